@@ -1,0 +1,62 @@
+# Every target does its own set-up; what is done is skipped. `make help` lists them.
+#
+# PYTHON=...            the interpreter of the virtual environment (default python3.11)
+# HVD_SPARSE_CACHE=...  where the Horovod wheel is kept (default ~/.cache/hvd_sparse)
+
+PYTHON ?= python3.11
+VENV := .venv
+RUN := $(VENV)/bin/python
+PIP := $(RUN) -m pip --quiet --disable-pip-version-check --no-input
+DONE := $(VENV)/.done
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help setup build demo test lint types clean
+
+help:           ## what there is to make
+	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
+
+demo: setup     ## 4 ranks as 2 nodes of 2 train on real images with five recipes (2 minutes)
+	@$(RUN) -m examples.demo
+
+test: lint types  ## lint, types and all tests, those under horovodrun included
+	@$(RUN) -m pytest
+
+bench-%: setup  ## selection against its rivals; other benchmarks are named after their file in benchmarks/
+	@$(RUN) -m benchmarks.bench_$*
+
+lint: setup     ## ruff: errors, imports, docstrings, layout
+	@$(RUN) -m ruff check --quiet . && $(RUN) -m ruff format --quiet --check .
+
+types: setup    ## mypy
+	@$(RUN) -m mypy --no-error-summary
+
+setup: $(DONE)/package build  ## the virtual environment with all that the others need
+
+build: $(DONE)/requirements  ## the native libraries, where their sources have changed
+	@$(RUN) setup.py --quiet build_ext --inplace
+
+clean:          ## removes all of it but the cached Horovod wheel
+	@rm -rf $(VENV) build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json
+	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(DONE)/environment:
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or pass PYTHON=..."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "$(PYTHON) is older than Python 3.11."; exit 1; }
+	@command -v $${CXX:-c++} >/dev/null || { echo "A C++17 compiler is missing: install g++, or pass CXX=..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot make virtual environments: install python3.11-venv."; exit 1; }
+	@mkdir -p $(DONE) && touch $@
+
+$(DONE)/requirements: requirements.txt requirements-dev.txt | $(DONE)/environment
+	@echo "Installing TensorFlow and the other pinned packages into $(VENV) (about a minute) ..."
+	@$(PIP) install -r requirements-dev.txt
+	@touch $@
+
+$(DONE)/horovod: $(wildcard tools/horovod/*.sh) $(DONE)/requirements
+	@tools/horovod/build_wheel.sh $(CURDIR)/$(RUN)
+	@touch $@
+
+$(DONE)/package: setup.py pyproject.toml $(DONE)/horovod
+	@echo "Compiling the native operations and installing hvd_sparse in development mode (about half a minute) ..."
+	@$(PIP) install --no-deps --no-build-isolation --editable .
+	@touch $@
