@@ -1,0 +1,280 @@
+// TensorFlow operations for selection by magnitude; the arithmetic is in select.h.
+#include <memory>
+#include <mutex>
+#include <utility>
+#include <vector>
+
+#include "select.h"
+#include "select_arguments.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace hvds {
+namespace {
+
+using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::TensorShape;
+using tensorflow::shape_inference::DimensionHandle;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+// ---- Shapes ----
+
+// The dimension that the scalar input number `input` gives to what is kept of `size` elements.
+absl::Status kept_dimension(InferenceContext* c, int input, DimensionHandle size, DimensionHandle* kept) {
+  ShapeHandle scalar;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(input), 0, &scalar));
+  *kept = c->UnknownDim();
+  const Tensor* number = c->input_tensor(input);
+  if (number == nullptr) return absl::OkStatus();
+  const int64_t known = number_of(*number);
+  TF_RETURN_IF_ERROR(check_kept(known, c->ValueKnown(size) ? c->Value(size) : kMaxSize));
+  *kept = c->MakeDim(known);
+  return absl::OkStatus();
+}
+
+absl::Status select_shape(InferenceContext* c) {
+  ShapeHandle x, selected;
+  TF_RETURN_IF_ERROR(c->WithRankAtLeast(c->input(0), 1, &x));
+  DimensionHandle kept;
+  TF_RETURN_IF_ERROR(kept_dimension(c, 1, c->Dim(x, -1), &kept));
+  TF_RETURN_IF_ERROR(c->ReplaceDim(x, -1, kept, &selected));
+  c->set_output(0, selected);
+  c->set_output(1, selected);
+  return absl::OkStatus();
+}
+
+absl::Status feedback_shape(InferenceContext* c) {
+  ShapeHandle parts, residual;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &parts));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &residual));
+  DimensionHandle size, kept;
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(parts, 1), c->Dim(residual, 0), &size));
+  TF_RETURN_IF_ERROR(kept_dimension(c, 2, size, &kept));
+  c->set_output(0, c->Vector(kept));
+  c->set_output(1, c->Vector(kept));
+  c->set_output(2, c->Vector(size));
+  c->set_output(3, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status seeded_select_shape(InferenceContext* c) {
+  ShapeHandle scalar;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(2), 0, &scalar));
+  return select_shape(c);
+}
+
+absl::Status seeded_feedback_shape(InferenceContext* c) {
+  ShapeHandle scalar;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(3), 0, &scalar));
+  return feedback_shape(c);
+}
+
+// ---- Registration ----
+
+REGISTER_OP("HvdSparseTopk")
+    .Input("x: T")
+    .Input("k: Tk")
+    .Output("values: T")
+    .Output("indices: int32")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("Tk: {int32, int64}")
+    .SetShapeFn(select_shape);
+
+REGISTER_OP("HvdSparseMstopk")
+    .Input("x: T")
+    .Input("k: Tk")
+    .Input("seed: Tseed")
+    .Output("values: T")
+    .Output("indices: int32")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("Tk: {int32, int64}")
+    .Attr("Tseed: {int32, int64}")
+    .Attr("samplings: int = 30")
+    .SetShapeFn(seeded_select_shape);
+
+REGISTER_OP("HvdSparseFeedbackTopk")
+    .Input("parts: T")
+    .Input("residual: float")
+    .Input("k: Tk")
+    .Output("values: wire_dtype")
+    .Output("indices: int32")
+    .Output("residual_out: float")
+    .Output("fault: int32")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("Tk: {int32, int64}")
+    .Attr("wire_dtype: {float, half, bfloat16} = DT_FLOAT")
+    .SetShapeFn(feedback_shape);
+
+REGISTER_OP("HvdSparseFeedbackMstopk")
+    .Input("parts: T")
+    .Input("residual: float")
+    .Input("k: Tk")
+    .Input("seed: Tseed")
+    .Output("values: wire_dtype")
+    .Output("indices: int32")
+    .Output("residual_out: float")
+    .Output("fault: int32")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("Tk: {int32, int64}")
+    .Attr("Tseed: {int32, int64}")
+    .Attr("samplings: int = 30")
+    .Attr("wire_dtype: {float, half, bfloat16} = DT_FLOAT")
+    .SetShapeFn(seeded_feedback_shape);
+
+// ---- Kernels ----
+
+struct DestroyWorkspace {
+  void operator()(hvds_workspace* workspace) const { hvds_workspace_destroy(workspace); }
+};
+
+using Workspace = std::unique_ptr<hvds_workspace, DestroyWorkspace>;
+
+// The workspaces that a kernel keeps between its calls, as many as have run at the same time.
+class Workspaces {
+ public:
+  Workspace take() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (free_.empty()) return Workspace(hvds_workspace_create());
+    Workspace workspace = std::move(free_.back());
+    free_.pop_back();
+    return workspace;
+  }
+
+  void give_back(Workspace workspace) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(std::move(workspace));
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<Workspace> free_;
+};
+
+// A workspace for the time of one call.
+class Lease {
+ public:
+  explicit Lease(Workspaces& owner) : owner_(owner), workspace_(owner.take()) {}
+  ~Lease() {
+    if (workspace_ != nullptr) owner_.give_back(std::move(workspace_));
+  }
+  Lease(const Lease&) = delete;
+  Lease& operator=(const Lease&) = delete;
+
+  hvds_workspace* get() const { return workspace_.get(); }
+
+ private:
+  Workspaces& owner_;
+  Workspace workspace_;
+};
+
+// What a kernel's status says. Arguments are checked before, so memory is all that can be missing.
+absl::Status told(int status) {
+  if (status == HVDS_OK) return absl::OkStatus();
+  if (status == HVDS_OUT_OF_MEMORY) return absl::ResourceExhaustedError("Out of memory for the candidates.");
+  return absl::InternalError("The kernel refused its arguments.");
+}
+
+template <bool kMstopk>
+class SelectOp : public SelectionKernel<kMstopk> {
+ public:
+  using SelectionKernel<kMstopk>::SelectionKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& x = context->input(0);
+    OP_REQUIRES_OK(context, check_rows(x));
+    const int64_t size = x.dim_size(x.dims() - 1);
+    int64_t kept = 0;
+    Search search;
+    OP_REQUIRES_OK(context, this->read(context, 1, size, &kept, &search));
+    TensorShape shape = x.shape();
+    shape.set_dim(x.dims() - 1, kept);
+    Tensor* values = nullptr;
+    Tensor* indices = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, shape, &values));
+    OP_REQUIRES_OK(context, context->allocate_output(1, shape, &indices));
+    OP_REQUIRES_OK(context, select_rows(context, x, size, kept, search, values, indices));
+  }
+
+ private:
+  absl::Status select_rows(OpKernelContext* context, const Tensor& x, int64_t size, int64_t kept, const Search& search,
+                           Tensor* values, Tensor* indices) {
+    const int64_t rows = size == 0 ? 0 : x.NumElements() / size;
+    const int64_t item = tensorflow::DataTypeSize(x.dtype());
+    const int dtype = dtype_of(x.dtype());
+    const DeviceThreads threads(context);
+    const Lease workspace(workspaces_);
+    NotFinite not_finite;
+    for (int64_t row = 0; row < rows; ++row) {
+      const void* from = static_cast<const char*>(x.data()) + row * size * item;
+      void* to = static_cast<char*>(values->data()) + row * kept * item;
+      int32_t* places = static_cast<int32_t*>(indices->data()) + row * kept;
+      int64_t report[2];
+      TF_RETURN_IF_ERROR(told(
+          kMstopk ? hvds_mstopk(from, dtype, size, kept, search.samplings, search.seed, to, places, report,
+                                workspace.get(), threads.get())
+                  : hvds_topk(from, dtype, size, kept, to, places, report, workspace.get(), threads.get())));
+      not_finite.add(row, report);
+    }
+    return not_finite.status();
+  }
+
+  Workspaces workspaces_;
+};
+
+template <bool kMstopk>
+class FeedbackOp : public SelectionKernel<kMstopk> {
+ public:
+  explicit FeedbackOp(OpKernelConstruction* context) : SelectionKernel<kMstopk>(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &wire_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& parts = context->input(0);
+    const Tensor& residual = context->input(1);
+    OP_REQUIRES_OK(context, check_parts(parts, residual));
+    const int64_t size = parts.dim_size(1);
+    int64_t kept = 0;
+    Search search;
+    OP_REQUIRES_OK(context, this->read(context, 2, size, &kept, &search));
+    Tensor* values = nullptr;
+    Tensor* indices = nullptr;
+    Tensor* residual_out = nullptr;
+    Tensor* fault = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kept}), &values));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({kept}), &indices));
+    // In place where nobody else holds the residual: never where it is a variable's value.
+    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 2, TensorShape({size}), &residual_out));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &fault));
+    const DeviceThreads threads(context);
+    const Lease workspace(workspaces_);
+    const auto* kept_back = static_cast<const float*>(residual.data());
+    auto* places = static_cast<int32_t*>(indices->data());
+    auto* left = static_cast<float*>(residual_out->data());
+    auto* code = static_cast<int32_t*>(fault->data());
+    const int dtype = dtype_of(parts.dtype());
+    const int64_t count = parts.dim_size(0);
+    OP_REQUIRES_OK(context,
+                   told(kMstopk ? hvds_feedback_mstopk(parts.data(), dtype, count, size, kept_back, size, kept,
+                                                       search.samplings, search.seed, dtype_of(wire_), values->data(),
+                                                       places, left, code, workspace.get(), threads.get())
+                                : hvds_feedback_topk(parts.data(), dtype, count, size, kept_back, size, kept,
+                                                     dtype_of(wire_), values->data(), places, left, code,
+                                                     workspace.get(), threads.get())));
+  }
+
+ private:
+  Workspaces workspaces_;
+  tensorflow::DataType wire_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("HvdSparseTopk").Device(DEVICE_CPU), SelectOp<false>);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseMstopk").Device(DEVICE_CPU), SelectOp<true>);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseFeedbackTopk").Device(DEVICE_CPU), FeedbackOp<false>);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseFeedbackMstopk").Device(DEVICE_CPU), FeedbackOp<true>);
+
+}  // namespace
+}  // namespace hvds
