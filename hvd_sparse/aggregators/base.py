@@ -1,0 +1,138 @@
+"""The role: a gradient goes in, its mean over all ranks comes out."""
+
+from __future__ import annotations
+
+import abc
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse import topology
+from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense
+from hvd_sparse.communicator import Communicator
+from hvd_sparse.spec import Spec, describe
+
+
+class Level(tf.Module):
+    """The state of one aggregator for one vector: whom it talks to about what, and what it keeps."""
+
+    def __init__(self, spec: Spec, communicator: Communicator, inner: tf.Module | None = None):
+        super().__init__()
+        self.spec = spec
+        self.communicator = communicator
+        self.inner = inner
+
+
+class Aggregator(abc.ABC):
+    """Averages a vector over all ranks, again and again.
+
+    A member of this role implements the abstract methods; the others are final but for `set_epoch` and the properties.
+    """
+
+    @property
+    def sends_all(self) -> bool:
+        """Whether every mean holds the whole gradient, so that clipping can follow the exchange."""
+        return False
+
+    @property
+    def nests(self) -> bool:
+        """Whether it can be the inner of `Hierarchical`."""
+        return True
+
+    def init(self, spec: int | Spec) -> Level:
+        """Makes the state for one vector; a collective: every rank calls it.
+
+        Args:
+            spec: the vector; a plain size stands for float32, exchanged by all ranks.
+
+        Raises:
+            ValueError: where the vector cannot be, or, on every rank alike, where the ranks disagree on the vector or
+                on the recipe.
+        """
+        full = spec if isinstance(spec, Spec) else Spec(int(spec), topology.grid())
+        full.validate()
+        full.grid.world.agree(self.account(full), "the recipe or the vector", f"{full.name}.agree")
+        return self.create(full)
+
+    def account(self, spec: Spec) -> dict[str, Any]:
+        """What all ranks must have in common, JSON-serialisable."""
+        segments = [list(segment) for segment in spec.segments]
+        return {"recipe": describe(self), "size": spec.size, "dtype": spec.dtype.name, "segments": segments}
+
+    def create(self, spec: Spec) -> Level:
+        """Makes the state without asking the other ranks whether they make the same."""
+        return self._create(spec, spec.grid.world)
+
+    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
+    @tf.autograph.experimental.do_not_convert
+    def aggregate(self, vector: tf.Tensor, state: Level) -> tf.Tensor:
+        """Averages a vector over all ranks.
+
+        Args:
+            vector: [size] in the spec's dtype.
+            state: what `init` returned; it is advanced by one step.
+
+        Returns:
+            The mean [size] in the same dtype, with the same bits on every rank.
+
+        Raises:
+            tf.errors.InvalidArgumentError: on every rank alike where a rank's vector is not finite; the state is then
+                as before.
+        """
+        exchange = self.exchange(vector, state)
+        name = state.spec.name
+        with tf.control_dependencies(commit([exchange], [name], state.spec.grid.world, f"{name}.commit")):
+            return tf.identity(exchange.mean)
+
+    @tf.autograph.experimental.do_not_convert
+    def exchange(self, vector: tf.Tensor, state: Level) -> Exchange:
+        """Averages a vector [size] without writing the new state; `commit` writes it."""
+        spec = state.spec
+        world = spec.grid.world
+        row = tf.ensure_shape(vector, [spec.size])[tf.newaxis]
+        reduced = self.reduce(Parts(row, (world.world_rank,)), world.size, state)
+        return Exchange(
+            mean=dense(reduced.total, spec.size, world.size, spec.dtype),
+            fault=reduced.fault,
+            updates=reduced.updates,
+            metrics={
+                "bytes_inside": reduced.traffic.inside,
+                "bytes_across": reduced.traffic.across,
+                "kept": reduced.kept,
+                "total": reduced.considered,
+            },
+        )
+
+    def restore(self, state: Level, kept: tf.Tensor) -> None:
+        """Puts back what had been kept.
+
+        Args:
+            state: what `init` returned.
+            kept: float32 [size], the same on every rank: the sum over all ranks of what `owed` gave, scaled by the
+                caller where the number of ranks has changed.
+        """
+        for update in self.restored(state, kept):
+            update.variable.assign(update.value)
+
+    def set_epoch(self, state: Level, epoch: int) -> None:  # noqa: B027 - most members have nothing to do
+        """Tells the number of the epoch that begins; only a schedule listens."""
+
+    @abc.abstractmethod
+    def reduce(self, parts: Parts, divisor: int, state: Level) -> Reduced:
+        """Sums parts over the ranks of the state's communicator; see `Reduced`."""
+
+    @abc.abstractmethod
+    def owed(self, state: Level) -> tf.Tensor:
+        """What this rank has not sent yet, float32 [size]; the sum over all ranks is what the next means still owe."""
+
+    @abc.abstractmethod
+    def restored(self, state: Level, kept: tf.Tensor) -> tuple[Update, ...]:
+        """The updates after which the sum over all ranks of `owed` is `kept` ([size] float32)."""
+
+    @abc.abstractmethod
+    def contributions(self, size: int, members: int) -> int | None:
+        """How many entries `reduce` leaves to be added for a vector of this size; None where it gives a dense sum."""
+
+    @abc.abstractmethod
+    def _create(self, spec: Spec, communicator: Communicator) -> Level:
+        """The state for one vector that is summed over `communicator`."""

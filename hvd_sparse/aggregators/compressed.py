@@ -1,0 +1,63 @@
+"""Each rank sends what its compressor keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from hvd_sparse import collectives
+from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.transaction import Parts, Reduced, Update, blame, nothing, ring_traffic
+from hvd_sparse.compressors import Compressor
+
+
+@dataclasses.dataclass(frozen=True)
+class Compressed(Aggregator):
+    """Each rank sends what its compressor keeps, and all contributions are added in rank order.
+
+    With exact or MSTopK selection and error feedback this is CommLib's NaiveAG (3.2, Eq. 3).
+
+    Attributes:
+        compressor: usually wrapped in `ErrorFeedback`.
+
+    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes of a value).
+    """
+
+    compressor: Compressor
+
+    def reduce(self, parts, divisor, state):
+        spec, communicator = state.spec, state.communicator
+        if spec.size == 0:
+            return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
+        selection = self.compressor.compress(parts.rows, state.inner)
+        sent = (communicator.size - 1) * collectives.message_bytes(selection.slices)
+        return Reduced(
+            total=collectives.allgather_sum(selection.slices, communicator, f"{spec.name}.allgather_sum"),
+            fault=blame(selection.fault, parts.sources, spec.grid),
+            updates=tuple(Update(variable, value) for variable, value in selection.updates),
+            traffic=ring_traffic(communicator, spec.grid, sent),
+            kept=collectives.count(selection.slices),
+            considered=spec.size,
+        )
+
+    def owed(self, state):
+        kept = self.compressor.kept_back(state.inner)
+        return tf.zeros([state.spec.size], tf.float32) if kept is None else kept.read_value()
+
+    def restored(self, state, kept):
+        variable = self.compressor.kept_back(state.inner)
+        share = kept / float(state.communicator.size)
+        return () if variable is None else (Update(variable, share),)
+
+    def contributions(self, size, members):
+        count = self.compressor.count(size)
+        return None if count is None else members * count
+
+    def _create(self, spec, communicator):
+        return Level(spec, communicator, self.compressor.create(spec))
+
+
+def _no_slices(parts: Parts, dtype: tf.DType) -> tf.IndexedSlices:
+    values = tf.cast(parts.rows[0], dtype)
+    return tf.IndexedSlices(values, tf.zeros_like(values, tf.int32), tf.constant([0], tf.int32))

@@ -1,0 +1,109 @@
+"""Dense inside the node, anything across nodes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from hvd_sparse import collectives
+from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.transaction import Parts, Traffic, dense
+from hvd_sparse.communicator import Communicator
+from hvd_sparse.spec import Spec, own_shard, shards
+
+
+@dataclasses.dataclass(frozen=True)
+class Hierarchical(Aggregator):
+    """Reduce-scatter inside the node, `inner` across nodes on a shard, all-gather inside the node.
+
+    With a dense inner it is 2DTAR (CommLib 5.3), with a sparse one HiTopKComm (CommLib Algorithm 2). A vector is cut
+    into n shards of ceil(size / n) elements, the last ones shorter or empty; nothing is padded. The reduce-scatter is
+    an all-to-all and a local sum in rank order, in the inner's own pass over memory. The last all-gather carries
+    indices and values where these are fewer bytes than the dense shards.
+
+    Attributes:
+        inner: what the ranks with the same place in their nodes do; its residual is a shard, summed over the node.
+
+    Steps and bytes sent per rank: n - 1 and (n - 1) / n of the vector, then the inner's, then n - 1 and (n - 1) times
+    the smaller of the dense shard and its contributions.
+    """
+
+    inner: Aggregator
+
+    def __post_init__(self):
+        if not self.inner.nests:
+            raise ValueError(
+                f"{type(self.inner).__name__} cannot work inside Hierarchical: put it outermost, around Hierarchical."
+            )
+
+    @property
+    def sends_all(self):
+        """As the inner."""
+        return self.inner.sends_all
+
+    @property
+    def nests(self):
+        """A node has no nodes in it."""
+        return False
+
+    def reduce(self, parts, divisor, state):
+        spec, node = state.spec, state.communicator
+        shard, scattered = self._scatter(parts, spec, node)
+        reduced = self.inner.reduce(shard, divisor, state.inner)
+        total, gathered = self._gather(reduced.total, divisor, state)
+        traffic = reduced.traffic.plus(Traffic(inside=scattered + gathered))
+        return reduced._replace(total=total, traffic=traffic)
+
+    def owed(self, state):
+        own = own_shard(state.spec.size, state.communicator)
+        after = state.spec.size - own.offset - own.size
+        return tf.pad(self.inner.owed(state.inner), [[own.offset, after]])
+
+    def restored(self, state, kept):
+        own = own_shard(state.spec.size, state.communicator)
+        return self.inner.restored(state.inner, kept[own.offset : own.offset + own.size])
+
+    def contributions(self, size, members):
+        return None
+
+    def _create(self, spec, communicator):
+        node, cross = spec.grid.node, spec.grid.cross
+        shard = spec._replace(size=own_shard(spec.size, node).size, segments=(), name=f"{spec.name}.shard")
+        return Level(spec, node, self.inner._create(shard, cross))
+
+    def _scatter(self, parts: Parts, spec: Spec, node: Communicator) -> tuple[Parts, int]:
+        """This rank's shard of every local rank's vector, and the bytes sent for it."""
+        if node.size == 1:
+            return parts, 0
+        sizes = [shard.size for shard in shards(spec.size, node.size)]
+        own = sizes[node.rank]
+        received = node.alltoall(parts.rows[0], sizes, f"{spec.name}.reduce_scatter")
+        rows = tf.reshape(received, [node.size, own or -1])
+        return Parts(rows, node.ranks), (spec.size - own) * spec.dtype.size
+
+    def _gather(self, total: tf.Tensor | tf.IndexedSlices, divisor: int, state: Level):
+        """The whole vector's total out of its shards, and the bytes sent for it."""
+        spec, node = state.spec, state.communicator
+        if node.size == 1:
+            return total, 0
+        own = own_shard(spec.size, node)
+        name = f"{spec.name}.all_gather"
+        counts = self._sparse_counts(spec)
+        if counts is None:
+            shard = dense(total, own.size, divisor, spec.dtype)
+            return node.allgather(shard, name, total=spec.size), (node.size - 1) * own.size * spec.dtype.size
+        placed = tf.IndexedSlices(total.values, total.indices + own.offset, tf.constant([spec.size]))
+        sent = (node.size - 1) * collectives.message_bytes(placed)
+        return collectives.allgather_sum(placed, node, name, counts), sent
+
+    def _sparse_counts(self, spec: Spec) -> list[int] | None:
+        """Entries of each shard's sum where index and value pairs are fewer bytes than dense shards, else None."""
+        members = spec.grid.cross.size
+        counts = []
+        for shard in shards(spec.size, spec.grid.node.size):
+            count = self.inner.contributions(shard.size, members) if shard.size else 0
+            if count is None:
+                return None
+            counts.append(count)
+        return counts if 8 * sum(counts) < spec.dtype.size * spec.size else None

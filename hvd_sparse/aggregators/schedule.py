@@ -1,0 +1,175 @@
+"""One aggregator after another, by epoch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, Update, dense
+from hvd_sparse.communicator import Communicator
+from hvd_sparse.spec import Spec
+
+_NO_EPOCH = -1
+
+
+class _Stages(Level):
+    """The states of all stages, the epoch, and which stage holds what is owed."""
+
+    def __init__(self, spec: Spec, communicator: Communicator, levels: Sequence[Level]):
+        super().__init__(spec, communicator)
+        self.levels = list(levels)
+        self.epoch = tf.Variable(_NO_EPOCH, dtype=tf.int32, trainable=False, name=f"{spec.name}_epoch")
+        self.holder = tf.Variable(0, dtype=tf.int32, trainable=False, name=f"{spec.name}_holder")
+
+
+class _Outputs(NamedTuple):
+    """What every branch of the switch returns; `values` are the new values of all variables of all stages."""
+
+    total: tf.Tensor
+    fault: tf.Tensor
+    counts: tf.Tensor
+    values: list[list[tf.Tensor]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule(Aggregator):
+    """Exchanges by the stage that the epoch has reached, as the DAWNBench run does (CommLib 5.6).
+
+    When the stage changes, what the former one still owed is added to the first exchange of the new one: nothing is
+    lost. The epoch is told by any callback of `hvd.callbacks`, or by `set_epoch` in a loop of one's own.
+
+    Attributes:
+        stages: (first epoch, aggregator), the first from epoch 0, in ascending order.
+    """
+
+    stages: tuple[tuple[int, Aggregator], ...]
+
+    def __post_init__(self):
+        starts = [start for start, _ in self.stages]
+        if not starts or starts[0] != 0 or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
+            raise ValueError(
+                f"Expected stages that start at epoch 0 and ascend, as [(0, hitopk(0.01)), (13, torus2d())]; got first "
+                f"epochs {starts}."
+            )
+        for _, aggregator in self.stages:
+            if isinstance(aggregator, Schedule):
+                raise ValueError("A schedule cannot be a stage of a schedule: list all stages in one.")
+
+    @property
+    def sends_all(self):
+        """Whether every stage does."""
+        return all(aggregator.sends_all for _, aggregator in self.stages)
+
+    @property
+    def nests(self):
+        """Stages of `Hierarchical` are stages of a schedule, not the reverse."""
+        return False
+
+    def set_epoch(self, state, epoch):
+        state.epoch.assign(epoch)
+
+    def reduce(self, parts, divisor, state):
+        stage = self._stage(state)
+        switched = tf.not_equal(stage, state.holder)
+        row = tf.cast(parts.rows, tf.float32)
+        flushed = tf.cond(switched, lambda: row + self.owed(state)[tf.newaxis], lambda: row)
+        inputs = Parts(flushed, parts.sources)
+        branches = [
+            lambda index=index: self._outputs(index, inputs, divisor, state) for index in range(len(self.stages))
+        ]
+        outputs = tf.switch_case(stage, branches)
+        return self._assemble(outputs, stage, switched, state)
+
+    def owed(self, state):
+        branches = [
+            lambda aggregator=aggregator, level=level: aggregator.owed(level)
+            for (_, aggregator), level in zip(self.stages, state.levels, strict=True)
+        ]
+        return tf.switch_case(state.holder.read_value(), branches)
+
+    def restored(self, state, kept):
+        """Given to the first stage that can keep it; where another one is on, that takes it over as at any switch."""
+        pairs = [(aggregator, level) for (_, aggregator), level in zip(self.stages, state.levels, strict=True)]
+        holder = next((index for index, (part, level) in enumerate(pairs) if part.restored(level, kept)), None)
+        if holder is None:
+            return ()
+        updates = [
+            update
+            for index, (part, level) in enumerate(pairs)
+            for update in part.restored(level, kept if index == holder else tf.zeros_like(kept))
+        ]
+        return (*updates, Update(state.holder, tf.constant(holder)))
+
+    def contributions(self, size, members):
+        return None
+
+    def _create(self, spec, communicator):
+        # A flush adds float32 residuals, which a narrower vector could not hold.
+        levels = []
+        for index, (_, aggregator) in enumerate(self.stages):
+            stage = spec._replace(dtype=tf.float32, name=f"{spec.name}.stage{index}")
+            levels.append(aggregator._create(stage, communicator))
+        return _Stages(spec, communicator, levels)
+
+    def _stage(self, state: _Stages) -> tf.Tensor:
+        known = tf.debugging.assert_greater_equal(
+            state.epoch,
+            0,
+            "A schedule of aggregators was never told the epoch: add a callback of hvd.callbacks to fit, or call "
+            "set_epoch(epoch) at the start of each epoch.",
+        )
+        starts = tf.constant([start for start, _ in self.stages])
+        with tf.control_dependencies([known] if known is not None else []):
+            return tf.reduce_sum(tf.cast(state.epoch >= starts, tf.int32)) - 1
+
+    def _outputs(self, index: int, parts: Parts, divisor: int, state: _Stages) -> _Outputs:
+        """One stage's exchange, in the form that all stages share; the variables of the others get no value."""
+        _, aggregator = self.stages[index]
+        level = state.levels[index]
+        reduced = aggregator.reduce(parts, divisor, level)
+        new = {update.variable.ref(): update.value for update in reduced.updates}
+        values = [
+            [
+                new.get(variable.ref(), variable.read_value()) if other is level else tf.zeros([0], variable.dtype)
+                for variable in other.variables
+            ]
+            for other in state.levels
+        ]
+        counts = [*reduced.traffic, reduced.kept, reduced.considered]
+        return _Outputs(
+            total=dense(reduced.total, level.spec.size, divisor, tf.float32),
+            fault=reduced.fault,
+            counts=tf.stack([tf.cast(count, tf.int64) for count in counts]),
+            values=values,
+        )
+
+    def _assemble(self, outputs: _Outputs, stage: tf.Tensor, switched: tf.Tensor, state: _Stages) -> Reduced:
+        advanced = [
+            Update(variable, value, tf.equal(stage, index))
+            for index, (level, values) in enumerate(zip(state.levels, outputs.values, strict=True))
+            for variable, value in zip(level.variables, values, strict=True)
+        ]
+        inside, across, kept, considered = tf.unstack(outputs.counts)
+        return Reduced(
+            total=tf.cast(tf.ensure_shape(outputs.total, [state.spec.size]), state.spec.dtype),
+            fault=outputs.fault,
+            updates=(*advanced, *self._flushes(stage, switched, state)),
+            traffic=Traffic(inside, across),
+            kept=kept,
+            considered=considered,
+        )
+
+    def _flushes(self, stage: tf.Tensor, switched: tf.Tensor, state: _Stages) -> list[Update]:
+        """Where the stage has changed, what the former one owed is gone: this exchange has taken it along."""
+        size = state.spec.size
+        nothing_owed = tf.cond(switched, lambda: tf.zeros([size]), lambda: tf.zeros([0]))
+        cleared = [
+            update._replace(when=tf.logical_and(switched, tf.equal(state.holder, index)))
+            for index, ((_, aggregator), level) in enumerate(zip(self.stages, state.levels, strict=True))
+            for update in aggregator.restored(level, nothing_owed)
+        ]
+        return [*cleared, Update(state.holder, stage)]

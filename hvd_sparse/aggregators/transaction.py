@@ -1,0 +1,155 @@
+"""What passes between the levels of an exchange, and how an exchange ends.
+
+An exchange is a transaction: it computes the mean and the new state, and the state is written only after all
+ranks agree that nobody's gradient held a NaN or an infinity. So a step that fails, fails on every rank and leaves
+every residual as it was.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hvd_sparse import ops
+from hvd_sparse.communicator import Communicator, Grid
+
+REMEDY = (
+    "Nothing was written: variables, residuals and checkpoints are as before this step. Look for a learning rate that "
+    "is too high or for bad input on that rank, resume from the last checkpoint, or train with loss scaling "
+    "(hvd.LossScaleOptimizer), which skips such steps on all ranks."
+)
+
+
+class Parts(NamedTuple):
+    """Vectors that are to be added: rows [n, size], and the world rank that each row comes from."""
+
+    rows: tf.Tensor
+    sources: tuple[int, ...]
+
+
+class Update(NamedTuple):
+    """A value [..] that a variable takes on commit, where `when` ([] bool) holds or is None."""
+
+    variable: tf.Variable
+    value: tf.Tensor
+    when: tf.Tensor | None = None
+
+
+class Traffic(NamedTuple):
+    """Payload bytes that this rank sends in one exchange, inside its node and to other nodes."""
+
+    inside: int | tf.Tensor = 0
+    across: int | tf.Tensor = 0
+
+    def plus(self, other: Traffic) -> Traffic:
+        """The traffic of both."""
+        return Traffic(self.inside + other.inside, self.across + other.across)
+
+
+class Reduced(NamedTuple):
+    """What one level of an exchange hands to the level around it.
+
+    Attributes:
+        total: the sum over ranks, divided, dense [size] in the spec's dtype; or contributions that are still to be
+            added, in the order in which they stand, and divided.
+        fault: [] int32, 0, or 1 + the world rank whose vector is not finite, as far as this rank can tell.
+        updates: the state to be written on commit.
+        traffic: what this rank sent.
+        kept: elements that this rank chose to send.
+        considered: elements among which it chose.
+    """
+
+    total: tf.Tensor | tf.IndexedSlices
+    fault: tf.Tensor
+    updates: tuple[Update, ...]
+    traffic: Traffic
+    kept: int | tf.Tensor
+    considered: int
+
+
+class Exchange(NamedTuple):
+    """An exchange that has run but is not committed yet.
+
+    Attributes:
+        mean: [size], in the vector's dtype, the same bits on every rank.
+        fault: [] int32 as this rank sees it: 0, or 1 + the world rank whose vector is not finite.
+        updates: what `commit` writes.
+        metrics: bytes_inside, bytes_across, kept, total; each a number or a scalar tensor.
+    """
+
+    mean: tf.Tensor
+    fault: tf.Tensor
+    updates: tuple[Update, ...]
+    metrics: dict[str, Any]
+
+
+def commit(exchanges: Sequence[Exchange], labels: Sequence[str], world: Communicator, name: str) -> list[tf.Tensor]:
+    """Ends several exchanges together: all ranks write all new state, or none writes any.
+
+    Args:
+        exchanges: what `Aggregator.exchange` returned.
+        labels: what each one exchanged, for the message.
+        world: all ranks.
+        name: the same on every rank, unique among the collectives in flight.
+
+    Returns:
+        Tensors on which everything that uses the means must depend.
+
+    Raises:
+        tf.errors.InvalidArgumentError: on every rank alike where a rank's vector was not finite; it names rank, label
+            and remedy, and nothing is written.
+
+    Steps and bytes: one all-reduce of 4 bytes an exchange; it runs beside the exchanges.
+    """
+    faults = world.allreduce(tf.stack([exchange.fault for exchange in exchanges]), "max", name)
+    checked = ops.check_faults(faults, list(labels), REMEDY)
+    with tf.control_dependencies([checked]):
+        for exchange in exchanges:
+            for update in exchange.updates:
+                _assign(update)
+    return [checked]
+
+
+def _assign(update: Update) -> None:
+    if update.when is None:
+        update.variable.assign(update.value)
+        return
+
+    def write():
+        # The values of stages that are not on are empty, so the shape is only known in here.
+        update.variable.assign(tf.ensure_shape(update.value, update.variable.shape))
+        return True
+
+    tf.cond(update.when, write, lambda: False)
+
+
+def dense(total: tf.Tensor | tf.IndexedSlices, size: int, divisor: int, dtype: tf.DType) -> tf.Tensor:
+    """The mean [size]: contributions added in the order in which they stand, divided once; a dense total as it is."""
+    if isinstance(total, tf.IndexedSlices):
+        return ops.sparse_sum(total.values, total.indices, size, divisor=divisor, dtype=dtype)
+    return total
+
+
+def nothing(parts: Parts, total: tf.Tensor | tf.IndexedSlices) -> Reduced:
+    """What becomes of an empty shard: nobody sends anything.
+
+    All of it, `total` too, has to be made of the parts. TensorFlow runs an operation whose inputs are constants when
+    it optimises the graph, and so a collective that is given a constant would wait, on this rank alone, for others that
+    have yet to begin the step.
+    """
+    return Reduced(total, tf.size(parts.rows), (), Traffic(), 0, 0)
+
+
+def blame(fault: tf.Tensor, sources: Sequence[int], grid: Grid) -> tf.Tensor:
+    """Turns the number of a faulty part into that of a world rank; an overflow of the sum is put to this rank."""
+    codes = [0, *(source + 1 for source in sources), grid.world.world_rank + 1]
+    return tf.gather(tf.constant(codes, tf.int32), fault)
+
+
+def ring_traffic(communicator: Communicator, grid: Grid, sent: int | tf.Tensor) -> Traffic:
+    """Bytes sent to the next rank of a ring, which is either on this node or not."""
+    following = communicator.ranks[(communicator.rank + 1) % communicator.size]
+    inside = following in grid.node.ranks
+    return Traffic(inside=sent) if inside else Traffic(across=sent)

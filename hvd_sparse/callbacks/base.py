@@ -1,0 +1,32 @@
+"""What all callbacks share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvd_sparse import keras_hooks
+from hvd_sparse.gradient_exchange import GradientExchange
+
+
+class DistributedCallback(keras.callbacks.Callback):
+    """Tells the exchange of the model's optimizer which epoch begins."""
+
+    @property
+    def exchange(self) -> GradientExchange | None:
+        """What exchanges the gradients of the model's optimizer; None where that is not distributed."""
+        return keras_hooks.exchange_of(self.model.optimizer)
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if self.exchange is not None:
+            self.exchange.set_epoch(epoch)
+
+    def required_exchange(self) -> GradientExchange:
+        """The exchange; ValueError where the optimizer is not distributed."""
+        if self.exchange is None:
+            raise ValueError(
+                f"{type(self).__name__} needs a distributed optimizer: compile the model with "
+                "hvd.DistributedOptimizer(optimizer)."
+            )
+        return self.exchange

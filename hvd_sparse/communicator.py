@@ -1,0 +1,187 @@
+"""What a group of ranks can do together, whoever carries the bytes.
+
+Everything above this file talks to a `Communicator` and a `Grid`; `topology` makes them from Horovod,
+tests make them from threads.
+"""
+
+from __future__ import annotations
+
+import abc
+import json
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+
+class Communicator(abc.ABC):
+    """A fixed, ordered group of ranks and the collectives among them.
+
+    Every member must call the same collectives with the same names; calls with different names may be in
+    flight at once. `rank` is the position in the group, `ranks` holds the world ranks of the members.
+
+    A transport implements the four underscored methods; they are only called for more than one rank.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int], rank: int):
+        self.name = name
+        self.ranks = tuple(ranks)
+        self.rank = rank
+
+    @property
+    def size(self) -> int:
+        """The number of ranks in the group."""
+        return len(self.ranks)
+
+    @property
+    def world_rank(self) -> int:
+        """This rank's number among all ranks."""
+        return self.ranks[self.rank]
+
+    def allreduce(self, tensor: tf.Tensor, op: str, name: str) -> tf.Tensor:
+        """Combines a tensor over the ranks, element by element.
+
+        Args:
+            tensor: any shape, the same on every rank.
+            op: "sum", "min" or "max". The order of the additions is the transport's.
+            name: the same on every rank, unique among the collectives in flight.
+
+        Returns:
+            A tensor of the same shape and dtype, identical on every rank.
+
+        Steps and bytes sent per rank: 2 (P - 1) and 2 (P - 1) / P of the tensor, as a ring.
+        """
+        if self.size == 1:
+            return tf.identity(tensor)
+        return tf.ensure_shape(self._allreduce(tensor, op, name), tensor.shape)
+
+    def allgather(self, tensor: tf.Tensor, name: str, total: int | None = None) -> tf.Tensor:
+        """Concatenates the tensors of all ranks along the first dimension, in rank order.
+
+        Args:
+            tensor: shape [length, ...]; length may differ between ranks.
+            name: the same on every rank, unique among the collectives in flight.
+            total: the sum of the lengths, where it is known when the graph is made.
+
+        Returns:
+            Shape [total, ...], identical on every rank.
+
+        Steps and bytes sent per rank: P - 1 and (P - 1) times the own tensor, as a ring.
+        """
+        if self.size == 1:
+            return tf.identity(tensor)
+        gathered = self._allgather(tensor, name)
+        return tf.ensure_shape(gathered, [total, *tensor.shape[1:]])
+
+    def alltoall(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
+        """Sends consecutive pieces of a tensor to the ranks, and concatenates what arrives in rank order.
+
+        Args:
+            tensor: shape [sum(splits), ...].
+            splits: how many rows go to each rank; the same list on every rank.
+            name: the same on every rank, unique among the collectives in flight.
+
+        Returns:
+            Shape [P * splits[rank], ...]. Where that is empty the graph is not told: it would fold the result into a
+            constant and leave the collective out, on this rank alone.
+
+        Steps and bytes sent per rank: P - 1 and all of the tensor but the own piece.
+        """
+        if self.size == 1:
+            return tf.identity(tensor)
+        received = self._alltoall(tensor, splits, name)
+        return tf.ensure_shape(received, [self.size * splits[self.rank] or None, *tensor.shape[1:]])
+
+    def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        """Gives every rank the tensor of the rank at position `root` of the group.
+
+        Steps and bytes sent per rank: log2 P and at most log2 P times the tensor, as a tree.
+        """
+        if self.size == 1:
+            return tf.identity(tensor)
+        return tf.ensure_shape(self._broadcast(tensor, root, name), tensor.shape)
+
+    def gather_descriptions(self, description: Any, name: str) -> list[Any]:
+        """Collects a JSON-serialisable object from every rank, in rank order; runs at once, also under tf.function."""
+        encoded = np.frombuffer(json.dumps(description, sort_keys=True).encode(), dtype=np.uint8)
+        with tf.init_scope():
+            lengths = self.allgather(tf.constant([len(encoded)], tf.int32), f"{name}.lengths").numpy()
+            text = self.allgather(tf.constant(encoded), f"{name}.text").numpy().tobytes()
+        ends = np.cumsum(lengths)
+        return [json.loads(text[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
+
+    def agree(self, description: dict[str, Any], subject: str, name: str) -> None:
+        """Checks that all ranks bring the same description.
+
+        Args:
+            description: JSON-serialisable; its top-level keys name what is compared.
+            subject: what is described, for the message.
+            name: the same on every rank, unique among the collectives in flight.
+
+        Raises:
+            ValueError: on every rank alike, naming the ranks that differ from the first one and how.
+        """
+        descriptions = self.gather_descriptions(description, name)
+        differences = [
+            f"rank {rank} has {key} = {json.dumps(other.get(key))}, "
+            f"rank {self.ranks[0]} has {json.dumps(descriptions[0].get(key))}"
+            for rank, other in zip(self.ranks, descriptions, strict=True)
+            for key in sorted({*descriptions[0], *other})
+            if other.get(key) != descriptions[0].get(key)
+        ]
+        if differences:
+            raise ValueError(
+                f"The ranks disagree on {subject}: {'; '.join(differences[:4])}"
+                f"{'; ...' if len(differences) > 4 else ''}. Every rank must build the same model and pass the "
+                "same recipe; look for a branch or a random choice that depends on the rank."
+            )
+
+    @abc.abstractmethod
+    def _allreduce(self, tensor: tf.Tensor, op: str, name: str) -> tf.Tensor: ...
+
+    @abc.abstractmethod
+    def _allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor: ...
+
+    @abc.abstractmethod
+    def _alltoall(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor: ...
+
+    @abc.abstractmethod
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor: ...
+
+
+class LoneCommunicator(Communicator):
+    """A group of one rank: every collective is the identity and sends nothing."""
+
+    def __init__(self, name: str = "lone", rank: int = 0):
+        super().__init__(name, [rank], 0)
+
+    def _allreduce(self, tensor: tf.Tensor, op: str, name: str) -> tf.Tensor:
+        return tensor
+
+    def _allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+        return tensor
+
+    def _alltoall(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
+        return tensor
+
+    def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
+        return tensor
+
+
+class Grid(NamedTuple):
+    """The ranks as m nodes of n: all of them, those of this node, and those with this place in their node."""
+
+    world: Communicator
+    node: Communicator
+    cross: Communicator
+
+    @staticmethod
+    def of_nodes(nodes: int, local_size: int) -> list[list[int]]:
+        """The world ranks of each node where ranks are numbered node by node."""
+        return [list(range(node * local_size, (node + 1) * local_size)) for node in range(nodes)]
+
+    @classmethod
+    def lone(cls) -> Grid:
+        """The grid of a single process."""
+        return cls(LoneCommunicator("world"), LoneCommunicator("node"), LoneCommunicator("cross"))

@@ -1,0 +1,324 @@
+"""The native operations: selection by magnitude, and what happens to gradients around it.
+
+The library is loaded when the first of them is called. All of them run in eager mode and in a `tf.function`, and none
+has a gradient. Arguments that cannot be are refused with `ValueError` or `TypeError` when a graph is made, and with
+`tf.errors.InvalidArgumentError` when the operation runs.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeAlias
+
+import tensorflow as tf
+
+Number: TypeAlias = "int | tf.Tensor"
+
+_LIBRARY = Path(__file__).with_name("_ops.so")
+_OPERATIONS = (
+    "HvdSparseTopk",
+    "HvdSparseMstopk",
+    "HvdSparseFeedbackTopk",
+    "HvdSparseFeedbackMstopk",
+    "HvdSparseSumParts",
+    "HvdSparsePack",
+    "HvdSparseUnpack",
+    "HvdSparseSum",
+    "HvdSparseCheckFaults",
+    "HvdSparseClock",
+    "HvdSparseUnknown",
+)
+_FLOATS = (tf.float32, tf.float16, tf.bfloat16)
+_lock = threading.Lock()
+
+
+def topk(x: tf.Tensor, k: Number) -> tuple[tf.Tensor, tf.Tensor]:
+    """Selects the k elements of largest magnitude of each row, exactly (CommLib Eq. 2).
+
+    Args:
+        x: [..., d] float32, float16 or bfloat16, finite.
+        k: how many, in [0, d]; a number or a scalar tensor.
+
+    Returns:
+        Values [..., k] in the dtype of x, with their signs, and indices [..., k] int32 in ascending order. Of equal
+        magnitudes the lower index wins.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where k is outside [0, d], or elements are not finite (it says how many, and
+            where the first one is).
+    """
+    return _library().hvd_sparse_topk(x=_floats(x, "x"), k=_scalar(k))
+
+
+def mstopk(x: tf.Tensor, k: Number, samplings: int = 30, seed: Number = 0) -> tuple[tf.Tensor, tf.Tensor]:
+    """Selects k elements of large magnitude of each row by a search for two thresholds (CommLib Algorithm 1).
+
+    Args:
+        x: [..., d] float32, float16 or bfloat16, finite.
+        k: how many, in [0, d]; a number or a scalar tensor.
+        samplings: N, the number of thresholds that are tried, at least 1.
+        seed: of the random window between the two thresholds; a number or a scalar tensor.
+
+    Returns:
+        Values [..., k] in the dtype of x and indices [..., k] int32, always exactly k and distinct: first those above
+        the upper threshold, then those of the window, each in ascending order. Where Algorithm 1 has no answer (nothing
+        is above the upper threshold, or no lower one was found), those of `topk`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: as `topk`, and where samplings is less than 1.
+    """
+    return _library().hvd_sparse_mstopk(x=_floats(x, "x"), k=_scalar(k), seed=_scalar(seed), samplings=samplings)
+
+
+def feedback_topk(
+    parts: tf.Tensor, residual: tf.Tensor, k: Number, wire_dtype: tf.DType | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Sums parts and residual, selects as `topk` does and takes out what the receivers decode, in one pass over memory.
+
+    With acc = ((p_0 + p_1) + ...) + residual in float32 (CommLib Algorithm 2, lines 3 to 9, with error feedback):
+
+    Args:
+        parts: [n, d] float32, float16 or bfloat16, n at least 1.
+        residual: [d] float32; it is not written.
+        k: how many, in [0, d]; a number or a scalar tensor.
+        wire_dtype: the dtype in which values are sent, rounded to nearest even; float32 by default.
+
+    Returns:
+        values: [k] in wire_dtype, acc at the indices.
+        indices: [k] int32, as `topk` gives them for acc.
+        residual_out: [d] float32, acc where it was not kept, else acc minus the value sent.
+        fault: [] int32: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + n where all parts
+            are finite but acc is not. With a fault, values and residual_out are of no use; indices are distinct.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [0, d].
+    """
+    return _library().hvd_sparse_feedback_topk(
+        parts=_floats(parts, "parts"),
+        residual=residual,
+        k=_scalar(k),
+        wire_dtype=_wire(wire_dtype),
+    )
+
+
+def feedback_mstopk(
+    parts: tf.Tensor,
+    residual: tf.Tensor,
+    k: Number,
+    samplings: int = 30,
+    seed: Number = 0,
+    wire_dtype: tf.DType | None = None,
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The same as `feedback_topk` with the selection of `mstopk` (CommLib Algorithms 1 and 2).
+
+    Args:
+        parts: as for `feedback_topk`.
+        residual: as for `feedback_topk`.
+        k: as for `feedback_topk`.
+        samplings: as for `mstopk`.
+        seed: as for `mstopk`.
+        wire_dtype: as for `feedback_topk`.
+
+    Returns:
+        values, indices, residual_out and fault, as `feedback_topk` does; the indices are those of `mstopk`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: as `feedback_topk`, and where samplings is less than 1.
+    """
+    return _library().hvd_sparse_feedback_mstopk(
+        parts=_floats(parts, "parts"),
+        residual=residual,
+        k=_scalar(k),
+        seed=_scalar(seed),
+        samplings=samplings,
+        wire_dtype=_wire(wire_dtype),
+    )
+
+
+def sum_parts(parts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums the rows of a matrix in order, in float32 (the local step of a reduce-scatter, CommLib Algorithm 2, line 2).
+
+    Args:
+        parts: [n, d] float32, float16 or bfloat16, n at least 1.
+
+    Returns:
+        sum: [d] float32, ((p_0 + p_1) + ...) + p_{n-1}.
+        fault: [] int32, as in `feedback_topk`.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where parts is no matrix or has no row.
+    """
+    return _library().hvd_sparse_sum_parts(parts=_floats(parts, "parts"))
+
+
+def pack(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    """Puts values and indices into one message, so that one collective carries both (CommLib Algorithm 2, line 11).
+
+    Args:
+        values: [k] float32, float16 or bfloat16.
+        indices: [k] int32.
+
+    Returns:
+        int32 [k + ceil(k * itemsize / 4)]: the indices, then the values' bytes, padded with zeros to a whole word.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where the two are not vectors of the same length.
+    """
+    return _library().hvd_sparse_pack(values=_floats(values, "values"), indices=indices)
+
+
+def unpack(messages: tf.Tensor, counts: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """Takes messages of several ranks, one after the other, apart.
+
+    Args:
+        messages: int32 [sum of words], what `pack` made on each rank.
+        counts: int32 [r], k of each rank.
+        dtype: of the values.
+
+    Returns:
+        Values [sum of counts] and indices [sum of counts] int32, rank after rank.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where a count is negative, or counts and dtype do not give the messages' length.
+    """
+    return _library().hvd_sparse_unpack(messages=messages, counts=counts, T=_float_type(dtype, "dtype"))
+
+
+def sparse_sum(
+    values: tf.Tensor,
+    indices: tf.Tensor,
+    size: Number,
+    divisor: float | tf.Tensor = 1,
+    offset: Number = 0,
+    dtype: tf.DType = tf.float32,
+) -> tf.Tensor:
+    """Adds up sparse contributions to a dense vector (CommLib Algorithm 2, lines 13 and 14).
+
+    Args:
+        values: [t] float32, float16 or bfloat16.
+        indices: [t] int32; an index may occur again.
+        size: of the result, in [0, 2^31 - 1]; a number or a scalar tensor.
+        divisor: each sum is divided by it once, in float32; a number or a scalar tensor.
+        offset: the index of the first element of the result; a number or a scalar tensor.
+        dtype: of the result, float32, float16 or bfloat16.
+
+    Returns:
+        [size] of dtype: the float32 sums of the values in the order in which they stand, divided, then rounded to
+        nearest even; zero where there is no value.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where an index is outside [offset, offset + size) (it says which), or shapes do
+            not fit together.
+    """
+    return _library().hvd_sparse_sum(
+        values=_floats(values, "values"),
+        indices=indices,
+        size=_scalar(size),
+        divisor=tf.cast(divisor, tf.float32),
+        offset=_scalar(offset),
+        dtype=_float_type(dtype, "dtype"),
+    )
+
+
+def check_faults(faults: tf.Tensor, labels: Sequence[str], remedy: str) -> tf.Tensor:
+    """Raises where a rank's gradient was not finite.
+
+    Args:
+        faults: int32 [b], the largest code of all ranks: 0, or 1 + the number of a rank.
+        labels: b strings, what each code is about.
+        remedy: what the user can do, the end of the message.
+
+    Returns:
+        The faults, all 0.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where a code is not 0; it names label, rank and remedy.
+    """
+    return _library().hvd_sparse_check_faults(faults=faults, labels=list(labels), remedy=remedy)
+
+
+def clock(unknown: tf.Tensor) -> tf.Tensor:
+    """Tells the time when it runs, from an arbitrary start.
+
+    Unlike `tf.timestamp` it waits for nothing but its input and its control dependencies: a `tf.function` runs stateful
+    operations one after another, so that clocks on parallel branches would put these in line.
+
+    Args:
+        unknown: [] float64, of which only this matters: that it is not known before the graph runs, as nothing else
+            keeps a clock from being read once, when the graph is optimised.
+
+    Returns:
+        [] float64, seconds.
+    """
+    return _library().hvd_sparse_clock(unknown=unknown)
+
+
+def unknown(tensor: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+    """Hands on a tensor, uncopied, as one that is not known before the graph runs, though it be a constant.
+
+    TensorFlow computes what depends on constants alone when it optimises a graph, once for each graph. That must not
+    happen to a collective: it would wait, on one rank alone, for others that have yet to begin the step.
+
+    Args:
+        tensor: any shape and dtype.
+        variable: [] int32; its value is not used.
+
+    Returns:
+        The tensor.
+    """
+    return _library().hvd_sparse_unknown(tensor=tensor, unknown=variable.read_value())
+
+
+def _library() -> ModuleType:
+    with _lock:  # ranks that are simulated by threads come here together
+        return _load()
+
+
+@functools.cache
+def _load() -> ModuleType:
+    built_for = _built_for()
+    if built_for != tf.__version__:
+        raise ImportError(
+            f"hvd_sparse's operations were compiled for TensorFlow {built_for}, this is TensorFlow {tf.__version__}: "
+            "compile them again with `pip install --no-build-isolation --force-reinstall --no-deps .` in the source."
+        )
+    library = tf.load_op_library(str(_LIBRARY))
+    for operation in _OPERATIONS:
+        tf.no_gradient(operation)
+    return library
+
+
+def _built_for() -> str:
+    try:
+        return json.loads(_LIBRARY.with_suffix(".json").read_text())["tensorflow"]
+    except FileNotFoundError:
+        raise ImportError(
+            f"hvd_sparse's operations are not compiled ({_LIBRARY} is missing): run `make build` or `python setup.py "
+            "build_ext --inplace` in the source, or install the package with `pip install --no-build-isolation .`."
+        ) from None
+
+
+def _scalar(number: Number) -> tf.Tensor:
+    return tf.cast(number, tf.int64)
+
+
+def _floats(tensor: Any, name: str) -> tf.Tensor:
+    converted = tf.convert_to_tensor(tensor)
+    _float_type(converted.dtype, name)
+    return converted
+
+
+def _wire(dtype: tf.DType | None) -> tf.DType:
+    return _float_type(tf.float32 if dtype is None else dtype, "wire_dtype")
+
+
+def _float_type(dtype: Any, name: str) -> tf.DType:
+    given = tf.as_dtype(dtype)
+    if given not in _FLOATS:
+        raise TypeError(f"Expected {name} of float32, float16 or bfloat16, got {given.name}; cast it first.")
+    return given

@@ -1,0 +1,78 @@
+"""What a part is told about the vector it works on, and how parts describe themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hvd_sparse.communicator import Communicator, Grid
+
+DTYPES = (tf.float32, tf.float16, tf.bfloat16)
+
+
+class Spec(NamedTuple):
+    """A flat vector that is exchanged again and again.
+
+    Attributes:
+        size: number of elements d, at most 2^31 - 1.
+        grid: who exchanges it.
+        dtype: float32, float16 or bfloat16.
+        segments: (name, size) of the variables that lie in it, in order.
+        name: the same on every rank, unique among the vectors in flight; collectives are named after it.
+        number: tells the seeds of random choices of several vectors apart.
+    """
+
+    size: int
+    grid: Grid
+    dtype: tf.DType = tf.float32
+    segments: tuple[tuple[str, int], ...] = ()
+    name: str = "vector"
+    number: int = 0
+
+    def validate(self) -> Spec:
+        """Returns itself.
+
+        Raises:
+            ValueError: where size, dtype or segments cannot be.
+        """
+        if not 0 < self.size < 2**31:
+            raise ValueError(f"Expected a vector of 1 to 2^31 - 1 elements, got size = {self.size}; use more buckets.")
+        if self.dtype not in DTYPES:
+            raise ValueError(f"Expected a vector of float32, float16 or bfloat16, got {self.dtype.name}.")
+        covered = sum(size for _, size in self.segments)
+        if self.segments and covered != self.size:
+            raise ValueError(f"Expected segments that cover all {self.size} elements, got {covered}.")
+        return self
+
+
+class Shard(NamedTuple):
+    """A run of consecutive elements."""
+
+    offset: int
+    size: int
+
+
+def shards(size: int, count: int) -> list[Shard]:
+    """Cuts a vector into `count` runs of ceil(size / count) elements; the last ones may be shorter or empty."""
+    each = -(-size // count)
+    starts = [min(index * each, size) for index in range(count)]
+    return [Shard(start, min(start + each, size) - start) for start in starts]
+
+
+def own_shard(size: int, communicator: Communicator) -> Shard:
+    """The shard of a vector that belongs to this rank of the group."""
+    return shards(size, communicator.size)[communicator.rank]
+
+
+def describe(part: Any) -> Any:
+    """A JSON-serialisable account of a part and what it is made of, equal for equal parts on all ranks."""
+    if dataclasses.is_dataclass(part) and not isinstance(part, type):
+        fields = {field.name: describe(getattr(part, field.name)) for field in dataclasses.fields(part)}
+        return {"part": type(part).__name__, **fields}
+    if isinstance(part, (list, tuple)):
+        return [describe(item) for item in part]
+    if callable(part):
+        return getattr(part, "__qualname__", type(part).__qualname__)
+    return part
