@@ -1,0 +1,13 @@
+"""Settings for all tests: quiet TensorFlow on few threads, and examples by hypothesis that are the same on each run."""
+
+import os
+
+from tests.parallel.launch import QUIET
+
+os.environ.update(QUIET)
+
+import hypothesis  # noqa: E402 - TensorFlow reads the environment when it is first imported
+
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60, database=None)
+hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))

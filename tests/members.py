@@ -1,0 +1,72 @@
+"""The members of each role. A new one is one row here: every suite of its role then holds it to the laws."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hvd_sparse import collectives, recipes
+from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.compressors import Compressor, MSTopK, TopK
+from hvd_sparse.error_feedback import ErrorFeedback
+from tests import simulation
+from tests.simulation import Shape
+
+COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
+    "TopK": TopK,
+    "MSTopK": MSTopK,
+    "MSTopK, 3 samplings": lambda density, wire: MSTopK(density, wire, samplings=3, seed=7),
+    "ErrorFeedback(TopK)": lambda density, wire: ErrorFeedback(TopK(density, wire)),
+    "ErrorFeedback(MSTopK)": lambda density, wire: ErrorFeedback(MSTopK(density, wire)),
+}
+
+COLLECTIVES = {"allgather_sum": collectives.allgather_sum}
+
+
+class Recipe(NamedTuple):
+    """One aggregator and how it is simulated.
+
+    Attributes:
+        make: (density, wire dtype) to the aggregator.
+        simulate: (shape, size, density, dtype of the vector, wire dtype) to its simulation.
+        sparse: whether it keeps something back; its results are then the simulation's to the bit.
+    """
+
+    make: Callable[[float, str], Aggregator]
+    simulate: Callable[[Shape, int, float, str, str], simulation.Simulation]
+    sparse: bool
+
+
+def _dense(shape, size, density, dtype, wire):
+    return simulation.Dense(shape, size, dtype, wire)
+
+
+def _selecting(kind, select):
+    return lambda shape, size, density, dtype, wire: kind(shape, size, select, density, dtype, wire)
+
+
+AGGREGATORS: dict[str, Recipe] = {
+    "dense": Recipe(lambda density, wire: recipes.dense(wire), _dense, False),
+    "torus2d": Recipe(lambda density, wire: recipes.torus2d(wire), _dense, False),
+    "topk": Recipe(recipes.topk, _selecting(simulation.Flat, simulation.exact), True),
+    "mstopk": Recipe(recipes.mstopk, _selecting(simulation.Flat, simulation.searched()), True),
+    "hitopk": Recipe(recipes.hitopk, _selecting(simulation.Hierarchical, simulation.searched()), True),
+    "hitopk-seed5": Recipe(
+        lambda density, wire: recipes.hitopk(density, wire, samplings=4, seed=5),
+        _selecting(simulation.Hierarchical, simulation.searched(4, 5)),
+        True,
+    ),
+}
+
+
+def switching(names: list[str], density: float, wire: str) -> Aggregator:
+    """A schedule of recipes, one for each epoch."""
+    return recipes.schedule([(epoch, AGGREGATORS[name].make(density, wire)) for epoch, name in enumerate(names)])
+
+
+def simulate_switching(
+    names: list[str], shape: Shape, size: int, density: float, dtype: str, wire: str
+) -> simulation.Stages:
+    """The simulation of `switching`: its stages work in float32, whatever the vector's dtype."""
+    stages = [AGGREGATORS[name].simulate(shape, size, density, "float32", wire) for name in names]
+    return simulation.Stages(stages, dtype)

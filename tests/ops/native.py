@@ -1,0 +1,74 @@
+"""The kernels' C interface by ctypes: without TensorFlow, on as many threads as a test wants."""
+
+import contextlib
+import ctypes
+import functools
+import threading
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+
+from hvd_sparse import ops
+
+LIBRARY = Path(__file__).resolve().parents[2] / "hvd_sparse" / "_ops.so"
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, BFLOAT16: 2}
+ISAS = {"sse2": 0, "avx2": 1, "avx512": 2}
+
+_TASK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)
+_RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, _TASK, ctypes.c_void_p)
+
+
+class Parallel(ctypes.Structure):
+    """hvds_parallel: an executor that runs each task in a thread of its own, the last task first."""
+
+    _fields_ = [("context", ctypes.c_void_p), ("threads", ctypes.c_int), ("run", _RUN)]
+
+    def __init__(self, threads: int):
+        self.tasks_run = 0
+        super().__init__(None, threads, _RUN(self._run))
+
+    def _run(self, _context, tasks, task, argument):
+        self.tasks_run += tasks
+        workers = [threading.Thread(target=task, args=(argument, number)) for number in reversed(range(tasks))]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library with the kernels."""
+    # TensorFlow takes for its own only what a library registers while it loads it, so it must come first.
+    ops.sum_parts(np.zeros((1, 1), np.float32))
+    return ctypes.CDLL(str(LIBRARY))
+
+
+def code(array: np.ndarray) -> int:
+    """enum hvds_dtype of an array."""
+    return CODES[array.dtype]
+
+
+def pointer(array: np.ndarray) -> ctypes.c_void_p:
+    """Where an array's elements are."""
+    assert array.flags.c_contiguous
+    return ctypes.c_void_p(array.ctypes.data)
+
+
+@contextlib.contextmanager
+def isa(level: int):
+    """Uses an instruction set while it lasts."""
+    native = library()
+    before = native.hvds_isa()
+    assert native.hvds_set_isa(level) == 0
+    try:
+        yield
+    finally:
+        native.hvds_set_isa(before)
+
+
+def isas() -> list[str]:
+    """The names of the instruction sets that this processor has."""
+    return [name for name, level in ISAS.items() if level <= library().hvds_isa_detected()]

@@ -1,0 +1,124 @@
+// Runs the kernels of select.h on blocks of exactly the right length, for the sanitizers to watch, against a plain sort.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <memory>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "cpu_features.h"
+#include "select.h"
+
+namespace {
+
+int checked = 0;
+
+void expect(bool holds, const char* what) {
+  ++checked;
+  if (holds) return;
+  std::printf("failed: %s\n", what);
+  std::exit(1);
+}
+
+// Each task in a thread of its own.
+void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) {
+  std::vector<std::thread> threads;
+  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, argument, index);
+  for (std::thread& thread : threads) thread.join();
+}
+
+const hvds_parallel kThreads{nullptr, 3, run_in_threads};
+
+std::vector<int32_t> largest(const std::vector<float>& x, int64_t kept) {
+  std::vector<int32_t> order(x.size());
+  for (size_t i = 0; i < x.size(); ++i) order[i] = int32_t(i);
+  std::stable_sort(order.begin(), order.end(),
+                   [&x](int32_t a, int32_t b) { return std::fabs(x[a]) > std::fabs(x[b]); });
+  order.resize(size_t(kept));
+  std::sort(order.begin(), order.end());
+  return order;
+}
+
+// A block of its own for each use, so that one element too many is seen.
+template <typename Element>
+std::unique_ptr<Element[]> block(int64_t count) {
+  return std::unique_ptr<Element[]>(new Element[size_t(count)]);
+}
+
+std::vector<float> make(int kind, int64_t size, std::mt19937& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> x(size_t(size), 1.0f);
+  for (int64_t i = 0; i < size; ++i) {
+    if (kind == 0) x[i] = normal(random);
+    if (kind == 1) x[i] = float(random() % 3);
+    if (kind == 3) x[i] = float(i);
+  }
+  return x;
+}
+
+void check_exact(const std::vector<float>& x, int64_t kept, hvds_workspace* workspace, const hvds_parallel* parallel) {
+  const int64_t size = int64_t(x.size());
+  auto input = block<float>(size), residual = block<float>(size), values = block<float>(kept), out = block<float>(size);
+  auto indices = block<int32_t>(kept);
+  std::copy(x.begin(), x.end(), input.get());
+  std::fill_n(residual.get(), size, 0.0f);
+  const std::vector<int32_t> wanted = largest(x, kept);
+  int64_t report[2];
+  expect(hvds_topk(input.get(), HVDS_FLOAT32, size, kept, values.get(), indices.get(), report, workspace, parallel) == 0,
+         "topk runs");
+  expect(std::equal(wanted.begin(), wanted.end(), indices.get()), "topk");
+  int32_t fault = -1;
+  expect(hvds_feedback_topk(input.get(), HVDS_FLOAT32, 1, size, residual.get(), size, kept, HVDS_FLOAT32, values.get(),
+                            indices.get(), out.get(), &fault, workspace, parallel) == 0,
+         "feedback runs");
+  expect(fault == 0 && std::equal(wanted.begin(), wanted.end(), indices.get()), "feedback");
+  std::vector<float> left = x;
+  for (const int32_t index : wanted) left[size_t(index)] = 0.0f;
+  expect(std::equal(left.begin(), left.end(), out.get()), "what feedback keeps back");
+}
+
+void check_mstopk(const std::vector<float>& x, int64_t kept, hvds_workspace* workspace, const hvds_parallel* parallel) {
+  const int64_t size = int64_t(x.size());
+  auto input = block<float>(size), values = block<float>(kept), residual = block<float>(size);
+  auto indices = block<int32_t>(kept);
+  std::copy(x.begin(), x.end(), input.get());
+  std::fill_n(residual.get(), size, 1.0f);
+  int64_t report[2];
+  expect(hvds_mstopk(input.get(), HVDS_FLOAT32, size, kept, 5, 7, values.get(), indices.get(), report, workspace,
+                     parallel) == 0,
+         "mstopk runs");
+  int32_t fault = -1;
+  expect(hvds_feedback_mstopk(input.get(), HVDS_FLOAT32, 1, size, residual.get(), size, kept, 5, 7, HVDS_FLOAT32,
+                              values.get(), indices.get(), residual.get(), &fault, workspace, parallel) == 0,
+         "feedback in place runs");
+  std::vector<int32_t> distinct(indices.get(), indices.get() + kept);
+  std::sort(distinct.begin(), distinct.end());
+  expect(std::adjacent_find(distinct.begin(), distinct.end()) == distinct.end(), "indices are distinct");
+  expect(kept == 0 || (distinct.front() >= 0 && distinct.back() < size), "indices are in range");
+}
+
+}  // namespace
+
+int main() {
+  std::mt19937 random(1);
+  hvds_workspace* workspace = hvds_workspace_create();
+  for (int isa = 0; isa <= hvds_isa_detected(); ++isa) {
+    hvds_set_isa(isa);
+    for (const int64_t size : {1, 15, 64, 4095, 4097, 9001, 300007}) {
+      for (int kind = 0; kind < 4; ++kind) {
+        const std::vector<float> x = make(kind, size, random);
+        for (const int64_t kept : {int64_t{0}, int64_t{1}, (size + 99) / 100, (size + 1) / 2, size}) {
+          for (const hvds_parallel* parallel : {static_cast<const hvds_parallel*>(nullptr), &kThreads}) {
+            check_exact(x, kept, workspace, parallel);
+            check_mstopk(x, kept, workspace, parallel);
+          }
+        }
+      }
+    }
+  }
+  hvds_workspace_destroy(workspace);
+  std::printf("checked %d\n", checked);
+  return 0;
+}

@@ -1,0 +1,95 @@
+"""The register of multi-rank cases; `run.py` tells how to write one."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pathlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+RANKS = (1, 2, 3, 4, 6, 8)
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """How the ranks of a case are started that cannot share a launch with others.
+
+    Attributes:
+        hosts: what `horovodrun -H` gets; "localhost" and "127.0.0.1" are two hosts to Horovod, and both are here.
+        names: "network" or "loopback": starts the ranks on two hosts made of network namespaces, whose own name
+            resolves to the address on the network or, as Debian writes it, to 127.0.1.1.
+        dies: the ranks that are meant to end without a word.
+    """
+
+    hosts: str | None = None
+    names: str | None = None
+    dies: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One function that every one of `ranks` ranks calls.
+
+    Attributes:
+        name: suite, function and arguments; unique for a number of ranks.
+        ranks: the number of ranks P.
+        run: called without arguments; passes by returning.
+        limit: seconds after which the case is a hang.
+        launch: None where the case shares its ranks, started and initialised, with other cases.
+    """
+
+    name: str
+    ranks: int
+    run: Callable[[], None]
+    limit: float
+    launch: Launch | None
+
+
+_registered: dict[tuple[int, str], Case] = {}
+
+
+def case(
+    ranks: Sequence[int] = RANKS,
+    over: Callable[[int], Iterable[dict[str, Any]]] = lambda ranks: [{}],
+    limit: float = 60,
+    launch: Launch | None = None,
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Registers a function as a case for each number of ranks and each set of arguments.
+
+    Args:
+        ranks: the numbers of ranks P to run it with.
+        over: gives for P the keyword arguments of each case.
+        limit: seconds that one case may take.
+        launch: see `Launch`.
+    """
+
+    def register(function: Callable[..., None]) -> Callable[..., None]:
+        suite = function.__module__.rpartition("cases_")[2]
+        for count in ranks:
+            for arguments in over(count):
+                listed = ",".join(f"{key}={value}" for key, value in arguments.items())
+                name = f"{suite}.{function.__name__}" + (f"[{listed}]" if listed else "")
+                if (count, name) in _registered:
+                    raise ValueError(f"Two cases for {count} ranks are called {name}: give each a name of its own.")
+                _registered[count, name] = Case(name, count, _bind(function, arguments), limit, launch)
+        return function
+
+    return register
+
+
+def _bind(function: Callable[..., None], arguments: dict[str, Any]) -> Callable[[], None]:
+    return lambda: function(**arguments)
+
+
+def suites() -> list[str]:
+    """The names of all suites: the files `cases_*.py` beside this one, but for those that are meant to fail."""
+    found = {path.stem.removeprefix("cases_") for path in pathlib.Path(__file__).parent.glob("cases_*.py")}
+    return sorted(found - {"broken"})
+
+
+def load(names: Sequence[str]) -> list[Case]:
+    """Imports suites and returns their cases, in the order in which they stand."""
+    for name in names:
+        importlib.import_module(f"tests.parallel.cases_{name}")
+    return [case for case in _registered.values() if case.name.partition(".")[0] in names]

@@ -1,0 +1,46 @@
+"""Cases that fail, to show that the harness notices; only `tests/test_launch.py` runs them."""
+
+import os
+import time
+
+import tensorflow as tf
+
+from hvd_sparse import topology
+from tests.parallel.cases import Launch, case
+from tests.parallel.run import number_of
+
+
+@case(ranks=(2,))
+def fails_on_one_rank_while_the_other_waits():
+    if number_of()[0] == 1:
+        raise ValueError("the reason that rank 1 gives")
+    topology.world().allreduce(tf.constant(0), "sum", "waits")
+
+
+@case(ranks=(2,), limit=3)
+def takes_too_long():
+    time.sleep(60)
+
+
+@case(ranks=(2,))
+def fails_on_one_rank_after_the_last_collective():
+    assert number_of()[0] == 0, "rank 1 saw something else"
+
+
+@case(ranks=(2,))
+def passes():
+    assert int(topology.world().allreduce(tf.constant(1), "sum", "passes")) == 2
+
+
+@case(ranks=(2,), launch=Launch(dies=(1,)))
+def dies_and_is_missed():
+    topology.init()
+    if number_of()[0] == 1:
+        os._exit(9)
+
+
+@case(ranks=(2,), launch=Launch())
+def dies_unexpectedly():
+    topology.init()
+    if number_of()[0] == 1:
+        os._exit(9)

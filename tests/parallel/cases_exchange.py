@@ -1,0 +1,201 @@
+"""Exchanges by Horovod against their simulations, on every shape of the grid; and what a communicator promises."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse.spec import Spec
+from tests import members, simulation
+from tests.members import AGGREGATORS
+from tests.parallel.cases import case
+from tests.simulation import DTYPES, Shape, same_bits
+
+STEPS = 20
+DENSITY = 0.02
+SIZES = (1, 7, 1000, 4099, 65537)
+NARROW = (("float16", "bfloat16"), ("bfloat16", "float16"), ("float32", "float16"), ("float16", "float32"))
+RECIPES = ["dense", "torus2d", "topk", "mstopk", "hitopk"]
+STAGES = ["hitopk", "torus2d", "topk", "dense", "mstopk"]
+EPOCHS = [0] * 5 + [1] * 2 + [2] * 5 + [3] + [4] * 5 + [0] * 2
+
+
+def divisors(ranks):
+    return [n for n in range(1, ranks + 1) if ranks % n == 0]
+
+
+def every_shape(ranks):
+    return [{"local_size": n} for n in divisors(ranks)]
+
+
+class Line(NamedTuple):
+    """One vector that is exchanged in every step, and how it is filled."""
+
+    recipe: str
+    size: int
+    fill: str = "floats"
+    dtype: str = "float32"
+    wire: str = "float32"
+
+    def make(self):
+        if self.recipe == "schedule":
+            return members.switching(STAGES, DENSITY, self.wire)
+        return AGGREGATORS[self.recipe].make(DENSITY, self.wire)
+
+    def simulate(self, shape):
+        if self.recipe == "schedule":
+            return members.simulate_switching(STAGES, shape, self.size, DENSITY, self.dtype, self.wire)
+        return AGGREGATORS[self.recipe].simulate(shape, self.size, DENSITY, self.dtype, self.wire)
+
+    def check(self, mean, simulated, vectors):
+        """To the bit; only sums of floats in an order that is not ours may differ by their rounding."""
+        expected = simulated.step(vectors)
+        if self.fill == "integers" or AGGREGATORS[self.recipe].sparse:
+            return same_bits(mean, expected)
+        difference = np.abs(mean.astype(np.float64) - expected.astype(np.float64))
+        assert (difference <= simulated.tolerance(vectors)).all(), f"off by up to {difference.max()}"
+
+
+@functools.lru_cache(maxsize=64)
+def drawn(fill, size, dtype, step):
+    """The vectors of all ranks in one step, the same on every rank."""
+    random = np.random.default_rng([size, step])
+    ranks = hvd.size()
+    return [getattr(simulation, fill)(random, size, ranks).astype(DTYPES[dtype]) for _ in range(ranks)]
+
+
+def compare(lines, local_size, in_graph=True, steps=STEPS):
+    """Exchanges all lines side by side, and compares every mean and every residual of every step."""
+    hvd.init(local_size=local_size)
+    rank, grid = hvd.rank(), hvd.topology.grid()
+    recipes = [line.make() for line in lines]
+    names = [".".join(map(str, line)) for line in lines]
+    states = [
+        recipe.init(Spec(line.size, grid, tf.as_dtype(line.dtype), name=name))
+        for recipe, line, name in zip(recipes, lines, names, strict=True)
+    ]
+    simulations = [line.simulate(Shape(hvd.size(), local_size)) for line in lines]
+
+    def exchange(vectors):
+        each = zip(recipes, vectors, states, strict=True)
+        return [recipe.aggregate(vector, state) for recipe, vector, state in each]
+
+    run = tf.function(exchange) if in_graph else exchange
+    digest = hashlib.sha256()
+    for step in range(steps):
+        vectors = [drawn(line.fill, line.size, line.dtype, step) for line in lines]
+        for recipe, state, simulated in zip(recipes, states, simulations, strict=True):
+            recipe.set_epoch(state, EPOCHS[step])
+            if isinstance(simulated, simulation.Stages):
+                simulated.stage = EPOCHS[step]
+        means = [mean.numpy() for mean in run([tf.constant(each[rank]) for each in vectors])]
+        everything = zip(lines, recipes, states, simulations, vectors, means, strict=True)
+        for line, recipe, state, simulated, each, mean in everything:
+            try:
+                line.check(mean, simulated, each)
+                same_bits(recipe.owed(state).numpy(), simulated.owed[rank])
+            except AssertionError as error:
+                raise AssertionError(f"{line} in step {step}: {error}") from error
+            digest.update(mean.tobytes())
+    assert len(set(grid.world.gather_descriptions(digest.hexdigest(), "digest"))) == 1, "the replicas differ"
+
+
+@case(over=every_shape, limit=180)
+def results_and_residuals_are_those_of_the_simulations(local_size):
+    # Nodes make no difference to flat recipes, and their simulation of the largest vector is slow.
+    flat = {"dense", "topk", "mstopk"} if local_size > 1 else set()
+    floats = [Line(name, size) for name in RECIPES for size in SIZES if size < SIZES[-1] or name not in flat]
+    integers = [Line(name, size, "integers") for name in ("dense", "torus2d") for size in SIZES]
+    compare([*floats, *integers], local_size)
+
+
+@case(ranks=(1, 2, 4), over=every_shape)
+def results_and_residuals_are_those_of_the_simulations_in_eager_code(local_size):
+    lines = [Line(name, size) for name in RECIPES for size in (1, 7, 1000)]
+    compare([*lines, Line("schedule", 1000, "integers")], local_size, in_graph=False, steps=8)
+
+
+@case(ranks=(2, 4), over=lambda ranks: [{"local_size": n, "dtype": d, "wire": w} for n in (1, 2) for d, w in NARROW])
+def results_and_residuals_are_those_of_the_simulations_in_narrow_dtypes(local_size, dtype, wire):
+    compare([Line(name, size, "floats", dtype, wire) for name in RECIPES for size in (1, 7, 1000)], local_size)
+
+
+@case(over=lambda ranks: [{"local_size": n} for n in (divisors(ranks) if ranks <= 4 else [2])])
+def a_schedule_of_recipes_is_its_simulation(local_size):
+    compare([Line("schedule", 7, "integers"), Line("schedule", 1000, "integers", "float16")], local_size)
+
+
+@case(over=every_shape)
+def what_went_in_is_what_came_out_and_what_is_kept(local_size):
+    """By every recipe, and across the changes of recipe of a schedule; exactly, as integers divisible by P are."""
+    hvd.init(local_size=local_size)
+    recipes = {name: AGGREGATORS[name].make(DENSITY, "float32") for name in RECIPES}
+    recipes["schedule"] = members.switching(STAGES, DENSITY, "float32")
+    size = 4099
+    states = {name: recipe.init(Spec(size, hvd.topology.grid(), name=name)) for name, recipe in recipes.items()}
+
+    @tf.function
+    def exchange(vector):
+        return {name: recipe.aggregate(vector, states[name]) for name, recipe in recipes.items()}
+
+    came_out = dict.fromkeys(recipes, 0.0)
+    for step in range(STEPS):
+        recipes["schedule"].set_epoch(states["schedule"], EPOCHS[step])
+        means = exchange(tf.constant(drawn("integers", size, "float32", step)[hvd.rank()]))
+        came_out = {name: came_out[name] + hvd.size() * means[name].numpy() for name in recipes}
+    went_in = np.sum([drawn("integers", size, "float32", step) for step in range(STEPS)], axis=(0, 1))
+    for name, recipe in recipes.items():
+        kept = hvd.topology.world().allreduce(recipe.owed(states[name]), "sum", f"kept.{name}").numpy()
+        np.testing.assert_array_equal(came_out[name] + kept, went_in, err_msg=name)
+
+
+@case(over=every_shape)
+def the_grid_has_the_shape_that_was_asked_for(local_size):
+    hvd.init(local_size=local_size)
+    grid, rank = hvd.topology.grid(), hvd.rank()
+    first = rank - rank % local_size
+    assert grid.world.ranks == tuple(range(hvd.size()))
+    assert grid.node.ranks == tuple(range(first, first + local_size))
+    assert grid.cross.ranks == tuple(range(rank % local_size, hvd.size(), local_size))
+    assert all(communicator.world_rank == rank for communicator in grid)
+    assert hvd.local_rank() == rank and hvd.local_size() == hvd.size(), "Horovod's own numbers are the host's"
+
+
+@case(over=every_shape)
+def collectives_of_a_group_reach_its_members_only(local_size):
+    hvd.init(local_size=local_size)
+    for communicator in hvd.topology.grid():
+        ranks, own = communicator.ranks, float(communicator.world_rank)
+        for op, reduce in {"sum": np.sum, "min": np.min, "max": np.max}.items():
+            np.testing.assert_array_equal(communicator.allreduce(tf.fill([3], own), op, op), [reduce(ranks)] * 3)
+        ragged = tf.fill([communicator.rank, 2], own)
+        expected = [[rank] * 2 for position, rank in enumerate(ranks) for _ in range(position)]
+        gathered = communicator.allgather(ragged, "ragged").numpy()
+        np.testing.assert_array_equal(gathered, np.reshape(expected, [-1, 2]))
+        splits = [position % 3 for position in range(communicator.size)]
+        sent = np.repeat(np.arange(communicator.size) + 100 * own, splits)
+        received = communicator.alltoall(tf.constant(sent), splits, "splits").numpy()
+        mine = splits[communicator.rank]
+        np.testing.assert_array_equal(received, np.repeat(100.0 * np.array(ranks) + communicator.rank, mine))
+        last = communicator.size - 1
+        assert float(communicator.broadcast(tf.constant(own), last, "last")) == ranks[last]
+        assert communicator.gather_descriptions({"rank": own}, "told") == [{"rank": float(rank)} for rank in ranks]
+
+
+@case(over=lambda ranks: [{"dtype": dtype} for dtype in DTYPES])
+def collectives_carry_every_dtype_and_nothing(dtype):
+    hvd.init(local_size=1)
+    world = hvd.topology.world()
+    ones = tf.ones([5], tf.as_dtype(dtype))
+    np.testing.assert_array_equal(world.allreduce(ones, "sum", "ones").numpy(), world.size * ones.numpy())
+    np.testing.assert_array_equal(world.allgather(ones, "gather").numpy(), np.ones(5 * world.size))
+    np.testing.assert_array_equal(
+        world.alltoall(tf.repeat(ones, world.size), [5] * world.size, "all"), np.ones(5 * world.size)
+    )
+    assert world.allgather(ones[:0], "empty").shape == [0]
+    assert world.alltoall(ones[:0], [0] * world.size, "none").shape == [0]

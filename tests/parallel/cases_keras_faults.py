@@ -1,0 +1,134 @@
+"""What one rank does wrong, all ranks are told, or skip; no state is spoilt and nobody hangs."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse import keras_hooks
+from tests.parallel.cases import case
+from tests.parallel.training import RECIPES, assert_replicas_equal, distributed, network, own_data, raises
+
+
+@case(
+    ranks=(2, 4),
+    over=lambda ranks: [
+        {"recipe": recipe, "eager": eager}
+        for recipe in (RECIPES if ranks == 2 else ("torus2d", "hitopk"))
+        for eager in (False, True)
+        if recipe == "hitopk" or not eager
+    ],
+)
+def a_nan_on_one_rank_stops_all_and_spoils_nothing(recipe, eager):
+    hvd.init(local_size=2)
+    model = network()
+    model.compile(distributed(keras.optimizers.AdamW(0.01), recipe), "mse", run_eagerly=eager)
+    x, y = own_data(8)
+    model.fit(x, y, batch_size=8, verbose=0)
+    weights = [np.array(weight) for weight in model.weights]
+    own = keras_hooks.exchange_of(model.optimizer).own().values
+    guilty = hvd.size() - 1
+    if hvd.rank() == guilty:
+        x = np.where(np.arange(x.size).reshape(x.shape) == 3, np.nan, x)
+    with raises(tf.errors.InvalidArgumentError, f"rank {guilty}", "hvd.LossScaleOptimizer", "last checkpoint"):
+        model.fit(x, y, batch_size=8, verbose=0)
+    for before, after in zip(weights, model.weights, strict=True):
+        np.testing.assert_array_equal(before, after)
+    for name, after in keras_hooks.exchange_of(model.optimizer).own().values.items():
+        np.testing.assert_array_equal(own[name], after)
+    model.fit(*own_data(8), batch_size=8, verbose=0)
+    assert_replicas_equal(model.trainable_variables)
+
+
+@case(ranks=(2,))
+def a_nan_in_the_rows_of_an_embedding_stops_all():
+    table = keras.Variable(np.zeros((4, 2), "f4"), name="table")
+    optimizer = distributed(keras.optimizers.SGD(1.0))
+    value = np.nan if hvd.rank() == 0 else 1.0
+    slices = tf.IndexedSlices(tf.fill([1, 2], value), tf.constant([1]), tf.constant([4, 2]))
+    with raises(tf.errors.InvalidArgumentError, "rank 0", "the rows of table"):
+        optimizer.apply([slices], [table])
+    np.testing.assert_array_equal(table, np.zeros((4, 2)))
+
+
+@case(
+    ranks=(2, 4),
+    over=lambda ranks: [
+        {"recipe": recipe, "way": way}
+        for recipe in (RECIPES if ranks == 2 else ("dense", "hitopk"))
+        for way in ("fit", "xla", "ours", "keras")
+        if recipe == "hitopk" or way in ("fit", "keras")
+    ],
+)
+def an_overflow_on_one_rank_is_a_step_that_all_skip(recipe, way):
+    """`way`: fit under mixed_float16, the same with our train step, or an eager loop with either class."""
+    hvd.init(local_size=2)
+    guilty = hvd.rank() == hvd.size() - 1
+    if way in ("fit", "xla"):
+        keras.config.set_dtype_policy("mixed_float16")
+        try:
+            model = network()
+        finally:
+            keras.config.set_dtype_policy("float32")
+        model = hvd.compiled_train_step(model) if way == "xla" else model
+        model.compile(distributed(aggregator=recipe), "mse")
+        x, y = own_data(8)
+        train = lambda bad: model.fit(x * (1e30 if bad else 1.0), y, batch_size=8, verbose=0)  # noqa: E731
+    else:
+        model = network()
+        cls = hvd.LossScaleOptimizer if way == "ours" else keras.optimizers.LossScaleOptimizer
+        model.compile(cls(distributed(aggregator=recipe)), "mse")
+        ones = [tf.ones(weight.shape) * 1024 for weight in model.trainable_variables]
+        bad = [tf.fill(weight.shape, np.inf) for weight in model.trainable_variables]
+        train = lambda spoilt: model.optimizer.apply(bad if spoilt else ones, model.trainable_variables)  # noqa: E731
+    scaler = model.optimizer
+    exchange = keras_hooks.exchange_of(scaler)
+    while exchange.step < 2:
+        train(False)
+    scale, step = float(scaler.dynamic_scale.numpy()), exchange.step
+    skips = [id(variable) for variable in scaler._variables]
+    before = [np.array(v) for v in (*model.weights, *(v for v in scaler.variables if id(v) not in skips))]
+    own = exchange.own().values
+    train(guilty)
+    assert float(scaler.dynamic_scale.numpy()) == scale / 2
+    assert exchange.step == step
+    after = [*model.weights, *(v for v in scaler.variables if id(v) not in skips)]
+    for first, second in zip(before, after, strict=True):
+        np.testing.assert_array_equal(first, second)
+    for name, value in exchange.own().values.items():
+        np.testing.assert_array_equal(own[name], value)
+    train(False)
+    assert exchange.step == step + 1
+    assert_replicas_equal(model.trainable_variables, scaler.variables)
+
+
+@case(ranks=(2, 4))
+def ranks_with_other_models_are_told_on_every_rank():
+    model = network(hidden=16 + (hvd.rank() == 1))
+    model.compile(distributed(), "mse")
+    with raises(ValueError, "disagree on the gradients or the recipe", "rank 1 has variable", "[6, 17]", "[6, 16]"):
+        model.fit(*own_data(8), batch_size=8, verbose=0)
+
+
+@case(ranks=(2, 4))
+def ranks_with_other_recipes_are_told_on_every_rank():
+    model = network()
+    model.compile(distributed(aggregator=hvd.recipes.topk(0.25 if hvd.rank() else 0.5)), "mse")
+    with raises(ValueError, "disagree on the gradients or the recipe", "rank 1 has recipe", "0.25", "0.5"):
+        model.fit(*own_data(8), batch_size=8, verbose=0)
+
+
+@case(ranks=(2,))
+def ranks_of_which_one_has_telemetry_are_told():
+    model = network()
+    model.compile(distributed(telemetry=hvd.Telemetry() if hvd.rank() else None), "mse")
+    with raises(ValueError, "rank 1 has telemetry = true"):
+        model.fit(*own_data(8), batch_size=8, verbose=0)
+
+
+@case(ranks=(2,))
+def explicit_xla_is_refused_on_every_rank():
+    with raises(ValueError, "Horovod's collectives cannot be compiled", "hvd.compiled_train_step(model)"):
+        network().compile(distributed(), "mse", jit_compile=True)

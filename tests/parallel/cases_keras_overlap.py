@@ -1,0 +1,103 @@
+"""The exchange of the first bucket is under way before the last gradient exists."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import tempfile
+import threading
+import time
+
+import keras
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse import aggregators
+from tests.parallel.cases import Launch, case
+from tests.parallel.training import L, distributed, own_data
+
+
+class Signalling(aggregators.AllReduce):
+    """Dense exchange that says when the first bucket's mean has arrived."""
+
+    arrived = threading.Event()
+
+    def reduce(self, parts, divisor, state):
+        reduced = super().reduce(parts, divisor, state)
+        if not state.spec.name.endswith("bucket0"):
+            return reduced
+
+        def signal(total):
+            self.arrived.set()
+            return total
+
+        return reduced._replace(total=through_python(signal, reduced.total))
+
+
+def through_python(function, tensor):
+    """Not stateful: a `tf.function` would run the calls in the order in which they were traced."""
+    return tf.ensure_shape(tf.numpy_function(function, [tensor], tf.float32, stateful=False), tensor.shape)
+
+
+@tf.custom_gradient
+def waits_in_the_backward_pass(x):
+    """The gradients of the layers before it are computed only when the first bucket's mean has arrived."""
+
+    def wait(upstream):
+        assert Signalling.arrived.wait(timeout=20), "the first bucket's exchange waits for the last gradient"
+        return upstream
+
+    def backward(upstream):
+        return through_python(wait, upstream)
+
+    return tf.identity(x), backward
+
+
+@case(ranks=(2,), over=lambda ranks: [{"measured": measured} for measured in (False, True)], launch=Launch())
+def the_first_exchange_ends_before_the_last_gradient_exists(measured):
+    """The backward pass cannot go on before the first bucket has been exchanged; the timeline shows the same order."""
+    path = pathlib.Path(tempfile.gettempdir()) / f"timeline.{os.getppid()}.{os.getpid()}.json"
+    os.environ["HOROVOD_TIMELINE"] = str(path)
+    hvd.init(local_size=2)
+    telemetry = hvd.Telemetry() if measured else None
+    inputs = keras.Input((6,), batch_size=8)
+    hidden = L.Dense(16, name="early")(inputs)
+    hidden = L.Lambda(waits_in_the_backward_pass, output_shape=(16,))(hidden)
+    model = keras.Model(inputs, L.Dense(2, name="late")(hidden))
+    optimizer = distributed(keras.optimizers.SGD(0.05), Signalling(), telemetry=telemetry, first_bucket_bytes=1)
+    model.compile(optimizer, "mse")
+    for _ in range(2):
+        Signalling.arrived.clear()
+        model.train_on_batch(*own_data(8))
+    placement = optimizer.exchange.account()["places"]
+    assert placement[0][2].endswith("bucket 1") and placement[-1][2].endswith("bucket 0")
+    rank = hvd.rank()
+    hvd.shutdown()
+    if rank == 0:  # only the first rank writes a timeline
+        first, last = (spans(path, f"bucket{number}.allreduce") for number in (0, 1))
+        assert len(first) == len(last) == 2
+        for (_, first_end), (last_start, _) in zip(first, last, strict=True):
+            assert first_end < last_start
+        path.unlink()
+
+
+def spans(path, tensor):
+    """When Horovod's timeline says that a tensor's exchanges began and ended, in microseconds."""
+    deadline = time.monotonic() + 10
+    while not os.path.exists(path) or not path.read_text().rstrip().endswith("]"):
+        assert time.monotonic() < deadline, "Horovod did not end its timeline"
+        time.sleep(0.05)
+    events = [event for event in json.loads(path.read_text()) if event]
+    names = {event["pid"]: event["args"].get("name", "") for event in events if event.get("name") == "process_name"}
+    found, begun = [], []
+    for event in events:
+        if tensor not in names[event["pid"]] or event["ph"] not in "BE":
+            continue
+        if event["ph"] == "B":
+            begun.append(event)
+        else:
+            begin = begun.pop()
+            if begin["name"] == "ALLREDUCE":
+                found.append((begin["ts"], event["ts"]))
+    return found

@@ -1,0 +1,178 @@
+"""Starts the ranks of one launch, waits for them, and gathers how each case ended on each rank."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+
+import psutil
+
+from tests.parallel import cases, networks
+
+ROOT = pathlib.Path(__file__).parents[2]
+START = 60.0  # seconds for the launcher and for the imports of all ranks
+RELAUNCHES = 3
+
+# One thread a rank, as several ranks share this machine's cores; and no log noise.
+QUIET = {
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "OMP_NUM_THREADS": "1",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "TF_ENABLE_ONEDNN_OPTS": "0",
+    "GRPC_VERBOSITY": "ERROR",
+    "CUDA_VISIBLE_DEVICES": "",
+    "KERAS_BACKEND": "tensorflow",
+    "PYTHONWARNINGS": "ignore",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Ended:
+    """How a launch ended: the launcher's exit status, None where it was killed for taking too long; and all output."""
+
+    status: int | None
+    output: str
+
+
+@dataclasses.dataclass
+class Outcome:
+    """How one case ended on one rank: event is "pass", "fail", or "start" where the rank never ended the case."""
+
+    event: str
+    text: str = ""
+    seconds: float = 0.0
+
+
+def horovodrun(
+    ranks: int,
+    command: Sequence[str],
+    limit: float,
+    hosts: str | None = None,
+    environment: Mapping[str, str] = {},
+    prefix: Sequence[str] = (),
+) -> Ended:
+    """Runs `horovodrun -np RANKS --gloo COMMAND` and leaves no process behind.
+
+    Args:
+        ranks: number of ranks P.
+        command: what every rank runs, without the Python interpreter: that is this process's.
+        limit: seconds after which everything is killed.
+        hosts: what -H gets; the default is this host.
+        environment: added to the ranks' environment.
+        prefix: put before horovodrun, to run it in a network namespace.
+    """
+    where = ["-H", hosts] if hosts else []
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), "--gloo", "--disable-cache", *where]
+    with tempfile.TemporaryFile() as output:
+        process = subprocess.Popen(
+            [*prefix, *launcher, sys.executable, *command],
+            cwd=ROOT,
+            env={**os.environ, **QUIET, **environment},
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            status = process.wait(limit)
+        except subprocess.TimeoutExpired:
+            status = None
+        finally:
+            _kill_tree(process)
+        output.seek(0)
+        return Ended(status, output.read().decode(errors="replace"))
+
+
+def _kill_tree(process: subprocess.Popen) -> None:
+    """Kills a launcher and whatever descends from it; Horovod puts ranks into sessions of their own."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        family = psutil.Process(process.pid)
+        for member in [*family.children(recursive=True), family]:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                member.send_signal(signal.SIGKILL)
+    process.wait()
+
+
+class Results:
+    """The outcomes of cases on all ranks: `of(case)` is one outcome for each rank, and `output` what was printed."""
+
+    def __init__(self) -> None:
+        self._outcomes: dict[tuple[int, str], list[Outcome | None]] = {}
+        self.output: dict[tuple[int, str], str] = {}
+
+    def has(self, case: cases.Case) -> bool:
+        """Whether any rank has begun the case."""
+        return any(self.of(case))
+
+    def of(self, case: cases.Case) -> list[Outcome | None]:
+        """How the case ended on each rank; None where a rank never began it."""
+        return self._outcomes.get((case.ranks, case.name), [None] * case.ranks)
+
+    def failure(self, case: cases.Case) -> str | None:
+        """What went wrong in a case, rank by rank; None where it passed on every rank."""
+        dies = case.launch.dies if case.launch else ()
+        faults = []
+        for rank, outcome in enumerate(self.of(case)):
+            if rank in dies:
+                if outcome and outcome.event != "start":
+                    faults.append(f"rank {rank}: was meant to die, but ended with: {outcome.event}\n{outcome.text}")
+            elif outcome is None:
+                faults.append(f"rank {rank}: never began the case")
+            elif outcome.event == "start":
+                faults.append(f"rank {rank}: ended in the middle of the case without a word")
+            elif outcome.event == "fail":
+                faults.append(f"rank {rank}: failed after {outcome.seconds} s\n{outcome.text}")
+        if not faults:
+            return None
+        return "\n".join([*faults, "--- what the launch printed", self.output.get((case.ranks, case.name), "")[-4000:]])
+
+    def launch(self, selected: Sequence[cases.Case]) -> None:
+        """Runs cases of the same number of ranks, again without those that ended a launch for all."""
+        pending = list(selected)
+        for _ in range(1 + RELAUNCHES):
+            self._launch(pending)
+            pending = [case for case in pending if not self.has(case)]
+            if not pending:
+                return
+
+    def _launch(self, selected: Sequence[cases.Case]) -> None:
+        ranks, launch = selected[0].ranks, selected[0].launch or cases.Launch()
+        with tempfile.TemporaryDirectory() as name, _network(launch) as (hosts, prefix, environment):
+            folder = pathlib.Path(name)
+            (folder / "names.json").write_text(json.dumps([case.name for case in selected]))
+            suites = sorted({case.name.partition(".")[0] for case in selected})
+            command = ["-m", "tests.parallel.run", *suites, "--results", name, "--names", str(folder / "names.json")]
+            limit = START + sum(case.limit for case in selected)
+            ended = horovodrun(ranks, command, limit, hosts, environment, prefix)
+            self._read(folder, selected)
+        died = "" if ended.status == 0 else f"\n(the launch ended with status {ended.status})"
+        for case in selected:
+            self.output[case.ranks, case.name] = ended.output + died
+
+    def _read(self, folder: pathlib.Path, selected: Sequence[cases.Case]) -> None:
+        ranks = selected[0].ranks
+        for rank in range(ranks):
+            path = folder / f"rank{rank}.jsonl"
+            for line in path.read_text(encoding="utf8").splitlines() if path.exists() else []:
+                entry = json.loads(line)
+                outcomes = self._outcomes.setdefault((ranks, entry["case"]), [None] * ranks)
+                outcomes[rank] = Outcome(entry["event"], entry["text"], entry["seconds"])
+
+
+@contextlib.contextmanager
+def _network(launch: cases.Launch) -> Iterator[tuple[str | None, list[str], dict[str, str]]]:
+    """Where a launch takes place: its hosts, what to put before the launcher, and what its environment needs."""
+    if launch.names is None:
+        yield launch.hosts, [], {}
+        return
+    with networks.two_hosts(loopback_names=launch.names == "loopback") as network:
+        yield network.hosts, network.prefix, network.environment

@@ -1,0 +1,196 @@
+"""What one rank does: it runs the cases of one launch and records how each ended.
+
+How to write a case. Put a function into a file `cases_SUITE.py` of this folder:
+
+    from tests.parallel.cases import case
+
+    @case(ranks=(2, 4), over=lambda ranks: [{"local_size": n} for n in (1, ranks)])
+    def replicas_agree(local_size):
+        hvd.init(local_size=local_size)
+        ...
+        assert digest == expected
+
+- Every rank calls it with the same arguments; it passes by returning, and any exception is its failure.
+  `tests/test_parallel.py` shows each (number of ranks, case) as a test and on failure the text of every rank.
+- The ranks are started once for all cases of all suites that need the same number of ranks. Before each case the
+  harness calls `hvd.init(local_size=P)`, `tf.keras.utils.set_random_seed(0)` and clears Keras's session; call
+  `hvd.init(local_size=n)` for other shapes of the grid. Where Horovod itself must fail, or a rank must die, pass
+  `launch=Launch(...)`: such a case has its ranks to itself and calls `hvd.init` on its own.
+- After each case all ranks meet. A rank that fails where the others wait for it ends the launch for all; the cases
+  that were left are run by a new launch. A case past its limit is a hang: the record shows what each thread did.
+- Compare on every rank (`number_of` and friends below need no collective); do not print.
+
+While you work on a suite, run it without pytest (HOROVODRUN is .venv/bin/horovodrun):
+
+    HOROVODRUN -np 2 --gloo .venv/bin/python -m tests.parallel.run keras --only replicas
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import pathlib
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Sequence
+from typing import Any, TextIO
+
+from tests.parallel import cases
+
+GRACE = 5.0  # seconds that the other ranks get to end a case in which one has failed
+_POLL = 0.2
+
+
+def number_of() -> tuple[int, int]:
+    """This rank and the number of ranks, as the launcher set them."""
+    return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
+
+
+class Record:
+    """One JSON line for each event of this rank: {"case", "event": "start" | "pass" | "fail", "text", "seconds"}."""
+
+    def __init__(self, folder: pathlib.Path | None, rank: int):
+        self._folder = folder
+        self._rank = rank
+        self._file: TextIO = sys.stdout if folder is None else open(folder / f"rank{rank}.jsonl", "a", encoding="utf8")
+
+    def write(self, name: str, event: str, text: str = "", seconds: float = 0.0) -> None:
+        line = {"case": name, "event": event, "text": text, "seconds": round(seconds, 3)}
+        if self._folder is not None:
+            self._file.write(json.dumps(line) + "\n")
+        elif event != "start":
+            self._file.write(f"{event} {name} ({seconds:.2f} s)\n{text}")
+        self._file.flush()
+
+    def mark_failed(self, number: int) -> None:
+        """Tells the other ranks that this one will not take part in the rest of a case."""
+        if self._folder is not None:
+            (self._folder / f"failed.{number}.{self._rank}").touch()
+
+    def failed_ranks(self, number: int) -> list[str]:
+        """Which ranks have failed in a case."""
+        found = [] if self._folder is None else self._folder.glob(f"failed.{number}.*")
+        return sorted(path.suffix[1:] for path in found)
+
+
+class Watch:
+    """A thread that ends the process where a case takes too long or waits for a rank that has failed."""
+
+    def __init__(self, record: Record):
+        self._record = record
+        self._lock = threading.Lock()
+        self._current: tuple[int, cases.Case, float] | None = None
+        self._told = False
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def begin(self, number: int, case: cases.Case) -> None:
+        with self._lock:
+            self._current, self._told = (number, case, time.monotonic()), False
+
+    def told(self) -> None:
+        """The case's outcome is on record; what is watched from now on is only the meeting after it."""
+        with self._lock:
+            self._told = True
+
+    def end(self) -> None:
+        with self._lock:
+            self._current = None
+
+    def _run(self) -> None:
+        bereaved_since: float | None = None
+        while True:
+            time.sleep(_POLL)
+            with self._lock:
+                if self._current is None:
+                    bereaved_since = None
+                    continue
+                number, case, since = self._current
+                now = time.monotonic()
+                failed = self._record.failed_ranks(number)
+                bereaved_since = (bereaved_since or now) if failed else None
+                late = now - since > case.limit
+                if late or (bereaved_since and now - bereaved_since > GRACE):
+                    reason = f"still running after {case.limit} s" if late else f"waiting for rank {', '.join(failed)}"
+                    self._give_up(case, reason, now - since)
+
+    def _give_up(self, case: cases.Case, reason: str, seconds: float) -> None:
+        if not self._told:
+            self._record.write(case.name, "fail", f"HANG: {reason}; its threads:\n{_stacks()}", seconds)
+        os._exit(3)
+
+
+def _stacks() -> str:
+    own = threading.get_ident()
+    frames = {ident: frame for ident, frame in sys._current_frames().items() if ident != own}
+    return "\n".join("".join(traceback.format_stack(frame)[-8:]) for frame in frames.values())
+
+
+def run_shared(selected: Sequence[cases.Case], record: Record) -> None:
+    """Runs cases one after another on ranks that are started and initialised once."""
+    import tensorflow as tf
+
+    from hvd_sparse import topology
+
+    topology.init()
+    watch = Watch(record)
+    for number, case in enumerate(selected):
+        watch.begin(number, case)
+        topology.init(local_size=case.ranks)
+        tf.keras.backend.clear_session()
+        tf.keras.utils.set_random_seed(0)
+        if not _attempt(case, record):
+            record.mark_failed(number)
+        watch.told()
+        topology.init(local_size=case.ranks)
+        topology.world().allreduce(tf.constant(0), "max", f"case.{number}")
+        watch.end()
+
+
+def run_alone(case: cases.Case, record: Record) -> None:
+    """Runs the only case of a launch; a rank is given time to end by itself when the launcher asks it to stop."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    watch = Watch(record)
+    watch.begin(0, case)
+    _attempt(case, record)
+    watch.end()
+
+
+def _attempt(case: cases.Case, record: Record) -> bool:
+    record.write(case.name, "start")
+    started = time.monotonic()
+    try:
+        case.run()
+    except Exception:
+        record.write(case.name, "fail", traceback.format_exc(), time.monotonic() - started)
+        return False
+    record.write(case.name, "pass", "", time.monotonic() - started)
+    return True
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Runs multi-rank cases on this rank.")
+    parser.add_argument("suites", nargs="+", help="names of suites: cases_NAME.py")
+    parser.add_argument("--only", default="", help="run the cases whose names contain this")
+    parser.add_argument("--names", type=pathlib.Path, help="run the cases named in this JSON list")
+    parser.add_argument("--results", type=pathlib.Path, help="folder for the records; default: print them")
+    options: Any = parser.parse_args(arguments)
+    rank, ranks = number_of()
+    wanted = json.loads(options.names.read_text()) if options.names else None
+    selected = [
+        case
+        for case in cases.load(options.suites)
+        if case.ranks == ranks and options.only in case.name and (wanted is None or case.name in wanted)
+    ]
+    record = Record(options.results, rank)
+    if len(selected) == 1 and selected[0].launch is not None:
+        run_alone(selected[0], record)
+    else:
+        run_shared([case for case in selected if case.launch is None], record)
+
+
+if __name__ == "__main__":
+    main()

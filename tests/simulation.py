@@ -1,0 +1,166 @@
+"""Whole exchanges of all ranks in NumPy: slow, obvious, and the same bits as the library's.
+
+A simulation knows all ranks at once. `step(vectors)` takes one vector [size] of each rank and returns the mean that
+every rank must get; `owed` is [P, size] float32, what each rank keeps back, where its elements lie in the vector. Dense
+means are exact where sums are (small integers); else any order of additions lies within `tolerance(vectors)` of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import ml_dtypes
+import numpy as np
+
+from tests.gpu import reference
+
+DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+Select = Callable[[np.ndarray, int, int], np.ndarray]
+
+
+def same_bits(array: np.ndarray, expected: np.ndarray) -> None:
+    """Asserts that two arrays are the same to the last bit; a zero's sign counts."""
+    assert array.dtype == expected.dtype and array.shape == expected.shape
+    np.testing.assert_array_equal(np.asarray(array, np.float64), np.asarray(expected, np.float64))
+    assert array.tobytes() == expected.tobytes()
+
+
+def integers(random: np.random.Generator, size: int, ranks: int) -> np.ndarray:
+    """Small integers, divisible by P: all sums and the division are exact, and many magnitudes are equal."""
+    return random.integers(-8, 9, size) * ranks
+
+
+def floats(random: np.random.Generator, size: int, ranks: int) -> np.ndarray:
+    """Of several magnitudes, with zeros."""
+    return random.standard_normal(size) * 10.0 ** random.integers(-3, 3, size) * (random.random(size) < 0.9)
+
+
+def constants(random: np.random.Generator, size: int, ranks: int) -> np.ndarray:
+    """All equal."""
+    return np.full(size, random.integers(-2, 3))
+
+
+class Shape:
+    """P ranks as nodes of `local_size`, numbered node by node."""
+
+    def __init__(self, ranks: int, local_size: int):
+        self.ranks = ranks
+        self.local_size = local_size
+        self.nodes = ranks // local_size
+
+
+def kept(density: float, size: int) -> int:
+    """The number of elements that are sent out of `size`: at least one, halves to even."""
+    return max(1, int(np.rint(np.float64(density) * size)))
+
+
+def shard_ends(size: int, count: int) -> list[tuple[int, int]]:
+    """Begin and end of each shard: as long as the longest must be, until nothing is left."""
+    longest = (size + count - 1) // count
+    return [(min(number * longest, size), min((number + 1) * longest, size)) for number in range(count)]
+
+
+def exact(total: np.ndarray, count: int, seed: int) -> np.ndarray:
+    """The selection of TopK."""
+    return reference.exact(total, count)
+
+
+def searched(samplings: int = 30, base: int = 0) -> Select:
+    """The selection of MSTopK; the seed it is called with advances with each step."""
+    return lambda total, count, seed: reference.mstopk(total, count, samplings, base + seed)
+
+
+def divided(total: np.ndarray, ranks: int, dtype: str) -> np.ndarray:
+    """A float32 sum over all ranks, divided once, in the vector's dtype."""
+    return reference.narrow(total / np.float32(ranks), DTYPES[dtype])
+
+
+class Dense:
+    """The mean of all vectors, for `dense` and `torus2d`."""
+
+    def __init__(self, shape: Shape, size: int, dtype: str = "float32", wire: str = "float32"):
+        self.shape, self.dtype, self.wire = shape, dtype, wire
+        self.owed = np.zeros([shape.ranks, size], np.float32)
+
+    def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        total = np.sum([vector.astype(np.float64) for vector in vectors], axis=0)
+        return divided(total.astype(np.float32), self.shape.ranks, self.dtype)
+
+    def tolerance(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        """4 P (eps sum |g| + the smallest number) of the narrower of the two dtypes, over P as the mean is."""
+        limits = [ml_dtypes.finfo(DTYPES[dtype]) for dtype in (self.dtype, self.wire)]
+        eps, least = (max(float(getattr(limit, name)) for limit in limits) for name in ("eps", "smallest_subnormal"))
+        return 4 * (eps * np.sum([np.abs(vector.astype(np.float64)) for vector in vectors], axis=0) + least)
+
+
+class Flat:
+    """Every rank sends what it selects of its own vector, for `topk` and `mstopk`."""
+
+    def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
+        self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
+        self.owed = np.zeros([shape.ranks, size], np.float32)
+        self.steps = 0
+
+    def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        total = np.zeros(self.owed.shape[1], np.float32)
+        for rank, vector in enumerate(vectors):
+            self.owed[rank] = send([vector], self.owed[rank], total, self)
+        self.steps += 1
+        return divided(total, self.shape.ranks, self.dtype)
+
+
+class Hierarchical:
+    """Local rank j of every node sends what it selects of the node's sum of shard j, for `hitopk`."""
+
+    def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
+        self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
+        self.owed = np.zeros([shape.ranks, size], np.float32)
+        self.steps = 0
+
+    def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        total = np.zeros(self.owed.shape[1], np.float32)
+        ends = shard_ends(total.size, self.shape.local_size)
+        for node in range(self.shape.nodes):
+            first = node * self.shape.local_size
+            for local, (begin, end) in enumerate(ends):
+                if begin == end:
+                    continue
+                parts = [vector[begin:end] for vector in vectors[first : first + self.shape.local_size]]
+                residual = self.owed[first + local, begin:end]
+                self.owed[first + local, begin:end] = send(parts, residual, total[begin:end], self)
+        self.steps += 1
+        return divided(total, self.shape.ranks, self.dtype)
+
+
+def send(parts: Sequence[np.ndarray], residual: np.ndarray, total: np.ndarray, sender: Flat | Hierarchical):
+    """Selects from parts and residual, adds what arrives to `total`, and returns what is kept back."""
+    summed = reference.accumulate(parts, residual)
+    indices = sender.select(summed, kept(sender.density, summed.size), sender.steps)
+    values, residual = reference.feedback(parts, residual, indices, DTYPES[sender.wire])
+    total[indices] += reference.widen(values)
+    return residual
+
+
+Simulation = Dense | Flat | Hierarchical
+
+
+class Stages:
+    """One simulation after another, all in float32; `stage` is set from outside, as the epoch is."""
+
+    def __init__(self, stages: Sequence[Simulation], dtype: str = "float32"):
+        self.stages = list(stages)
+        self.dtype = dtype
+        self.stage = self._holder = 0
+
+    @property
+    def owed(self) -> np.ndarray:
+        """What the stage keeps back that ran last."""
+        return self.stages[self._holder].owed
+
+    def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        rows = [vector.astype(np.float32) for vector in vectors]
+        if self.stage != self._holder:
+            rows = [row + owed for row, owed in zip(rows, self.owed, strict=True)]
+            self.stages[self._holder].owed[:] = 0
+            self._holder = self.stage
+        return reference.narrow(self.stages[self.stage].step(rows), DTYPES[self.dtype])

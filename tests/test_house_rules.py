@@ -1,0 +1,367 @@
+"""The rules of the house, read from the sources; each rule is shown to refuse a small example."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGE = "hvd_sparse"
+
+# Who may know whom: a module imports from its own layer and from those below. A new module must be given a place.
+LAYERS = [
+    {
+        "arguments",
+        "bucket_exchange",
+        "buckets",
+        "callbacks",
+        "checkpoint",
+        "gradient_exchange",
+        "keras_hooks",
+        "loss_scale",
+        "optimizer",
+        "planned_exchange",
+        "rows",
+        "saving",
+        "tape",
+        "telemetry",
+        "train_step",
+    },
+    {"recipes"},
+    {"aggregators"},
+    {"collectives", "compressors", "error_feedback", "quantizers"},
+    {"communicator", "host_names", "ops", "spec", "topology"},
+]
+KERAS_INSIDES = "keras_hooks"
+NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
+UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
+NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make"}
+
+LONGEST = 400
+LONGER: dict[str, str] = {}  # file -> why it is in one piece
+
+FOLDERS = ("hvd_sparse", "ops", "tests", "examples", "benchmarks", "tools", "docs")
+TEXTS = {".py", ".cc", ".h", ".cu", ".cuh", ".inc", ".sh", ".md"}
+
+Sources = dict[str, ast.Module]
+
+
+# ---- what the sources say ----
+
+
+def parse(sources: dict[str, str]) -> Sources:
+    """Modules by name ("aggregators.base") from their text."""
+    return {name: ast.parse(text) for name, text in sources.items()}
+
+
+def package() -> Sources:
+    """The modules of the package; the package itself is ""."""
+    folder = ROOT / PACKAGE
+    texts = {}
+    for path in folder.rglob("*.py"):
+        parts = path.relative_to(folder).with_suffix("").parts
+        texts[".".join(parts).removesuffix("__init__").rstrip(".")] = path.read_text()
+    return parse(texts)
+
+
+def files() -> Iterator[Path]:
+    """The text files of the repository."""
+    for path in [*ROOT.iterdir(), *(path for folder in FOLDERS for path in (ROOT / folder).rglob("*"))]:
+        if path.is_file() and path.suffix in TEXTS:
+            yield path
+
+
+def imports(tree: ast.Module) -> Iterator[str]:
+    """Everything that is imported, as dotted names."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        if isinstance(node, ast.ImportFrom) and node.module:
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def own_imports(tree: ast.Module, modules: Sources) -> set[str]:
+    """The modules of the package that a module imports."""
+    found = set()
+    for name in imports(tree):
+        if not name.startswith(f"{PACKAGE}."):
+            continue
+        inner = name.removeprefix(f"{PACKAGE}.")
+        found.add(inner if inner in modules else inner.rpartition(".")[0])
+    return found - {""}
+
+
+def layer(module: str) -> int | None:
+    """The number of a module's layer, 0 at the top."""
+    return next((number for number, members in enumerate(LAYERS) if module.partition(".")[0] in members), None)
+
+
+def dotted(node: ast.expr) -> str:
+    """`a.b.c` as text; what is not such a chain is left out at its beginning."""
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+# ---- the rules: each returns what breaks it ----
+
+
+def upward_imports(modules: Sources) -> list[str]:
+    broken = []
+    for name, tree in modules.items():
+        if name == "":
+            continue
+        if layer(name) is None:
+            broken.append(f"{name} has no place in LAYERS")
+            continue
+        for other in own_imports(tree, modules):
+            if layer(other) is not None and layer(other) < layer(name):
+                broken.append(f"{name} imports {other} from a layer above it")
+    return broken
+
+
+def circular_imports(modules: Sources) -> list[str]:
+    graph = {name: own_imports(tree, modules) for name, tree in modules.items()}
+    while free := [name for name, others in graph.items() if not others & set(graph)]:
+        for name in free:
+            del graph[name]
+    return [f"{', '.join(sorted(graph))} import each other"] if graph else []
+
+
+def horovod_imports(modules: Sources) -> list[str]:
+    return [
+        f"{name} imports {imported}"
+        for name, tree in modules.items()
+        for imported in imports(tree)
+        if imported.partition(".")[0] == "horovod" and name != "topology"
+    ]
+
+
+def undocumented(modules: Sources) -> list[str]:
+    """Public modules, classes, functions and methods without a docstring; an overriding method needs none."""
+    classes = {node.name: node for tree in modules.values() for node in tree.body if isinstance(node, ast.ClassDef)}
+    broken = []
+    for name, tree in modules.items():
+        if not ast.get_docstring(tree):
+            broken.append(f"{name or PACKAGE} itself")
+        for node in _public(tree.body):
+            if not ast.get_docstring(node):
+                broken.append(f"{name}.{node.name}")
+            for method in _public(node.body) if isinstance(node, ast.ClassDef) else ():
+                if not ast.get_docstring(method) and not _overrides(method.name, node, classes):
+                    broken.append(f"{name}.{node.name}.{method.name}")
+    return broken
+
+
+def _public(body: list[ast.stmt]) -> Iterator[ast.ClassDef | ast.FunctionDef]:
+    return (node for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef) and not node.name.startswith("_"))
+
+
+def _overrides(method: str, child: ast.ClassDef, classes: dict[str, ast.ClassDef]) -> bool:
+    for base in child.bases:
+        parent = classes.get(dotted(base).rpartition(".")[2])
+        if parent is None and dotted(base) not in ("NamedTuple", "abc.ABC", "tf.Module", "object"):
+            return True  # of a class of Keras, whose documentation it inherits
+        if parent is None:
+            continue
+        documented = {each.name for each in _public(parent.body) if ast.get_docstring(each)} | _documented_names(parent)
+        if method in documented or _overrides(method, parent, classes):
+            return True
+    return False
+
+
+def _documented_names(parent: ast.ClassDef) -> set[str]:
+    """Attributes of a class that its docstring speaks of."""
+    attributes = {dotted(target) for node in parent.body for target in _targets(node)}
+    return attributes & set(re.findall(r"\w+", ast.get_docstring(parent) or ""))
+
+
+def _targets(node: ast.stmt) -> list[ast.expr]:
+    if isinstance(node, ast.AnnAssign):
+        return [node.target]
+    return node.targets if isinstance(node, ast.Assign) else []
+
+
+def private_interfaces(modules: Sources) -> list[str]:
+    """Insides of TensorFlow and Keras by their path."""
+    broken = []
+    for name, tree in modules.items():
+        used = {*imports(tree), *(dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))}
+        found = (path for path in sorted(used) if any(f"{path}.".startswith(f"{bad}.") for bad in NOT_OURS_TO_READ))
+        broken += [f"{name} uses {path}" for path in found]
+    return broken
+
+
+def private_names_of_others(modules: Sources) -> list[str]:
+    """Underscored attributes that the package does not define itself, so that they are Keras's or TensorFlow's."""
+    ours = {defined for tree in modules.values() for defined in _defined(tree)} | NAMED_TUPLE
+    return [
+        f"{name} line {line} uses {attribute}"
+        for name, tree in modules.items()
+        if name != KERAS_INSIDES
+        for attribute, line in _private_uses(tree)
+        if attribute not in ours
+    ]
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            yield node.name
+        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield from (alias.asname or alias.name for alias in node.names)
+
+
+def _private_uses(tree: ast.Module) -> Iterator[tuple[str, int]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _is_private(node.attr):
+            yield node.attr, node.lineno
+        if isinstance(node, ast.Call) and dotted(node.func) in ("getattr", "hasattr", "setattr", "delattr"):
+            named = node.args[1]
+            if isinstance(named, ast.Constant) and _is_private(str(named.value)):
+                yield str(named.value), node.lineno
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.endswith("__")
+
+
+def unsafe_loading(modules: Sources) -> list[str]:
+    broken = []
+    for name, tree in modules.items():
+        broken += [f"{name} imports {each}" for each in imports(tree) if each.partition(".")[0] in UNSAFE_TO_LOAD]
+        broken += [
+            f"{name} line {node.value.lineno} sets allow_pickle"
+            for node in ast.walk(tree)
+            if isinstance(node, ast.keyword) and node.arg == "allow_pickle" and getattr(node.value, "value", True)
+        ]
+    return broken
+
+
+def framework_headers(sources: dict[str, str]) -> list[str]:
+    """Kernels are plain C++: no header of TensorFlow, nor of what it brings along."""
+    pattern = re.compile(r'^\s*#\s*include\s*[<"]((?:tensorflow|tsl|xla|absl|Eigen|unsupported)/[^>"]*)', re.MULTILINE)
+    return [f"{name} includes {header}" for name, text in sources.items() for header in pattern.findall(text)]
+
+
+def long_files(lengths: dict[str, int]) -> list[str]:
+    broken = [
+        f"{name} has {length} lines, more than {LONGEST}: make it a folder of the same name, or several files"
+        for name, length in lengths.items()
+        if length > LONGEST and name not in LONGER
+    ]
+    return broken + [f"{name} is short again: take it out of LONGER" for name in LONGER if lengths[name] <= LONGEST]
+
+
+# ---- the house keeps them ----
+
+RULES_OF_THE_PACKAGE = [
+    upward_imports,
+    circular_imports,
+    horovod_imports,
+    undocumented,
+    private_interfaces,
+    private_names_of_others,
+    unsafe_loading,
+]
+
+
+@pytest.mark.parametrize("rule", RULES_OF_THE_PACKAGE)
+def test_the_package_keeps_the_rule(rule):
+    assert rule(package()) == []
+
+
+@pytest.mark.parametrize("rule", [private_interfaces, unsafe_loading])
+def test_all_other_python_keeps_the_rule(rule):
+    others = {str(path.relative_to(ROOT)): path.read_text() for path in files() if path.suffix == ".py"}
+    assert len(others) > 10
+    assert rule(parse(others)) == []
+
+
+def test_kernels_know_no_tensorflow():
+    kernels = {
+        path.name: path.read_text()
+        for path in (ROOT / "ops").iterdir()
+        if path.suffix in TEXTS and not path.stem.endswith("_op") and path.name != "op_support.h"
+    }
+    assert len(kernels) > 5
+    assert framework_headers(kernels) == []
+
+
+def test_no_file_is_long():
+    lengths = {str(path.relative_to(ROOT)): path.read_text().count("\n") for path in files()}
+    assert long_files(lengths) == []
+
+
+# ---- each rule can be broken ----
+
+DOCUMENTED = '"""A module."""\n'
+BASE = DOCUMENTED + 'class B:\n    """B."""\n    def m(self):'
+CHILD = 'class C(B):\n    """C."""\n    def m(self): ...'
+BROKEN = [
+    (upward_imports, {"ops": "from hvd_sparse import recipes", "recipes": ""}, "ops imports recipes"),
+    (upward_imports, {"ops": "from hvd_sparse.aggregators import base", "aggregators.base": ""}, "aggregators.base"),
+    (upward_imports, {"spec": "def f():\n    import hvd_sparse.tape", "tape": ""}, "spec imports tape"),
+    (upward_imports, {"novelty": ""}, "novelty has no place in LAYERS"),
+    (circular_imports, {"a": "from hvd_sparse import b", "b": "from hvd_sparse.a import f", "c": ""}, "a, b import"),
+    (horovod_imports, {"ops": "import horovod.tensorflow as hvd"}, "ops imports horovod.tensorflow"),
+    (horovod_imports, {"tape": "def f():\n    from horovod import runner"}, "tape imports horovod.runner"),
+    (undocumented, {"ops": "x = 1"}, "ops itself"),
+    (undocumented, {"ops": DOCUMENTED + "def f(): ..."}, "ops.f"),
+    (undocumented, {"ops": DOCUMENTED + 'class C:\n    """C."""\n    def m(self): ...'}, "ops.C.m"),
+    (undocumented, {"ops": f"{BASE} ...\n{CHILD}"}, "ops.C.m"),
+    (private_interfaces, {"ops": "from tensorflow.python.framework import ops"}, "tensorflow.python.framework.ops"),
+    (private_interfaces, {"ops": "tf.__internal__.distribute.x()"}, "tf.__internal__.distribute"),
+    (private_interfaces, {"ops": "import keras.src.optimizers"}, "keras.src.optimizers"),
+    (private_names_of_others, {"tape": "optimizer._clip_gradients(g)"}, "tape line 1 uses _clip_gradients"),
+    (private_names_of_others, {"tape": "getattr(optimizer, '_variables')"}, "tape line 1 uses _variables"),
+    (private_names_of_others, {"tape": "class C(K):\n    def m(self):\n        self._track(1)"}, "uses _track"),
+    (unsafe_loading, {"ops": "import pickle"}, "ops imports pickle"),
+    (unsafe_loading, {"ops": "np.load(path, allow_pickle=True)"}, "ops line 1 sets allow_pickle"),
+    (
+        framework_headers,
+        {"a.cc": '#include "a.h"\n#include "tensorflow/core/x.h"'},
+        "a.cc includes tensorflow/core/x.h",
+    ),
+    (framework_headers, {"a.cc": "# include <absl/strings/str_cat.h>"}, "a.cc includes absl/strings/str_cat.h"),
+    (long_files, {"a.py": LONGEST + 1}, "a.py has 401 lines"),
+]
+
+
+@pytest.mark.parametrize("rule, example, complaint", BROKEN)
+def test_a_broken_rule_is_seen(rule, example, complaint):
+    found = rule(parse(example) if rule not in (framework_headers, long_files) else example)
+    assert any(complaint in each for each in found)
+
+
+KEPT = [
+    (
+        upward_imports,
+        {"tape": "from hvd_sparse import recipes\nfrom hvd_sparse.ops import topk", "recipes": "", "ops": ""},
+    ),
+    (circular_imports, {"a": "from hvd_sparse import b", "b": "from hvd_sparse import c", "c": ""}),
+    (horovod_imports, {"topology": "import horovod.tensorflow"}),
+    (undocumented, {"ops": DOCUMENTED + 'def f():\n    """Does f."""\ndef _g(): ...'}),
+    (undocumented, {"ops": f"{BASE}\n        'M.'\n{CHILD}"}),
+    (undocumented, {"ops": DOCUMENTED + 'class C(keras.callbacks.Callback):\n    """C."""\n    def on_x(self): ...'}),
+    (private_interfaces, {"ops": "import tensorflow as tf\ntf.pythonic\nkeras.srcs"}),
+    (
+        private_names_of_others,
+        {"tape": "class C:\n    def _mine(self): ...\nC()._mine()\npoint._replace(x=1)\nf.__name__"},
+    ),
+    (private_names_of_others, {KERAS_INSIDES: "optimizer._clip_gradients(g)"}),
+    (unsafe_loading, {"ops": "import json\nnp.load(path, allow_pickle=False)"}),
+    (framework_headers, {"a.cc": '#include "select.h"\n#include <vector>\n// see tensorflow/core'}),
+    (long_files, {"a.py": LONGEST}),
+]
+
+
+@pytest.mark.parametrize("rule, example", KEPT)
+def test_a_kept_rule_is_left_alone(rule, example):
+    assert rule(parse(example) if rule not in (framework_headers, long_files) else example) == []

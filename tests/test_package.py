@@ -1,0 +1,89 @@
+"""The wheel: built from the sources, installed where nothing else is, used from there."""
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "hvd_sparse", "ops")
+PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
+
+USE = """
+import pathlib, sys
+import hvd_sparse
+from hvd_sparse import ops
+values, indices = ops.topk([1.0, -3.0, 2.0], 2)
+assert values.numpy().tolist() == [-3.0, 2.0], values
+assert indices.numpy().tolist() == [1, 2], indices
+print(pathlib.Path(hvd_sparse.__file__).parent)
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """Built in a copy of the sources; what the checkout has compiled already is taken over."""
+    copy = tmp_path_factory.mktemp("sources")
+    for name in SOURCES:
+        source = ROOT / name
+        without = shutil.ignore_patterns("__pycache__", "_ops.*", "_cuda.so")
+        shutil.copytree(source, copy / name, ignore=without) if source.is_dir() else shutil.copy2(source, copy / name)
+    if (ROOT / "build" / "native").exists():
+        shutil.copytree(ROOT / "build" / "native", copy / "build" / "native")
+    wheels = copy / "wheels"
+    run([*PIP, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", str(wheels), "."], copy)
+    (built,) = wheels.iterdir()
+    return built
+
+
+def run(command, folder, **environment):
+    done = subprocess.run(command, cwd=folder, env={**os.environ, **environment}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_is_named_after_its_platform(wheel):
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert wheel.name.startswith(f"hvd_sparse-0.1.0-{python}-{python}-linux_")
+
+
+def test_the_wheel_carries_package_and_operations_and_nothing_else(wheel):
+    names = zipfile.ZipFile(wheel).namelist()
+    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hvd_sparse").rglob("*.py")}
+    native = {"hvd_sparse/_ops.so", "hvd_sparse/_ops.json"}
+    carried = {name for name in names if ".dist-info/" not in name}
+    assert carried - {"hvd_sparse/_cuda.so"} == modules | native
+
+
+def test_the_installed_wheel_works_away_from_the_checkout(wheel, tmp_path):
+    target = tmp_path / "installed"
+    run([*PIP, "install", "--no-deps", "--target", str(target), str(wheel)], tmp_path)
+    printed = run([sys.executable, "-c", USE], tmp_path, PYTHONPATH=str(target))
+    assert Path(printed.strip().splitlines()[-1]) == target / "hvd_sparse"
+
+
+@pytest.fixture
+def stray(tmp_path):
+    """ops.py in a folder of its own, without a library beside it."""
+    spec = importlib.util.spec_from_file_location("stray_ops", shutil.copy2(ROOT / "hvd_sparse" / "ops.py", tmp_path))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_a_library_that_is_not_compiled_is_an_error_in_words(stray, tmp_path):
+    with pytest.raises(ImportError, match="are not compiled .*make build") as raised:
+        stray.sum_parts([[1.0]])
+    assert str(tmp_path / "_ops.so") in str(raised.value)
+
+
+def test_a_library_for_another_tensorflow_is_an_error_in_words(stray, tmp_path):
+    (tmp_path / "_ops.json").write_text('{"tensorflow": "1.15.0"}')
+    (tmp_path / "_ops.so").write_text("of another time")
+    with pytest.raises(ImportError, match="for TensorFlow 1.15.0, this is TensorFlow .*compile them again"):
+        stray.sum_parts([[1.0]])

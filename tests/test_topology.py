@@ -1,0 +1,124 @@
+"""How ranks become nodes, and what hosts are told before Horovod starts."""
+
+from __future__ import annotations
+
+import pytest
+from horovod.runner.http.http_server import KVStoreServer
+
+from hvd_sparse import host_names, topology
+
+HERE = {"machine": "here", "loopback": None}
+THERE = {"machine": "there", "loopback": None}
+LOOPBACK = {"machine": "there", "loopback": "there -> 127.0.1.1"}
+
+
+def places(hosts, local_size=None):
+    return [{"host": host, "local_size": local_size} for host in hosts]
+
+
+@pytest.mark.parametrize(
+    "hosts, local_size, nodes",
+    [
+        ("a", None, [[0]]),
+        ("aabb", None, [[0, 1], [2, 3]]),
+        ("abab", None, [[0, 2], [1, 3]]),
+        ("aaaa", 2, [[0, 1], [2, 3]]),
+        ("aaaa", 1, [[0], [1], [2], [3]]),
+        ("aaaabb", 2, [[0, 1], [2, 3], [4, 5]]),
+        ("ababaa", 2, [[0, 2], [4, 5], [1, 3]]),
+    ],
+)
+def test_ranks_are_grouped_by_host_and_size(hosts, local_size, nodes):
+    assert topology.arrange(places(hosts, local_size)) == nodes
+
+
+@pytest.mark.parametrize(
+    "hosts, local_size, told",
+    [
+        ("aab", None, r"unequal size \(a: 2, b: 1 ranks\).*same number of ranks on every host"),
+        ("aab", 2, r"local_size = 2 does not divide .*\(a: 2, b: 1\).*choose a divisor"),
+        ("aaa", 2, "local_size = 2 does not divide"),
+        ("aa", 0, "local_size = 0 does not divide"),
+        ("aa", -1, "local_size = -1 does not divide"),
+    ],
+)
+def test_what_cannot_be_a_grid_is_refused(hosts, local_size, told):
+    with pytest.raises(ValueError, match=told):
+        topology.arrange(places(hosts, local_size))
+
+
+def test_ranks_must_ask_for_the_same_size():
+    with pytest.raises(ValueError, match="rank 0: 1, rank 1: 2"):
+        topology.arrange([{"host": "a", "local_size": 1}, {"host": "a", "local_size": 2}])
+
+
+def test_horovods_numbers_need_a_start():
+    assert topology.world().size == 1
+    for number in (topology.rank, topology.size, topology.local_rank, topology.local_size):
+        with pytest.raises(ValueError, match="call hvd_sparse.init"):
+            number()
+
+
+@pytest.mark.parametrize("reports", [[HERE], [HERE, THERE], [HERE, HERE], [LOOPBACK], [LOOPBACK, LOOPBACK]])
+def test_hosts_that_find_each_other_are_let_through(reports):
+    """Also those whose names are loopback addresses, as long as all of them are one machine."""
+    assert host_names.fault(reports) is None
+
+
+@pytest.mark.parametrize("reports", [[HERE, LOOPBACK], [LOOPBACK, HERE, THERE]])
+def test_a_loopback_name_among_several_machines_is_named_with_a_remedy(reports):
+    text = host_names.fault(reports)
+    assert "there -> 127.0.1.1" in text and "/etc/hosts on every host" in text
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """The environment of rank 0 on the first of two hosts, with a launcher's store."""
+    server = KVStoreServer(verbose=0)
+    environment = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.start_server()),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CROSS_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_RANK": "0",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(host_names, "describe", lambda: HERE)
+    port = environment["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    yield f"http://127.0.0.1:{port}/hvd_sparse_host_names"
+    server.shutdown_server()
+
+
+def test_every_rank_gets_the_verdict_on_all_hosts(job, monkeypatch):
+    host_names._put(f"{job}/1", LOOPBACK)
+    with pytest.raises(ValueError, match="there -> 127.0.1.1"):
+        host_names.check()
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
+    with pytest.raises(ValueError, match="there -> 127.0.1.1"):
+        host_names.check()
+
+
+def test_hosts_in_order_go_on(job):
+    host_names._put(f"{job}/1", THERE)
+    host_names.check()
+
+
+def test_a_host_that_does_not_answer_is_left_to_horovod(job, monkeypatch):
+    monkeypatch.setattr(host_names, "PATIENCE", 0.2)
+    host_names.check()
+
+
+@pytest.mark.parametrize(
+    "name, value", [("HOROVOD_CROSS_SIZE", "1"), ("HOROVOD_CONTROLLER", "mpi"), ("HOROVOD_GLOO_RENDEZVOUS_PORT", None)]
+)
+def test_nothing_is_asked_where_there_is_nothing_to_ask(job, monkeypatch, name, value):
+    host_names._put(f"{job}/1", LOOPBACK)
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    host_names.check()

@@ -1,0 +1,195 @@
+"""Ranks as threads of one process, so that laws can be tried on many numbers of ranks quickly.
+
+    def one_rank(grid):
+        state = recipe.init(Spec(size, grid))
+        return recipe.aggregate(vectors[grid.world.rank], state)
+
+    means = threads.run(ranks=6, local_size=3, function=one_rank)
+
+Only eager code: a collective meets the other threads when it is called. Sums are in rank order, which Horovod's own
+all-reduce does not promise.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.communicator import Communicator, Grid, LoneCommunicator
+
+PATIENCE = 30.0  # seconds that a rank waits for the others
+_REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
+
+
+class Call(NamedTuple):
+    """What one rank brings to a collective: all ranks must bring the same call, each its own value."""
+
+    collective: str
+    name: str
+    signature: Any
+    value: Any
+
+
+class Mismatch(Exception):
+    """The ranks of a group have called different collectives: Horovod would wait for ever."""
+
+
+class Deserted(Exception):
+    """Another rank of the group has failed, or has not come in time."""
+
+
+class _Meeting:
+    """Where the ranks of one group wait for each other and see what each has brought, round after round."""
+
+    def __init__(self, size: int):
+        self._size = size
+        self._condition = threading.Condition()
+        self._rounds: dict[int, dict[int, Call]] = {}
+        self._numbers = [0] * size
+        self._left = False
+
+    def meet(self, rank: int, call: Call) -> list[Any]:
+        with self._condition:
+            number = self._numbers[rank]
+            self._numbers[rank] += 1
+            brought = self._rounds.setdefault(number, {})
+            brought[rank] = call
+            self._condition.notify_all()
+            self._condition.wait_for(lambda: self._left or len(brought) == self._size, PATIENCE)
+            # All who are in this round have seen the one before.
+            self._rounds.pop(number - 1, None)
+        if len(brought) < self._size:
+            raise Deserted(f"{call.collective} {call.name}: only ranks {sorted(brought)} came")
+        calls = [brought[other] for other in range(self._size)]
+        if any(other[:3] != call[:3] for other in calls):
+            raise Mismatch("; ".join(f"rank {number}: {other[:3]}" for number, other in enumerate(calls)))
+        return [other.value for other in calls]
+
+    def leave(self) -> None:
+        """Lets nobody wait any more."""
+        with self._condition:
+            self._left = True
+            self._condition.notify_all()
+
+
+class ThreadCommunicator(Communicator):
+    """One thread's place in a group; `sent` counts the payload bytes that this rank sends to each world rank.
+
+    All-reduce and all-gather count as rings, broadcast as a star.
+    """
+
+    def __init__(self, name: str, ranks: Sequence[int], rank: int, meeting: _Meeting):
+        super().__init__(name, ranks, rank)
+        self._meeting = meeting
+        self.sent: dict[int, int] = {}
+
+    def leave(self) -> None:
+        """Lets the others of the group not wait for this rank any more."""
+        self._meeting.leave()
+
+    def _meet(self, collective: str, name: str, signature: Any, value: Any) -> list[Any]:
+        return self._meeting.meet(self.rank, Call(collective, f"{self.name}.{name}", signature, value))
+
+    def _count(self, to: int, sent: int) -> None:
+        world_rank = self.ranks[to % self.size]
+        self.sent[world_rank] = self.sent.get(world_rank, 0) + sent
+
+    def _allreduce(self, tensor, op, name):
+        own = tensor.numpy()
+        everyone = self._meet("allreduce", name, (op, own.shape, own.dtype), own)
+        self._count(self.rank + 1, 2 * (self.size - 1) * own.nbytes // self.size)
+        return tf.constant(functools.reduce(_REDUCTIONS[op], everyone))
+
+    def _allgather(self, tensor, name):
+        own = tensor.numpy()
+        everyone = self._meet("allgather", name, (own.shape[1:], own.dtype), own)
+        self._count(self.rank + 1, (self.size - 1) * own.nbytes)
+        return tf.constant(np.concatenate(everyone))
+
+    def _alltoall(self, tensor, splits, name):
+        own = tensor.numpy()
+        everyone = self._meet("alltoall", name, (tuple(splits), own.shape, own.dtype), own)
+        ends = np.cumsum(splits)
+        for rank in range(self.size):
+            if rank != self.rank:
+                self._count(rank, own[ends[rank] - splits[rank] : ends[rank]].nbytes)
+        mine = slice(ends[self.rank] - splits[self.rank], ends[self.rank])
+        return tf.constant(np.concatenate([other[mine] for other in everyone]))
+
+    def _broadcast(self, tensor, root, name):
+        own = tensor.numpy()
+        everyone = self._meet("broadcast", name, (root, own.shape, own.dtype), own)
+        return tf.constant(everyone[root])
+
+
+class RanksFailed(Exception):
+    """Some ranks raised; `errors` holds what each rank raised, None where it returned."""
+
+    def __init__(self, errors: Sequence[BaseException | None]):
+        super().__init__("; ".join(f"rank {rank}: {error!r}" for rank, error in enumerate(errors) if error))
+        self.errors = errors
+
+
+def grids(ranks: int, local_size: int) -> list[Grid]:
+    """The grid as each of the ranks sees it, numbered node by node."""
+    nodes = Grid.of_nodes(ranks // local_size, local_size)
+    groups = {"world": [list(range(ranks))], "node": nodes, "cross": list(zip(*nodes, strict=True))}
+    members: list[dict[str, Communicator]] = [{} for _ in range(ranks)]
+    for name, group in ((name, group) for name, partition in groups.items() for group in partition):
+        meeting = _Meeting(len(group))
+        for position, rank in enumerate(group):
+            lone = len(group) == 1
+            members[rank][name] = (
+                LoneCommunicator(name, rank) if lone else ThreadCommunicator(name, group, position, meeting)
+            )
+    return [Grid(**member) for member in members]
+
+
+def sent(grid: Grid) -> dict[int, int]:
+    """Payload bytes that this rank has sent so far to each world rank."""
+    counted: dict[int, int] = {}
+    for communicator in grid:
+        if isinstance(communicator, ThreadCommunicator):
+            for to, count in communicator.sent.items():
+                counted[to] = counted.get(to, 0) + count
+    return counted
+
+
+def run(ranks: int, local_size: int, function: Callable[[Grid], Any]) -> list[Any]:
+    """Calls a function once for each rank, all at the same time, and returns what each returned.
+
+    Raises:
+        RanksFailed: where any rank raised; the others then do not wait for it.
+    """
+    results: list[Any] = [None] * ranks
+    errors: list[BaseException | None] = [None] * ranks
+    everyone = grids(ranks, local_size)
+
+    def body(rank: int) -> None:
+        try:
+            results[rank] = function(everyone[rank])
+        except BaseException as error:
+            errors[rank] = error
+            _leave(everyone[rank])
+
+    threads = [threading.Thread(target=body, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    causes = [None if isinstance(error, Deserted) else error for error in errors]
+    if any(errors):
+        raise RanksFailed(causes if any(causes) else errors)
+    return results
+
+
+def _leave(grid: Grid) -> None:
+    """Lets nobody wait for a rank that has failed."""
+    for communicator in grid:
+        if isinstance(communicator, ThreadCommunicator):
+            communicator.leave()
