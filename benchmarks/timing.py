@@ -1,0 +1,91 @@
+"""How things are timed: all arms in turn, round after round, so that a machine that drifts drifts for all of them."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import json
+import pathlib
+import platform
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+RESULTS = pathlib.Path(__file__).parent / "results"
+
+
+@dataclasses.dataclass
+class Arm:
+    """Something to be timed.
+
+    Attributes:
+        run: what is timed.
+        check: looks at what the last `run` left, not timed; raises where it is wrong.
+        rounds: how often it takes part at the most; slow rivals take part less often.
+    """
+
+    run: Callable[[], object]
+    check: Callable[[], None] | None = None
+    rounds: int = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one arm."""
+
+    median: float
+    p95: float
+    rounds: int
+
+
+def interleave(arms: Mapping[str, Arm], rounds: int, before: Callable[[], object]) -> dict[str, Timing]:
+    """Runs all arms in turn, `rounds` times after one warm-up; every result is checked.
+
+    Args:
+        arms: by name.
+        rounds: of all arms that do not want fewer.
+        before: runs, not timed, before each arm, so that what the former one left in the caches is the same for all.
+    """
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    for number in range(-1, rounds):
+        for name, arm in arms.items():
+            if number >= arm.rounds:
+                continue
+            before()
+            start = time.perf_counter()
+            arm.run()
+            elapsed = time.perf_counter() - start
+            if arm.check is not None:
+                arm.check()
+            if number >= 0:
+                seconds[name].append(elapsed)
+    return {
+        name: Timing(1e3 * float(np.median(taken)), 1e3 * float(np.percentile(taken, 95)), len(taken))
+        for name, taken in seconds.items()
+    }
+
+
+def machine() -> dict[str, str]:
+    """What the figures depend on: processor, cores, versions, date."""
+    names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
+    return {
+        "date": datetime.date.today().isoformat(),
+        "processor": f"{names[0]}, {len(names)} cores",
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "commit": commit.stdout.strip() or "unknown",
+    }
+
+
+def write_results(name: str, data: dict, markdown: str) -> pathlib.Path:
+    """Writes results/NAME-DATE.json and .md by temporary name and rename; returns the path without its ending."""
+    RESULTS.mkdir(exist_ok=True)
+    stem = RESULTS / f"{name}-{machine()['date']}"
+    for ending, text in ((".json", json.dumps(data, indent=1) + "\n"), (".md", markdown)):
+        part = stem.with_suffix(f"{ending}.part")
+        part.write_text(text)
+        part.replace(stem.with_suffix(ending))
+    return stem
