@@ -43,15 +43,15 @@ void ask_for(const Input& input, int64_t at) {
 template <typename Part>
 void draw(const Input& input, const SampleGrid& grid, int64_t begin, int64_t end, Key* sample) {
   int64_t positions[kAskedFor];
-  for (int64_t group = begin; group < end; group += kAskedFor) {
-    const int64_t asked = std::min(kAskedFor, end - group);
-    for (int64_t i = 0; i < asked; ++i) {
-      positions[i] = grid.position(group + i);
-      ask_for<Part>(input, positions[i]);
+  for (int64_t group = begin; group < end + kAskedFor; ++group) {
+    int64_t& place = positions[group % kAskedFor];
+    if (group >= begin + kAskedFor) {
+      Key* keys = sample + (group - kAskedFor) * kNeighbours;
+      for (int64_t j = 0; j < kNeighbours; ++j) keys[j] = sum_at<Part>(input, place + j);
     }
-    for (int64_t i = 0; i < asked; ++i) {
-      Key* keys = sample + (group + i) * kNeighbours;
-      for (int64_t j = 0; j < kNeighbours; ++j) keys[j] = sum_at<Part>(input, positions[i] + j);
+    if (group < end) {
+      place = grid.position(group);
+      ask_for<Part>(input, place);
     }
   }
 }

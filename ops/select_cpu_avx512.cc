@@ -22,6 +22,7 @@ using Floats = __m512;
 using Keys = __m512i;
 constexpr int kWidth = 16;
 constexpr double kDenseFrom = 0.003;
+constexpr double kFeedbackDenseFrom = 0.0;
 
 HVDS_INLINE Floats load(const float* from) { return _mm512_loadu_ps(from); }
 
@@ -50,7 +51,15 @@ HVDS_INLINE Keys larger(Keys a, Keys b) { return _mm512_max_epi32(a, b); }
 
 // A bound as a vector, less one, so that the signed comparison "greater" serves all bounds from 0 to kNoKey.
 HVDS_INLINE Keys bound(Key key) { return _mm512_set1_epi32(static_cast<int>(key - 1)); }
-HVDS_INLINE unsigned reaching(Keys keys, Keys bound) { return _mm512_cmpgt_epi32_mask(keys, bound); }
+
+// The mask as a number whose upper half is zero. By assembly, because GCC 12 may keep the mask in memory as two bytes and
+// read four.
+HVDS_INLINE unsigned number_of(__mmask16 mask) {
+  unsigned number;
+  __asm__("kmovw %1, %0" : "=r"(number) : "k"(mask));
+  return number;
+}
+HVDS_INLINE unsigned reaching(Keys keys, Keys bound) { return number_of(_mm512_cmpgt_epi32_mask(keys, bound)); }
 HVDS_INLINE Floats where_reaching(Keys keys, Keys bound, Floats then, Floats otherwise) {
   return _mm512_mask_blend_ps(_mm512_cmpgt_epi32_mask(keys, bound), otherwise, then);
 }

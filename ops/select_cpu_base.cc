@@ -19,6 +19,7 @@ typedef float Floats __attribute__((vector_size(16)));
 typedef int32_t Keys __attribute__((vector_size(16)));
 constexpr int kWidth = 4;
 constexpr double kDenseFrom = 2.0;
+constexpr double kFeedbackDenseFrom = kDenseFrom;
 
 HVDS_INLINE Floats load(const float* from) {
   Floats values;

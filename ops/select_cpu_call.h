@@ -142,8 +142,10 @@ Thresholds thresholds_of(const Call& call, const Magnitudes& magnitudes);
 // Algorithm 1 has no answer when the band reaches down to the least element: only counting shows it.
 bool without_answer(const Call& call, const Thresholds& thresholds, const Counts& total);
 
-// The winners of a stretch of the vector before which `before` were counted, and where they go.
-Winners winners_after(const Counts& before, const Thresholds& thresholds, const Window& window, Key upper);
+// The winners of a stretch of the vector before which `before` were counted, and where they go. What reaches
+// `settled_from` has left residual_out already.
+Winners winners_after(const Call& call, const Counts& before, const Thresholds& thresholds, const Window& window,
+                      Key settled_from);
 Destination destination_after(const Counts& before, const Window& window);
 Window window_of(const Call& call, const Thresholds& thresholds, const Counts& total);
 

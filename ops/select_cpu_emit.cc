@@ -6,24 +6,38 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kRoom = kBatch + kOverhang;
+constexpr int64_t kRoom = 2 * kBatch + kOverhang;
+constexpr int64_t kMendsAhead = 24;
+constexpr int64_t kWorthStreaming = 1 << 20;
 
-// The winners of one batch, in the first-level cache.
-struct Batch {
-  alignas(64) int32_t sure_index[kRoom], band_index[kRoom], unsettled_index[kRoom];
-  alignas(64) float sure_value[kRoom], band_value[kRoom], unsettled_value[kRoom];
+// Whether the winners are written past the caches, which do not hold so many anyway.
+bool streams(const Call& call) {
+  return call.choice.kept >= kWorthStreaming && call.output.dtype == HVDS_FLOAT32;
+}
 
-  Emitted empty() {
-    return {{sure_index, sure_value, 0}, {band_index, band_value, 0}, {unsettled_index, unsettled_value, 0}};
-  }
+// Lists of what a batch gives, in the caches. Of what is to be mended, those of several batches.
+struct Lists {
+  alignas(64) int32_t index[4][kRoom];
+  alignas(64) float value[4][kRoom];
+
+  Candidates empty(int list) { return {index[list], value[list], 0}; }
 };
 
-void write(const Call& call, const Candidates& winners, int64_t& position) {
-  const int64_t item = call.output.dtype == HVDS_FLOAT32 ? 4 : 2;
-  std::memcpy(call.output.indices + position, winners.index, winners.count * sizeof *winners.index);
-  call.kernels.narrow[call.output.dtype](winners.value, winners.count,
-                                         static_cast<char*>(call.output.values) + position * item);
+void write(const Call& call, Candidates& winners, int64_t& position) {
+  const Output& output = call.output;
+  const int64_t item = output.dtype == HVDS_FLOAT32 ? 4 : 2;
+  void* values = static_cast<char*>(output.values) + position * item;
+  int32_t* indices = output.indices + position;
+  const int64_t bytes = winners.count * static_cast<int64_t>(sizeof *indices);
+  if (streams(call)) {
+    call.kernels.stream_copy(winners.index, bytes, indices);
+    call.kernels.stream_copy(winners.value, bytes, values);
+  } else {
+    std::memcpy(indices, winners.index, bytes);
+    call.kernels.narrow[output.dtype](winners.value, winners.count, values);
+  }
   position += winners.count;
+  winners.count = 0;
 }
 
 float sent(float value, int wire) {
@@ -31,10 +45,15 @@ float sent(float value, int wire) {
   return wire == HVDS_FLOAT16 ? widen(narrow<Half>(value)) : widen(narrow<Bfloat16>(value));
 }
 
-void settle(const Call& call, const Candidates& winners) {
-  for (int64_t i = 0; i < winners.count; ++i) {
-    call.output.residual_out[winners.index[i]] = winners.value[i] - sent(winners.value[i], call.output.dtype);
+// Puts right what the scan left in residual_out for these: places far apart, so that memory is asked for ahead.
+void mend(const Call& call, Candidates& mistaken, bool won) {
+  float* residual_out = call.output.residual_out;
+  for (int64_t i = 0; i < mistaken.count; ++i) {
+    __builtin_prefetch(residual_out + mistaken.index[std::min(i + kMendsAhead, mistaken.count - 1)], 1);
+    const float value = mistaken.value[i];
+    residual_out[mistaken.index[i]] = won ? value - sent(value, call.output.dtype) : value;
   }
+  mistaken.count = 0;
 }
 
 }  // namespace
@@ -53,8 +72,10 @@ Window window_of(const Call& call, const Thresholds& thresholds, const Counts& t
                      static_cast<uint32_t>(call.choice.kept), thresholds.literal, call.choice.seed);
 }
 
-Winners winners_after(const Counts& before, const Thresholds& thresholds, const Window& window, Key upper) {
-  return {thresholds, upper, before.band, window.first, int64_t{window.first} + window.taken};
+Winners winners_after(const Call& call, const Counts& before, const Thresholds& thresholds, const Window& window,
+                      Key settled_from) {
+  const bool feedback = call.output.residual_out != nullptr;
+  return {thresholds, feedback, settled_from, before.band, window.first, int64_t{window.first} + window.taken};
 }
 
 Destination destination_after(const Counts& before, const Window& window) {
@@ -64,14 +85,18 @@ Destination destination_after(const Counts& before, const Window& window) {
 
 void emit(const Call& call, const int32_t* index, const float* value, int64_t count, Winners& winners,
           Destination& destination) {
-  Batch batch;
+  Lists lists;
+  Emitted emitted{lists.empty(0), lists.empty(1), lists.empty(2), lists.empty(3)};
   for (int64_t at = 0; at < count; at += kBatch) {
-    Emitted emitted = batch.empty();
     call.kernels.emit(index + at, value + at, std::min(kBatch, count - at), winners, emitted);
     write(call, emitted.sure, destination.sure);
     write(call, emitted.band, destination.band);
-    settle(call, emitted.unsettled);
+    if (emitted.unsettled.count > kBatch) mend(call, emitted.unsettled, true);
+    if (emitted.revoked.count > kBatch) mend(call, emitted.revoked, false);
   }
+  mend(call, emitted.unsettled, true);
+  mend(call, emitted.revoked, false);
+  if (streams(call)) call.kernels.end_streaming();
 }
 
 }  // namespace hvds

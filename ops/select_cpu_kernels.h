@@ -19,9 +19,11 @@ struct Candidates {
   int64_t count;
 };
 
-// What a scan looks for: candidates reach `lower`; those that reach `upper` are all but sure to be kept.
+// What a scan looks for: candidates reach `lower`, and those that reach `upper` are kept, both almost surely; those that
+// reach `likely`, between the two, more often than not.
 struct Bounds {
   Key lower;
+  Key likely;
   Key upper;
 };
 
@@ -50,15 +52,16 @@ struct Writing {
 // Which candidates win; those of the band are numbered from `band_seen` on.
 struct Winners {
   Thresholds thresholds;
-  Key upper;          // winners below it are also listed in `unsettled`
+  bool feedback;      // whether `unsettled` and `revoked` are wanted
+  Key settled_from;   // the scan took what reaches it for winners
   int64_t band_seen;  // counts on
   int64_t band_first, band_end;
 };
 
 // Winners of at most kBatch candidates: `sure`, or all of them where the selection is not literal; `band`, the window
-// of a literal one.
+// of a literal one. Then those that the scan took for losers, and the losers that it took for winners.
 struct Emitted {
-  Candidates sure, band, unsettled;
+  Candidates sure, band, unsettled, revoked;
 };
 
 struct Counts {
@@ -68,20 +71,24 @@ struct Counts {
 
 struct Kernels {
   // The share of candidates from which on it is faster to treat every group of elements as if it held some: a branch
-  // that is taken now and then costs more than the work that it saves.
+  // that is taken now and then costs more than the work that it saves. With feedback there is more to wait for.
   double dense_from;
+  double feedback_dense_from;
 
   // Adds the elements of a tile that reach bounds.lower to `found`. If `sum` is not NULL, writes the tile's sum of
   // magnitudes to it, in the order of select.h.
   void (*scan[3])(const Tile& tile, const Bounds& bounds, bool dense, Candidates& found, float* sum);
 
   // The same for acc = source + residual, and writes residual_out: acc, less the rounded acc where it reaches
-  // bounds.upper.
+  // bounds.likely.
   void (*feed_back[3])(const Tile& tile, const Writing& writing, const Bounds& bounds, bool dense, Candidates& found,
                        float* sum);
 
   // sum[i] = ((p_0[i] + p_1[i]) + ...) + p_{count-1}[i], for one tile; parts lie `stride` elements apart.
   void (*sum_parts[3])(const void* parts, int64_t count, int64_t stride, int64_t length, float* sum);
+
+  // To be called after scans that stream, by the thread that ran them, before others read what they wrote.
+  void (*end_streaming)();
 
   // Adds to `split`, and appends the keys in [low, high) to window[split.inside], with room for kOverhang more. Signs are
   // ignored.
@@ -96,6 +103,9 @@ struct Kernels {
 
   // Rounds to the wire's dtype; writes no more than `count`.
   void (*narrow[3])(const float* values, int64_t count, void* out);
+
+  // Copies past the caches; end_streaming goes with it.
+  void (*stream_copy)(const void* from, int64_t bytes, void* to);
 };
 
 // The table for a level of cpu_features.h.

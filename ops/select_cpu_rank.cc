@@ -37,7 +37,7 @@ Bounds probe(const uint32_t* keys, int64_t count, int64_t rank) {
   Key probes[kProbes];
   for (int64_t i = 0; i < kProbes; ++i) probes[i] = keys[(2 * i + 1) * count / (2 * kProbes)] & kHighestKey;
   const SampleRanks ranks = sample_ranks(static_cast<double>(rank), static_cast<double>(count), kProbes);
-  Bounds bounds{0, kNoKey};
+  Bounds bounds{0, kNoKey, kNoKey};
   Key* end = probes + kProbes;
   if (ranks.lower < kProbes) {
     Key* lower = probes + static_cast<int64_t>(ranks.lower);
@@ -73,11 +73,11 @@ Key ranked_key(const Kernels& kernels, const uint32_t* keys, int64_t count, int6
 }
 
 SamplePlan plan_sample(int64_t size, int64_t rank) {
-  const SamplePlan all{0, 0, 0, 1, size};
+  const SamplePlan all{0, 0, 0, 0, 1, size};
   const double d = static_cast<double>(size);
   const double k = static_cast<double>(rank);
   // A larger sample costs random reads, a smaller one leaves more candidates between the bounds.
-  const double hits = std::max(4.0, std::pow(4 * k * k / d, 2.0 / 3));
+  const double hits = std::max(4.0, 2.5 * std::pow(k * k / d, 0.6));
   const int64_t groups = static_cast<int64_t>(std::ceil(hits * d / k / kNeighbours));
   const int64_t drawn = groups * kNeighbours;
   if (size <= kSmallVector || 2 * drawn > size) return all;
@@ -85,16 +85,18 @@ SamplePlan plan_sample(int64_t size, int64_t rank) {
   if (ranks.lower > static_cast<double>(drawn)) return all;
   const double share = ranks.lower / static_cast<double>(drawn);
   const double capacity = 1.5 * std::max(k, share * d) + 4 * kTile;
-  return {groups, static_cast<int64_t>(ranks.lower), std::max<int64_t>(0, static_cast<int64_t>(ranks.upper)), share,
-          std::min(size, static_cast<int64_t>(capacity))};
+  const int64_t likely = std::max<int64_t>(1, std::llround(k / d * static_cast<double>(drawn)));
+  return {groups, static_cast<int64_t>(ranks.lower), likely, std::max<int64_t>(0, static_cast<int64_t>(ranks.upper)),
+          share, std::min(size, static_cast<int64_t>(capacity))};
 }
 
 Bounds sampled_bounds(const Kernels& kernels, const SamplePlan& plan, const Key* sample, Key* scratch) {
   const int64_t drawn = plan.groups * kNeighbours;
-  Bounds bounds{0, kNoKey};
+  Bounds bounds{0, kNoKey, kNoKey};
   if (plan.groups == 0) return bounds;
   // What is not finite must always be found.
   bounds.lower = std::min(ranked_key(kernels, sample, drawn, plan.lower_rank, scratch), kInfinityKey);
+  bounds.likely = std::max(ranked_key(kernels, sample, drawn, plan.likely_rank, scratch), bounds.lower);
   if (plan.upper_rank > 0) {
     bounds.upper = std::max(ranked_key(kernels, sample, drawn, plan.upper_rank, scratch), bounds.lower + 1);
   }

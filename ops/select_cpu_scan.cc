@@ -40,12 +40,12 @@ Finding empty_finding(const Call& call, int task, const Manner& manner) {
 
 // Puts acc back where the scan left only what would be kept back of it, and has it leave acc from now on.
 void restore(const Call& call, Finding& finding) {
-  if (call.output.residual_out == nullptr || finding.bounds.upper == kNoKey) return;
+  if (call.output.residual_out == nullptr || finding.bounds.likely == kNoKey) return;
   for (int64_t i = 0; i < finding.candidates.count; ++i) {
     const float value = finding.candidates.value[i];
-    if (key_of(value) >= finding.bounds.upper) call.output.residual_out[finding.candidates.index[i]] = value;
+    if (key_of(value) >= finding.bounds.likely) call.output.residual_out[finding.candidates.index[i]] = value;
   }
-  finding.bounds.upper = kNoKey;
+  finding.bounds.likely = kNoKey;
 }
 
 // Of too many candidates only the best can win, and of what follows only what exceeds these: ties go to the first.
@@ -53,7 +53,7 @@ void sort_out(const Call& call, Finding& finding) {
   Candidates& candidates = finding.candidates;
   const int64_t rank = call.rank();
   const Key edge = ranked_key(call.kernels, keys_of(candidates.value), candidates.count, rank, finding.inside);
-  if (edge >= finding.bounds.upper) restore(call, finding);
+  if (edge >= finding.bounds.likely) restore(call, finding);
   const Counts counts = call.kernels.count(keys_of(candidates.value), candidates.count, exact_thresholds(edge));
   call.kernels.compact(candidates, edge, rank - counts.sure);
   finding.bounds.lower = edge + 1;
@@ -110,6 +110,7 @@ void scan_share(const Call& call, int task, const Manner& manner, Finding& findi
       split(call, manner, finding);
     }
   }
+  if (manner.writing.stream) call.kernels.end_streaming();
   if (!finding.given_up) split(call, manner, finding);
 }
 
@@ -165,7 +166,9 @@ Counts count_candidates(const Call& call, const Thresholds& thresholds, Key uppe
 
 bool search(const Call& call, const SamplePlan& plan, const Bounds& bounds) {
   hvds_workspace& workspace = call.workspace;
-  const Manner manner{bounds, plan.capacity, plan.share >= call.kernels.dense_from, {call.output.dtype, streams(call)}};
+  const bool feedback = call.output.residual_out != nullptr;
+  const bool dense = plan.share >= (feedback ? call.kernels.feedback_dense_from : call.kernels.dense_from);
+  const Manner manner{bounds, plan.capacity, dense, {call.output.dtype, streams(call)}};
   if (static_cast<int>(workspace.memory.size()) < call.tasks) workspace.memory.resize(call.tasks);
   workspace.findings.resize(call.tasks);
   if (call.choice.samplings > 0) workspace.block_sums.reserve(call.tiles());
@@ -215,10 +218,6 @@ void emit_candidates(const Call& call, const Bounds& bounds, const Magnitudes& m
     thresholds = exact_thresholds(magnitudes.edge);
     total = count_candidates(call, thresholds, bounds.upper);
   }
-  // What reaches the upper bound was taken out of residual_out already; where not all of it wins, that was wrong.
-  for (Finding& finding : findings) {
-    if (thresholds.sure > finding.bounds.upper) restore(call, finding);
-  }
   const Window window = window_of(call, thresholds, total);
   std::vector<Counts> before(findings.size());
   for (size_t task = 1; task < findings.size(); ++task) {
@@ -228,8 +227,7 @@ void emit_candidates(const Call& call, const Bounds& bounds, const Magnitudes& m
   }
   call.for_each_task([&](int task) {
     const Finding& finding = findings[task];
-    const Key settled_from = call.output.residual_out == nullptr ? 0 : finding.bounds.upper;
-    Winners winners = winners_after(before[task], thresholds, window, settled_from);
+    Winners winners = winners_after(call, before[task], thresholds, window, finding.bounds.likely);
     Destination destination = destination_after(before[task], window);
     emit(call, finding.candidates.index, finding.candidates.value, finding.candidates.count, winners, destination);
   });

@@ -35,7 +35,7 @@ void for_each_tile(const Call& call, int task, Key lower, Body&& body) {
   float room[kTile];
   int32_t index[kTile + kOverhang];
   float value[kTile + kOverhang];
-  const Bounds bounds{lower, kNoKey};
+  const Bounds bounds{lower, kNoKey, kNoKey};
   for (int64_t number = call.first_tile(task); number < call.first_tile(task + 1); ++number) {
     Candidates found{index, value, 0};
     const Tile tile{acc_of(call, number, room), nullptr, nullptr, static_cast<int32_t>(number * kTile),
@@ -104,9 +104,8 @@ void emit_all(const Call& call, const Magnitudes& magnitudes, Thresholds thresho
     before = count_all(call, thresholds, total);
   }
   const Window window = window_of(call, thresholds, total);
-  const Key settled_from = call.output.residual_out == nullptr ? 0 : kNoKey;
   call.for_each_task([&](int task) {
-    Winners winners = winners_after(before[task], thresholds, window, settled_from);
+    Winners winners = winners_after(call, before[task], thresholds, window, kNoKey);
     Destination destination = destination_after(before[task], window);
     for_each_tile(call, task, thresholds.band, [&](const Candidates& found) {
       emit(call, found.index, found.value, found.count, winners, destination);

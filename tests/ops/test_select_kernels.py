@@ -14,6 +14,7 @@ from tests.ops import native
 OPS = native.LIBRARY.parents[1] / "ops"
 SIZES = [1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 100_000]
 LARGE = 1_000_003
+BEYOND_CACHES = 2_600_001  # with half of them kept, all outputs are written past the caches
 THREADS = [1, 2, 3, 7]
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 
@@ -81,7 +82,7 @@ class Workspace:
     def feed_back(self, parts, residual, k, wire, search=None, parallel=None, in_place=False):
         """Values, indices, residual_out and fault of the fused step."""
         values, indices = np.zeros(k, wire), np.full(k, -7, np.int32)
-        kept_back = residual.copy() if in_place else np.full(residual.size, np.nan, np.float32)
+        kept_back = residual.copy() if in_place else native.aligned(np.full(residual.size, np.nan, np.float32))
         fault = np.zeros(1, np.int32)
         count, size = parts.shape
         rows = [native.pointer(parts), native.code(parts), ctypes.c_int64(count), ctypes.c_int64(size)]
@@ -184,6 +185,24 @@ def test_any_threads_select_alike(kind, threads, workspace):
     assert threads == 1 or parallel.tasks_run > 0
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("wire", DTYPES[:2], ids=str)
+def test_what_does_not_fit_into_the_caches(wire, threads, workspace):
+    random = np.random.default_rng(6)
+    parts = random.standard_normal((1, BEYOND_CACHES)).astype(np.float32)
+    residual = random.standard_normal(BEYOND_CACHES).astype(np.float32)
+    total = reference.accumulate(parts, residual)
+    for k in (BEYOND_CACHES // 100, BEYOND_CACHES // 2):
+        chosen = reference.exact(total, k)
+        sent, kept_back = reference.feedback(parts, residual, chosen, wire)
+        for isa in native.isas():
+            with native.isa(native.ISAS[isa]):
+                given = workspace.feed_back(parts, residual, k, wire, None, native.Parallel(threads))
+            np.testing.assert_array_equal(given[1], chosen)
+            np.testing.assert_array_equal(given[0], sent)
+            same(given[2], kept_back)
+
+
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_narrow_elements_are_widened(dtype, workspace):
     random = np.random.default_rng(4)
@@ -230,18 +249,13 @@ def test_what_is_too_large_for_the_wire_is_a_fault(workspace):
     assert workspace.feed_back(parts, np.zeros(100, np.float32), 3, DTYPES[1])[3] == 2
 
 
-def test_the_kernels_keep_within_their_memory(tmp_path):
-    """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_the_kernels_keep_within_their_memory(sanitizer, tmp_path):
+    """The same kernels under sanitizers, without Python or TensorFlow."""
     program = tmp_path / "sanitize_select"
     sources = [OPS.parent / "tests" / "ops" / "sanitize_select.cc", *sorted(OPS.glob("select_cpu*.cc"))]
-    flags = [
-        "-std=c++17",
-        "-g",
-        "-O1",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-        "-ffp-contract=off",
-    ]
+    checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
+    flags = ["-std=c++17", "-g", "-O1", *checks, "-ffp-contract=off"]
     command = [shutil.which("c++"), *flags, f"-I{OPS}", "-pthread", *map(str, sources), str(OPS / "cpu_features.cc")]
     built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
