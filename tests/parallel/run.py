@@ -16,8 +16,9 @@ How to write a case. Put a function into a file `cases_SUITE.py` of this folder:
   harness calls `hvd.init(local_size=P)`, `tf.keras.utils.set_random_seed(0)` and clears Keras's session; call
   `hvd.init(local_size=n)` for other shapes of the grid. Where Horovod itself must fail, or a rank must die, pass
   `launch=Launch(...)`: such a case has its ranks to itself and calls `hvd.init` on its own.
-- After each case all ranks meet. A rank that fails where the others wait for it ends the launch for all; the cases
-  that were left are run by a new launch. A case past its limit is a hang: the record shows what each thread did.
+- After each case all ranks meet. Where one fails and others wait for it in the case, those end the launch for all;
+  the cases that were left are run by a new launch. A case past its limit is a hang: the record shows what each thread
+  did.
 - Compare on every rank (`number_of` and friends below need no collective); do not print.
 
 While you work on a suite, run it without pytest (HOROVODRUN is .venv/bin/horovodrun):
@@ -41,7 +42,7 @@ from typing import Any, TextIO
 
 from tests.parallel import cases
 
-GRACE = 5.0  # seconds that the other ranks get to end a case in which one has failed
+GRACE = 5.0  # seconds that the other ranks get: to end a case in which one has failed, or to tell how they ended it
 _POLL = 0.2
 
 
@@ -78,7 +79,11 @@ class Record:
 
 
 class Watch:
-    """A thread that ends the process where a case takes too long or waits for a rank that has failed."""
+    """A thread that ends the process where a case takes too long or waits for a rank that has failed.
+
+    A rank whose outcome is on record leaves that to those that wait inside the case, or they would be told of its end
+    by Horovod before their watch has said where they wait; only where nobody does is the meeting itself stuck.
+    """
 
     def __init__(self, record: Record):
         self._record = record
@@ -111,8 +116,8 @@ class Watch:
                 number, case, since = self._current
                 now = time.monotonic()
                 failed = self._record.failed_ranks(number)
-                bereaved_since = (bereaved_since or now) if failed else None
-                late = now - since > case.limit
+                bereaved_since = (bereaved_since or now) if failed and not self._told else None
+                late = now - since > case.limit + (GRACE if self._told else 0)
                 if late or (bereaved_since and now - bereaved_since > GRACE):
                     reason = f"still running after {case.limit} s" if late else f"waiting for rank {', '.join(failed)}"
                     self._give_up(case, reason, now - since)
