@@ -36,6 +36,14 @@ int requested(int detected) {
   return detected;
 }
 
+int measured_bytes_ahead() {
+#if defined(__x86_64__) && defined(__GNUC__)
+  __builtin_cpu_init();
+  if (__builtin_cpu_is("amd")) return 256;
+#endif
+  return 2048;
+}
+
 std::atomic<int>& level_in_use() {
   static std::atomic<int> level{requested(hvds_isa_detected())};
   return level;
@@ -46,6 +54,11 @@ std::atomic<int>& level_in_use() {
 extern "C" int hvds_isa_detected(void) {
   static const int detected = detect();
   return detected;
+}
+
+extern "C" int hvds_bytes_ahead(void) {
+  static const int bytes = measured_bytes_ahead();
+  return bytes;
 }
 
 extern "C" int hvds_isa(void) { return level_in_use().load(std::memory_order_relaxed); }

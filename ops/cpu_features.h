@@ -19,6 +19,10 @@ int hvds_isa_detected(void);
 // read once) asks for, which never exceeds the detected one.
 int hvds_isa(void);
 
+// How far ahead of its loads a pass over memory asks for more, in bytes, as measured: 2048 suits Intel's processors; AMD's
+// fetch ahead by themselves, and any request from afar slows them (Zen 4: by a tenth).
+int hvds_bytes_ahead(void);
+
 // Uses `level` from now on, in every thread. Returns 0, or -1 when the processor lacks it or there is no such level.
 int hvds_set_isa(int level);
 

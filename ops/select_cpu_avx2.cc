@@ -5,6 +5,7 @@
 
 #include <array>
 
+#include "cpu_features.h"
 #include "dtype.h"
 #include "select_cpu_kernels.h"
 
@@ -21,7 +22,6 @@ using Floats = __m256;
 using Keys = __m256i;
 constexpr int kWidth = 8;
 constexpr double kDenseFrom = 0.02;
-constexpr double kFeedbackDenseFrom = kDenseFrom;
 
 // For each mask the positions of its bits, a byte each, lowest first.
 constexpr std::array<uint64_t, 256> positions_of_bits() {

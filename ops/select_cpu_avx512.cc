@@ -6,6 +6,7 @@
 #endif
 #include <immintrin.h>
 
+#include "cpu_features.h"
 #include "dtype.h"
 #include "select_cpu_kernels.h"
 
@@ -21,8 +22,7 @@ namespace {
 using Floats = __m512;
 using Keys = __m512i;
 constexpr int kWidth = 16;
-constexpr double kDenseFrom = 0.003;
-constexpr double kFeedbackDenseFrom = 0.0;
+constexpr double kDenseFrom = 0.0;
 
 HVDS_INLINE Floats load(const float* from) { return _mm512_loadu_ps(from); }
 
@@ -73,9 +73,14 @@ HVDS_INLINE Keys no_keys() { return _mm512_setzero_si512(); }
 HVDS_INLINE Keys load_keys(const void* from) { return _mm512_loadu_si512(from); }
 HVDS_INLINE Keys as_keys(Floats values) { return _mm512_castps_si512(values); }
 
-// Writes those whose bit is set, one after the other; up to kWidth entries are overwritten.
+// Writes those whose bit is set, one after the other; up to kWidth entries are overwritten. In halves, as there are
+// seldom more than eight and a store that crosses a cache line costs twice as much.
 HVDS_INLINE void compress(void* to, Keys entries, unsigned mask) {
-  _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), entries));
+  const Keys chosen = _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), entries);
+  _mm256_storeu_si256(static_cast<__m256i*>(to), _mm512_castsi512_si256(chosen));
+  if (__builtin_popcount(mask) > 8) {
+    _mm256_storeu_si256(static_cast<__m256i*>(to) + 1, _mm512_extracti64x4_epi64(chosen, 1));
+  }
 }
 
 HVDS_INLINE Floats rounded_to_half(Floats values) {

@@ -3,6 +3,7 @@
 #include <emmintrin.h>
 #endif
 
+#include "cpu_features.h"
 #include "dtype.h"
 #include "select_cpu_kernels.h"
 
@@ -19,7 +20,6 @@ typedef float Floats __attribute__((vector_size(16)));
 typedef int32_t Keys __attribute__((vector_size(16)));
 constexpr int kWidth = 4;
 constexpr double kDenseFrom = 2.0;
-constexpr double kFeedbackDenseFrom = kDenseFrom;
 
 HVDS_INLINE Floats load(const float* from) {
   Floats values;

@@ -41,6 +41,7 @@ struct Tile {
   float* residual_out;    // feedback only
   int32_t first;
   int32_t length;
+  int32_t ahead;  // bytes between a load and what it asks memory for
 };
 
 // How a scan with feedback writes.
@@ -71,9 +72,8 @@ struct Counts {
 
 struct Kernels {
   // The share of candidates from which on it is faster to treat every group of elements as if it held some: a branch
-  // that is taken now and then costs more than the work that it saves. With feedback there is more to wait for.
+  // that is taken now and then costs more than the work that it saves.
   double dense_from;
-  double feedback_dense_from;
 
   // Adds the elements of a tile that reach bounds.lower to `found`. If `sum` is not NULL, writes the tile's sum of
   // magnitudes to it, in the order of select.h.

@@ -12,7 +12,8 @@ Key ranked_key(const Kernels& kernels, const uint32_t* keys, int64_t count, int6
 
 // How many candidates are expected, and how the bounds that give them are found. A sample of `groups` * kNeighbours
 // elements is drawn; the one of rank `lower_rank` in it is below the magnitude sought, the one of rank `upper_rank` (0:
-// none) above it, almost always, and the one of rank `likely_rank` about as large. groups 0: no sample, every element is a candidate.
+// none) above it, almost always, and the one of rank `likely_rank` about as large. groups 0: no sample, every element is
+// a candidate.
 struct SamplePlan {
   int64_t groups;
   int64_t lower_rank;

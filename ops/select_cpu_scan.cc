@@ -1,5 +1,6 @@
 // The selection in one pass over memory: a sample bounds the magnitude sought from below, a scan collects what reaches
 // that bound, and the rest is settled among these candidates.
+#include "cpu_features.h"
 #include "select_cpu_call.h"
 
 namespace hvds {
@@ -7,6 +8,8 @@ namespace {
 
 constexpr int kPatience = 3;        // times that a task sorts out candidates; data that need it more often ascend
 constexpr int64_t kWorthStreaming = 1 << 20;
+constexpr double kMuchToCollect = 0.05;  // share of candidates with which memory is best asked for from afar everywhere
+constexpr int32_t kFarAhead = 2048;
 constexpr int64_t kPending = 2048;  // candidates that are split at a time, in the first-level cache
 
 // How a scan goes about it.
@@ -14,6 +17,7 @@ struct Manner {
   Bounds bounds;     // as sampled
   int64_t capacity;  // candidates of one task
   bool dense;
+  int32_t ahead;  // as in Tile
   Writing writing;
 };
 
@@ -83,7 +87,8 @@ void scan_tile(const Call& call, int64_t number, const Manner& manner, Finding& 
   float* sum = call.choice.samplings > 0 ? call.workspace.block_sums.data() + number : nullptr;
   const int64_t item = input.dtype == HVDS_FLOAT32 ? 4 : 2;
   const void* source = static_cast<const char*>(input.parts) + first * item;
-  Tile tile{source, nullptr, nullptr, static_cast<int32_t>(first), static_cast<int32_t>(call.length_of(number))};
+  const auto length = static_cast<int32_t>(call.length_of(number));
+  Tile tile{source, nullptr, nullptr, static_cast<int32_t>(first), length, manner.ahead};
   if (call.output.residual_out == nullptr) {
     call.kernels.scan[input.dtype](tile, finding.bounds, manner.dense, finding.candidates, sum);
     return;
@@ -166,9 +171,9 @@ Counts count_candidates(const Call& call, const Thresholds& thresholds, Key uppe
 
 bool search(const Call& call, const SamplePlan& plan, const Bounds& bounds) {
   hvds_workspace& workspace = call.workspace;
-  const bool feedback = call.output.residual_out != nullptr;
-  const bool dense = plan.share >= (feedback ? call.kernels.feedback_dense_from : call.kernels.dense_from);
-  const Manner manner{bounds, plan.capacity, dense, {call.output.dtype, streams(call)}};
+  const bool dense = plan.share >= call.kernels.dense_from;
+  const int32_t ahead = plan.share >= kMuchToCollect ? kFarAhead : hvds_bytes_ahead();
+  const Manner manner{bounds, plan.capacity, dense, ahead, {call.output.dtype, streams(call)}};
   if (static_cast<int>(workspace.memory.size()) < call.tasks) workspace.memory.resize(call.tasks);
   workspace.findings.resize(call.tasks);
   if (call.choice.samplings > 0) workspace.block_sums.reserve(call.tiles());

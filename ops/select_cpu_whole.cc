@@ -1,4 +1,5 @@
 // The selection in several passes, for inputs that mislead the sample or make Algorithm 1 draw from most of the vector.
+#include "cpu_features.h"
 #include "select_cpu_call.h"
 
 namespace hvds {
@@ -39,7 +40,7 @@ void for_each_tile(const Call& call, int task, Key lower, Body&& body) {
   for (int64_t number = call.first_tile(task); number < call.first_tile(task + 1); ++number) {
     Candidates found{index, value, 0};
     const Tile tile{acc_of(call, number, room), nullptr, nullptr, static_cast<int32_t>(number * kTile),
-                    static_cast<int32_t>(call.length_of(number))};
+                    static_cast<int32_t>(call.length_of(number)), hvds_bytes_ahead()};
     call.kernels.scan[HVDS_FLOAT32](tile, bounds, false, found, nullptr);
     body(found);
   }

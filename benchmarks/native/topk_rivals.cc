@@ -13,8 +13,6 @@
 
 namespace {
 
-constexpr int64_t kAhead = 512;  // elements: 2 KB
-
 struct Moments {
   float mean;
   float most;
@@ -73,6 +71,10 @@ uint64_t splitmix64(uint64_t seed) {
   return z ^ (z >> 31);
 }
 
+void ask_for_group(const float* group) {
+  for (int lane = 0; lane < 64; lane += 16) __builtin_prefetch(group + lane);
+}
+
 void run_on_threads(void* context, int tasks, void (*task)(void* argument, int index), void* argument) {
   const int threads = *static_cast<int*>(context);
   std::vector<std::thread> others;
@@ -89,11 +91,13 @@ void run_on_threads(void* context, int tasks, void (*task)(void* argument, int i
 
 extern "C" {
 
+// In these passes `ahead` is how many elements before it is read memory is asked for; 0 leaves that to the processor.
+
 // The sum of |x|: the unit in which everything is given.
-float bench_read(const float* x, int64_t size) {
+float bench_read(const float* x, int64_t size, int64_t ahead) {
   float sums[64] = {};
   for (int64_t i = 0; i + 64 <= size; i += 64) {
-    for (int line = 0; line < 64; line += 16) __builtin_prefetch(x + i + kAhead + line);
+    ask_for_group(x + i + ahead);
     for (int j = 0; j < 64; ++j) sums[j] += std::fabs(x[i + j]);
   }
   float total = 0.0f;
@@ -102,23 +106,19 @@ float bench_read(const float* x, int64_t size) {
 }
 
 // residual += gradient: 12 bytes an element.
-void bench_add_in_place(const float* gradient, float* residual, int64_t size) {
+void bench_add_in_place(const float* gradient, float* residual, int64_t size, int64_t ahead) {
   for (int64_t i = 0; i + 64 <= size; i += 64) {
-    for (int line = 0; line < 64; line += 16) {
-      __builtin_prefetch(gradient + i + kAhead + line);
-      __builtin_prefetch(residual + i + kAhead + line);
-    }
+    ask_for_group(gradient + i + ahead);
+    ask_for_group(residual + i + ahead);
     for (int j = 0; j < 64; ++j) residual[i + j] += gradient[i + j];
   }
 }
 
 // out = residual + gradient, written past the caches; out is aligned to 64 bytes.
-void bench_add(const float* gradient, const float* residual, float* out, int64_t size) {
+void bench_add(const float* gradient, const float* residual, float* out, int64_t size, int64_t ahead) {
   for (int64_t i = 0; i + 64 <= size; i += 64) {
-    for (int line = 0; line < 64; line += 16) {
-      __builtin_prefetch(gradient + i + kAhead + line);
-      __builtin_prefetch(residual + i + kAhead + line);
-    }
+    ask_for_group(gradient + i + ahead);
+    ask_for_group(residual + i + ahead);
     for (int j = 0; j < 64; j += 4) {
       _mm_stream_ps(out + i + j, _mm_add_ps(_mm_loadu_ps(residual + i + j), _mm_loadu_ps(gradient + i + j)));
     }
