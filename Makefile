@@ -16,7 +16,7 @@ DONE := $(VENV)/.done
 help:           ## what there is to make
 	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
 
-demo: setup     ## 4 ranks as 2 nodes of 2 train on real images with five recipes (2 minutes)
+demo: setup     ## 4 ranks as 2 nodes of 2 train on real images with five recipes (2 to 3 minutes)
 	@$(RUN) -m examples.demo
 
 test: lint types  ## lint, types and all tests, those under horovodrun included

@@ -70,6 +70,7 @@ class Cell:
         self.x, self.gradient, self.residual = aligned(size), aligned(size), aligned(size)
         self.x[:] = rng.standard_normal(size, dtype=np.float32)
         self.gradient[:] = rng.standard_normal(size, dtype=np.float32)
+        self.residual[:] = rng.standard_normal(size, dtype=np.float32)
         self.out, self.in_place = aligned(size), aligned(size)
         self.values, self.indices = aligned(self.k), aligned(self.k, np.int32)
         self.rival_values, self.rival_indices = aligned(self.k), aligned(size + 1, np.int32)

@@ -25,7 +25,7 @@ _LEVELS = ("SSE2", "AVX2", "AVX-512")
 def aligned(size: int, dtype: type = np.float32) -> np.ndarray:
     """An array that begins at a multiple of 64 bytes, as TensorFlow's tensors do, and whose pages are there."""
     items = np.dtype(dtype).itemsize
-    memory = np.zeros(size * items + 64, np.uint8)
+    memory = np.full(size * items + 64, 0, np.uint8)  # np.zeros would leave all pages one and the same until written
     start = -memory.ctypes.data % 64
     return memory[start : start + size * items].view(dtype)
 

@@ -52,7 +52,7 @@ def topk(x: tf.Tensor, k: Number) -> tuple[tf.Tensor, tf.Tensor]:
         tf.errors.InvalidArgumentError: where k is outside [0, d], or elements are not finite (it says how many, and
             where the first one is).
     """
-    return _library().hvd_sparse_topk(x=_floats(x, "x"), k=_scalar(k))
+    return _library().hvd_sparse_topk(x=_floats(x, "x"), k=_integer(k, "k"))
 
 
 def mstopk(x: tf.Tensor, k: Number, samplings: int = 30, seed: Number = 0) -> tuple[tf.Tensor, tf.Tensor]:
@@ -72,7 +72,9 @@ def mstopk(x: tf.Tensor, k: Number, samplings: int = 30, seed: Number = 0) -> tu
     Raises:
         tf.errors.InvalidArgumentError: as `topk`, and where samplings is less than 1.
     """
-    return _library().hvd_sparse_mstopk(x=_floats(x, "x"), k=_scalar(k), seed=_scalar(seed), samplings=samplings)
+    return _library().hvd_sparse_mstopk(
+        x=_floats(x, "x"), k=_integer(k, "k"), seed=_integer(seed, "seed"), samplings=samplings
+    )
 
 
 def feedback_topk(
@@ -101,7 +103,7 @@ def feedback_topk(
     return _library().hvd_sparse_feedback_topk(
         parts=_floats(parts, "parts"),
         residual=residual,
-        k=_scalar(k),
+        k=_integer(k, "k"),
         wire_dtype=_wire(wire_dtype),
     )
 
@@ -133,8 +135,8 @@ def feedback_mstopk(
     return _library().hvd_sparse_feedback_mstopk(
         parts=_floats(parts, "parts"),
         residual=residual,
-        k=_scalar(k),
-        seed=_scalar(seed),
+        k=_integer(k, "k"),
+        seed=_integer(seed, "seed"),
         samplings=samplings,
         wire_dtype=_wire(wire_dtype),
     )
@@ -218,9 +220,9 @@ def sparse_sum(
     return _library().hvd_sparse_sum(
         values=_floats(values, "values"),
         indices=indices,
-        size=_scalar(size),
+        size=_integer(size, "size"),
         divisor=tf.cast(divisor, tf.float32),
-        offset=_scalar(offset),
+        offset=_integer(offset, "offset"),
         dtype=_float_type(dtype, "dtype"),
     )
 
@@ -303,8 +305,11 @@ def _built_for() -> str:
         ) from None
 
 
-def _scalar(number: Number) -> tf.Tensor:
-    return tf.cast(number, tf.int64)
+def _integer(number: Number, name: str) -> tf.Tensor:
+    converted = tf.convert_to_tensor(number, dtype_hint=tf.int64)
+    if not converted.dtype.is_integer:
+        raise TypeError(f"Expected {name} as an integer, got {number!r}: round it first.")
+    return tf.cast(converted, tf.int64)
 
 
 def _floats(tensor: Any, name: str) -> tf.Tensor:
