@@ -52,6 +52,11 @@ class HorovodCommunicator(Communicator):
         with tf.init_scope():
             self._never_written = tf.Variable(0, trainable=False, name=f"{name}_never_written")
 
+    @property
+    def process_set(self) -> _horovod.ProcessSet:
+        """For those of Horovod's own functions that take one."""
+        return self._process_set
+
     def _common(self, name: str) -> dict[str, Any]:
         return {"name": f"{self.name}.{name}", "ignore_name_scope": True, "process_set": self._process_set}
 

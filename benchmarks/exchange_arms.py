@@ -1,0 +1,153 @@
+"""What is timed by bench_exchange.py: a gradient in, its mean over all ranks out, by ours and by others.
+
+An arm is a function of the gradient [d] that returns the mean [d] as a tensor, selection, feedback and scatter
+included. The literal rivals are written from the papers with TensorFlow's and Horovod's own operations.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as horovod
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse import collectives, ops
+from hvd_sparse.spec import own_shard, shards
+
+Exchange = Callable[[tf.Tensor], tf.Tensor]
+
+
+def ours(name: str, size: int, density: float) -> Exchange:
+    """One of our recipes."""
+    recipe: Any = getattr(hvd.recipes, name)
+    aggregator = recipe() if name in ("dense", "torus2d") else recipe(density)
+    state = aggregator.init(size)
+    return tf.function(lambda gradient: aggregator.aggregate(gradient, state), jit_compile=False)
+
+
+def horovod_allreduce() -> Exchange:
+    """Plain Horovod."""
+    return tf.function(lambda gradient: horovod.allreduce(gradient, name="rival.allreduce"), jit_compile=False)
+
+
+def literal_naive_allgather(size: int, density: float) -> Exchange:
+    """NaiveAG (CommLib 3.2, Eq. 3) with error feedback: tf.math.top_k, values and indices gathered one by one."""
+    residual = tf.Variable(tf.zeros([size]), trainable=False)
+    k = max(1, round(size * density))
+
+    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+        total = gradient + residual
+        _, indices = tf.math.top_k(tf.abs(total), k)
+        values = tf.gather(total, indices)
+        kept_back = tf.tensor_scatter_nd_update(total, indices[:, tf.newaxis], tf.zeros([k]))
+        with tf.control_dependencies([residual.assign(kept_back)]):
+            all_values = horovod.allgather(values, name="rival.values")
+            all_indices = horovod.allgather(indices, name="rival.indices")
+        return tf.scatter_nd(all_indices[:, tf.newaxis], all_values, [size]) / hvd.size()
+
+    return tf.function(exchange, jit_compile=False)
+
+
+def literal_torus(size: int) -> Exchange:
+    """2DTAR (CommLib 5.3): reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
+    node: Any = hvd.topology.node()
+    cross: Any = hvd.topology.cross()
+    padded = -(-size // node.size) * node.size
+
+    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+        whole = tf.pad(gradient, [[0, padded - size]])
+        shard = whole
+        if node.size > 1:
+            shard = horovod.reducescatter(whole, op=horovod.Sum, name="rival.scatter", process_set=node.process_set)
+        if cross.size > 1:
+            shard = horovod.allreduce(shard, op=horovod.Sum, name="rival.across", process_set=cross.process_set)
+        if node.size > 1:
+            shard = horovod.allgather(shard, name="rival.gather", process_set=node.process_set)
+        return shard[:size] / hvd.size()
+
+    return tf.function(exchange, jit_compile=False)
+
+
+def torch_allreduce(size: int, address: str, port: int) -> Exchange:
+    """torch.distributed with Gloo."""
+    import torch
+    import torch.distributed as distributed
+
+    if not distributed.is_initialized():
+        torch.set_num_threads(1)
+        where = f"tcp://{address}:{port}"
+        distributed.init_process_group("gloo", init_method=where, rank=hvd.rank(), world_size=hvd.size())
+    buffer = torch.empty(size)
+
+    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+        buffer.copy_(torch.from_numpy(gradient.numpy()))
+        distributed.all_reduce(buffer)
+        buffer.div_(hvd.size())
+        return buffer.numpy()
+
+    return exchange
+
+
+def mpi_allreduce(size: int) -> Exchange:
+    """mpi4py."""
+    from mpi4py import MPI
+
+    out = np.empty(size, np.float32)
+
+    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+        MPI.COMM_WORLD.Allreduce(gradient.numpy(), out)
+        np.divide(out, hvd.size(), out)
+        return out
+
+    return exchange
+
+
+class HitopkSteps:
+    """The four steps of HiTopKComm (CommLib Algorithm 2, Fig. 8), one function each, to be timed one by one.
+
+    Attributes:
+        names: of the steps, in order.
+    """
+
+    names = ("reduce-scatter", "selection", "across nodes", "all-gather and scatter")
+
+    def __init__(self, size: int, density: float):
+        self._size = size
+        self._node, self._cross = hvd.topology.node(), hvd.topology.cross()
+        self._own = own_shard(size, self._node)
+        self._residual = tf.Variable(tf.zeros([self._own.size]), trainable=False)
+        self._k = max(1, round(self._own.size * density))
+        self._functions = [
+            tf.function(step, jit_compile=False) for step in (self._scatter, self._select, self._across, self._gather)
+        ]
+
+    def run(self, gradient: tf.Tensor, timed: Callable[[Callable[[], Any]], Any]) -> tf.Tensor:
+        """Runs the steps, each through `timed`, and returns the mean."""
+        given: tuple = (gradient,)
+        for function in self._functions:
+            given = timed(lambda function=function, given=given: function(*given))
+        return given[0]
+
+    def _scatter(self, gradient):
+        if self._node.size == 1:
+            return (gradient[tf.newaxis],)
+        sizes = [shard.size for shard in shards(self._size, self._node.size)]
+        received = self._node.alltoall(gradient, sizes, "steps.scatter")
+        return (tf.reshape(received, [self._node.size, self._own.size]),)
+
+    def _select(self, rows):
+        values, indices, kept_back, _ = ops.feedback_mstopk(rows, self._residual, self._k)
+        self._residual.assign(kept_back)
+        return values, indices
+
+    def _across(self, values, indices):
+        slices = collectives.allgather_sum(tf.IndexedSlices(values, indices), self._cross, "steps.across")
+        return slices.values, slices.indices
+
+    def _gather(self, values, indices):
+        placed = tf.IndexedSlices(values, indices + self._own.offset)
+        total = collectives.allgather_sum(placed, self._node, "steps.gather")
+        return (ops.sparse_sum(total.values, total.indices, self._size, divisor=hvd.size()),)

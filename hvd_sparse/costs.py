@@ -1,0 +1,175 @@
+"""What an exchange takes, by the alpha-beta model: a message of b bytes takes latency + b / bandwidth.
+
+The formulas are those of CommLib (3.2, Eq. 3 and 7 to 10) with two amendments: values travel with their indices, so a
+kept element is 8 bytes, and the ranks of a node share its link to the others.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+ELEMENT = 4  # bytes of a float32
+KEPT = 8  # bytes of a float32 and its index
+FEEDBACK = 12  # bytes an element: gradient and residual read, residual written
+
+
+class Link(NamedTuple):
+    """How two ranks are joined.
+
+    Attributes:
+        latency: seconds before the first byte of a message arrives (alpha).
+        bandwidth: bytes per second (1 / beta).
+        stream: bytes per second that one connection carries, where several are needed to fill the link.
+    """
+
+    latency: float
+    bandwidth: float
+    stream: float = math.inf
+
+    def shared_by(self, senders: int) -> Link:
+        """What each of several ranks that send at once has of it."""
+        return Link(self.latency, min(self.stream, self.bandwidth / senders))
+
+    def message(self, size: float) -> float:
+        """Seconds that a message of this many bytes takes."""
+        return self.latency + size / min(self.stream, self.bandwidth)
+
+
+class Cluster(NamedTuple):
+    """Nodes of equal size.
+
+    Attributes:
+        nodes: m.
+        local: ranks on each node, n.
+        inside: joins two ranks of a node; each rank has one of its own.
+        across: joins a node to the others; its ranks share it.
+        memory: bytes per second at which one rank passes over its memory while all do.
+    """
+
+    nodes: int
+    local: int
+    inside: Link
+    across: Link
+    memory: float
+
+    @property
+    def ranks(self) -> int:
+        """The number of ranks P."""
+        return self.nodes * self.local
+
+
+def kept(size: float, density: float) -> int:
+    """k = max(1, round(density * size)), 0 of an empty vector."""
+    return max(1, round(density * size)) if size > 0 else 0
+
+
+def dense(cluster: Cluster, size: int, density: float = 1.0) -> dict[str, float]:
+    """A ring all-reduce over all ranks, node after node: 2 (P - 1) messages of 4 d / P bytes."""
+    return {"all-reduce": 2 * _flat_ring(cluster, ELEMENT * size / cluster.ranks)}
+
+
+def tree(cluster: Cluster, size: int, density: float = 1.0) -> dict[str, float]:
+    """A double binary tree over the nodes, as NCCL builds it (CommLib's TreeAR and Dense).
+
+    Each of two trees carries one half down a chain of a node's ranks and then over the nodes, up and down again; a rank
+    inside a tree receives its half from two children, which is what its link has to carry.
+    """
+    height = math.ceil(math.log2(cluster.nodes)) if cluster.nodes > 1 else 0
+    latency = 2 * ((cluster.local - 1) * cluster.inside.latency + height * cluster.across.latency)
+    carried = 2 * ELEMENT * size
+    slowest = cluster.across if cluster.nodes > 1 else cluster.inside
+    return {"all-reduce": latency + carried / min(slowest.stream, slowest.bandwidth)}
+
+
+def torus2d(cluster: Cluster, size: int, density: float = 1.0) -> dict[str, float]:
+    """2DTAR (CommLib 5.3): reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
+    shard = math.ceil(size / cluster.local)
+    across = cluster.across.shared_by(cluster.local)
+    return {
+        "reduce-scatter": _ring(cluster.inside, cluster.local, ELEMENT * shard),
+        "across nodes": 2 * _ring(across, cluster.nodes, ELEMENT * shard / cluster.nodes),
+        "all-gather": _ring(cluster.inside, cluster.local, ELEMENT * shard),
+    }
+
+
+def topk(cluster: Cluster, size: int, density: float) -> dict[str, float]:
+    """NaiveAG (CommLib Eq. 3): selection, and an all-gather of 8 k bytes over all ranks."""
+    count = kept(size, density)
+    return {
+        "selection": FEEDBACK * size / cluster.memory,
+        "all-gather": _flat_ring(cluster, KEPT * count),
+        "scatter": _scatter(cluster, size, cluster.ranks * count),
+    }
+
+
+def hitopk(cluster: Cluster, size: int, density: float) -> dict[str, float]:
+    """HiTopKComm (CommLib Eq. 7 to 10), step by step as in its Fig. 8."""
+    shard = math.ceil(size / cluster.local)
+    count = kept(shard, density)
+    across = cluster.across.shared_by(cluster.local)
+    gathered = min(KEPT * cluster.nodes * count, ELEMENT * shard)
+    return {
+        "reduce-scatter": _ring(cluster.inside, cluster.local, ELEMENT * shard),
+        "selection": (FEEDBACK + ELEMENT * (cluster.local - 1)) * shard / cluster.memory,
+        "across nodes": _ring(across, cluster.nodes, KEPT * count),
+        "all-gather": _ring(cluster.inside, cluster.local, gathered),
+        "scatter": _scatter(cluster, size, cluster.ranks * count),
+    }
+
+
+MODELS: dict[str, Callable[[Cluster, int, float], dict[str, float]]] = {
+    "dense": dense,
+    "tree": tree,
+    "torus2d": torus2d,
+    "topk": topk,
+    "mstopk": topk,
+    "hitopk": hitopk,
+}
+
+
+def seconds(recipe: str, cluster: Cluster, size: int, density: float) -> float:
+    """The whole exchange of a vector of `size` float32.
+
+    Raises:
+        ValueError: where there is no model of the recipe.
+    """
+    if recipe not in MODELS:
+        raise ValueError(f"Expected one of {', '.join(MODELS)}, got {recipe!r}.")
+    return sum(MODELS[recipe](cluster, size, density).values())
+
+
+def link_bytes(recipe: str, nodes: int, local: int, size: int, density: float) -> float:
+    """Payload bytes that a node sends to the others in one exchange, over all of its ranks."""
+    ranks = nodes * local
+    if nodes == 1:
+        return 0.0
+    if recipe == "hitopk":
+        return float(local * (nodes - 1) * KEPT * kept(math.ceil(size / local), density))
+    if recipe in ("topk", "mstopk"):
+        return float((ranks - 1) * KEPT * kept(size, density))
+    if recipe == "torus2d":
+        return 2.0 * ELEMENT * size * (nodes - 1) / nodes
+    if recipe == "dense":
+        return 2.0 * ELEMENT * size * (ranks - 1) / ranks
+    raise ValueError(f"Expected dense, torus2d, topk, mstopk or hitopk, got {recipe!r}.")
+
+
+def _ring(link: Link, members: int, each: float) -> float:
+    """An all-gather or a reduce-scatter: members - 1 messages, one after the other."""
+    return (members - 1) * link.message(each) if members > 1 else 0.0
+
+
+def _flat_ring(cluster: Cluster, each: float) -> float:
+    """The same over all ranks, node after node: every message waits for the slowest link on its way."""
+    if cluster.ranks == 1:
+        return 0.0
+    links = [cluster.across] if cluster.nodes > 1 else []
+    links += [cluster.inside] if cluster.local > 1 else []
+    return (cluster.ranks - 1) * max(link.message(each) for link in links)
+
+
+def _scatter(cluster: Cluster, size: int, entries: int) -> float:
+    """The dense mean is written, and every contribution read and added."""
+    return (ELEMENT * size + (KEPT + ELEMENT) * entries) / cluster.memory

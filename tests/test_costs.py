@@ -1,0 +1,93 @@
+"""The cost model against the papers' equations, and where the orderings that they state must come out."""
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_sparse import costs
+from hvd_sparse.costs import Cluster, Link
+
+FREE = 1e30  # bytes per second: costs nothing
+# CommLib 5.1: 16 nodes of 8 V100 with NVLink, 25 Gbit/s Ethernet. One TCP connection does not fill it.
+COMMLIB = Cluster(16, 8, Link(1e-5, 60e9), Link(5e-5, 25e9 / 8, 1.2e9), 700e9)
+sizes = st.integers(1, 10**9)
+counts = st.integers(1, 64)
+links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e11), st.just(math.inf))
+clusters = st.builds(Cluster, counts, counts, links, links, st.floats(1e8, 1e12))
+
+
+@given(clusters, sizes, st.floats(1e-4, 1))
+def test_naive_allgather_is_equation_3_with_indices(cluster, size, density):
+    free = cluster._replace(memory=FREE, local=1)
+    k = costs.kept(size, density)
+    alpha, beta = cluster.across.latency, 1 / cluster.across.bandwidth
+    expected = (free.nodes - 1) * (alpha + 8 * beta * k)
+    assert math.isclose(costs.seconds("topk", free, size, density), expected, rel_tol=1e-9, abs_tol=1e-15)
+
+
+@given(clusters, sizes, st.floats(1e-4, 0.01))
+def test_hitopk_is_equations_7_to_10(cluster, size, density):
+    m, n = cluster.nodes, cluster.local
+    shard = math.ceil(size / n)
+    k = costs.kept(shard, density)
+    inside, across = cluster.inside, cluster.across
+    steps = costs.hitopk(cluster, size, density)
+    scatter = (n - 1) * (inside.latency + 4 * shard / inside.bandwidth)
+    assert math.isclose(steps["reduce-scatter"], scatter, rel_tol=1e-9, abs_tol=1e-15)
+    exchanged = (m - 1) * (across.latency + 8 * k * n / across.bandwidth)  # n ranks share the node's link
+    assert math.isclose(steps["across nodes"], exchanged, rel_tol=1e-9, abs_tol=1e-15)
+    gathered = (n - 1) * (inside.latency + min(8 * m * k, 4 * shard) / inside.bandwidth)
+    assert math.isclose(steps["all-gather"], gathered, rel_tol=1e-9, abs_tol=1e-15)
+
+
+@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(sorted(costs.MODELS)))
+def test_a_faster_machine_is_never_slower(cluster, size, density, recipe):
+    now = costs.seconds(recipe, cluster, size, density)
+    assert now >= 0
+    for faster in (
+        cluster._replace(memory=2 * cluster.memory),
+        cluster._replace(across=Link(cluster.across.latency / 2, 2 * cluster.across.bandwidth)),
+        cluster._replace(inside=Link(cluster.inside.latency / 2, 2 * cluster.inside.bandwidth)),
+    ):
+        assert costs.seconds(recipe, faster, size, density) <= now * (1 + 1e-9)
+
+
+@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "hitopk"]))
+def test_no_exchange_is_faster_than_its_bytes(cluster, size, density, recipe):
+    sent = costs.link_bytes(recipe, cluster.nodes, cluster.local, size, density)
+    taken = costs.seconds(recipe, cluster, size, density)
+    assert taken >= sent / cluster.across.bandwidth * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("nodes, local", [(2, 2), (4, 1), (16, 8)])
+def test_hitopk_sends_a_share_of_what_naive_allgather_sends(nodes, local):
+    """(m - 1) / (m n - 1) at the same k, and 8 (m - 1) k_j from each rank."""
+    size, density = 10**6 * local, 0.01
+    hitopk = costs.link_bytes("hitopk", nodes, local, size, density)
+    naive = costs.link_bytes("topk", nodes, local, size, density)
+    assert hitopk == local * 8 * (nodes - 1) * 10**4
+    assert math.isclose(hitopk / naive, (nodes - 1) / (nodes * local - 1))
+
+
+@pytest.mark.parametrize("size", [25 * 10**6, 110 * 10**6])
+def test_the_orderings_of_figures_7_and_8(size):
+    """HiTopKComm before 2DTAR before TreeAR before NaiveAG; its longest step is the one across nodes."""
+    taken = {recipe: costs.seconds(recipe, COMMLIB, size, 0.01) for recipe in ("hitopk", "torus2d", "tree", "topk")}
+    assert sorted(taken, key=taken.__getitem__) == ["hitopk", "torus2d", "tree", "topk"]
+    steps = costs.hitopk(COMMLIB, size, 0.01)
+    assert max(steps, key=steps.__getitem__) == "across nodes"
+
+
+def test_one_rank_exchanges_nothing():
+    alone = Cluster(1, 1, Link(1.0, 1.0), Link(1.0, 1.0), FREE)
+    assert all(costs.seconds(recipe, alone, 10**6, 0.01) < 1e-9 for recipe in ("dense", "torus2d", "topk", "hitopk"))
+
+
+@pytest.mark.parametrize(
+    "ask", [lambda: costs.seconds("other", COMMLIB, 1, 1.0), lambda: costs.link_bytes("tree", 2, 1, 1, 1.0)]
+)
+def test_recipes_without_a_model_are_named(ask):
+    with pytest.raises(ValueError, match="Expected"):
+        ask()
