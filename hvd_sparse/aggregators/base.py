@@ -12,6 +12,9 @@ from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update,
 from hvd_sparse.communicator import Communicator
 from hvd_sparse.spec import Spec, describe
 
+# XLA refuses a function that holds an exchange, and names the operations: so their names say what to do.
+SCOPE = "hvd_sparse_cannot_be_compiled_by_XLA.leave_out_jit_compile_or_use_hvd.compiled_train_step"
+
 
 class Level(tf.Module):
     """The state of one aggregator for one vector: whom it talks to about what, and what it keeps."""
@@ -89,10 +92,12 @@ class Aggregator(abc.ABC):
         """Averages a vector [size] without writing the new state; `commit` writes it."""
         spec = state.spec
         world = spec.grid.world
-        row = tf.ensure_shape(vector, [spec.size])[tf.newaxis]
-        reduced = self.reduce(Parts(row, (world.world_rank,)), world.size, state)
+        with tf.name_scope(SCOPE):
+            row = tf.ensure_shape(vector, [spec.size])[tf.newaxis]
+            reduced = self.reduce(Parts(row, (world.world_rank,)), world.size, state)
+            mean = dense(reduced.total, spec.size, world.size, spec.dtype)
         return Exchange(
-            mean=dense(reduced.total, spec.size, world.size, spec.dtype),
+            mean=mean,
             fault=reduced.fault,
             updates=reduced.updates,
             metrics={

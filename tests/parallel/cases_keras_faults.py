@@ -132,3 +132,19 @@ def ranks_of_which_one_has_telemetry_are_told():
 def explicit_xla_is_refused_on_every_rank():
     with raises(ValueError, "Horovod's collectives cannot be compiled", "hvd.compiled_train_step(model)"):
         network().compile(distributed(), "mse", jit_compile=True)
+
+
+@case(ranks=(2,), over=lambda ranks: [{"recipe": recipe} for recipe in ("dense", "hitopk")])
+def explicit_xla_around_a_tape_names_the_remedy_on_every_rank(recipe):
+    hvd.init(local_size=1)
+    model = network()
+
+    @tf.function(jit_compile=True)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        tape = hvd.DistributedGradientTape(tape, aggregator=RECIPES[recipe])
+        return tape.gradient(loss, model.trainable_variables)
+
+    with raises(tf.errors.InvalidArgumentError, "cannot_be_compiled_by_XLA", "leave_out_jit_compile"):
+        step(own_data(8)[0])
