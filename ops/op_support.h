@@ -2,6 +2,9 @@
 #ifndef HVD_SPARSE_OPS_OP_SUPPORT_H_
 #define HVD_SPARSE_OPS_OP_SUPPORT_H_
 
+#include <mutex>
+#include <vector>
+
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "dtype.h"
@@ -28,6 +31,58 @@ absl::Status invalid_argument(const Pieces&... pieces) {
 inline int64_t number_of(const tensorflow::Tensor& scalar) {
   return scalar.dtype() == tensorflow::DT_INT32 ? scalar.scalar<int32_t>()() : scalar.scalar<int64_t>()();
 }
+
+// Large outputs of a kernel, used again once nobody else holds them. TensorFlow's CPU allocator gives large blocks back to
+// the operating system, and fresh ones cost a page fault for every 4 KB, which is more than the kernels' own work.
+class KeptOutputs {
+ public:
+  // As OpKernelContext::allocate_output.
+  absl::Status allocate(tensorflow::OpKernelContext* context, int index, const tensorflow::TensorShape& shape,
+                        tensorflow::Tensor** output) {
+    const tensorflow::DataType type = context->expected_output_dtype(index);
+    if (shape.num_elements() * tensorflow::DataTypeSize(type) < kWorthKeeping) {
+      return context->allocate_output(index, shape, output);
+    }
+    tensorflow::Tensor tensor;
+    if (!take(type, shape, &tensor)) {
+      TF_RETURN_IF_ERROR(context->allocate_temp(type, shape, &tensor));
+      keep(tensor);
+    }
+    context->set_output(index, tensor);
+    *output = context->mutable_output(index);
+    return absl::OkStatus();
+  }
+
+ private:
+  static constexpr int64_t kWorthKeeping = 1 << 20;  // bytes
+  static constexpr size_t kMost = 3;                 // one in use, one being made, one that a slow consumer holds
+
+  bool take(tensorflow::DataType type, const tensorflow::TensorShape& shape, tensorflow::Tensor* tensor) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const tensorflow::Tensor& each : kept_) {
+      if (each.dtype() != type || each.shape() != shape || !each.RefCountIsOne()) continue;
+      *tensor = each;
+      return true;
+    }
+    return false;
+  }
+
+  void keep(const tensorflow::Tensor& tensor) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (kept_.size() < kMost) {
+      kept_.push_back(tensor);
+      return;
+    }
+    for (tensorflow::Tensor& each : kept_) {
+      if (!each.RefCountIsOne()) continue;
+      each = tensor;
+      return;
+    }
+  }
+
+  std::mutex mutex_;
+  std::vector<tensorflow::Tensor> kept_;
+};
 
 // The threads among which TensorFlow shares the work inside an operation, for as long as `context` lives.
 class DeviceThreads {

@@ -246,8 +246,7 @@ class FeedbackOp : public SelectionKernel<kMstopk> {
     Tensor* fault = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kept}), &values));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({kept}), &indices));
-    // In place where nobody else holds the residual: never where it is a variable's value.
-    OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 2, TensorShape({size}), &residual_out));
+    OP_REQUIRES_OK(context, residuals_.allocate(context, 2, TensorShape({size}), &residual_out));
     OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &fault));
     const DeviceThreads threads(context);
     const Lease workspace(workspaces_);
@@ -268,6 +267,7 @@ class FeedbackOp : public SelectionKernel<kMstopk> {
 
  private:
   Workspaces workspaces_;
+  KeptOutputs residuals_;
   tensorflow::DataType wire_;
 };
 

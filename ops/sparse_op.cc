@@ -117,13 +117,16 @@ class SumPartsOp : public OpKernel {
         invalid_argument("Expected parts [n, d] with n of at least 1, got shape ", parts.shape().DebugString()));
     Tensor* sum = nullptr;
     Tensor* fault = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({parts.dim_size(1)}), &sum));
+    OP_REQUIRES_OK(context, sums_.allocate(context, 0, TensorShape({parts.dim_size(1)}), &sum));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &fault));
     const DeviceThreads threads(context);
     fault->scalar<int32_t>()() =
         hvds_sum_parts(parts.data(), dtype_of(parts.dtype()), static_cast<int32_t>(parts.dim_size(0)),
                        parts.dim_size(1), sum->flat<float>().data(), threads.get());
   }
+
+ private:
+  KeptOutputs sums_;
 };
 
 absl::Status check_entries(const Tensor& values, const Tensor& indices) {
@@ -208,7 +211,7 @@ class SparseSumOp : public OpKernel {
     OP_REQUIRES(context, 0 <= offset && offset <= kMaxSize,
                 invalid_argument("Expected an offset in [0, 2^31 - 1], got ", offset));
     Tensor* dense = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({size}), &dense));
+    OP_REQUIRES_OK(context, sums_.allocate(context, 0, TensorShape({size}), &dense));
     const DeviceThreads threads(context);
     const int64_t misplaced =
         hvds_sparse_sum(values.data(), dtype_of(values.dtype()), indices.flat<int32_t>().data(), values.NumElements(),
@@ -227,6 +230,7 @@ class SparseSumOp : public OpKernel {
   }
 
   tensorflow::DataType dtype_;
+  KeptOutputs sums_;
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdSparseSumParts").Device(DEVICE_CPU), SumPartsOp);
