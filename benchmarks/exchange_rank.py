@@ -151,6 +151,7 @@ def main() -> None:
     parser.add_argument("results", type=pathlib.Path)
     options = parser.parse_args()
     job = json.loads(options.job.read_text())
+    tf.get_logger().setLevel("ERROR")  # every cell traces its arms anew, as it should
     hvd.init(local_size=job["local"])
     clock = Clock()
     clock.meet()

@@ -33,7 +33,7 @@ LAYERS = [
     },
     {"recipes"},
     {"aggregators"},
-    {"collectives", "compressors", "error_feedback", "quantizers"},
+    {"collectives", "compressors", "error_feedback", "planner", "quantizers"},
     {"communicator", "costs", "host_names", "ops", "spec", "topology"},
 ]
 KERAS_INSIDES = "keras_hooks"
