@@ -74,6 +74,7 @@ class Cell:
         self.out, self.in_place = aligned(size), aligned(size)
         self.values, self.indices = aligned(self.k), aligned(self.k, np.int32)
         self.rival_values, self.rival_indices = aligned(self.k), aligned(size + 1, np.int32)
+        self.between = aligned(self.k), aligned(self.k, np.int32)
         self.tensor = tf.constant(self.x)
         self.chosen = None
         self.magnitudes = np.abs(self.x)
@@ -95,6 +96,9 @@ class Cell:
             "exact, 2 threads": Arm(lambda: kernels.topk(x, k, *outputs, two), self._check_exact),
             "mstopk, 2 threads": Arm(lambda: kernels.mstopk(x, k, *outputs, two), self._check_approximate),
             "add": Arm(lambda: rivals.add(self.gradient, self.residual, self.out)),
+            "add, and move as many": Arm(
+                lambda: rivals.add_and_move(self.gradient, self.residual, self.out, self.between, outputs)
+            ),
             "feedback exact": Arm(lambda: kernels.feedback_topk(*fused, self.out), self._check_fused),
             "feedback mstopk": Arm(lambda: kernels.feedback_mstopk(*fused, self.out), self._check_fused),
             "feedback exact, 2 threads": Arm(lambda: kernels.feedback_topk(*fused, self.out, two), self._check_fused),

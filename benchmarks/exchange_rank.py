@@ -86,20 +86,22 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
     sparse = {"topk", "mstopk", "hitopk", "NaiveAG, literal"}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0)
+    spans = dict.fromkeys(arms, 0.0)  # seconds between the readings of the counters, waiting included
     for number in range(-1, max(cell["rounds"].values())):
         for name, arm in arms.items():
             if number >= cell["rounds"][name]:
                 continue
-            before = sent_bytes()
+            before, began = sent_bytes(), time.perf_counter()
             mean, taken = clock.time(lambda arm=arm: arm(gradient))
             clock.meet()
             if number >= 0:
                 seconds[name].append(taken)
                 sent[name] += sent_bytes() - before
+                spans[name] += time.perf_counter() - began
             if number < 1:
                 check(name, np.asarray(mean), gradient, name not in sparse)
             del mean
-    result = {"seconds": seconds, "sent": sent, "steps": {}}
+    result = {"seconds": seconds, "sent": sent, "spans": spans, "steps": {}}
     if "hitopk steps" in cell["arms"]:
         result["steps"] = run_steps(cell, gradient, clock)
     return result
@@ -132,7 +134,7 @@ def merge(own: dict, everyones: list[dict]) -> dict:
 
     nodes = range(0, len(everyones), hvd.topology.node().size)
     sent = {name: [everyones[rank]["sent"][name] for rank in nodes] for name in own["sent"]}
-    return {"seconds": slowest("seconds"), "steps": slowest("steps"), "sent": sent}
+    return {"seconds": slowest("seconds"), "steps": slowest("steps"), "sent": sent, "spans": own["spans"]}
 
 
 def idle_bytes_per_second(clock: Clock) -> list[float]:

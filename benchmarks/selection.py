@@ -69,6 +69,20 @@ class Rivals:
         """residual += gradient."""
         self._pass("bench_add_in_place", gradient, residual)
 
+    def add_and_move(
+        self,
+        gradient: np.ndarray,
+        residual: np.ndarray,
+        out: np.ndarray,
+        between: tuple[np.ndarray, np.ndarray],
+        kept: tuple[np.ndarray, np.ndarray],
+    ) -> None:
+        """The addition and the memory traffic of a selection, without selecting: what the fused step cannot beat."""
+        pointers = [_pointer(gradient), _pointer(residual), _pointer(out)]
+        sizes = [ctypes.c_int64(out.size), ctypes.c_int64(kept[0].size)]
+        ahead = ctypes.c_int64(self._ahead.get(("bench_add", out.size), 0))
+        self._library.bench_add_and_move(*pointers, *sizes, *map(_pointer, between), *map(_pointer, kept), ahead)
+
     def _pass(self, name: str, *vectors: np.ndarray) -> None:
         """A pass over memory, which asks ahead by as much as was fastest when it first met this size."""
         function, size = getattr(self._library, name), vectors[0].size

@@ -126,6 +126,30 @@ void bench_add(const float* gradient, const float* residual, float* out, int64_t
   _mm_sfence();
 }
 
+// The addition, and no more than the memory traffic of a selection whose threshold is only known when all was seen:
+// `kept` entries are written on the way, evenly, without looking at them, then read and written where they end.
+void bench_add_and_move(const float* gradient, const float* residual, float* out, int64_t size, int64_t kept,
+                        float* candidates, int32_t* places, float* values, int32_t* indices, int64_t ahead) {
+  int64_t moved = 0;
+  for (int64_t i = 0; i + 64 <= size; i += 64) {
+    ask_for_group(gradient + i + ahead);
+    ask_for_group(residual + i + ahead);
+    for (int j = 0; j < 64; j += 4) {
+      _mm_stream_ps(out + i + j, _mm_add_ps(_mm_loadu_ps(residual + i + j), _mm_loadu_ps(gradient + i + j)));
+    }
+    for (const int64_t end = kept * (i + 64) / size; moved < end; ++moved) {
+      candidates[moved] = gradient[i];
+      places[moved] = int32_t(i);
+    }
+  }
+  for (int64_t i = 0; i + 4 <= moved; i += 4) {  // the outputs are aligned to 64 bytes
+    _mm_stream_ps(values + i, _mm_loadu_ps(candidates + i));
+    _mm_stream_si128(reinterpret_cast<__m128i*>(indices + i),
+                     _mm_loadu_si128(reinterpret_cast<const __m128i*>(places + i)));
+  }
+  _mm_sfence();
+}
+
 // Algorithm 1 as printed: mean and maximum, one counting pass for each sampling, and two passes that collect indices.
 // Returns 0 where it has no answer. `indices` has room for size + 1.
 int bench_literal_mstopk(const float* x, int64_t size, int64_t kept, int32_t samplings, uint64_t seed, float* values,

@@ -70,11 +70,11 @@ def test_links_carry_what_they_are_shaped_to(shaper):
 @needs_namespaces
 def test_a_rank_that_fails_ends_all():
     with Cluster(2, 1) as made:
-        program = "import os, sys, time; sys.exit(3) if os.environ['HOROVOD_RANK'] == '1' else time.sleep(100)"
+        program = "import os, sys, time; sys.exit(3) if os.environ['HOROVOD_RANK'] == '1' else time.sleep(500)"
         started = time.monotonic()
-        statuses = made.run([sys.executable, "-c", program], limit=60)
+        statuses = made.run([sys.executable, "-c", program], limit=600)
         assert statuses == [-signal.SIGKILL, 3]
-        assert time.monotonic() - started < 50
+        assert time.monotonic() - started < 400
         with pytest.raises(TimeoutError, match="after 1 s"):
             made.run([sys.executable, "-c", "import time; time.sleep(100)"], limit=1)
 
@@ -97,7 +97,7 @@ def test_nothing_is_left_when_it_is_killed(tmp_path):
         rank,
     ]
     with subprocess.Popen(command, cwd=ROOT) as started:
-        deadline = time.monotonic() + 50
+        deadline = time.monotonic() + 300
         while not marker.exists():
             assert started.poll() is None and time.monotonic() < deadline
             time.sleep(0.1)
@@ -111,7 +111,7 @@ def test_nothing_is_left_when_it_is_killed(tmp_path):
 
 @needs_namespaces
 def test_claimed_bytes_are_those_that_the_interfaces_count(tmp_path):
-    """All but packet headers and Horovod's idle traffic; every arm is checked for its result, too."""
+    """But for packet headers (5%) and Horovod's control traffic; every arm is checked for its result, too."""
     arms = [
         "horovod.allreduce",
         "dense",
@@ -126,14 +126,14 @@ def test_claimed_bytes_are_those_that_the_interfaces_count(tmp_path):
     job, results = tmp_path / "job.json", tmp_path / "results.json"
     with Cluster(2, 2) as made:
         job.write_text(json.dumps({"local": 2, "address": made.address(0), "port": 29500, "cells": [cell]}))
-        statuses = made.run([sys.executable, "-m", "benchmarks.exchange_rank", str(job), str(results)], limit=55)
+        statuses = made.run([sys.executable, "-m", "benchmarks.exchange_rank", str(job), str(results)], limit=600)
     assert statuses == [0] * 4
     run = json.loads(results.read_text())
     measured = run["cells"][0]
     assert list(measured["steps"]) == ["reduce-scatter", "selection", "across nodes", "all-gather and scatter"]
     for arm in arms[:-1]:
         rounds = len(measured["seconds"][arm])
-        idle = max(run["idle"]) * sum(measured["seconds"][arm]) / rounds
-        counted = max(measured["sent"][arm]) / rounds - idle
+        control = max(run["idle"]) * measured["spans"][arm] / rounds
+        counted = max(measured["sent"][arm]) / rounds
         claimed = bench_exchange.link_bytes(arm, SIZE, DENSITY, 2, 2)
-        assert 0.97 * claimed < counted < 1.05 * claimed + idle + 20_000, arm
+        assert claimed < counted < 1.05 * claimed + 3 * control + 50_000, arm
