@@ -2,10 +2,8 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <linux/futex.h>
 #include <poll.h>
 #include <signal.h>
-#include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
@@ -22,108 +20,15 @@
 #include <utility>
 #include <vector>
 
+#include "shared_control.h"
+#include "shared_inboxes.h"
+
 namespace hvds {
 namespace {
 
-constexpr int64_t kSlots = 2048;            // exchanges in flight in one process
-constexpr int64_t kForgetAfter = 1000;      // exchanges for which memory was of no use
-constexpr int64_t kPollNanoseconds = 100'000'000;
 constexpr int64_t kPollsBeforeWarning = 600;  // a minute, as Horovod's stall check
 
-// ---- What the members see of each other ----
-
-// An exchange in flight and its inbox. The owner opens it, each sender sets its bit once its piece is there.
-struct Slot {
-  std::atomic<uint64_t> exchange;  // which one; 0: free. What follows holds from then on until all have sent.
-  std::atomic<uint64_t> arrived;
-  uint64_t serial;  // of the inbox, unique in its process
-  int64_t bytes;
-  int32_t fd;
-};
-
-struct Control {
-  uint64_t token;
-  std::atomic<uint32_t> left;
-  std::atomic<uint32_t> bell;   // rung when something has changed that the owner may wait for
-  std::atomic<uint32_t> slots;  // those from here on were never used
-  Slot slot[kSlots];
-};
-
-static_assert(std::atomic<uint64_t>::is_always_lock_free && std::atomic<uint32_t>::is_always_lock_free);
-
-void ring(Control& control) {
-  control.bell.fetch_add(1, std::memory_order_release);
-  syscall(SYS_futex, &control.bell, FUTEX_WAKE, 1 << 30, nullptr, nullptr, 0);
-}
-
-// Waits until the bell has rung since it was at `heard`; false where that takes long.
-bool listen(Control& control, uint32_t heard) {
-  const timespec limit{0, kPollNanoseconds};
-  return syscall(SYS_futex, &control.bell, FUTEX_WAIT, heard, &limit, nullptr, 0) == 0 || errno != ETIMEDOUT;
-}
-
-// Names an exchange: all members count those of a channel alike.
-uint64_t name_exchange(const std::string& channel, uint64_t number) {
-  uint64_t hash = 1469598103934665603u;  // FNV-1a
-  const auto add = [&](unsigned char byte) { hash = (hash ^ byte) * 1099511628211u; };
-  for (const unsigned char letter : channel) add(letter);
-  for (int shift = 0; shift < 64; shift += 8) add(static_cast<unsigned char>(number >> shift));
-  return std::max<uint64_t>(hash, 1);
-}
-
-// ---- Memory ----
-
-class Mapping {
- public:
-  Mapping() = default;
-  ~Mapping() {
-    if (data_ != nullptr) munmap(data_, bytes_);
-  }
-  Mapping(const Mapping&) = delete;
-  Mapping& operator=(const Mapping&) = delete;
-
-  // Returns 0 or an errno.
-  int map(int fd, int64_t bytes) {
-    void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (data == MAP_FAILED) return errno;
-    madvise(data, bytes, MADV_HUGEPAGE);
-    data_ = data;
-    bytes_ = bytes;
-    return 0;
-  }
-
-  char* data() const { return static_cast<char*>(data_); }
-  int64_t bytes() const { return bytes_; }
-
- private:
-  void* data_ = nullptr;
-  int64_t bytes_ = 0;
-};
-
-// Anonymous memory that others can open while this process has it.
-class Memory {
- public:
-  ~Memory() {
-    if (fd_ >= 0) close(fd_);
-  }
-
-  // Returns 0 or an errno.
-  int make(const char* name, int64_t bytes) {
-    fd_ = memfd_create(name, MFD_CLOEXEC);
-    if (fd_ < 0) return errno;
-    // Reserved at once: memory that is missing later would be a SIGBUS.
-    const int missing = posix_fallocate(fd_, 0, bytes);
-    return missing != 0 ? missing : mapping_.map(fd_, bytes);
-  }
-
-  int fd() const { return fd_; }
-  char* data() const { return mapping_.data(); }
-  int64_t bytes() const { return mapping_.bytes(); }
-
- private:
-  int fd_ = -1;
-  Mapping mapping_;
-};
+// ---- The others ----
 
 // Memory of another process, by the number that the descriptor has there. Returns 0 or an errno.
 int map_of_process(int64_t process, int32_t fd, int64_t bytes, Mapping& mapping) {
@@ -136,60 +41,6 @@ int map_of_process(int64_t process, int32_t fd, int64_t bytes, Mapping& mapping)
   close(opened);
   return failed;
 }
-
-// ---- Inboxes, used again ----
-
-struct Inbox {
-  Memory memory;
-  uint64_t serial = 0;
-  int64_t last_used = 0;
-  bool in_use = false;
-};
-
-class Inboxes {
- public:
-  // The smallest free one that is large enough, or a new one; NULL, with `failed` an errno, where there is no memory.
-  std::shared_ptr<Inbox> take(int64_t bytes, int* failed) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    ++taken_;
-    std::shared_ptr<Inbox> found;
-    for (const std::shared_ptr<Inbox>& each : all_) {
-      const bool fits = !each->in_use && each->memory.bytes() >= bytes;
-      if (fits && (found == nullptr || each->memory.bytes() < found->memory.bytes())) found = each;
-    }
-    if (found == nullptr) {
-      forget_unused();
-      found = std::make_shared<Inbox>();
-      *failed = found->memory.make("hvd_sparse_inbox", bytes);
-      if (*failed != 0) return nullptr;
-      found->serial = ++made_;
-      all_.push_back(found);
-    }
-    found->in_use = true;
-    found->last_used = taken_;
-    return found;
-  }
-
-  void give_back(Inbox& inbox) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    inbox.in_use = false;
-  }
-
- private:
-  void forget_unused() {
-    const auto unused = [&](const std::shared_ptr<Inbox>& each) {
-      return !each->in_use && each->last_used + kForgetAfter < taken_;
-    };
-    all_.erase(std::remove_if(all_.begin(), all_.end(), unused), all_.end());
-  }
-
-  std::mutex mutex_;
-  std::vector<std::shared_ptr<Inbox>> all_;
-  int64_t taken_ = 0;
-  uint64_t made_ = 0;
-};
-
-// ---- The others ----
 
 class Neighbour {
  public:
