@@ -125,6 +125,29 @@ def floor_seconds(arm: str, cell: dict, run: dict, read_rate: float) -> float:
     return link + touched / read_rate
 
 
+def predicted_seconds(arm: str, cell: dict, run: dict) -> float | None:
+    """What the cost model says, with the constants that the planner measured; None for rivals without a model."""
+    recipe = "dense" if arm == "horovod.allreduce" else arm
+    if recipe not in costs.MODELS:
+        return None
+    nodes, local, inside, across, memory = run["cluster"]
+    cluster = costs.Cluster(nodes, local, costs.Link(*inside), costs.Link(*across), memory)
+    return costs.seconds(recipe, cluster, cell["size"], cell["density"])
+
+
+def model_error(rows: list[dict]) -> str:
+    """How far the cost model is off, in a sentence."""
+    errors = [abs(row["model_ms"] / row["ms"] - 1) for row in rows if row["model_ms"] is not None]
+    worst = max(
+        (row for row in rows if row["model_ms"] is not None), key=lambda row: abs(row["model_ms"] / row["ms"] - 1)
+    )
+    return (
+        f"The cost model is off by {np.median(errors):.0%} (median of {len(errors)} cells), at worst at "
+        f"{worst['shape']}, {worst['rate']}, {worst['size']}, {worst['density']}, {worst['arm']}: "
+        f"{worst['model_ms']:.1f} ms for {worst['ms']:.1f} ms."
+    )
+
+
 def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
     """One row an arm and cell."""
     rows = []
@@ -135,6 +158,7 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                 median, rounds = float(np.median(seconds)), len(seconds)
                 ranks = nodes * local
                 floor = floor_seconds(arm, cell, run, read_rate)
+                predicted = predicted_seconds(arm, cell, run)
                 claimed = link_bytes(arm, cell["size"], cell["density"], nodes, local)
                 rows.append(
                     {
@@ -151,6 +175,7 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                         "counted": max(cell["sent"][arm]) / rounds,
                         "floor_ms": 1e3 * floor,
                         "reached": floor / median,
+                        "model_ms": None if predicted is None else 1e3 * predicted,
                     }
                 )
     return rows
@@ -202,15 +227,18 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
         "",
         "## All cells",
         "",
+        model_error(rows),
+        "",
         "| shape | link | d | density | arm | ms (p95) | algbw GB/s | busbw GB/s | MB claimed | MB counted | floor ms "
-        "| share reached |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| share reached | model ms |",
+        "|---" * 13 + "|",
     ]
     for row in rows:
+        model = "" if row["model_ms"] is None else f"{row['model_ms']:.1f}"
         lines.append(
             f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']} | {row['ms']:.1f} "
             f"({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | {row['claimed'] / 1e6:.2f} | "
-            f"{row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} |"
+            f"{row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} | {model} |"
         )
     lines += ["", "## The four steps of HiTopKComm (CommLib Fig. 8), ms", ""]
     lines += [

@@ -41,6 +41,7 @@ stop_timeline = _horovod.stop_timeline
 _OPS = {"sum": _horovod.Sum, "min": _horovod.Min, "max": _horovod.Max}
 _REDUCTIONS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max}
 LOCAL_SIZE_VARIABLE = "HVD_SPARSE_LOCAL_SIZE"
+FUSION_BYTES = str(2**20)  # our buckets need no fusion, which copies them in and out and makes them wait for each other
 
 
 class HorovodCommunicator(Communicator):
@@ -122,6 +123,7 @@ def init(local_size: int | None = None) -> None:
     if not _horovod.is_initialized():
         host_names.check()
         os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", FUSION_BYTES)
         _horovod.init()
         _forget()
     everyone = list(range(_horovod.size()))
