@@ -49,7 +49,7 @@ ASSUMPTIONS = (
     (
         "MSTopK on a V100",
         "38 passes over the shard in float32, and 100 launches of 5 us",
-        "30 counts (Fig. 6); |x|, mean, maximum, two selections and the residual's three; three kernels a count",
+        "30 counts (Fig. 6); magnitude, mean, maximum, two selections and the residual's three; three kernels a count",
     ),
     ("one exchange a step", "the whole gradient", "Horovod's fusion buffer has 64 MB; more messages add only latency"),
     ("flat rings and trees", "one rank of a node drives its link", "NCCL 2.5 sends from one thread and socket a rank"),
