@@ -44,7 +44,7 @@ def arguments(agent: pathlib.Path, addresses: Sequence[str], local: int, command
     """The whole command line, from mpirun on.
 
     Args:
-        agent: of `write_agent`.
+        agent: of `write_agent`; Open MPI's own files go into its folder.
         addresses: of the nodes, in order, all in one /24 network.
         local: ranks on each.
         command: what every rank runs.
@@ -54,6 +54,7 @@ def arguments(agent: pathlib.Path, addresses: Sequence[str], local: int, command
         "plm": "rsh",
         "plm_rsh_agent": str(agent),
         "plm_rsh_no_tree_spawn": "1",
+        "orte_tmpdir_base": str(agent.parent),
         "oob_tcp_if_include": network,
         "pml": "ob1",
         "btl": "self,vader,tcp",

@@ -3,10 +3,11 @@
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 
-from benchmarks import mpirun
+from benchmarks import bench_exchange, mpirun
 from benchmarks.cluster import Cluster
 from tests.parallel import networks
 
@@ -59,6 +60,15 @@ def test_without_open_mpi_it_names_the_package(monkeypatch, tmp_path):
 def test_what_is_no_launcher_is_refused():
     with pytest.raises(ValueError, match="rendezvous or mpirun"):
         Cluster(2, 1).run(["true"], launcher="slurm")
+
+
+def test_mpi4py_is_a_rival_only_where_mpirun_starts_the_ranks(monkeypatch):
+    monkeypatch.setitem(sys.modules, "mpi4py", types.ModuleType("mpi4py"))
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert bench_exchange.others("rendezvous") == ["torch.distributed"]
+    assert bench_exchange.others("mpirun") == ["torch.distributed", "mpi4py"]
+    first, second = bench_exchange.cells_of((2, 2), "1gbit", ["1M"], [0.01, 0.1], ["mpi4py"])
+    assert "mpi4py" in first["arms"] and "mpi4py" not in second["arms"]  # dense arms do not depend on the density
 
 
 @needs_mpirun
