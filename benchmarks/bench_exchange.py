@@ -7,6 +7,11 @@ what the first does: their difference is noise.
 
 For each cell the floor is given: bytes on the link over its rate, plus bytes touched over the rate at which one core
 reads memory.
+
+Two rivals take part where they are installed: torch.distributed with Gloo (.venv/bin/pip install torch), and, with
+--launcher mpirun, mpi4py (.venv/bin/pip install mpi4py). That launcher needs Open MPI (packages openmpi-bin and
+libopenmpi-dev) and a Horovod built with it: make clean setup builds one where mpicxx is found. All of Horovod's arms
+then go through MPI.
 """
 
 from __future__ import annotations
@@ -22,8 +27,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks import timing
-from benchmarks.cluster import Cluster, bits_per_second, raw_rate, unavailable
+from benchmarks import mpirun, timing
+from benchmarks.cluster import LAUNCHERS, Cluster, bits_per_second, raw_rate, unavailable
 from hvd_sparse import costs
 
 SIZES = {"1M": 10**6, "25M": 25 * 10**6, "110M": 110 * 10**6}
@@ -58,10 +63,12 @@ TARGETS = (
 )
 
 
-def others() -> list[str]:
-    """Rivals that are installed."""
+def others(launcher: str) -> list[str]:
+    """Rivals that are installed; mpi4py finds the other ranks only where mpirun has started them."""
     found = []
     for module, arm in (("torch", "torch.distributed"), ("mpi4py", "mpi4py")):
+        if arm == "mpi4py" and launcher != "mpirun":
+            continue
         try:
             __import__(module)
         except ImportError:
@@ -70,7 +77,9 @@ def others() -> list[str]:
     return found
 
 
-def cells_of(shape: tuple[int, int], rate: str, sizes: Sequence[str], densities: Sequence[float]) -> list[dict]:
+def cells_of(
+    shape: tuple[int, int], rate: str, sizes: Sequence[str], densities: Sequence[float], rivals: Sequence[str]
+) -> list[dict]:
     """The cells of one shape and link; dense arms take part at the first density only, as they do not depend on it."""
     cells = []
     for name in sizes:
@@ -78,7 +87,7 @@ def cells_of(shape: tuple[int, int], rate: str, sizes: Sequence[str], densities:
             slow = name == "110M" and rate == "100mbit"
             dense = [] if number else list(DENSE if not slow else DENSE[:1])
             if not number and not slow:
-                dense += [arm for arm in others() if arm != "mpi4py"]
+                dense += rivals
             sparse = (
                 ["hitopk"] if slow else [arm for arm in SPARSE if not (arm == "NaiveAG, literal" and density > 0.01)]
             )
@@ -88,7 +97,7 @@ def cells_of(shape: tuple[int, int], rate: str, sizes: Sequence[str], densities:
     return cells
 
 
-def measure(shape: tuple[int, int], rate: str, cells: list[dict]) -> dict[str, Any]:
+def measure(shape: tuple[int, int], rate: str, cells: list[dict], launcher: str) -> dict[str, Any]:
     """Runs the cells of one shape and link on a cluster of their own."""
     nodes, local = shape
     with tempfile.TemporaryDirectory() as name, Cluster(nodes, local, rate) as cluster:
@@ -104,7 +113,7 @@ def measure(shape: tuple[int, int], rate: str, cells: list[dict]) -> dict[str, A
             str(folder / "job.json"),
             str(folder / "results.json"),
         ]
-        statuses = cluster.run(command, limit=_RANK_LIMIT)
+        statuses = cluster.run(command, {"GLOO_SOCKET_IFNAME": "eth0"}, _RANK_LIMIT, launcher)
         if any(statuses):
             raise RuntimeError(f"the ranks of {nodes}x{local} at {rate} ended with {statuses}")
         results = json.loads((folder / "results.json").read_text())
@@ -284,6 +293,15 @@ def memory_rate() -> float:
     return x.nbytes / (1e-3 * taken["read"].median)
 
 
+def without_mpi() -> str | None:
+    """Why ranks that mpirun has started cannot exchange here, with the remedy; None where they can."""
+    import horovod.tensorflow as horovod
+
+    if mpirun.unavailable() is None and not horovod.mpi_built():
+        return "Horovod was built without MPI: install the package libopenmpi-dev, then make clean setup."
+    return mpirun.unavailable()
+
+
 def _names(text: str) -> list[str]:
     return text.split(",")
 
@@ -295,8 +313,9 @@ def main() -> None:
     parser.add_argument("--sizes", type=_names, default=list(SIZES), help="of the gradient (1M,25M,110M)")
     parser.add_argument("--densities", type=_names, default=[str(density) for density in DENSITIES])
     parser.add_argument("--dry", action="store_true", help="write no results")
+    parser.add_argument("--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts ranks (rendezvous)")
     options = parser.parse_args()
-    reason = unavailable()
+    reason = unavailable() or (without_mpi() if options.launcher == "mpirun" else None)
     if reason is not None:
         sys.exit(reason)
     read_rate = memory_rate()
@@ -304,8 +323,9 @@ def main() -> None:
     for text in options.shapes:
         nodes, local = map(int, text.split("x"))
         for rate in options.rates:
-            cells = cells_of((nodes, local), rate, options.sizes, [float(density) for density in options.densities])
-            runs.append(measure((nodes, local), rate, cells))
+            densities = [float(density) for density in options.densities]
+            cells = cells_of((nodes, local), rate, options.sizes, densities, others(options.launcher))
+            runs.append(measure((nodes, local), rate, cells, options.launcher))
     rows = rows_of(runs, read_rate)
     text = render(runs, rows, read_rate)
     print(text)
