@@ -37,7 +37,8 @@ LAYERS = [
     {"communicator", "costs", "host_names", "ops", "spec", "topology"},
 ]
 CACHE_LAYERS = [
-    {"sources"},
+    {"disk", "slab"},
+    {"levels", "sources"},
     {"listing", "tfrecord"},
     {"errors", "files", "native"},
 ]
