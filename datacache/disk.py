@@ -56,7 +56,11 @@ class DiskLevel(Level):
 
         Raises:
             UnsuitableFileSystemError: where the directory is on a network file system.
+            ValueError: where size is less than 1 MiB.
         """
+        if size < 1 << 20:
+            raise ValueError(f"Expected at least 1 MiB for a level on the local disk, got {size} bytes.")
+        size -= size % _PAGE
         files.refuse_remote(path.parent, "The level on the local disk")
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.name, self._path = name, path.resolve()
@@ -71,9 +75,9 @@ class DiskLevel(Level):
             files.share(self._use)
         _environments.add(self._path)
 
-    def holds(self, index: int) -> bool:
+    def holds(self, indices: np.ndarray) -> np.ndarray:
         with self._environment().begin(buffers=True) as transaction:
-            return transaction.get(_KEY.pack(index)) is not None
+            return np.array([transaction.get(_KEY.pack(int(index))) is not None for index in indices], bool)
 
     def get(self, index: int) -> Record | None:
         with self._environment().begin(buffers=True) as transaction:

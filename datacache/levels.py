@@ -45,8 +45,8 @@ class Level(abc.ABC):
     name: str
 
     @abc.abstractmethod
-    def holds(self, index: int) -> bool:
-        """Whether there is a record, whole or damaged."""
+    def holds(self, indices: np.ndarray) -> np.ndarray:
+        """Of which of these samples (uint64 [n]) there is a record, whole or damaged: bool [n]."""
 
     @abc.abstractmethod
     def get(self, index: int) -> Record | None:
@@ -96,20 +96,20 @@ class Level(abc.ABC):
 
 
 class Nowhere(Level):
-    """Keeps nothing: what stands in for a level that is not wanted."""
+    """Stands in for a level that is not wanted: it takes everything and keeps nothing."""
 
     def __init__(self, name: str):
         """Takes the name of the level that it stands in for."""
         self.name = name
 
-    def holds(self, index: int) -> bool:
-        return False
+    def holds(self, indices: np.ndarray) -> np.ndarray:
+        return np.zeros(len(indices), bool)
 
     def get(self, index: int) -> Record | None:
         return None
 
     def put(self, index: int, record: Record) -> bool:
-        return False
+        return True
 
     def drop(self, index: int) -> None:
         pass

@@ -27,7 +27,7 @@ _FUNCTIONS = {  # name: (result, arguments), as in ops/datacache/*.h
     "datacache_slab_format": (None, [_SLAB]),
     "datacache_slab_used": (_U64, [_SLAB]),
     "datacache_slab_publish": (ctypes.c_int, [_SLAB, _U64, _POINTER, _U64, _I64]),
-    "datacache_slab_holds": (ctypes.c_int, [_SLAB, _U64, ctypes.POINTER(_U64)]),
+    "datacache_slab_lengths": (None, [_SLAB, _POINTER, _U64, _POINTER]),
     "datacache_slab_forget": (None, [_SLAB, _U64]),
     "datacache_slab_gather": (_U64, [_SLAB, _POINTER, _U64, _POINTER, _U64, _POINTER, _POINTER, ctypes.c_int]),
 }

@@ -9,7 +9,6 @@ process that wants the same data, or else removed by the next that wants any.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import mmap
 import os
@@ -26,6 +25,7 @@ from datacache.native import SlabHandle, address, library
 DIRECTORY = Path("/dev/shm")
 _MAGIC = b"datacache slab 1\n"  # stands at the beginning of a slab that is whole
 _FOUND = 1  # of enum datacache_found
+_NONE = 2**64 - 1  # DATACACHE_NONE
 _SPARE = 16  # places, beyond those of all samples, for records that were damaged or whose writer was killed
 
 
@@ -72,19 +72,20 @@ class Slab(Level):
             self._file, memory = _open(self._path, size, samples)
         self._mapping: _Mapping | None = _Mapping(memory, _handle(memory, samples))
 
-    def holds(self, index: int) -> bool:
-        return self._length(index) is not None
+    def holds(self, indices: np.ndarray) -> np.ndarray:
+        return self._lengths(indices) != _NONE
 
     def get(self, index: int) -> Record | None:
-        length = self._length(index)
-        if length is None:
+        indices = np.array([index], np.uint64)
+        length = int(self._lengths(indices)[0])
+        if length == _NONE:
             return None
         if length > len(self._alive().memory):
             raise DamagedRecordError(f"its length is given as {length} bytes")
         rows, labels = np.empty((1, length), np.uint8), np.empty(1, np.int64)
-        if self.gather(np.array([index], np.uint64), rows, labels)[0]:
+        if self.gather(indices, rows, labels)[0]:
             return Record(rows.tobytes(), int(labels[0]))
-        if not self.holds(index):  # taken out meanwhile
+        if not self.holds(indices)[0]:  # taken out meanwhile
             return None
         raise DamagedRecordError("its checksum or its place is wrong")
 
@@ -123,10 +124,12 @@ class Slab(Level):
         )
         return found == _FOUND
 
-    def _length(self, index: int) -> int | None:
-        mapping, length = self._alive(), ctypes.c_uint64()
-        held = library().datacache_slab_holds(mapping.handle, index, ctypes.byref(length))
-        return length.value if held else None
+    def _lengths(self, indices: np.ndarray) -> np.ndarray:
+        if indices.dtype != np.uint64:
+            raise TypeError(f"Expected indices of uint64, got {indices.dtype}.")
+        mapping, lengths = self._alive(), np.empty(len(indices), np.uint64)
+        library().datacache_slab_lengths(mapping.handle, address(indices), len(indices), address(lengths))
+        return lengths
 
     def _alive(self) -> _Mapping:
         mapping = self._mapping

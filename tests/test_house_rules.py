@@ -37,9 +37,13 @@ LAYERS = [
     {"communicator", "costs", "host_names", "ops", "spec", "topology"},
 ]
 CACHE_LAYERS = [
+    {"__main__"},
+    {"cache", "dataset"},
+    {"batches", "store"},
+    {"reader"},
     {"disk", "slab"},
     {"levels", "sources"},
-    {"listing", "tfrecord"},
+    {"buffers", "counters", "fingerprint", "listing", "order", "tfrecord", "world"},
     {"errors", "files", "native"},
 ]
 LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS}

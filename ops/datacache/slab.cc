@@ -116,11 +116,12 @@ int datacache_slab_publish(const datacache_slab* slab, uint64_t index, const voi
   return 1;
 }
 
-int datacache_slab_holds(const datacache_slab* slab, uint64_t index, uint64_t* length) {
-  const Entry* entry = entry_of(slab, index);
-  const bool held = entry != nullptr && entry->state.load(kAcquire) % 2 == 1;
-  *length = held ? entry->length.load(kRelaxed) : 0;
-  return held;
+void datacache_slab_lengths(const datacache_slab* slab, const uint64_t* indices, uint64_t count, uint64_t* lengths) {
+  for (uint64_t i = 0; i < count; ++i) {
+    const Entry* entry = entry_of(slab, indices[i]);
+    const bool held = entry != nullptr && entry->state.load(kAcquire) % 2 == 1;
+    lengths[i] = held ? entry->length.load(kRelaxed) : DATACACHE_NONE;
+  }
 }
 
 void datacache_slab_forget(const datacache_slab* slab, uint64_t index) {

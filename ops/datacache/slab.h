@@ -26,6 +26,8 @@ enum datacache_found {
   DATACACHE_DAMAGED = 2,  // its checksum, or its place, is wrong
 };
 
+#define DATACACHE_NONE UINT64_MAX
+
 // Bytes of head and entries, up to the first payload.
 uint64_t datacache_slab_overhead(uint64_t slots);
 
@@ -43,8 +45,8 @@ uint64_t datacache_slab_used(const datacache_slab* slab);
 int datacache_slab_publish(const datacache_slab* slab, uint64_t index, const void* payload, uint64_t length,
                            int64_t label);
 
-// Whether a record is published, its length where it is (else 0), unchecked.
-int datacache_slab_holds(const datacache_slab* slab, uint64_t index, uint64_t* length);
+// The lengths, unchecked, of the records of `count` samples; DATACACHE_NONE where none is published.
+void datacache_slab_lengths(const datacache_slab* slab, const uint64_t* indices, uint64_t count, uint64_t* lengths);
 
 // Takes a record out, so that it can be published again elsewhere; its place is not used again. The caller holds the
 // lock of the sample's slot.

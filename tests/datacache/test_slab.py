@@ -13,7 +13,7 @@ from datacache.native import library
 from datacache.slab import DIRECTORY, Slab, needed
 from tests.datacache import members
 from tests.datacache.members import SAMPLES
-from tests.datacache.test_levels import record
+from tests.datacache.test_levels import held, record
 
 SIZE = needed(SAMPLES, 3000)
 
@@ -35,7 +35,7 @@ def test_it_holds_all_samples_of_the_size_that_it_was_made_for(tmp_path):
 def test_only_its_own_samples_have_a_place(tmp_path):
     kept = Slab(tmp_path, "key", range(10, 20), SIZE)
     assert [kept.put(index, record(index)) for index in (9, 10, 19, 20, 2**63)] == [False, True, True, False, False]
-    assert not kept.holds(9) and kept.get(20) is None and kept.get(19) == record(19)
+    assert not held(kept, 9) and kept.get(20) is None and kept.get(19) == record(19)
     kept.close()
 
 
@@ -101,7 +101,7 @@ def test_what_a_killed_maker_left_is_made_anew(content, tmp_path):
     kept.close()
     path.write_bytes(content)
     kept = Slab(tmp_path, "key", range(SAMPLES), SIZE)
-    assert not any(kept.holds(index) for index in range(SAMPLES))
+    assert not any(held(kept, index) for index in range(SAMPLES))
     assert kept.put(1, record(1)) and kept.get(1) == record(1)
     kept.close()
 
