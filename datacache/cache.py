@@ -154,6 +154,11 @@ class DataCache:
         """The batches of this rank, to be read by number."""
         return Batches(self._reader, self.layout, schedule, self.world.rank, self._workers, self.counters, _AHEAD, self)
 
+    def fetch(self, index: int) -> tuple[np.ndarray, int]:
+        """One sample and its label, by index in the source; errors as from `Batches.read`."""
+        record = self._reader.fetch(index).record
+        return np.frombuffer(record.payload, self.layout.dtype).reshape(self.layout.shape), record.label
+
     def close(self) -> None:
         """Waits for what is being fetched, saves counters and lets go of all levels; calling it again does nothing."""
         self._finalizer()
@@ -176,7 +181,7 @@ class DataCache:
         if size == 0:
             return Nowhere("memory")
         key = f"{self._store.fingerprint[:16]}-{self._key[:16]}"
-        return Slab(directory / f"datacache-{os.getuid()}", key, owned, size)
+        return Slab(slab.directory(directory), key, owned, size)
 
     def _read_through(self, decoder: Decoder, disk: Level, decoded: Level, memory: Level) -> ReadThrough:
         store = self._store

@@ -36,6 +36,11 @@ class _Mapping(NamedTuple):
     handle: SlabHandle
 
 
+def directory(memory_dir: str | os.PathLike = DIRECTORY) -> Path:
+    """Where this user's slabs are."""
+    return Path(memory_dir) / f"datacache-{os.getuid()}"
+
+
 def needed(samples: int, payload_bytes: int) -> int:
     """Bytes of a slab that holds all samples of this size."""
     payloads = (samples + _SPARE) * library().datacache_slab_footprint(payload_bytes)

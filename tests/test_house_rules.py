@@ -43,7 +43,7 @@ CACHE_LAYERS = [
     {"reader"},
     {"disk", "slab"},
     {"levels", "sources"},
-    {"buffers", "counters", "fingerprint", "listing", "order", "tfrecord", "world"},
+    {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
     {"errors", "files", "native"},
 ]
 LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS}
