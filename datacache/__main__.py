@@ -108,10 +108,9 @@ def stats(options: argparse.Namespace) -> int:
         for name in sorted(name for name in numbers if name.startswith(("damaged.", "not kept."))):
             _row(name.replace(".", " in "), f"{numbers[name]:,.0f}")
         for path in _disk_levels(store):
-            with contextlib.closing(_existing(path)) as level:
-                _row(
-                    path.name.partition("-")[0] + " on disk", f"{level.count():,} records, {_size(level.used_bytes())}"
-                )
+            with contextlib.closing(_existing(path)) as kept:
+                name = path.name.partition("-")[0]
+                _row(f"{name} on disk", f"{kept.count():,} records, {_size(kept.used_bytes())}")
         for entry in store.quarantine.entries():
             print(f"sample {entry['index']} was damaged in {entry['level']}: {entry['reason']}")
     return 0

@@ -36,6 +36,7 @@ class Batches:
         self._reader, self._rank, self._workers, self._counters = reader, rank, workers, counters
         self._ahead, self._owner = ahead, owner
         self._buffers = Buffers(schedule.batch_size * layout.size)
+        self._next = 0  # the first batch whose samples have not been asked for
         self._fetching: dict[int, concurrent.futures.Future[Fetched]] = {}
         self._lock = threading.Lock()
 
@@ -68,9 +69,15 @@ class Batches:
         return block.view(self.layout.dtype).reshape(len(indices), *self.layout.shape), labels
 
     def _request(self, step: int) -> None:
-        """Has those samples of this batch and of the next ones fetched that are not in memory."""
-        steps = range(step, min(step + 1 + self._ahead, len(self)))
-        indices = np.concatenate([self.schedule.indices(each, self._rank) for each in steps]).astype(np.uint64)
+        """Has those samples of this batch and of the next ones fetched that are not in memory, each batch once."""
+        with self._lock:
+            begin = step if step == 0 else max(step, self._next)  # at 0 a new iteration begins
+            end = min(step + 1 + self._ahead, len(self))
+            self._next = max(begin, end)
+        if begin >= end:
+            return
+        wanted = [self.schedule.indices(each, self._rank) for each in range(begin, end)]
+        indices = np.concatenate(wanted).astype(np.uint64)
         missing = indices[~self._reader.holds(indices)]
         with self._lock:
             for index in map(int, missing):
@@ -87,7 +94,7 @@ class Batches:
     def _wait_for(self, index: int) -> Fetched:
         with self._lock:
             future = self._fetching.pop(index, None)
-        if future is None:  # it was in memory, but damaged
+        if future is None:  # it was damaged in memory, or another iteration took it
             return self._reader.fetch(index)
         if future.done():
             return future.result()

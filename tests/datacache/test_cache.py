@@ -98,6 +98,15 @@ def test_the_source_is_read_once_and_in_a_second_run_not_at_all(images, options)
     assert counters.total(directory)["samples.source"] == COUNT
 
 
+def test_without_memory_each_epoch_fetches_each_sample_once(images, options):
+    with datacache.DataCache(datacache.ImageFolder(images[0]), **options, memory_bytes=0) as cache:
+        for epoch in range(3):
+            read(cache, epoch)
+        numbers = cache.counters.numbers()
+    assert numbers["samples.source"] == COUNT
+    assert numbers["samples.disk"] == 2 * COUNT + 1  # the first sample was read before, to see what samples look like
+
+
 def images_moved(images):
     return images[0].with_name("gone"), images[1]
 

@@ -2,6 +2,8 @@
 
 import io
 import os
+import re
+import sys
 
 import pytest
 
@@ -26,7 +28,7 @@ def run(images, tmp_path, capsys, monkeypatch):  # noqa: F811
     """Runs a command on the images; returns its status and what it printed."""
     (tmp_path / "own_decoding.py").write_text(DECODE)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.path", list(__import__("sys").path))
+    monkeypatch.setattr("sys.path", list(sys.path))
 
     def command(name, *more, source=images[0]):
         status = main([name, "--images", str(source), "--local-dir", str(tmp_path / "local"), *more])
@@ -123,7 +125,7 @@ def test_clear_removes_what_nobody_uses(run, images, options, tmp_path):  # noqa
 def test_errors_are_told_in_a_line(arguments, told, run):
     status, _, err = run(*arguments)
     assert status == 2
-    assert __import__("re").search(f"datacache: .*{told}", err)
+    assert re.search(f"datacache: .*{told}", err)
 
 
 def test_a_source_that_is_not_there_is_told(run, tmp_path):
