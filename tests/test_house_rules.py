@@ -33,8 +33,8 @@ LAYERS = [
     },
     {"recipes"},
     {"aggregators"},
-    {"collectives", "compressors", "error_feedback", "planner", "quantizers"},
-    {"communicator", "costs", "host_names", "ops", "spec", "topology"},
+    {"collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
+    {"communicator", "costs", "host_names", "notebook", "ops", "spec", "topology"},
 ]
 KERAS_INSIDES = "keras_hooks"
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")

@@ -29,7 +29,8 @@ class Level(tf.Module):
 class Aggregator(abc.ABC):
     """Averages a vector over all ranks, again and again.
 
-    A member of this role implements the abstract methods; the others are final but for `set_epoch` and the properties.
+    A member of this role implements the abstract methods; the others are final but for `set_epoch`,
+    `decided` and the properties.
     """
 
     @property
@@ -121,6 +122,13 @@ class Aggregator(abc.ABC):
 
     def set_epoch(self, state: Level, epoch: int) -> None:  # noqa: B027 - most members have nothing to do
         """Tells the number of the epoch that begins; only a schedule listens."""
+
+    def decided(self, state: Level) -> Any:
+        """What was decided for this vector when its state was made, JSON-serialisable, the same on every rank.
+
+        None where there was nothing to decide. States of which this differs do not fit each other.
+        """
+        return None
 
     @abc.abstractmethod
     def reduce(self, parts: Parts, divisor: int, state: Level) -> Reduced:
