@@ -35,11 +35,11 @@ class Auto(Aggregator):
     """Exchanges each vector by whichever of several aggregators is the fastest for it on this cluster.
 
     The choice is made when a vector's state is made. The links of the cluster and its memory are measured, once; the
-    cost model (`costs`) tells which candidates are not worth trying; the others exchange a random vector like this one,
-    in turn, for a few seconds, and the fastest is taken, of those that differ by no more than the noise the first in
-    the list. A line says which and why. What was measured is kept for vectors of the same size, and for a
-    week's runs on the same cluster (`notebook`), so that they choose alike at once; `python -m hvd_sparse.planner`
-    measures anew. All ranks choose alike: they go by the figures of the first rank, or of all.
+    cost model (`costs`) tells which candidates are not worth the time that it takes to try them; the others exchange a
+    random vector like this one, in turn, for a few seconds, and the fastest is taken, of those that differ by no more
+    than the noise the first in the list. A line says which and why. What was measured is kept for vectors of the
+    same size, and for a week's runs on the same cluster (`notebook`), so that they choose alike at once; `python -m
+    hvd_sparse.planner` measures anew. All ranks choose alike: they go by the figures of the first rank, or of all.
 
     A single rank, having nobody to exchange with, takes the first candidate, and so does a list of one.
 
@@ -96,9 +96,9 @@ class Auto(Aggregator):
         return None
 
     def _create(self, spec, communicator):
-        with tf.init_scope():
+        with tf.init_scope():  # while a function is traced, the candidates are tried at once all the same
             choice = self._choose(spec)
-        return _Chosen(spec, communicator, dict(self.candidates)[choice]._create(spec, communicator), choice)
+            return _Chosen(spec, communicator, dict(self.candidates)[choice]._create(spec, communicator), choice)
 
     def _choose(self, spec: Spec) -> str:
         """The name of the candidate for a vector; a collective."""
@@ -116,7 +116,7 @@ class Auto(Aggregator):
         choice = self._fastest(rehearsed)
         if (notebook.path, subject) not in _told:
             _told.add((notebook.path, subject))
-            tell(_reason(choice, rehearsed, predicted))
+            tell(_reason(choice, rehearsed, predicted, spec.grid.cross.size))
         return choice
 
     def _subject(self, spec: Spec) -> str:
@@ -159,7 +159,7 @@ def _teller(spec: Spec) -> Callable[[str], None]:
     return lambda text: print(f"auto, {spec.size:,} elements of {spec.dtype.name}: {text}", flush=True)
 
 
-def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float]) -> str:
+def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], nodes: int) -> str:
     """A choice in a sentence: against whom, by how much, and what crosses the network."""
     medians = {name: float(np.median(rounds)) for name, rounds in rehearsed.seconds.items()}
     sent = {name: _size(count) for name, count in rehearsed.sent.items()}
@@ -170,9 +170,11 @@ def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float]) -
         clear = beats(rehearsed.seconds[choice], rehearsed.seconds[second])
         ratio = f"{medians[second] / medians[choice]:.2f} times as fast as {second}"
         parts.append(f"{ratio if clear else f'as fast as {second} within the noise'} ({_ms(medians[second])})")
-        parts.append(f"a node sends {sent[choice]}, with {second} {sent[second]}")
+        sends = f"a node sends {sent[choice]}, with {second} {sent[second]}"
     else:
-        parts.append(f"a node sends {sent[choice]}")
+        sends = f"a node sends {sent[choice]}"
+    if nodes > 1:
+        parts.append(sends)
     hopeless = [f"{name} ({_ms(seconds)} predicted)" for name, seconds in predicted.items() if name not in medians]
     if hopeless:
         parts.append(f"not tried: {', '.join(hopeless)}")

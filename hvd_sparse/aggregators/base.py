@@ -43,6 +43,8 @@ class Aggregator(abc.ABC):
         """Whether it can be the inner of `Hierarchical`."""
         return True
 
+    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
+    @tf.autograph.experimental.do_not_convert
     def init(self, spec: int | Spec) -> Level:
         """Makes the state for one vector; a collective: every rank calls it.
 
@@ -67,7 +69,6 @@ class Aggregator(abc.ABC):
         """Makes the state without asking the other ranks whether they make the same."""
         return self._create(spec, spec.grid.world)
 
-    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
     @tf.autograph.experimental.do_not_convert
     def aggregate(self, vector: tf.Tensor, state: Level) -> tf.Tensor:
         """Averages a vector over all ranks.

@@ -16,9 +16,9 @@ from hvd_sparse.aggregators.base import Aggregator, Level
 from hvd_sparse.aggregators.transaction import commit
 from hvd_sparse.spec import Spec
 
-# How many times as fast as predicted a recipe would have to be to win, for it not to be tried. The model knows neither
-# how the ranks get into each other's way nor what the transport does with many small messages; a larger factor
-# costs seconds at start-up, a smaller one the whole training.
+# How many times as fast as predicted a recipe would have to be to win, for it not to be tried where trying it takes
+# more than its part of the budget. The model knows neither how the ranks get into each other's way nor what the
+# transport does with small messages; a larger factor costs seconds at start-up, a smaller one the whole training.
 HOPELESS = 3.0
 ROUNDS = 15
 ENOUGH = 5  # rounds before anybody is dropped: fewer do not tell the noise
@@ -64,7 +64,7 @@ def rehearse(
         candidates: by name.
         spec: of the vector.
         predicted: seconds of each; the same on every rank. Most promising first, each is tried unless it is predicted
-            at more than `HOPELESS` times what the fastest so far has really taken.
+            at more than `HOPELESS` times what the fastest so far has really taken, and takes long to try.
         budget: seconds after which no further round begins; one that counts is made in any case.
         tell: is told what is being done.
     """
@@ -82,10 +82,11 @@ def _rehearse(
     tell: Callable[[str], None],
 ) -> Rehearsed:
     vector = _drawn(spec)
+    affordable = budget / (2 * len(aggregators))  # seconds of one of the two exchanges that all begin with
     trials: dict[str, _Trial] = {}
     for name in sorted(aggregators, key=predicted.__getitem__):
         least = min((trial.median for trial in trials.values()), default=math.inf)
-        if predicted[name] > HOPELESS * least:
+        if predicted[name] > max(HOPELESS * least, affordable):
             continue
         tell(f"trying {name} ...")
         trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"))
@@ -133,6 +134,7 @@ class _Trial:
         self.seconds: list[float] = []
         self.spent = 0.0
         self.sent = 0.0
+        self._sent = tf.constant(0, tf.int64)
         self._spec = spec
         # As a partial: of functions with code of their own TensorFlow would count the traces, and warn.
         run = functools.partial(_exchange, aggregator, aggregator.create(spec))
@@ -147,15 +149,14 @@ class _Trial:
         world = self._spec.grid.world
         if not self.seconds:
             self.spent += links.slowest(world, lambda: self._wait(vector))
-            _, sent = self._run(vector)
-            everyones = world.allreduce(sent, "sum", f"{self._spec.name}.sent")
+            everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
             self.sent = float(everyones) / self._spec.grid.cross.size
         self.seconds.append(links.slowest(world, lambda: self._wait(vector)))
         self.spent += self.seconds[-1]
 
     def _wait(self, vector: tf.Tensor) -> None:
         """Exchanges and waits until the mean is there, also where a GPU makes it."""
-        mean, _ = self._run(vector)
+        mean, self._sent = self._run(vector)
         mean[:1].numpy()
 
 
