@@ -15,7 +15,7 @@ from hvd_sparse.communicator import Grid
 from hvd_sparse.costs import CANDIDATES, Cluster, Link
 from hvd_sparse.notebook import KEPT_FOR, Notebook
 from hvd_sparse.spec import Spec, describe
-from hvd_sparse.telemetry import timed
+from hvd_sparse.telemetry import part_names, running, timed
 from tests import figures, threads
 
 SIZE, DENSITY, RANKS, LOCAL = 1000, 0.05, 4, 2
@@ -235,7 +235,21 @@ def test_measuring_a_training_makes_no_difference_to_the_choice():
     assert describe(timed(RECIPE)) == describe(RECIPE)
 
 
+@pytest.mark.parametrize("first, names", [("dense", "AllReduce"), ("topk", "Compressed/ErrorFeedback/TopK")])
+def test_telemetry_names_what_was_chosen(first, names):
+    recipe = timed(recipes.auto(DENSITY, [first, "torus2d"]))
+    for each in (recipe, recipes.schedule([(0, recipe)])):
+        assert part_names(running(each, each.init(Spec(SIZE, Grid.lone())))[0]) == names
+
+
 # ---- what it is and what it refuses ----
+
+
+def test_a_schedule_names_the_choices_of_its_stages():
+    schedule = recipes.schedule([(0, RECIPE), (2, recipes.dense())])
+    assert schedule.decided(schedule.init(Spec(SIZE, Grid.lone()))) == ["dense", None]
+    fixed = recipes.schedule([(0, recipes.dense())])
+    assert fixed.decided(fixed.init(Spec(SIZE, Grid.lone()))) is None
 
 
 def test_it_sends_all_where_all_candidates_do():
