@@ -2,8 +2,9 @@
 
     python -m benchmarks.cluster --nodes 2 --local 2 --rate 1gbit -- python -m examples.keras_digits
 
-Ranks are started through Horovod's own rendezvous, with Gloo. Each node has its own name resolution, as Horovod's
-process sets ask the host's own name where they are. Whatever ends this program, a guard that outlives it stops the
+Ranks are started through Horovod's own rendezvous, with Gloo; or with --launcher mpirun through Open MPI, where Horovod
+was built with MPI. Each node has its own name resolution, as Horovod's process sets ask the host's own name where they
+are. Whatever ends this program, a guard that outlives it stops the
 ranks and removes namespaces, bridge and links. Needs root and the commands ip and tc (package iproute2).
 """
 
@@ -29,6 +30,7 @@ from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousServer
 
 NETWORK = "10.78.0"
+LAUNCHERS = ("rendezvous", "mpirun")
 _OWN_ADDRESS = f"{NETWORK}.254"  # of the bridge, where the rendezvous server listens
 _BURST_SECONDS = 0.0005
 _LEAST_BURST = 70_000  # bytes: a packet before segmentation has up to 64 KB
@@ -134,20 +136,34 @@ class Cluster:
         """What each node has sent to the others so far, headers included; the host's end of each link counts it."""
         return [self._counted(node) for node in range(self.nodes)]
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str] = {}, limit: float | None = None) -> list[int]:
+    def run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] = {},
+        limit: float | None = None,
+        launcher: str = "rendezvous",
+    ) -> list[int]:
         """Runs a command on all ranks; what they print passes through.
 
         Args:
             command: program and arguments.
             environment: added to that of every rank.
             limit: seconds after which all ranks are killed.
+            launcher: "rendezvous" (Horovod's, with Gloo) or "mpirun" (Open MPI).
 
         Returns:
-            Exit statuses by rank. When one rank fails, the others are killed after a moment.
+            Exit statuses by rank. When one rank fails, the others are killed after a moment. From mpirun there is one
+            status for all.
 
         Raises:
+            RuntimeError: where the launcher is not installed.
             TimeoutError: where the limit was reached.
+            ValueError: where there is no such launcher.
         """
+        if launcher not in LAUNCHERS:
+            raise ValueError(f"Expected the launcher {' or '.join(LAUNCHERS)}, got {launcher!r}.")
+        if launcher == "mpirun":
+            return self._run_by_mpirun(command, environment, limit)
         hosts = [HostInfo(self.address(node), self.local) for node in range(self.nodes)]
         slots = get_host_assignments(hosts, self.nodes * self.local)
         server = RendezvousServer(verbose=0)
@@ -167,6 +183,14 @@ class Cluster:
             server.stop()
         return statuses
 
+    def _run_by_mpirun(self, command: Sequence[str], environment: Mapping[str, str], limit: float | None) -> list[int]:
+        from benchmarks import mpirun  # the guard runs this file alone, without the package
+
+        addresses = [self.address(node) for node in range(self.nodes)]
+        whole = {**_QUIET, "HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **environment}
+        status = mpirun.run(self._prefix, addresses, self.local, command, whole, limit)
+        return [status] * (self.nodes * self.local)
+
     def _build(self) -> None:
         _ip(f"link add {self.bridge} type bridge")
         _ip(f"addr add {_OWN_ADDRESS}/24 dev {self.bridge}")
@@ -174,7 +198,7 @@ class Cluster:
         for node, name in enumerate(self.names):
             hosts = pathlib.Path("/etc/netns") / name / "hosts"
             hosts.parent.mkdir(parents=True)
-            hosts.write_text(f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()}\n")
+            hosts.write_text(f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()} {name}\n")
             outer = self._outer(node)
             _ip(f"netns add {name}")
             _ip(f"link add {outer} type veth peer name eth0 netns {name}")
@@ -312,6 +336,7 @@ def main() -> NoReturn:
     parser.add_argument("--local", type=int, default=2, help="ranks on each node (2)")
     parser.add_argument("--rate", help="of each node's link, as tc writes it: 100mbit, 1gbit (unshaped)")
     parser.add_argument("--shaper", default="tbf", choices=["tbf", "htb"], help="what shapes the links (tbf)")
+    parser.add_argument("--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts ranks (rendezvous)")
     parser.add_argument("command", nargs="*", help="what every rank runs")
     options = parser.parse_args()
     if options.guard is not None:
@@ -323,7 +348,7 @@ def main() -> NoReturn:
         signal.signal(number, lambda *_: sys.exit(1))
     try:
         with Cluster(options.nodes, options.local, options.rate, options.shaper) as cluster:
-            statuses = cluster.run(options.command)
+            statuses = cluster.run(options.command, launcher=options.launcher)
     except (RuntimeError, ValueError) as error:
         sys.exit(str(error))
     failed = {rank: status for rank, status in enumerate(statuses) if status}

@@ -20,6 +20,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from benchmarks import exchange_arms
+from hvd_sparse import planner
 
 IDLE_SECONDS = 2.0
 _COUNTERS = pathlib.Path("/sys/class/net/eth0/statistics")
@@ -99,8 +100,8 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
                 sent[name] += sent_bytes() - before
                 spans[name] += time.perf_counter() - began
             if number < 1:
-                check(name, np.asarray(mean), gradient, name not in sparse)
-            del mean
+                check(name, np.concatenate(mean), gradient, name not in sparse)
+            del mean  # else its memory could not be used again
     result = {"seconds": seconds, "sent": sent, "spans": spans, "steps": {}}
     if "hitopk steps" in cell["arms"]:
         result["steps"] = run_steps(cell, gradient, clock)
@@ -157,7 +158,7 @@ def main() -> None:
     hvd.init(local_size=job["local"])
     clock = Clock()
     clock.meet()
-    results = {"idle": idle_bytes_per_second(clock), "cells": []}
+    results = {"idle": idle_bytes_per_second(clock), "cluster": planner.measure(), "cells": []}
     for cell in job["cells"]:
         own = run_cell(cell, job, clock)
         everyones = hvd.topology.world().gather_descriptions(own, "cell")

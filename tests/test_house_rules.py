@@ -34,7 +34,7 @@ LAYERS = [
     {"recipes"},
     {"aggregators"},
     {"collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
-    {"communicator", "costs", "host_names", "notebook", "ops", "spec", "topology"},
+    {"communicator", "costs", "host_names", "notebook", "ops", "shared_memory", "spec", "topology"},
 ]
 KERAS_INSIDES = "keras_hooks"
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")

@@ -106,8 +106,10 @@ class ThreadCommunicator(Communicator):
         self._count(self.rank + 1, 2 * (self.size - 1) * own.nbytes // self.size)
         return tf.constant(functools.reduce(_REDUCTIONS[op], everyone))
 
-    def _allgather(self, tensor, name):
+    def _allgather(self, tensor, name, lengths):
         own = tensor.numpy()
+        if lengths is not None and lengths[self.rank] != len(own):
+            raise Mismatch(f"allgather {name}: {len(own)} rows where {lengths[self.rank]} were announced")
         everyone = self._meet("allgather", name, (own.shape[1:], own.dtype), own)
         self._count(self.rank + 1, (self.size - 1) * own.nbytes)
         return tf.constant(np.concatenate(everyone))
