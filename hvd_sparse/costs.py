@@ -14,6 +14,7 @@ from typing import NamedTuple
 ELEMENT = 4  # bytes of a float32
 INDEX = 4  # bytes of an int32
 KEPT = ELEMENT + INDEX  # bytes of a float32 and its index
+CANDIDATES = ("dense", "torus2d", "topk", "hitopk")  # recipes that are compared where no others are named
 FEEDBACK = 12  # bytes an element: gradient and residual read, residual written
 
 

@@ -33,8 +33,8 @@ LAYERS = [
     },
     {"recipes"},
     {"aggregators"},
-    {"collectives", "compressors", "error_feedback", "planner", "quantizers"},
-    {"communicator", "costs", "host_names", "ops", "shared_memory", "spec", "topology"},
+    {"collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
+    {"communicator", "costs", "host_names", "notebook", "ops", "shared_memory", "spec", "topology"},
 ]
 CACHE_LAYERS = [
     {"__main__"},
