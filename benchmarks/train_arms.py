@@ -88,9 +88,9 @@ class Arm:
 
         Buckets are then filled in the reverse order of the variables, which in these models is about that of a graph.
         """
-        variables = self.model.trainable_variables
+        variables = [variable.value for variable in self.model.trainable_variables]
         assert self._exchange is not None
-        self._exchange([tf.zeros_like(variable.value) for variable in variables], variables)
+        self._exchange([tf.zeros_like(variable) for variable in variables], variables)
 
     def _sparsely_distributed(self, tape: tf.GradientTape) -> hvd.DistributedGradientTape:
         return hvd.DistributedGradientTape(tape, aggregator=self._exchange)
@@ -106,7 +106,7 @@ class Arm:
 class _Step:
     """A training step as a user of Horovod writes it, with clocks.
 
-    It reads them once all of something is there: TensorFlow's clock op and `time.perf_counter` tell the same time, that of
+    It reads them once all of something is there: our clock op and `time.perf_counter` tell the same time, that of
     CLOCK_MONOTONIC, which all ranks of a machine share.
     """
 

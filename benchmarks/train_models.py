@@ -98,7 +98,7 @@ def vgg19(size: Images) -> keras.Model:
 
 
 def transformer(size: Sentences, features: int = 512, hidden: int = 2048, heads: int = 8) -> keras.Model:
-    """Transformer base (Vaswani et al. 2017, Table 3): 6 + 6 layers, normalised after each; no padding, no smoothing."""
+    """Transformer base (Vaswani et al. 2017, Table 3): 6 + 6 layers, normalised after each; nothing is padded."""
     maker = _TransformerMaker(_scaled(features, size.width), _scaled(hidden, size.width), _scaled(heads, size.width))
     source = keras.Input((size.length,), dtype="int32")
     target = keras.Input((size.length,), dtype="int32")
