@@ -1,0 +1,237 @@
+"""Throughput of training and where a step's time goes, ours against plain Horovod: `make bench-train`.
+
+ResNet-50, VGG-19 and a Transformer at reduced width (train_models.py) train on synthetic batches, as in CommLib's
+Table 3. Nodes are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. All arms have a
+model, an optimizer and residuals of their own and train in turn, in blocks of a few steps, after a warm-up:
+
+- Horovod: horovod.tensorflow's DistributedGradientTape, with its own fusion of tensors, in a training step written by
+  hand, as horovod.tensorflow.keras does not work with Keras 3. Ours have the same step with hvd_sparse's tape.
+- Horovod, A/A: the same steps once more; the difference to the first is noise.
+- no exchange: every rank updates by its own gradients, all ranks at the same time.
+- recipes of hvd_sparse; those that take a density get that of --density.
+
+Throughput: samples of all ranks in a block over the slowest rank's seconds for it; the median of the blocks, and the
+least and the most. Scaling efficiency is not CommLib's, who divide by the speed of one GPU alone: here all ranks share
+a few cores, and one rank alone would have them for itself. It is the throughput over that of "no exchange", so it tells
+what the exchange costs and nothing of what more ranks cost each other.
+
+The breakdown is CommLib's Fig. 1: the elapsed time that no other part hides. Each rank reads one clock at the bounds of
+the parts, so they add up to the step; shown are means over ranks and steps:
+
+- input wait: from asking tf.data for a batch until it is there. Batches are made beforehand and two are prefetched, so
+  this is what the pipeline itself costs, and no file system takes part.
+- forward and backward: until all of the rank's own gradients are there, embeddings as dense ones. What selects and
+  sends early buckets meanwhile takes cores from it, and that cannot be told apart; without an exchange it is shorter.
+- compression: of the time from there until all means are there, that in which at least one bucket is being selected
+  (sum of the parts, feedback and selection, one kernel); another bucket may be on the wire at the same time.
+- exposed communication: the rest of that time: laying gradients end to end, waiting for slower ranks (also given by
+  itself), the collectives, adding up what has come in, dividing. A rank that is kept from a core by another waits in
+  whatever part it is in: with more ranks than cores all parts hold such waiting.
+- optimizer: until all variables are written and the loss is in Python's hands. Updates that are done before the last
+  mean has come are hidden, and not in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks import timing
+from benchmarks.cluster import Cluster, raw_rate, unavailable
+from benchmarks.train_breakdown import PARTS
+
+MODELS = ("resnet50", "vgg19", "transformer")
+RECIPES = ("dense", "torus2d", "topk", "hitopk")
+FIRST = ("Horovod", "no exchange")
+AGAIN = "Horovod, A/A"
+_RANK_LIMIT = 1500.0  # seconds for one model, shape and link
+
+
+def measure(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
+    """Trains one model with all arms on a cluster; what rank 0 of benchmarks/train_rank.py writes."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        (folder / "job.json").write_text(json.dumps(job))
+        files = [str(folder / "job.json"), str(folder / "results.json")]
+        statuses = cluster.run([sys.executable, "-m", "benchmarks.train_rank", *files], limit=_RANK_LIMIT)
+        if any(statuses):
+            raise RuntimeError(f"the ranks that trained {job['model']} ended with {statuses}")
+        return json.loads((folder / "results.json").read_text())
+
+
+def measure_all(shape: tuple[int, int], rate: str, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Trains several models on a cluster of their own, one after another."""
+    nodes, local = shape
+    runs = []
+    with Cluster(nodes, local, rate) as cluster:
+        reached = raw_rate(cluster)
+        print(f"{nodes}x{local}, {rate}: one connection reaches {reached / 1e6:,.0f} Mbit/s", flush=True)
+        for job in jobs:
+            results = measure(cluster, {"local": local, **job})
+            runs.append({"shape": [nodes, local], "rate": rate, "reached": reached, **results})
+    return runs
+
+
+def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """One row an arm: throughput in samples/s, its ratio to Horovod's, efficiency, bytes a step and node, and parts."""
+    rows = []
+    for run in runs:
+        throughputs = {name: _throughputs(run, arm) for name, arm in run["arms"].items()}
+        medians = {name: float(np.median(of_blocks)) for name, of_blocks in throughputs.items()}
+        for name, arm in run["arms"].items():
+            steps = run["block"] * len(arm["seconds"])
+            across = arm["telemetry"].get("bytes_across")
+            rows.append(
+                {
+                    "model": run["model"],
+                    "shape": f"{run['shape'][0]}x{run['shape'][1]}",
+                    "rate": run["rate"],
+                    "arm": name,
+                    "samples/s": medians[name],
+                    "least": min(throughputs[name]),
+                    "most": max(throughputs[name]),
+                    "times Horovod": medians[name] / medians[FIRST[0]],
+                    "efficiency": medians[name] / medians[FIRST[1]],
+                    "counted": max(arm["sent"]) / steps,
+                    "claimed": None if across is None else across * run["shape"][1],
+                    "breakdown": arm["breakdown"],
+                }
+            )
+    return rows
+
+
+def _throughputs(run: dict[str, Any], arm: dict[str, Any]) -> list[float]:
+    """Samples a second over all ranks, of each block."""
+    samples = run["size"]["batch"] * math.prod(run["shape"]) * run["block"]
+    return [samples / seconds for seconds in arm["seconds"]]
+
+
+def render(runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> str:
+    """The tables as Markdown."""
+    about = timing.machine()
+    lines = [
+        f"# Training, {about['date']}",
+        "",
+        f"`make bench-train` on {about['processor']} for all ranks together; commit {about['commit']}. What is "
+        "measured and how stands at the head of benchmarks/bench_train.py. Efficiency is against the same step without "
+        "any exchange by all ranks at the same time, not against one rank alone.",
+        "",
+        "| model | shape, link | parameters | size | density | blocks | peak memory of all ranks, GB |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for run in runs:
+        size = ", ".join(f"{key} {value}" for key, value in run["size"].items())
+        blocks = len(run["arms"][FIRST[0]]["seconds"])
+        lines.append(
+            f"| {run['model']} | {_place(run)} | {run['parameters']:,} | {size} | {run['density']} | {blocks} of "
+            f"{run['block']} steps | {run['memory'] / 1e9:.1f} |"
+        )
+    lines += [
+        "",
+        "## Throughput (CommLib Table 3)",
+        "",
+        "| model | shape, link | arm | samples/s (least to most) | times Horovod | efficiency | MB a step and node, "
+        "claimed | counted |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        claimed = "" if row["claimed"] is None else f"{row['claimed'] / 1e6:.2f}"
+        lines.append(
+            f"| {row['model']} | {row['shape']}, {row['rate']} | {row['arm']} | {row['samples/s']:.1f} "
+            f"({row['least']:.1f} to {row['most']:.1f}) | {row['times Horovod']:.2f} | {row['efficiency']:.0%} | "
+            f"{claimed} | {row['counted'] / 1e6:.2f} |"
+        )
+    lines += [
+        "",
+        "Counted bytes have packet headers and Horovod's control traffic in them. Idle, that is, KB/s a node: "
+        + "; ".join(f"{run['model']} on {_place(run)}: {max(run['idle']) / 1e3:.0f}" for run in runs)
+        + ".",
+        "",
+        "## Where a step's time goes (CommLib Fig. 1), ms",
+        "",
+        f"| model | shape, link | arm | {' | '.join(PARTS)} | step | of exposed: for slower ranks | selection in all, "
+        "hidden included |",
+        "|---" * (len(PARTS) + 6) + "|",
+    ]
+    for row in rows:
+        columns = (*PARTS, "step", "for slower ranks", "selection in all")
+        times = " | ".join(f"{1e3 * row['breakdown'][column]:.1f}" for column in columns)
+        lines.append(f"| {row['model']} | {row['shape']}, {row['rate']} | {row['arm']} | {times} |")
+    return "\n".join([*lines, ""])
+
+
+def _place(run: dict[str, Any]) -> str:
+    return f"{run['shape'][0]}x{run['shape'][1]}, {run['rate']}"
+
+
+def draw(rows: Sequence[dict[str, Any]], path: str) -> None:
+    """Stacked bars, one an arm, one panel a model, shape and link."""
+    panels = list(dict.fromkeys((row["model"], row["shape"], row["rate"]) for row in rows))
+    figure = Figure(figsize=(1.5 + 4.0 * len(panels), 4.6), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(1, len(panels)))
+    for axis, panel in zip(axes, panels, strict=True):
+        chosen = [row for row in rows if (row["model"], row["shape"], row["rate"]) == panel]
+        names = [row["arm"] for row in chosen]
+        bottom = np.zeros(len(chosen))
+        for part in PARTS:
+            heights = np.array([1e3 * row["breakdown"][part] for row in chosen])
+            axis.bar(names, heights, bottom=bottom, label=part)
+            bottom += heights
+        axis.set_title(f"{panel[0]}, {panel[1]}, {panel[2]}")
+        axis.tick_params(axis="x", rotation=60)
+    axes[0].set_ylabel("ms a step")
+    axes[0].legend(fontsize="small")
+    figure.savefig(path, dpi=120)
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shapes", type=_names, default=["2x2"], help="nodes x ranks (2x2)")
+    parser.add_argument("--rates", type=_names, default=["1gbit"], help="of the links (1gbit)")
+    parser.add_argument("--models", type=_names, default=list(MODELS), help=f"({','.join(MODELS)})")
+    parser.add_argument("--recipes", type=_names, default=list(RECIPES), help=f"of hvd_sparse ({','.join(RECIPES)})")
+    parser.add_argument("--density", type=float, default=0.01, help="of recipes that take one (0.01)")
+    parser.add_argument("--steps", type=int, default=15, help="timed steps of each arm, in blocks of three (15)")
+    parser.add_argument("--dry", action="store_true", help="write no results")
+    options = parser.parse_args()
+    reason = unavailable()
+    if reason is not None:
+        sys.exit(reason)
+    unknown = [model for model in options.models if model not in MODELS]
+    if unknown:
+        parser.error(f"expected models out of {', '.join(MODELS)}, got {', '.join(unknown)}")
+    arms = [*FIRST, *options.recipes, AGAIN]
+    jobs = [
+        {"model": model, "size": {}, "arms": arms, "density": options.density, "steps": options.steps}
+        for model in options.models
+    ]
+    runs = []
+    for text in options.shapes:
+        nodes, local = map(int, text.split("x"))
+        for rate in options.rates:
+            runs += measure_all((nodes, local), rate, jobs)
+    rows = rows_of(runs)
+    text = render(runs, rows)
+    print(text)
+    if options.dry:
+        return
+    stem = timing.write_results("train", {"machine": timing.machine(), "runs": runs, "rows": rows}, text)
+    draw(rows, f"{stem}.png")
+    print(f"Written to {stem}.json, .md and .png")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""What bench_train.py times: one training step with each way to exchange its gradients, read by clocks in its graph."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import time
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as horovod
+import keras
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks import train_models
+from benchmarks.train_breakdown import Marks
+from hvd_sparse import ops
+from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.compressors import Compressor
+
+HOROVOD, AGAIN, NOTHING = "Horovod", "Horovod, A/A", "no exchange"
+_NEVER = 2**40
+
+
+class Arm:
+    """A model, its optimizer, its batches and its exchange; no two arms have any of it in common.
+
+    All arms begin with the same weights and see the same batches, another sequence on each rank.
+
+    Args:
+        name: `HOROVOD`, `NOTHING`, or a recipe of `hvd.recipes`.
+        task: what is trained.
+        size: of the task's model.
+        density: for recipes that take one.
+
+    Attributes:
+        model: it.
+        losses: of all steps so far.
+        sends_all: whether its means are those of plain data parallelism.
+    """
+
+    def __init__(self, name: str, task: train_models.Task, size: Any, density: float):
+        keras.utils.set_random_seed(1)
+        self.model = task.model(size)
+        self.losses: list[float] = []
+        self._batches = iter(task.batches(size, seed=hvd.rank()))
+        self._exchange: hvd.GradientExchange | None = None
+        self._telemetry = hvd.Telemetry(norms_every=_NEVER)
+        distributed: Callable[[tf.GradientTape], Any] = lambda tape: tape  # noqa: E731
+        self.sends_all = name == HOROVOD
+        if name == HOROVOD:
+            distributed = horovod.DistributedGradientTape
+        elif name != NOTHING:
+            aggregator = recipe(name, density)
+            self.sends_all = aggregator.sends_all
+            self._exchange = hvd.GradientExchange(marked(aggregator), name=f"train.{name}", telemetry=self._telemetry)
+            distributed = self._sparsely_distributed
+            self._plan()
+        optimizer = task.optimizer()
+        optimizer.build(self.model.trainable_variables)  # variables made in the step would have it traced twice
+        step = _Step(self.model, optimizer, distributed, self._selections)
+        self._step = tf.function(step, jit_compile=False, autograph=False)
+        self._never_known = tf.constant(0.0, tf.float64)
+
+    def run(self, steps: int) -> list[Marks]:
+        """Trains some steps; the marks of one end where those of the next begin."""
+        readings, ended = [], time.perf_counter()
+        for _ in range(steps):
+            asked = ended
+            inputs, labels = next(self._batches)
+            given = time.perf_counter()
+            loss, ready, met, selections = self._step(inputs, labels, self._never_known)
+            self.losses.append(float(loss))  # in eager mode on a CPU all of the step is done by now
+            ended = time.perf_counter()
+            readings.append((asked, given, ready, met, ended, selections))
+        return [
+            Marks(asked, given, float(ready), float(met), ended, tuple(map(tuple, selections.numpy().tolist())))
+            for asked, given, ready, met, ended, selections in readings
+        ]
+
+    def figures(self) -> dict[str, Any]:
+        """What telemetry says of the last exchange; {} where it is not ours."""
+        return {} if self._exchange is None else self._exchange.read_telemetry()
+
+    def _plan(self) -> None:
+        """Exchanges zeros once: an exchange that plans while a step is traced has the step traced twice.
+
+        Buckets are then filled in the reverse order of the variables, which in these models is about that of a graph.
+        """
+        variables = [variable.value for variable in self.model.trainable_variables]
+        assert self._exchange is not None
+        self._exchange([tf.zeros_like(variable) for variable in variables], variables)
+
+    def _sparsely_distributed(self, tape: tf.GradientTape) -> hvd.DistributedGradientTape:
+        return hvd.DistributedGradientTape(tape, aggregator=self._exchange)
+
+    def _selections(self) -> tf.Tensor:
+        """When the selection of each bucket began and ended in the exchange before, [buckets, 2]."""
+        states = () if self._exchange is None else self._exchange.states
+        spans = [part.span for state in states for part in state.submodules if isinstance(part, _Span)]
+        return tf.stack([span.read_value() for span in spans]) if spans else tf.zeros([0, 2], tf.float64)
+
+
+@dataclasses.dataclass(eq=False)  # tf.function hashes it
+class _Step:
+    """A training step as a user of Horovod writes it, with clocks.
+
+    It reads them once all of something is there: our clock op and `time.perf_counter` tell the same time, that of
+    CLOCK_MONOTONIC, which all ranks of a machine share.
+    """
+
+    model: keras.Model
+    optimizer: keras.optimizers.Optimizer
+    distributed: Callable[[tf.GradientTape], Any]
+    selections: Callable[[], tf.Tensor]
+
+    def __call__(self, inputs: Any, labels: tf.Tensor, unknown: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        variables = self.model.trainable_variables
+        own: list[tf.Tensor] = []
+        with _noting_tape(own) as tape:
+            loss = loss_of(labels, self.model(inputs, training=True))
+        means = self.distributed(tape).gradient(loss, [variable.value for variable in variables])
+        with tf.control_dependencies(own):
+            ready = ops.clock(unknown)
+        with tf.control_dependencies([*means, ready]):
+            met = ops.clock(unknown)
+        selections = self.selections()
+        self.optimizer.apply(means, variables)
+        return loss, ready, met, selections
+
+
+def _noting_tape(own: list[tf.Tensor]) -> tf.GradientTape:
+    """A tape that puts the gradients that it gives into a list; rows of an embedding are made dense for all alike."""
+
+    class NotingTape(tf.GradientTape):
+        def gradient(self, *args: Any, **options: Any) -> list[tf.Tensor]:
+            own[:] = [tf.convert_to_tensor(gradient) for gradient in super().gradient(*args, **options)]
+            return list(own)
+
+    return NotingTape()
+
+
+def recipe(name: str, density: float) -> Aggregator:
+    """One of `hvd.recipes` by its name, with a density where it takes one.
+
+    Raises:
+        ValueError: where there is none of this name.
+    """
+    maker = getattr(hvd.recipes, name, None)
+    if not inspect.isfunction(maker):
+        raise ValueError(f"Expected the name of a recipe of hvd.recipes, got {name!r}.")
+    return maker(density) if "density" in inspect.signature(maker).parameters else maker()
+
+
+@dataclasses.dataclass(frozen=True)
+class Marked(Compressor):
+    """A compressor that notes when it begins and ends, and else does what the one within does.
+
+    Telemetry's stopwatch tells how long; where that lies in the step decides whether anybody waits for it.
+    """
+
+    compressor: Compressor
+
+    @property
+    def wire_dtype(self) -> str:
+        return self.compressor.wire_dtype
+
+    @property
+    def feeds_back(self) -> bool:
+        return self.compressor.feeds_back
+
+    def create(self, spec):
+        return _Span(self.compressor.create(spec), spec.name)
+
+    def count(self, size):
+        return self.compressor.count(size)
+
+    def kept_back(self, state):
+        return self.compressor.kept_back(state.inner)
+
+    def compress(self, parts, state, residual=None):
+        unknown = state.span.read_value()[0]
+        with tf.control_dependencies([parts]):
+            start = ops.clock(unknown)
+        with tf.control_dependencies([start]):
+            parts = tf.identity(parts)
+        selection = self.compressor.compress(parts, state.inner, residual)
+        with tf.control_dependencies([selection.slices.values, selection.residual]):
+            span = tf.stack([start, ops.clock(unknown)])
+        return selection._replace(updates=(*selection.updates, (state.span, span)))
+
+
+class _Span(tf.Module):
+    def __init__(self, inner: tf.Module, name: str):
+        super().__init__()
+        self.inner = inner
+        self.span = tf.Variable(tf.zeros([2], tf.float64), trainable=False, name=f"{name}_span")
+
+
+def marked(part: Any) -> Any:
+    """The same aggregator with a `Marked` around each compressor that it calls."""
+    if isinstance(part, Compressor):
+        return Marked(part)
+    if isinstance(part, tuple):
+        return tuple(marked(item) for item in part)
+    if isinstance(part, Aggregator):
+        whole: Any = part
+        fields = {field.name: marked(getattr(whole, field.name)) for field in dataclasses.fields(whole)}
+        return dataclasses.replace(whole, **fields)
+    return part

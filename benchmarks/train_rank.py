@@ -1,0 +1,165 @@
+"""What one rank does for bench_train.py: python -m benchmarks.train_rank JOB RESULTS.
+
+JOB is a JSON file: {"local": n, "model": one of train_models.TASKS, "size": {} or what differs from the task's own,
+"arms": [...], "density": ..., "steps": timed steps of each arm}. Rank 0 writes RESULTS: for each arm the seconds of
+each block (the slowest rank's), the bytes that each node's interface has sent, the mean breakdown of a step, and what
+telemetry claims. While it times it checks: losses are finite, ranks that exchange stay equal to the bit, those that do
+not exchange do not, and dense recipes have Horovod's losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import resource
+import time
+import zlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks import train_breakdown, train_models
+from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes
+from benchmarks.train_arms import AGAIN, HOROVOD, NOTHING, Arm
+
+BLOCK = 3  # steps of one arm in a run, before it is the next one's turn
+WARM_UP = 2  # steps before anything is timed; the first one makes the graph
+LOSS_TOLERANCE = 1e-3  # relative; float32 sums in another order, over some dozens of steps
+
+
+@dataclasses.dataclass
+class Record:
+    """What a rank has seen of one arm."""
+
+    seconds: list[float] = dataclasses.field(default_factory=list)  # of each block
+    sent: int = 0  # bytes, over all blocks
+    marks: list[train_breakdown.Marks] = dataclasses.field(default_factory=list)
+
+
+def run_block(arm: Arm, steps: int, clock: Clock, record: Record) -> None:
+    """Trains some steps from a moment when all ranks are ready."""
+    clock.meet()
+    before = sent_bytes()
+    marks = arm.run(steps)
+    record.seconds.append(marks[-1].ended - marks[0].asked)
+    record.marks += marks
+    clock.meet()
+    record.sent += sent_bytes() - before
+
+
+def train(job: dict, clock: Clock) -> tuple[dict[str, Arm], dict[str, Record]]:
+    """Warms the arms up, then trains with all of them in turn; each round begins with another one."""
+    task = train_models.TASKS[job["model"]]
+    size = dataclasses.replace(task.size, **job["size"])
+    # All before any runs: to seed TensorFlow has it optimise every graph again.
+    arms = {name: Arm(name, task, size, job["density"]) for name in job["arms"] if name != AGAIN}
+    for name, arm in arms.items():
+        began = time.perf_counter()
+        run_block(arm, WARM_UP, clock, Record())
+        _say(f"  {job['model']}, {name}: graph made and warm after {time.perf_counter() - began:.0f} s")
+    records = {name: Record() for name in job["arms"]}
+    for number in range(-(-job["steps"] // BLOCK)):
+        shift = number % len(records)
+        for name in [*records, *records][shift : shift + len(records)]:
+            run_block(arms[HOROVOD if name == AGAIN else name], BLOCK, clock, records[name])
+    return arms, records
+
+
+def check(arms: dict[str, Arm]) -> None:
+    """Losses are finite, replicas are where they should be, and dense recipes train as Horovod does.
+
+    Statistics of batch normalisation are each rank's own, with Horovod as with us, and not looked at.
+
+    Raises:
+        AssertionError: naming the arm.
+    """
+    for name, arm in arms.items():
+        if not np.all(np.isfinite(arm.losses)):
+            raise AssertionError(f"{name}: a loss is not finite: {arm.losses}")
+        if replicas_equal(arm) != (name != NOTHING):
+            raise AssertionError(f"{name}: the ranks' variables are {'equal' if name == NOTHING else 'not equal'}")
+        if arm.sends_all and HOROVOD in arms:
+            steps = min(len(arm.losses), len(arms[HOROVOD].losses))
+            np.testing.assert_allclose(
+                arm.losses[:steps], arms[HOROVOD].losses[:steps], rtol=LOSS_TOLERANCE, err_msg=f"losses of {name}"
+            )
+
+
+def replicas_equal(arm: Arm) -> bool:
+    """Whether all ranks hold the same trainable variables, to the bit."""
+    digest = 0
+    for variable in arm.model.trainable_variables:
+        digest = zlib.crc32(np.ascontiguousarray(variable.value.numpy()), digest)
+    world = hvd.topology.world()
+    low, high = (int(world.allreduce(tf.constant(digest, tf.int64), op, f"replicas.{op}")) for op in ("min", "max"))
+    return low == high
+
+
+def merged(name: str, everyones: list[dict[str, Any]]) -> dict[str, Any]:
+    """One arm's figures out of those of all ranks."""
+    own = [rank["records"][name] for rank in everyones]
+    marks = [
+        [train_breakdown.Marks(*step[:-1], tuple(map(tuple, step[-1]))) for step in record["marks"]] for record in own
+    ]
+    node = hvd.topology.node().size
+    figures = [rank["figures"].get(name, {}) for rank in everyones]
+    return {
+        "seconds": np.max([record["seconds"] for record in own], axis=0).tolist(),
+        "sent": [record["sent"] for record in own[::node]],
+        "breakdown": train_breakdown.summary(marks),
+        "telemetry": {
+            key: float(np.mean([rank[key] for rank in figures]))
+            for key, value in figures[0].items()
+            if isinstance(value, int | float) and key not in ("gradient_norm", "step")
+        },
+        "last loss": everyones[0]["losses"].get(name),
+    }
+
+
+def _say(text: str) -> None:
+    if hvd.rank() == 0:
+        print(text, flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", type=pathlib.Path)
+    parser.add_argument("results", type=pathlib.Path)
+    options = parser.parse_args()
+    job = json.loads(options.job.read_text())
+    hvd.init(local_size=job["local"])
+    clock = Clock()
+    clock.meet()
+    idle = idle_bytes_per_second(clock)
+    arms, records = train(job, clock)
+    check(arms)
+    own = {
+        "records": {name: dataclasses.asdict(record) for name, record in records.items()},
+        "figures": {name: arm.figures() for name, arm in arms.items()},
+        "losses": {name: arm.losses[-1] for name, arm in arms.items()},
+        "memory": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+    }
+    everyones = hvd.topology.world().gather_descriptions(own, "train")
+    if hvd.rank() == 0:
+        first = next(iter(arms.values()))
+        results = {
+            "model": job["model"],
+            "size": dataclasses.asdict(dataclasses.replace(train_models.TASKS[job["model"]].size, **job["size"])),
+            "parameters": sum(int(np.prod(variable.shape)) for variable in first.model.trainable_variables),
+            "density": job["density"],
+            "block": BLOCK,
+            "idle": idle,
+            "memory": sum(rank["memory"] for rank in everyones),
+            "arms": {name: merged(name, everyones) for name in records},
+        }
+        part = options.results.with_suffix(".part")
+        part.write_text(json.dumps(results))
+        part.replace(options.results)
+
+
+if __name__ == "__main__":
+    main()

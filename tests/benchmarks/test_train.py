@@ -1,0 +1,234 @@
+"""The training benchmark: models of the known sizes, parts that add up, tables, and a small run of two ranks."""
+
+import sys
+import types
+
+import keras
+import numpy as np
+import pytest
+
+from benchmarks import bench_train, timing, train_breakdown, train_models
+from benchmarks.cluster import Cluster
+from benchmarks.train_breakdown import PARTS, Marks
+from benchmarks.train_models import Images, Sentences
+from tests.parallel import networks
+
+MISSING = networks.unavailable()
+needs_namespaces = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+ARMS = ["Horovod", "no exchange", "dense", "hitopk", "Horovod, A/A"]
+
+
+def parameters(model):
+    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
+
+
+# ---- models ----
+
+
+def test_resnet50_at_full_width_is_that_of_the_paper():
+    model = train_models.resnet50(Images(width=1, image=224, batch=1))
+    assert parameters(model) == 25_557_032  # 25.6M: torchvision's, too
+    assert model.output_shape == (None, 1000)
+
+
+def test_resnet50_halves_the_image_five_times():
+    model = train_models.resnet50(Images(width=1 / 16, image=96, batch=1))
+    before_the_mean = next(layer for layer in model.layers if "global_average_pooling" in layer.name).input
+    assert before_the_mean.shape == (None, 3, 3, 128)
+
+
+def test_vgg19_at_full_width_is_that_of_the_paper():
+    model = train_models.vgg19(Images(width=1, image=224, batch=1))
+    assert parameters(model) == 143_667_240  # 143.7M
+    assert model.output_shape == (None, 1000)
+
+
+@pytest.mark.parametrize("sizes, stated", [((512, 2048, 8), 65e6), ((1024, 4096, 16), 213e6)])
+def test_the_transformers_of_vaswani_have_about_what_they_state(sizes, stated):
+    model = train_models.transformer(Sentences(width=1, length=8, batch=1), *sizes)
+    features, hidden, _ = sizes
+    attention, normalisation = 4 * (features + 1) * features, 2 * features
+    dense = (features + 1) * hidden + (hidden + 1) * features
+    encoder, decoder = attention + dense + 2 * normalisation, 2 * attention + dense + 3 * normalisation
+    assert parameters(model) == 6 * (encoder + decoder) + 37_000 * features
+    assert abs(parameters(model) - stated) < 0.03 * stated
+    assert model.output_shape == (None, 8, 37_000)
+
+
+def test_the_decoder_does_not_see_what_it_is_to_tell():
+    model = train_models.transformer(Sentences(width=1 / 8, length=6, batch=1, vocabulary=11))
+    source = np.arange(6)[np.newaxis]
+    target = np.array([[1, 2, 3, 4, 5, 6]])
+    changed = np.array([[1, 2, 3, 4, 9, 6]])
+    one, other = (np.asarray(model([source, each])) for each in (target, changed))
+    np.testing.assert_allclose(one[:, :4], other[:, :4], atol=1e-5)
+    assert np.max(np.abs(one[:, 4:] - other[:, 4:])) > 1e-3
+
+
+def test_a_width_that_leaves_no_whole_channels_is_refused():
+    with pytest.raises(ValueError, match="whole numbers of channels, got 0.3 of 64"):
+        train_models.resnet50(Images(width=0.3, image=32, batch=1))
+
+
+@pytest.mark.parametrize("name", train_models.TASKS)
+def test_batches_fit_their_model_and_differ_by_seed(name):
+    task = train_models.TASKS[name]
+    inputs, labels = next(iter(task.batches(task.size, 0)))
+    others, _ = next(iter(task.batches(task.size, 1)))
+    first, other = (each[0] if isinstance(each, tuple) else each for each in (inputs, others))
+    assert first.shape[0] == labels.shape[0] == task.size.batch
+    assert np.any(first.numpy() != other.numpy())
+    if isinstance(inputs, tuple):
+        np.testing.assert_array_equal(inputs[1][:, 1:], labels[:, :-1])  # the next tokens
+    else:
+        assert -1 <= first.numpy().min() < -0.9 < 0.9 < first.numpy().max() <= 1
+
+
+# ---- the breakdown ----
+
+
+def test_parts_are_between_the_marks():
+    marks = Marks(10.0, 10.5, 12.0, 15.0, 15.25, ((11.0, 12.5), (12.25, 13.0), (14.0, 14.5), (12.3, 12.4)))
+    parts = train_breakdown.parts_of(marks)
+    assert parts == {
+        "input wait": 0.5,
+        "forward and backward": 1.5,
+        "compression": 1.5,  # 12 to 13 and 14 to 14.5; before 12 it is hidden
+        "exposed communication": 1.5,
+        "optimizer": 0.25,
+    }
+    assert sum(parts.values()) == marks.ended - marks.asked
+
+
+@pytest.mark.parametrize("spans", [(), ((0.0, 9.0),), ((5.0, 6.0),), ((2.0, 1.0),), ((1.5, 1.75), (1.25, 1.5))])
+def test_parts_add_up_whatever_was_selected_when(spans):
+    parts = train_breakdown.parts_of(Marks(0.0, 0.25, 1.0, 2.0, 3.0, spans))
+    assert sum(parts.values()) == 3.0
+    assert all(seconds >= 0 for seconds in parts.values())
+
+
+def test_marks_that_go_back_in_time_are_refused():
+    with pytest.raises(ValueError, match="in the order of time"):
+        train_breakdown.parts_of(Marks(0.0, 1.0, 0.5, 2.0, 3.0))
+
+
+def test_a_summary_adds_up_and_tells_the_waiting_for_slower_ranks():
+    quick = [Marks(0.0, 0.0, 1.0, 4.0, 5.0, ((0.5, 1.5),)), Marks(5.0, 5.0, 6.0, 8.0, 9.0)]
+    slow = [Marks(0.0, 1.0, 3.0, 4.0, 5.0, ((3.0, 3.5),)), Marks(5.0, 5.0, 6.0, 8.0, 9.0)]
+    summary = train_breakdown.summary([quick, slow])
+    assert sum(summary[part] for part in PARTS) == summary["step"] == 4.5
+    assert summary["for slower ranks"] == 0.5  # 2 s of one of four steps
+    assert summary["selection in all"] == 1.5 / 4
+    assert summary["compression"] == 1.0 / 4
+
+
+# ---- tables ----
+
+
+def made_up_run():
+    def arm(seconds, across=None):
+        telemetry = {} if across is None else {"bytes_across": across}
+        breakdown = {**dict.fromkeys(PARTS, 0.1), "step": 0.5, "for slower ranks": 0.02, "selection in all": 0.03}
+        return {"seconds": seconds, "sent": [6e6, 12e6], "breakdown": breakdown, "telemetry": telemetry}
+
+    return {
+        "shape": [2, 2],
+        "rate": "1gbit",
+        "reached": 9e8,
+        "model": "vgg19",
+        "size": {"width": 0.5, "batch": 8},
+        "parameters": 1_234_567,
+        "density": 0.01,
+        "block": 3,
+        "idle": [2000.0, 1000.0],
+        "memory": 5e9,
+        "arms": {
+            "Horovod": arm([2.0, 2.0, 4.0]),
+            "no exchange": arm([1.0, 1.0, 1.0]),
+            "hitopk": arm([1.25, 1.5, 1.2], across=1e6),
+        },
+    }
+
+
+def test_rows_are_medians_over_blocks():
+    rows = {row["arm"]: row for row in bench_train.rows_of([made_up_run()])}
+    assert rows["Horovod"]["samples/s"] == 8 * 4 * 3 / 2.0
+    assert (rows["Horovod"]["least"], rows["Horovod"]["most"]) == (24.0, 48.0)
+    assert rows["hitopk"]["times Horovod"] == pytest.approx(2.0 / 1.25)
+    assert rows["hitopk"]["efficiency"] == pytest.approx(1.0 / 1.25)
+    assert rows["hitopk"]["counted"] == 12e6 / 9
+    assert (rows["hitopk"]["claimed"], rows["Horovod"]["claimed"]) == (2e6, None)
+
+
+def test_tables_and_picture_are_made(tmp_path):
+    rows = bench_train.rows_of([made_up_run()])
+    text = bench_train.render([made_up_run()], rows)
+    assert "| vgg19 | 2x2, 1gbit | hitopk | 76.8 (64.0 to 80.0) | 1.60 | 80% | 2.00 | 1.33 |" in text
+    widths = {block.count("|", 0, block.index("\n")) for block in text.split("\n\n") if block.startswith("|")}
+    for block in text.split("\n\n"):
+        if block.startswith("|"):
+            assert len({line.count("|") for line in block.strip().split("\n")}) == 1
+    assert len(widths) == 3
+    bench_train.draw(rows, str(tmp_path / "train.png"))
+    assert (tmp_path / "train.png").stat().st_size > 10_000
+
+
+# ---- what the ranks do ----
+
+
+def test_a_recipe_that_is_none_is_refused():
+    from benchmarks import train_arms
+
+    assert train_arms.recipe("topk", 0.5) == train_arms.hvd.recipes.topk(0.5)
+    assert train_arms.recipe("dense", 0.5) == train_arms.hvd.recipes.dense()
+    with pytest.raises(ValueError, match="a recipe of hvd.recipes, got 'Compressed'"):
+        train_arms.recipe("Compressed", 0.5)
+
+
+def test_an_arm_that_strays_is_seen():
+    """The checks of a run can fail. Here one rank is all ranks, so that replicas are equal where they should not be."""
+    from benchmarks import train_rank
+
+    def arm(losses, sends_all=False):
+        return types.SimpleNamespace(losses=losses, sends_all=sends_all, model=keras.Sequential())
+
+    good = {"Horovod": arm([2.0, 1.0], sends_all=True)}
+    train_rank.check({**good, "dense": arm([2.0, 1.0005], sends_all=True), "hitopk": arm([2.0, 1.5])})
+    for name, strayed, told in [
+        ("dense", arm([2.0, 1.1], sends_all=True), "losses of dense"),
+        ("hitopk", arm([2.0, float("nan")]), "hitopk: a loss is not finite"),
+        ("no exchange", arm([2.0, 1.5]), "no exchange: the ranks' variables are equal"),
+    ]:
+        with pytest.raises(AssertionError, match=told):
+            train_rank.check({**good, name: strayed})
+
+
+@needs_namespaces
+def test_two_ranks_train_and_everything_adds_up():
+    size = {"width": 1 / 16, "image": 32, "batch": 2, "classes": 10}
+    job = {"local": 1, "model": "vgg19", "size": size, "arms": ARMS, "density": 0.05, "steps": 6}
+    with Cluster(2, 1) as cluster:
+        run = bench_train.measure(cluster, job)
+    assert run["parameters"] == 155_454 and list(run["arms"]) == ARMS
+    for arm in run["arms"].values():
+        assert len(arm["seconds"]) == 2
+        breakdown = arm["breakdown"]
+        np.testing.assert_allclose(sum(breakdown[part] for part in PARTS), breakdown["step"], rtol=1e-9)
+        assert all(breakdown[part] >= 0 for part in PARTS)
+        assert breakdown["step"] * 6 <= sum(arm["seconds"]) * (1 + 1e-9)  # the mean rank's, and the slowest's
+    arms = run["arms"]
+    assert arms["hitopk"]["breakdown"]["selection in all"] > 0
+    assert arms["dense"]["breakdown"]["selection in all"] == arms["Horovod"]["breakdown"]["selection in all"] == 0
+    assert arms["hitopk"]["telemetry"]["density"] == pytest.approx(0.05, rel=0.01)
+    sent = 4 * run["parameters"] * 6  # two ranks: each sends the whole gradient, in all six steps
+    assert min(arms["Horovod"]["sent"]) > sent and min(arms["dense"]["sent"]) > sent
+    assert max(arms["hitopk"]["sent"]) < min(arms["Horovod"]["sent"])
+    text = bench_train.render([{"shape": [2, 1], "rate": "1gbit", **run}], [])
+    assert "155,454" in text and timing.machine()["date"] in text
+
+
+def test_without_root_it_says_so(monkeypatch):
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+    monkeypatch.setattr(sys, "argv", ["bench_train"])
+    with pytest.raises(SystemExit, match="needs root"):
+        bench_train.main()
