@@ -84,7 +84,7 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
     random = np.random.default_rng(hvd.rank())
     gradient = tf.constant(random.standard_normal(size, dtype=np.float32))
     arms = {name: make_arm(name, size, density, job) for name in cell["arms"] if name != "hitopk steps"}
-    sparse = {"topk", "mstopk", "hitopk", "NaiveAG, literal"}
+    sparse = {"topk", "mstopk", "hitopk", "auto", "NaiveAG, literal"}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0)
     spans = dict.fromkeys(arms, 0.0)  # seconds between the readings of the counters, waiting included

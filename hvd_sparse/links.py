@@ -17,7 +17,8 @@ from hvd_sparse.notebook import Notebook
 
 Progress = Callable[[str], Any]
 _REPEATS = 5
-_SMALL, _LARGE = 1 << 12, 1 << 18  # elements a rank sends to each other one
+_SMALL, _LARGEST, _STEP = 1 << 12, 1 << 21, 8  # elements a rank sends to each other one
+_LONG = 0.05  # seconds after which nothing larger is sent: bandwidth is well told from latency
 _SELECTED = 1 << 22  # elements of the selection that is timed
 _SUBJECT = "cluster"
 
@@ -39,10 +40,10 @@ def measure(grid: Grid | None = None, progress: Progress | None = None) -> costs
     inside, across = unused, unused
     if local > 1:
         tell(f"inside the node, {local} ranks ...")
-        inside = _fit(grid, lambda each: _send_inside(grid.node, each), local - 1, 1)
+        inside = _fit(grid, functools.partial(_send_inside, grid.node), local, local - 1, 1)
     if nodes > 1:
         tell(f"across {nodes} nodes ...")
-        across = _fit(grid, lambda each: _send_across(grid.cross, each), nodes - 1, local)
+        across = _fit(grid, functools.partial(_send_across, grid.cross), 1, nodes - 1, local)
     tell("selection ...")
     return costs.Cluster(nodes, local, inside, across, _memory_rate(grid))
 
@@ -81,19 +82,37 @@ def slowest(world: Communicator, run: Callable[[], Any]) -> float:
     return float(world.allreduce(elapsed, "max", "links.slowest"))
 
 
-def _send_inside(node: Communicator, each: int) -> None:
-    node.alltoall(tf.zeros([each * node.size]), [each] * node.size, "links.inside")
+def _send_inside(node: Communicator, vector: tf.Tensor) -> None:
+    node.alltoall(vector, [vector.shape[0] // node.size] * node.size, "links.inside")
 
 
-def _send_across(cross: Communicator, each: int) -> None:
-    cross.allgather(tf.zeros([each]), "links.across")
+def _send_across(cross: Communicator, vector: tf.Tensor) -> None:
+    cross.allgather(vector, "links.across")
 
 
-def _fit(grid: Grid, send: Callable[[int], None], messages: int, senders: int) -> costs.Link:
-    """Latency and bandwidth out of two sizes; `senders` share the link."""
-    small, large = (_seconds(grid, functools.partial(send, each)) / messages for each in (_SMALL, _LARGE))
-    per_byte = max(large - small, 1e-9) / (costs.ELEMENT * (_LARGE - _SMALL))
-    return costs.Link(max(0.0, small - costs.ELEMENT * _SMALL * per_byte), senders / per_byte)
+def _fit(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: int, senders: int) -> costs.Link:
+    """Latency and bandwidth out of a small size and the first that takes long.
+
+    Args:
+        grid: who measures.
+        send: sends a vector.
+        pieces: that it is sent in.
+        messages: of one piece each that follow one another.
+        senders: ranks that share the link.
+    """
+
+    def seconds(each: int) -> float:
+        return _seconds(grid, functools.partial(send, tf.zeros([pieces * each])))
+
+    each = _SMALL
+    small = large = seconds(each)
+    while large < _LONG and each < _LARGEST:
+        each *= _STEP
+        large = seconds(each)
+    if each == _SMALL:  # so slow that latency makes no difference
+        return costs.Link(0.0, senders * messages * costs.ELEMENT * each / small)
+    per_byte = max(large - small, 1e-9) / (messages * costs.ELEMENT * (each - _SMALL))
+    return costs.Link(max(0.0, small / messages - costs.ELEMENT * _SMALL * per_byte), senders / per_byte)
 
 
 def _memory_rate(grid: Grid) -> float:
