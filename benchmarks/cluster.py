@@ -29,9 +29,7 @@ from typing import NoReturn
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousServer
 
-NETWORK = "10.78.0"
 LAUNCHERS = ("rendezvous", "mpirun")
-_OWN_ADDRESS = f"{NETWORK}.254"  # of the bridge, where the rendezvous server listens
 _BURST_SECONDS = 0.0005
 _LEAST_BURST = 70_000  # bytes: a packet before segmentation has up to 64 KB
 _QUIET = {
@@ -97,6 +95,7 @@ class Cluster:
             bits_per_second(rate)
         self.nodes, self.local, self.rate, self.shaper = nodes, local, rate, shaper
         self._prefix = f"hvds{os.getpid()}"
+        self._network = f"10.78.{os.getpid() % 256}"  # so that two clusters at a time do not disturb each other
         self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Cluster:
@@ -126,7 +125,12 @@ class Cluster:
 
     def address(self, node: int) -> str:
         """A node's address."""
-        return f"{NETWORK}.{node + 1}"
+        return f"{self._network}.{node + 1}"
+
+    @property
+    def own_address(self) -> str:
+        """The bridge's address, where the rendezvous server listens."""
+        return f"{self._network}.254"
 
     def prefix(self, node: int) -> list[str]:
         """What is put before a command to run it on a node."""
@@ -173,7 +177,7 @@ class Cluster:
         try:
             for slot in slots:
                 node = int(slot.hostname.rpartition(".")[2]) - 1
-                whole = {**os.environ, **_QUIET, **_slot_environment(slot, port), **environment}
+                whole = {**os.environ, **_QUIET, **_slot_environment(slot, self.own_address, port), **environment}
                 ranks.append(subprocess.Popen([*self.prefix(node), *command], env=whole, stdin=subprocess.DEVNULL))
             _wait(ranks, limit)
         finally:
@@ -193,7 +197,7 @@ class Cluster:
 
     def _build(self) -> None:
         _ip(f"link add {self.bridge} type bridge")
-        _ip(f"addr add {_OWN_ADDRESS}/24 dev {self.bridge}")
+        _ip(f"addr add {self.own_address}/24 dev {self.bridge}")
         _ip(f"link set {self.bridge} up")
         for node, name in enumerate(self.names):
             hosts = pathlib.Path("/etc/netns") / name / "hosts"
@@ -244,7 +248,7 @@ class Cluster:
         return release
 
 
-def _slot_environment(slot, port: int) -> dict[str, str]:
+def _slot_environment(slot, address: str, port: int) -> dict[str, str]:
     numbers = {
         "RANK": slot.rank,
         "SIZE": slot.size,
@@ -256,7 +260,7 @@ def _slot_environment(slot, port: int) -> dict[str, str]:
     return {
         **{f"HOROVOD_{name}": str(number) for name, number in numbers.items()},
         "HOROVOD_HOSTNAME": slot.hostname,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _OWN_ADDRESS,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_IFACE": "eth0",
         "HOROVOD_CONTROLLER": "gloo",

@@ -85,7 +85,7 @@ def test_ranks_are_where_they_should_be(tmp_path):
         )
     assert statuses == [0] * 4
     found = [(tmp_path / str(rank)).read_text() for rank in range(4)]
-    assert found == [f"10.78.0.{node} {local} 4 2" for node in (1, 2) for local in (0, 1)]
+    assert found == [f"{made.address(node)} {local} 4 2" for node in (0, 1) for local in (0, 1)]
 
 
 @needs_mpirun
