@@ -59,6 +59,7 @@ def arguments(agent: pathlib.Path, addresses: Sequence[str], local: int, command
         "pml": "ob1",
         "btl": "self,vader,tcp",
         "btl_tcp_if_include": network,
+        "mpi_yield_when_idle": "1",  # the nodes share this machine's cores, which Open MPI cannot know
     }
     return [
         *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
