@@ -186,6 +186,7 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                         "counted": max(cell["sent"][arm]) / rounds,
                         "floor_ms": 1e3 * floor,
                         "reached": floor / median,
+                        "wrong": cell["wrong"][arm],
                         "model_ms": None if predicted is None else 1e3 * predicted,
                     }
                 )
@@ -245,9 +246,10 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
         "|---" * 13 + "|",
     ]
     for row in rows:
+        wrong = f" (**{row['wrong']} of 2 results wrong**)" if row["wrong"] else ""
         model = "" if row["model_ms"] is None else f"{row['model_ms']:.1f}"
         lines.append(
-            f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']} | {row['ms']:.1f} "
+            f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']}{wrong} | {row['ms']:.1f} "
             f"({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | {row['claimed'] / 1e6:.2f} | "
             f"{row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} | {model} |"
         )
