@@ -17,6 +17,7 @@ then go through MPI.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import sys
@@ -33,8 +34,7 @@ from hvd_sparse import costs, notebook
 
 SIZES = {"1M": 10**6, "25M": 25 * 10**6, "110M": 110 * 10**6}
 DENSITIES = (0.001, 0.01, 0.1)
-SHAPES = ((2, 2), (4, 1), (4, 2))
-RATES = ("100mbit", "1gbit", "10gbit")
+WHOLE_GRID = "2x2,4x1,4x2@100mbit,1gbit,10gbit"
 DENSE = ("horovod.allreduce", "horovod.allreduce, A/A", "dense", "torus2d", "2DTAR, literal")
 SPARSE = ("topk", "mstopk", "hitopk", "auto", "NaiveAG, literal")
 DENSE_ROUNDS, SPARSE_ROUNDS = 3, 5
@@ -249,8 +249,8 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
         wrong = f" (**{row['wrong']} of 2 results wrong**)" if row["wrong"] else ""
         model = "" if row["model_ms"] is None else f"{row['model_ms']:.1f}"
         lines.append(
-            f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']}{wrong} | {row['ms']:.1f} "
-            f"({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | {row['claimed'] / 1e6:.2f} | "
+            f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']}{wrong} | "
+            f"{row['ms']:.1f} ({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | {row['claimed'] / 1e6:.2f} | "
             f"{row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} | {model} |"
         )
     lines += ["", "## The four steps of HiTopKComm (CommLib Fig. 8), ms", ""]
@@ -312,8 +312,12 @@ def _names(text: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=_names, default=["2x2", "4x1", "4x2"], help="nodes x ranks (2x2,4x1,4x2)")
-    parser.add_argument("--rates", type=_names, default=list(RATES), help="of the links (100mbit,1gbit,10gbit)")
+    parser.add_argument(
+        "--grid",
+        action="append",
+        metavar="SHAPES@RATES",
+        help=f"nodes x ranks, and rates of the links; may be given again ({WHOLE_GRID})",
+    )
     parser.add_argument("--sizes", type=_names, default=list(SIZES), help="of the gradient (1M,25M,110M)")
     parser.add_argument("--densities", type=_names, default=[str(density) for density in DENSITIES])
     parser.add_argument("--dry", action="store_true", help="write no results")
@@ -324,10 +328,10 @@ def main() -> None:
         sys.exit(reason)
     read_rate = memory_rate()
     runs = []
-    for text in options.shapes:
-        nodes, local = map(int, text.split("x"))
-        for rate in options.rates:
-            densities = [float(density) for density in options.densities]
+    densities = [float(density) for density in options.densities]
+    for shapes, rates in (part.split("@") for part in options.grid or [WHOLE_GRID]):
+        for text, rate in itertools.product(_names(shapes), _names(rates)):
+            nodes, local = map(int, text.split("x"))
             cells = cells_of((nodes, local), rate, options.sizes, densities, others(options.launcher))
             runs.append(measure((nodes, local), rate, cells, options.launcher))
     rows = rows_of(runs, read_rate)
