@@ -250,8 +250,9 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
         model = "" if row["model_ms"] is None else f"{row['model_ms']:.1f}"
         lines.append(
             f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']}{wrong} | "
-            f"{row['ms']:.1f} ({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | {row['claimed'] / 1e6:.2f} | "
-            f"{row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} | {model} |"
+            f"{row['ms']:.1f} ({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | "
+            f"{row['claimed'] / 1e6:.2f} | {row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} | "
+            f"{model} |"
         )
     lines += ["", "## The four steps of HiTopKComm (CommLib Fig. 8), ms", ""]
     lines += [
@@ -334,14 +335,18 @@ def main() -> None:
             nodes, local = map(int, text.split("x"))
             cells = cells_of((nodes, local), rate, options.sizes, densities, others(options.launcher))
             runs.append(measure((nodes, local), rate, cells, options.launcher))
+            if not options.dry:  # after each, so that what fails later loses nothing
+                write(runs, read_rate)
+    print(render(runs, rows_of(runs, read_rate), read_rate))
+
+
+def write(runs: list[dict], read_rate: float) -> None:
+    """Writes what there is so far as JSON, Markdown and a picture."""
     rows = rows_of(runs, read_rate)
     text = render(runs, rows, read_rate)
-    print(text)
-    if options.dry:
-        return
     stem = timing.write_results("exchange", {"machine": timing.machine(), "runs": runs, "rows": rows}, text)
     draw(rows, f"{stem}.png")
-    print(f"Written to {stem}.json, .md and .png")
+    print(f"Written to {stem}.json, .md and .png", flush=True)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvd_sparse import costs, links
 from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.rehearsal import Rehearsed, beats, fastest, rehearse
+from hvd_sparse.aggregators.rehearsal import TIE, Rehearsed, fastest, rehearse
 from hvd_sparse.communicator import Communicator
 from hvd_sparse.compressors import check_density
 from hvd_sparse.notebook import Notebook
@@ -36,8 +36,8 @@ class Auto(Aggregator):
 
     The choice is made when a vector's state is made. The links of the cluster and its memory are measured, once; the
     cost model (`costs`) tells which candidates are not worth the time that it takes to try them; the others exchange a
-    random vector like this one, in turn, for a few seconds, and the fastest is taken, of those that differ by no more
-    than the noise the first in the list. A line says which and why. What was measured is kept for vectors of the
+    random vector like this one, in turn, for a few seconds, and the fastest by the median is taken, of those within 3%
+    of it the first in the list. A line says which and why. What was measured is kept for vectors of the
     same size, and for a week's runs on the same cluster (`notebook`), so that they choose alike at once; `python -m
     hvd_sparse.planner` measures anew. All ranks choose alike: they go by the figures of the first rank, or of all.
 
@@ -167,9 +167,9 @@ def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], n
     others = [name for name in medians if name != choice]
     if others:
         second = min(others, key=medians.__getitem__)
-        clear = beats(rehearsed.seconds[choice], rehearsed.seconds[second])
+        clear = medians[second] > (1 + TIE) * medians[choice]
         ratio = f"{medians[second] / medians[choice]:.2f} times as fast as {second}"
-        parts.append(f"{ratio if clear else f'as fast as {second} within the noise'} ({_ms(medians[second])})")
+        parts.append(f"{ratio if clear else f'as fast as {second} to {TIE:.0%}'} ({_ms(medians[second])})")
         sends = f"a node sends {sent[choice]}, with {second} {sent[second]}"
     else:
         sends = f"a node sends {sent[choice]}"

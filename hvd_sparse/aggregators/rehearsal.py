@@ -21,8 +21,10 @@ from hvd_sparse.spec import Spec
 # transport does with small messages; a larger factor costs seconds at start-up, a smaller one the whole training.
 HOPELESS = 3.0
 ROUNDS = 15
-ENOUGH = 5  # rounds before anybody is dropped: fewer do not tell the noise
-TIE = 0.02  # share of the time below which nobody is the faster one, however quiet the machine
+LEAST = 3  # rounds that are made whatever they take
+ENOUGH = 5  # rounds before anybody is dropped for being a little slower: fewer do not tell the noise
+FAR = 2.0  # times the fastest one's first round, beyond which nobody needs to be tried again
+TIE = 0.03  # share of the time below which nobody is the faster one
 LARGE = 1 << 18  # elements of a vector whose residuals must not wait for Python to find that nobody wants them
 
 
@@ -30,7 +32,8 @@ class Rehearsed(NamedTuple):
     """How the recipes did that were tried.
 
     Attributes:
-        seconds: by name, of each round that counts; a round's exchanges follow one another. The slowest rank's.
+        seconds: by name, of each round that counts, of the slowest rank; a round's exchanges follow one another. Of
+            those that were far behind in the first one, that one.
         sent: by name, payload bytes that a node sends to others in one exchange.
     """
 
@@ -65,7 +68,7 @@ def rehearse(
         spec: of the vector.
         predicted: seconds of each; the same on every rank. Most promising first, each is tried unless it is predicted
             at more than `HOPELESS` times what the fastest so far has really taken, and takes long to try.
-        budget: seconds after which no further round begins; one that counts is made in any case.
+        budget: seconds after which no further round begins; `LEAST` are made in any case.
         tell: is told what is being done.
     """
     rehearsed = _rehearse(dict(candidates), spec, predicted, budget, tell)
@@ -90,10 +93,12 @@ def _rehearse(
             continue
         tell(f"trying {name} ...")
         trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"))
-        trials[name].exchange(vector)
-    in_running = list(trials.values())
+        trials[name].begin(vector)
+    in_running = _near(list(trials.values()))
+    for trial in in_running if len(in_running) > 1 else []:
+        trial.seconds = []  # the first round was a cold one
     while len(in_running) > 1 and len(in_running[0].seconds) < ROUNDS:
-        if sum(trial.spent for trial in trials.values()) > budget:
+        if len(in_running[0].seconds) >= LEAST and sum(trial.spent for trial in trials.values()) > budget:
             break
         for trial in in_running:
             trial.exchange(vector)
@@ -103,15 +108,16 @@ def _rehearse(
 
 
 def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
-    """The first of those that were in the running to the end and that no other one beats by more than the noise.
+    """The first of those that were in the running to the end and take no more than `TIE` above the least median.
 
     Args:
         seconds: by name, of each round, in the order of preference.
     """
     last = max(len(rounds) for rounds in seconds.values())
     final = {name: rounds for name, rounds in seconds.items() if len(rounds) == last}
-    best = min(final, key=lambda name: float(np.median(final[name])))
-    return next(name for name in final if not beats(final[best], final[name]))
+    medians = {name: float(np.median(rounds)) for name, rounds in final.items()}
+    least = min(medians.values())
+    return next(name for name, median in medians.items() if median <= (1 + TIE) * least)
 
 
 def beats(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -144,14 +150,17 @@ class _Trial:
     def median(self) -> float:
         return float(np.median(self.seconds))
 
-    def exchange(self, vector: tf.Tensor) -> None:
-        """One more exchange; before the first one there is one that does not count, which makes the graph."""
+    def begin(self, vector: tf.Tensor) -> None:
+        """Two exchanges: one that makes the graph and does not count, and a first round."""
         world = self._spec.grid.world
-        if not self.seconds:
-            self.spent += links.slowest(world, lambda: self._wait(vector))
-            everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
-            self.sent = float(everyones) / self._spec.grid.cross.size
-        self.seconds.append(links.slowest(world, lambda: self._wait(vector)))
+        links.slowest(world, lambda: self._wait(vector))
+        everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
+        self.sent = float(everyones) / self._spec.grid.cross.size
+        self.exchange(vector)
+
+    def exchange(self, vector: tf.Tensor) -> None:
+        """One more exchange."""
+        self.seconds.append(links.slowest(self._spec.grid.world, lambda: self._wait(vector)))
         self.spent += self.seconds[-1]
 
     def _wait(self, vector: tf.Tensor) -> None:
@@ -164,6 +173,12 @@ def _positive(value: Any) -> float:
     if not 0 < float(value) < math.inf:
         raise ValueError(f"{value} seconds")
     return float(value)
+
+
+def _near(trials: Sequence[_Trial]) -> list[_Trial]:
+    """Those whose first round does not rule them out."""
+    least = min(trial.median for trial in trials)
+    return [trial for trial in trials if trial.median <= FAR * least]
 
 
 def _still_in_running(trials: Sequence[_Trial]) -> list[_Trial]:
