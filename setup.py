@@ -3,7 +3,8 @@
 ops/X_op.cc registers operations with TensorFlow and is compiled with its flags; every other ops/X.cc is a kernel and is
 compiled without TensorFlow in sight, so that it stays usable without it. Both go into hvd_sparse/_ops.so. Where nvcc
 is found, and HVD_SPARSE_WITH_CUDA is not 0, ops/X_gpu.cu go into hvd_sparse/_cuda.so, a plain C library. A package that
-is to be usable alone gets a folder of ops/ and a `Library` of its own.
+is to be usable alone gets a folder of ops/ and a `Library` of its own: ops/datacache/ goes into datacache/_native.so,
+which is compiled and loaded without TensorFlow.
 """
 
 import concurrent.futures
@@ -52,6 +53,7 @@ class TensorFlow(NamedTuple):
 LIBRARIES = (
     Library("hvd_sparse._ops", tuple(sorted(ROOT.glob("ops/*.cc")))),
     Library("hvd_sparse._cuda", tuple(sorted(ROOT.glob("ops/*_gpu.cu"))) if WITH_CUDA else ()),
+    Library("datacache._native", tuple(sorted(ROOT.glob("ops/datacache/*.cc")))),
 )
 
 
@@ -67,8 +69,10 @@ class BuildLibraries(build_ext):
         sources = [ROOT / source for source in extension.sources]
         if sources[0].suffix == ".cu":
             build_cuda(sources, target)
-        else:
+        elif any(is_registration(source) for source in sources):
             build_tensorflow(sources, target)
+        else:
+            build_plain(sources, target)
 
     def get_ext_filename(self, fullname):
         return fullname.replace(".", os.sep) + ".so"
@@ -81,6 +85,11 @@ class BuildLibraries(build_ext):
         return {}
 
 
+def is_registration(source):
+    """Whether a source registers operations with TensorFlow."""
+    return source.stem.endswith("_op")
+
+
 def build_tensorflow(sources, target):
     tensorflow = find_tensorflow()
     register = [*CXX_FLAGS]
@@ -88,13 +97,17 @@ def build_tensorflow(sources, target):
         register += ["-isystem", str(Path(tensorflow.include, include))]
     register += [flag for flag in tensorflow.compile_flags if not flag.startswith(("-I", "--std"))]
     commands = {
-        source: [CXX, *(register if source.stem.endswith("_op") else CXX_FLAGS), "-pthread", "-MMD"]
-        for source in sources
+        source: [CXX, *(register if is_registration(source) else CXX_FLAGS), "-pthread", "-MMD"] for source in sources
     }
     objects = compile_all(commands)
     link = [CXX, "-shared", "-pthread", "-Wl,--no-undefined", *map(str, objects), *tensorflow.link_flags]
     if link_library(link, objects, target):
         write_renamed(notes_of(target)[0], json.dumps({"tensorflow": tensorflow.version}) + "\n")
+
+
+def build_plain(sources, target):
+    objects = compile_all(dict.fromkeys(sources, [CXX, *CXX_FLAGS, "-pthread", "-MMD"]))
+    link_library([CXX, "-shared", "-pthread", "-Wl,--no-undefined", *map(str, objects)], objects, target)
 
 
 def build_cuda(sources, target):
@@ -164,7 +177,7 @@ def compile_all(commands):
 def object_of(source, command):
     """The object file, in a folder named after all that decides its content but the sources."""
     key = hashlib.sha256("\0".join([compiler_version(command[0]), *command]).encode()).hexdigest()[:12]
-    return OBJECTS / key / f"{source.stem}.o"
+    return OBJECTS / key / source.relative_to(ROOT / "ops").with_suffix(".o")
 
 
 @functools.cache

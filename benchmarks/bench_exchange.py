@@ -7,11 +7,17 @@ what the first does: their difference is noise.
 
 For each cell the floor is given: bytes on the link over its rate, plus bytes touched over the rate at which one core
 reads memory.
+
+Two rivals take part where they are installed: torch.distributed with Gloo (.venv/bin/pip install torch), and, with
+--launcher mpirun, mpi4py (.venv/bin/pip install mpi4py). That launcher needs Open MPI (packages openmpi-bin and
+libopenmpi-dev) and a Horovod built with it: make clean setup builds one where mpicxx is found. All of Horovod's arms
+then go through MPI.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pathlib
 import sys
@@ -22,16 +28,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks import timing
-from benchmarks.cluster import Cluster, bits_per_second, raw_rate, unavailable
-from hvd_sparse import costs
+from benchmarks import mpirun, timing
+from benchmarks.cluster import LAUNCHERS, Cluster, bits_per_second, raw_rate, unavailable
+from hvd_sparse import costs, notebook
 
 SIZES = {"1M": 10**6, "25M": 25 * 10**6, "110M": 110 * 10**6}
 DENSITIES = (0.001, 0.01, 0.1)
-SHAPES = ((2, 2), (4, 1), (4, 2))
-RATES = ("100mbit", "1gbit", "10gbit")
+WHOLE_GRID = "2x2,4x1,4x2@100mbit,1gbit,10gbit"
 DENSE = ("horovod.allreduce", "horovod.allreduce, A/A", "dense", "torus2d", "2DTAR, literal")
-SPARSE = ("topk", "mstopk", "hitopk", "NaiveAG, literal")
+SPARSE = ("topk", "mstopk", "hitopk", "auto", "NaiveAG, literal")
 DENSE_ROUNDS, SPARSE_ROUNDS = 3, 5
 _RANK_LIMIT = 1500.0  # seconds for one shape and link
 
@@ -58,10 +63,12 @@ TARGETS = (
 )
 
 
-def others() -> list[str]:
-    """Rivals that are installed."""
+def others(launcher: str) -> list[str]:
+    """Rivals that are installed; mpi4py finds the other ranks only where mpirun has started them."""
     found = []
     for module, arm in (("torch", "torch.distributed"), ("mpi4py", "mpi4py")):
+        if arm == "mpi4py" and launcher != "mpirun":
+            continue
         try:
             __import__(module)
         except ImportError:
@@ -70,7 +77,9 @@ def others() -> list[str]:
     return found
 
 
-def cells_of(shape: tuple[int, int], rate: str, sizes: Sequence[str], densities: Sequence[float]) -> list[dict]:
+def cells_of(
+    shape: tuple[int, int], rate: str, sizes: Sequence[str], densities: Sequence[float], rivals: Sequence[str]
+) -> list[dict]:
     """The cells of one shape and link; dense arms take part at the first density only, as they do not depend on it."""
     cells = []
     for name in sizes:
@@ -78,7 +87,7 @@ def cells_of(shape: tuple[int, int], rate: str, sizes: Sequence[str], densities:
             slow = name == "110M" and rate == "100mbit"
             dense = [] if number else list(DENSE if not slow else DENSE[:1])
             if not number and not slow:
-                dense += [arm for arm in others() if arm != "mpi4py"]
+                dense += rivals
             sparse = (
                 ["hitopk"] if slow else [arm for arm in SPARSE if not (arm == "NaiveAG, literal" and density > 0.01)]
             )
@@ -88,7 +97,7 @@ def cells_of(shape: tuple[int, int], rate: str, sizes: Sequence[str], densities:
     return cells
 
 
-def measure(shape: tuple[int, int], rate: str, cells: list[dict]) -> dict[str, Any]:
+def measure(shape: tuple[int, int], rate: str, cells: list[dict], launcher: str) -> dict[str, Any]:
     """Runs the cells of one shape and link on a cluster of their own."""
     nodes, local = shape
     with tempfile.TemporaryDirectory() as name, Cluster(nodes, local, rate) as cluster:
@@ -104,7 +113,9 @@ def measure(shape: tuple[int, int], rate: str, cells: list[dict]) -> dict[str, A
             str(folder / "job.json"),
             str(folder / "results.json"),
         ]
-        statuses = cluster.run(command, limit=_RANK_LIMIT)
+        # What auto measures is kept for this cluster alone: the next one has the same addresses and other links.
+        environment = {"GLOO_SOCKET_IFNAME": "eth0", notebook.CACHE_VARIABLE: name}
+        statuses = cluster.run(command, environment, _RANK_LIMIT, launcher)
         if any(statuses):
             raise RuntimeError(f"the ranks of {nodes}x{local} at {rate} ended with {statuses}")
         results = json.loads((folder / "results.json").read_text())
@@ -125,6 +136,29 @@ def floor_seconds(arm: str, cell: dict, run: dict, read_rate: float) -> float:
     return link + touched / read_rate
 
 
+def predicted_seconds(arm: str, cell: dict, run: dict) -> float | None:
+    """What the cost model says, with the constants that the planner measured; None for rivals without a model."""
+    recipe = "dense" if arm == "horovod.allreduce" else arm
+    if recipe not in costs.MODELS:
+        return None
+    nodes, local, inside, across, memory = run["cluster"]
+    cluster = costs.Cluster(nodes, local, costs.Link(*inside), costs.Link(*across), memory)
+    return costs.seconds(recipe, cluster, cell["size"], cell["density"])
+
+
+def model_error(rows: list[dict]) -> str:
+    """How far the cost model is off, in a sentence."""
+    errors = [abs(row["model_ms"] / row["ms"] - 1) for row in rows if row["model_ms"] is not None]
+    worst = max(
+        (row for row in rows if row["model_ms"] is not None), key=lambda row: abs(row["model_ms"] / row["ms"] - 1)
+    )
+    return (
+        f"The cost model is off by {np.median(errors):.0%} (median of {len(errors)} cells), at worst at "
+        f"{worst['shape']}, {worst['rate']}, {worst['size']}, {worst['density']}, {worst['arm']}: "
+        f"{worst['model_ms']:.1f} ms for {worst['ms']:.1f} ms."
+    )
+
+
 def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
     """One row an arm and cell."""
     rows = []
@@ -135,6 +169,7 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                 median, rounds = float(np.median(seconds)), len(seconds)
                 ranks = nodes * local
                 floor = floor_seconds(arm, cell, run, read_rate)
+                predicted = predicted_seconds(arm, cell, run)
                 claimed = link_bytes(arm, cell["size"], cell["density"], nodes, local)
                 rows.append(
                     {
@@ -151,6 +186,8 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                         "counted": max(cell["sent"][arm]) / rounds,
                         "floor_ms": 1e3 * floor,
                         "reached": floor / median,
+                        "wrong": cell["wrong"][arm],
+                        "model_ms": None if predicted is None else 1e3 * predicted,
                     }
                 )
     return rows
@@ -202,15 +239,19 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
         "",
         "## All cells",
         "",
+        model_error(rows),
+        "",
         "| shape | link | d | density | arm | ms (p95) | algbw GB/s | busbw GB/s | MB claimed | MB counted | floor ms "
-        "| share reached |",
-        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+        "| share reached | model ms |",
+        "|---" * 13 + "|",
     ]
     for row in rows:
+        wrong = f" (**{row['wrong']} of 2 results wrong**)" if row["wrong"] else ""
+        model = "" if row["model_ms"] is None else f"{row['model_ms']:.1f}"
         lines.append(
-            f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']} | {row['ms']:.1f} "
-            f"({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | {row['claimed'] / 1e6:.2f} | "
-            f"{row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} |"
+            f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']}{wrong} | "
+            f"{row['ms']:.1f} ({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | {row['claimed'] / 1e6:.2f} | "
+            f"{row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} | {model} |"
         )
     lines += ["", "## The four steps of HiTopKComm (CommLib Fig. 8), ms", ""]
     lines += [
@@ -256,28 +297,43 @@ def memory_rate() -> float:
     return x.nbytes / (1e-3 * taken["read"].median)
 
 
+def without_mpi() -> str | None:
+    """Why ranks that mpirun has started cannot exchange here, with the remedy; None where they can."""
+    import horovod.tensorflow as horovod
+
+    if mpirun.unavailable() is None and not horovod.mpi_built():
+        return "Horovod was built without MPI: install the package libopenmpi-dev, then make clean setup."
+    return mpirun.unavailable()
+
+
 def _names(text: str) -> list[str]:
     return text.split(",")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=_names, default=["2x2", "4x1", "4x2"], help="nodes x ranks (2x2,4x1,4x2)")
-    parser.add_argument("--rates", type=_names, default=list(RATES), help="of the links (100mbit,1gbit,10gbit)")
+    parser.add_argument(
+        "--grid",
+        action="append",
+        metavar="SHAPES@RATES",
+        help=f"nodes x ranks, and rates of the links; may be given again ({WHOLE_GRID})",
+    )
     parser.add_argument("--sizes", type=_names, default=list(SIZES), help="of the gradient (1M,25M,110M)")
     parser.add_argument("--densities", type=_names, default=[str(density) for density in DENSITIES])
     parser.add_argument("--dry", action="store_true", help="write no results")
+    parser.add_argument("--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts ranks (rendezvous)")
     options = parser.parse_args()
-    reason = unavailable()
+    reason = unavailable() or (without_mpi() if options.launcher == "mpirun" else None)
     if reason is not None:
         sys.exit(reason)
     read_rate = memory_rate()
     runs = []
-    for text in options.shapes:
-        nodes, local = map(int, text.split("x"))
-        for rate in options.rates:
-            cells = cells_of((nodes, local), rate, options.sizes, [float(density) for density in options.densities])
-            runs.append(measure((nodes, local), rate, cells))
+    densities = [float(density) for density in options.densities]
+    for shapes, rates in (part.split("@") for part in options.grid or [WHOLE_GRID]):
+        for text, rate in itertools.product(_names(shapes), _names(rates)):
+            nodes, local = map(int, text.split("x"))
+            cells = cells_of((nodes, local), rate, options.sizes, densities, others(options.launcher))
+            runs.append(measure((nodes, local), rate, cells, options.launcher))
     rows = rows_of(runs, read_rate)
     text = render(runs, rows, read_rate)
     print(text)

@@ -2,8 +2,9 @@
 
     python -m benchmarks.cluster --nodes 2 --local 2 --rate 1gbit -- python -m examples.keras_digits
 
-Ranks are started through Horovod's own rendezvous, with Gloo. Each node has its own name resolution, as Horovod's
-process sets ask the host's own name where they are. Whatever ends this program, a guard that outlives it stops the
+Ranks are started through Horovod's own rendezvous, with Gloo; or with --launcher mpirun through Open MPI, where Horovod
+was built with MPI. Each node has its own name resolution, as Horovod's process sets ask the host's own name where they
+are. Whatever ends this program, a guard that outlives it stops the
 ranks and removes namespaces, bridge and links. Needs root and the commands ip and tc (package iproute2).
 """
 
@@ -28,8 +29,7 @@ from typing import NoReturn
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousServer
 
-NETWORK = "10.78.0"
-_OWN_ADDRESS = f"{NETWORK}.254"  # of the bridge, where the rendezvous server listens
+LAUNCHERS = ("rendezvous", "mpirun")
 _BURST_SECONDS = 0.0005
 _LEAST_BURST = 70_000  # bytes: a packet before segmentation has up to 64 KB
 _QUIET = {
@@ -95,6 +95,7 @@ class Cluster:
             bits_per_second(rate)
         self.nodes, self.local, self.rate, self.shaper = nodes, local, rate, shaper
         self._prefix = f"hvds{os.getpid()}"
+        self._network = f"10.78.{os.getpid() % 256}"  # so that two clusters at a time do not disturb each other
         self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Cluster:
@@ -124,7 +125,12 @@ class Cluster:
 
     def address(self, node: int) -> str:
         """A node's address."""
-        return f"{NETWORK}.{node + 1}"
+        return f"{self._network}.{node + 1}"
+
+    @property
+    def own_address(self) -> str:
+        """The bridge's address, where the rendezvous server listens."""
+        return f"{self._network}.254"
 
     def prefix(self, node: int) -> list[str]:
         """What is put before a command to run it on a node."""
@@ -134,20 +140,34 @@ class Cluster:
         """What each node has sent to the others so far, headers included; the host's end of each link counts it."""
         return [self._counted(node) for node in range(self.nodes)]
 
-    def run(self, command: Sequence[str], environment: Mapping[str, str] = {}, limit: float | None = None) -> list[int]:
+    def run(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str] = {},
+        limit: float | None = None,
+        launcher: str = "rendezvous",
+    ) -> list[int]:
         """Runs a command on all ranks; what they print passes through.
 
         Args:
             command: program and arguments.
             environment: added to that of every rank.
             limit: seconds after which all ranks are killed.
+            launcher: "rendezvous" (Horovod's, with Gloo) or "mpirun" (Open MPI).
 
         Returns:
-            Exit statuses by rank. When one rank fails, the others are killed after a moment.
+            Exit statuses by rank. When one rank fails, the others are killed after a moment. From mpirun there is one
+            status for all.
 
         Raises:
+            RuntimeError: where the launcher is not installed.
             TimeoutError: where the limit was reached.
+            ValueError: where there is no such launcher.
         """
+        if launcher not in LAUNCHERS:
+            raise ValueError(f"Expected the launcher {' or '.join(LAUNCHERS)}, got {launcher!r}.")
+        if launcher == "mpirun":
+            return self._run_by_mpirun(command, environment, limit)
         hosts = [HostInfo(self.address(node), self.local) for node in range(self.nodes)]
         slots = get_host_assignments(hosts, self.nodes * self.local)
         server = RendezvousServer(verbose=0)
@@ -157,7 +177,7 @@ class Cluster:
         try:
             for slot in slots:
                 node = int(slot.hostname.rpartition(".")[2]) - 1
-                whole = {**os.environ, **_QUIET, **_slot_environment(slot, port), **environment}
+                whole = {**os.environ, **_QUIET, **_slot_environment(slot, self.own_address, port), **environment}
                 ranks.append(subprocess.Popen([*self.prefix(node), *command], env=whole, stdin=subprocess.DEVNULL))
             _wait(ranks, limit)
         finally:
@@ -167,14 +187,22 @@ class Cluster:
             server.stop()
         return statuses
 
+    def _run_by_mpirun(self, command: Sequence[str], environment: Mapping[str, str], limit: float | None) -> list[int]:
+        from benchmarks import mpirun  # the guard runs this file alone, without the package
+
+        addresses = [self.address(node) for node in range(self.nodes)]
+        whole = {**_QUIET, "HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **environment}
+        status = mpirun.run(self._prefix, addresses, self.local, command, whole, limit)
+        return [status] * (self.nodes * self.local)
+
     def _build(self) -> None:
         _ip(f"link add {self.bridge} type bridge")
-        _ip(f"addr add {_OWN_ADDRESS}/24 dev {self.bridge}")
+        _ip(f"addr add {self.own_address}/24 dev {self.bridge}")
         _ip(f"link set {self.bridge} up")
         for node, name in enumerate(self.names):
             hosts = pathlib.Path("/etc/netns") / name / "hosts"
             hosts.parent.mkdir(parents=True)
-            hosts.write_text(f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()}\n")
+            hosts.write_text(f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()} {name}\n")
             outer = self._outer(node)
             _ip(f"netns add {name}")
             _ip(f"link add {outer} type veth peer name eth0 netns {name}")
@@ -220,7 +248,7 @@ class Cluster:
         return release
 
 
-def _slot_environment(slot, port: int) -> dict[str, str]:
+def _slot_environment(slot, address: str, port: int) -> dict[str, str]:
     numbers = {
         "RANK": slot.rank,
         "SIZE": slot.size,
@@ -232,7 +260,7 @@ def _slot_environment(slot, port: int) -> dict[str, str]:
     return {
         **{f"HOROVOD_{name}": str(number) for name, number in numbers.items()},
         "HOROVOD_HOSTNAME": slot.hostname,
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": _OWN_ADDRESS,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": address,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_IFACE": "eth0",
         "HOROVOD_CONTROLLER": "gloo",
@@ -312,6 +340,7 @@ def main() -> NoReturn:
     parser.add_argument("--local", type=int, default=2, help="ranks on each node (2)")
     parser.add_argument("--rate", help="of each node's link, as tc writes it: 100mbit, 1gbit (unshaped)")
     parser.add_argument("--shaper", default="tbf", choices=["tbf", "htb"], help="what shapes the links (tbf)")
+    parser.add_argument("--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts ranks (rendezvous)")
     parser.add_argument("command", nargs="*", help="what every rank runs")
     options = parser.parse_args()
     if options.guard is not None:
@@ -323,7 +352,7 @@ def main() -> NoReturn:
         signal.signal(number, lambda *_: sys.exit(1))
     try:
         with Cluster(options.nodes, options.local, options.rate, options.shaper) as cluster:
-            statuses = cluster.run(options.command)
+            statuses = cluster.run(options.command, launcher=options.launcher)
     except (RuntimeError, ValueError) as error:
         sys.exit(str(error))
     failed = {rank: status for rank, status in enumerate(statuses) if status}

@@ -1,7 +1,8 @@
 """What is timed by bench_exchange.py: a gradient in, its mean over all ranks out, by ours and by others.
 
-An arm is a function of the gradient [d] that returns the mean [d] as a tensor, selection, feedback and scatter
-included. The literal rivals are written from the papers with TensorFlow's and Horovod's own operations.
+An arm is a function of the gradient [d] that returns the mean in consecutive pieces, selection, feedback and scatter
+included. Ours exchange in buckets of the size that the optimizer makes, all at once, as they would a model's gradients.
+The literal rivals are written from the papers with TensorFlow's and Horovod's own operations.
 """
 
 from __future__ import annotations
@@ -14,23 +15,33 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import collectives, ops
+from hvd_sparse import buckets, collectives, ops
+from hvd_sparse.planned_exchange import PlannedExchange
 from hvd_sparse.spec import own_shard, shards
 
-Exchange = Callable[[tf.Tensor], tf.Tensor]
+Exchange = Callable[[tf.Tensor], list[Any]]
 
 
 def ours(name: str, size: int, density: float) -> Exchange:
     """One of our recipes."""
     recipe: Any = getattr(hvd.recipes, name)
     aggregator = recipe() if name in ("dense", "torus2d") else recipe(density)
-    state = aggregator.init(size)
-    return tf.function(lambda gradient: aggregator.aggregate(gradient, state), jit_compile=False)
+    sizes = [run.size for run in shards(size, -(-4 * size // buckets.BUCKET_BYTES))]
+    segments = [buckets.Segment(f"piece{number}", (length,)) for number, length in enumerate(sizes)]
+    names = tuple(segment.name for segment in segments)
+    plan = buckets.Plan(tuple(buckets.Bucket(tf.float32, (segment,)) for segment in segments), (), names)
+    planned = PlannedExchange(aggregator, plan, hvd.topology.grid(), f"ours.{name}.{size}.{density}", None)
+
+    def exchange(gradient: tf.Tensor) -> list[tf.Tensor]:
+        means = planned.exchange(dict(zip(names, tf.split(gradient, sizes), strict=True)))
+        return [means[name] for name in names]
+
+    return tf.function(exchange, autograph=False, jit_compile=False)
 
 
 def horovod_allreduce() -> Exchange:
     """Plain Horovod."""
-    return tf.function(lambda gradient: horovod.allreduce(gradient, name="rival.allreduce"), jit_compile=False)
+    return tf.function(lambda gradient: [horovod.allreduce(gradient, name="rival.allreduce")], jit_compile=False)
 
 
 def literal_naive_allgather(size: int, density: float) -> Exchange:
@@ -38,7 +49,7 @@ def literal_naive_allgather(size: int, density: float) -> Exchange:
     residual = tf.Variable(tf.zeros([size]), trainable=False)
     k = max(1, round(size * density))
 
-    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+    def exchange(gradient: tf.Tensor) -> list[Any]:
         total = gradient + residual
         _, indices = tf.math.top_k(tf.abs(total), k)
         values = tf.gather(total, indices)
@@ -46,7 +57,7 @@ def literal_naive_allgather(size: int, density: float) -> Exchange:
         with tf.control_dependencies([residual.assign(kept_back)]):
             all_values = horovod.allgather(values, name="rival.values")
             all_indices = horovod.allgather(indices, name="rival.indices")
-        return tf.scatter_nd(all_indices[:, tf.newaxis], all_values, [size]) / hvd.size()
+        return [tf.scatter_nd(all_indices[:, tf.newaxis], all_values, [size]) / hvd.size()]
 
     return tf.function(exchange, jit_compile=False)
 
@@ -57,7 +68,7 @@ def literal_torus(size: int) -> Exchange:
     cross: Any = hvd.topology.cross()
     padded = -(-size // node.size) * node.size
 
-    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+    def exchange(gradient: tf.Tensor) -> list[Any]:
         whole = tf.pad(gradient, [[0, padded - size]])
         shard = whole
         if node.size > 1:
@@ -66,7 +77,7 @@ def literal_torus(size: int) -> Exchange:
             shard = horovod.allreduce(shard, op=horovod.Sum, name="rival.across", process_set=cross.process_set)
         if node.size > 1:
             shard = horovod.allgather(shard, name="rival.gather", process_set=node.process_set)
-        return shard[:size] / hvd.size()
+        return [shard[:size] / hvd.size()]
 
     return tf.function(exchange, jit_compile=False)
 
@@ -82,11 +93,11 @@ def torch_allreduce(size: int, address: str, port: int) -> Exchange:
         distributed.init_process_group("gloo", init_method=where, rank=hvd.rank(), world_size=hvd.size())
     buffer = torch.empty(size)
 
-    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+    def exchange(gradient: tf.Tensor) -> list[Any]:
         buffer.copy_(torch.from_numpy(gradient.numpy()))
         distributed.all_reduce(buffer)
         buffer.div_(hvd.size())
-        return buffer.numpy()
+        return [buffer.numpy()]
 
     return exchange
 
@@ -97,10 +108,10 @@ def mpi_allreduce(size: int) -> Exchange:
 
     out = np.empty(size, np.float32)
 
-    def exchange(gradient: tf.Tensor) -> tf.Tensor:
+    def exchange(gradient: tf.Tensor) -> list[Any]:
         MPI.COMM_WORLD.Allreduce(gradient.numpy(), out)
         np.divide(out, hvd.size(), out)
-        return out
+        return [out]
 
     return exchange
 

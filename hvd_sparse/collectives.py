@@ -34,18 +34,23 @@ def allgather_sum(
         return slices
     message = ops.pack(slices.values, slices.indices)
     sizes = list(counts) if counts is not None else [count(slices)] * communicator.size
-    gathered = communicator.allgather(message, name)
+    known = all(isinstance(size, int) for size in sizes)
+    lengths = [_message_bytes(size, slices.values.dtype) // 4 for size in sizes] if known else None
+    gathered = communicator.allgather(message, name, lengths)
     values, indices = ops.unpack(gathered, tf.stack(sizes), slices.values.dtype)
     return tf.IndexedSlices(values, indices, slices.dense_shape)
 
 
 def message_bytes(slices: tf.IndexedSlices) -> int | tf.Tensor:
     """Bytes of the message that carries these slices: 4 an index, and the values padded to a multiple of 4."""
-    entries = count(slices)
-    return 4 * entries + (entries * slices.values.dtype.size + 3) // 4 * 4
+    return _message_bytes(count(slices), slices.values.dtype)
 
 
 def count(slices: tf.IndexedSlices) -> int | tf.Tensor:
     """How many entries the slices hold, a number where it is known when the graph is made."""
     static = slices.indices.shape[0]
     return tf.size(slices.indices) if static is None else static
+
+
+def _message_bytes(entries, dtype: tf.DType):
+    return 4 * entries + (entries * dtype.size + 3) // 4 * 4

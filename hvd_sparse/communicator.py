@@ -56,23 +56,23 @@ class Communicator(abc.ABC):
             return tf.identity(tensor)
         return tf.ensure_shape(self._allreduce(tensor, op, name), tensor.shape)
 
-    def allgather(self, tensor: tf.Tensor, name: str, total: int | None = None) -> tf.Tensor:
+    def allgather(self, tensor: tf.Tensor, name: str, lengths: Sequence[int] | None = None) -> tf.Tensor:
         """Concatenates the tensors of all ranks along the first dimension, in rank order.
 
         Args:
             tensor: shape [length, ...]; length may differ between ranks.
             name: the same on every rank, unique among the collectives in flight.
-            total: the sum of the lengths, where it is known when the graph is made.
+            lengths: of all ranks, where they are known when the graph is made; the same list on every rank.
 
         Returns:
-            Shape [total, ...], identical on every rank.
+            Shape [sum of the lengths, ...], identical on every rank.
 
         Steps and bytes sent per rank: P - 1 and (P - 1) times the own tensor, as a ring.
         """
         if self.size == 1:
             return tf.identity(tensor)
-        gathered = self._allgather(tensor, name)
-        return tf.ensure_shape(gathered, [total, *tensor.shape[1:]])
+        gathered = self._allgather(tensor, name, lengths)
+        return tf.ensure_shape(gathered, [None if lengths is None else sum(lengths), *tensor.shape[1:]])
 
     def alltoall(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
         """Sends consecutive pieces of a tensor to the ranks, and concatenates what arrives in rank order.
@@ -141,7 +141,7 @@ class Communicator(abc.ABC):
     def _allreduce(self, tensor: tf.Tensor, op: str, name: str) -> tf.Tensor: ...
 
     @abc.abstractmethod
-    def _allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor: ...
+    def _allgather(self, tensor: tf.Tensor, name: str, lengths: Sequence[int] | None) -> tf.Tensor: ...
 
     @abc.abstractmethod
     def _alltoall(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor: ...
@@ -159,7 +159,7 @@ class LoneCommunicator(Communicator):
     def _allreduce(self, tensor: tf.Tensor, op: str, name: str) -> tf.Tensor:
         return tensor
 
-    def _allgather(self, tensor: tf.Tensor, name: str) -> tf.Tensor:
+    def _allgather(self, tensor: tf.Tensor, name: str, lengths: Sequence[int] | None) -> tf.Tensor:
         return tensor
 
     def _alltoall(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:

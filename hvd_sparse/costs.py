@@ -1,7 +1,8 @@
 """What an exchange takes, by the alpha-beta model: a message of b bytes takes latency + b / bandwidth.
 
 The formulas are those of CommLib (3.2, Eq. 3 and 7 to 10) with two amendments: values travel with their indices, so a
-kept element is 8 bytes, and the ranks of a node share its link to the others.
+kept element is 8 bytes, and the ranks of a node share its link to the others. `element` is the bytes of a value that is
+sent: 4, or 2 where gradients are 16-bit numbers, as in CommLib's Fig. 7.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 ELEMENT = 4  # bytes of a float32
-KEPT = 8  # bytes of a float32 and its index
+INDEX = 4  # bytes of an int32
+KEPT = ELEMENT + INDEX  # bytes of a float32 and its index
+CANDIDATES = ("dense", "torus2d", "topk", "hitopk")  # recipes that are compared where no others are named
 FEEDBACK = 12  # bytes an element: gradient and residual read, residual written
 
 
@@ -65,61 +68,62 @@ def kept(size: float, density: float) -> int:
     return max(1, round(density * size)) if size > 0 else 0
 
 
-def dense(cluster: Cluster, size: int, density: float = 1.0) -> dict[str, float]:
+def dense(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
     """A ring all-reduce over all ranks, node after node: 2 (P - 1) messages of 4 d / P bytes."""
-    return {"all-reduce": 2 * _flat_ring(cluster, ELEMENT * size / cluster.ranks)}
+    return {"all-reduce": 2 * _flat_ring(cluster, element * size / cluster.ranks)}
 
 
-def tree(cluster: Cluster, size: int, density: float = 1.0) -> dict[str, float]:
+def tree(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
     """A double binary tree over the nodes, as NCCL builds it (CommLib's TreeAR and Dense).
 
     Each of two trees carries one half down a chain of a node's ranks and then over the nodes, up and down again; a rank
-    inside a tree receives its half from two children, which is what its link has to carry.
+    inside a tree receives its half from two children, which is what its link has to carry. One rank of a node drives
+    it, so that the link's `stream` bounds it.
     """
     height = math.ceil(math.log2(cluster.nodes)) if cluster.nodes > 1 else 0
     latency = 2 * ((cluster.local - 1) * cluster.inside.latency + height * cluster.across.latency)
-    carried = 2 * ELEMENT * size
+    carried = (1 if cluster.nodes == 2 else 2) * element * size  # of two nodes each has one child in one of the trees
     slowest = cluster.across if cluster.nodes > 1 else cluster.inside
     return {"all-reduce": latency + carried / min(slowest.stream, slowest.bandwidth)}
 
 
-def torus2d(cluster: Cluster, size: int, density: float = 1.0) -> dict[str, float]:
+def torus2d(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
     """2DTAR (CommLib 5.3): reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
     shard = math.ceil(size / cluster.local)
     across = cluster.across.shared_by(cluster.local)
     return {
-        "reduce-scatter": _ring(cluster.inside, cluster.local, ELEMENT * shard),
-        "across nodes": 2 * _ring(across, cluster.nodes, ELEMENT * shard / cluster.nodes),
-        "all-gather": _ring(cluster.inside, cluster.local, ELEMENT * shard),
+        "reduce-scatter": _ring(cluster.inside, cluster.local, element * shard),
+        "across nodes": 2 * _ring(across, cluster.nodes, element * shard / cluster.nodes),
+        "all-gather": _ring(cluster.inside, cluster.local, element * shard),
     }
 
 
-def topk(cluster: Cluster, size: int, density: float) -> dict[str, float]:
+def topk(cluster: Cluster, size: int, density: float, element: int = ELEMENT) -> dict[str, float]:
     """NaiveAG (CommLib Eq. 3): selection, and an all-gather of 8 k bytes over all ranks."""
     count = kept(size, density)
     return {
         "selection": FEEDBACK * size / cluster.memory,
-        "all-gather": _flat_ring(cluster, KEPT * count),
+        "all-gather": _flat_ring(cluster, (element + INDEX) * count),
         "scatter": _scatter(cluster, size, cluster.ranks * count),
     }
 
 
-def hitopk(cluster: Cluster, size: int, density: float) -> dict[str, float]:
+def hitopk(cluster: Cluster, size: int, density: float, element: int = ELEMENT) -> dict[str, float]:
     """HiTopKComm (CommLib Eq. 7 to 10), step by step as in its Fig. 8."""
     shard = math.ceil(size / cluster.local)
     count = kept(shard, density)
     across = cluster.across.shared_by(cluster.local)
-    gathered = min(KEPT * cluster.nodes * count, ELEMENT * shard)
+    gathered = min((element + INDEX) * cluster.nodes * count, element * shard)
     return {
-        "reduce-scatter": _ring(cluster.inside, cluster.local, ELEMENT * shard),
+        "reduce-scatter": _ring(cluster.inside, cluster.local, element * shard),
         "selection": (FEEDBACK + ELEMENT * (cluster.local - 1)) * shard / cluster.memory,
-        "across nodes": _ring(across, cluster.nodes, KEPT * count),
+        "across nodes": _ring(across, cluster.nodes, (element + INDEX) * count),
         "all-gather": _ring(cluster.inside, cluster.local, gathered),
         "scatter": _scatter(cluster, size, cluster.ranks * count),
     }
 
 
-MODELS: dict[str, Callable[[Cluster, int, float], dict[str, float]]] = {
+MODELS: dict[str, Callable[[Cluster, int, float, int], dict[str, float]]] = {
     "dense": dense,
     "tree": tree,
     "torus2d": torus2d,
@@ -129,15 +133,15 @@ MODELS: dict[str, Callable[[Cluster, int, float], dict[str, float]]] = {
 }
 
 
-def seconds(recipe: str, cluster: Cluster, size: int, density: float) -> float:
-    """The whole exchange of a vector of `size` float32.
+def seconds(recipe: str, cluster: Cluster, size: int, density: float, element: int = ELEMENT) -> float:
+    """The whole exchange of a vector of `size` elements, of which each that is sent takes `element` bytes.
 
     Raises:
         ValueError: where there is no model of the recipe.
     """
     if recipe not in MODELS:
         raise ValueError(f"Expected one of {', '.join(MODELS)}, got {recipe!r}.")
-    return sum(MODELS[recipe](cluster, size, density).values())
+    return sum(MODELS[recipe](cluster, size, density, element).values())
 
 
 def link_bytes(recipe: str, nodes: int, local: int, size: int, density: float) -> float:

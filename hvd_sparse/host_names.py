@@ -46,6 +46,11 @@ def check() -> None:
         raise ValueError(verdict)
 
 
+def own() -> str:
+    """The name of this host, as the launcher gave it or as the host knows it."""
+    return os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+
+
 def describe() -> dict[str, str | None]:
     """Which machine this is, and its own name and address where that is a loopback address."""
     name = socket.gethostname()

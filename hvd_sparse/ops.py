@@ -7,6 +7,7 @@ has a gradient. Arguments that cannot be are refused with `ValueError` or `TypeE
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import threading
@@ -32,6 +33,7 @@ _OPERATIONS = (
     "HvdSparseCheckFaults",
     "HvdSparseClock",
     "HvdSparseUnknown",
+    "HvdSparseSharedExchange",
 )
 _FLOATS = (tf.float32, tf.float16, tf.bfloat16)
 _lock = threading.Lock()
@@ -274,6 +276,50 @@ def unknown(tensor: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
         The tensor.
     """
     return _library().hvd_sparse_unknown(tensor=tensor, unknown=variable.read_value())
+
+
+def shared_exchange(
+    vector: tf.Tensor,
+    group: int,
+    channel: str,
+    starts: Sequence[int],
+    lengths: Sequence[int],
+    offsets: Sequence[int],
+    received_size: int,
+) -> tf.Tensor:
+    """Sends each rank of this host a piece of a vector, and gives what they have sent (ops/shared_memory.h).
+
+    Args:
+        vector: [d], any type of fixed size.
+        group: the number that `hvds_neighbours_open` gave.
+        channel: the same on every rank, unique among the exchanges in flight.
+        starts: where each rank's piece begins in the vector.
+        lengths: its elements.
+        offsets: where it goes in what that rank receives.
+        received_size: the elements that this rank receives.
+
+    Returns:
+        [received_size], in the memory in which it was received.
+
+    Raises:
+        tf.errors.AbortedError: where a rank has left or ended.
+    """
+    return _library().hvd_sparse_shared_exchange(
+        vector=vector,
+        group=group,
+        channel=channel,
+        starts=starts,
+        lengths=lengths,
+        offsets=offsets,
+        received_size=received_size,
+    )
+
+
+@functools.cache
+def kernels() -> ctypes.CDLL:
+    """The library's plain C functions (ops/*.h)."""
+    _library()  # TensorFlow takes for its own only what a library registers while it loads it
+    return ctypes.CDLL(str(_LIBRARY))
 
 
 def _library() -> ModuleType:

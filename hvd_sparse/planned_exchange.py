@@ -114,12 +114,17 @@ class PlannedExchange:
             bucket.aggregator.set_epoch(bucket.state, epoch)
 
     def account(self) -> dict[str, Any]:
-        """The recipe, the grid and where the variables lie, JSON-serialisable, the same on every rank.
+        """The recipe, what it decided, the grid and where the variables lie; JSON-serialisable, alike on every rank.
 
         Variables go by their number: Keras numbers the names of layers, so that they differ between equal models.
         """
         grid = {"ranks": self.grid.world.size, "ranks per node": self.grid.node.size}
-        return {"recipe": describe(self._aggregator), "grid": grid, "places": list(self.plan.placement().values())}
+        return {
+            "recipe": describe(self._aggregator),
+            "decided": [bucket.aggregator.decided(bucket.state) for bucket in self.buckets],
+            "grid": grid,
+            "places": list(self.plan.placement().values()),
+        }
 
     def kept(self) -> Kept:
         """What all ranks together keep back; a collective."""

@@ -2,30 +2,25 @@
 
 horovodrun -np 8 -H a:4,b:4 python -m hvd_sparse.planner
 python -m hvd_sparse.planner --simulate nodes=16 local=8 inter=25Gbit intra=480Gbit model=resnet50
+
+What it measures it keeps for `hvd.recipes.auto`, in place of what was known of the cluster before.
 """
 
 from __future__ import annotations
 
 import argparse
-import functools
 import re
 import sys
-import time
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
-import numpy as np
-import tensorflow as tf
-
-from hvd_sparse import costs, ops, topology
-from hvd_sparse.communicator import Communicator, Grid
+from hvd_sparse import costs, links, topology
+from hvd_sparse.costs import CANDIDATES
+from hvd_sparse.links import measure
+from hvd_sparse.notebook import Notebook
 
 MODEL_SIZES = {"resnet50": 25_600_000, "vgg19": 143_700_000, "transformer": 110_000_000}  # parameters
-CANDIDATES = ("dense", "torus2d", "topk", "hitopk")
 DENSITIES = (0.001, 0.01, 0.1)
-_REPEATS = 5
-_SMALL, _LARGE = 1 << 12, 1 << 18  # elements a rank sends to each other one
-_SELECTED = 1 << 22  # elements of the selection that is timed
 
 
 class Plan(NamedTuple):
@@ -65,64 +60,6 @@ def plan(cluster: costs.Cluster, size: int, density: float, candidates: Sequence
         f"{second}; a node sends {sent:.2f} MB, with {second} {instead:.2f} MB"
     )
     return Plan(best, seconds, reason)
-
-
-def measure(grid: Grid | None = None, progress: Callable[[str], Any] | None = None) -> costs.Cluster:
-    """Measures latency and bandwidth inside and across nodes, and the rate of selection; a collective, a few seconds.
-
-    Args:
-        grid: by default that of `topology.init`.
-        progress: is told what is being measured.
-
-    Returns:
-        The same on every rank: each figure is the median of a few rounds of the slowest rank.
-    """
-    grid = topology.grid() if grid is None else grid
-    tell = progress or (lambda text: None)
-    nodes, local = grid.cross.size, grid.node.size
-    unused = costs.Link(0.0, 1e12)
-    inside, across = unused, unused
-    if local > 1:
-        tell(f"inside the node, {local} ranks ...")
-        inside = _fit(grid, lambda each: _send_inside(grid.node, each), local - 1, 1)
-    if nodes > 1:
-        tell(f"across {nodes} nodes ...")
-        across = _fit(grid, lambda each: _send_across(grid.cross, each), nodes - 1, local)
-    tell("selection ...")
-    return costs.Cluster(nodes, local, inside, across, _memory_rate(grid))
-
-
-def _send_inside(node: Communicator, each: int) -> None:
-    node.alltoall(tf.zeros([each * node.size]), [each] * node.size, "planner.inside")
-
-
-def _send_across(cross: Communicator, each: int) -> None:
-    cross.allgather(tf.zeros([each]), "planner.across")
-
-
-def _fit(grid: Grid, send: Callable[[int], None], messages: int, senders: int) -> costs.Link:
-    """Latency and bandwidth out of two sizes; `senders` share the link."""
-    small, large = (_seconds(grid, functools.partial(send, each)) / messages for each in (_SMALL, _LARGE))
-    per_byte = max(large - small, 1e-9) / (costs.ELEMENT * (_LARGE - _SMALL))
-    return costs.Link(max(0.0, small - costs.ELEMENT * _SMALL * per_byte), senders / per_byte)
-
-
-def _memory_rate(grid: Grid) -> float:
-    gradient, residual = tf.random.normal([1, _SELECTED], seed=1), tf.zeros([_SELECTED])
-    taken = _seconds(grid, lambda: ops.feedback_topk(gradient, residual, _SELECTED // 100))
-    return costs.FEEDBACK * _SELECTED / taken
-
-
-def _seconds(grid: Grid, run: Callable[[], Any]) -> float:
-    """The median of a few rounds after one that does not count, each as long as its slowest rank."""
-    taken = []
-    for _ in range(1 + _REPEATS):
-        grid.world.allreduce(tf.constant(0), "max", "planner.meet")
-        start = time.perf_counter()
-        run()
-        elapsed = tf.constant(time.perf_counter() - start, tf.float64)
-        taken.append(float(grid.world.allreduce(elapsed, "max", "planner.slowest")))
-    return float(np.median(taken[1:]))
 
 
 def table(cluster: costs.Cluster, size: int, densities: Sequence[float] = DENSITIES) -> str:
@@ -223,8 +160,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     topology.init()
     first = topology.rank() == 0
     cluster = measure(progress=(lambda text: print(text, flush=True)) if first else None)
+    notebook = Notebook(topology.grid())
+    notebook.clear()
+    links.keep(cluster, notebook)
     if first:
         print(table(cluster, options.size), flush=True)
+        print(f"Kept for hvd.recipes.auto in {notebook.path}", flush=True)
 
 
 if __name__ == "__main__":

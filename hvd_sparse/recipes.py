@@ -7,8 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_sparse.aggregators import Aggregator, AllReduce, Compressed, Hierarchical, Schedule
+from hvd_sparse.aggregators import Aggregator, AllReduce, Auto, Compressed, Hierarchical, Schedule
+from hvd_sparse.aggregators.auto import BUDGET
 from hvd_sparse.compressors import Density, MSTopK, TopK
+from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.error_feedback import ErrorFeedback
 
 
@@ -40,3 +42,34 @@ def hitopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, s
 def schedule(stages: Sequence[tuple[int, Aggregator]]) -> Aggregator:
     """A recipe for each range of epochs, as [(0, hitopk(0.01)), (13, torus2d())] (CommLib 5.6)."""
     return Schedule(tuple((int(start), aggregator) for start, aggregator in stages))
+
+
+def auto(
+    density: float,
+    candidates: Sequence[str] = CANDIDATES,
+    wire_dtype: str | None = None,
+    budget: float = BUDGET,
+) -> Aggregator:
+    """Whichever of the other recipes exchanges a bucket fastest on this cluster, dense ones included; see `Auto`.
+
+    Args:
+        density: of the sparse candidates; a number.
+        candidates: of "dense", "torus2d", "topk", "mstopk" and "hitopk", the preferred ones first.
+        wire_dtype: how values travel; by default sparse ones as float32, dense ones as the vector's dtype.
+        budget: seconds to be spent on trying the candidates for a bucket; see `Auto`.
+
+    Raises:
+        ValueError: where a candidate is unknown, named twice or there is none, or an argument cannot be.
+    """
+    sparse_wire = wire_dtype or "float32"
+    known: dict[str, Aggregator] = {
+        "dense": dense(wire_dtype),
+        "torus2d": torus2d(wire_dtype),
+        "topk": topk(density, sparse_wire),
+        "mstopk": mstopk(density, sparse_wire),
+        "hitopk": hitopk(density, sparse_wire),
+    }
+    unknown = [name for name in candidates if name not in known]
+    if unknown:
+        raise ValueError(f"Expected candidates of {', '.join(known)}, got {unknown[0]!r}.")
+    return Auto(density, tuple((name, known[name]) for name in candidates), budget)

@@ -67,7 +67,12 @@ def own_shard(size: int, communicator: Communicator) -> Shard:
 
 
 def describe(part: Any) -> Any:
-    """A JSON-serialisable account of a part and what it is made of, equal for equal parts on all ranks."""
+    """A JSON-serialisable account of a part and what it is made of, equal for equal parts on all ranks.
+
+    A part that only watches another names that by `described_as`, and is described as if it were not there.
+    """
+    if hasattr(part, "described_as"):
+        return describe(part.described_as)
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         fields = {field.name: describe(getattr(part, field.name)) for field in dataclasses.fields(part)}
         return {"part": type(part).__name__, **fields}

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.aggregators import Aggregator, Exchange, Schedule
+from hvd_sparse.aggregators import Aggregator, Auto, Exchange, Schedule
 from hvd_sparse.buckets import Gradient
 from hvd_sparse.compressors import Compressor
 
@@ -26,7 +26,7 @@ class Telemetry:
     `read` gives, for the last exchange that was committed:
 
     - step: how many exchanges there have been, those before a restart included.
-    - recipe: the aggregator that ran, for a schedule its present stage.
+    - recipe: the aggregator that ran, for a schedule its present stage; where `recipes.auto` has chosen several, each.
     - bytes_inside, bytes_across: payload that this rank sent to ranks of its own node, and to other nodes. Horovod's
       own control messages and the all-reduce that agrees on faults (4 bytes a bucket) are not in it.
     - density: elements that this rank chose to send / elements among which it chose; 1 for dense recipes.
@@ -94,7 +94,7 @@ class Telemetry:
         owed = [float(tf.norm(aggregator.owed(state))) for aggregator, state in buckets]
         return {
             "step": int(fields["step"]),
-            "recipe": part_names(running(*buckets[0])[0]) if buckets else "rows",
+            "recipe": ", ".join(dict.fromkeys(part_names(running(*bucket)[0]) for bucket in buckets)) or "rows",
             "bytes_inside": int(fields["bytes_inside"]),
             "bytes_across": int(fields["bytes_across"]),
             "density": fields["kept"] / max(fields["total"], 1.0),
@@ -116,6 +116,11 @@ class Timed(Compressor):
     """A compressor that notes how long it takes, and else does what the one within does."""
 
     compressor: Compressor
+
+    @property
+    def described_as(self) -> Compressor:
+        """Whether anybody measures makes no difference to what is sent."""
+        return self.compressor
 
     @property
     def wire_dtype(self) -> str:  # type: ignore[override]
@@ -172,11 +177,13 @@ def timed(part: Any) -> Any:
 
 
 def running(aggregator: Aggregator, state: Any) -> tuple[Aggregator, Any]:
-    """The aggregator that ran last and its state: a schedule's present stage, else the aggregator itself."""
-    if not isinstance(aggregator, Schedule):
-        return aggregator, state
-    number = int(state.holder.numpy())
-    return aggregator.stages[number][1], state.levels[number]
+    """The aggregator that ran last and its state: a schedule's present stage, what `Auto` chose, else itself."""
+    if isinstance(aggregator, Schedule):
+        number = int(state.holder.numpy())
+        return running(aggregator.stages[number][1], state.levels[number])
+    if isinstance(aggregator, Auto):
+        return running(aggregator.chosen(state), state.inner)
+    return aggregator, state
 
 
 def part_names(aggregator: Aggregator) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse import host_names, ops
+from hvd_sparse import host_names, ops, shared_memory
 from hvd_sparse.communicator import Communicator, Grid, LoneCommunicator
 
 Compression = _horovod.Compression
@@ -41,6 +41,7 @@ stop_timeline = _horovod.stop_timeline
 _OPS = {"sum": _horovod.Sum, "min": _horovod.Min, "max": _horovod.Max}
 _REDUCTIONS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max}
 LOCAL_SIZE_VARIABLE = "HVD_SPARSE_LOCAL_SIZE"
+FUSION_BYTES = str(2**20)  # our buckets need no fusion, which copies them in and out and makes them wait for each other
 
 
 class HorovodCommunicator(Communicator):
@@ -65,7 +66,7 @@ class HorovodCommunicator(Communicator):
             return self._allreduce_bfloat16(tensor, op, name)
         return _horovod.allreduce(self._unknown(tensor), op=_OPS[op], **self._common(name))
 
-    def _allgather(self, tensor, name):
+    def _allgather(self, tensor, name, lengths):
         return _values(_horovod.allgather(self._unknown(_carried(tensor)), **self._common(name)), tensor.dtype)
 
     def _alltoall(self, tensor, splits, name):
@@ -88,7 +89,7 @@ class HorovodCommunicator(Communicator):
         padded = tf.pad(flat, [[0, each * self.size - flat.shape[0]]])
         rows = tf.reshape(self._alltoall(padded, [each] * self.size, f"{name}.scatter"), [self.size, each])
         reduced = tf.cast(_REDUCTIONS[op](tf.cast(rows, tf.float32), axis=0), tf.bfloat16)
-        return tf.reshape(self._allgather(reduced, f"{name}.gather")[: flat.shape[0]], tensor.shape)
+        return tf.reshape(self._allgather(reduced, f"{name}.gather", None)[: flat.shape[0]], tensor.shape)
 
 
 def _carried(tensor: tf.Tensor) -> tf.Tensor:
@@ -103,6 +104,7 @@ def _values(carried: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 
 _grid: Grid | None = None
 _process_sets: dict[tuple[int, ...], _horovod.ProcessSet] = {}
+_nodes: dict[tuple[int, ...], Communicator] = {}
 
 
 def init(local_size: int | None = None) -> None:
@@ -121,8 +123,9 @@ def init(local_size: int | None = None) -> None:
     if not _horovod.is_initialized():
         host_names.check()
         os.environ.setdefault("HOROVOD_DYNAMIC_PROCESS_SETS", "1")
+        os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", FUSION_BYTES)
         _horovod.init()
-        _process_sets.clear()
+        _forget()
     everyone = list(range(_horovod.size()))
     world_set = _horovod.global_process_set
     world_communicator = (
@@ -135,7 +138,7 @@ def init(local_size: int | None = None) -> None:
     columns = [list(column) for column in zip(*nodes, strict=True)]
     _grid = Grid(
         world_communicator,
-        _communicator("node", nodes, world_communicator),
+        _node(nodes, world_communicator),
         _communicator("cross", columns, world_communicator),
     )
 
@@ -144,7 +147,7 @@ def shutdown() -> None:
     """Stops Horovod; `init` may start it again."""
     global _grid
     _grid = None
-    _process_sets.clear()
+    _forget()
     _horovod.shutdown()
 
 
@@ -277,6 +280,22 @@ def _communicator(name: str, groups: Sequence[Sequence[int]], world_communicator
     sets = [_process_set(group) for group in groups]
     own_set = sets[[list(group) for group in groups].index(list(mine))]
     return HorovodCommunicator(name, mine, list(mine).index(me), own_set)
+
+
+def _node(nodes: Sequence[Sequence[int]], world_communicator: Communicator) -> Communicator:
+    """This rank's node; its ranks are on one host."""
+    carrier = _communicator("node", nodes, world_communicator)
+    if carrier.ranks not in _nodes:
+        _nodes[carrier.ranks] = shared_memory.connect(carrier, "topology.neighbours")
+    return _nodes[carrier.ranks]
+
+
+def _forget() -> None:
+    """Drops what is of no use once Horovod has stopped."""
+    _process_sets.clear()
+    for node_communicator in _nodes.values():
+        shared_memory.disconnect(node_communicator)
+    _nodes.clear()
 
 
 def _process_set(ranks: Sequence[int]) -> _horovod.ProcessSet:

@@ -5,6 +5,7 @@
 #ifndef HVD_SPARSE_OPS_SPARSE_H_
 #define HVD_SPARSE_OPS_SPARSE_H_
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "dtype.h"
@@ -21,6 +22,9 @@ extern "C" {
 // are finite but a sum is not.
 int32_t hvds_sum_parts(const void* parts, enum hvds_dtype dtype, int32_t count, int64_t size, float* sum,
                        const hvds_parallel* parallel);
+
+// Whether all elements of x [size] are finite.
+bool hvds_all_finite(const float* x, int64_t size, const hvds_parallel* parallel);
 
 // The length in words of 32 bits of a message with this many entries: an index each, and the values, padded to a word.
 int64_t hvds_message_words(int64_t count, enum hvds_dtype dtype);

@@ -132,15 +132,22 @@ int32_t blame(const Part* parts, int count, int64_t size) {
   return 1 + count;
 }
 
+// Whether the body holds for all ranges that a vector is cut into.
+template <typename Body>
+bool all_of_ranges(const hvds_parallel* parallel, int64_t size, const Body& body) {
+  const int tasks = task_count(parallel, size);
+  std::vector<char> holds(tasks);
+  parallel_ranges(parallel, tasks, size,
+                  [&](int task, int64_t first, int64_t last) { holds[task] = body(first, last); });
+  return std::all_of(holds.begin(), holds.end(), [](char each) { return each != 0; });
+}
+
 template <typename Part>
 int32_t sum_parts(const Part* parts, int count, int64_t size, float* sum, const hvds_parallel* parallel) {
-  const int tasks = task_count(parallel, size);
-  std::vector<char> finite(tasks);
-  parallel_ranges(parallel, tasks, size, [&](int task, int64_t first, int64_t last) {
-    finite[task] = sum_range(parts, count, size, first, last, sum);
+  const bool finite = all_of_ranges(parallel, size, [&](int64_t first, int64_t last) {
+    return sum_range(parts, count, size, first, last, sum);
   });
-  const bool all = std::all_of(finite.begin(), finite.end(), [](char each) { return each != 0; });
-  return all ? 0 : blame(parts, count, size);
+  return finite ? 0 : blame(parts, count, size);
 }
 
 // ---- sparse_sum ----
@@ -277,6 +284,11 @@ extern "C" int32_t hvds_sum_parts(const void* parts, hvds_dtype dtype, int32_t c
   return hvds::with_type(dtype, [&](auto* type) {
     return hvds::sum_parts(static_cast<decltype(type)>(parts), count, size, sum, parallel);
   });
+}
+
+extern "C" bool hvds_all_finite(const float* x, int64_t size, const hvds_parallel* parallel) {
+  return hvds::all_of_ranges(
+      parallel, size, [&](int64_t first, int64_t last) { return hvds::all_finite(x + first, last - first); });
 }
 
 extern "C" int64_t hvds_message_words(int64_t count, hvds_dtype dtype) {

@@ -56,6 +56,15 @@ AGGREGATORS: dict[str, Recipe] = {
         _selecting(simulation.Hierarchical, simulation.searched(4, 5)),
         True,
     ),
+    # What is chosen is for the machine to say; either way the results are those of its row.
+    "auto-dense": Recipe(
+        lambda density, wire: recipes.auto(density, ["dense", "torus2d"], wire, budget=0.0), _dense, False
+    ),
+    "auto-hitopk": Recipe(
+        lambda density, wire: recipes.auto(density, ["hitopk"], wire),
+        _selecting(simulation.Hierarchical, simulation.searched()),
+        True,
+    ),
 }
 
 

@@ -91,3 +91,44 @@ def test_one_rank_exchanges_nothing():
 def test_recipes_without_a_model_are_named(ask):
     with pytest.raises(ValueError, match="Expected"):
         ask()
+
+
+@pytest.mark.parametrize("recipe, share", [("dense", 0.5), ("tree", 0.5), ("torus2d", 0.5), ("topk", 0.75)])
+def test_16_bit_values_are_half_the_bytes_and_indices_stay(recipe, share):
+    free = COMMLIB._replace(inside=Link(0.0, 60e9), across=Link(0.0, 3e9), memory=FREE)
+    whole, half = (costs.seconds(recipe, free, 8 * 10**6, 0.01, element) for element in (4, 2))
+    assert math.isclose(half, share * whole, rel_tol=1e-9)
+
+
+def test_hitopk_with_16_bit_values():
+    steps = [costs.hitopk(COMMLIB._replace(across=Link(0.0, 3e9)), 8 * 10**6, 0.01, element) for element in (4, 2)]
+    assert math.isclose(steps[1]["across nodes"], 0.75 * steps[0]["across nodes"])
+    assert math.isclose(steps[1]["selection"], steps[0]["selection"])
+
+
+def parents(members):
+    """The two trees of NCCL's double binary tree: each member's parent, None at the root."""
+    tree = [None] * members
+    for rank in range(1, members):
+        bit = rank & -rank
+        up = (rank ^ bit) | (bit << 1)
+        tree[rank] = up if up < members else rank ^ bit
+    if members % 2:
+        second = {(rank + 1) % members: up if up is None else (up + 1) % members for rank, up in enumerate(tree)}
+    else:
+        second = {members - 1 - rank: up if up is None else members - 1 - up for rank, up in enumerate(tree)}
+    return dict(enumerate(tree)), second
+
+
+@pytest.mark.parametrize("nodes", range(2, 70))
+def test_the_tree_carries_what_the_busiest_node_of_a_double_binary_tree_sends(nodes):
+    """Each tree carries half of the vector, up to the parent and down to every child."""
+    sent = [0.0] * nodes
+    for tree in parents(nodes):
+        for child, parent in tree.items():
+            if parent is not None:
+                sent[child] += 0.5
+                sent[parent] += 0.5
+    cluster = Cluster(nodes, 1, Link(0.0, FREE), Link(0.0, 4.0), FREE)
+    carried = costs.seconds("tree", cluster, 1000, 1.0) / 1000
+    assert max(sent) <= carried <= (4 / 3 if nodes == 3 else 1) * max(sent)

@@ -10,7 +10,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hvd_sparse import costs, links
 from hvd_sparse.aggregators import commit
+from hvd_sparse.notebook import Notebook
 from hvd_sparse.spec import Spec
 from tests import members, threads
 from tests.members import AGGREGATORS
@@ -18,6 +20,16 @@ from tests.simulation import DTYPES, Shape, constants, floats, integers, same_bi
 
 SPARSE = [name for name, recipe in AGGREGATORS.items() if recipe.sparse]
 DENSE = [name for name, recipe in AGGREGATORS.items() if not recipe.sparse]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def every_grid_is_known():
+    """To measure two dozen grids of threads would take a minute, and change nothing: auto tries its candidates."""
+    link = costs.Link(1e-5, 1e9)
+    for ranks in range(2, 10):
+        for local_size in (n for n in range(1, ranks + 1) if ranks % n == 0):
+            cluster = costs.Cluster(ranks // local_size, local_size, link, link, 1e9)
+            threads.run(ranks, local_size, lambda grid, cluster=cluster: links.keep(cluster, Notebook(grid)))
 
 
 class Run(NamedTuple):

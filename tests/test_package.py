@@ -11,11 +11,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "hvd_sparse", "ops")
+SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "datacache", "hvd_sparse", "ops")
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 USE = """
 import pathlib, sys
+import datacache.native
+assert datacache.native.crc32c(b"123456789") == 0xE3069283 and "tensorflow" not in sys.modules
 import hvd_sparse
 from hvd_sparse import ops
 values, indices = ops.topk([1.0, -3.0, 2.0], 2)
@@ -31,7 +33,7 @@ def wheel(tmp_path_factory):
     copy = tmp_path_factory.mktemp("sources")
     for name in SOURCES:
         source = ROOT / name
-        without = shutil.ignore_patterns("__pycache__", "_ops.*", "_cuda.so")
+        without = shutil.ignore_patterns("__pycache__", "_ops.*", "_cuda.so", "_native.so")
         shutil.copytree(source, copy / name, ignore=without) if source.is_dir() else shutil.copy2(source, copy / name)
     if (ROOT / "build" / "native").exists():
         shutil.copytree(ROOT / "build" / "native", copy / "build" / "native")
@@ -54,8 +56,9 @@ def test_the_wheel_is_named_after_its_platform(wheel):
 
 def test_the_wheel_carries_package_and_operations_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    modules = {str(path.relative_to(ROOT)) for path in (ROOT / "hvd_sparse").rglob("*.py")}
-    native = {"hvd_sparse/_ops.so", "hvd_sparse/_ops.json"}
+    packages = (ROOT / "hvd_sparse", ROOT / "datacache")
+    modules = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
+    native = {"hvd_sparse/_ops.so", "hvd_sparse/_ops.json", "datacache/_native.so"}
     carried = {name for name in names if ".dist-info/" not in name}
     assert carried - {"hvd_sparse/_cuda.so"} == modules | native
 

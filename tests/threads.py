@@ -6,15 +6,16 @@
 
     means = threads.run(ranks=6, local_size=3, function=one_rank)
 
-Only eager code: a collective meets the other threads when it is called. Sums are in rank order, which Horovod's own
-all-reduce does not promise.
+Only eager code: a collective meets the other threads when it is called, and a `tf.function` runs as the Python that it
+is made of. Sums are in rank order, which Horovod's own all-reduce does not promise.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -105,8 +106,10 @@ class ThreadCommunicator(Communicator):
         self._count(self.rank + 1, 2 * (self.size - 1) * own.nbytes // self.size)
         return tf.constant(functools.reduce(_REDUCTIONS[op], everyone))
 
-    def _allgather(self, tensor, name):
+    def _allgather(self, tensor, name, lengths):
         own = tensor.numpy()
+        if lengths is not None and lengths[self.rank] != len(own):
+            raise Mismatch(f"allgather {name}: {len(own)} rows where {lengths[self.rank]} were announced")
         everyone = self._meet("allgather", name, (own.shape[1:], own.dtype), own)
         self._count(self.rank + 1, (self.size - 1) * own.nbytes)
         return tf.constant(np.concatenate(everyone))
@@ -178,14 +181,26 @@ def run(ranks: int, local_size: int, function: Callable[[Grid], Any]) -> list[An
             _leave(everyone[rank])
 
     threads = [threading.Thread(target=body, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with _eagerly():
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
     causes = [None if isinstance(error, Deserted) else error for error in errors]
     if any(errors):
         raise RanksFailed(causes if any(causes) else errors)
     return results
+
+
+@contextlib.contextmanager
+def _eagerly() -> Iterator[None]:
+    """Lets functions run eagerly, in all threads."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
 
 
 def _leave(grid: Grid) -> None:

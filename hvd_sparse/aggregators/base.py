@@ -29,7 +29,8 @@ class Level(tf.Module):
 class Aggregator(abc.ABC):
     """Averages a vector over all ranks, again and again.
 
-    A member of this role implements the abstract methods; the others are final but for `set_epoch` and the properties.
+    A member of this role implements the abstract methods; the others are final but for `set_epoch`,
+    `decided` and the properties.
     """
 
     @property
@@ -42,6 +43,8 @@ class Aggregator(abc.ABC):
         """Whether it can be the inner of `Hierarchical`."""
         return True
 
+    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
+    @tf.autograph.experimental.do_not_convert
     def init(self, spec: int | Spec) -> Level:
         """Makes the state for one vector; a collective: every rank calls it.
 
@@ -66,7 +69,6 @@ class Aggregator(abc.ABC):
         """Makes the state without asking the other ranks whether they make the same."""
         return self._create(spec, spec.grid.world)
 
-    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
     @tf.autograph.experimental.do_not_convert
     def aggregate(self, vector: tf.Tensor, state: Level) -> tf.Tensor:
         """Averages a vector over all ranks.
@@ -121,6 +123,13 @@ class Aggregator(abc.ABC):
 
     def set_epoch(self, state: Level, epoch: int) -> None:  # noqa: B027 - most members have nothing to do
         """Tells the number of the epoch that begins; only a schedule listens."""
+
+    def decided(self, state: Level) -> Any:
+        """What was decided for this vector when its state was made, JSON-serialisable, the same on every rank.
+
+        None where there was nothing to decide. States of which this differs do not fit each other.
+        """
+        return None
 
     @abc.abstractmethod
     def reduce(self, parts: Parts, divisor: int, state: Level) -> Reduced:

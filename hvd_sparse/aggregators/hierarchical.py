@@ -92,7 +92,8 @@ class Hierarchical(Aggregator):
         counts = self._sparse_counts(spec)
         if counts is None:
             shard = dense(total, own.size, divisor, spec.dtype)
-            return node.allgather(shard, name, total=spec.size), (node.size - 1) * own.size * spec.dtype.size
+            sizes = [each.size for each in shards(spec.size, node.size)]
+            return node.allgather(shard, name, sizes), (node.size - 1) * own.size * spec.dtype.size
         placed = tf.IndexedSlices(total.values, total.indices + own.offset, tf.constant([spec.size]))
         sent = (node.size - 1) * collectives.message_bytes(placed)
         return collectives.allgather_sum(placed, node, name, counts), sent

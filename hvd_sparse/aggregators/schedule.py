@@ -72,6 +72,10 @@ class Schedule(Aggregator):
     def set_epoch(self, state, epoch):
         state.epoch.assign(epoch)
 
+    def decided(self, state):
+        found = [part.decided(level) for (_, part), level in zip(self.stages, state.levels, strict=True)]
+        return found if any(each is not None for each in found) else None
+
     def reduce(self, parts, divisor, state):
         stage = self._stage(state)
         switched = tf.not_equal(stage, state.holder)

@@ -2,16 +2,13 @@
 
 import contextlib
 import ctypes
-import functools
 import threading
-from pathlib import Path
 
 import ml_dtypes
 import numpy as np
 
 from hvd_sparse import ops
 
-LIBRARY = Path(__file__).resolve().parents[2] / "hvd_sparse" / "_ops.so"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 CODES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, BFLOAT16: 2}
 ISAS = {"sse2": 0, "avx2": 1, "avx512": 2}
@@ -38,12 +35,9 @@ class Parallel(ctypes.Structure):
             worker.join()
 
 
-@functools.cache
 def library() -> ctypes.CDLL:
     """The library with the kernels."""
-    # TensorFlow takes for its own only what a library registers while it loads it, so it must come first.
-    ops.sum_parts(np.zeros((1, 1), np.float32))
-    return ctypes.CDLL(str(LIBRARY))
+    return ops.kernels()
 
 
 def code(array: np.ndarray) -> int:

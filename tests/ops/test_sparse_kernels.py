@@ -3,6 +3,7 @@
 import ctypes
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from tests.ops.test_sparse import DTYPES, floats, reference_sparse_sum, referenc
 from tests.simulation import same_bits
 
 SIZE = 900_001  # large enough for several tasks
-OPS = native.LIBRARY.parents[1] / "ops"
+OPS = Path(__file__).resolve().parents[2] / "ops"
 
 
 def sum_parts(parts, parallel=None):

@@ -30,8 +30,9 @@ import tensorflow as tf; print(tf.sysconfig.get_include())' 2>/dev/null)
     export HOROVOD_WITH_TENSORFLOW=1 HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 HOROVOD_WITH_GLOO=1
     if [ "$with_mpi" = 1 ]; then export HOROVOD_WITH_MPI=1; else export HOROVOD_WITHOUT_MPI=1; fi
     export MAKEFLAGS="-j$(nproc)" PATH="$(dirname "$python"):$PATH"
-    # The source archive only: there are no binary wheels, and a stray one would be built for something else.
-    "$python" -m pip wheel --no-deps --no-build-isolation --no-binary horovod \
+    # The source archive only: there are no binary wheels, and a stray one would be built for something else. So would be
+    # one that pip itself kept from an earlier build: its cache knows nothing of MPI, TensorFlow or the compiler.
+    "$python" -m pip wheel --no-cache-dir --no-deps --no-build-isolation --no-binary horovod \
         -w "$building" "horovod==$version" >"$building/log" 2>&1 || {
         tail -60 "$building/log" >&2
         echo "Horovod $version did not build; the end of its log stands above." >&2

@@ -1,0 +1,74 @@
+"""Real JPEG files that need no download: crops of the photographs that scikit-image and scikit-learn ship.
+
+A folder for each photograph, so that the label is the photograph; the crops differ in place and size.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import io
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+_SHIPPED = {
+    "skimage": "data",
+    "sklearn": "datasets/images",
+}
+_NAMES = {
+    "skimage": (
+        "astronaut.png",
+        "chelsea.png",
+        "coffee.png",
+        "hubble_deep_field.jpg",
+        "ihc.png",
+        "retina.jpg",
+        "rocket.jpg",
+    ),
+    "sklearn": ("china.jpg", "flower.jpg"),
+}
+
+
+def load(names: int | None = None) -> dict[str, Image.Image]:
+    """The first photographs by name, in colour; all 9 by default."""
+    paths = [_folder(package) / name for package, members in _NAMES.items() for name in members]
+    return {path.stem: Image.open(path).convert("RGB") for path in paths[:names]}
+
+
+def crops(
+    count: int, width: int = 500, height: int = 375, seed: int = 0, photographs: int | None = None, quality: int = 95
+) -> Iterator[tuple[str, bytes]]:
+    """Photograph's name and JPEG of `count` crops, in turn over the photographs; the same for the same seed."""
+    sources = list(load(photographs).items())
+    random = np.random.default_rng(seed)
+    for number in range(count):
+        name, photograph = sources[number % len(sources)]
+        scale = random.uniform(0.6, 1.0) * min(photograph.width / width, photograph.height / height)
+        size = int(width * scale), int(height * scale)
+        left, top = (
+            int(random.integers(0, whole - part + 1)) for whole, part in zip(photograph.size, size, strict=True)
+        )
+        crop = photograph.resize((width, height), Image.Resampling.BILINEAR, (left, top, left + size[0], top + size[1]))
+        written = io.BytesIO()
+        crop.save(written, "JPEG", quality=quality)
+        yield name, written.getvalue()
+
+
+def write_folder(path: Path, count: int, **options: int) -> list[tuple[Path, bytes]]:
+    """Writes `crops` as PATH/PHOTOGRAPH/NUMBER.jpg; returns paths and contents in the order of the paths."""
+    written = []
+    for number, (name, content) in enumerate(crops(count, **options)):
+        file = path / name / f"{number:06d}.jpg"
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
+        written.append((file, content))
+    return sorted(written)
+
+
+def _folder(package: str) -> Path:
+    found = importlib.util.find_spec(package)
+    if found is None or not found.origin:
+        raise ImportError(f"The photographs come with {package}, which is not installed: see requirements-dev.txt.")
+    return Path(found.origin).parent / _SHIPPED[package]

@@ -1,0 +1,38 @@
+"""Data from a slow network file system to memory: read once, kept on disk, shared by a whole node.
+
+    import datacache
+
+    cache = datacache.DataCache(
+        source=datacache.ImageFolder("/data/train"), decode=decode, local_dir="/scratch/cache", memory_bytes=40 << 30
+    )
+    model.fit(cache.dataset(batch_size=256, epoch=0).map(augment))
+
+It needs neither Horovod nor `hvd_sparse`, and TensorFlow only for `DataCache.dataset`.
+"""
+
+from datacache.cache import DataCache
+from datacache.errors import (
+    DamagedFileError,
+    DecodeError,
+    NoSpaceError,
+    SourceChangedError,
+    UnsuitableFileSystemError,
+)
+from datacache.order import Schedule
+from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+from datacache.world import World
+
+__all__ = [
+    "DamagedFileError",
+    "DataCache",
+    "DecodeError",
+    "ImageFolder",
+    "Indexed",
+    "NoSpaceError",
+    "Schedule",
+    "Source",
+    "SourceChangedError",
+    "TFRecords",
+    "UnsuitableFileSystemError",
+    "World",
+]

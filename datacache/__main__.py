@@ -1,0 +1,255 @@
+"""What is in the cache and what will be: python -m datacache plan | warm | verify | stats | clear.
+
+    python -m datacache plan --images /data/train --local-dir /scratch/cache --decode mycode:decode
+    python -m datacache warm --images /data/train --local-dir /scratch/cache
+
+The source is named by --images (a folder for each class) or --tfrecords. `plan` lists it and forecasts what the levels
+take. `warm` fills the local disk before a run. `verify` looks for changes of the source, and with --records for damaged
+records; it ends with status 1 where it finds any. `stats` says where samples came from and what readers waited for.
+`clear` removes what is kept of the source, and memory that killed processes have left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import contextlib
+import importlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from datacache import counters, files, fingerprint, slab
+from datacache.cache import DataCache
+from datacache.counters import Counters
+from datacache.disk import DiskLevel
+from datacache.levels import DamagedRecordError, Nowhere
+from datacache.progress import Bar
+from datacache.reader import Decoder, ReadThrough
+from datacache.sources import ImageFolder, Source, TFRecords
+from datacache.store import Store, directory_of, remove_unused
+from datacache.world import World
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs a command; returns its exit status."""
+    options = _parser().parse_args(arguments)
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, where --decode is looked for
+    try:
+        return options.run(options)
+    except (OSError, ValueError) as error:
+        print(f"datacache: {error}", file=sys.stderr)
+        return 2
+
+
+def plan(options: argparse.Namespace) -> int:
+    """Lists the source and prints what the levels will take."""
+    with _store(options) as store:
+        listing, forecast = store.listing, store.forecast()
+        _row("source", f"{len(listing):,} samples in {listing.file_count:,} files, {_size(listing.total_bytes)}")
+        _row("local disk", f"{_size(forecast)} at most, {_free(store.directory)}")
+        if options.decode is None:
+            _row("memory", "unknown: pass --decode MODULE:FUNCTION to see")
+            return 0
+    with DataCache(_source(options), _function(options), options.local_dir, 0, world=World()) as cache:
+        layout, needed = cache.layout, slab.needed(len(cache), cache.layout.size)
+        _row("samples", f"{layout.dtype} {list(layout.shape)}, {_size(layout.size)} each")
+        _row("memory", f"{_size(needed)}, {_free(slab.DIRECTORY)}")
+    return 0
+
+
+def warm(options: argparse.Namespace) -> int:
+    """Fills the local disk: with the source's bytes, and with decoded samples where a decode function is given."""
+    with _store(options) as store:
+        tally, bar = Counters(), Bar("reading")
+        with contextlib.closing(store.open_source_level(options.disk_bytes)) as level:
+            reader = _reader(store, level, tally)
+            _each(options.workers, reader.fetch_encoded, len(store.listing), bar)
+        tally.save(store.stats)
+        lost = int(tally.numbers().get("not kept.disk", 0))
+    if lost:
+        print(f"{lost:,} samples did not fit: give the level more --disk-bytes, or the disk more room.")
+    if options.decode is not None:
+        _warm_decoded(options)
+    return 1 if lost else 0
+
+
+def verify(options: argparse.Namespace) -> int:
+    """Compares the source with its listing, and records with their checksums."""
+    with _store(options) as store:
+        bar, found = Bar("checking files"), 0
+        for complaint in store.source.changes(store.listing, bar):
+            found += 1
+            print(complaint)
+        bar.close()
+        if options.records:
+            found += _verify_records(store)
+    if found and options.relist:
+        with _store(options, relist=True) as store:
+            print(f"Listed anew: {len(store.listing):,} samples. Samples are read again from the source when wanted.")
+            return 0
+    print(f"{found:,} complaints." if found else "All as it was listed.")
+    return 1 if found else 0
+
+
+def stats(options: argparse.Namespace) -> int:
+    """Prints what all processes together have counted, and what the levels hold."""
+    with _store(options) as store:
+        numbers = counters.total(store.stats)
+        for level in ("memory", "decoded", "disk", "source"):
+            samples, size = numbers.get(f"samples.{level}", 0), numbers.get(f"bytes.{level}", 0)
+            _row(f"from {level}", f"{samples:,.0f} samples, {_size(int(size))}")
+        for name in sorted(name for name in numbers if name.startswith("stalls.")):
+            stage = name.removeprefix("stalls.")
+            _row(f"waited for {stage}", f"{numbers[name]:,.0f} times, {numbers[f'seconds.{stage}']:.1f} s in all")
+        for name in sorted(name for name in numbers if name.startswith(("damaged.", "not kept."))):
+            _row(name.replace(".", " in "), f"{numbers[name]:,.0f}")
+        for path in _disk_levels(store):
+            with contextlib.closing(_existing(path)) as kept:
+                name = path.name.partition("-")[0]
+                _row(f"{name} on disk", f"{kept.count():,} records, {_size(kept.used_bytes())}")
+        for entry in store.quarantine.entries():
+            print(f"sample {entry['index']} was damaged in {entry['level']}: {entry['reason']}")
+    return 0
+
+
+def clear(options: argparse.Namespace) -> int:
+    """Removes what nobody uses."""
+    root, memory = directory_of(_source(options), options.local_dir), slab.directory()
+    in_use = []
+    if root.exists():
+        with files.locked(root):
+            in_use += remove_unused(root)
+            if not in_use:
+                shutil.rmtree(root)
+    if memory.exists():
+        with files.locked(memory):
+            in_use += slab.sweep(memory)
+    for path in in_use:
+        print(f"{path} is in use and stays.")
+    return 1 if in_use else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser("python -m datacache", description="Looks after the cache of a source.")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    for run in (plan, warm, verify, stats, clear):
+        command = commands.add_parser(run.__name__, help=run.__doc__, description=run.__doc__)
+        command.set_defaults(run=run)
+        source = command.add_mutually_exclusive_group(required=True)
+        source.add_argument("--images", metavar="DIR", help="a folder of images for each class")
+        source.add_argument("--tfrecords", metavar="DIR", help="TFRecord files")
+        command.add_argument("--pattern", default="*.tfrecord*", help="of the TFRecord files' names")
+        command.add_argument("--local-dir", metavar="DIR", required=True, help="on a disk of this machine")
+        if run in (plan, warm):
+            command.add_argument("--decode", metavar="MODULE:FUNCTION", help="from bytes to an array")
+        if run is warm:
+            command.add_argument("--disk-bytes", type=int, help="that each level on the local disk may take")
+            command.add_argument("--workers", type=int, default=16, help="threads that read")
+        if run is verify:
+            command.add_argument("--records", action="store_true", help="read all records and check them")
+            command.add_argument("--relist", action="store_true", help="list the source anew where it has changed")
+    return parser
+
+
+def _source(options: argparse.Namespace) -> Source:
+    return ImageFolder(options.images) if options.images else TFRecords(options.tfrecords, options.pattern)
+
+
+@contextlib.contextmanager
+def _store(options: argparse.Namespace, relist: bool = False) -> Iterator[Store]:
+    bar = Bar("listing")
+    store = Store(_source(options), options.local_dir, relist, bar)
+    bar.close()
+    with contextlib.closing(store):
+        yield store
+
+
+def _function(options: argparse.Namespace) -> Callable[[bytes], Any]:
+    module, colon, name = options.decode.partition(":")
+    if not colon:
+        raise ValueError(f"Expected --decode MODULE:FUNCTION, got {options.decode}.")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"--decode {options.decode} cannot be found: {error}.") from error
+
+
+def _reader(store: Store, disk: Any, tally: Counters) -> ReadThrough:
+    none = Nowhere("memory"), Nowhere("decoded")
+    decoder = Decoder(lambda payload: payload)  # which is not asked for anything
+    return ReadThrough(store.source, store.listing, decoder, *none, disk, store.locks, store.quarantine, tally)
+
+
+def _each(workers: int, work: Callable[[int], Any], count: int, bar: Bar) -> None:
+    """Does a piece of work for every sample, on several threads; the first error ends it."""
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        try:
+            for done, _ in enumerate(pool.map(work, range(count)), start=1):
+                bar(done, count)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+        finally:
+            bar.close()
+
+
+def _warm_decoded(options: argparse.Namespace) -> None:
+    bar, function = Bar("decoding"), _function(options)
+    levels = {"memory_bytes": 0, "disk_bytes": options.disk_bytes, "keep_decoded": True}
+    with DataCache(_source(options), function, options.local_dir, world=World(), **levels) as cache:
+        _each(options.workers, cache.fetch, len(cache), bar)
+    print(f"Decoded by {options.decode}, fingerprint {fingerprint.of(function)}.")
+
+
+def _verify_records(store: Store) -> int:
+    found = 0
+    for path in _disk_levels(store):
+        bar = Bar(f"checking {path.name}")
+        with contextlib.closing(_existing(path)) as level:
+            for index in range(len(store.listing)):
+                try:
+                    level.get(index)
+                except DamagedRecordError as damage:
+                    found += 1
+                    store.quarantine.note(path.name, index, str(damage))
+                    print(f"{path}: sample {index} is damaged ({damage}); it is taken out, to be read again.")
+                    with store.locks.hold(index):
+                        level.drop(index)
+                bar(index + 1, len(store.listing))
+        bar.close()
+    return found
+
+
+def _disk_levels(store: Store) -> list[Path]:
+    return sorted(path.parent for path in store.directory.glob("*/data.mdb"))
+
+
+def _existing(path: Path) -> DiskLevel:
+    return DiskLevel(path, files.read_json(path / "size.json"))
+
+
+def _free(path: Path) -> str:
+    device = os.statvfs(path)
+    return f"{_size(device.f_bavail * device.f_frsize)} are free on {path}"
+
+
+def _size(count: int | None) -> str:
+    if count is None:
+        return "an unknown number of bytes"
+    number, units = float(count), iter(("bytes", "KB", "MB", "GB", "TB"))
+    unit = next(units)
+    while number >= 1000 and unit != "TB":
+        number, unit = number / 1000, next(units)
+    return f"{count} bytes" if unit == "bytes" else f"{number:.1f} {unit}"
+
+
+def _row(name: str, text: str) -> None:
+    print(f"{name:<28}{text}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,106 @@
+"""Whole batches, gathered from memory; what is not there yet is fetched ahead, as the order is known."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import threading
+import time
+
+import numpy as np
+
+from datacache.buffers import Buffers
+from datacache.counters import Counters
+from datacache.order import Schedule
+from datacache.reader import Fetched, Layout, ReadThrough
+
+
+class Batches:
+    """The batches of one rank for one schedule; `read` may be called by several threads, in about rising order."""
+
+    def __init__(
+        self,
+        reader: ReadThrough,
+        layout: Layout,
+        schedule: Schedule,
+        rank: int,
+        workers: concurrent.futures.Executor,
+        counters: Counters,
+        ahead: int,
+        owner: object,
+    ):
+        """Takes where samples come from, who fetches them, and how many batches ahead.
+
+        The owner closes all of it once nothing refers to it, so a reference is held here.
+        """
+        self.layout, self.schedule = layout, schedule
+        self._reader, self._rank, self._workers, self._counters = reader, rank, workers, counters
+        self._ahead, self._owner = ahead, owner
+        self._buffers = Buffers(schedule.batch_size * layout.size)
+        self._next = 0  # the first batch whose samples have not been asked for
+        self._fetching: dict[int, concurrent.futures.Future[Fetched]] = {}
+        self._lock = threading.Lock()
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        return len(self.schedule)
+
+    def read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
+        """A batch.
+
+        Args:
+            step: its number.
+
+        Returns:
+            Samples [b, ...], aligned to 64 bytes, and labels int64 [b]. Memory is used again once nothing refers to it.
+
+        Raises:
+            SourceChangedError, DamagedFileError, DecodeError: from a sample of this batch.
+        """
+        self._request(step)
+        indices = self.schedule.indices(step, self._rank)
+        block = self._buffers.take()[: len(indices) * self.layout.size]
+        rows, labels = block.reshape(len(indices), self.layout.size), np.empty(len(indices), np.int64)
+        found = self._reader.gather(indices.astype(np.uint64), rows, labels)
+        for row in np.flatnonzero(~found):
+            fetched = self._wait_for(int(indices[row]))
+            rows[row] = np.frombuffer(fetched.record.payload, np.uint8)
+            labels[row] = fetched.record.label
+        self._forget(indices[found])
+        return block.view(self.layout.dtype).reshape(len(indices), *self.layout.shape), labels
+
+    def _request(self, step: int) -> None:
+        """Has those samples of this batch and of the next ones fetched that are not in memory, each batch once."""
+        with self._lock:
+            begin = step if step == 0 else max(step, self._next)  # at 0 a new iteration begins
+            end = min(step + 1 + self._ahead, len(self))
+            self._next = max(begin, end)
+        if begin >= end:
+            return
+        wanted = [self.schedule.indices(each, self._rank) for each in range(begin, end)]
+        indices = np.concatenate(wanted).astype(np.uint64)
+        missing = indices[~self._reader.holds(indices)]
+        with self._lock:
+            for index in map(int, missing):
+                if index not in self._fetching:
+                    self._fetching[index] = self._workers.submit(self._reader.fetch, index)
+
+    def _forget(self, indices: np.ndarray) -> None:
+        """Lets go of what was fetched ahead and is in memory now."""
+        with self._lock:
+            if self._fetching:
+                for index in map(int, indices):
+                    self._fetching.pop(index, None)
+
+    def _wait_for(self, index: int) -> Fetched:
+        with self._lock:
+            future = self._fetching.pop(index, None)
+        if future is None:  # it was damaged in memory, or another iteration took it
+            return self._reader.fetch(index)
+        if future.done():
+            return future.result()
+        queued, started = not future.running(), time.perf_counter()
+        fetched = future.result()
+        stage = "queue" if queued else max(fetched.seconds, key=lambda name: fetched.seconds[name])
+        self._counters.add(f"stalls.{stage}")
+        self._counters.add(f"seconds.{stage}", time.perf_counter() - started)
+        return fetched

@@ -1,0 +1,207 @@
+"""The cache: a source, a decode function, and the levels between them and whoever trains."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datacache import fingerprint, slab
+from datacache.batches import Batches
+from datacache.counters import Counters
+from datacache.levels import Level, Nowhere
+from datacache.order import Schedule, permutation
+from datacache.reader import Decoder, Layout, ReadThrough
+from datacache.slab import Slab
+from datacache.sources import Progress, Source
+from datacache.store import Store
+from datacache.world import World
+
+_AHEAD = 4  # batches that are fetched ahead
+
+
+class DataCache:
+    """Decoded samples of a source: read from it once, then from this machine's disk and memory (CommLib 4.1, Fig. 5).
+
+        cache = datacache.DataCache(
+            source=datacache.ImageFolder("/data"), decode=decode, local_dir="/scratch/cache", memory_bytes=40 << 30
+        )
+        for epoch in range(epochs):
+            model.fit(cache.dataset(batch_size=256, epoch=epoch).map(augment), ...)
+
+    Attributes:
+        world: who reads.
+        layout: dtype and shape of decoded samples.
+        counters: where this process's samples came from, and what it waited for.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        decode: Callable[[bytes], Any],
+        local_dir: str | os.PathLike,
+        memory_bytes: int | None = None,
+        seed: int = 0,
+        world: World | None = None,
+        disk_bytes: int | None = None,
+        keep_decoded: bool = False,
+        memory_dir: str | os.PathLike = slab.DIRECTORY,
+        workers: int | None = None,
+        progress: Progress | None = None,
+    ):
+        """Opens all levels; the first process of a node lists the source and decodes one sample.
+
+        Args:
+            source: where samples come from.
+            decode: from a sample's bytes to an array, or to (array, label), always of the same dtype and shape. What is
+                random belongs after the cache. Called by several threads at once.
+            local_dir: a directory on a disk of this machine, the same for all ranks of a node.
+            memory_bytes: for the decoded samples of a node, all its ranks together; what does not fit is read from the
+                local disk. By default what all samples need; 0 for no memory level.
+            seed: of the order.
+            world: who reads; by default what Horovod's launcher says, or one process alone.
+            disk_bytes: that each level on the local disk may take, 0 for none; the rest comes from the source.
+            keep_decoded: keep decoded samples on the local disk too.
+            memory_dir: a directory on a tmpfs.
+            workers: threads that fetch; by default four for each core of this rank's share.
+            progress: of listing the source.
+
+        Raises:
+            UnsuitableFileSystemError: where local_dir is on a network file system.
+            NoSpaceError: where memory_dir has not as many bytes as are wanted.
+            ValueError: where an argument cannot be, or the decode function depends on what cannot be described.
+            DecodeError: where the first sample cannot be decoded.
+        """
+        self.world = World.from_environment() if world is None else world
+        if self.world.peers:
+            raise NotImplementedError("Nodes do not serve each other yet: leave world.peers empty.")
+        if seed < 0 or (memory_bytes or 0) < 0 or (disk_bytes or 0) < 0 or (workers is not None and workers < 1):
+            raise ValueError(
+                f"Expected no negative number and at least one worker, got seed={seed}, memory_bytes={memory_bytes}, "
+                f"disk_bytes={disk_bytes}, workers={workers}."
+            )
+        self._seed, self._key = seed, fingerprint.of(decode)
+        self.counters = Counters()
+        self._store = Store(source, local_dir, progress=progress)
+        self._levels: list[Level] = [self._store.open_source_level(disk_bytes)]
+        try:
+            decoder = Decoder(decode)
+            self.layout = decoder.layout = self._find_layout(decoder)
+            decoded: Level = Nowhere("decoded")
+            if keep_decoded:
+                decoded = self._store.open_decoded_level(self._key, self.layout.size, disk_bytes)
+            self._levels.append(decoded)
+            self._levels.append(self._open_memory(Path(memory_dir), memory_bytes))
+        except BaseException:
+            _close(self._levels, self._store, self.counters)
+            raise
+        self._reader = self._read_through(decoder, *self._levels)
+        self._workers = concurrent.futures.ThreadPoolExecutor(workers or _threads(self.world), "datacache")
+        self._finalizer = weakref.finalize(self, _stop, self._workers, self._levels, self._store, self.counters)
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self._store.listing)
+
+    def __enter__(self) -> DataCache:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """Names of the labels, where the source has such."""
+        return self._store.listing.classes
+
+    def schedule(self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False) -> Schedule:
+        """How an epoch is cut into batches: arguments as for `dataset`; `Schedule.position` says what to save."""
+        order = permutation(len(self), self._seed, epoch)
+        return Schedule(order, batch_size, self.world.size, position, drop_remainder)
+
+    def batches(
+        self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False
+    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """The batches of `dataset` as NumPy arrays, without TensorFlow."""
+        made = self.prepare(self.schedule(batch_size, epoch, position, drop_remainder))
+        return (made.read(step) for step in range(len(made)))
+
+    def dataset(self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False) -> Any:
+        """An epoch as a `tf.data.Dataset` of (samples, labels).
+
+        Args:
+            batch_size: per rank.
+            epoch: number of the epoch; seed and epoch decide the order of all samples, whatever the number of ranks.
+            position: how many samples of the epoch all ranks together have read before, to go on in mid-epoch.
+            drop_remainder: leave out the last global batch where it is not full; otherwise it is divided evenly.
+
+        Returns:
+            Batches of samples [b, ...] and labels int64 [b], equally many on every rank.
+
+        Raises:
+            ValueError: where the last global batch has fewer samples than there are ranks, unless it is left out.
+        """
+        from datacache import dataset  # TensorFlow is imported here, for those who want it
+
+        return dataset.make(self.prepare(self.schedule(batch_size, epoch, position, drop_remainder)))
+
+    def prepare(self, schedule: Schedule) -> Batches:
+        """The batches of this rank, to be read by number."""
+        return Batches(self._reader, self.layout, schedule, self.world.rank, self._workers, self.counters, _AHEAD, self)
+
+    def fetch(self, index: int) -> tuple[np.ndarray, int]:
+        """One sample and its label, by index in the source; errors as from `Batches.read`."""
+        record = self._reader.fetch(index).record
+        return np.frombuffer(record.payload, self.layout.dtype).reshape(self.layout.shape), record.label
+
+    def close(self) -> None:
+        """Waits for what is being fetched, saves counters and lets go of all levels; calling it again does nothing."""
+        self._finalizer()
+
+    def _find_layout(self, decoder: Decoder) -> Layout:
+        """What decoded samples look like, from the first one; asked once for all processes and runs."""
+        known = self._store.load_layout(self._key)
+        if known:
+            return Layout(known["dtype"], tuple(known["shape"]))
+        reader = self._read_through(decoder, self._levels[0], Nowhere("decoded"), Nowhere("memory"))
+        reader.fetch(0)
+        assert decoder.layout is not None
+        self._store.save_layout(self._key, decoder.layout._asdict())
+        return decoder.layout
+
+    def _open_memory(self, directory: Path, memory_bytes: int | None) -> Level:
+        owned = self.world.owned(len(self))
+        needed = slab.needed(len(owned), self.layout.size)
+        size = needed if memory_bytes is None else min(memory_bytes, needed)
+        if size == 0:
+            return Nowhere("memory")
+        key = f"{self._store.fingerprint[:16]}-{self._key[:16]}"
+        return Slab(slab.directory(directory), key, owned, size)
+
+    def _read_through(self, decoder: Decoder, disk: Level, decoded: Level, memory: Level) -> ReadThrough:
+        store = self._store
+        return ReadThrough(
+            store.source, store.listing, decoder, memory, decoded, disk, store.locks, store.quarantine, self.counters
+        )
+
+
+def _threads(world: World) -> int:
+    ranks = max(1, world.size // world.nodes)
+    return max(2, 4 * len(os.sched_getaffinity(0)) // ranks)
+
+
+def _stop(workers: concurrent.futures.Executor, levels: list[Level], store: Store, counters: Counters) -> None:
+    workers.shutdown(cancel_futures=True)
+    _close(levels, store, counters)
+
+
+def _close(levels: list[Level], store: Store, counters: Counters) -> None:
+    for level in reversed(levels):
+        level.close()
+    counters.save(store.stats)
+    store.close()

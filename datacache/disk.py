@@ -1,0 +1,230 @@
+"""The level on the local disk: records in an LMDB file that outlives the run.
+
+One process writes at a time, and the map's size is never changed while the file is open. Writes are not forced to the
+disk one by one: a killed process loses nothing, as the kernel has what it wrote. A machine that goes down may leave the
+file's tree in disorder, so a marker beside it names the boot in which it has been written since it was last forced to
+the disk, and a file with the marker of another boot is made anew.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import struct
+import threading
+from pathlib import Path
+
+import lmdb
+import numpy as np
+
+from datacache import files
+from datacache.errors import NoSpaceError
+from datacache.levels import DamagedRecordError, Level, Record, checksum
+
+_KEY = struct.Struct(">Q")  # in the order of the keys, so that consecutive samples lie side by side
+_HEAD = struct.Struct("<Qq")  # checksum, label
+_PAGE = 4096
+_OVERFLOW_HEAD = 16  # of a run of pages that holds one large value
+_LARGE = 2030  # about half a page: values above it have pages of their own
+_ENTRY = 40  # key, place and bookkeeping
+_READERS = 1024  # processes and threads that read at the same time
+_SLACK = 16 << 20  # for the free list, and for copies of the tree that old readers still need
+_NEARLY_FULL = 64 << 20  # bytes free, below which a failed write is taken for a full disk
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+
+
+def forecast(lengths: np.ndarray) -> int:
+    """Bytes that the file may need for payloads of these lengths; leaves are taken to be half full."""
+    sizes = lengths.astype(np.int64) + _HEAD.size
+    large = sizes > _LARGE
+    pages = (sizes[large] + _OVERFLOW_HEAD + _PAGE - 1) // _PAGE
+    entries = int(sizes[~large].sum()) + _ENTRY * len(sizes)
+    return (int(pages.sum()) * _PAGE + 2 * entries + _SLACK) // _PAGE * _PAGE
+
+
+class DiskLevel(Level):
+    """Records in a directory of its own; the same one may be opened several times, also in one process."""
+
+    def __init__(self, path: Path, size: int, name: str = "disk"):
+        """Opens the level, or makes it.
+
+        Args:
+            path: the directory, on a disk of this machine.
+            size: bytes that the file may grow to; while others have the level open, theirs holds.
+            name: see `Level`.
+
+        Raises:
+            UnsuitableFileSystemError: where the directory is on a network file system.
+            ValueError: where size is less than 1 MiB.
+        """
+        if size < 1 << 20:
+            raise ValueError(f"Expected at least 1 MiB for a level on the local disk, got {size} bytes.")
+        size -= size % _PAGE
+        files.refuse_remote(path.parent, "The level on the local disk")
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.name, self._path = name, path.resolve()
+        self._wrote = self._full = False
+        with files.locked(self._path):
+            if not files.is_in_use(self._path / "use"):
+                if not _is_sound(self._path):
+                    _empty(self._path)
+                files.write_json(self._path / "size.json", size)
+            self._size = files.read_json(self._path / "size.json")
+            self._use: int | None = os.open(self._path / "use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            files.share(self._use)
+        _environments.add(self._path)
+
+    def holds(self, indices: np.ndarray) -> np.ndarray:
+        with self._environment().begin(buffers=True) as transaction:
+            return np.array([transaction.get(_KEY.pack(int(index))) is not None for index in indices], bool)
+
+    def get(self, index: int) -> Record | None:
+        with self._environment().begin(buffers=True) as transaction:
+            value = transaction.get(_KEY.pack(index))
+            if value is None:
+                return None
+            value = bytes(value)  # before the transaction, and what it has mapped, ends
+        if len(value) < _HEAD.size:
+            raise DamagedRecordError(f"it has {len(value)} bytes, less than its head")
+        expected, label = _HEAD.unpack_from(value)
+        record = Record(value[_HEAD.size :], label)
+        if checksum(index, record) != expected:
+            raise DamagedRecordError("its checksum is wrong")
+        return record
+
+    def put(self, index: int, record: Record) -> bool:
+        """As `Level.put`; once a record did not fit into the size, or on the disk, no further one is kept."""
+        if self._full:
+            return False
+        value = _HEAD.pack(checksum(index, record), record.label) + record.payload
+        try:
+            self._write(lambda transaction: transaction.put(_KEY.pack(index), value))
+        except NoSpaceError:
+            self._full = True
+        return not self._full
+
+    def drop(self, index: int) -> None:
+        self._write(lambda transaction: transaction.delete(_KEY.pack(index)))
+
+    def used_bytes(self) -> int:
+        return (self._path / "data.mdb").stat().st_blocks * 512
+
+    def count(self) -> int:
+        """How many records there are."""
+        return self._environment().stat()["entries"]
+
+    def sync(self) -> None:
+        """Makes sure that everything is on the disk, whatever happens to the machine afterwards."""
+        with files.locked(self._path / "writer"):
+            self._environment().sync(True)
+            (self._path / "unsynced").unlink(missing_ok=True)
+        self._wrote = False
+
+    def close(self) -> None:
+        if self._use is None:
+            return
+        if self._wrote:
+            self.sync()
+        _environments.remove(self._path)
+        os.close(self._use)
+        self._use = None
+
+    def _environment(self) -> lmdb.Environment:
+        if self._use is None:
+            raise ValueError(f"The level in {self._path} is closed.")
+        return _environments.get(self._path, self._size)
+
+    def _write(self, change) -> None:
+        """Changes the file in a transaction of its own.
+
+        Raises:
+            NoSpaceError: where the size, or the disk, is used up.
+        """
+        environment = self._environment()
+        with files.locked(self._path / "writer"):
+            try:
+                _mark(self._path)
+                with environment.begin(write=True) as transaction:
+                    change(transaction)
+            except (lmdb.Error, OSError) as error:  # LMDB also calls it an I/O error when a disk is full
+                if not isinstance(error, lmdb.MapFullError) and _free(self._path) > _NEARLY_FULL:
+                    raise
+                raise NoSpaceError(errno.ENOSPC, str(error)) from None
+        self._wrote = True
+
+
+class _Environments:
+    """The LMDB environments of this process: each file open at most once, and none that a parent process has opened."""
+
+    def __init__(self) -> None:
+        self._users: dict[Path, int] = {}
+        self._open: dict[Path, lmdb.Environment] = {}
+        self._inherited: list[lmdb.Environment] = []  # kept, as closing them would disturb the parent's
+        self._lock = threading.Lock()
+        os.register_at_fork(after_in_child=self._forked)
+
+    def add(self, path: Path) -> None:
+        with self._lock:
+            self._users[path] = self._users.get(path, 0) + 1
+
+    def remove(self, path: Path) -> None:
+        with self._lock:
+            self._users[path] -= 1
+            if self._users[path] == 0 and path in self._open:
+                self._open.pop(path).close()
+
+    def get(self, path: Path, size: int) -> lmdb.Environment:
+        with self._lock:
+            if path not in self._open:
+                self._open[path] = _open(path, size)
+            return self._open[path]
+
+    def _forked(self) -> None:
+        self._inherited += self._open.values()
+        self._open = {}
+        self._lock = threading.Lock()
+
+
+_environments = _Environments()
+
+
+def _open(path: Path, size: int) -> lmdb.Environment:
+    environment = lmdb.open(
+        str(path), map_size=size, sync=False, readahead=False, meminit=False, max_readers=_READERS, mode=0o600
+    )
+    environment.reader_check()  # lets go of what killed readers held
+    return environment
+
+
+def _is_sound(path: Path) -> bool:
+    """Whether the file may be used as it is; to be asked while nobody has it open."""
+    data, marker = path / "data.mdb", path / "unsynced"
+    if not data.exists():
+        return False
+    if marker.exists() and marker.read_text() != _BOOT.read_text():
+        return False  # the machine went down while it was written
+    try:
+        with lmdb.open(str(path), readonly=True, lock=False) as environment:
+            return data.stat().st_size >= (environment.info()["last_pgno"] + 1) * _PAGE
+    except lmdb.Error:
+        return False
+
+
+def _empty(path: Path) -> None:
+    for each in path.iterdir():
+        if each.is_dir():
+            shutil.rmtree(each)
+        else:
+            each.unlink()
+
+
+def _free(path: Path) -> int:
+    device = os.statvfs(path)
+    return device.f_bavail * device.f_frsize
+
+
+def _mark(path: Path) -> None:
+    marker = path / "unsynced"
+    if not marker.exists():
+        files.write_renamed(marker, _BOOT.read_bytes())

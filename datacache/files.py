@@ -1,0 +1,166 @@
+"""Files and locks: whole files by renaming, locks that end with their process, and which file system a path is on."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from datacache.errors import UnsuitableFileSystemError
+
+MOUNTS = Path("/proc/self/mounts")
+# Where a lock or a mapped page may not mean what it means on a local disk. FUSE can be anything, so it counts as remote
+# but for the members below, which only lay directories of this machine over each other or read its disks.
+_REMOTE = {
+    "9p",
+    "afs",
+    "beegfs",
+    "ceph",
+    "cifs",
+    "coda",
+    "davfs",
+    "glusterfs",
+    "gpfs",
+    "lustre",
+    "ncpfs",
+    "nfs",
+    "nfs4",
+}
+_REMOTE |= {"ocfs2", "gfs2", "orangefs", "smb3", "smbfs", "virtiofs", "vboxsf", "fuse"}
+_LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.mergerfs", "fuseblk"}
+_LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, process
+
+
+def write_renamed(path: Path, content: bytes) -> None:
+    """Writes a file that appears under its name when it is whole and on the disk."""
+    part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name}.part")
+    try:
+        with open(part, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    sync_directory(path.parent)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Writes JSON as `write_renamed` does."""
+    write_renamed(path, (json.dumps(value, indent=1, sort_keys=True) + "\n").encode())
+
+
+def read_json(path: Path) -> Any:
+    """The JSON in a file; None where there is no such file, or no JSON in it."""
+    try:
+        return json.loads(path.read_text())
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def sync_directory(path: Path) -> None:
+    """Makes the names in a directory last."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Holds a file (made where it is missing) or a directory alone, among processes and threads; waits for it."""
+    flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
+    descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def share(descriptor: int) -> None:
+    """Marks an open file as in use for as long as it is open: see `is_in_use`."""
+    fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+
+def is_in_use(path: Path) -> bool:
+    """Whether anybody has marked a file as in use. To be asked under a lock that those who mark it hold too."""
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
+class IndexLocks:
+    """A lock for each number, among all processes and threads of a node; a process that ends lets go of its own.
+
+    A lock is a byte of a file, locked by an open file description of each thread's own.
+    """
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._own = threading.local()
+
+    @contextlib.contextmanager
+    def hold(self, index: int) -> Iterator[None]:
+        """Holds a number's lock; waits for it. A thread holds one at a time."""
+        descriptor = self._descriptor()
+        _set_lock(descriptor, fcntl.F_WRLCK, index)
+        try:
+            yield
+        finally:
+            _set_lock(descriptor, fcntl.F_UNLCK, index)
+
+    def _descriptor(self) -> int:
+        file = getattr(self._own, "file", None)
+        if file is None or self._own.process != os.getpid():  # a forked child would share its parent's locks
+            file = open(self._path, "ab", buffering=0)
+            self._own.file, self._own.process = file, os.getpid()
+        return file.fileno()
+
+
+def _set_lock(descriptor: int, kind: int, index: int) -> None:
+    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK.pack(kind, os.SEEK_SET, index, 1, 0))
+
+
+def file_system(path: Path, mounts: Path = MOUNTS) -> str:
+    """The type of the file system that a path lies on, or would lie on, as the kernel names it."""
+    wanted = str(path.resolve())
+    best, kind = -1, "unknown"
+    for line in mounts.read_text().splitlines():
+        _, place, found = line.split(" ")[:3]
+        place = place.encode().decode("unicode_escape")  # blanks are written as \040
+        inside = wanted == place or wanted.startswith(place.rstrip("/") + "/")
+        if inside and len(place) >= best:  # of two at one place the later is on top
+            best, kind = len(place), found
+    return kind
+
+
+def refuse_remote(path: Path, purpose: str, mounts: Path = MOUNTS) -> None:
+    """Makes sure that a directory is on this machine.
+
+    Raises:
+        UnsuitableFileSystemError: where it is on a network file system.
+    """
+    kind = file_system(path, mounts)
+    if kind in _REMOTE or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE):
+        raise UnsuitableFileSystemError(
+            errno.ENOTSUP,
+            f"{purpose} must be on a disk of this machine, but {path} is on a file system of type {kind}, where locks "
+            "and mapped files cannot be relied on: choose a directory on a local disk, such as /tmp or /local_scratch",
+        )

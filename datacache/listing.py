@@ -1,0 +1,151 @@
+"""What a source holds, listed once: files with sizes and times, samples with place and label.
+
+On disk it is a directory with a file for each column, bare little-endian numbers, which all processes of a node map and
+share. It is checked against its fingerprint when it is loaded.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from datacache import files
+
+NO_LABEL = -1
+UNKNOWN_LENGTH = -1
+_COLUMNS = {  # name: dtype
+    "names": np.uint8,
+    "name_ends": np.int64,
+    "sizes": np.int64,
+    "times": np.int64,
+    "file_of": np.int64,
+    "offsets": np.int64,
+    "lengths": np.int64,
+    "labels": np.int64,
+}
+_HEAD = "head.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Listing:
+    """Files and samples of a source.
+
+    Attributes:
+        identity: kind and arguments of the source, as JSON can hold them.
+        classes: names of the labels, where it has such.
+        names: uint8, the files' paths, relative to the source, in UTF-8, one after the other.
+        name_ends: int64 [files], where each path ends in names.
+        sizes: int64 [files], bytes.
+        times: int64 [files], when each was last written, in nanoseconds.
+        file_of: int64 [samples], the number of the file that a sample is in; -1 where there are no files.
+        offsets: int64 [samples], where its bytes begin in that file.
+        lengths: int64 [samples], bytes, or `UNKNOWN_LENGTH`.
+        labels: int64 [samples], or `NO_LABEL` where the label is in the record.
+    """
+
+    identity: dict[str, Any]
+    classes: tuple[str, ...]
+    names: np.ndarray
+    name_ends: np.ndarray
+    sizes: np.ndarray
+    times: np.ndarray
+    file_of: np.ndarray
+    offsets: np.ndarray
+    lengths: np.ndarray
+    labels: np.ndarray
+
+    @classmethod
+    def build(
+        cls,
+        identity: dict[str, Any],
+        names: Sequence[str] = (),
+        sizes: Iterable[int] = (),
+        times: Iterable[int] = (),
+        samples: Sequence[tuple[int, int, int, int]] | np.ndarray = (),
+        classes: Sequence[str] = (),
+    ) -> Listing:
+        """From what a scan has found; samples are rows of (file, offset, length, label)."""
+        encoded = [os.fsencode(name) for name in names]
+        table = np.asarray(samples, np.int64).reshape(-1, 4)
+        return cls(
+            identity,
+            tuple(classes),
+            np.frombuffer(b"".join(encoded), np.uint8),
+            np.cumsum([len(name) for name in encoded], dtype=np.int64),
+            np.asarray(list(sizes), np.int64),
+            np.asarray(list(times), np.int64),
+            *(np.ascontiguousarray(column) for column in table.T),
+        )
+
+    def __len__(self) -> int:
+        """The number of samples."""
+        return len(self.labels)
+
+    @property
+    def file_count(self) -> int:
+        """The number of files."""
+        return len(self.sizes)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """Bytes of all samples together; None where lengths are not known beforehand."""
+        return None if (self.lengths == UNKNOWN_LENGTH).any() else int(self.lengths.sum())
+
+    def name(self, file: int) -> str:
+        """The path of a file, relative to the source."""
+        start = int(self.name_ends[file - 1]) if file else 0
+        return os.fsdecode(self.names[start : int(self.name_ends[file])].tobytes())
+
+    def fingerprint(self) -> str:
+        """32 hexadecimal digits that change with any path, size, time, place or label."""
+        digest = xxhash.xxh3_128(self._head())
+        for name in _COLUMNS:
+            column = getattr(self, name)
+            digest.update(len(column).to_bytes(8, "little"))
+            digest.update(np.ascontiguousarray(column).data)
+        return digest.hexdigest()
+
+    def save(self, directory: Path) -> None:
+        """Writes a directory, which appears when it is whole; one that is there already is replaced."""
+        part = directory.with_name(f".{os.getpid()}.{directory.name}.part")
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir()
+        (part / _HEAD).write_bytes(self._head())
+        for name in _COLUMNS:
+            getattr(self, name).tofile(part / name)
+        for path in part.iterdir():
+            with open(path, "rb") as file:
+                os.fsync(file.fileno())
+        shutil.rmtree(directory, ignore_errors=True)
+        part.rename(directory)
+        files.sync_directory(directory.parent)
+
+    @classmethod
+    def load(cls, directory: Path, fingerprint: str) -> Listing | None:
+        """Maps what `save` wrote; None where it is missing or damaged, so that the source is to be listed again."""
+        head = files.read_json(directory / _HEAD)
+        try:
+            columns = {name: _mapped(directory / name, dtype) for name, dtype in _COLUMNS.items()}
+        except (OSError, ValueError):
+            return None
+        if not isinstance(head, dict) or set(head) != {"identity", "classes"}:
+            return None
+        listing = cls(head["identity"], tuple(head["classes"]), **columns)
+        return listing if listing.fingerprint() == fingerprint else None
+
+    def _head(self) -> bytes:
+        return json.dumps({"identity": self.identity, "classes": self.classes}, sort_keys=True).encode()
+
+
+def _mapped(path: Path, dtype: type) -> np.ndarray:
+    if path.stat().st_size == 0:  # which cannot be mapped
+        return np.empty(0, dtype)
+    return np.memmap(path, dtype, mode="r")

@@ -1,0 +1,73 @@
+"""The native library by ctypes, loaded when it is first used; its functions run without Python's global lock."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from pathlib import Path
+
+import numpy as np
+
+_LIBRARY = Path(__file__).with_name("_native.so")
+_U64, _I64, _POINTER = ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p
+
+
+class SlabHandle(ctypes.Structure):
+    """datacache_slab: where a slab is mapped, its bytes in all, the sample in slot 0, and its slots."""
+
+    _fields_ = [("base", _POINTER), ("bytes", _U64), ("first", _U64), ("slots", _U64)]
+
+
+_SLAB = ctypes.POINTER(SlabHandle)
+_FUNCTIONS = {  # name: (result, arguments), as in ops/datacache/*.h
+    "datacache_xxh3": (_U64, [_POINTER, ctypes.c_size_t, _U64]),
+    "datacache_crc32c": (ctypes.c_uint32, [_POINTER, ctypes.c_size_t]),
+    "datacache_slab_overhead": (_U64, [_U64]),
+    "datacache_slab_footprint": (_U64, [_U64]),
+    "datacache_slab_format": (None, [_SLAB]),
+    "datacache_slab_used": (_U64, [_SLAB]),
+    "datacache_slab_publish": (ctypes.c_int, [_SLAB, _U64, _POINTER, _U64, _I64]),
+    "datacache_slab_lengths": (None, [_SLAB, _POINTER, _U64, _POINTER]),
+    "datacache_slab_forget": (None, [_SLAB, _U64]),
+    "datacache_slab_gather": (_U64, [_SLAB, _POINTER, _U64, _POINTER, _U64, _POINTER, _POINTER, ctypes.c_int]),
+}
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """The library, with the types of its functions set.
+
+    Raises:
+        ImportError: where it is not compiled.
+    """
+    if not _LIBRARY.exists():
+        raise ImportError(
+            f"datacache's native library is not compiled ({_LIBRARY} is missing): run `make build` or `python setup.py "
+            "build_ext --inplace` in the source, or install the package with `pip install --no-build-isolation .`."
+        )
+    loaded = ctypes.CDLL(str(_LIBRARY))
+    for name, (result, arguments) in _FUNCTIONS.items():
+        function = getattr(loaded, name)
+        function.restype, function.argtypes = result, arguments
+    return loaded
+
+
+def crc32c(data: bytes) -> int:
+    """CRC-32C of bytes, not masked."""
+    return library().datacache_crc32c(data, len(data))
+
+
+def xxh3(data: bytes, seed: int = 0) -> int:
+    """XXH3, 64 bits, of bytes."""
+    return library().datacache_xxh3(data, len(data), seed)
+
+
+def address(array: np.ndarray) -> int:
+    """Where the elements of a contiguous array are.
+
+    Raises:
+        ValueError: where it has gaps.
+    """
+    if not array.flags.c_contiguous:
+        raise ValueError(f"Expected an array without gaps, got strides {array.strides} for shape {array.shape}.")
+    return array.ctypes.data

@@ -1,0 +1,90 @@
+"""In which order samples are read: a permutation for each epoch, and its division into batches and among ranks.
+
+The permutation depends on seed and epoch alone. What ranks do to it is only to cut it: a global batch is the next
+P * batch_size samples of it, of which rank r takes the r-th part. So the position in an epoch is a number of samples,
+and a run goes on from it on any number of ranks.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+
+def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
+    """A random order of all samples, the same on every machine and with every version of NumPy.
+
+    Args:
+        samples: how many, n.
+        seed: not negative.
+        epoch: not negative.
+
+    Returns:
+        int64 [n]: the places of n random 64-bit words (of Philox, a stream that NumPy promises not to change) in
+        ascending order.
+    """
+    if min(samples, seed, epoch) < 0:
+        raise ValueError(f"Expected no negative number, got samples={samples}, seed={seed}, epoch={epoch}.")
+    words = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(samples)
+    return np.argsort(words, kind="stable")
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """The batches of an epoch, or of what is left of it.
+
+    Attributes:
+        order: int64 [n], the samples of the epoch.
+        batch_size: per rank.
+        ranks: P.
+        start: position of the first sample: how many of the epoch have been read before.
+        drop_remainder: leave out the last global batch where it is not full. Otherwise it is divided evenly: the first
+            ranks may get one sample more than the others.
+    """
+
+    order: np.ndarray
+    batch_size: int
+    ranks: int
+    start: int = 0
+    drop_remainder: bool = False
+
+    def __post_init__(self) -> None:
+        if self.batch_size < 1 or self.ranks < 1:
+            raise ValueError(f"Expected at least 1 sample and 1 rank, got {self.batch_size} and {self.ranks}.")
+        if not 0 <= self.start <= len(self.order):
+            raise ValueError(f"Expected a position in [0, {len(self.order)}], got {self.start}.")
+        rest = (len(self.order) - self.start) % self._global_batch
+        if 0 < rest < self.ranks and not self.drop_remainder:
+            raise ValueError(
+                f"The last batch has {rest} samples for {self.ranks} ranks, so that some would have none and the "
+                "others would wait for them: choose another batch_size, or leave it out with drop_remainder=True."
+            )
+
+    def __len__(self) -> int:
+        """How many batches each rank reads."""
+        left = len(self.order) - self.start
+        return left // self._global_batch if self.drop_remainder else -(-left // self._global_batch)
+
+    @property
+    def has_equal_batches(self) -> bool:
+        """Whether every batch has batch_size samples."""
+        return self.drop_remainder or (len(self.order) - self.start) % self._global_batch == 0
+
+    def indices(self, step: int, rank: int) -> np.ndarray:
+        """The samples of a rank's batch, int64."""
+        if not 0 <= step < len(self) or not 0 <= rank < self.ranks:
+            raise IndexError(f"There is no batch {step} of {len(self)} for rank {rank} of {self.ranks}.")
+        begin = self.start + step * self._global_batch
+        count = min(self._global_batch, len(self.order) - begin)
+        share, more = divmod(count, self.ranks)
+        first = begin + rank * share + min(rank, more)
+        return self.order[first : first + share + (rank < more)]
+
+    def position(self, steps: int) -> int:
+        """How many samples of the epoch all ranks together have read after this many steps of this schedule."""
+        return min(self.start + steps * self._global_batch, len(self.order))
+
+    @property
+    def _global_batch(self) -> int:
+        return self.batch_size * self.ranks

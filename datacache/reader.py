@@ -1,0 +1,197 @@
+"""The read-through: each sample comes from the highest level that has it, and is kept in those above on its way.
+
+    memory (decoded)  <-  [peers]  <-  local disk (decoded, if wanted)  <-  local disk (as in the source)  <-  source
+
+One process of a node fetches a sample while the others wait for it. A record whose checksum is wrong is taken out and
+fetched anew from below.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from datacache.counters import Counters
+from datacache.errors import DecodeError
+from datacache.files import IndexLocks
+from datacache.levels import DamagedRecordError, Level, Quarantine, Record
+from datacache.listing import NO_LABEL, Listing
+from datacache.sources import Source
+
+_DTYPES = {"bool", "float16", "float32", "float64"} | {
+    f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
+}
+
+
+class Layout(NamedTuple):
+    """What all decoded samples have in common."""
+
+    dtype: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of a sample."""
+        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
+
+
+class Fetched(NamedTuple):
+    """A record, the level that it came from, and the seconds that each stage took."""
+
+    record: Record
+    origin: str
+    seconds: dict[str, float]
+
+
+class Decoder:
+    """The user's function, with its results checked.
+
+    Attributes:
+        layout: of all samples; None before the first.
+    """
+
+    def __init__(self, decode: Callable[[bytes], Any], layout: Layout | None = None):
+        """Takes the function from a sample's bytes to an array, or to (array, label)."""
+        self._decode, self.layout = decode, layout
+
+    def __call__(self, payload: bytes, label: int, name: str) -> Record:
+        """Decodes a sample; its label is the source's where the function returns none.
+
+        Raises:
+            DecodeError: where the function fails, or what it returns is not like the other samples.
+        """
+        try:
+            made = self._decode(payload)
+        except Exception as error:
+            raise DecodeError(
+                f"{name} cannot be decoded ({type(error).__name__}: {error}): remove or mend it, or let the decode "
+                "function return a substitute."
+            ) from error
+        if isinstance(made, tuple):
+            made, label = made[0], int(made[1])
+        array = np.asarray(made, order="C")
+        layout = Layout(array.dtype.name, array.shape)
+        if layout.dtype not in _DTYPES:
+            raise DecodeError(f"Expected an array of numbers from decoding {name}, got {layout.dtype}.")
+        if label == NO_LABEL:
+            raise DecodeError(f"{name} has no label in the source: let the decode function return (array, label).")
+        if self.layout is None:
+            self.layout = layout
+        if layout != self.layout:
+            raise DecodeError(
+                f"Expected {self.layout.dtype} {list(self.layout.shape)} from decoding {name}, as for other samples, "
+                f"got {layout.dtype} {list(layout.shape)}: let the decode function bring all to one shape."
+            )
+        return Record(array.tobytes(), label)
+
+
+class ReadThrough:
+    """Fetches samples through the levels; called by several threads at once."""
+
+    def __init__(
+        self,
+        source: Source,
+        listing: Listing,
+        decoder: Decoder,
+        memory: Level,
+        decoded: Level,
+        disk: Level,
+        locks: IndexLocks,
+        quarantine: Quarantine,
+        counters: Counters,
+    ):
+        """Takes the levels from the source up, and what all processes of the node share."""
+        self._source, self._listing, self._decoder = source, listing, decoder
+        self._memory, self._decoded, self._disk = memory, decoded, disk
+        self._locks, self._quarantine, self._counters = locks, quarantine, counters
+
+    def gather(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Copies what is in memory, as `Level.gather`; the rest is for `fetch`."""
+        found = self._memory.gather(indices, rows, labels)
+        count = int(found.sum())
+        if count:
+            self._counters.add("samples.memory", count)
+            self._counters.add("bytes.memory", count * rows.shape[1])
+        return found
+
+    def holds(self, indices: np.ndarray) -> np.ndarray:
+        """Which samples (uint64 [n]) are in memory: bool [n]."""
+        return self._memory.holds(indices)
+
+    def fetch(self, index: int) -> Fetched:
+        """A sample, decoded; afterwards it is in every level that has room for it.
+
+        Raises:
+            SourceChangedError, DamagedFileError: from the source.
+            DecodeError: as `Decoder`.
+        """
+        seconds: dict[str, float] = {}
+        started = time.perf_counter()
+        with self._locks.hold(index):
+            seconds["another process"] = time.perf_counter() - started
+            record, origin = self._held(self._memory, index), "memory"
+            if record is None:
+                record, origin = self._decoded_sample(index, seconds)
+                self._keep(self._memory, index, record)
+        self._counters.add(f"samples.{origin}")
+        return Fetched(record, origin, seconds)
+
+    def fetch_encoded(self, index: int) -> str:
+        """Makes sure that a sample's bytes are on the local disk; returns where they came from."""
+        with self._locks.hold(index):
+            _, origin = self._encoded_sample(index, {})
+        self._counters.add(f"samples.{origin}")
+        return origin
+
+    def _decoded_sample(self, index: int, seconds: dict[str, float]) -> tuple[Record, str]:
+        with _timed(seconds, "disk"):
+            kept = self._held(self._decoded, index)
+        if kept is not None:
+            return kept, "decoded"
+        encoded, origin = self._encoded_sample(index, seconds)
+        with _timed(seconds, "decode"):
+            name = self._source.describe(self._listing, index)
+            record = self._decoder(encoded.payload, encoded.label, name)
+        self._keep(self._decoded, index, record)
+        return record, origin
+
+    def _encoded_sample(self, index: int, seconds: dict[str, float]) -> tuple[Record, str]:
+        with _timed(seconds, "disk"):
+            kept = self._held(self._disk, index)
+        if kept is not None:
+            return kept, "disk"
+        with _timed(seconds, "source"):
+            payload = self._source.read(self._listing, index)
+        self._counters.add("bytes.source", len(payload))
+        record = Record(payload, int(self._listing.labels[index]))
+        self._keep(self._disk, index, record)
+        return record, "source"
+
+    def _held(self, level: Level, index: int) -> Record | None:
+        try:
+            record = level.get(index)
+        except DamagedRecordError as damage:
+            self._quarantine.note(level.name, index, str(damage))
+            self._counters.add(f"damaged.{level.name}")
+            level.drop(index)
+            return None
+        if record is not None:
+            self._counters.add(f"bytes.{level.name}", len(record.payload))
+        return record
+
+    def _keep(self, level: Level, index: int, record: Record) -> None:
+        if not level.put(index, record):
+            self._counters.add(f"not kept.{level.name}")
+
+
+@contextlib.contextmanager
+def _timed(seconds: dict[str, float], stage: str) -> Iterator[None]:
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        seconds[stage] = seconds.get(stage, 0.0) + time.perf_counter() - started

@@ -1,0 +1,196 @@
+"""The memory level: one copy of the decoded samples for all processes of a node, in a file in /dev/shm.
+
+Its pages are reserved when it is made, so that a device that is too small is an error then and no crash later. It is
+filled once and nothing is evicted: under a random order each sample is as likely to be next as any other, and a cache
+that evicts the least recently used would lose most just before they are wanted again. It belongs to the processes that
+have it open. The last one to close it removes it; after a crash it is taken over, with what is whole in it, by the next
+process that wants the same data, or else removed by the next that wants any.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from datacache import files
+from datacache.errors import NoSpaceError
+from datacache.levels import DamagedRecordError, Level, Record
+from datacache.native import SlabHandle, address, library
+
+DIRECTORY = Path("/dev/shm")
+_MAGIC = b"datacache slab 1\n"  # stands at the beginning of a slab that is whole
+_FOUND = 1  # of enum datacache_found
+_NONE = 2**64 - 1  # DATACACHE_NONE
+_SPARE = 16  # places, beyond those of all samples, for records that were damaged or whose writer was killed
+
+
+class _Mapping(NamedTuple):
+    """Shared memory, mapped for as long as somebody holds this."""
+
+    memory: np.ndarray
+    handle: SlabHandle
+
+
+def directory(memory_dir: str | os.PathLike = DIRECTORY) -> Path:
+    """Where this user's slabs are."""
+    return Path(memory_dir) / f"datacache-{os.getuid()}"
+
+
+def needed(samples: int, payload_bytes: int) -> int:
+    """Bytes of a slab that holds all samples of this size."""
+    payloads = (samples + _SPARE) * library().datacache_slab_footprint(payload_bytes)
+    return library().datacache_slab_overhead(samples) + payloads
+
+
+class Slab(Level):
+    """Records of any length in shared memory; where all have the same length, `gather` copies whole batches."""
+
+    name = "memory"
+
+    def __init__(self, directory: Path, key: str, samples: range, size: int):
+        """Opens the slab of this key, or makes it.
+
+        Args:
+            directory: on a tmpfs, normally below `DIRECTORY`; made where it is missing, for this user alone.
+            key: says what the records are: slabs of the same key have the same records.
+            samples: consecutive indices that may be put.
+            size: bytes in all; what does not fit is not kept.
+
+        Raises:
+            NoSpaceError: where the device does not have the bytes.
+            ValueError: where size is too small for even the table.
+        """
+        overhead = library().datacache_slab_overhead(len(samples))
+        if size < overhead or samples.step != 1:
+            raise ValueError(f"Expected at least {overhead} bytes of memory for {len(samples)} samples, got {size}.")
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if directory.stat().st_uid != os.getuid():
+            raise PermissionError(f"{directory} belongs to another user: remove it, or choose another memory_dir.")
+        self._path = directory / f"{key}-{samples.start}-{len(samples)}-{size}.slab"
+        with files.locked(directory):
+            sweep(directory, keep=self._path)
+            self._file, memory = _open(self._path, size, samples)
+        self._mapping: _Mapping | None = _Mapping(memory, _handle(memory, samples))
+
+    def holds(self, indices: np.ndarray) -> np.ndarray:
+        return self._lengths(indices) != _NONE
+
+    def get(self, index: int) -> Record | None:
+        indices = np.array([index], np.uint64)
+        length = int(self._lengths(indices)[0])
+        if length == _NONE:
+            return None
+        if length > len(self._alive().memory):
+            raise DamagedRecordError(f"its length is given as {length} bytes")
+        rows, labels = np.empty((1, length), np.uint8), np.empty(1, np.int64)
+        if self.gather(indices, rows, labels)[0]:
+            return Record(rows.tobytes(), int(labels[0]))
+        if not self.holds(indices)[0]:  # taken out meanwhile
+            return None
+        raise DamagedRecordError("its checksum or its place is wrong")
+
+    def put(self, index: int, record: Record) -> bool:
+        mapping, payload = self._alive(), record.payload
+        return library().datacache_slab_publish(mapping.handle, index, payload, len(payload), record.label) == 1
+
+    def drop(self, index: int) -> None:
+        mapping = self._alive()
+        library().datacache_slab_forget(mapping.handle, index)
+
+    def used_bytes(self) -> int:
+        mapping = self._alive()
+        return min(library().datacache_slab_used(mapping.handle), len(mapping.memory))
+
+    def close(self) -> None:
+        """Lets go of the memory, and removes it where nobody else has it open."""
+        if self._mapping is None:
+            return
+        self._mapping = None  # unmapped as soon as no other thread copies from it
+        with files.locked(self._path.parent):
+            os.close(self._file)
+            if not files.is_in_use(self._path):
+                self._path.unlink(missing_ok=True)
+
+    def gather(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """As `Level.gather`, in native code; checksums are compared on what has been copied."""
+        if indices.dtype != np.uint64 or rows.dtype != np.uint8 or labels.dtype != np.int64:
+            raise TypeError(f"Expected uint64, uint8 and int64, got {indices.dtype}, {rows.dtype} and {labels.dtype}.")
+        if rows.ndim != 2 or not len(indices) == len(rows) == len(labels):
+            raise ValueError(f"Expected {len(indices)} rows and labels, got {rows.shape} and {labels.shape}.")
+        mapping, found = self._alive(), np.empty(len(indices), np.uint8)
+        places = [address(array) for array in (indices, rows, labels, found)]
+        library().datacache_slab_gather(
+            mapping.handle, places[0], len(indices), places[1], rows.shape[1], places[2], places[3], 1
+        )
+        return found == _FOUND
+
+    def _lengths(self, indices: np.ndarray) -> np.ndarray:
+        if indices.dtype != np.uint64:
+            raise TypeError(f"Expected indices of uint64, got {indices.dtype}.")
+        mapping, lengths = self._alive(), np.empty(len(indices), np.uint64)
+        library().datacache_slab_lengths(mapping.handle, address(indices), len(indices), address(lengths))
+        return lengths
+
+    def _alive(self) -> _Mapping:
+        mapping = self._mapping
+        if mapping is None:
+            raise ValueError("This memory level is closed.")
+        return mapping
+
+
+def sweep(directory: Path, keep: Path | None = None) -> list[Path]:
+    """Removes slabs that nobody has open; the caller holds the directory's lock. Returns those in use."""
+    kept = []
+    for path in directory.glob("*.slab"):
+        if path == keep:
+            continue
+        if files.is_in_use(path):
+            kept.append(path)
+        else:
+            path.unlink(missing_ok=True)
+    return kept
+
+
+def _open(path: Path, size: int, samples: range) -> tuple[int, np.ndarray]:
+    """Maps a slab that is there and whole, or makes it; returns the open file, marked as in use, and the memory."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        whole = os.fstat(descriptor).st_size == size and os.pread(descriptor, len(_MAGIC), 0) == _MAGIC
+        if not whole:
+            _reserve(descriptor, path, size)
+        memory = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+        if not whole:
+            library().datacache_slab_format(_handle(memory, samples))
+            memory[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)
+        files.share(descriptor)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor, memory
+
+
+def _reserve(descriptor: int, path: Path, size: int) -> None:
+    """Gives a file zeroed pages; on a device that lacks them the file is removed."""
+    os.ftruncate(descriptor, 0)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        path.unlink(missing_ok=True)
+        if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
+            raise
+        device = os.statvfs(path.parent)
+        raise NoSpaceError(
+            error.errno,
+            f"{path.parent} has no room for the memory level: {size:,} bytes were asked for, "
+            f"{device.f_bavail * device.f_frsize:,} of {device.f_blocks * device.f_frsize:,} are free. Pass a smaller "
+            "memory_bytes, or enlarge the device (docker run --shm-size=..., or mount -o remount,size=... /dev/shm)",
+        ) from None
+
+
+def _handle(memory: np.ndarray, samples: range) -> SlabHandle:
+    return SlabHandle(address(memory), len(memory), samples.start, len(samples))

@@ -1,0 +1,294 @@
+"""Where samples come from: the role `Source` and its members.
+
+A source is listed once; afterwards it is only asked for the bytes of single samples. A file that is no longer what was
+listed is an error when it is read, and `changes` finds all such files by asking for their sizes and times.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from datacache import tfrecord
+from datacache.errors import SourceChangedError
+from datacache.listing import NO_LABEL, UNKNOWN_LENGTH, Listing
+
+Progress = Callable[[int, int | None], None]  # (done, of how many, where that is known)
+IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
+_REMEDY = "put the file back as it was, or list the source again with `python -m datacache verify --relist`."
+
+
+class Source(abc.ABC):
+    """Samples by index.
+
+    A new member defines `identity`, `scan` and `read`, and gets a row in the table of tests/datacache/members.py.
+    """
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> dict[str, Any]:
+        """Kind and arguments, as JSON can hold them: two sources with the same identity are the same place."""
+
+    @abc.abstractmethod
+    def scan(self, progress: Progress | None = None) -> Listing:
+        """Lists everything: the one time that the source is asked about each file.
+
+        Raises:
+            FileNotFoundError, NotADirectoryError: where it is not there.
+            ValueError: where it holds no sample.
+        """
+
+    @abc.abstractmethod
+    def read(self, listing: Listing, index: int) -> bytes:
+        """The bytes of a sample.
+
+        Raises:
+            SourceChangedError: where its file is not what was listed, or changes while it is read.
+            DamagedFileError: where the file breaks the rules of its format.
+        """
+
+    def describe(self, listing: Listing, index: int) -> str:
+        """What to call a sample in a message."""
+        return f"sample {index}"
+
+    def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
+        """Sentences about what is no longer as it was listed."""
+        return iter(())
+
+
+class _Files(Source):
+    """Samples in files below a directory."""
+
+    def __init__(self, path: str | os.PathLike):
+        self._root = Path(path).absolute()
+
+    def describe(self, listing: Listing, index: int) -> str:
+        return f"sample {index} ({self._path(listing, int(listing.file_of[index]))})"
+
+    def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
+        """Asks for size and time of each listed file, and lists the names anew to find further ones."""
+        listed = set()
+        for file in range(listing.file_count):
+            name = listing.name(file)
+            listed.add(name)
+            complaint = self._complaint(listing, file)
+            if complaint:
+                yield complaint
+            if progress:
+                progress(file + 1, listing.file_count)
+        for name in self._names():
+            if name not in listed:
+                yield f"{self._root / name} is new."
+
+    def _complaint(self, listing: Listing, file: int) -> str | None:
+        path = self._path(listing, file)
+        try:
+            return _difference(path, os.stat(path), listing, file)
+        except FileNotFoundError:
+            return f"{path} is gone."
+
+    @abc.abstractmethod
+    def _names(self) -> Sequence[str]:
+        """Paths of all files of the source, relative to its root, in order."""
+
+    def _path(self, listing: Listing, file: int) -> Path:
+        return self._root / listing.name(file)
+
+    def _read_from(self, listing: Listing, file: int, offset: int, length: int) -> bytes:
+        """Bytes of a file that is as it was listed, before and after they are read."""
+        path = self._path(listing, file)
+        try:
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            raise SourceChangedError(f"{path} was listed, but is gone: {_REMEDY}") from None
+        try:
+            _require_unchanged(path, descriptor, listing, file)
+            data = _read_all(descriptor, offset, length)
+            _require_unchanged(path, descriptor, listing, file)
+        finally:
+            os.close(descriptor)
+        if len(data) != length:
+            raise SourceChangedError(
+                f"{path} ended after {offset + len(data)} bytes, {offset + length} were expected: {_REMEDY}"
+            )
+        return data
+
+
+class ImageFolder(_Files):
+    """A directory with a folder for each class, and the images of a class in it or below.
+
+    Labels are the numbers of the classes in the order of their names. Samples are in the order of their paths.
+    """
+
+    def __init__(self, path: str | os.PathLike, suffixes: Sequence[str] = IMAGES):
+        """Takes the directory and the endings of the files that count, in lower case; case does not matter in names."""
+        super().__init__(path)
+        if isinstance(suffixes, str) or not suffixes or not all(each.startswith(".") for each in suffixes):
+            raise ValueError(f"Expected suffixes such as ('.jpg', '.png'), got {suffixes!r}.")
+        self._suffixes = tuple(each.lower() for each in suffixes)
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "ImageFolder", "path": str(self._root), "suffixes": list(self._suffixes)}
+
+    def scan(self, progress: Progress | None = None) -> Listing:
+        names, sizes, times = [], [], []
+        for entry in self._entries():
+            status = entry.stat()
+            names.append(os.path.relpath(entry.path, self._root))
+            sizes.append(status.st_size)
+            times.append(status.st_mtime_ns)
+            if progress:
+                progress(len(names), None)
+        classes = sorted({name.partition(os.sep)[0] for name in names})
+        number = {name: label for label, name in enumerate(classes)}
+        labels = [number[name.partition(os.sep)[0]] for name in names]
+        if not names:
+            raise ValueError(
+                f"{self._root} has no file ending in {', '.join(self._suffixes)} inside a class folder: expected "
+                "CLASS/NAME.jpg; for other endings pass suffixes=(...)."
+            )
+        samples = np.stack([np.arange(len(names)), np.zeros(len(names)), sizes, labels], axis=1).astype(np.int64)
+        return Listing.build(self.identity, names, sizes, times, samples, classes)
+
+    def read(self, listing: Listing, index: int) -> bytes:
+        return self._read_from(listing, int(listing.file_of[index]), 0, int(listing.lengths[index]))
+
+    def _names(self) -> Sequence[str]:
+        return [os.path.relpath(entry.path, self._root) for entry in self._entries()]
+
+    def _entries(self) -> Iterator[os.DirEntry[str]]:
+        for entry in _sorted_entries(self._root):
+            if entry.is_dir():
+                yield from self._files_below(entry.path)
+
+    def _files_below(self, path: str) -> Iterator[os.DirEntry[str]]:
+        for entry in _sorted_entries(path):
+            if entry.is_dir():
+                yield from self._files_below(entry.path)
+            elif entry.name.lower().endswith(self._suffixes):
+                yield entry
+
+
+class TFRecords(_Files):
+    """The records of uncompressed TFRecord files; the label is in the record, so decoding must return it."""
+
+    def __init__(self, path: str | os.PathLike, pattern: str = "*.tfrecord*"):
+        """Takes a directory and the pattern of its files' names; samples are in the order of names, then records."""
+        super().__init__(path)
+        self._pattern = pattern
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "TFRecords", "path": str(self._root), "pattern": self._pattern}
+
+    def scan(self, progress: Progress | None = None) -> Listing:
+        """Lists files and, by their headers, records; as `Source.scan`.
+
+        Raises:
+            DamagedFileError: where a file is not in the format.
+        """
+        names = self._names()
+        statuses = [os.stat(self._root / name) for name in names]
+        samples = []
+        for number, (name, status) in enumerate(zip(names, statuses, strict=True)):
+            with open(self._root / name, "rb", buffering=0) as file:
+                places = tfrecord.index(file, str(self._root / name), status.st_size)
+                samples += [(number, place.offset, place.length, NO_LABEL) for place in places]
+            if progress:
+                progress(number + 1, len(names))
+        if not samples:
+            raise ValueError(f"{self._root} has no record in files named {self._pattern}: pass another pattern=.")
+        sizes, times = [each.st_size for each in statuses], [each.st_mtime_ns for each in statuses]
+        return Listing.build(self.identity, names, sizes, times, samples)
+
+    def read(self, listing: Listing, index: int) -> bytes:
+        file, offset, length = (int(column[index]) for column in (listing.file_of, listing.offsets, listing.lengths))
+        framed = self._read_from(listing, file, offset, length + tfrecord.FOOTER.size)
+        tfrecord.check(framed[:length], framed[length:], str(self._path(listing, file)), offset)
+        return framed[:length]
+
+    def describe(self, listing: Listing, index: int) -> str:
+        return f"{super().describe(listing, index)[:-1]}, byte {int(listing.offsets[index])})"
+
+    def _names(self) -> Sequence[str]:
+        if not self._root.is_dir():
+            raise NotADirectoryError(f"Expected a directory of TFRecord files, got {self._root}.")
+        return sorted(path.name for path in self._root.glob(self._pattern) if path.is_file())
+
+
+class Indexed(Source):
+    """A function of one's own from index to bytes.
+
+    Nothing is known of the data but their name: whoever changes the data, or the function, gives them another.
+    """
+
+    def __init__(self, read: Callable[[int], bytes], size: int, name: str, labels: Iterable[int] | None = None):
+        """Takes the function, the number of samples, a name of this version of the data, and their labels, if known.
+
+        Args:
+            read: from index in [0, size) to bytes; called by several threads at once.
+            size: number of samples.
+            name: tells these data from any others; it is part of the fingerprint.
+            labels: [size] not negative; without them decoding must return the label.
+        """
+        self._given = None if labels is None else np.fromiter(labels, np.int64)
+        if size < 1 or (self._given is not None and (len(self._given) != size or self._given.min() < 0)):
+            counted = "no labels" if self._given is None else f"{len(self._given)} labels"
+            raise ValueError(f"Expected at least 1 sample and a label >= 0 for each, got size={size} and {counted}.")
+        if not name:
+            raise ValueError("Expected a name that tells this version of the data from any others, got none.")
+        self._read, self._size, self._name = read, size, name
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        return {"kind": "Indexed", "name": self._name, "size": self._size}
+
+    def scan(self, progress: Progress | None = None) -> Listing:
+        samples = np.full((self._size, 4), -1, np.int64)
+        samples[:, 2] = UNKNOWN_LENGTH
+        samples[:, 3] = NO_LABEL if self._given is None else self._given
+        return Listing.build(self.identity, samples=samples)
+
+    def read(self, listing: Listing, index: int) -> bytes:
+        data = self._read(index)
+        if not isinstance(data, bytes):
+            raise TypeError(f"Expected bytes of sample {index} from {self._name!r}, got {type(data).__name__}.")
+        return data
+
+
+def _sorted_entries(path: str | Path) -> list[os.DirEntry[str]]:
+    with os.scandir(os.fspath(path)) as entries:
+        return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
+
+
+def _read_all(descriptor: int, offset: int, length: int) -> bytes:
+    pieces = []
+    while length > 0:
+        piece = os.pread(descriptor, length, offset)
+        if not piece:
+            break
+        pieces.append(piece)
+        offset, length = offset + len(piece), length - len(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+def _require_unchanged(path: Path, descriptor: int, listing: Listing, file: int) -> None:
+    complaint = _difference(path, os.fstat(descriptor), listing, file)
+    if complaint:
+        raise SourceChangedError(f"{complaint} To go on, {_REMEDY}")
+
+
+def _difference(path: Path, status: os.stat_result, listing: Listing, file: int) -> str | None:
+    size, time = int(listing.sizes[file]), int(listing.times[file])
+    if (status.st_size, status.st_mtime_ns) == (size, time):
+        return None
+    return (
+        f"{path} has changed since it was listed: {size} bytes of time {time / 1e9:.3f} were expected, "
+        f"{status.st_size} bytes of time {status.st_mtime_ns / 1e9:.3f} came."
+    )

@@ -1,0 +1,168 @@
+"""What a node keeps of a source: a directory with the listing, the levels on disk, and what its processes share.
+
+LOCAL_DIR/KIND-IDENTITY/            one for each source, whatever its content
+manifest.json                   which listing is the current one
+FINGERPRINT/                    one for each content; those that are no longer current and not in use are removed
+listing/, source/           the listing; the bytes of samples, in LMDB
+decoded-DECODE/             decoded samples, in LMDB
+layout-DECODE.json          dtype and shape of decoded samples
+fetching                    locks of samples that are being fetched
+quarantine.jsonl, stats/    records that were damaged; counters of each process
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from datacache import disk, files
+from datacache.disk import DiskLevel
+from datacache.files import IndexLocks
+from datacache.levels import Level, Nowhere, Quarantine
+from datacache.listing import UNKNOWN_LENGTH, Listing
+from datacache.sources import Progress, Source
+
+_FORMAT = "datacache store 1"
+
+
+class Store:
+    """A source's directory on the local disk, open.
+
+    Attributes:
+        source: where samples come from.
+        listing: what it holds.
+        fingerprint: of the listing.
+        directory: of this content.
+        quarantine: records that were found damaged.
+        locks: one for each sample, held while it is fetched.
+    """
+
+    def __init__(
+        self, source: Source, local_dir: str | os.PathLike, relist: bool = False, progress: Progress | None = None
+    ):
+        """Opens the directory; the first process of a node lists the source, unless that was done in an earlier run.
+
+        Args:
+            source: where samples come from.
+            local_dir: on a disk of this machine; made where it is missing.
+            relist: list the source anew.
+            progress: of the listing.
+
+        Raises:
+            UnsuitableFileSystemError: where local_dir is on a network file system.
+            OSError, ValueError: as `Source.scan`.
+        """
+        self.source = source
+        root = directory_of(source, local_dir)
+        files.refuse_remote(root, "local_dir")
+        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with files.locked(root):
+            known = None if relist else _known(root)
+            self.listing, self.fingerprint = known or _list(source, root, progress)
+            self.directory = root / self.fingerprint
+            self._use: int | None = os.open(self.directory / "use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            files.share(self._use)
+            remove_unused(root, keep=self.fingerprint)
+        self.quarantine = Quarantine(self.directory / "quarantine.jsonl")
+        self.locks = IndexLocks(self.directory / "fetching")
+
+    @property
+    def stats(self) -> Path:
+        """Where processes leave their counters."""
+        return self.directory / "stats"
+
+    def open_source_level(self, limit: int | None) -> Level:
+        """The level for the source's bytes; `limit` in bytes, 0 for none."""
+        return self._open("source", "disk", self.forecast(), limit)
+
+    def open_decoded_level(self, decode: str, sample_bytes: int, limit: int | None) -> Level:
+        """The level for decoded samples of this size, from the decode function with this fingerprint."""
+        wanted = disk.forecast(np.full(len(self.listing), sample_bytes))
+        return self._open(f"decoded-{decode}", "decoded", wanted, limit)
+
+    def forecast(self) -> int | None:
+        """Bytes of the local disk that the source's bytes will take; None where that is not known beforehand."""
+        lengths = self.listing.lengths
+        return None if (lengths == UNKNOWN_LENGTH).any() else disk.forecast(lengths)
+
+    def load_layout(self, decode: str) -> Any:
+        """What `save_layout` saved; None before."""
+        return files.read_json(self._layout(decode))
+
+    def save_layout(self, decode: str, layout: Any) -> None:
+        """Saves what decoded samples look like."""
+        files.write_json(self._layout(decode), layout)
+
+    def close(self) -> None:
+        """Lets others remove the directory."""
+        if self._use is not None:
+            os.close(self._use)
+            self._use = None
+
+    def _open(self, directory: str, name: str, wanted: int | None, limit: int | None) -> Level:
+        if limit == 0:
+            return Nowhere(name)
+        return DiskLevel(self.directory / directory, self._size(wanted, limit), name)
+
+    def _layout(self, decode: str) -> Path:
+        return self.directory / f"layout-{decode}.json"
+
+    def _size(self, wanted: int | None, limit: int | None) -> int:
+        """Of an LMDB file: no more than wanted, nor than the limit; all that is free where neither is known."""
+        device = os.statvfs(self.directory)
+        known = [size for size in (wanted, limit) if size is not None]
+        return min(known) if known else device.f_bavail * device.f_frsize
+
+
+def directory_of(source: Source, local_dir: str | os.PathLike) -> Path:
+    """Where a source is kept, whatever its content."""
+    identity = source.identity
+    digest = xxhash.xxh3_128(json.dumps(identity, sort_keys=True).encode()).hexdigest()
+    return Path(local_dir).absolute() / f"{identity['kind']}-{digest[:16]}"
+
+
+def remove_unused(root: Path, keep: str | None = None) -> list[Path]:
+    """Removes the contents that nobody has open, and returns the others; the caller holds the lock of `root`."""
+    in_use = []
+    for directory in root.iterdir():
+        if not directory.is_dir() or directory.name == keep:
+            continue
+        if files.is_in_use(directory / "use"):
+            in_use.append(directory)
+        else:
+            shutil.rmtree(directory)
+    return in_use
+
+
+def _known(root: Path) -> tuple[Listing, str] | None:
+    """The listing of an earlier run, whole."""
+    manifest = files.read_json(root / "manifest.json")
+    if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
+        return None
+    fingerprint = manifest["fingerprint"]
+    listing = Listing.load(root / fingerprint / "listing", fingerprint)
+    return None if listing is None else (listing, fingerprint)
+
+
+def _list(source: Source, root: Path, progress: Progress | None) -> tuple[Listing, str]:
+    listing = source.scan(progress)
+    fingerprint = listing.fingerprint()
+    directory = root / fingerprint
+    directory.mkdir(mode=0o700, exist_ok=True)
+    listing.save(directory / "listing")
+    manifest = {
+        "format": _FORMAT,
+        "source": source.identity,
+        "fingerprint": fingerprint,
+        "samples": len(listing),
+        "files": listing.file_count,
+        "bytes": listing.total_bytes,
+    }
+    files.write_json(root / "manifest.json", manifest)
+    return listing, fingerprint

@@ -1,0 +1,188 @@
+"""Recipes tried on a vector like the one that one of them is to exchange, and timed."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse import links
+from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.transaction import commit
+from hvd_sparse.spec import Spec
+
+# How many times as fast as predicted a recipe would have to be to win, for it not to be tried where trying it takes
+# more than its part of the budget. The model knows neither how the ranks get into each other's way nor what the
+# transport does with small messages; a larger factor costs seconds at start-up, a smaller one the whole training.
+HOPELESS = 3.0
+ROUNDS = 15
+ENOUGH = 5  # rounds before anybody is dropped: fewer do not tell the noise
+TIE = 0.02  # share of the time below which nobody is the faster one, however quiet the machine
+LARGE = 1 << 18  # elements of a vector whose residuals must not wait for Python to find that nobody wants them
+
+
+class Rehearsed(NamedTuple):
+    """How the recipes did that were tried.
+
+    Attributes:
+        seconds: by name, of each round that counts; a round's exchanges follow one another. The slowest rank's.
+        sent: by name, payload bytes that a node sends to others in one exchange.
+    """
+
+    seconds: dict[str, list[float]]
+    sent: dict[str, float]
+
+    @classmethod
+    def of(cls, figures: Mapping[str, Any], names: Sequence[str]) -> Rehearsed:
+        """Out of what `_asdict` gave; KeyError, TypeError or ValueError where it is not of these recipes."""
+        seconds, sent = figures["seconds"], figures["sent"]
+        if not seconds or set(seconds) - set(names) or not all(seconds.values()):
+            raise ValueError(f"rounds of {list(seconds)}")
+        return cls(
+            {name: [_positive(each) for each in rounds] for name, rounds in seconds.items()},
+            {name: float(sent[name]) for name in seconds},
+        )
+
+
+def rehearse(
+    candidates: Sequence[tuple[str, Aggregator]],
+    spec: Spec,
+    predicted: Mapping[str, float],
+    budget: float,
+    tell: Callable[[str], None],
+) -> Rehearsed:
+    """Exchanges a random vector by each candidate in turn, as it will be in training; a collective.
+
+    Whatever is decided on the way is decided from figures that all ranks have in common.
+
+    Args:
+        candidates: by name.
+        spec: of the vector.
+        predicted: seconds of each; the same on every rank. Most promising first, each is tried unless it is predicted
+            at more than `HOPELESS` times what the fastest so far has really taken, and takes long to try.
+        budget: seconds after which no further round begins; one that counts is made in any case.
+        tell: is told what is being done.
+    """
+    rehearsed = _rehearse(dict(candidates), spec, predicted, budget, tell)
+    if spec.size >= LARGE:
+        gc.collect()  # a function and its graph refer to each other, and to residuals of the vector's size
+    return rehearsed
+
+
+def _rehearse(
+    aggregators: Mapping[str, Aggregator],
+    spec: Spec,
+    predicted: Mapping[str, float],
+    budget: float,
+    tell: Callable[[str], None],
+) -> Rehearsed:
+    vector = _drawn(spec)
+    affordable = budget / (2 * len(aggregators))  # seconds of one of the two exchanges that all begin with
+    trials: dict[str, _Trial] = {}
+    for name in sorted(aggregators, key=predicted.__getitem__):
+        least = min((trial.median for trial in trials.values()), default=math.inf)
+        if predicted[name] > max(HOPELESS * least, affordable):
+            continue
+        tell(f"trying {name} ...")
+        trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"))
+        trials[name].exchange(vector)
+    in_running = list(trials.values())
+    while len(in_running) > 1 and len(in_running[0].seconds) < ROUNDS:
+        if sum(trial.spent for trial in trials.values()) > budget:
+            break
+        for trial in in_running:
+            trial.exchange(vector)
+        in_running = _still_in_running(in_running)
+    seconds = {name: trial.seconds for name, trial in trials.items()}
+    return Rehearsed(seconds, {name: trial.sent for name, trial in trials.items()})
+
+
+def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
+    """The first of those that were in the running to the end and that no other one beats by more than the noise.
+
+    Args:
+        seconds: by name, of each round, in the order of preference.
+    """
+    last = max(len(rounds) for rounds in seconds.values())
+    final = {name: rounds for name, rounds in seconds.items() if len(rounds) == last}
+    best = min(final, key=lambda name: float(np.median(final[name])))
+    return next(name for name in final if not beats(final[best], final[name]))
+
+
+def beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether `one` is the faster by more than the noise: twice the standard error of the median difference.
+
+    Rounds of the same number are compared, as they met the same disturbances.
+    """
+    count = min(len(one), len(other))
+    gained = np.subtract(other[:count], one[:count])
+    typical = float(np.median(gained))
+    deviation = float(np.median(np.abs(gained - typical)))
+    error = 1.25 * 1.48 * deviation / math.sqrt(count)  # of a median, with the deviation of a normal distribution
+    return typical > max(2 * error, TIE * float(np.median(one)))
+
+
+class _Trial:
+    """One candidate's state, its exchange as a graph, and what it has taken so far."""
+
+    def __init__(self, aggregator: Aggregator, spec: Spec):
+        self.seconds: list[float] = []
+        self.spent = 0.0
+        self.sent = 0.0
+        self._sent = tf.constant(0, tf.int64)
+        self._spec = spec
+        # As a partial: of functions with code of their own TensorFlow would count the traces, and warn.
+        run = functools.partial(_exchange, aggregator, aggregator.create(spec))
+        self._run = tf.function(run, autograph=False, jit_compile=False)
+
+    @property
+    def median(self) -> float:
+        return float(np.median(self.seconds))
+
+    def exchange(self, vector: tf.Tensor) -> None:
+        """One more exchange; before the first one there is one that does not count, which makes the graph."""
+        world = self._spec.grid.world
+        if not self.seconds:
+            self.spent += links.slowest(world, lambda: self._wait(vector))
+            everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
+            self.sent = float(everyones) / self._spec.grid.cross.size
+        self.seconds.append(links.slowest(world, lambda: self._wait(vector)))
+        self.spent += self.seconds[-1]
+
+    def _wait(self, vector: tf.Tensor) -> None:
+        """Exchanges and waits until the mean is there, also where a GPU makes it."""
+        mean, self._sent = self._run(vector)
+        mean[:1].numpy()
+
+
+def _positive(value: Any) -> float:
+    if not 0 < float(value) < math.inf:
+        raise ValueError(f"{value} seconds")
+    return float(value)
+
+
+def _still_in_running(trials: Sequence[_Trial]) -> list[_Trial]:
+    """Those that may win yet."""
+    if len(trials[0].seconds) < ENOUGH:
+        return list(trials)
+    best = min(trials, key=lambda trial: trial.median)
+    return [trial for trial in trials if not beats(best.seconds, trial.seconds)]
+
+
+def _exchange(aggregator: Aggregator, state: Level, vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The mean, and the bytes that this rank sent to other nodes for it."""
+    exchange = aggregator.exchange(vector, state)
+    name, world = state.spec.name, state.spec.grid.world
+    with tf.control_dependencies(commit([exchange], [name], world, f"{name}.commit")):
+        return tf.identity(exchange.mean), tf.cast(exchange.metrics["bytes_across"], tf.int64)
+
+
+def _drawn(spec: Spec) -> tf.Tensor:
+    """A vector that is another one on each rank, as gradients are; the user's random numbers are not touched."""
+    seed = [spec.grid.world.rank, spec.number]
+    return tf.cast(tf.random.stateless_normal([spec.size], seed), spec.dtype)

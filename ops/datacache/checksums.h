@@ -1,0 +1,27 @@
+// Checksums of records: XXH3 for what the cache stores itself, CRC-32C for the framing of TFRecord files.
+#ifndef HVD_SPARSE_OPS_DATACACHE_CHECKSUMS_H_
+#define HVD_SPARSE_OPS_DATACACHE_CHECKSUMS_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// XXH3_64bits_withSeed, as specified in xxHash's doc/xxhash_spec.md; the same on every processor.
+uint64_t datacache_xxh3(const void* data, size_t length, uint64_t seed);
+
+// CRC-32C (Castagnoli) of the bytes, neither masked nor continued.
+uint32_t datacache_crc32c(const void* data, size_t length);
+
+// The checksum of a record: a record that stands in another's place, or with another label, has another checksum.
+static inline uint64_t datacache_record_seed(uint64_t index, int64_t label) {
+  return index * 0x9E3779B97F4A7C15ULL + (uint64_t)label;
+}
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // HVD_SPARSE_OPS_DATACACHE_CHECKSUMS_H_

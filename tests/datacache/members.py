@@ -1,0 +1,92 @@
+"""The members of each role. A new one is one row here: every suite of its role then holds it to the laws."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from benchmarks import photographs
+from datacache import tfrecord
+from datacache.disk import DiskLevel
+from datacache.levels import Level
+from datacache.slab import Slab, needed
+from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+
+COUNT = 12
+
+
+def image_folder(path: Path) -> tuple[Source, list[bytes]]:
+    """Crops of three photographs."""
+    return ImageFolder(path), [content for _, content in photographs.write_folder(path, COUNT, **SMALL)]
+
+
+def tf_records(path: Path) -> tuple[Source, list[bytes]]:
+    """The same crops in two files, and an empty record."""
+    contents = [content for _, content in photographs.crops(COUNT - 1, **SMALL)] + [b""]
+    path.mkdir()
+    tfrecord.write(path / "part-0.tfrecord", contents[:5])
+    tfrecord.write(path / "part-1.tfrecord", contents[5:])
+    return TFRecords(path), contents
+
+
+def indexed(path: Path) -> tuple[Source, list[bytes]]:
+    """The same crops by a function."""
+    contents = [content for _, content in photographs.crops(COUNT, **SMALL)]
+    return Indexed(contents.__getitem__, COUNT, "crops, version 1", labels=range(COUNT)), contents
+
+
+SMALL = {"width": 60, "height": 45, "photographs": 3}
+SOURCES: dict[str, Callable[[Path], tuple[Source, list[bytes]]]] = {
+    "ImageFolder": image_folder,
+    "TFRecords": tf_records,
+    "Indexed": indexed,
+}
+
+
+class Place(NamedTuple):
+    """A level that can be opened again, and where its bytes are.
+
+    Attributes:
+        open: () to the level.
+        files: () to the files in which records lie, while it is open.
+    """
+
+    open: Callable[[], Level]
+    files: Callable[[], list[Path]]
+
+
+SAMPLES = 40
+
+
+def slab(path: Path) -> Place:
+    """A slab for decoded samples."""
+    return Place(
+        lambda: Slab(path / "shm", "key", range(SAMPLES), needed(SAMPLES, 10_000)),
+        lambda: list((path / "shm").glob("*.slab")),
+    )
+
+
+def disk(path: Path) -> Place:
+    """An LMDB file."""
+    return Place(lambda: DiskLevel(path / "disk", 16 << 20), lambda: [path / "disk" / "data.mdb"])
+
+
+LEVELS: dict[str, Callable[[Path], Place]] = {"Slab": slab, "DiskLevel": disk}
+
+
+@contextlib.contextmanager
+def flipped(path: Path, position: int, mask: int) -> Iterator[None]:
+    """Flips bits of a byte of a file for a while."""
+    _flip(path, position, mask)
+    yield
+    _flip(path, position, mask)
+
+
+def _flip(path: Path, position: int, mask: int) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        (byte,) = file.read(1)
+        file.seek(position)
+        file.write(bytes([byte ^ mask]))

@@ -1,0 +1,149 @@
+"""The commands, as a user runs them."""
+
+import io
+import os
+import re
+import sys
+
+import pytest
+
+import datacache
+from datacache import slab
+from datacache.__main__ import main
+from datacache.progress import Bar
+from tests.datacache.test_cache import COUNT, images, options  # noqa: F401 - fixtures
+
+DECODE = """
+import io
+import numpy as np
+from PIL import Image
+
+def decode(payload):
+    return np.asarray(Image.open(io.BytesIO(payload)).resize((8, 8)))
+"""
+
+
+@pytest.fixture
+def run(images, tmp_path, capsys, monkeypatch):  # noqa: F811
+    """Runs a command on the images; returns its status and what it printed."""
+    (tmp_path / "own_decoding.py").write_text(DECODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.path", list(sys.path))
+
+    def command(name, *more, source=images[0]):
+        status = main([name, "--images", str(source), "--local-dir", str(tmp_path / "local"), *more])
+        told = capsys.readouterr()
+        return status, told.out, told.err
+
+    return command
+
+
+def test_plan_says_what_the_levels_take(run):
+    status, out, err = run("plan")
+    assert status == 0 and "listing 30" in err
+    assert f"{COUNT} samples in {COUNT} files, " in out and "are free on" in out and "pass --decode" in out
+    status, out, err = run("plan", "--decode", "own_decoding:decode")
+    assert status == 0 and err == ""  # listed before
+    assert "uint8 [8, 8, 3], 192 bytes each" in out and f"{slab.needed(COUNT, 192) / 1000:.1f} KB" in out
+
+
+def test_warm_fills_the_disk_and_stats_tell(run, images, options):  # noqa: F811
+    status, out, err = run("warm")
+    assert status == 0 and f"{COUNT} of {COUNT}" in err
+    images[0].rename(images[0].with_name("gone"))
+    with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
+        list(cache.batches(5, 0))
+        list(cache.batches(5, 1))
+    status, out, _ = run("stats")
+    assert status == 0
+    rows = {line[:28].strip(): line[28:] for line in out.splitlines()}
+    assert rows["from source"].startswith(f"{COUNT} samples, 77.4 KB")
+    assert rows["from disk"].startswith(f"{COUNT + 1} samples") or rows["from disk"].startswith(f"{COUNT} samples")
+    assert int(rows["from memory"].split()[0]) >= COUNT
+    assert rows["source on disk"].startswith(f"{COUNT} records")
+
+
+def test_warm_decodes_too(run):
+    status, out, err = run("warm", "--decode", "own_decoding:decode")
+    assert status == 0 and "decoding" in err and "fingerprint" in out
+    assert "decoded on disk" in run("stats")[1]
+
+
+def test_what_does_not_fit_is_told(run, tmp_path):
+    big = tmp_path / "big" / "class"
+    big.mkdir(parents=True)
+    for number in range(3):
+        (big / f"{number}.jpg").write_bytes(os.urandom(600_000))
+    status, out, _ = run("warm", "--disk-bytes", "1100000", source=big.parent)
+    assert status == 1 and "samples did not fit: give the level more --disk-bytes" in out
+
+
+def test_verify_finds_changes_and_lists_anew(run, images):  # noqa: F811
+    assert run("verify")[:2] == (0, "All as it was listed.\n")
+    images[1][3][0].write_bytes(b"other")
+    images[1][4][0].unlink()
+    status, out, _ = run("verify")
+    assert status == 1 and f"{images[1][3][0]} has changed" in out and f"{images[1][4][0]} is gone" in out
+    assert "2 complaints" in out
+    status, out, _ = run("verify", "--relist")
+    assert status == 0 and f"Listed anew: {COUNT - 1} samples" in out
+    assert run("verify")[0] == 0
+
+
+def test_verify_finds_damaged_records(run, images, tmp_path):  # noqa: F811
+    run("warm")
+    (data,) = (tmp_path / "local").rglob("source/data.mdb")
+    whole = bytearray(data.read_bytes())
+    whole[whole.find(images[1][8][1]) + 100] ^= 1
+    data.write_bytes(whole)
+    assert run("verify")[0] == 0
+    status, out, _ = run("verify", "--records")
+    assert status == 1 and "sample 8 is damaged (its checksum is wrong); it is taken out" in out
+    assert run("verify", "--records")[0] == 0
+    assert "sample 8 was damaged in source" in run("stats")[1]
+    run("warm")
+    assert f"{COUNT} records" in run("stats")[1]
+
+
+def test_clear_removes_what_nobody_uses(run, images, options, tmp_path):  # noqa: F811
+    with datacache.DataCache(datacache.ImageFolder(images[0]), **options):
+        status, out, _ = run("clear")
+        assert status == 1 and "is in use and stays" in out
+    assert run("clear")[0] == 0
+    assert list((tmp_path / "local").iterdir()) == []
+    assert run("clear")[0] == 0
+
+
+@pytest.mark.parametrize(
+    "arguments, told",
+    [
+        (("plan", "--decode", "own_decoding"), "Expected --decode MODULE:FUNCTION, got own_decoding"),
+        (("plan", "--decode", "own_decoding:none"), "cannot be found: .*none"),
+        (("warm", "--decode", "absent_module:f"), "cannot be found: No module named 'absent_module'"),
+    ],
+)
+def test_errors_are_told_in_a_line(arguments, told, run):
+    status, _, err = run(*arguments)
+    assert status == 2
+    assert re.search(f"datacache: .*{told}", err)
+
+
+def test_a_source_that_is_not_there_is_told(run, tmp_path):
+    status, _, err = run("plan", source=tmp_path / "absent")
+    assert status == 2 and "absent" in err and "Traceback" not in err
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_a_bar_is_drawn_on_a_terminal_and_a_line_elsewhere():
+    terminal, log = Terminal(), io.StringIO()
+    for stream in (terminal, log):
+        bar = Bar("reading", stream)
+        for done in range(1, 5):
+            bar(done, 4)
+        bar.close()
+    assert "\r" in terminal.getvalue() and "[##############################] 4 of 4" in terminal.getvalue()
+    assert log.getvalue().count("\n") == 1 and "4 of 4" in log.getvalue()

@@ -1,0 +1,129 @@
+"""The local disk's own promises: it outlives runs, keeps to its size, and is made anew where it cannot be trusted."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from datacache import disk
+from datacache.disk import DiskLevel
+from tests.datacache.members import SAMPLES
+from tests.datacache.test_levels import record
+
+SIZE = 16 << 20
+
+
+@pytest.fixture
+def path(tmp_path):
+    """A level with some records, closed."""
+    kept = DiskLevel(tmp_path / "disk", SIZE)
+    for index in range(SAMPLES):
+        kept.put(index, record(index))
+    kept.close()
+    return tmp_path / "disk"
+
+
+def contents(path):
+    kept = DiskLevel(path, SIZE)
+    found = [kept.get(index) for index in range(SAMPLES)]
+    kept.close()
+    return found
+
+
+def test_it_outlives_the_run(path):
+    assert contents(path) == [record(index) for index in range(SAMPLES)]
+    assert not (path / "unsynced").exists()
+    kept = DiskLevel(path, SIZE)
+    assert kept.count() == SAMPLES and SAMPLES * 3000 < kept.used_bytes() < SAMPLES * 3000 * 2
+    kept.close()
+
+
+def test_the_forecast_is_enough_and_not_far_off(tmp_path):
+    lengths = np.random.default_rng(0).integers(0, 20_000, 500)
+    size = disk.forecast(lengths)
+    kept = DiskLevel(tmp_path / "disk", size)
+    order = np.random.default_rng(1).permutation(500)
+    assert all(kept.put(int(index), record(int(index), int(lengths[index]))) for index in order)
+    assert lengths.sum() < kept.used_bytes() < size < 1.5 * lengths.sum() + (32 << 20)
+    kept.close()
+
+
+def unsynced_in_another_boot(path):
+    (path / "unsynced").write_text("another boot\n")
+
+
+def truncated(path):
+    os.truncate(path / "data.mdb", (path / "data.mdb").stat().st_size // 2)
+
+
+def garbage(path):
+    (path / "data.mdb").write_bytes(os.urandom(100_000))
+
+
+def emptied(path):
+    (path / "data.mdb").write_bytes(b"")
+
+
+@pytest.mark.parametrize("break_it", [unsynced_in_another_boot, truncated, garbage, emptied])
+def test_what_cannot_be_trusted_is_made_anew(break_it, path):
+    break_it(path)
+    assert contents(path) == [None] * SAMPLES
+    kept = DiskLevel(path, SIZE)
+    assert kept.put(1, record(1)) and kept.get(1) == record(1)
+    kept.close()
+
+
+def test_a_process_that_was_killed_before_it_synced_loses_nothing(path):
+    child = os.fork()
+    if child == 0:
+        DiskLevel(path, SIZE).put(SAMPLES, record(SAMPLES))
+        os._exit(9)
+    os.waitpid(child, 0)
+    assert (path / "unsynced").exists()
+    kept = DiskLevel(path, SIZE)
+    assert kept.get(SAMPLES) == record(SAMPLES) and kept.get(0) == record(0)
+    kept.sync()
+    assert not (path / "unsynced").exists()
+    kept.close()
+
+
+def test_a_lasting_size_is_that_of_who_came_first(tmp_path):
+    one = DiskLevel(tmp_path / "disk", 1 << 20)
+    two = DiskLevel(tmp_path / "disk", 64 << 20)
+    assert two.put(2, record(2)) and one.get(2) == record(2) and not two.put(1, record(1, 2 << 20))
+    assert not two.put(3, record(3)) and one.put(3, record(3))  # who found it full does not try again
+    one.close()
+    two.close()
+    three = DiskLevel(tmp_path / "disk", 64 << 20)
+    assert three.put(1, record(1, 2 << 20)) and three.get(2) == record(2)
+    three.close()
+
+
+SMALL = """
+import os, pathlib, sys
+from datacache.disk import DiskLevel
+from datacache.errors import NoSpaceError
+from datacache.slab import Slab
+from tests.datacache.test_levels import record
+path = pathlib.Path(sys.argv[1])
+kept = DiskLevel(path / "disk", 64 << 20)
+fits = [kept.put(index, record(index, 100_000)) for index in range(40)]
+assert fits[0] and not fits[-1], fits
+for index, fitted in enumerate(fits):
+    assert kept.get(index) == (record(index, 100_000) if fitted else None)
+try:
+    Slab(path / "shm", "key", range(9), 1 << 20)
+except NoSpaceError as error:
+    print(error)
+"""
+
+
+def test_a_device_that_is_full_keeps_what_it_has(tmp_path):
+    mount = f'mount -t tmpfs -o size=2m none "{tmp_path}" && exec "{sys.executable}" -c "$0" "{tmp_path}"'
+    done = subprocess.run(["unshare", "-m", "sh", "-c", mount, SMALL], capture_output=True, text=True)
+    if "mount" in done.stderr or "unshare" in done.stderr:
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    assert "has no room for the memory level: 1,048,576 bytes were asked for" in done.stdout

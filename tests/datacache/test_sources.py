@@ -1,0 +1,258 @@
+"""Sources: one suite over all members, then what each has of its own."""
+
+import os
+import struct
+
+import numpy as np
+import pytest
+
+from benchmarks import photographs
+from datacache import tfrecord
+from datacache.errors import DamagedFileError, SourceChangedError
+from datacache.listing import NO_LABEL, Listing
+from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+from tests.datacache import members
+
+source = pytest.mark.parametrize("make", members.SOURCES.values(), ids=members.SOURCES)
+in_files = pytest.mark.parametrize("make", [members.image_folder, members.tf_records], ids=["ImageFolder", "TFRecords"])
+
+
+class TestSource:
+    @source
+    def test_gives_the_bytes_of_every_sample(self, make, tmp_path):
+        member, contents = make(tmp_path / "data")
+        listing = member.scan()
+        assert len(listing) == len(contents) == members.COUNT
+        assert [member.read(listing, index) for index in range(len(listing))] == contents
+        assert listing.total_bytes in (None, sum(map(len, contents)))
+
+    @source
+    def test_lists_the_same_twice(self, make, tmp_path):
+        member, _ = make(tmp_path / "data")
+        assert member.scan().fingerprint() == member.scan().fingerprint()
+        assert list(member.changes(member.scan())) == []
+
+    @source
+    def test_a_listing_survives_on_disk(self, make, tmp_path):
+        member, contents = make(tmp_path / "data")
+        listing = member.scan()
+        listing.save(tmp_path / "listing")
+        loaded = Listing.load(tmp_path / "listing", listing.fingerprint())
+        assert loaded.identity == member.identity and loaded.classes == listing.classes
+        assert [member.read(loaded, index) for index in range(len(loaded))] == contents
+        np.testing.assert_array_equal(loaded.labels, listing.labels)
+        listing.save(tmp_path / "listing")
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name != "data") == ["listing"]
+
+    @source
+    def test_a_damaged_listing_is_not_loaded(self, make, tmp_path):
+        listing = make(tmp_path / "data")[0].scan()
+        folder, random = tmp_path / "listing", np.random.default_rng(0)
+        listing.save(folder)
+        for path in (each for each in folder.iterdir() if each.stat().st_size > 0):
+            whole = path.read_bytes()
+            flipped = bytearray(whole)
+            flipped[random.integers(len(whole))] ^= 1 << random.integers(8)
+            for damaged in (bytes(flipped), whole[:-1], b""):
+                path.write_bytes(damaged)
+                assert Listing.load(folder, listing.fingerprint()) is None
+            path.write_bytes(whole)
+        assert Listing.load(folder, listing.fingerprint()) is not None
+        assert Listing.load(tmp_path / "none", listing.fingerprint()) is None
+
+    @source
+    def test_names_samples(self, make, tmp_path):
+        member, _ = make(tmp_path / "data")
+        assert "sample 3" in member.describe(member.scan(), 3)
+
+    @source
+    def test_other_arguments_are_another_identity(self, make, tmp_path):
+        assert make(tmp_path / "a")[0].identity == make_again(make, tmp_path / "a").identity
+        if make is not members.indexed:
+            assert make(tmp_path / "b")[0].identity != make_again(make, tmp_path / "a").identity
+
+    def test_every_member_has_a_row(self):
+        known = {make.__name__.replace("_", "") for make in members.SOURCES.values()}
+        public = {each for base in (Source, *Source.__subclasses__()) for each in base.__subclasses__()}
+        assert known == {each.__name__.lower() for each in public if not each.__name__.startswith("_")}
+
+
+def make_again(make, path):
+    """A second source of data that are there already."""
+    if make is members.indexed:
+        return make(path)[0]
+    return ImageFolder(path) if make is members.image_folder else TFRecords(path)
+
+
+def rewritten(path):
+    path.write_bytes(path.read_bytes())
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+
+
+def truncated(path):
+    time = path.stat().st_mtime_ns
+    os.truncate(path, path.stat().st_size - 1)
+    os.utime(path, ns=(time, time))
+
+
+class TestFiles:
+    @in_files
+    @pytest.mark.parametrize(
+        "change, told",
+        [
+            (rewritten, "has changed since it was listed: .* bytes of time .* were expected, .* came"),
+            (truncated, "has changed since it was listed"),
+            (os.remove, "is gone"),
+        ],
+    )
+    def test_a_changed_file_is_noticed_and_the_others_can_be_read(self, make, change, told, tmp_path):
+        member, contents = make(tmp_path / "data")
+        listing = member.scan()
+        path = sorted(each for each in (tmp_path / "data").rglob("*") if each.is_file())[0]
+        change(path)
+        with pytest.raises(SourceChangedError, match=told) as raised:
+            member.read(listing, 0)
+        assert str(path) in str(raised.value) and "verify --relist" in str(raised.value)
+        (complaint,) = member.changes(listing)
+        assert str(path) in complaint
+        assert member.read(listing, members.COUNT - 1) == contents[-1]
+        if change is rewritten:
+            assert member.scan().fingerprint() != listing.fingerprint()
+
+    @in_files
+    def test_a_new_file_is_noticed(self, make, tmp_path):
+        member, _ = make(tmp_path / "data")
+        listing = member.scan()
+        old = sorted(each for each in (tmp_path / "data").rglob("*") if each.is_file())[-1]
+        new = old.with_name(f"z{old.name}")
+        new.write_bytes(old.read_bytes())
+        assert list(member.changes(listing)) == [f"{new} is new."]
+
+    @in_files
+    def test_progress_is_told(self, make, tmp_path):
+        member, _ = make(tmp_path / "data")
+        told = []
+        listing = member.scan(lambda done, total: told.append(done))
+        assert told == list(range(1, listing.file_count + 1))
+        list(member.changes(listing, lambda done, total: told.append((done, total))))
+        assert told[-1] == (listing.file_count, listing.file_count)
+
+    @in_files
+    def test_what_is_not_there_is_an_error(self, make, tmp_path):
+        with pytest.raises((FileNotFoundError, NotADirectoryError), match="absent"):
+            make_again(make, tmp_path / "absent").scan()
+
+
+class TestImageFolder:
+    def test_labels_are_the_photographs_in_order(self, tmp_path):
+        written = photographs.write_folder(tmp_path, 6, **members.SMALL)
+        listing = ImageFolder(tmp_path).scan()
+        assert listing.classes == ("astronaut", "chelsea", "coffee")
+        assert [listing.classes[label] for label in listing.labels] == [path.parent.name for path, _ in written]
+        assert [listing.name(file) for file in range(6)] == [str(path.relative_to(tmp_path)) for path, _ in written]
+
+    def test_only_images_in_class_folders_count(self, tmp_path):
+        for name in ("top.jpg", "cat/a.JPG", "cat/notes.txt", "cat/deep/er/ü b.png", ".hidden/c.jpg", "cat/.d.jpg"):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / name).write_bytes(b"x")
+        (tmp_path / "empty").mkdir()
+        listing = ImageFolder(tmp_path).scan()
+        assert [listing.name(file) for file in range(listing.file_count)] == ["cat/a.JPG", "cat/deep/er/ü b.png"]
+        assert len(ImageFolder(tmp_path, suffixes=(".txt",)).scan()) == 1
+
+    def test_no_image_is_an_error_in_words(self, tmp_path):
+        with pytest.raises(ValueError, match="no file ending in .jpg.*CLASS/NAME.jpg"):
+            ImageFolder(tmp_path).scan()
+
+    @pytest.mark.parametrize("suffixes", [".jpg", (), ("jpg",)])
+    def test_suffixes_that_cannot_be_are_refused(self, suffixes, tmp_path):
+        with pytest.raises(ValueError, match="Expected suffixes such as"):
+            ImageFolder(tmp_path, suffixes)
+
+
+class TestTFRecords:
+    def write(self, path, *records):
+        tfrecord.write(path / "a.tfrecord", records)
+        return path / "a.tfrecord"
+
+    def test_labels_are_in_the_records(self, tmp_path):
+        self.write(tmp_path, b"one", b"two")
+        assert TFRecords(tmp_path).scan().labels.tolist() == [NO_LABEL, NO_LABEL]
+
+    def test_tensorflow_reads_what_is_written_and_the_other_way_round(self, tmp_path):
+        import tensorflow as tf
+
+        records = [b"", b"one", os.urandom(100_000)]
+        path = self.write(tmp_path, *records)
+        assert list(tf.data.TFRecordDataset(str(path)).as_numpy_iterator()) == records
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for record in records:
+                writer.write(record)
+        member = TFRecords(tmp_path)
+        listing = member.scan()
+        assert [member.read(listing, index) for index in range(3)] == records
+
+    def test_every_flipped_bit_is_noticed(self, tmp_path):
+        path = self.write(tmp_path, b"first", b"second")
+        whole, time = path.read_bytes(), path.stat().st_mtime_ns
+        listing = TFRecords(tmp_path).scan()
+        for bit in range(8 * len(whole)):
+            damaged = bytearray(whole)
+            damaged[bit // 8] ^= 1 << bit % 8
+            path.write_bytes(damaged)
+            os.utime(path, ns=(time, time))
+            with pytest.raises(DamagedFileError, match="a.tfrecord"):
+                TFRecords(tmp_path).scan()
+                for index in range(2):
+                    TFRecords(tmp_path).read(listing, index)
+
+    def test_a_file_that_is_cut_off_is_an_error(self, tmp_path):
+        path = self.write(tmp_path, b"first", b"second")
+        for length in range(1, path.stat().st_size):
+            if length == 21:  # exactly the first record
+                continue
+            cut = tmp_path / "cut" / path.name
+            cut.parent.mkdir(exist_ok=True)
+            cut.write_bytes(path.read_bytes()[:length])
+            with pytest.raises(DamagedFileError, match="cut off|no record at byte"):
+                TFRecords(cut.parent).scan()
+
+    @pytest.mark.parametrize("magic, told", [(b"\x1f\x8b", "gzip"), (b"\x78\x9c", "zlib"), (b"PK", "no TFRecord file")])
+    def test_other_formats_are_named(self, magic, told, tmp_path):
+        (tmp_path / "a.tfrecord").write_bytes(magic + bytes(50))
+        with pytest.raises(DamagedFileError, match=told):
+            TFRecords(tmp_path).scan()
+
+    def test_no_record_is_an_error_in_words(self, tmp_path):
+        with pytest.raises(ValueError, match="no record in files named"):
+            TFRecords(tmp_path).scan()
+
+    def test_a_length_beyond_the_file_allocates_nothing(self, tmp_path):
+        length = struct.pack("<Q", 2**62)
+        (tmp_path / "a.tfrecord").write_bytes(length + tfrecord.FOOTER.pack(tfrecord.masked_crc(length)) + bytes(9))
+        with pytest.raises(DamagedFileError, match="cut off"):
+            TFRecords(tmp_path).scan()
+
+
+class TestIndexed:
+    @pytest.mark.parametrize(
+        "size, name, labels, told",
+        [
+            (0, "x", None, "at least 1 sample"),
+            (2, "x", [1], "a label >= 0 for each, got size=2 and 1 labels"),
+            (2, "x", [0, -1], "a label >= 0"),
+            (2, "", None, "Expected a name"),
+        ],
+    )
+    def test_arguments_that_cannot_be_are_refused(self, size, name, labels, told):
+        with pytest.raises(ValueError, match=told):
+            Indexed(lambda index: b"", size, name, labels)
+
+    def test_what_are_no_bytes_is_refused(self):
+        member = Indexed(lambda index: "text", 1, "x")
+        with pytest.raises(TypeError, match="Expected bytes of sample 0 from 'x', got str"):
+            member.read(member.scan(), 0)
+
+    def test_another_name_or_other_labels_are_another_fingerprint(self):
+        made = [("a", None), ("b", None), ("a", [0, 1]), ("a", [1, 0])]
+        assert len({Indexed(bytes, 2, name, labels).scan().fingerprint() for name, labels in made}) == 4

@@ -1,0 +1,66 @@
+"""The exchange in shared memory between real processes, without Python or TensorFlow, and under sanitizers."""
+
+import pathlib
+import subprocess
+
+import numpy as np
+import pytest
+
+from tests.ops import native
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = [ROOT / "tests" / "ops" / "exchange_ranks.cc", ROOT / "ops" / "shared_memory.cc"]
+LIMIT = 300  # seconds until it is a hang
+
+
+def build(folder: pathlib.Path, *options: str) -> pathlib.Path:
+    program = folder / "exchange_ranks"
+    command = ["c++", "-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wextra", *options]
+    subprocess.run([*command, *map(str, SOURCES), "-o", str(program)], check=True)
+    return program
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory):
+    """The ranks, without sanitizers."""
+    return build(tmp_path_factory.mktemp("plain"))
+
+
+def run(program: pathlib.Path, ranks: int, rounds: int, what: str) -> None:
+    ended = subprocess.run(
+        [str(program), str(ranks), str(rounds), what], capture_output=True, text=True, timeout=LIMIT, check=False
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+@pytest.mark.parametrize("ranks", [*range(1, 10), 64])
+def test_each_rank_gets_what_the_others_sent(program, ranks):
+    run(program, ranks, 4 if ranks == 64 else 40, "all")
+
+
+def test_large_pieces_arrive_whole(program):
+    run(program, 3, 8, "large")
+
+
+def test_memory_that_was_of_no_use_for_long_is_given_back(program):
+    run(program, 2, 1500, "all")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5])
+@pytest.mark.parametrize("rounds", [1, 20])
+def test_a_killed_rank_ends_the_exchange_of_the_others(program, ranks, rounds):
+    run(program, ranks, rounds, "dies")
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_it_is_clean_under_sanitizers(sanitizer, tmp_path):
+    program = build(tmp_path, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    run(program, 3, 20, "all")
+    run(program, 3, 5, "dies")
+
+
+def test_arguments_that_cannot_be_are_refused():
+    kernels = native.library()
+    address = np.zeros(3, np.int64)
+    for members, me in [(0, 0), (65, 0), (2, 2), (2, -1)]:
+        assert kernels.hvds_neighbours_open(members, me, native.pointer(address)) < 0
