@@ -15,7 +15,7 @@ from tests.parallel import networks
 
 MISSING = networks.unavailable()
 needs_namespaces = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
-ARMS = ["Horovod", "no exchange", "dense", "hitopk", "Horovod, A/A"]
+ARMS = ["Horovod", "no exchange", "dense", "hitopk", "auto", "Horovod, A/A"]
 
 
 def parameters(model):
