@@ -1,6 +1,6 @@
 """Throughput of training and where a step's time goes, ours against plain Horovod: `make bench-train`.
 
-ResNet-50, VGG-19 and a Transformer at reduced width (train_models.py) train on synthetic batches, as in CommLib's
+ResNet-50, VGG-19 and a Transformer of reduced size (train_models.py) train on synthetic batches, as in CommLib's
 Table 3. Nodes are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. All arms have a
 model, an optimizer and residuals of their own and train in turn, in blocks of a few steps, after a warm-up:
 
@@ -83,6 +83,8 @@ def measure_all(shape: tuple[int, int], rate: str, jobs: Sequence[dict[str, Any]
         for job in jobs:
             results = measure(cluster, {"local": local, **job})
             runs.append({"shape": [nodes, local], "rate": rate, "reached": reached, **results})
+            medians = ", ".join(f"{row['arm']} {row['samples/s']:.1f}" for row in rows_of(runs[-1:]))
+            print(f"  {job['model']}: samples/s {medians}", flush=True)
     return runs
 
 
@@ -209,7 +211,7 @@ def main() -> None:
     parser.add_argument("--models", type=_names, default=list(MODELS), help=f"({','.join(MODELS)})")
     parser.add_argument("--recipes", type=_names, default=list(RECIPES), help=f"of hvd_sparse ({','.join(RECIPES)})")
     parser.add_argument("--density", type=float, default=0.01, help="of recipes that take one (0.01)")
-    parser.add_argument("--steps", type=int, default=15, help="timed steps of each arm, in blocks of three (15)")
+    parser.add_argument("--steps", type=int, default=12, help="timed steps of each arm, in blocks of three (12)")
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
     reason = unavailable()

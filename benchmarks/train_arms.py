@@ -10,6 +10,7 @@ from typing import Any
 
 import horovod.tensorflow as horovod
 import keras
+import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
@@ -57,7 +58,7 @@ class Arm:
             self._exchange = hvd.GradientExchange(marked(aggregator), name=f"train.{name}", telemetry=self._telemetry)
             distributed = self._sparsely_distributed
             self._plan()
-        optimizer = task.optimizer()
+        self._optimizer = optimizer = task.optimizer()
         optimizer.build(self.model.trainable_variables)  # variables made in the step would have it traced twice
         step = _Step(self.model, optimizer, distributed, self._selections)
         self._step = tf.function(step, jit_compile=False, autograph=False)
@@ -78,6 +79,11 @@ class Arm:
             Marks(asked, given, float(ready), float(met), ended, tuple(map(tuple, selections.numpy().tolist())))
             for asked, given, ready, met, ended, selections in readings
         ]
+
+    def kept_by_optimizer(self) -> np.ndarray:
+        """Momentum and the like, end to end, float32: after one step it tells the mean gradient."""
+        slots = [variable for variable in self._optimizer.variables if variable.shape]
+        return np.concatenate([np.ravel(slot.value.numpy()) for slot in slots])
 
     def figures(self) -> dict[str, Any]:
         """What telemetry says of the last exchange; {} where it is not ours."""

@@ -3,8 +3,9 @@
 JOB is a JSON file: {"local": n, "model": one of train_models.TASKS, "size": {} or what differs from the task's own,
 "arms": [...], "density": ..., "steps": timed steps of each arm}. Rank 0 writes RESULTS: for each arm the seconds of
 each block (the slowest rank's), the bytes that each node's interface has sent, the mean breakdown of a step, and what
-telemetry claims. While it times it checks: losses are finite, ranks that exchange stay equal to the bit, those that do
-not exchange do not, and dense recipes have Horovod's losses.
+telemetry claims. It checks that losses are finite, that ranks which exchange stay equal to the bit and those which do
+not exchange do not, and that the first mean gradient of a dense recipe is Horovod's. Later ones cannot be compared: in
+ResNet-50 as it is initialised, two steps turn a difference of 1e-6 into one of 1e-2, with any exchange and with none.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from benchmarks.train_arms import AGAIN, HOROVOD, NOTHING, Arm
 
 BLOCK = 3  # steps of one arm in a run, before it is the next one's turn
 WARM_UP = 2  # steps before anything is timed; the first one makes the graph
-LOSS_TOLERANCE = 1e-3  # relative; float32 sums in another order, over some dozens of steps
+MEAN_TOLERANCE = 1e-5  # relative, of the norm: a few gradients in float32, added in another order
 
 
 @dataclasses.dataclass
@@ -57,9 +58,14 @@ def train(job: dict, clock: Clock) -> tuple[dict[str, Arm], dict[str, Record]]:
     size = dataclasses.replace(task.size, **job["size"])
     # All before any runs: to seed TensorFlow has it optimise every graph again.
     arms = {name: Arm(name, task, size, job["density"]) for name in job["arms"] if name != AGAIN}
+    first_mean = None
     for name, arm in arms.items():
         began = time.perf_counter()
-        run_block(arm, WARM_UP, clock, Record())
+        run_block(arm, 1, clock, Record())
+        if arm.sends_all:
+            first_mean = arm.kept_by_optimizer() if first_mean is None else first_mean
+            check_mean(name, arm.kept_by_optimizer(), first_mean)
+        run_block(arm, WARM_UP - 1, clock, Record())
         _say(f"  {job['model']}, {name}: graph made and warm after {time.perf_counter() - began:.0f} s")
     records = {name: Record() for name in job["arms"]}
     for number in range(-(-job["steps"] // BLOCK)):
@@ -70,7 +76,7 @@ def train(job: dict, clock: Clock) -> tuple[dict[str, Arm], dict[str, Record]]:
 
 
 def check(arms: dict[str, Arm]) -> None:
-    """Losses are finite, replicas are where they should be, and dense recipes train as Horovod does.
+    """Losses are finite, and replicas are equal where they should be and only there.
 
     Statistics of batch normalisation are each rank's own, with Horovod as with us, and not looked at.
 
@@ -82,11 +88,13 @@ def check(arms: dict[str, Arm]) -> None:
             raise AssertionError(f"{name}: a loss is not finite: {arm.losses}")
         if replicas_equal(arm) != (name != NOTHING):
             raise AssertionError(f"{name}: the ranks' variables are {'equal' if name == NOTHING else 'not equal'}")
-        if arm.sends_all and HOROVOD in arms:
-            steps = min(len(arm.losses), len(arms[HOROVOD].losses))
-            np.testing.assert_allclose(
-                arm.losses[:steps], arms[HOROVOD].losses[:steps], rtol=LOSS_TOLERANCE, err_msg=f"losses of {name}"
-            )
+
+
+def check_mean(name: str, kept: np.ndarray, first: np.ndarray) -> None:
+    """What the optimizers of two arms have kept of their first mean gradient is the same, but for rounding."""
+    error = np.linalg.norm(kept - first) / np.linalg.norm(first)
+    if not error <= MEAN_TOLERANCE:
+        raise AssertionError(f"{name}: the first mean differs from that of the first dense arm by {error:.1e} of it")
 
 
 def replicas_equal(arm: Arm) -> bool:
