@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import collections
 import os
-import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -267,8 +266,7 @@ def _place(local_size: int | None) -> dict[str, Any]:
         text = os.environ[LOCAL_SIZE_VARIABLE]
         # An unreadable number must reach every rank, so it travels as 0 and is refused by all.
         local_size = int(text) if text.isdigit() else 0
-    host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
-    return {"host": host, "local_size": local_size}
+    return {"host": host_names.own(), "local_size": local_size}
 
 
 def _communicator(name: str, groups: Sequence[Sequence[int]], world_communicator: Communicator) -> Communicator:
