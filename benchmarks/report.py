@@ -1,0 +1,46 @@
+"""What the parts of a benchmark hand to its report: tables as Markdown, figures for JSON, and targets met or missed."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+
+class Verdict(NamedTuple):
+    """A target and what was measured.
+
+    Attributes:
+        what: is measured, with its unit.
+        wanted: as text, ">= 0.9".
+        measured: as text, with its spread where there is one.
+        met: whether the target is.
+    """
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool
+
+
+class Section(NamedTuple):
+    """One question of a benchmark, answered.
+
+    Attributes:
+        title: of the section.
+        lines: Markdown.
+        figures: all that was measured; JSON-serialisable.
+        verdicts: on the targets of this question.
+    """
+
+    title: str
+    lines: list[str]
+    figures: dict[str, Any]
+    verdicts: list[Verdict]
+
+
+def table(verdicts: list[Verdict]) -> list[str]:
+    """The targets as a Markdown table."""
+    rows = [
+        f"| {verdict.what} | {verdict.wanted} | {verdict.measured} | {'met' if verdict.met else '**missed**'} |"
+        for verdict in verdicts
+    ]
+    return ["| what | wanted | measured | |", "|---|---|---|---|", *rows]
