@@ -19,6 +19,8 @@ from hvd_sparse import buckets, collectives, ops
 from hvd_sparse.planned_exchange import PlannedExchange
 from hvd_sparse.spec import own_shard, shards
 
+SPARSE = ("topk", "mstopk", "hitopk", "auto", "NaiveAG, literal")  # keep part of the gradient from round to round
+
 Exchange = Callable[[tf.Tensor], list[Any]]
 
 

@@ -1,6 +1,7 @@
 """What one rank does for bench_exchange.py: python -m benchmarks.exchange_rank JOB RESULTS.
 
-JOB is a JSON file: {"local": n, "cells": [{"size": d, "density": ..., "arms": [...], "rounds": {arm: r}}]}. Rank 0
+JOB is a JSON file: {"local": n, "cells": [{"size": d, "density": ..., "groups": [[arm, ...], ...], "rounds": {arm: r},
+"steps": whether those of HiTopKComm are timed too}]}. Rank 0
 writes RESULTS: for each cell and arm the seconds of each round (the slowest rank's) and the bytes that each node's
 interface has sent, over all rounds. The first two results of each arm are checked: equal on all ranks, and right. If
 one of ours is not, the run ends; a rival's is counted.
@@ -9,6 +10,9 @@ one of ours is not, the run ends; a rival's is counted.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
+import gc
 import json
 import pathlib
 import time
@@ -66,33 +70,50 @@ class Clock:
         return result, time.perf_counter() - start
 
 
-def is_right(mean: np.ndarray, gradient: tf.Tensor, exact: bool) -> bool:
+def is_right(pieces: list[Any], gradient: tf.Tensor, exact: bool) -> bool:
     """Whether all ranks hold the same bits, and a dense result is the mean of the gradients; alike on all ranks."""
     world = hvd.topology.world()
-    digest = tf.constant(zlib.crc32(np.ascontiguousarray(mean)), tf.int64)
-    low, high = (int(world.allreduce(digest, op, f"check.{op}")) for op in ("min", "max"))
+    arrays = [np.asarray(piece) for piece in pieces]
+    crc = functools.reduce(lambda crc, array: zlib.crc32(np.ascontiguousarray(array), crc), arrays, 0)
+    low, high = (int(world.allreduce(tf.constant(crc, tf.int64), op, f"check.{op}")) for op in ("min", "max"))
     right = low == high
     if exact:
-        stride = max(1, mean.size // 1000)
-        wanted = world.allreduce(gradient[::stride], "sum", "check.sample").numpy() / world.size
-        right = right and np.allclose(mean[::stride], wanted, rtol=1e-4, atol=1e-5)
+        stride = max(1, arrays[0].size // 1000)
+        sample = gradient[: arrays[0].size : stride]
+        wanted = world.allreduce(sample, "sum", "check.sample").numpy() / world.size
+        right = right and np.allclose(arrays[0][::stride], wanted, rtol=1e-4, atol=1e-5)
     return bool(world.allreduce(tf.constant(int(right)), "min", "check.right") == 1)
 
 
 def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
-    """Times the arms of one cell in turn."""
-    size, density = cell["size"], cell["density"]
+    """Times the arms of one cell, those of a group in turn."""
     random = np.random.default_rng(hvd.rank())
-    gradient = tf.constant(random.standard_normal(size, dtype=np.float32))
-    arms = {name: make_arm(name, size, density, job) for name in cell["arms"] if name != "hitopk steps"}
-    sparse = {"topk", "mstopk", "hitopk", "auto", "NaiveAG, literal"}
+    gradient = tf.constant(random.standard_normal(cell["size"], dtype=np.float32))
+    result: dict[str, dict] = {"seconds": {}, "sent": {}, "spans": {}, "wrong": {}, "steps": {}}
+    for group in cell["groups"]:
+        for what, figures in run_group(group, cell, gradient, job, clock).items():
+            result[what].update(figures)
+        forget()
+    ours = [name for name, count in result["wrong"].items() if count and hasattr(hvd.recipes, name)]
+    if ours:
+        raise AssertionError(f"Wrong results, or different ones on different ranks: {', '.join(ours)}")
+    if cell["steps"]:
+        result["steps"] = run_steps(cell, gradient, clock)
+        forget()
+    return result
+
+
+def run_group(group: list[str], cell: dict, gradient: tf.Tensor, job: dict, clock: Clock) -> dict[str, dict]:
+    """Times arms in turn; a first round does not count where there are several."""
+    arms = {name: make_arm(name, cell["size"], cell["density"], job) for name in group}
+    rounds = {name: cell["rounds"][name] for name in group}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0)
     wrong = dict.fromkeys(arms, 0)  # of the first two results
     spans = dict.fromkeys(arms, 0.0)  # seconds between the readings of the counters, waiting included
-    for number in range(-1, max(cell["rounds"].values())):
+    for number in range(-1, max(rounds.values())):
         for name, arm in arms.items():
-            if number >= cell["rounds"][name]:
+            if number >= rounds[name] or (number < 0 and rounds[name] == 1):
                 continue
             before, began = sent_bytes(), time.perf_counter()
             mean, taken = clock.time(lambda arm=arm: arm(gradient))
@@ -102,15 +123,15 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
                 sent[name] += sent_bytes() - before
                 spans[name] += time.perf_counter() - began
             if number < 1:
-                wrong[name] += not is_right(np.concatenate(mean), gradient, name not in sparse)
+                wrong[name] += not is_right(mean, gradient, name not in exchange_arms.SPARSE)
             del mean  # else its memory could not be used again
-    ours = [name for name in arms if wrong[name] and hasattr(hvd.recipes, name)]
-    if ours:
-        raise AssertionError(f"Wrong results, or different ones on different ranks: {', '.join(ours)}")
-    result = {"seconds": seconds, "sent": sent, "spans": spans, "wrong": wrong, "steps": {}}
-    if "hitopk steps" in cell["arms"]:
-        result["steps"] = run_steps(cell, gradient, clock)
-    return result
+    return {"seconds": seconds, "sent": sent, "spans": spans, "wrong": wrong}
+
+
+def forget() -> None:
+    """Gives back what the arms before have kept: a function and its graph refer to each other, and to residuals."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)  # pieces of 25 MB are not given back by themselves
 
 
 def run_steps(cell: dict, gradient: tf.Tensor, clock: Clock) -> dict[str, list[float]]:

@@ -68,7 +68,7 @@ def test_mpi4py_is_a_rival_only_where_mpirun_starts_the_ranks(monkeypatch):
     assert bench_exchange.others("rendezvous") == ["torch.distributed"]
     assert bench_exchange.others("mpirun") == ["torch.distributed", "mpi4py"]
     first, second = bench_exchange.cells_of((2, 2), "1gbit", ["1M"], [0.01, 0.1], ["mpi4py"])
-    assert "mpi4py" in first["arms"] and "mpi4py" not in second["arms"]  # dense arms do not depend on the density
+    assert "mpi4py" in first["rounds"] and "mpi4py" not in second["rounds"]  # dense arms do not depend on the density
 
 
 @needs_mpirun

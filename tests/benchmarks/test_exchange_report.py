@@ -1,0 +1,52 @@
+"""What bench_exchange.py measures together, and what it makes of it."""
+
+import pytest
+
+from benchmarks import bench_exchange, exchange_report
+
+ARMS = [*exchange_report.DENSE, "topk", "mstopk", "hitopk"]
+
+
+def test_arms_are_timed_together_where_memory_holds_what_they_keep():
+    assert bench_exchange.groups_of(ARMS, 10**6, 4, 20e9) == [ARMS]
+
+
+def test_arms_that_keep_too_much_for_the_memory_are_timed_in_groups():
+    first, second, third = bench_exchange.groups_of(ARMS, 110 * 10**6, 4, 20e9)
+    assert first == [*exchange_report.DENSE, "topk"] and second == ["mstopk"] and third == ["hitopk"]
+
+
+def test_a_cell_for_which_there_is_no_memory_has_no_groups():
+    assert bench_exchange.groups_of(ARMS, 110 * 10**6, 8, 20e9) == []
+
+
+def row(arm, ms, density=0.01):
+    return {"shape": "2x2", "rate": "1gbit", "size": "25M", "density": density, "arm": arm, "ms": ms}
+
+
+ROWS = [
+    row("horovod.allreduce", 100.0, 0.001),
+    row("horovod.allreduce, A/A", 104.0, 0.001),
+    row("dense", 101.0, 0.001),
+    row("torus2d", 80.0, 0.001),
+    row("topk", 40.0),
+    row("hitopk", 10.0),
+    row("auto", 11.0),
+]
+
+
+def test_auto_is_held_against_the_best_recipe_of_its_cell_and_against_horovod():
+    (choice,) = exchange_report.choices(ROWS)
+    assert choice["best"] == "hitopk"
+    assert (choice["regret"], choice["against_horovod"], choice["noise"]) == pytest.approx((0.1, -0.89, 0.04))
+
+
+def test_auto_that_loses_to_horovod_is_counted():
+    lost = [each if each["arm"] != "auto" else row("auto", 108.0) for each in ROWS]
+    assert "by more than the noise (A/A) and 3% in 1 of them" in exchange_report.choices_table(lost)[0]
+    assert "by more than the noise (A/A) and 3% in 0 of them" in exchange_report.choices_table(ROWS)[0]
+
+
+def test_targets_are_judged_by_the_cells_that_were_measured():
+    made = exchange_report.verdicts(ROWS)
+    assert [(verdict.measured, verdict.met) for verdict in made] == [("10.0x", True), ("1.2x", False)]
