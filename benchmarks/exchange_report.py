@@ -145,8 +145,8 @@ def choices_table(rows: list[dict]) -> list[str]:
     slower = [each for each in found if each["against_horovod"] > each["noise"] + 0.03]
     lines = [
         f"`auto` takes {np.median(regrets):+.1%} more than the best fixed recipe (median of {len(found)} cells; "
-        f"wanted: 5%), at worst {max(regrets):+.1%} (15%). It is slower than Horovod by more than the noise (A/A) and 3% in "
-        f"{len(slower)} of them (none).",
+        f"wanted: 5%), at worst {max(regrets):+.1%} (15%). It is slower than Horovod by more than the noise (A/A) and "
+        f"3% in {len(slower)} of them (none).",
         "",
         "| shape | link | d | density | auto ms | best fixed recipe | more than it | more than Horovod | A/A |",
         "|---" * 9 + "|",
