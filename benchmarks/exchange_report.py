@@ -57,9 +57,14 @@ def predicted_seconds(arm: str, cell: dict, run: dict) -> float | None:
     recipe = "dense" if arm == "horovod.allreduce" else arm
     if recipe not in costs.MODELS:
         return None
-    nodes, local, inside, across, memory = run["cluster"]
-    cluster = costs.Cluster(nodes, local, costs.Link(*inside), costs.Link(*across), memory)
-    return costs.seconds(recipe, cluster, cell["size"], cell["density"])
+    return costs.seconds(recipe, cluster_of(run), cell["size"], cell["density"])
+
+
+def cluster_of(run: dict) -> costs.Cluster:
+    """What the planner measured."""
+    nodes, local, inside, across, memory, entry, reducing = run["cluster"]
+    links = [None if link is None else costs.Link(*link) for link in (inside, across, reducing)]
+    return costs.Cluster(nodes, local, links[0], links[1], memory, entry, links[2])
 
 
 def model_error(rows: list[dict]) -> str:

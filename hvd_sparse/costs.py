@@ -49,6 +49,9 @@ class Cluster(NamedTuple):
         inside: joins two ranks of a node; each rank has one of its own.
         across: joins a node to the others; its ranks share it.
         memory: bytes per second at which one rank passes over its memory while all do.
+        entry: seconds for which a rank is busy with one index and value, when it selects it and again when it adds it.
+        reducing: `across` as all-reduces fill it, which cut what they send into pieces that follow one another; None
+            where there is no difference.
     """
 
     nodes: int
@@ -56,6 +59,8 @@ class Cluster(NamedTuple):
     inside: Link
     across: Link
     memory: float
+    entry: float = 0.0
+    reducing: Link | None = None
 
     @property
     def ranks(self) -> int:
@@ -70,7 +75,8 @@ def kept(size: float, density: float) -> int:
 
 def dense(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
     """A ring all-reduce over all ranks, node after node: 2 (P - 1) messages of 4 d / P bytes."""
-    return {"all-reduce": 2 * _flat_ring(cluster, element * size / cluster.ranks)}
+    reducing = cluster._replace(across=cluster.reducing or cluster.across)
+    return {"all-reduce": 2 * _flat_ring(reducing, element * size / cluster.ranks)}
 
 
 def tree(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
@@ -90,7 +96,7 @@ def tree(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEME
 def torus2d(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
     """2DTAR (CommLib 5.3): reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
     shard = math.ceil(size / cluster.local)
-    across = cluster.across.shared_by(cluster.local)
+    across = (cluster.reducing or cluster.across).shared_by(cluster.local)
     return {
         "reduce-scatter": _ring(cluster.inside, cluster.local, element * shard),
         "across nodes": 2 * _ring(across, cluster.nodes, element * shard / cluster.nodes),
@@ -102,7 +108,7 @@ def topk(cluster: Cluster, size: int, density: float, element: int = ELEMENT) ->
     """NaiveAG (CommLib Eq. 3): selection, and an all-gather of 8 k bytes over all ranks."""
     count = kept(size, density)
     return {
-        "selection": FEEDBACK * size / cluster.memory,
+        "selection": FEEDBACK * size / cluster.memory + cluster.entry * count,
         "all-gather": _flat_ring(cluster, (element + INDEX) * count),
         "scatter": _scatter(cluster, size, cluster.ranks * count),
     }
@@ -116,7 +122,7 @@ def hitopk(cluster: Cluster, size: int, density: float, element: int = ELEMENT) 
     gathered = min((element + INDEX) * cluster.nodes * count, element * shard)
     return {
         "reduce-scatter": _ring(cluster.inside, cluster.local, element * shard),
-        "selection": (FEEDBACK + ELEMENT * (cluster.local - 1)) * shard / cluster.memory,
+        "selection": (FEEDBACK + ELEMENT * (cluster.local - 1)) * shard / cluster.memory + cluster.entry * count,
         "across nodes": _ring(across, cluster.nodes, (element + INDEX) * count),
         "all-gather": _ring(cluster.inside, cluster.local, gathered),
         "scatter": _scatter(cluster, size, cluster.ranks * count),
@@ -176,4 +182,4 @@ def _flat_ring(cluster: Cluster, each: float) -> float:
 
 def _scatter(cluster: Cluster, size: int, entries: int) -> float:
     """The dense mean is written, and every contribution read and added."""
-    return (ELEMENT * size + (KEPT + ELEMENT) * entries) / cluster.memory
+    return (ELEMENT * size + (KEPT + ELEMENT) * entries) / cluster.memory + cluster.entry * entries

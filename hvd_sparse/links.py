@@ -19,7 +19,7 @@ Progress = Callable[[str], Any]
 _REPEATS = 5
 _SMALL, _LARGEST, _STEP = 1 << 12, 1 << 21, 8  # elements a rank sends to each other one
 _LONG = 0.05  # seconds after which nothing larger is sent: bandwidth is well told from latency
-_SELECTED = 1 << 22  # elements of the selection that is timed
+_SELECTED = 1 << 24  # elements of the selection that is timed: more than a cache holds
 _SUBJECT = "cluster"
 
 
@@ -37,15 +37,16 @@ def measure(grid: Grid | None = None, progress: Progress | None = None) -> costs
     tell = progress or (lambda text: None)
     nodes, local = grid.cross.size, grid.node.size
     unused = costs.Link(0.0, 1e12)
-    inside, across = unused, unused
+    inside, across, reducing = unused, unused, None
     if local > 1:
         tell(f"inside the node, {local} ranks ...")
         inside = _fit(grid, functools.partial(_send_inside, grid.node), local, local - 1, 1)
     if nodes > 1:
         tell(f"across {nodes} nodes ...")
         across = _fit(grid, functools.partial(_send_across, grid.cross), 1, nodes - 1, local)
+        reducing = _fit(grid, functools.partial(_reduce_across, grid.cross), nodes, 2 * (nodes - 1), local)
     tell("selection ...")
-    return costs.Cluster(nodes, local, inside, across, _memory_rate(grid))
+    return costs.Cluster(nodes, local, inside, across, *_selection(grid), reducing)
 
 
 def known(grid: Grid, notebook: Notebook, progress: Progress | None = None) -> costs.Cluster:
@@ -90,6 +91,10 @@ def _send_across(cross: Communicator, vector: tf.Tensor) -> None:
     cross.allgather(vector, "links.across")
 
 
+def _reduce_across(cross: Communicator, vector: tf.Tensor) -> None:
+    cross.allreduce(vector, "sum", "links.reducing")
+
+
 def _fit(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: int, senders: int) -> costs.Link:
     """Latency and bandwidth out of a small size and the first that takes long.
 
@@ -115,10 +120,13 @@ def _fit(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: i
     return costs.Link(max(0.0, small / messages - costs.ELEMENT * _SMALL * per_byte), senders / per_byte)
 
 
-def _memory_rate(grid: Grid) -> float:
-    gradient, residual = tf.random.normal([1, _SELECTED], seed=1), tf.zeros([_SELECTED])
-    taken = _seconds(grid, lambda: ops.feedback_topk(gradient, residual, _SELECTED // 100))
-    return costs.FEEDBACK * _SELECTED / taken
+def _selection(grid: Grid) -> tuple[float, float]:
+    """`memory` and `entry` out of selecting a few elements and many."""
+    gradient, residual = tf.random.stateless_normal([1, _SELECTED], [1, 1]), tf.zeros([_SELECTED])
+    counts = (_SELECTED // 100, _SELECTED // 10)
+    few, many = (_seconds(grid, functools.partial(ops.feedback_topk, gradient, residual, k)) for k in counts)
+    entry = max(0.0, (many - few) / (counts[1] - counts[0]))
+    return costs.FEEDBACK * _SELECTED / max(few - entry * counts[0], few / 2), entry
 
 
 def _seconds(grid: Grid, run: Callable[[], Any]) -> float:
@@ -129,26 +137,26 @@ def _seconds(grid: Grid, run: Callable[[], Any]) -> float:
 
 def _to_figures(cluster: costs.Cluster) -> dict[str, Any]:
     """JSON-serialisable; a stream without a limit, for which JSON has no number, is null."""
-    links = {
-        name: {**link._asdict(), "stream": None if math.isinf(link.stream) else link.stream}
-        for name, link in (("inside", cluster.inside), ("across", cluster.across))
-    }
-    return {**cluster._asdict(), **links}
+    figures = cluster._asdict()
+    for name, link in figures.items():
+        if isinstance(link, costs.Link):
+            figures[name] = {**link._asdict(), "stream": None if math.isinf(link.stream) else link.stream}
+    return figures
 
 
 def _from_figures(grid: Grid, figures: dict[str, Any]) -> costs.Cluster:
     """The reverse; KeyError, TypeError or ValueError where the figures are of something else."""
     if (figures["nodes"], figures["local"]) != (grid.cross.size, grid.node.size):
         raise ValueError(f"{figures['nodes']} nodes of {figures['local']}")
-    inside, across = (
-        costs.Link(
-            _number(link["latency"], 0.0),
-            _number(link["bandwidth"], 1e-9),
-            math.inf if link["stream"] is None else _number(link["stream"], 1e-9),
-        )
-        for link in (figures["inside"], figures["across"])
-    )
-    return costs.Cluster(grid.cross.size, grid.node.size, inside, across, _number(figures["memory"], 1e-9))
+    inside, across = _to_link(figures["inside"]), _to_link(figures["across"])
+    reducing = None if figures["reducing"] is None else _to_link(figures["reducing"])
+    memory, entry = _number(figures["memory"], 1e-9), _number(figures["entry"], 0.0)
+    return costs.Cluster(grid.cross.size, grid.node.size, inside, across, memory, entry, reducing)
+
+
+def _to_link(figures: dict[str, Any]) -> costs.Link:
+    stream = math.inf if figures["stream"] is None else _number(figures["stream"], 1e-9)
+    return costs.Link(_number(figures["latency"], 0.0), _number(figures["bandwidth"], 1e-9), stream)
 
 
 def _number(value: Any, least: float) -> float:

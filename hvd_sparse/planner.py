@@ -72,7 +72,7 @@ def table(cluster: costs.Cluster, size: int, densities: Sequence[float] = DENSIT
         f"across nodes:   {1e6 * cluster.across.latency:9.1f} us, {8e-9 * cluster.across.bandwidth:8.2f} Gbit/s a node"
         if cluster.nodes > 1
         else "a single node",
-        f"selection:      {1e-9 * cluster.memory:9.1f} GB/s a rank",
+        f"selection:      {1e-9 * cluster.memory:9.1f} GB/s a rank, {1e9 * cluster.entry:.1f} ns for each that is kept",
         "",
         "density " + "".join(f"{name + ', ms':>14}" for name in CANDIDATES) + "   choice",
     ]

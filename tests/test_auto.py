@@ -137,6 +137,22 @@ def test_of_those_that_are_about_as_fast_the_first_is_taken(seconds, chosen):
     assert rehearsal.fastest(seconds) == chosen
 
 
+@pytest.mark.parametrize(
+    "seconds, left",
+    [
+        ({"dense": [], "topk": []}, ["dense", "topk"]),
+        ({"dense": [1.0], "topk": [9.0]}, ["dense", "topk"]),  # one round may have been disturbed
+        ({"dense": [1.0, 1.1], "topk": [9.0, 9.1]}, ["dense"]),
+        ({"dense": [1.0, 1.1], "topk": [9.0, 1.9]}, ["dense", "topk"]),
+        ({"dense": [1.0] * 4, "topk": [1.5] * 4}, ["dense", "topk"]),
+        ({"dense": [1.0] * 5, "topk": [1.5] * 5}, ["dense"]),
+        ({"dense": [1.0, 2.0, 1.5, 1.2, 1.1], "topk": [1.1, 1.0, 1.6, 1.3, 1.2]}, ["dense", "topk"]),
+    ],
+)
+def test_one_that_was_disturbed_once_is_tried_again(seconds, left):
+    assert rehearsal.still_in_running(seconds) == left
+
+
 # ---- what is kept ----
 
 

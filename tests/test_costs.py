@@ -15,7 +15,7 @@ COMMLIB = Cluster(16, 8, Link(1e-5, 60e9), Link(5e-5, 25e9 / 8, 1.2e9), 700e9)
 sizes = st.integers(1, 10**9)
 counts = st.integers(1, 64)
 links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e11), st.just(math.inf))
-clusters = st.builds(Cluster, counts, counts, links, links, st.floats(1e8, 1e12))
+clusters = st.builds(Cluster, counts, counts, links, links, st.floats(1e8, 1e12), st.just(0.0), st.none())
 
 
 @given(clusters, sizes, st.floats(1e-4, 1))
@@ -78,6 +78,26 @@ def test_the_orderings_of_figures_7_and_8(size):
     assert sorted(taken, key=taken.__getitem__) == ["hitopk", "torus2d", "tree", "topk"]
     steps = costs.hitopk(COMMLIB, size, 0.01)
     assert max(steps, key=steps.__getitem__) == "across nodes"
+
+
+@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "hitopk"]))
+def test_all_reduces_alone_go_by_the_link_as_they_fill_it(cluster, size, density, recipe):
+    twice = Link(cluster.across.latency / 2, 2 * cluster.across.bandwidth)
+    as_measured = costs.MODELS[recipe](cluster._replace(reducing=twice), size, density, 4)
+    by_all = costs.MODELS[recipe](cluster._replace(across=twice), size, density, 4)
+    assert as_measured == (
+        by_all if recipe in ("dense", "torus2d") else costs.MODELS[recipe](cluster, size, density, 4)
+    )
+
+
+@given(clusters, sizes, st.floats(1e-4, 1))
+def test_what_is_kept_costs_time_when_it_is_selected_and_when_it_is_added(cluster, size, density):
+    slow = cluster._replace(entry=1.0)
+    shard = math.ceil(size / cluster.local)
+    for recipe, count in (("topk", costs.kept(size, density)), ("hitopk", costs.kept(shard, density))):
+        before, after = (costs.MODELS[recipe](each, size, density, 4) for each in (cluster, slow))
+        assert after["selection"] == before["selection"] + count
+        assert after["scatter"] == before["scatter"] + cluster.ranks * count
 
 
 def test_one_rank_exchanges_nothing():

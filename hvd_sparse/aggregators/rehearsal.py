@@ -23,7 +23,7 @@ HOPELESS = 3.0
 ROUNDS = 15
 LEAST = 3  # rounds that are made whatever they take
 ENOUGH = 5  # rounds before anybody is dropped for being a little slower: fewer do not tell the noise
-FAR = 2.0  # times the fastest one's first round, beyond which nobody needs to be tried again
+FAR = 2.0  # times the best round of the fastest one, beyond which nobody's best round makes a further one worth while
 TIE = 0.03  # share of the time below which nobody is the faster one
 LARGE = 1 << 18  # elements of a vector whose residuals must not wait for Python to find that nobody wants them
 
@@ -33,7 +33,7 @@ class Rehearsed(NamedTuple):
 
     Attributes:
         seconds: by name, of each round that counts, of the slowest rank; a round's exchanges follow one another. Of
-            those that were far behind in the first one, that one.
+            those that fell far behind, the rounds until then.
         sent: by name, payload bytes that a node sends to others in one exchange.
     """
 
@@ -94,15 +94,18 @@ def _rehearse(
         tell(f"trying {name} ...")
         trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"))
         trials[name].begin(vector)
-    in_running = _near(list(trials.values()))
-    for trial in in_running if len(in_running) > 1 else []:
-        trial.seconds = []  # the first round was a cold one
-    while len(in_running) > 1 and len(in_running[0].seconds) < ROUNDS:
-        if len(in_running[0].seconds) >= LEAST and sum(trial.spent for trial in trials.values()) > budget:
+    in_running = list(trials)
+    if len(in_running) > 1:
+        for trial in trials.values():
+            trial.seconds = []  # the first round was a cold one
+    for number in range(ROUNDS):
+        if number >= LEAST and sum(trial.spent for trial in trials.values()) > budget:
             break
-        for trial in in_running:
-            trial.exchange(vector)
-        in_running = _still_in_running(in_running)
+        in_running = still_in_running({name: trials[name].seconds for name in in_running})
+        if len(in_running) == 1:
+            break
+        for name in in_running:
+            trials[name].exchange(vector)
     seconds = {name: trial.seconds for name, trial in trials.items()}
     return Rehearsed(seconds, {name: trial.sent for name, trial in trials.items()})
 
@@ -118,6 +121,22 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
     medians = {name: float(np.median(rounds)) for name, rounds in final.items()}
     least = min(medians.values())
     return next(name for name, median in medians.items() if median <= (1 + TIE) * least)
+
+
+def still_in_running(seconds: Mapping[str, Sequence[float]]) -> list[str]:
+    """Those that may win yet: by their best round while there are too few to tell the noise, then by all.
+
+    Args:
+        seconds: by name, of each round; of all equally many.
+    """
+    rounds = min(len(each) for each in seconds.values())
+    if rounds < 2:
+        return list(seconds)
+    if rounds < ENOUGH:
+        least = min(min(each) for each in seconds.values())
+        return [name for name, each in seconds.items() if min(each) <= FAR * least]
+    best = min(seconds, key=lambda name: float(np.median(seconds[name])))
+    return [name for name, each in seconds.items() if not beats(seconds[best], each)]
 
 
 def beats(one: Sequence[float], other: Sequence[float]) -> bool:
@@ -173,20 +192,6 @@ def _positive(value: Any) -> float:
     if not 0 < float(value) < math.inf:
         raise ValueError(f"{value} seconds")
     return float(value)
-
-
-def _near(trials: Sequence[_Trial]) -> list[_Trial]:
-    """Those whose first round does not rule them out."""
-    least = min(trial.median for trial in trials)
-    return [trial for trial in trials if trial.median <= FAR * least]
-
-
-def _still_in_running(trials: Sequence[_Trial]) -> list[_Trial]:
-    """Those that may win yet."""
-    if len(trials[0].seconds) < ENOUGH:
-        return list(trials)
-    best = min(trials, key=lambda trial: trial.median)
-    return [trial for trial in trials if not beats(best.seconds, trial.seconds)]
 
 
 def _exchange(aggregator: Aggregator, state: Level, vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

@@ -36,8 +36,9 @@ def ranks_measure_alike_and_choose_alike(local_size):
     assert (cluster.nodes, cluster.local) == (hvd.size() // local_size, local_size)
     for link in (cluster.inside, cluster.across):
         assert link.latency >= 0 and 0 < link.bandwidth < math.inf
-    own = [list(cluster.inside), list(cluster.across), cluster.memory, planner.plan(cluster, 10**6, 0.01).recipe]
-    everyones = hvd.topology.world().gather_descriptions(str(own), "planner.everyones")
+    assert cluster.memory > 0 and cluster.entry >= 0 and (cluster.reducing is None) == (cluster.nodes == 1)
+    own = f"{cluster} {planner.plan(cluster, 10**6, 0.01).recipe}"
+    everyones = hvd.topology.world().gather_descriptions(own, "planner.everyones")
     assert everyones == [everyones[0]] * hvd.size()
 
 
