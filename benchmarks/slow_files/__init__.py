@@ -6,7 +6,7 @@
 One token bucket holds all readers together to the rate, each operation has the latency, and no more than the cap are in
 flight, so that a metadata storm costs what it would cost. It is a process of its own, so its work does not hold up
 the interpreter of those who read; its processor time does count, so rates stay at or under 200 MB/s. What a client may
-keep is in server.py. It needs the Debian packages libfuse3-dev, fuse3 and pkg-config, and what requirements-fuse.txt names.
+keep is in server.py. It needs the Debian packages libfuse3-dev, fuse3 and pkg-config, and requirements-fuse.txt.
 """
 
 from __future__ import annotations
