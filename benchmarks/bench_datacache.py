@@ -1,6 +1,7 @@
 """What the cache of the input reaches and what it costs, each question in a section: `make bench-datacache`.
 
-Each module of QUESTIONS answers one and runs alone as well, with options of its own: `python -m benchmarks.NAME --help`.
+Each module of QUESTIONS answers one and runs alone as well, with options of its own: `python -m
+benchmarks.datacache_files --help`.
 """
 
 from __future__ import annotations
@@ -35,8 +36,8 @@ def render(sections: Sequence[Section], seconds: float, command: str) -> str:
     text = [
         f"# The cache of the input, {about['date']}",
         "",
-        f"`{command}` on {about['processor']}; commit {about['commit']}; {seconds / 60:.0f} minutes. What is measured and "
-        "how stands at the head of each section's module in benchmarks/.",
+        f"`{command}` on {about['processor']}; commit {about['commit']}; {seconds / 60:.0f} minutes. What is measured "
+        "and how stands at the head of each section's module in benchmarks/.",
         "",
         "## Targets",
         "",
