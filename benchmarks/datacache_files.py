@@ -60,7 +60,7 @@ class Plan:
         rounds: of everything; figures are medians over them.
     """
 
-    files: int = 2000
+    files: int = 1500
     rates: tuple[str, ...] = ("50MB/s", "100MB/s", "200MB/s")
     epochs: int = 5
     rounds: int = 2
