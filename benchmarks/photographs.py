@@ -67,6 +67,26 @@ def write_folder(path: Path, count: int, **options: int) -> list[tuple[Path, byt
     return sorted(written)
 
 
+def quality_for(mean_bytes: int, **options: int) -> int:
+    """The JPEG quality at which `crops` have about this many bytes in the mean; few crops of each are tried."""
+    tried = 4 * len(_NAMES["skimage"] + _NAMES["sklearn"])
+
+    def difference(quality: int) -> float:
+        sizes = [len(content) for _, content in crops(tried, quality=quality, **options)]
+        return abs(float(np.mean(sizes)) - mean_bytes)
+
+    return min(range(90, 101), key=difference)
+
+
+def write_like_imagenet(path: Path, count: int, mean_bytes: int = 110_000) -> int:
+    """Writes crops of 500 x 375 with about as many bytes as ImageNet's files have, and returns the bytes of all.
+
+    Crops are smoother than photographs straight from a camera, so it takes a high quality to give them as many bytes.
+    """
+    quality = quality_for(mean_bytes)
+    return sum(len(content) for _, content in write_folder(path, count, quality=quality))
+
+
 def _folder(package: str) -> Path:
     found = importlib.util.find_spec(package)
     if found is None or not found.origin:

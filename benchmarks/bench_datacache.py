@@ -1,0 +1,96 @@
+"""What the cache of the input reaches and what it costs, each question in a section: `make bench-datacache`.
+
+Each module of QUESTIONS answers one and runs alone as well, with options of its own: `python -m
+benchmarks.datacache_files --help`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from types import ModuleType
+from typing import Any
+
+from matplotlib.figure import Figure
+
+from benchmarks import datacache_files, report, slow_files, timing
+from benchmarks.report import Section
+
+QUESTIONS: tuple[ModuleType, ...] = (datacache_files,)
+PICTURES = {datacache_files: datacache_files.draw}  # those that have one
+
+
+def name_of(question: ModuleType) -> str:
+    """The name by which a question is asked for: "files" for benchmarks.datacache_files."""
+    return question.__name__.rpartition("datacache_")[2]
+
+
+def render(sections: Sequence[Section], seconds: float, command: str) -> str:
+    """The report as Markdown."""
+    about = timing.machine()
+    verdicts = [verdict for section in sections for verdict in section.verdicts]
+    text = [
+        f"# The cache of the input, {about['date']}",
+        "",
+        f"`{command}` on {about['processor']}; commit {about['commit']}; {seconds / 60:.0f} minutes. What is measured "
+        "and how stands at the head of each section's module in benchmarks/.",
+        "",
+        "## Targets",
+        "",
+        *report.table(verdicts),
+    ]
+    for section in sections:
+        text += ["", f"## {section.title}", "", *section.lines]
+    return "\n".join([*text, ""])
+
+
+def write(sections: dict[ModuleType, Section], text: str) -> pathlib.Path:
+    """Writes the report, the figures as JSON and a picture; returns their path without its ending."""
+    data: dict[str, Any] = {"machine": timing.machine()}
+    for question, section in sections.items():
+        verdicts = [verdict._asdict() for verdict in section.verdicts]
+        data[name_of(question)] = {"title": section.title, "verdicts": verdicts, "figures": section.figures}
+    stem = timing.write_results("datacache", data, text)
+    drawn = [question for question in sections if question in PICTURES]
+    if drawn:
+        figure = Figure(figsize=(6 * len(drawn), 4), layout="constrained")
+        for question, axis in zip(drawn, figure.subplots(1, len(drawn), squeeze=False)[0], strict=True):
+            PICTURES[question](sections[question].figures, axis)
+        figure.savefig(f"{stem}.png", dpi=120)
+    return stem
+
+
+def main() -> None:
+    names = [name_of(question) for question in QUESTIONS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
+    parser.add_argument("--folder", type=pathlib.Path, help="for caches, on a local disk (a temporary one)")
+    parser.add_argument("--dry", action="store_true", help="write no results")
+    options = parser.parse_args()
+    asked = options.questions.split(",")
+    if not set(asked) <= set(names):
+        parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")
+    reason = slow_files.unavailable()
+    if reason is not None and "files" in asked:
+        sys.exit(reason)
+    sections: dict[ModuleType, Section] = {}
+    began, text = time.perf_counter(), ""
+    for question in QUESTIONS:
+        if name_of(question) not in asked:
+            continue
+        print(f"{name_of(question)} ...", flush=True)
+        with tempfile.TemporaryDirectory(dir=options.folder) as folder:
+            sections[question] = question.measure(pathlib.Path(folder), lambda line: print(f"  {line}", flush=True))
+        command = "make bench-datacache" if asked == names else f"bench_datacache --questions {options.questions}"
+        text = render(list(sections.values()), time.perf_counter() - began, command)
+        if not options.dry:  # after each, so that what fails later loses nothing
+            print(f"Written to {write(sections, text)}.json, .md and .png", flush=True)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The benchmark of the cache over a slow file system: files as large as said, figures that add up, a report."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from benchmarks import bench_datacache, datacache_files, photographs, report, slow_files, timing
+from benchmarks.datacache_files import OURS, RIVALS, Plan
+
+MISSING = slow_files.unavailable()
+needs_fuse = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
+FILES, BATCH = 64, 32
+
+
+def test_files_are_as_large_as_those_of_imagenet_and_the_same_each_time(tmp_path):
+    for name in "ab":
+        total = photographs.write_like_imagenet(tmp_path / name, 27)
+        assert 0.8 * 110_000 < total / 27 < 1.2 * 110_000
+    first = sorted((tmp_path / "a").rglob("*.jpg"))
+    assert len(first) == 27 and len({path.parent for path in first}) == 9
+    for path in first:
+        assert path.read_bytes() == (tmp_path / "b" / path.relative_to(tmp_path / "a")).read_bytes()
+        assert Image.open(path).size == (500, 375)
+
+
+def epochs(*seconds):
+    return [{"seconds": each, "waited": each / 2, "steps": 10} for each in seconds]
+
+
+def made_up(waited=0.01, again=0):
+    """Figures of one round at one rate, as `measure` makes them: round numbers, so that ratios are known."""
+    ours = [{"seconds": 5.0, "waited": 4.0, "steps": 10}, {"seconds": 1.0, "waited": waited, "steps": 10}]
+    fill = {
+        "cold": {"open": 1.0, "epoch": 4.0, "bytes": 160_000_000, "operations": 1000},
+        "warm": {"open": 0.1, "epoch": 0.4, "bytes": again, "operations": again},
+    }
+    link = {
+        "calibration": [{"one": 2e7, "rate": 5e7, "latency": 0.001}],
+        "fill": [fill],
+        OURS: [{"open": 0.0, "epochs": ours, "synthetic": epochs(0.8, 0.8), "bytes": 160_000_000, "operations": 1000}],
+    }
+    for number, name in enumerate(RIVALS):
+        run = {"open": 0.0, "epochs": epochs(6.0 + number, 6.0 + number), "bytes": 320_000_000, "operations": 3000}
+        link[name] = [run]
+    ranks = [{"bytes": 160_000_000, "operations": 1000}, {"bytes": 0, "operations": 0}]
+    return {
+        "files": 320,
+        "bytes": 160_000_000,
+        "epochs": 2,
+        "rounds": 1,
+        "latency": "1ms",
+        "in_flight": 16,
+        "parameters": 1,
+        "batch": BATCH,
+        "dropped": True,
+        "links": {"50MB/s": link},
+        "ranks": ranks,
+    }
+
+
+def test_ratios_are_those_of_the_figures_against_the_better_rival():
+    found = datacache_files.summary(made_up(), "50MB/s")
+    assert found == pytest.approx({"waiting": 300, "throughput": 2, "step": 1.25, "cold": 0.8, "warm": 10})
+
+
+def test_targets_are_met_or_missed():
+    met = [verdict.met for verdict in datacache_files.verdicts(made_up())]
+    assert met == [True, True, True, True, False, False, True]
+    missed = datacache_files.verdicts(made_up(waited=1.0, again=7))
+    assert [verdict.met for verdict in missed[1:3]] == [False, False]
+    assert missed[1].measured == "7, 7"
+
+
+def test_without_fuse_it_says_what_to_do(monkeypatch, tmp_path):
+    monkeypatch.setattr(slow_files, "unavailable", lambda: "install FUSE")
+    with pytest.raises(RuntimeError, match="install FUSE"):
+        datacache_files.measure(tmp_path, print)
+
+
+@needs_fuse
+def test_a_small_run_reads_each_byte_once_and_is_reported(tmp_path, monkeypatch):
+    monkeypatch.setattr(timing, "RESULTS", tmp_path / "results")
+    told = []
+    section = datacache_files.measure(tmp_path, told.append, Plan(FILES, ("100MB/s",), epochs=2, rounds=1))
+    figures = section.figures
+    link = figures["links"]["100MB/s"]
+    assert (
+        figures["ranks"][0]["bytes"] == link["fill"][0]["cold"]["bytes"] == link[OURS][0]["bytes"] == figures["bytes"]
+    )
+    for again in (figures["ranks"][1], link["fill"][0]["warm"]):
+        assert (again["bytes"], again["operations"]) == (0, 0)
+    for name in RIVALS:  # the kernel keeps nothing from one epoch to the next
+        assert link[name][0]["bytes"] >= 2 * figures["bytes"]
+    assert all(epoch["steps"] == FILES // BATCH for name in (*RIVALS, OURS) for epoch in link[name][0]["epochs"])
+    assert section.verdicts[0].met and section.verdicts[1].met
+    assert [line.split(":")[0] for line in told][1:] == ["round 1 of 1, 100MB/s", "2 ranks"]
+
+    text = bench_datacache.render([section], 60.0, "make bench-datacache")
+    stem = bench_datacache.write({datacache_files: section}, text)
+    assert report.table(section.verdicts)[-1] in stem.with_suffix(".md").read_text()
+    assert json.loads(stem.with_suffix(".json").read_text())["files"]["figures"]["files"] == FILES
+    assert stem.with_suffix(".png").stat().st_size > 10_000
