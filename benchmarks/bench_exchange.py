@@ -60,13 +60,19 @@ def others(launcher: str) -> list[str]:
 
 
 def cells_of(
-    shape: tuple[int, int], rate: str, sizes: Sequence[str], densities: Sequence[float], rivals: Sequence[str]
+    shape: tuple[int, int],
+    rate: str,
+    sizes: Sequence[str],
+    densities: Sequence[float],
+    rivals: Sequence[str],
+    left_out: Sequence[str] = (),
 ) -> list[dict]:
     """The cells of one shape and link; dense arms take part at the first density only, as they do not depend on it."""
     cells = []
     for name in sizes:
         for number, density in enumerate(densities):
             arms = _arms_of(name, rate, density, rivals if number == 0 else None)
+            arms = [arm for arm in arms if arm not in left_out]
             rounds = {arm: SPARSE_ROUNDS if arm in SPARSE else DENSE_ROUNDS for arm in arms}
             if _endless(name, rate):
                 rounds |= dict.fromkeys(set(arms) - set(SPARSE), 1)
@@ -186,6 +192,7 @@ def main() -> None:
     )
     parser.add_argument("--sizes", type=_names, default=list(SIZES), help="of the gradient (1M,25M,110M)")
     parser.add_argument("--densities", type=_names, default=[str(density) for density in DENSITIES])
+    parser.add_argument("--without", nargs="+", default=[], metavar="ARM", help="leave out some that take long")
     parser.add_argument("--dry", action="store_true", help="write no results")
     parser.add_argument("--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts ranks (rendezvous)")
     options = parser.parse_args()
@@ -198,7 +205,8 @@ def main() -> None:
     for shapes, rates in (part.split("@") for part in options.grid or [WHOLE_GRID]):
         for text, rate in itertools.product(_names(shapes), _names(rates)):
             nodes, local = map(int, text.split("x"))
-            cells = cells_of((nodes, local), rate, options.sizes, densities, others(options.launcher))
+            rivals = others(options.launcher)
+            cells = cells_of((nodes, local), rate, options.sizes, densities, rivals, options.without)
             runs.append(measure((nodes, local), rate, cells, options.launcher))
             if not options.dry:  # after each, so that what fails later loses nothing
                 write(runs, read_rate)
