@@ -37,6 +37,8 @@ SIZES = {"1M": 10**6, "25M": 25 * 10**6, "110M": 110 * 10**6}
 DENSITIES = (0.001, 0.01, 0.1)
 WHOLE_GRID = "2x2,4x1,4x2@100mbit,1gbit,10gbit"
 LITERAL = ("2DTAR, literal", "NaiveAG, literal")
+WARM = 3  # rounds that do not count
+SHORT = 4  # times as many rounds where one takes milliseconds
 _RANK_LIMIT = 1500.0  # seconds for one shape and link
 # What a rank's memory has to hold, in vectors of the gradient's size: gradient, its pieces, mean and what is checked;
 # and for an arm that keeps something from round to round two residuals, the old and the new, and what it works on.
@@ -73,12 +75,26 @@ def cells_of(
         for number, density in enumerate(densities):
             arms = _arms_of(name, rate, density, rivals if number == 0 else None)
             arms = [arm for arm in arms if arm not in left_out]
-            rounds = {arm: SPARSE_ROUNDS if arm in SPARSE else DENSE_ROUNDS for arm in arms}
-            if _endless(name, rate):
-                rounds |= dict.fromkeys(set(arms) - set(SPARSE), 1)
+            rounds = {arm: _rounds(arm, name, rate) for arm in arms}
             cell = {"name": name, "size": SIZES[name], "density": density, "rounds": rounds}
+            cell["warm"] = {arm: _warm(arm, name, rate) for arm in arms}
             cells.append({**cell, "steps": shape[1] > 1})
     return cells
+
+
+def _rounds(arm: str, name: str, rate: str) -> int:
+    """How often an arm is timed."""
+    if _endless(name, rate) and arm not in SPARSE:
+        return 1
+    often = SPARSE_ROUNDS if arm in SPARSE and arm not in LITERAL else DENSE_ROUNDS
+    return SHORT * often if name == "1M" and rate != "100mbit" else often
+
+
+def _warm(arm: str, name: str, rate: str) -> int:
+    """How many rounds do not count, before: what an arm keeps from round to round is only there after a few."""
+    if _endless(name, rate) and arm not in SPARSE:
+        return 0  # of a minute, the first round's allocations are nothing
+    return 1 if arm in LITERAL or rate == "100mbit" or (name == "110M" and arm in DENSE) else WARM
 
 
 def _arms_of(name: str, rate: str, density: float, rivals: Sequence[str] | None) -> list[str]:
@@ -130,7 +146,8 @@ def measure(shape: tuple[int, int], rate: str, cells: list[dict], launcher: str)
     with tempfile.TemporaryDirectory() as name, Cluster(nodes, local, rate) as cluster:
         folder = pathlib.Path(name)
         reached = raw_rate(cluster)
-        print(f"{nodes}x{local}, {rate}: one connection reaches {reached / 1e6:,.0f} Mbit/s", flush=True)
+        told = f"one connection reaches {reached / 1e6:,.0f} Mbit/s ({cluster.congestion})"
+        print(f"{nodes}x{local}, {rate}: {told}", flush=True)
         job = {"local": local, "address": cluster.address(0), "port": 29500, "cells": cells}
         (folder / "job.json").write_text(json.dumps(job))
         command = [
@@ -146,7 +163,8 @@ def measure(shape: tuple[int, int], rate: str, cells: list[dict], launcher: str)
         if any(statuses):
             raise RuntimeError(f"the ranks of {nodes}x{local} at {rate} ended with {statuses}")
         results = json.loads((folder / "results.json").read_text())
-    return {"shape": list(shape), "rate": rate, "reached": reached, **results}
+    about = {"shape": list(shape), "rate": rate, "reached": reached, "congestion": cluster.congestion}
+    return {**about, **results}
 
 
 def _fits(cell: dict, ranks: int) -> bool:

@@ -29,6 +29,7 @@ from typing import NoReturn
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousServer
 
+_CONGESTION = "net.ipv4.tcp_congestion_control"
 LAUNCHERS = ("rendezvous", "mpirun")
 _BURST_SECONDS = 0.0005
 _LEAST_BURST = 70_000  # bytes: a packet before segmentation has up to 64 KB
@@ -84,6 +85,8 @@ class Cluster:
         local: ranks on each node.
         rate: of each node's link, both ways, as tc writes it; None leaves it unshaped.
         shaper: "tbf" or "htb", the queueing discipline that shapes.
+        congestion: TCP's congestion control on the nodes: cubic, as Linux has it by default, or where this kernel does
+            not let a namespace choose that, this machine's. (BBR, for one, stops sending for 200 ms every 10 s.)
     """
 
     def __init__(self, nodes: int, local: int, rate: str | None = None, shaper: str = "tbf"):
@@ -94,6 +97,7 @@ class Cluster:
         if rate is not None:
             bits_per_second(rate)
         self.nodes, self.local, self.rate, self.shaper = nodes, local, rate, shaper
+        self.congestion = ""
         self._prefix = f"hvds{os.getpid()}"
         self._network = f"10.78.{os.getpid() % 256}"  # so that two clusters at a time do not disturb each other
         self._cleanup = contextlib.ExitStack()
@@ -213,6 +217,7 @@ class Cluster:
             if self.rate is not None:
                 self._shape(outer, [])
                 self._shape("eth0", ["-n", name])
+            self.congestion = _choose_congestion(name)
 
     def _shape(self, device: str, where: Sequence[str]) -> None:
         assert self.rate is not None
@@ -266,6 +271,15 @@ def _slot_environment(slot, address: str, port: int) -> dict[str, str]:
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_CPU_OPERATIONS": "gloo",
     }
+
+
+def _choose_congestion(namespace: str) -> str:
+    """Asks for cubic in a namespace, and says what it has."""
+    inside = ["ip", "netns", "exec", namespace]
+    subprocess.run([*inside, "sysctl", "-qw", f"{_CONGESTION}=cubic"], stderr=subprocess.DEVNULL)
+    return subprocess.run(
+        [*inside, "sysctl", "-n", _CONGESTION], check=True, capture_output=True, text=True
+    ).stdout.strip()
 
 
 def _wait(ranks: Sequence[subprocess.Popen], limit: float | None) -> None:

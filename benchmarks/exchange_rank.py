@@ -1,7 +1,7 @@
 """What one rank does for bench_exchange.py: python -m benchmarks.exchange_rank JOB RESULTS.
 
 JOB is a JSON file: {"local": n, "cells": [{"size": d, "density": ..., "groups": [[arm, ...], ...], "rounds": {arm: r},
-"steps": whether those of HiTopKComm are timed too}]}. Rank 0
+"warm": {arm: rounds before these, that do not count}, "steps": whether those of HiTopKComm are timed too}]}. Rank 0
 writes RESULTS: for each cell and arm the seconds of each round (the slowest rank's) and the bytes that each node's
 interface has sent, over all rounds. The first two results of each arm are checked: equal on all ranks, and right. If
 one of ours is not, the run ends; a rival's is counted.
@@ -104,16 +104,16 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
 
 
 def run_group(group: list[str], cell: dict, gradient: tf.Tensor, job: dict, clock: Clock) -> dict[str, dict]:
-    """Times arms in turn; a first round does not count where there are several."""
+    """Times arms in turn, after rounds that do not count."""
     arms = {name: make_arm(name, cell["size"], cell["density"], job) for name in group}
-    rounds = {name: cell["rounds"][name] for name in group}
+    rounds, warm = ({name: cell[what][name] for name in group} for what in ("rounds", "warm"))
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0)
     wrong = dict.fromkeys(arms, 0)  # of the first two results
     spans = dict.fromkeys(arms, 0.0)  # seconds between the readings of the counters, waiting included
-    for number in range(-1, max(rounds.values())):
+    for number in range(-max(warm.values()), max(rounds.values())):
         for name, arm in arms.items():
-            if number >= rounds[name] or (number < 0 and rounds[name] == 1):
+            if not -warm[name] <= number < rounds[name]:
                 continue
             before, began = sent_bytes(), time.perf_counter()
             mean, taken = clock.time(lambda arm=arm: arm(gradient))
@@ -122,7 +122,7 @@ def run_group(group: list[str], cell: dict, gradient: tf.Tensor, job: dict, cloc
                 seconds[name].append(taken)
                 sent[name] += sent_bytes() - before
                 spans[name] += time.perf_counter() - began
-            if number < 1:
+            if number < 2 - warm[name]:
                 wrong[name] += not is_right(mean, gradient, name not in exchange_arms.SPARSE)
             del mean  # else its memory could not be used again
     return {"seconds": seconds, "sent": sent, "spans": spans, "wrong": wrong}
@@ -138,7 +138,7 @@ def run_steps(cell: dict, gradient: tf.Tensor, clock: Clock) -> dict[str, list[f
     """Times the four steps of HiTopKComm one by one."""
     steps = exchange_arms.HitopkSteps(cell["size"], cell["density"])
     seconds: dict[str, list[float]] = {name: [] for name in steps.names}
-    for number in range(-1, cell["rounds"]["hitopk"]):
+    for number in range(-cell["warm"]["hitopk"], cell["rounds"]["hitopk"]):
         taken: list[float] = []
 
         def timed(run: Callable[[], Any], taken: list[float] = taken) -> Any:

@@ -190,7 +190,8 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
         f"# The exchange, {about['date']}",
         "",
         f"`make bench-exchange` on {about['processor']} for all ranks together; commit {about['commit']}; one core "
-        f"reads {read_rate / 1e9:.0f} GB/s. Medians of {DENSE_ROUNDS} rounds of dense arms, {SPARSE_ROUNDS} of others.",
+        f"reads {read_rate / 1e9:.0f} GB/s; TCP's congestion control is {runs[0]['congestion']}. Medians of at least "
+        f"{DENSE_ROUNDS} rounds of dense arms, {SPARSE_ROUNDS} of others.",
         "",
         "Idle traffic of Horovod, KB/s a node: "
         + "; ".join(

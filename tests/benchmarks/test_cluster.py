@@ -123,7 +123,15 @@ def test_claimed_bytes_are_those_that_the_interfaces_count(tmp_path):
         "2DTAR, literal",
     ]
     rounds = dict.fromkeys(arms, 2)
-    cell = {"name": "1M", "size": SIZE, "density": DENSITY, "groups": [arms], "rounds": rounds, "steps": True}
+    cell = {
+        "name": "1M",
+        "size": SIZE,
+        "density": DENSITY,
+        "groups": [arms],
+        "rounds": rounds,
+        "warm": dict.fromkeys(arms, 1),
+        "steps": True,
+    }
     job, results = tmp_path / "job.json", tmp_path / "results.json"
     with Cluster(2, 2) as made:
         job.write_text(json.dumps({"local": 2, "address": made.address(0), "port": 29500, "cells": [cell]}))
