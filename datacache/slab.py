@@ -125,7 +125,7 @@ class Slab(Level):
         mapping, found = self._alive(), np.empty(len(indices), np.uint8)
         places = [address(array) for array in (indices, rows, labels, found)]
         library().datacache_slab_gather(
-            mapping.handle, places[0], len(indices), places[1], rows.shape[1], places[2], places[3], 1
+            mapping.handle, places[0], len(indices), places[1], rows.shape[1], places[2], places[3]
         )
         return found == _FOUND
 

@@ -1,5 +1,6 @@
 """The kernels of ops/datacache by ctypes."""
 
+import ctypes
 import importlib.util
 import random
 import shutil
@@ -19,6 +20,15 @@ def test_xxh3_is_that_of_the_reference():
         data = numbers.randbytes(length)
         for seed in (0, 1, numbers.getrandbits(64)):
             assert native.xxh3(data, seed) == xxhash.xxh3_64_intdigest(data, seed), (length, seed)
+
+
+def test_copied_and_hashed_in_one_pass_it_is_the_same():
+    numbers = random.Random(1)
+    for length in [*range(300), 1023, 1024, 1025, 1088, 2049, 27_648]:
+        data, copy = numbers.randbytes(length), bytearray(b"x" * (length + 64))
+        target = (ctypes.c_char * len(copy)).from_buffer(copy)
+        assert native.library().datacache_xxh3_copy(target, data, length, 7) == native.xxh3(data, 7), length
+        assert copy == data + b"x" * 64
 
 
 def test_crc32c_is_that_of_the_standard():
