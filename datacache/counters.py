@@ -6,6 +6,7 @@ import collections
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from datacache import files
@@ -21,6 +22,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._numbers: collections.Counter[str] = collections.Counter()
+        self._others: list[Callable[[], Mapping[str, float]]] = []
         self._lock = threading.Lock()
         self._started = time.time()
 
@@ -29,10 +31,18 @@ class Counters:
         with self._lock:
             self._numbers[name] += amount  # type: ignore[assignment]
 
+    def include(self, numbers: Callable[[], Mapping[str, float]]) -> None:
+        """Adds what is counted elsewhere, asked for whenever all numbers are."""
+        with self._lock:
+            self._others.append(numbers)
+
     def numbers(self) -> dict[str, float]:
         """All numbers so far."""
         with self._lock:
-            return dict(self._numbers)
+            sums = self._numbers.copy()
+            for others in self._others:
+                sums.update(others())
+            return dict(sums)
 
     def save(self, directory: Path) -> None:
         """Writes them to a file of this process's own, for `total`."""

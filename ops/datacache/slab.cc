@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr uint64_t kHead = 4096, kNext = 2048, kAlignment = 64;
+constexpr uint64_t kHead = 4096, kNext = 2048, kAlignment = 64, kAhead = 512;
 
 using Word = std::atomic<uint64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "words are shared between processes");
@@ -66,6 +66,15 @@ uint64_t reserve(const datacache_slab* slab, Entry* entry, uint64_t index, uint6
   entry->offset.store(offset, kRelaxed);
   entry->checksum.store(proof_of_place(index, offset, length), kRelaxed);
   return offset;
+}
+
+// Has the beginning of a record fetched from memory, where the processor cannot guess that it is next.
+void ask_ahead(const datacache_slab* slab, uint64_t index) {
+  const Entry* entry = entry_of(slab, index);
+  if (entry == nullptr) return;
+  const uint64_t offset = entry->offset.load(kRelaxed);
+  if (!is_inside(slab, offset, kAhead)) return;
+  for (uint64_t line = 0; line < kAhead; line += kAlignment) __builtin_prefetch(slab->base + offset + line);
 }
 
 datacache_found copy_out(const datacache_slab* slab, uint64_t index, uint8_t* row, uint64_t row_bytes, int64_t* label) {
@@ -137,6 +146,7 @@ uint64_t datacache_slab_gather(const datacache_slab* slab, const uint64_t* indic
                                uint64_t row_bytes, int64_t* labels, uint8_t* found) {
   uint64_t total = 0;
   for (uint64_t i = 0; i < count; ++i) {
+    if (i + 1 < count) ask_ahead(slab, indices[i + 1]);
     found[i] = copy_out(slab, indices[i], rows + i * row_bytes, row_bytes, labels + i);
     total += found[i] == DATACACHE_FOUND;
   }

@@ -185,8 +185,29 @@ __attribute__((target("avx2"))) void accumulate_avx2(uint64_t* lanes, const uint
 }
 
 template <bool kCopy>
+__attribute__((target("avx512f"))) void accumulate_avx512(uint64_t* lanes, const uint8_t* input, uint8_t* copy,
+                                                          const uint8_t* secret, size_t stripes) {
+  const __m512i prime = _mm512_set1_epi64(static_cast<int64_t>(kPrime32_1));
+  __m512i sums = _mm512_loadu_si512(lanes);
+  for (size_t n = 0; n < stripes; ++n) {
+    const __m512i data = _mm512_loadu_si512(input + n * kStripe);
+    if (kCopy) _mm512_storeu_si512(copy + n * kStripe, data);
+    const __m512i value = _mm512_xor_si512(data, _mm512_loadu_si512(secret + n % kBlockStripes * 8));
+    const __m512i product = _mm512_mul_epu32(value, _mm512_srli_epi64(value, 32));
+    sums = _mm512_add_epi64(product, _mm512_add_epi64(sums, _mm512_shuffle_epi32(data, _MM_PERM_BADC)));
+    if (n % kBlockStripes != kBlockStripes - 1) continue;
+    const __m512i mixed = _mm512_xor_si512(_mm512_xor_si512(sums, _mm512_srli_epi64(sums, 47)),
+                                           _mm512_loadu_si512(secret + kScramble));
+    const __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
+    sums = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
+  }
+  _mm512_storeu_si512(lanes, sums);
+}
+
+template <bool kCopy>
 Accumulate choose() {
   __builtin_cpu_init();
+  if (__builtin_cpu_supports("avx512f")) return accumulate_avx512<kCopy>;
   return __builtin_cpu_supports("avx2") ? accumulate_avx2<kCopy> : accumulate_portable<kCopy>;
 }
 #else
