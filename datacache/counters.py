@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import threading
 import time
@@ -45,10 +46,14 @@ class Counters:
             return dict(sums)
 
     def save(self, directory: Path) -> None:
-        """Writes them to a file of this process's own, for `total`."""
-        directory.mkdir(exist_ok=True)
+        """Writes them to a file of this process's own, for `total`; on a full disk they are lost, and no run ends so."""
         name = f"{int(self._started * 1000)}-{os.getpid()}.json"
-        files.write_json(directory / name, {"started": self._started, "numbers": self.numbers()})
+        try:
+            directory.mkdir(exist_ok=True)
+            files.write_json(directory / name, {"started": self._started, "numbers": self.numbers()})
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
 
 def total(directory: Path) -> dict[str, float]:
