@@ -46,7 +46,7 @@ class Counters:
             return dict(sums)
 
     def save(self, directory: Path) -> None:
-        """Writes them to a file of this process's own, for `total`; on a full disk they are lost, and no run ends so."""
+        """Writes them to a file of this process's own, for `total`; on a full disk they are lost."""
         name = f"{int(self._started * 1000)}-{os.getpid()}.json"
         try:
             directory.mkdir(exist_ok=True)
