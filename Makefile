@@ -37,7 +37,7 @@ build: $(DONE)/requirements  ## the native libraries, where their sources have c
 	@$(RUN) setup.py --quiet build_ext --inplace
 
 clean:          ## removes all of it but the cached Horovod wheel
-	@rm -rf $(VENV) build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so
+	@rm -rf $(VENV) build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(DONE)/environment:

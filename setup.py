@@ -3,8 +3,9 @@
 ops/X_op.cc registers operations with TensorFlow and is compiled with its flags; every other ops/X.cc is a kernel and is
 compiled without TensorFlow in sight, so that it stays usable without it. Both go into hvd_sparse/_ops.so. Where nvcc
 is found, and HVD_SPARSE_WITH_CUDA is not 0, ops/X_gpu.cu go into hvd_sparse/_cuda.so, a plain C library. A package that
-is to be usable alone gets a folder of ops/ and a `Library` of its own: ops/datacache/ goes into datacache/_native.so,
-which is compiled and loaded without TensorFlow.
+is to be usable alone gets a folder of ops/ and a `Library` of its own: the kernels of ops/datacache/ go into
+datacache/_native.so, which is compiled and loaded without TensorFlow, and its operations, with those kernels that they
+call, into datacache/_ops.so.
 """
 
 import concurrent.futures
@@ -50,10 +51,24 @@ class TensorFlow(NamedTuple):
     link_flags: list[str]
 
 
+def is_registration(source):
+    """Whether a source registers operations with TensorFlow."""
+    return source.stem.endswith("_op")
+
+
+def kernels_of(folder):
+    return tuple(sorted(path for path in ROOT.glob(f"ops/{folder}/*.cc") if not is_registration(path)))
+
+
+def operations_of(folder):
+    return tuple(sorted(ROOT.glob(f"ops/{folder}/*_op.cc")))
+
+
 LIBRARIES = (
     Library("hvd_sparse._ops", tuple(sorted(ROOT.glob("ops/*.cc")))),
     Library("hvd_sparse._cuda", tuple(sorted(ROOT.glob("ops/*_gpu.cu"))) if WITH_CUDA else ()),
-    Library("datacache._native", tuple(sorted(ROOT.glob("ops/datacache/*.cc")))),
+    Library("datacache._native", kernels_of("datacache")),
+    Library("datacache._ops", (*operations_of("datacache"), *kernels_of("datacache"))),
 )
 
 
@@ -83,11 +98,6 @@ class BuildLibraries(build_ext):
 
     def get_output_mapping(self):
         return {}
-
-
-def is_registration(source):
-    """Whether a source registers operations with TensorFlow."""
-    return source.stem.endswith("_op")
 
 
 def build_tensorflow(sources, target):

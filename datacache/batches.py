@@ -10,12 +10,21 @@ import numpy as np
 
 from datacache.buffers import Buffers
 from datacache.counters import Counters
+from datacache.levels import Level
 from datacache.order import Schedule
 from datacache.reader import Fetched, Layout, ReadThrough
 
 
 class Batches:
-    """The batches of one rank for one schedule; `read` may be called by several threads, in about rising order."""
+    """The batches of one rank for one schedule; `read` may be called by several threads, in about rising order.
+
+    Attributes:
+        layout: of samples.
+        schedule: which samples are in which batch.
+        rank: whose batches they are.
+        ahead: how many batches ahead samples are fetched.
+        counters: of the process.
+    """
 
     def __init__(
         self,
@@ -32,9 +41,8 @@ class Batches:
 
         The owner closes all of it once nothing refers to it, so a reference is held here.
         """
-        self.layout, self.schedule = layout, schedule
-        self._reader, self._rank, self._workers, self._counters = reader, rank, workers, counters
-        self._ahead, self._owner = ahead, owner
+        self.layout, self.schedule, self.rank, self.ahead, self.counters = layout, schedule, rank, ahead, counters
+        self._reader, self._workers, self._owner = reader, workers, owner
         self._buffers = Buffers(schedule.batch_size * layout.size)
         self._next = 0  # the first batch whose samples have not been asked for
         self._fetching: dict[int, concurrent.futures.Future[Fetched]] = {}
@@ -43,6 +51,11 @@ class Batches:
     def __len__(self) -> int:
         """How many batches there are."""
         return len(self.schedule)
+
+    @property
+    def memory(self) -> Level:
+        """The level that batches are gathered from."""
+        return self._reader.memory
 
     def read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """A batch.
@@ -57,7 +70,7 @@ class Batches:
             SourceChangedError, DamagedFileError, DecodeError: from a sample of this batch.
         """
         self._request(step)
-        indices = self.schedule.indices(step, self._rank)
+        indices = self.schedule.indices(step, self.rank)
         block = self._buffers.take()[: len(indices) * self.layout.size]
         rows, labels = block.reshape(len(indices), self.layout.size), np.empty(len(indices), np.int64)
         found = self._reader.gather(indices.astype(np.uint64), rows, labels)
@@ -72,11 +85,11 @@ class Batches:
         """Has those samples of this batch and of the next ones fetched that are not in memory, each batch once."""
         with self._lock:
             begin = step if step == 0 else max(step, self._next)  # at 0 a new iteration begins
-            end = min(step + 1 + self._ahead, len(self))
+            end = min(step + 1 + self.ahead, len(self))
             self._next = max(begin, end)
         if begin >= end:
             return
-        wanted = [self.schedule.indices(each, self._rank) for each in range(begin, end)]
+        wanted = [self.schedule.indices(each, self.rank) for each in range(begin, end)]
         indices = np.concatenate(wanted).astype(np.uint64)
         missing = indices[~self._reader.holds(indices)]
         with self._lock:
@@ -101,6 +114,6 @@ class Batches:
         queued, started = not future.running(), time.perf_counter()
         fetched = future.result()
         stage = "queue" if queued else max(fetched.seconds, key=lambda name: fetched.seconds[name])
-        self._counters.add(f"stalls.{stage}")
-        self._counters.add(f"seconds.{stage}", time.perf_counter() - started)
+        self.counters.add(f"stalls.{stage}")
+        self.counters.add(f"seconds.{stage}", time.perf_counter() - started)
         return fetched

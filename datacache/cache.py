@@ -88,8 +88,9 @@ class DataCache:
         self._seed, self._key = seed, fingerprint.of(decode)
         self.counters = Counters()
         self._store = Store(source, local_dir, progress=progress)
-        self._levels: list[Level] = [self._store.open_source_level(disk_bytes)]
+        self._levels: list[Level] = []
         try:
+            self._levels.append(self._store.open_source_level(disk_bytes))
             decoder = Decoder(decode)
             self.layout = decoder.layout = self._find_layout(decoder)
             decoded: Level = Nowhere("decoded")

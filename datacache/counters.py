@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import threading
 import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from datacache import files
@@ -21,6 +23,7 @@ class Counters:
 
     def __init__(self) -> None:
         self._numbers: collections.Counter[str] = collections.Counter()
+        self._others: list[Callable[[], Mapping[str, float]]] = []
         self._lock = threading.Lock()
         self._started = time.time()
 
@@ -29,16 +32,28 @@ class Counters:
         with self._lock:
             self._numbers[name] += amount  # type: ignore[assignment]
 
+    def include(self, numbers: Callable[[], Mapping[str, float]]) -> None:
+        """Adds what is counted elsewhere, asked for whenever all numbers are."""
+        with self._lock:
+            self._others.append(numbers)
+
     def numbers(self) -> dict[str, float]:
         """All numbers so far."""
         with self._lock:
-            return dict(self._numbers)
+            sums = self._numbers.copy()
+            for others in self._others:
+                sums.update(others())
+            return dict(sums)
 
     def save(self, directory: Path) -> None:
-        """Writes them to a file of this process's own, for `total`."""
-        directory.mkdir(exist_ok=True)
+        """Writes them to a file of this process's own, for `total`; on a full disk they are lost."""
         name = f"{int(self._started * 1000)}-{os.getpid()}.json"
-        files.write_json(directory / name, {"started": self._started, "numbers": self.numbers()})
+        try:
+            directory.mkdir(exist_ok=True)
+            files.write_json(directory / name, {"started": self._started, "numbers": self.numbers()})
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
 
 
 def total(directory: Path) -> dict[str, float]:

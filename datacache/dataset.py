@@ -1,14 +1,35 @@
-"""The way into tf.data: whole batches, handed over without a copy."""
+"""The way into tf.data: whole batches, handed over without a copy.
+
+A batch that is wholly in memory is gathered by a TensorFlow operation that reads the slab itself, so that it never
+waits for Python's global lock; any other goes through `Batches.read`.
+"""
 
 from __future__ import annotations
+
+import ctypes
+import functools
+import json
+import threading
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from datacache.batches import Batches
+from datacache.native import SlabHandle
+from datacache.slab import Slab
 
 _AT_A_TIME = 2  # batches that are gathered at the same time
 _READY = 2  # batches that wait for the training step
+_LIBRARY = Path(__file__).with_name("_ops.so")
+
+_Batch = tuple[tf.Tensor, tf.Tensor]
+
+_lent: weakref.WeakKeyDictionary[Slab, int] = weakref.WeakKeyDictionary()  # the number of each slab
+_lock = threading.Lock()
 
 
 def make(batches: Batches) -> tf.data.Dataset:
@@ -19,18 +40,94 @@ def make(batches: Batches) -> tf.data.Dataset:
 
     Returns:
         Samples [b, ...] and labels int64 [b]; b is known to the graph where all batches are of one size.
+
+    Raises:
+        ImportError: where the native operations were compiled for another TensorFlow.
     """
     layout, schedule = batches.layout, batches.schedule
     count = schedule.batch_size if schedule.has_equal_batches else None
+    gather = _gather(batches)
 
-    def read(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return batches.read(int(step))
-
-    def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        samples, labels = tf.numpy_function(read, [step], [tf.as_dtype(layout.dtype), tf.int64], stateful=False)
+    def batch(step: tf.Tensor) -> _Batch:
+        samples, labels = _by_python(batches, step) if gather is None else gather(step)
         samples.set_shape([count, *layout.shape])
         labels.set_shape([count])
         return samples, labels
 
     steps = tf.data.Dataset.range(len(batches))
     return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
+
+
+def _by_python(batches: Batches, step: tf.Tensor) -> _Batch:
+    def read(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return batches.read(int(step))
+
+    dtype = tf.as_dtype(batches.layout.dtype)
+    samples, labels = tf.numpy_function(read, [step], [dtype, tf.int64], stateful=False)
+    return samples, labels
+
+
+def _gather(batches: Batches) -> Callable[[tf.Tensor], _Batch] | None:
+    """From a step to its batch, by the native operation where that can be; None where it cannot read the level."""
+    library = _library()
+    if library is None or not isinstance(batches.memory, Slab) or len(batches) == 0:
+        return None
+    layout, schedule, number = batches.layout, batches.schedule, _number(library, batches.memory, batches)
+    spans = np.array([schedule.span(step, batches.rank) for step in range(len(batches))], np.int64)
+    with tf.device("CPU"):
+        order_tensor, spans_tensor = tf.constant(schedule.order, tf.int64), tf.constant(spans)
+
+    def gather(step: tf.Tensor) -> _Batch:
+        samples, labels, whole = library.datacache_gather(
+            order=order_tensor,
+            spans=spans_tensor,
+            step=step,
+            dtype=tf.as_dtype(layout.dtype),
+            shape=layout.shape,
+            slab=number,
+            ahead=batches.ahead,
+        )
+        return tf.cond(whole, lambda: (samples, labels), lambda: _by_python(batches, step))
+
+    return gather
+
+
+def _number(library: Any, slab: Slab, batches: Batches) -> int:
+    """What the operation knows a slab by; lent to it when it is first asked for."""
+    with _lock:
+        if slab not in _lent:
+            native, size = _registry(), batches.layout.size
+            number: int
+            handle = slab.lend(lambda: native.datacache_take_back(number))
+            number = native.datacache_lend(handle)
+            batches.counters.include(lambda: _served(native.datacache_served(number), size))
+            _lent[slab] = number
+        return _lent[slab]
+
+
+def _served(samples: int, size: int) -> dict[str, float]:
+    return {"samples.memory": samples, "bytes.memory": samples * size} if samples else {}
+
+
+@functools.cache
+def _library() -> Any:
+    """The native operations; None where they have not been compiled, and Python does it all."""
+    if not _LIBRARY.exists():
+        return None
+    built_for = json.loads(_LIBRARY.with_suffix(".json").read_text())["tensorflow"]
+    if built_for != tf.__version__:
+        raise ImportError(
+            f"datacache's operations were compiled for TensorFlow {built_for}, this is TensorFlow {tf.__version__}: "
+            "compile them again with `pip install --no-build-isolation --force-reinstall --no-deps .` in the source."
+        )
+    return tf.load_op_library(str(_LIBRARY))
+
+
+@functools.cache
+def _registry() -> ctypes.CDLL:
+    """The functions of ops/datacache/lent_slabs.h that are in the operations' library."""
+    library = ctypes.CDLL(str(_LIBRARY))
+    library.datacache_lend.restype, library.datacache_lend.argtypes = ctypes.c_int64, [ctypes.POINTER(SlabHandle)]
+    library.datacache_take_back.restype, library.datacache_take_back.argtypes = None, [ctypes.c_int64]
+    library.datacache_served.restype, library.datacache_served.argtypes = ctypes.c_uint64, [ctypes.c_int64]
+    return library

@@ -22,6 +22,7 @@ from datacache import files
 from datacache.errors import NoSpaceError
 from datacache.levels import DamagedRecordError, Level, Record, checksum
 
+SMALLEST = 1 << 20  # bytes of a level
 _KEY = struct.Struct(">Q")  # in the order of the keys, so that consecutive samples lie side by side
 _HEAD = struct.Struct("<Qq")  # checksum, label
 _PAGE = 4096
@@ -58,7 +59,7 @@ class DiskLevel(Level):
             UnsuitableFileSystemError: where the directory is on a network file system.
             ValueError: where size is less than 1 MiB.
         """
-        if size < 1 << 20:
+        if size < SMALLEST:
             raise ValueError(f"Expected at least 1 MiB for a level on the local disk, got {size} bytes.")
         size -= size % _PAGE
         files.refuse_remote(path.parent, "The level on the local disk")

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from datacache.errors import UnsuitableFileSystemError
+from datacache.errors import NoSpaceError, UnsuitableFileSystemError
 
 MOUNTS = Path("/proc/self/mounts")
 # Where a lock or a mapped page may not mean what it means on a local disk. FUSE can be anything, so it counts as remote
@@ -39,7 +39,11 @@ _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, p
 
 
 def write_renamed(path: Path, content: bytes) -> None:
-    """Writes a file that appears under its name when it is whole and on the disk."""
+    """Writes a file that appears under its name when it is whole and on the disk.
+
+    Raises:
+        NoSpaceError: where the disk is full.
+    """
     part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name}.part")
     try:
         with open(part, "wb") as file:
@@ -47,6 +51,12 @@ def write_renamed(path: Path, content: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise NoSpaceError(
+            error.errno, f"{path.parent} has no room for {path.name}: make room on that disk, or choose another"
+        ) from None
     finally:
         part.unlink(missing_ok=True)
     sync_directory(path.parent)

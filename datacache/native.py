@@ -21,6 +21,7 @@ class SlabHandle(ctypes.Structure):
 _SLAB = ctypes.POINTER(SlabHandle)
 _FUNCTIONS = {  # name: (result, arguments), as in ops/datacache/*.h
     "datacache_xxh3": (_U64, [_POINTER, ctypes.c_size_t, _U64]),
+    "datacache_xxh3_copy": (_U64, [_POINTER, _POINTER, ctypes.c_size_t, _U64]),
     "datacache_crc32c": (ctypes.c_uint32, [_POINTER, ctypes.c_size_t]),
     "datacache_slab_overhead": (_U64, [_U64]),
     "datacache_slab_footprint": (_U64, [_U64]),
@@ -29,7 +30,7 @@ _FUNCTIONS = {  # name: (result, arguments), as in ops/datacache/*.h
     "datacache_slab_publish": (ctypes.c_int, [_SLAB, _U64, _POINTER, _U64, _I64]),
     "datacache_slab_lengths": (None, [_SLAB, _POINTER, _U64, _POINTER]),
     "datacache_slab_forget": (None, [_SLAB, _U64]),
-    "datacache_slab_gather": (_U64, [_SLAB, _POINTER, _U64, _POINTER, _U64, _POINTER, _POINTER, ctypes.c_int]),
+    "datacache_slab_gather": (_U64, [_SLAB, _POINTER, _U64, _POINTER, _U64, _POINTER, _POINTER]),
 }
 
 

@@ -73,13 +73,18 @@ class Schedule:
 
     def indices(self, step: int, rank: int) -> np.ndarray:
         """The samples of a rank's batch, int64."""
+        begin, end = self.span(step, rank)
+        return self.order[begin:end]
+
+    def span(self, step: int, rank: int) -> tuple[int, int]:
+        """Where in the order a rank's batch begins and ends."""
         if not 0 <= step < len(self) or not 0 <= rank < self.ranks:
             raise IndexError(f"There is no batch {step} of {len(self)} for rank {rank} of {self.ranks}.")
         begin = self.start + step * self._global_batch
         count = min(self._global_batch, len(self.order) - begin)
         share, more = divmod(count, self.ranks)
         first = begin + rank * share + min(rank, more)
-        return self.order[first : first + share + (rank < more)]
+        return first, first + share + (rank < more)
 
     def position(self, steps: int) -> int:
         """How many samples of the epoch all ranks together have read after this many steps of this schedule."""

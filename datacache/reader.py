@@ -90,7 +90,11 @@ class Decoder:
 
 
 class ReadThrough:
-    """Fetches samples through the levels; called by several threads at once."""
+    """Fetches samples through the levels; called by several threads at once.
+
+    Attributes:
+        memory: the highest level.
+    """
 
     def __init__(
         self,
@@ -106,12 +110,12 @@ class ReadThrough:
     ):
         """Takes the levels from the source up, and what all processes of the node share."""
         self._source, self._listing, self._decoder = source, listing, decoder
-        self._memory, self._decoded, self._disk = memory, decoded, disk
+        self.memory, self._decoded, self._disk = memory, decoded, disk
         self._locks, self._quarantine, self._counters = locks, quarantine, counters
 
     def gather(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Copies what is in memory, as `Level.gather`; the rest is for `fetch`."""
-        found = self._memory.gather(indices, rows, labels)
+        found = self.memory.gather(indices, rows, labels)
         count = int(found.sum())
         if count:
             self._counters.add("samples.memory", count)
@@ -120,7 +124,7 @@ class ReadThrough:
 
     def holds(self, indices: np.ndarray) -> np.ndarray:
         """Which samples (uint64 [n]) are in memory: bool [n]."""
-        return self._memory.holds(indices)
+        return self.memory.holds(indices)
 
     def fetch(self, index: int) -> Fetched:
         """A sample, decoded; afterwards it is in every level that has room for it.
@@ -133,10 +137,10 @@ class ReadThrough:
         started = time.perf_counter()
         with self._locks.hold(index):
             seconds["another process"] = time.perf_counter() - started
-            record, origin = self._held(self._memory, index), "memory"
+            record, origin = self._held(self.memory, index), "memory"
             if record is None:
                 record, origin = self._decoded_sample(index, seconds)
-                self._keep(self._memory, index, record)
+                self._keep(self.memory, index, record)
         self._counters.add(f"samples.{origin}")
         return Fetched(record, origin, seconds)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -76,6 +77,7 @@ class Slab(Level):
             sweep(directory, keep=self._path)
             self._file, memory = _open(self._path, size, samples)
         self._mapping: _Mapping | None = _Mapping(memory, _handle(memory, samples))
+        self._lent: list[Callable[[], None]] = []
 
     def holds(self, indices: np.ndarray) -> np.ndarray:
         return self._lengths(indices) != _NONE
@@ -106,10 +108,18 @@ class Slab(Level):
         mapping = self._alive()
         return min(library().datacache_slab_used(mapping.handle), len(mapping.memory))
 
+    def lend(self, take_back: Callable[[], None]) -> SlabHandle:
+        """Where the memory is, for native code that reads it until `take_back`, called before the level is closed."""
+        handle = self._alive().handle
+        self._lent.append(take_back)
+        return handle
+
     def close(self) -> None:
         """Lets go of the memory, and removes it where nobody else has it open."""
         if self._mapping is None:
             return
+        for take_back in self._lent:
+            take_back()
         self._mapping = None  # unmapped as soon as no other thread copies from it
         with files.locked(self._path.parent):
             os.close(self._file)
@@ -125,7 +135,7 @@ class Slab(Level):
         mapping, found = self._alive(), np.empty(len(indices), np.uint8)
         places = [address(array) for array in (indices, rows, labels, found)]
         library().datacache_slab_gather(
-            mapping.handle, places[0], len(indices), places[1], rows.shape[1], places[2], places[3], 1
+            mapping.handle, places[0], len(indices), places[1], rows.shape[1], places[2], places[3]
         )
         return found == _FOUND
 

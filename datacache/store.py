@@ -108,16 +108,19 @@ class Store:
     def _open(self, directory: str, name: str, wanted: int | None, limit: int | None) -> Level:
         if limit == 0:
             return Nowhere(name)
-        return DiskLevel(self.directory / directory, self._size(wanted, limit), name)
+        return DiskLevel(self.directory / directory, self._size(directory, wanted, limit), name)
 
     def _layout(self, decode: str) -> Path:
         return self.directory / f"layout-{decode}.json"
 
-    def _size(self, wanted: int | None, limit: int | None) -> int:
-        """Of an LMDB file: no more than wanted, nor than the limit; all that is free where neither is known."""
-        device = os.statvfs(self.directory)
+    def _size(self, directory: str, wanted: int | None, limit: int | None) -> int:
+        """Of an LMDB file: no more than wanted, nor than the limit; where neither is known, all that it can have."""
         known = [size for size in (wanted, limit) if size is not None]
-        return min(known) if known else device.f_bavail * device.f_frsize
+        if known:
+            return min(known)
+        device, data = os.statvfs(self.directory), self.directory / directory / "data.mdb"
+        has = data.stat().st_blocks * 512 if data.exists() else 0
+        return max(device.f_bavail * device.f_frsize + has, disk.SMALLEST)
 
 
 def directory_of(source: Source, local_dir: str | os.PathLike) -> Path:

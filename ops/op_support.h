@@ -36,6 +36,9 @@ inline int64_t number_of(const tensorflow::Tensor& scalar) {
 // the operating system, and fresh ones cost a page fault for every 4 KB, which is more than the kernels' own work.
 class KeptOutputs {
  public:
+  // How many at most; by default one in use, one being made, one that a slow consumer holds.
+  explicit KeptOutputs(size_t most = 3) : most_(most) {}
+
   // As OpKernelContext::allocate_output.
   absl::Status allocate(tensorflow::OpKernelContext* context, int index, const tensorflow::TensorShape& shape,
                         tensorflow::Tensor** output) {
@@ -55,7 +58,6 @@ class KeptOutputs {
 
  private:
   static constexpr int64_t kWorthKeeping = 1 << 20;  // bytes
-  static constexpr size_t kMost = 3;                 // one in use, one being made, one that a slow consumer holds
 
   bool take(tensorflow::DataType type, const tensorflow::TensorShape& shape, tensorflow::Tensor* tensor) {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -69,7 +71,7 @@ class KeptOutputs {
 
   void keep(const tensorflow::Tensor& tensor) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    if (kept_.size() < kMost) {
+    if (kept_.size() < most_) {
       kept_.push_back(tensor);
       return;
     }
@@ -80,6 +82,7 @@ class KeptOutputs {
     }
   }
 
+  const size_t most_;
   std::mutex mutex_;
   std::vector<tensorflow::Tensor> kept_;
 };

@@ -58,7 +58,8 @@ def test_the_wheel_carries_package_and_operations_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     packages = (ROOT / "hvd_sparse", ROOT / "datacache")
     modules = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
-    native = {"hvd_sparse/_ops.so", "hvd_sparse/_ops.json", "datacache/_native.so"}
+    native = {"hvd_sparse/_ops.so", "hvd_sparse/_ops.json", "datacache/_native.so", "datacache/_ops.so"}
+    native |= {"datacache/_ops.json"}
     carried = {name for name in names if ".dist-info/" not in name}
     assert carried - {"hvd_sparse/_cuda.so"} == modules | native
 

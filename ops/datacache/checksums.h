@@ -12,6 +12,9 @@ extern "C" {
 // XXH3_64bits_withSeed, as specified in xxHash's doc/xxhash_spec.md; the same on every processor.
 uint64_t datacache_xxh3(const void* data, size_t length, uint64_t seed);
 
+// Copies and hashes in one pass: what datacache_xxh3 would return for the copy.
+uint64_t datacache_xxh3_copy(void* to, const void* from, size_t length, uint64_t seed);
+
 // CRC-32C (Castagnoli) of the bytes, neither masked nor continued.
 uint32_t datacache_crc32c(const void* data, size_t length);
 

@@ -7,7 +7,7 @@
 
 namespace {
 
-constexpr uint64_t kHead = 4096, kNext = 2048, kAlignment = 64;
+constexpr uint64_t kHead = 4096, kNext = 2048, kAlignment = 64, kAhead = 512;
 
 using Word = std::atomic<uint64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "words are shared between processes");
@@ -68,8 +68,16 @@ uint64_t reserve(const datacache_slab* slab, Entry* entry, uint64_t index, uint6
   return offset;
 }
 
-datacache_found copy_out(const datacache_slab* slab, uint64_t index, uint8_t* row, uint64_t row_bytes, int64_t* label,
-                         bool verify) {
+// Has the beginning of a record fetched from memory, where the processor cannot guess that it is next.
+void ask_ahead(const datacache_slab* slab, uint64_t index) {
+  const Entry* entry = entry_of(slab, index);
+  if (entry == nullptr) return;
+  const uint64_t offset = entry->offset.load(kRelaxed);
+  if (!is_inside(slab, offset, kAhead)) return;
+  for (uint64_t line = 0; line < kAhead; line += kAlignment) __builtin_prefetch(slab->base + offset + line);
+}
+
+datacache_found copy_out(const datacache_slab* slab, uint64_t index, uint8_t* row, uint64_t row_bytes, int64_t* label) {
   const Entry* entry = entry_of(slab, index);
   if (entry == nullptr) return DATACACHE_MISSING;
   const uint64_t state = entry->state.load(kAcquire);
@@ -78,12 +86,11 @@ datacache_found copy_out(const datacache_slab* slab, uint64_t index, uint8_t* ro
   const uint64_t checksum = entry->checksum.load(kRelaxed);
   *label = static_cast<int64_t>(entry->label.load(kRelaxed));
   const bool fits = length == row_bytes && is_inside(slab, offset, length);
-  if (fits) std::memcpy(row, slab->base + offset, length);
+  const uint64_t found =
+      fits ? datacache_xxh3_copy(row, slab->base + offset, length, datacache_record_seed(index, *label)) : ~checksum;
   std::atomic_thread_fence(kAcquire);
   if (entry->state.load(kRelaxed) != state) return DATACACHE_MISSING;  // taken out meanwhile
-  if (!fits) return DATACACHE_DAMAGED;
-  if (!verify || datacache_xxh3(row, length, datacache_record_seed(index, *label)) == checksum) return DATACACHE_FOUND;
-  return DATACACHE_DAMAGED;
+  return found == checksum ? DATACACHE_FOUND : DATACACHE_DAMAGED;
 }
 
 }  // namespace
@@ -108,10 +115,11 @@ int datacache_slab_publish(const datacache_slab* slab, uint64_t index, const voi
   if (state % 2 == 1) return 1;
   const uint64_t offset = reserve(slab, entry, index, length);
   if (offset == 0) return 0;
-  std::memcpy(slab->base + offset, payload, length);
+  const uint64_t checksum =
+      datacache_xxh3_copy(slab->base + offset, payload, length, datacache_record_seed(index, label));
   entry->length.store(length, kRelaxed);
   entry->label.store(static_cast<uint64_t>(label), kRelaxed);
-  entry->checksum.store(datacache_xxh3(payload, length, datacache_record_seed(index, label)), kRelaxed);
+  entry->checksum.store(checksum, kRelaxed);
   entry->state.store(state + 1, kRelease);
   return 1;
 }
@@ -135,10 +143,11 @@ void datacache_slab_forget(const datacache_slab* slab, uint64_t index) {
 }
 
 uint64_t datacache_slab_gather(const datacache_slab* slab, const uint64_t* indices, uint64_t count, uint8_t* rows,
-                               uint64_t row_bytes, int64_t* labels, uint8_t* found, int verify) {
+                               uint64_t row_bytes, int64_t* labels, uint8_t* found) {
   uint64_t total = 0;
   for (uint64_t i = 0; i < count; ++i) {
-    found[i] = copy_out(slab, indices[i], rows + i * row_bytes, row_bytes, labels + i, verify != 0);
+    if (i + 1 < count) ask_ahead(slab, indices[i + 1]);
+    found[i] = copy_out(slab, indices[i], rows + i * row_bytes, row_bytes, labels + i);
     total += found[i] == DATACACHE_FOUND;
   }
   return total;

@@ -52,13 +52,12 @@ void datacache_slab_lengths(const datacache_slab* slab, const uint64_t* indices,
 // lock of the sample's slot.
 void datacache_slab_forget(const datacache_slab* slab, uint64_t index);
 
-// Copies the records of `count` samples into rows of `row_bytes` and their labels beside.
+// Copies the records of `count` samples into rows of `row_bytes` and their labels beside, and checks what it has copied.
 //   found:  [count] of enum datacache_found; rows and labels are of use only where it is DATACACHE_FOUND. A record of
 //           another length is DATACACHE_DAMAGED.
-//   verify: not 0: compare the checksum of what has been copied.
 // Returns how many were found.
 uint64_t datacache_slab_gather(const datacache_slab* slab, const uint64_t* indices, uint64_t count, uint8_t* rows,
-                               uint64_t row_bytes, int64_t* labels, uint8_t* found, int verify);
+                               uint64_t row_bytes, int64_t* labels, uint8_t* found);
 
 #ifdef __cplusplus
 }  // extern "C"

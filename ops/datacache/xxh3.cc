@@ -18,7 +18,9 @@ constexpr uint64_t kPrime64_3 = 0x165667B19E3779F9ULL, kPrime64_4 = 0x85EBCA77C2
 constexpr uint64_t kPrime64_5 = 0x27D4EB2F165667C5ULL;
 constexpr uint64_t kMix1 = 0x165667919E3779F9ULL, kMix2 = 0x9FB21C651E98DF25ULL;
 
-constexpr size_t kSecretBytes = 192, kStripe = 64, kBlockStripes = 16, kBlock = kStripe * kBlockStripes;
+constexpr size_t kSecretBytes = 192, kStripe = 64, kBlockStripes = 16;
+constexpr size_t kScramble = kSecretBytes - kStripe;  // where in the secret the key of the scrambling is
+constexpr size_t kShort = 240;                        // the longest input of the other methods
 
 alignas(64) constexpr uint8_t kSecret[kSecretBytes] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9,
@@ -112,56 +114,112 @@ uint64_t hash_129_to_240(const uint8_t* input, size_t length, uint64_t seed) {
 
 // ---- longer ----
 
-// Accumulates `stripes` stripes, each with the secret from 8 bytes further on.
-using Accumulate = void (*)(uint64_t* lanes, const uint8_t* input, const uint8_t* secret, size_t stripes);
+// Takes `stripes` stripes into the lanes, which are scrambled after each block of them. With kCopy the input is written to
+// `copy` too, and what is hashed is what is written: each byte is read once.
+using Accumulate = void (*)(uint64_t* lanes, const uint8_t* input, uint8_t* copy, const uint8_t* secret, size_t stripes);
 
-void accumulate_portable(uint64_t* lanes, const uint8_t* input, const uint8_t* secret, size_t stripes) {
+void accumulate_stripe(uint64_t* lanes, const uint8_t* stripe, const uint8_t* secret) {
+  for (size_t i = 0; i < 8; ++i) {
+    const uint64_t data = load64(stripe + i * 8);
+    const uint64_t value = data ^ load64(secret + i * 8);
+    lanes[i ^ 1] += data;
+    lanes[i] += (value & 0xFFFFFFFFU) * (value >> 32);
+  }
+}
+
+void scramble(uint64_t* lanes, const uint8_t* secret) {
+  for (size_t i = 0; i < 8; ++i) {
+    lanes[i] = (lanes[i] ^ lanes[i] >> 47 ^ load64(secret + kScramble + i * 8)) * kPrime32_1;
+  }
+}
+
+template <bool kCopy>
+void accumulate_portable(uint64_t* lanes, const uint8_t* input, uint8_t* copy, const uint8_t* secret, size_t stripes) {
   for (size_t n = 0; n < stripes; ++n) {
-    for (size_t i = 0; i < 8; ++i) {
-      const uint64_t data = load64(input + n * kStripe + i * 8);
-      const uint64_t value = data ^ load64(secret + n * 8 + i * 8);
-      lanes[i ^ 1] += data;
-      lanes[i] += (value & 0xFFFFFFFFU) * (value >> 32);
-    }
+    uint8_t stripe[kStripe];
+    std::memcpy(stripe, input + n * kStripe, kStripe);
+    if (kCopy) std::memcpy(copy + n * kStripe, stripe, kStripe);
+    accumulate_stripe(lanes, stripe, secret + n % kBlockStripes * 8);
+    if (n % kBlockStripes == kBlockStripes - 1) scramble(lanes, secret);
   }
 }
 
 #if defined(__x86_64__) && defined(__GNUC__)
-__attribute__((target("avx2"))) void accumulate_avx2(uint64_t* lanes, const uint8_t* input, const uint8_t* secret,
-                                                     size_t stripes) {
-  __m256i low = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes));
-  __m256i high = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(lanes + 4));
-  const auto step = [&](__m256i sum, const uint8_t* at, const uint8_t* key) __attribute__((target("avx2"))) {
-    const __m256i data = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(at));
-    const __m256i value = _mm256_xor_si256(data, _mm256_loadu_si256(reinterpret_cast<const __m256i*>(key)));
-    const __m256i product = _mm256_mul_epu32(value, _mm256_srli_epi64(value, 32));
-    const __m256i swapped = _mm256_shuffle_epi32(data, _MM_SHUFFLE(1, 0, 3, 2));
-    return _mm256_add_epi64(product, _mm256_add_epi64(sum, swapped));
-  };
+#define HVDS_AVX2 __attribute__((target("avx2"), always_inline)) inline
+
+HVDS_AVX2 __m256i load256(const void* at) { return _mm256_loadu_si256(static_cast<const __m256i*>(at)); }
+
+HVDS_AVX2 __m256i accumulated(__m256i sum, __m256i data, const uint8_t* secret) {
+  const __m256i value = _mm256_xor_si256(data, load256(secret));
+  const __m256i product = _mm256_mul_epu32(value, _mm256_srli_epi64(value, 32));
+  return _mm256_add_epi64(product, _mm256_add_epi64(sum, _mm256_shuffle_epi32(data, _MM_SHUFFLE(1, 0, 3, 2))));
+}
+
+HVDS_AVX2 __m256i scrambled(__m256i lanes, const uint8_t* secret) {
+  const __m256i prime = _mm256_set1_epi64x(static_cast<int64_t>(kPrime32_1));
+  const __m256i value = _mm256_xor_si256(_mm256_xor_si256(lanes, _mm256_srli_epi64(lanes, 47)), load256(secret));
+  const __m256i high = _mm256_mul_epu32(_mm256_srli_epi64(value, 32), prime);
+  return _mm256_add_epi64(_mm256_mul_epu32(value, prime), _mm256_slli_epi64(high, 32));
+}
+
+template <bool kCopy>
+__attribute__((target("avx2"))) void accumulate_avx2(uint64_t* lanes, const uint8_t* input, uint8_t* copy,
+                                                     const uint8_t* secret, size_t stripes) {
+  __m256i low = load256(lanes), high = load256(lanes + 4);
   for (size_t n = 0; n < stripes; ++n) {
-    low = step(low, input + n * kStripe, secret + n * 8);
-    high = step(high, input + n * kStripe + 32, secret + n * 8 + 32);
+    const uint8_t *at = input + n * kStripe, *key = secret + n % kBlockStripes * 8;
+    const __m256i first = load256(at), second = load256(at + 32);
+    if (kCopy) {
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(copy + n * kStripe), first);
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(copy + n * kStripe + 32), second);
+    }
+    low = accumulated(low, first, key);
+    high = accumulated(high, second, key + 32);
+    if (n % kBlockStripes == kBlockStripes - 1) {
+      low = scrambled(low, secret + kScramble);
+      high = scrambled(high, secret + kScramble + 32);
+    }
   }
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes), low);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(lanes + 4), high);
 }
 
+template <bool kCopy>
+__attribute__((target("avx512f"))) void accumulate_avx512(uint64_t* lanes, const uint8_t* input, uint8_t* copy,
+                                                          const uint8_t* secret, size_t stripes) {
+  const __m512i prime = _mm512_set1_epi64(static_cast<int64_t>(kPrime32_1));
+  __m512i sums = _mm512_loadu_si512(lanes);
+  for (size_t n = 0; n < stripes; ++n) {
+    const __m512i data = _mm512_loadu_si512(input + n * kStripe);
+    if (kCopy) _mm512_storeu_si512(copy + n * kStripe, data);
+    const __m512i value = _mm512_xor_si512(data, _mm512_loadu_si512(secret + n % kBlockStripes * 8));
+    const __m512i product = _mm512_mul_epu32(value, _mm512_srli_epi64(value, 32));
+    sums = _mm512_add_epi64(product, _mm512_add_epi64(sums, _mm512_shuffle_epi32(data, _MM_PERM_BADC)));
+    if (n % kBlockStripes != kBlockStripes - 1) continue;
+    const __m512i mixed = _mm512_xor_si512(_mm512_xor_si512(sums, _mm512_srli_epi64(sums, 47)),
+                                           _mm512_loadu_si512(secret + kScramble));
+    const __m512i high = _mm512_mul_epu32(_mm512_srli_epi64(mixed, 32), prime);
+    sums = _mm512_add_epi64(_mm512_mul_epu32(mixed, prime), _mm512_slli_epi64(high, 32));
+  }
+  _mm512_storeu_si512(lanes, sums);
+}
+
+template <bool kCopy>
 Accumulate choose() {
   __builtin_cpu_init();
-  return __builtin_cpu_supports("avx2") ? accumulate_avx2 : accumulate_portable;
+  if (__builtin_cpu_supports("avx512f")) return accumulate_avx512<kCopy>;
+  return __builtin_cpu_supports("avx2") ? accumulate_avx2<kCopy> : accumulate_portable<kCopy>;
 }
 #else
-Accumulate choose() { return accumulate_portable; }
+template <bool kCopy>
+Accumulate choose() {
+  return accumulate_portable<kCopy>;
+}
 #endif
 
-void scramble(uint64_t* lanes, const uint8_t* secret) {
-  for (size_t i = 0; i < 8; ++i) {
-    lanes[i] = (lanes[i] ^ lanes[i] >> 47 ^ load64(secret + kSecretBytes - kStripe + i * 8)) * kPrime32_1;
-  }
-}
-
-uint64_t hash_long(const uint8_t* input, size_t length, uint64_t seed) {
-  static const Accumulate accumulate = choose();
+template <bool kCopy>
+uint64_t hash_long(const uint8_t* input, uint8_t* copy, size_t length, uint64_t seed) {
+  static const Accumulate accumulate = choose<kCopy>();
   alignas(64) uint8_t secret[kSecretBytes];
   for (size_t i = 0; i < kSecretBytes; i += 16) {
     const uint64_t pair[2] = {load64(kSecret + i) + seed, load64(kSecret + i + 8) - seed};
@@ -169,13 +227,10 @@ uint64_t hash_long(const uint8_t* input, size_t length, uint64_t seed) {
   }
   alignas(64) uint64_t lanes[8] = {kPrime32_3, kPrime64_1, kPrime64_2, kPrime64_3,
                                    kPrime64_4, kPrime32_2, kPrime64_5, kPrime32_1};
-  size_t done = 0;
-  for (; length - done > kBlock; done += kBlock) {
-    accumulate(lanes, input + done, secret, kBlockStripes);
-    scramble(lanes, secret);
-  }
-  accumulate(lanes, input + done, secret, (length - done - 1) / kStripe);
-  accumulate(lanes, input + length - kStripe, secret + kSecretBytes - 71, 1);
+  const size_t stripes = (length - 1) / kStripe;
+  accumulate(lanes, input, copy, secret, stripes);
+  if (kCopy) std::memcpy(copy + stripes * kStripe, input + stripes * kStripe, length - stripes * kStripe);
+  accumulate_stripe(lanes, (kCopy ? copy : input) + length - kStripe, secret + kSecretBytes - 71);
   uint64_t result = length * kPrime64_1;
   for (size_t i = 0; i < 4; ++i) {
     result += folded_product(lanes[2 * i] ^ load64(secret + 11 + 16 * i), lanes[2 * i + 1] ^ load64(secret + 19 + 16 * i));
@@ -183,15 +238,29 @@ uint64_t hash_long(const uint8_t* input, size_t length, uint64_t seed) {
   return avalanche(result);
 }
 
-}  // namespace
-
-extern "C" uint64_t datacache_xxh3(const void* data, size_t length, uint64_t seed) {
-  const auto* input = static_cast<const uint8_t*>(data);
+uint64_t hash_short(const uint8_t* input, size_t length, uint64_t seed) {
   if (length == 0) return avalanche_xxh64(seed ^ load64(kSecret + 56) ^ load64(kSecret + 64));
   if (length <= 3) return hash_1_to_3(input, length, seed);
   if (length <= 8) return hash_4_to_8(input, length, seed);
   if (length <= 16) return hash_9_to_16(input, length, seed);
   if (length <= 128) return hash_17_to_128(input, length, seed);
-  if (length <= 240) return hash_129_to_240(input, length, seed);
-  return hash_long(input, length, seed);
+  return hash_129_to_240(input, length, seed);
 }
+
+}  // namespace
+
+extern "C" {
+
+uint64_t datacache_xxh3(const void* data, size_t length, uint64_t seed) {
+  const auto* input = static_cast<const uint8_t*>(data);
+  return length <= kShort ? hash_short(input, length, seed) : hash_long<false>(input, nullptr, length, seed);
+}
+
+uint64_t datacache_xxh3_copy(void* to, const void* from, size_t length, uint64_t seed) {
+  auto* copy = static_cast<uint8_t*>(to);
+  if (length > kShort) return hash_long<true>(static_cast<const uint8_t*>(from), copy, length, seed);
+  if (length > 0) std::memcpy(copy, from, length);
+  return hash_short(copy, length, seed);
+}
+
+}  // extern "C"

@@ -79,12 +79,13 @@ LEVELS: dict[str, Callable[[Path], Place]] = {"Slab": slab, "DiskLevel": disk}
 @contextlib.contextmanager
 def flipped(path: Path, position: int, mask: int) -> Iterator[None]:
     """Flips bits of a byte of a file for a while."""
-    _flip(path, position, mask)
+    flip(path, position, mask)
     yield
-    _flip(path, position, mask)
+    flip(path, position, mask)
 
 
-def _flip(path: Path, position: int, mask: int) -> None:
+def flip(path: Path, position: int, mask: int) -> None:
+    """Flips bits of a byte of a file."""
     with open(path, "r+b") as file:
         file.seek(position)
         (byte,) = file.read(1)

@@ -230,6 +230,31 @@ class TestFaults:
             changed.unlink()
             assert_right(read(cache, 1), images, 1)
 
+    @pytest.mark.parametrize(
+        "change, told",
+        [
+            (lambda path: path.unlink(), "was listed, but is gone: put the file back .*verify --relist"),
+            (lambda path: os.truncate(path, 100), "has changed since it was listed: .* 100 bytes of time .*relist"),
+            (lambda path: path.write_bytes(b""), "has changed since it was listed: .* 0 bytes of time .*relist"),
+        ],
+    )
+    def test_in_mid_run_a_file_that_goes_is_an_error_and_the_other_batches_are_right(
+        self, change, told, images, options
+    ):
+        with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
+            batches = cache.prepare(cache.schedule(5, 0))
+            samples, labels = expected(images, 0)
+            np.testing.assert_array_equal(batches.read(0)[0], samples[:5])
+            lost = int(batches.schedule.indices(5, 0)[2])  # further on than is fetched ahead
+            change(images[1][lost][0])
+            for step in range(1, 5):
+                np.testing.assert_array_equal(batches.read(step)[0], samples[5 * step : 5 * step + 5])
+            with pytest.raises(SourceChangedError, match=told):
+                batches.read(5)
+            with pytest.raises(SourceChangedError, match=told):
+                batches.read(5)
+            assert lost not in [entry["index"] for entry in cache._store.quarantine.entries()]
+
     def test_a_sample_that_cannot_be_decoded_is_named(self, images, options):
         images[1][9][0].write_bytes(images[1][9][1][:200])
         with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:

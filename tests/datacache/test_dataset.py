@@ -8,6 +8,7 @@ import tensorflow as tf
 
 import datacache
 from datacache import World, dataset
+from tests.datacache import members
 from tests.datacache.test_cache import COUNT, SIDE, assert_right, expected, images, options  # noqa: F401 - fixtures
 
 
@@ -62,7 +63,9 @@ def test_batches_that_are_held_stay_as_they_are(cache, images):  # noqa: F811
         np.testing.assert_array_equal(batch, samples[3 * number : 3 * number + 3])
 
 
-def test_batches_are_handed_over_without_a_copy_and_their_memory_comes_back(cache):
+def test_batches_are_handed_over_without_a_copy_and_their_memory_comes_back(images, options):  # noqa: F811
+    """Those that Python gathers, as they are not in memory."""
+    cache = datacache.DataCache(datacache.ImageFolder(images[0]), **options, memory_bytes=0)
     batches = cache.prepare(cache.schedule(1, 0))
     handed, arrived, read = [], [], batches.read
 
@@ -77,6 +80,150 @@ def test_batches_are_handed_over_without_a_copy_and_their_memory_comes_back(cach
         del samples
     assert sorted(arrived) == sorted(handed) and len(handed) == COUNT
     assert len(set(handed)) < COUNT
+    cache.close()
+
+
+def without_python(batches):
+    """A dataset, and the steps for which Python is asked."""
+    asked, read = [], batches.read
+
+    def recorded(step):
+        asked.append(step)
+        return read(step)
+
+    batches.read = recorded
+    return dataset.make(batches), asked
+
+
+def test_what_is_in_memory_is_gathered_without_python(cache, images):  # noqa: F811
+    first, asked = without_python(cache.prepare(cache.schedule(7, 0)))
+    assert_right(together(first), images, 0)
+    assert sorted(asked)[0] == 0
+    served = cache.counters.numbers().get("samples.memory", 0)
+    made, asked = without_python(cache.prepare(cache.schedule(7, 1)))
+    for _ in range(2):
+        assert_right(together(made), images, 1)
+    assert asked == []
+    numbers = cache.counters.numbers()
+    assert numbers["samples.memory"] == served + 2 * COUNT and numbers["samples.source"] == COUNT
+
+
+def test_their_memory_is_aligned_and_used_again(cache):
+    together(cache.dataset(batch_size=1, epoch=0))
+    places = [samples.ctypes.data for samples, _ in cache.dataset(batch_size=1, epoch=1).as_numpy_iterator()]
+    assert all(place % 64 == 0 for place in places)
+
+
+def test_one_sample_that_is_not_in_memory_is_asked_for_ahead(cache, images):  # noqa: F811
+    """In the last batch: step 0 looks at all that are near, later ones at the one that is new."""
+    together(cache.dataset(batch_size=2, epoch=0))
+    schedule = cache.schedule(2, 1)
+    cache.prepare(schedule).memory.drop(int(schedule.indices(9, 0)[0]))
+    made, asked = without_python(cache.prepare(schedule))
+    iterator = iter(made)
+    next(iterator)
+    assert_right(together(made), images, 1)
+    assert 5 in asked and set(asked) <= set(range(5, 10))  # four batches are fetched ahead
+
+
+def test_what_is_damaged_in_memory_is_fetched_anew(cache, images, options):  # noqa: F811
+    together(cache.dataset(batch_size=7, epoch=0))
+    (slab,) = options["memory_dir"].rglob("*.slab")
+    position = slab.read_bytes().find(expected(images, 1)[0][8].tobytes())
+    with members.flipped(slab, position + 5, 16):
+        assert_right(together(cache.dataset(batch_size=7, epoch=1)), images, 1)
+        assert cache.counters.numbers()["damaged.memory"] == 1
+
+
+def test_without_the_native_operation_the_batches_are_the_same(cache, images, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(dataset, "_library", lambda: None)
+    for epoch in range(2):
+        assert_right(together(cache.dataset(batch_size=7, epoch=epoch)), images, epoch)
+
+
+def test_operations_for_another_tensorflow_are_refused(tmp_path, monkeypatch):
+    (tmp_path / "_ops.so").touch()
+    (tmp_path / "_ops.json").write_text('{"tensorflow": "1.15.0"}')
+    monkeypatch.setattr(dataset, "_LIBRARY", tmp_path / "_ops.so")
+    with pytest.raises(ImportError, match="compiled for TensorFlow 1.15.0, this is TensorFlow 2"):
+        dataset._library.__wrapped__()
+
+
+def test_a_closed_cache_is_an_error_in_words(images, options):  # noqa: F811
+    cache = datacache.DataCache(datacache.ImageFolder(images[0]), **options)
+    together(cache.dataset(batch_size=7, epoch=0))
+    made = cache.dataset(batch_size=7, epoch=1)
+    cache.close()
+    with pytest.raises(tf.errors.FailedPreconditionError, match="This memory level is closed: keep the DataCache open"):
+        together(made)
+    with pytest.raises(tf.errors.FailedPreconditionError, match="is closed"):
+        together(cache.dataset(batch_size=7, epoch=1))
+
+
+class TestOperation:
+    """Arguments that cannot be."""
+
+    @pytest.fixture
+    def gather(self, cache):
+        cache.dataset(batch_size=7, epoch=0)
+        slab = cache.prepare(cache.schedule(7, 0)).memory
+
+        def call(order=(1, 2), spans=((0, 2),), step=0, **other):
+            attributes = {"dtype": tf.uint8, "shape": [SIDE, SIDE, 3], "slab": dataset._lent[slab], "ahead": 4, **other}
+            order, step = tf.constant(order, tf.int64), tf.constant(step, tf.int64)
+            return dataset._library().datacache_gather(
+                order=order, spans=tf.constant(spans, tf.int64), step=step, **attributes
+            )
+
+        return call
+
+    @pytest.mark.parametrize(
+        "wrong, told",
+        [
+            ({"step": 1}, "Expected a step in \\[0, 1\\), got 1"),
+            ({"step": -1}, "Expected a step in"),
+            ({"spans": ((0, 3),)}, "inside the 2 samples of the order, got \\[0, 3\\)"),
+            ({"spans": ((-1, 1),)}, "inside the 2 samples"),
+            ({"spans": ((2, 1),)}, "inside the 2 samples"),
+            ({"spans": ((0, 2), (1, 5))}, "got \\[1, 5\\)"),
+            ({"spans": ((0, 2, 3),)}, "spans \\[steps, 2\\]"),
+            ({"spans": (0, 2)}, "spans \\[steps, 2\\]"),
+            ({"order": ((1, 2),)}, "order \\[n\\]"),
+            ({"step": (0,)}, "Expected one step"),
+            ({"shape": [None, 3]}, "without unknown dimensions"),
+        ],
+    )
+    def test_is_refused(self, wrong, told, gather):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+            gather(**wrong)
+
+    @pytest.mark.parametrize("slab", [-1, 10**6])
+    def test_a_slab_that_never_was_is_refused(self, slab, gather):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="is closed"):
+            gather(slab=slab)
+
+    def test_samples_of_no_slab_and_rows_of_another_size_are_not_found(self, cache, gather):
+        together(cache.dataset(batch_size=7, epoch=0))
+        assert gather()[2]
+        assert not gather(order=(1, -2))[2] and not gather(order=(1, COUNT))[2]
+        assert not gather(shape=[SIDE, SIDE, 4])[2] and not gather(dtype=tf.float32)[2]
+
+    def test_shapes_are_known_to_the_graph(self):
+        def shapes(order, spans, step):
+            found = dataset._library().datacache_gather(
+                order=order, spans=spans, step=step, dtype=tf.int16, shape=[3, 5], slab=0, ahead=0
+            )
+            assert [each.shape.as_list() for each in found] == [[None, 3, 5], [None], []]
+
+        def traced(*shapes_given):
+            specs = [tf.TensorSpec(shape, tf.int64) for shape in shapes_given]
+            return tf.function(shapes).get_concrete_function(*specs)
+
+        traced(None, None, None)
+        traced([9], [3, 2], [])
+        for wrong in (([9], [2], []), ([9], [3, 3], []), ([9, 1], [3, 2], []), ([9], [3, 2], [1])):
+            with pytest.raises(ValueError):
+                traced(*wrong)
 
 
 def test_a_dataset_keeps_the_cache_open(images, options):  # noqa: F811

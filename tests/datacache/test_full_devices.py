@@ -1,0 +1,100 @@
+"""Small devices, really mounted: a /dev/shm of 64 MB as containers have it, and a disk that is full."""
+
+import subprocess
+import sys
+
+import pytest
+
+COMMON = """
+import pathlib, sys
+import numpy as np
+import datacache
+from datacache.errors import NoSpaceError
+from datacache.order import permutation
+
+path, count, side = pathlib.Path(sys.argv[1]), 96, 1024
+
+def decode(payload):
+    return np.full(side * side, payload[0], np.uint8)
+
+def opened(local, **levels):
+    source = datacache.Indexed(lambda index: bytes([index]) * 50_000, count, "numbers", labels=np.arange(count))
+    return datacache.DataCache(source, decode, local, world=datacache.World(), **levels)
+
+def check(cache):
+    for epoch in range(2):
+        batches = list(cache.batches(8, epoch))
+        labels = np.concatenate([labels for _, labels in batches])
+        assert np.array_equal(labels, permutation(count, 0, epoch))
+        for samples, labels in batches:
+            assert np.array_equal(samples, np.repeat(labels[:, None], side * side, 1))
+    return cache.counters.numbers()
+"""
+
+MEMORY = (
+    COMMON
+    + """
+local = pathlib.Path(sys.argv[2])
+try:
+    opened(local, memory_dir=path)
+except NoSpaceError as error:
+    print(error)
+with opened(local, memory_dir=path, memory_bytes=50 << 20) as cache:
+    numbers = check(cache)
+assert numbers["not kept.memory"] > 0 and numbers["samples.memory"] >= 40, numbers
+assert numbers["samples.source"] == count - 1 and not list(path.rglob("*.slab"))
+"""
+)
+
+DISK = (
+    COMMON
+    + """
+memory = pathlib.Path(sys.argv[2])
+for levels in ({"memory_bytes": 0}, {"memory_dir": memory}):
+    with opened(path / "local", **levels) as cache:
+        numbers = check(cache)
+    assert numbers["not kept.disk"] > 0, numbers
+    print(sorted(each.name for each in path.rglob("*.part")))
+
+def fill():
+    with open(path / "filler", "wb", buffering=0) as file:
+        try:
+            while file.write(bytes(4096)):
+                pass
+        except OSError:
+            pass
+
+with opened(path / "local", memory_dir=memory) as cache:
+    fill()
+    check(cache)
+try:
+    opened(path / "local", memory_dir=memory)
+except NoSpaceError as error:
+    print(error)
+(path / "filler").unlink()
+with opened(path / "local", memory_dir=memory) as cache:
+    check(cache)
+"""
+)
+
+
+def run(code, size, mounted, other):
+    mounted.mkdir()
+    mount = f'mount -t tmpfs -o size={size} none "{mounted}" && exec "{sys.executable}" -c "$0" "{mounted}" "{other}"'
+    done = subprocess.run(["unshare", "-m", "sh", "-c", mount, code], capture_output=True, text=True)
+    if done.stderr.startswith(("mount", "unshare")):
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_shared_memory_of_64_megabytes(tmp_path):
+    """What is too much is said at the start; with less the rest of the samples stay on disk."""
+    said = run(MEMORY, "64m", tmp_path / "shm", tmp_path / "local")
+    assert "has no room for the memory level: 117," in said and "are free" in said and "--shm-size" in said
+
+
+def test_a_disk_that_is_full(tmp_path):
+    """What it has no room for is read from the source again. A run whose disk fills up goes on; none starts there."""
+    said = run(DISK, "3m", tmp_path / "disk", tmp_path / "shm")
+    assert said.startswith("[]\n[]\n[Errno 28]") and "has no room for size.json: make room on that disk" in said

@@ -1,0 +1,256 @@
+"""Killed processes and flipped bits, by the hundred: what is served is right, or it comes from the next lower level."""
+
+import mmap
+import os
+import random
+import signal
+import struct
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import datacache
+from datacache.disk import DiskLevel
+from datacache.levels import DamagedRecordError
+from datacache.native import library
+from datacache.slab import Slab, needed
+from tests.datacache import members
+from tests.datacache.test_cache import (  # noqa: F401 - fixtures
+    COUNT,
+    SIDE,
+    assert_right,
+    decode,
+    expected,
+    images,
+    options,
+    read,
+)
+from tests.datacache.test_levels import record
+
+KILLS = {"Slab": 80, "DiskLevel": 80, "DataCache": 40}
+FLIPS = {"payload": 240, "label": 120, "checksum": 120, "state": 40, "offset": 40, "length": 40}
+FLIPS_ON_DISK = {"payload": 280, "label": 60, "checksum": 60}
+RECORDS, LENGTH = 8, 200_000  # so long that a kill finds the writer in the middle of one
+
+OPEN = {
+    "Slab": lambda path: Slab(path / "shm", "key", range(RECORDS), needed(RECORDS, LENGTH)),
+    "DiskLevel": lambda path: DiskLevel(path / "disk", 16 << 20),
+}
+
+
+# ---- kill -9 ----
+
+
+def killed_at(moment, work):
+    """Runs work(tell) in a process that kills itself this many seconds after `tell` was called."""
+    child = os.fork()
+    if child:
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+        return
+    started = threading.Event()
+
+    def kill():  # it runs when the other thread is in native code, and has let go of Python's lock
+        started.wait()
+        end = time.perf_counter() + moment
+        while time.perf_counter() < end:
+            pass
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    try:
+        work(started.set)
+        started.set()
+        signal.pause()
+    finally:
+        os._exit(1)  # an error of the work is one of the test
+
+
+class Readers:
+    """Another process that opens what is there and reads all of it, over and over; wrong bytes end it."""
+
+    def __init__(self, read_turn):
+        self._turn = mmap.mmap(-1, 8)
+        self._child = os.fork()
+        if self._child == 0:
+            try:
+                while (turn := struct.unpack("q", self._turn[:])[0]) >= 0:
+                    read_turn(turn)
+                os._exit(0)
+            finally:
+                os._exit(1)
+
+    def go_to(self, turn):
+        self._turn[:] = struct.pack("q", turn)
+
+    def end(self):
+        self.go_to(-1)
+        assert os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1]) == 0
+
+
+def assert_whole(kept, at_least=()):
+    """Each record is there and right, or not there."""
+    for index in range(RECORDS):
+        found = kept.get(index)
+        assert found == record(index, LENGTH) or (found is None and index not in at_least)
+
+
+@pytest.mark.parametrize("name", OPEN)
+def test_killed_at_any_moment_of_a_put(name, tmp_path):
+    numbers = random.Random(name)
+
+    def read_turn(turn):
+        kept = OPEN[name](tmp_path / str(turn))
+        assert_whole(kept)
+        kept.close()
+
+    (tmp_path / "0").mkdir()
+    readers = Readers(read_turn)
+    for turn in range(KILLS[name]):
+        (tmp_path / str(turn)).mkdir(exist_ok=True)
+        readers.go_to(turn)
+        last, moment = numbers.randrange(RECORDS), numbers.uniform(0, 300e-6)
+
+        def put(tell, path=tmp_path / str(turn), last=last):
+            kept = OPEN[name](path)
+            for index in range(RECORDS):
+                if index == last:
+                    tell()
+                kept.put(index, record(index, LENGTH))
+
+        killed_at(moment, put)
+        kept = OPEN[name](tmp_path / str(turn))
+        assert_whole(kept)
+        for index in range(RECORDS):
+            assert kept.get(index) is not None or kept.put(index, record(index, LENGTH))
+        assert_whole(kept, at_least=range(RECORDS))
+        kept.close()
+    readers.end()
+
+
+def test_killed_at_any_moment_of_a_run(images, options):  # noqa: F811
+    numbers, source = random.Random("run"), datacache.ImageFolder(images[0])
+    wanted = [expected(images, epoch) for epoch in range(2)]
+    options["local_dir"].mkdir()
+
+    def opened(turn):
+        return datacache.DataCache(
+            source, **{**options, "local_dir": options["local_dir"] / str(turn)}, keep_decoded=turn % 2 == 0, workers=2
+        )
+
+    def read_turn(turn):
+        with opened(turn) as cache:
+            for epoch in range(2):
+                found = read(cache, epoch)
+                assert all(np.array_equal(*pair) for pair in zip(found, wanted[epoch], strict=True))
+
+    readers = Readers(read_turn)
+    for turn in range(KILLS["DataCache"]):
+
+        def run(tell, turn=turn):
+            tell()
+            with opened(turn) as cache:
+                for epoch in range(2):
+                    read(cache, epoch)
+
+        readers.go_to(turn)
+        killed_at(numbers.uniform(0, 0.08), run)
+    readers.end()
+    with opened(turn) as cache:
+        assert_right(read(cache, 0), images, 0)
+        assert cache._store.quarantine.entries() == []
+    assert list(options["memory_dir"].rglob("*.slab")) == []
+
+
+def test_there_are_two_hundred_kills():
+    assert sum(KILLS.values()) == 200
+
+
+# ---- flipped bits ----
+
+WORDS = {"state": 0, "offset": 8, "length": 16, "checksum": 24, "label": 32}  # of an entry of the slab
+HEAD = {"checksum": (0, 8), "label": (8, 8), "payload": (16, None)}  # of a record in LMDB
+
+
+def test_flipped_bits_in_memory_are_never_served(images, options):  # noqa: F811
+    """Each in a slab that is otherwise as it was; a whole epoch is read after it."""
+    numbers, size = random.Random(0), SIDE * SIDE * 3
+    table = library().datacache_slab_overhead(COUNT)
+    with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
+        read(cache, 0)
+        (path,) = options["memory_dir"].rglob("*.slab")
+        whole = path.read_bytes()
+        for kind in (kind for kind, count in FLIPS.items() for _ in range(count)):
+            index = numbers.randrange(COUNT)
+            entry = 4096 + 40 * index
+            start, length = (entry + WORDS[kind], 8) if kind in WORDS else place_in(whole, entry, table, size)
+            before = cache.counters.numbers()
+            members.flip(path, start + numbers.randrange(length), 1 << numbers.randrange(8))
+            assert_right(read(cache, 1), images, 1)
+            after = cache.counters.numbers()
+            if kind in ("payload", "label", "checksum"):
+                assert after["damaged.memory"] == before.get("damaged.memory", 0) + 1, (kind, index)
+                assert after["samples.disk"] == before.get("samples.disk", 0) + 1
+            with open(path, "r+b") as file:
+                file.write(whole)
+        assert cache.counters.numbers()["samples.source"] == COUNT
+
+
+def place_in(slab, entry, table, size):
+    offset, length = struct.unpack_from("<QQ", slab, entry + 8)
+    assert offset >= table and length == size
+    return offset, length
+
+
+def test_flipped_bits_on_disk_are_never_served(images, options):  # noqa: F811
+    numbers = random.Random(1)
+    payloads = [content for _, content in images[1]]
+    samples = [decode(payload) for payload in payloads]
+    with datacache.DataCache(datacache.ImageFolder(images[0]), **options, memory_bytes=0) as cache:
+        read(cache, 0)
+        labels = [cache.fetch(index)[1] for index in range(COUNT)]
+        (path,) = options["local_dir"].rglob("source/data.mdb")
+        for kind in (kind for kind, count in FLIPS_ON_DISK.items() for _ in range(count)):
+            index, (start, length) = numbers.randrange(COUNT), HEAD[kind]
+            position, mask = start + numbers.randrange(length or len(payloads[index])), 1 << numbers.randrange(8)
+            for head in places_of(path, payloads[index]):
+                members.flip(path, head + position, mask)
+            before = cache.counters.numbers()
+            sample, label = cache.fetch(index)
+            assert np.array_equal(sample, samples[index]) and label == labels[index]
+            after = cache.counters.numbers()
+            assert after["damaged.disk"] == before.get("damaged.disk", 0) + 1, (kind, index)
+            assert after["samples.source"] == before["samples.source"] + 1
+        for epoch in range(2):
+            assert_right(read(cache, epoch), images, epoch)
+        assert len(cache._store.quarantine.entries()) == sum(FLIPS_ON_DISK.values())
+
+
+def places_of(path, payload):
+    """Where records with these bytes begin: the live one, and old ones whose pages are free."""
+    content, found, position = path.read_bytes(), [], -1
+    while (position := content.find(payload, position + 1)) >= 0:
+        found.append(position - 16)
+    assert found
+    return found
+
+
+def test_there_are_a_thousand_flips():
+    assert sum(FLIPS.values()) + sum(FLIPS_ON_DISK.values()) == 1000
+
+
+def test_a_record_in_the_place_of_another_is_noticed(tmp_path):
+    """Entries exchanged as a whole: each is sound in itself."""
+    kept = Slab(tmp_path, "key", range(2), needed(2, 3000))
+    for index in range(2):
+        kept.put(index, record(index))
+    (path,) = tmp_path.iterdir()
+    content = bytearray(path.read_bytes())
+    content[4096:4136], content[4136:4176] = content[4136:4176], content[4096:4136]
+    with open(path, "r+b") as file:
+        file.write(content)
+    for index in range(2):
+        with pytest.raises(DamagedRecordError):
+            kept.get(index)
+    kept.close()
