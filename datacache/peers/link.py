@@ -238,7 +238,7 @@ class Link:
         caller = self._caller
         try:
             self._open()
-        except OSError as error:  # a name that is not known, or ZeroMQ's own
+        except (OSError, zmq.ZMQError) as error:  # such as a name that is not known
             self._lost(str(error))
             return
         self._greeting = Greeting(caller.node, self._owner, caller.data, session.nonce())

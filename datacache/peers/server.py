@@ -218,6 +218,8 @@ class Server:
             self._fill(order, sorted(set(missing)))
 
     def _fill(self, order: _Order, missing: list[int]) -> None:
+        if not self._orders:
+            self._told_at = time.monotonic()
         order.left = len(missing)
         self._filling += len(missing)
         self._orders.add(order)
@@ -304,10 +306,10 @@ def _bind(socket: zmq.Socket, bind: str, curve_secret: bytes | None) -> None:
         socket.curve_publickey, socket.curve_secretkey = session.curve_keys(curve_secret)
     try:
         socket.bind(sockets.endpoint(bind))
-    except OSError as error:  # what ZeroMQ raises is one too
+    except (OSError, zmq.ZMQError) as error:
         raise OSError(
             error.errno,
-            f"Peers cannot be served at {bind} ({error.strerror}): expected an address of this machine and a port that "
+            f"Peers cannot be served at {bind} ({error}): expected an address of this machine and a port that "
             "is free; each DataCache of a process needs a port of its own",
         ) from None
 
