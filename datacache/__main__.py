@@ -185,10 +185,20 @@ def _function(options: argparse.Namespace) -> Callable[[bytes], Any]:
 
 
 def _reader(store: Store, disk: Any, tally: Counters) -> ReadThrough:
-    none = Nowhere("memory"), Nowhere("decoded")
+    memory, decoded = Nowhere("memory"), Nowhere("decoded")
     decoder = Decoder(lambda payload: payload)  # which is not asked for anything
-    shared = store.locks, store.quarantine, tally
-    return ReadThrough(store.source, store.listing, decoder, *none, disk, *shared, range(0))
+    return ReadThrough(
+        store.source,
+        store.listing,
+        decoder,
+        memory,
+        decoded,
+        disk,
+        store.locks,
+        store.quarantine,
+        tally,
+        range(0),
+    )
 
 
 def _each(workers: int, work: Callable[[int], Any], count: int, bar: Bar) -> None:
