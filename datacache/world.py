@@ -34,7 +34,8 @@ class World:
             other. Each DataCache of a process needs addresses of its own.
         bind: the address, host:port, at which this node serves its peers, and nowhere else.
         secret: of the job, random and of at least 16 bytes; peers prove to each other that they know it.
-        encrypt: also encrypt what peers send (CURVE), where others may listen; it is several times slower.
+        encrypt: also encrypt what peers send (CURVE), where others may listen. With the libsodium in pyzmq's own wheels
+            it is tens of times slower: see benchmarks/datacache_peers.py.
     """
 
     rank: int = 0
