@@ -206,9 +206,9 @@ def _section(timings: dict[str, timing.Timing]) -> report.Section:
     share = timings[RAW].median / timings[TAGGED].median
     lines = [
         f"{BATCHES} batches of {BATCH} samples of {BYTES:,} bytes a round, {AHEAD} requests in flight, median of "
-        f"{ROUNDS} rounds ({ROUNDS_OF[CURVE]} with CURVE). Peers gather from the slab, tag, send, check tags, copy into the batch and check each "
-        "record's checksum; the raw stream does none of it. CURVE encrypts besides. The arm without "
-        "tags exists here only.",
+        f"{ROUNDS} rounds ({ROUNDS_OF[CURVE]} with CURVE). Peers gather from the slab, tag, send, check tags, copy "
+        "into the batch and check each record's checksum; the raw stream does none of it. CURVE encrypts besides. "
+        "The arm without tags exists here only.",
         "",
         "| | GB/s | of the raw stream | p95 of a round, ms |",
         "|---|---|---|---|",
