@@ -99,14 +99,20 @@ def stats(options: argparse.Namespace) -> int:
     """Prints what all processes together have counted, and what the levels hold."""
     with _store(options) as store:
         numbers = counters.total(store.stats)
-        for level in ("memory", "decoded", "disk", "source"):
+        for level in ("memory", "peers", "decoded", "disk", "source"):
             samples, size = numbers.get(f"samples.{level}", 0), numbers.get(f"bytes.{level}", 0)
             _row(f"from {level}", f"{samples:,.0f} samples, {_size(int(size))}")
+        if "served.samples" in numbers:
+            served, size = numbers["served.samples"], numbers["served.bytes"]
+            _row("served to peers", f"{served:,.0f} samples, {_size(int(size))}")
         for name in sorted(name for name in numbers if name.startswith("stalls.")):
             stage = name.removeprefix("stalls.")
             _row(f"waited for {stage}", f"{numbers[name]:,.0f} times, {numbers[f'seconds.{stage}']:.1f} s in all")
         for name in sorted(name for name in numbers if name.startswith(("damaged.", "not kept."))):
             _row(name.replace(".", " in "), f"{numbers[name]:,.0f}")
+        for name, what in (("failures.peers", "peers left alone"), ("refused.peers", "peers refused")):
+            if name in numbers:
+                _row(what, f"{numbers[name]:,.0f} times")
         for path in _disk_levels(store):
             with contextlib.closing(_existing(path)) as kept:
                 name = path.name.partition("-")[0]
@@ -179,9 +185,20 @@ def _function(options: argparse.Namespace) -> Callable[[bytes], Any]:
 
 
 def _reader(store: Store, disk: Any, tally: Counters) -> ReadThrough:
-    none = Nowhere("memory"), Nowhere("decoded")
+    memory, decoded = Nowhere("memory"), Nowhere("decoded")
     decoder = Decoder(lambda payload: payload)  # which is not asked for anything
-    return ReadThrough(store.source, store.listing, decoder, *none, disk, store.locks, store.quarantine, tally)
+    return ReadThrough(
+        store.source,
+        store.listing,
+        decoder,
+        memory,
+        decoded,
+        disk,
+        store.locks,
+        store.quarantine,
+        tally,
+        range(0),
+    )
 
 
 def _each(workers: int, work: Callable[[int], Any], count: int, bar: Bar) -> None:

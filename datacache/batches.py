@@ -12,6 +12,7 @@ from datacache.buffers import Buffers
 from datacache.counters import Counters
 from datacache.levels import Level
 from datacache.order import Schedule
+from datacache.peers.owners import Asked, Nobody
 from datacache.reader import Fetched, Layout, ReadThrough
 
 
@@ -32,20 +33,22 @@ class Batches:
         layout: Layout,
         schedule: Schedule,
         rank: int,
+        owners: Nobody,
         workers: concurrent.futures.Executor,
         counters: Counters,
         ahead: int,
         owner: object,
     ):
-        """Takes where samples come from, who fetches them, and how many batches ahead.
+        """Takes where samples come from, who is asked for them, who fetches the rest, and how many batches ahead.
 
         The owner closes all of it once nothing refers to it, so a reference is held here.
         """
         self.layout, self.schedule, self.rank, self.ahead, self.counters = layout, schedule, rank, ahead, counters
-        self._reader, self._workers, self._owner = reader, workers, owner
+        self._reader, self._owners, self._workers, self._owner = reader, owners, workers, owner
         self._buffers = Buffers(schedule.batch_size * layout.size)
         self._next = 0  # the first batch whose samples have not been asked for
         self._fetching: dict[int, concurrent.futures.Future[Fetched]] = {}
+        self._asked: dict[int, list[Asked]] = {}  # by number of the batch
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -70,10 +73,11 @@ class Batches:
             SourceChangedError, DamagedFileError, DecodeError: from a sample of this batch.
         """
         self._request(step)
-        indices = self.schedule.indices(step, self.rank)
+        indices = self.schedule.indices(step, self.rank).astype(np.uint64)
         block = self._buffers.take()[: len(indices) * self.layout.size]
         rows, labels = block.reshape(len(indices), self.layout.size), np.empty(len(indices), np.int64)
-        found = self._reader.gather(indices.astype(np.uint64), rows, labels)
+        found = self._reader.gather(indices, rows, labels)
+        self._take_answers(step, indices, rows, labels, found)
         for row in np.flatnonzero(~found):
             fetched = self._wait_for(int(indices[row]))
             rows[row] = np.frombuffer(fetched.record.payload, np.uint8)
@@ -87,15 +91,39 @@ class Batches:
             begin = step if step == 0 else max(step, self._next)  # at 0 a new iteration begins
             end = min(step + 1 + self.ahead, len(self))
             self._next = max(begin, end)
-        if begin >= end:
-            return
-        wanted = [self.schedule.indices(each, self.rank) for each in range(begin, end)]
-        indices = np.concatenate(wanted).astype(np.uint64)
-        missing = indices[~self._reader.holds(indices)]
+            for each in range(begin, end):
+                indices = self.schedule.indices(each, self.rank).astype(np.uint64)
+                missing = np.flatnonzero(~self._reader.holds(indices))
+                self._asked[each], rest = self._owners.ask(indices, missing)
+                self._fetch_ahead(indices[rest])
+
+    def _fetch_ahead(self, indices: np.ndarray) -> None:
+        """Has samples fetched by the workers; the caller holds the lock."""
+        for index in map(int, indices):
+            if index not in self._fetching:
+                self._fetching[index] = self._workers.submit(self._reader.fetch, index)
+
+    def _take_answers(
+        self, step: int, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray, found: np.ndarray
+    ) -> None:
+        """Takes what peers have sent for a batch, and has fetched what they do not have."""
         with self._lock:
-            for index in map(int, missing):
-                if index not in self._fetching:
-                    self._fetching[index] = self._workers.submit(self._reader.fetch, index)
+            asked = self._asked.pop(step, None)
+        if asked is None:  # another iteration took it
+            asked, _ = self._owners.ask(indices, np.flatnonzero(~found))
+        for wanted, answer in asked:
+            if not answer.done():
+                started = time.perf_counter()
+                concurrent.futures.wait([answer])
+                self.counters.add("stalls.peers")
+                self.counters.add("seconds.peers", time.perf_counter() - started)
+            placed = answer.result().place(indices[wanted], wanted, rows, labels)
+            found[wanted] |= placed
+            if placed.any():
+                self.counters.add("samples.peers", int(placed.sum()))
+                self.counters.add("bytes.peers", int(placed.sum()) * rows.shape[1])
+            with self._lock:
+                self._fetch_ahead(indices[wanted[~placed]])
 
     def _forget(self, indices: np.ndarray) -> None:
         """Lets go of what was fetched ahead and is in memory now."""

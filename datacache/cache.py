@@ -16,6 +16,9 @@ from datacache.batches import Batches
 from datacache.counters import Counters
 from datacache.levels import Level, Nowhere
 from datacache.order import Schedule, permutation
+from datacache.peers.owners import Nobody
+from datacache.peers.server import Shelf
+from datacache.peers.start import Serving, meet, serve
 from datacache.reader import Decoder, Layout, ReadThrough
 from datacache.slab import Slab
 from datacache.sources import Progress, Source
@@ -53,6 +56,7 @@ class DataCache:
         memory_dir: str | os.PathLike = slab.DIRECTORY,
         workers: int | None = None,
         progress: Progress | None = None,
+        peer_timeout: float = 10.0,
     ):
         """Opens all levels; the first process of a node lists the source and decodes one sample.
 
@@ -70,25 +74,29 @@ class DataCache:
             memory_dir: a directory on a tmpfs.
             workers: threads that fetch; by default four for each core of this rank's share.
             progress: of listing the source.
+            peer_timeout: seconds without a sign of life after which a peer is left alone, and its samples are read from
+                this node's own disk or the source. At the start a peer is waited for twice as long.
 
         Raises:
+            OSError: where world.bind is no address of this machine, or in use.
             UnsuitableFileSystemError: where local_dir is on a network file system.
             NoSpaceError: where memory_dir has not as many bytes as are wanted.
             ValueError: where an argument cannot be, or the decode function depends on what cannot be described.
             DecodeError: where the first sample cannot be decoded.
         """
         self.world = World.from_environment() if world is None else world
-        if self.world.peers:
-            raise NotImplementedError("Nodes do not serve each other yet: leave world.peers empty.")
         if seed < 0 or (memory_bytes or 0) < 0 or (disk_bytes or 0) < 0 or (workers is not None and workers < 1):
             raise ValueError(
                 f"Expected no negative number and at least one worker, got seed={seed}, memory_bytes={memory_bytes}, "
                 f"disk_bytes={disk_bytes}, workers={workers}."
             )
+        if peer_timeout <= 0:
+            raise ValueError(f"Expected a peer_timeout of more than 0 seconds, got {peer_timeout}.")
         self._seed, self._key = seed, fingerprint.of(decode)
         self.counters = Counters()
         self._store = Store(source, local_dir, progress=progress)
         self._levels: list[Level] = []
+        self._owners, self._serving = Nobody(), Serving()
         try:
             self._levels.append(self._store.open_source_level(disk_bytes))
             decoder = Decoder(decode)
@@ -98,12 +106,16 @@ class DataCache:
                 decoded = self._store.open_decoded_level(self._key, self.layout.size, disk_bytes)
             self._levels.append(decoded)
             self._levels.append(self._open_memory(Path(memory_dir), memory_bytes))
+            self._reader = self._read_through(decoder, *self._levels)
+            if self.world.peers:
+                self._join_peers(peer_timeout)
         except BaseException:
-            _close(self._levels, self._store, self.counters)
+            _close(self._owners, self._serving, self._levels, self._store, self.counters)
             raise
-        self._reader = self._read_through(decoder, *self._levels)
         self._workers = concurrent.futures.ThreadPoolExecutor(workers or _threads(self.world), "datacache")
-        self._finalizer = weakref.finalize(self, _stop, self._workers, self._levels, self._store, self.counters)
+        self._finalizer = weakref.finalize(
+            self, _stop, self._workers, self._owners, self._serving, self._levels, self._store, self.counters
+        )
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -153,15 +165,28 @@ class DataCache:
 
     def prepare(self, schedule: Schedule) -> Batches:
         """The batches of this rank, to be read by number."""
-        return Batches(self._reader, self.layout, schedule, self.world.rank, self._workers, self.counters, _AHEAD, self)
+        return Batches(
+            self._reader,
+            self.layout,
+            schedule,
+            self.world.rank,
+            self._owners,
+            self._workers,
+            self.counters,
+            _AHEAD,
+            self,
+        )
 
     def fetch(self, index: int) -> tuple[np.ndarray, int]:
-        """One sample and its label, by index in the source; errors as from `Batches.read`."""
+        """One sample and its label, by index in the source, without asking peers; errors as from `Batches.read`."""
         record = self._reader.fetch(index).record
         return np.frombuffer(record.payload, self.layout.dtype).reshape(self.layout.shape), record.label
 
     def close(self) -> None:
-        """Waits for what is being fetched, saves counters and lets go of all levels; calling it again does nothing."""
+        """Waits for what is being fetched, saves counters and lets go of all levels; calling it again does nothing.
+
+        Peers that still read get this node's samples from elsewhere from then on, so a job closes after all have read.
+        """
         self._finalizer()
 
     def _find_layout(self, decoder: Decoder) -> Layout:
@@ -170,7 +195,7 @@ class DataCache:
         if known:
             return Layout(known["dtype"], tuple(known["shape"]))
         reader = self._read_through(decoder, self._levels[0], Nowhere("decoded"), Nowhere("memory"))
-        reader.fetch(0)
+        reader.fetch(min(self.world.owned(len(self)).start, len(self) - 1))  # one that no other node reads
         assert decoder.layout is not None
         self._store.save_layout(self._key, decoder.layout._asdict())
         return decoder.layout
@@ -187,8 +212,26 @@ class DataCache:
     def _read_through(self, decoder: Decoder, disk: Level, decoded: Level, memory: Level) -> ReadThrough:
         store = self._store
         return ReadThrough(
-            store.source, store.listing, decoder, memory, decoded, disk, store.locks, store.quarantine, self.counters
+            store.source,
+            store.listing,
+            decoder,
+            memory,
+            decoded,
+            disk,
+            store.locks,
+            store.quarantine,
+            self.counters,
+            self.world.owned(len(self)),
         )
+
+    def _join_peers(self, peer_timeout: float) -> None:
+        """Serves this node's samples, unless another of its processes does, and gets ready to ask for the others'."""
+        layout, store = self.layout, self._store
+        shape = "x".join(map(str, layout.shape))
+        data = f"{store.fingerprint}-{self._key}-{layout.dtype}-{shape}-{len(self)}"
+        shelf = Shelf(self.world.owned(len(self)), layout.size, self._levels[-1].gather, self._reader.fetch_record)
+        self._serving = serve(self.world, data, shelf, self.counters, store.directory, _threads(self.world))
+        self._owners = meet(self.world, data, layout.size, len(self), peer_timeout, self.counters)
 
 
 def _threads(world: World) -> int:
@@ -196,12 +239,22 @@ def _threads(world: World) -> int:
     return max(2, 4 * len(os.sched_getaffinity(0)) // ranks)
 
 
-def _stop(workers: concurrent.futures.Executor, levels: list[Level], store: Store, counters: Counters) -> None:
+def _stop(
+    workers: concurrent.futures.Executor,
+    owners: Nobody,
+    serving: Serving,
+    levels: list[Level],
+    store: Store,
+    counters: Counters,
+) -> None:
+    owners.close()  # whoever waits for them goes on
     workers.shutdown(cancel_futures=True)
-    _close(levels, store, counters)
+    _close(owners, serving, levels, store, counters)
 
 
-def _close(levels: list[Level], store: Store, counters: Counters) -> None:
+def _close(owners: Nobody, serving: Serving, levels: list[Level], store: Store, counters: Counters) -> None:
+    owners.close()
+    serving.close()
     for level in reversed(levels):
         level.close()
     counters.save(store.stats)

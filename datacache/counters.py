@@ -16,9 +16,11 @@ from datacache import files
 class Counters:
     """Numbers by name, counted by several threads.
 
-    Names are "samples.LEVEL" and "bytes.LEVEL" for where samples came from (memory, decoded, disk, source),
-    "stalls.STAGE" and "seconds.STAGE" for what a reader waited for (queue, another process, disk, source, decode),
-    "damaged.LEVEL" for records taken out, "not kept.LEVEL" for records that did not fit.
+    Names are "samples.LEVEL" and "bytes.LEVEL" for where samples came from (memory, peers, decoded, disk, source),
+    "stalls.STAGE" and "seconds.STAGE" for what a reader waited for (peers, queue, another process, disk, source,
+    decode), "damaged.LEVEL" for records taken out, "not kept.LEVEL" for records that did not fit, "served.samples" and
+    "served.bytes" for what peers got from here, "failures.peers" for how often one was left alone from then on, and
+    "refused.peers" for connections refused.
     """
 
     def __init__(self) -> None:

@@ -96,6 +96,17 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
+def take(path: Path) -> int | None:
+    """Holds a file (made where it is missing) alone until what is returned is closed; None where another does."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
 def share(descriptor: int) -> None:
     """Marks an open file as in use for as long as it is open: see `is_in_use`."""
     fcntl.flock(descriptor, fcntl.LOCK_SH)

@@ -30,6 +30,8 @@ _FUNCTIONS = {  # name: (result, arguments), as in ops/datacache/*.h
     "datacache_slab_publish": (ctypes.c_int, [_SLAB, _U64, _POINTER, _U64, _I64]),
     "datacache_slab_lengths": (None, [_SLAB, _POINTER, _U64, _POINTER]),
     "datacache_slab_forget": (None, [_SLAB, _U64]),
+    "datacache_records_checksums": (None, [_POINTER, _U64, _U64, _POINTER, _POINTER, _POINTER]),
+    "datacache_records_place": (_U64, [_POINTER, _U64, _U64, *[_POINTER] * 6]),
     "datacache_slab_gather": (_U64, [_SLAB, _POINTER, _U64, _POINTER, _U64, _POINTER, _POINTER]),
 }
 

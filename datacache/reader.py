@@ -1,9 +1,9 @@
 """The read-through: each sample comes from the highest level that has it, and is kept in those above on its way.
 
-    memory (decoded)  <-  [peers]  <-  local disk (decoded, if wanted)  <-  local disk (as in the source)  <-  source
+    memory (decoded)  <-  peers  <-  local disk (decoded, if wanted)  <-  local disk (as in the source)  <-  source
 
-One process of a node fetches a sample while the others wait for it. A record whose checksum is wrong is taken out and
-fetched anew from below.
+Peers are asked in whole batches, by `Batches`; the rest is here. One process of a node fetches a sample while the
+others wait for it. A record whose checksum is wrong is taken out and fetched anew from below.
 """
 
 from __future__ import annotations
@@ -107,11 +107,12 @@ class ReadThrough:
         locks: IndexLocks,
         quarantine: Quarantine,
         counters: Counters,
+        owned: range,
     ):
-        """Takes the levels from the source up, and what all processes of the node share."""
+        """Takes the levels from the source up, what all processes of the node share, and what its memory is for."""
         self._source, self._listing, self._decoder = source, listing, decoder
         self.memory, self._decoded, self._disk = memory, decoded, disk
-        self._locks, self._quarantine, self._counters = locks, quarantine, counters
+        self._locks, self._quarantine, self._counters, self._owned = locks, quarantine, counters, owned
 
     def gather(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """Copies what is in memory, as `Level.gather`; the rest is for `fetch`."""
@@ -140,9 +141,14 @@ class ReadThrough:
             record, origin = self._held(self.memory, index), "memory"
             if record is None:
                 record, origin = self._decoded_sample(index, seconds)
-                self._keep(self.memory, index, record)
+                if index in self._owned:
+                    self._keep(self.memory, index, record)
         self._counters.add(f"samples.{origin}")
         return Fetched(record, origin, seconds)
+
+    def fetch_record(self, index: int) -> Record:
+        """As `fetch`, the record alone."""
+        return self.fetch(index).record
 
     def fetch_encoded(self, index: int) -> str:
         """Makes sure that a sample's bytes are on the local disk; returns where they came from."""

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
+from collections.abc import Sequence
+from pathlib import Path
 
 # (rank, size, local rank, local size), as the launchers tell them
 _LAUNCHERS = (
@@ -15,6 +18,7 @@ _LAUNCHERS = (
         "OMPI_COMM_WORLD_LOCAL_SIZE",
     ),
 )
+_SECRET_BYTES = 16  # at least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,9 +31,11 @@ class World:
         node: number of this machine, in [0, nodes).
         nodes: machines of the job, m.
         peers: address of each node's memory level, host:port, in the order of nodes; empty where nodes do not ask each
-            other.
-        bind: the address, host:port, at which this node serves its peers.
-        secret: of the job; peers prove to each other that they know it.
+            other. Each DataCache of a process needs addresses of its own.
+        bind: the address, host:port, at which this node serves its peers, and nowhere else.
+        secret: of the job, random and of at least 16 bytes; peers prove to each other that they know it.
+        encrypt: also encrypt what peers send (CURVE), where others may listen. With the libsodium in pyzmq's own wheels
+            it is tens of times slower: see benchmarks/datacache_peers.py.
     """
 
     rank: int = 0
@@ -39,6 +45,7 @@ class World:
     peers: tuple[str, ...] = ()
     bind: str | None = None
     secret: bytes | None = dataclasses.field(default=None, repr=False)
+    encrypt: bool = False
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -53,10 +60,46 @@ class World:
                 f"Expected the addresses of all {self.nodes} nodes with bind and secret, or no peers at all, got "
                 f"{len(self.peers)} addresses, bind {self.bind} and {'a' if self.secret else 'no'} secret."
             )
+        if self.peers and (not isinstance(self.secret, bytes) or len(self.secret) < _SECRET_BYTES):
+            raise ValueError(
+                f"Expected a secret of at least {_SECRET_BYTES} random bytes, got {type(self.secret).__name__} of "
+                f"length {len(self.secret or ())}: make one with `python -c 'import secrets; "
+                "print(secrets.token_hex(32))' > FILE`, the same on all nodes."
+            )
 
     @classmethod
-    def from_environment(cls) -> World:
-        """What Horovod's launcher, or Open MPI's, has told this process; one process alone without either."""
+    def from_environment(
+        cls,
+        peers: Sequence[str] | None = None,
+        bind: str | None = None,
+        secret: bytes | None = None,
+        encrypt: bool | None = None,
+    ) -> World:
+        """What Horovod's launcher, or Open MPI's, has told this process; one process alone without either.
+
+        Args:
+            peers: see `World`; by default the variable DATACACHE_PEERS, addresses with commas between them.
+            bind: by default the variable DATACACHE_BIND, or else this node's address among the peers.
+            secret: by default what is in the file that the variable DATACACHE_SECRET_FILE names, blanks at its ends
+                left out; only its owner may be able to read it.
+            encrypt: by default whether the variable DATACACHE_ENCRYPT is 1.
+        """
+        place = cls._of_launcher()
+        if peers is None:
+            peers = [each.strip() for each in os.environ.get("DATACACHE_PEERS", "").split(",") if each.strip()]
+        if not peers:
+            return place
+        if bind is None:
+            own = peers[place.node] if place.node < len(peers) else None
+            bind = os.environ.get("DATACACHE_BIND", own)
+        if secret is None and "DATACACHE_SECRET_FILE" in os.environ:
+            secret = _read_secret(Path(os.environ["DATACACHE_SECRET_FILE"]))
+        if encrypt is None:
+            encrypt = os.environ.get("DATACACHE_ENCRYPT") == "1"
+        return dataclasses.replace(place, peers=tuple(peers), bind=bind, secret=secret, encrypt=encrypt)
+
+    @classmethod
+    def _of_launcher(cls) -> World:
         for names in _LAUNCHERS:
             if all(name in os.environ for name in names):
                 rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
@@ -70,6 +113,16 @@ class World:
 
     def owned(self, samples: int) -> range:
         """The samples that this node's memory is for: a block of them with peers, all of them without."""
-        if not self.peers:
-            return range(samples)
-        return range(samples * self.node // self.nodes, samples * (self.node + 1) // self.nodes)
+        return self.shares(samples)[self.node] if self.peers else range(samples)
+
+    def shares(self, samples: int) -> list[range]:
+        """The samples that each node's memory is for, where nodes serve each other."""
+        ends = [samples * node // self.nodes for node in range(self.nodes + 1)]
+        return [range(ends[node], ends[node + 1]) for node in range(self.nodes)]
+
+
+def _read_secret(path: Path) -> bytes:
+    mode = path.stat().st_mode
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        raise PermissionError(f"Others than its owner have access to the secret in {path}: run `chmod 600 {path}`.")
+    return path.read_bytes().strip()

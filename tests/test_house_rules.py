@@ -39,7 +39,7 @@ LAYERS = [
 CACHE_LAYERS = [
     {"__main__"},
     {"cache", "dataset"},
-    {"batches", "store"},
+    {"batches", "peers", "store"},
     {"reader"},
     {"disk", "slab"},
     {"levels", "sources"},

@@ -307,6 +307,7 @@ class TestFaults:
             ({"memory_bytes": 100}, "at least 8192 bytes of memory"),
             ({"disk_bytes": 100}, "at least 1 MiB"),
             ({"workers": 0}, "at least one worker"),
+            ({"peer_timeout": 0}, "peer_timeout of more than 0"),
             ({"decode": 3}, "Expected a function"),
             ({"decode": threading.Lock().acquire}, "attribute datacache_fingerprint"),
         ],
@@ -314,11 +315,6 @@ class TestFaults:
     def test_wrong_arguments_are_refused(self, wrong, told, images, options):
         with pytest.raises(ValueError, match=told):
             datacache.DataCache(datacache.ImageFolder(images[0]), **{**options, **wrong})
-
-    def test_peers_are_not_there_yet(self, images, options):
-        options["world"] = World(0, 2, 0, 2, ("a:1", "b:1"), "a:1", b"secret")
-        with pytest.raises(NotImplementedError, match="leave world.peers empty"):
-            datacache.DataCache(datacache.ImageFolder(images[0]), **options)
 
     def test_killed_while_it_fills_the_next_run_goes_on(self, images, options):
         """Ten times, at some moment; then all is right, and nothing has to be cleaned up."""
@@ -377,6 +373,7 @@ class TestWorld:
             ({"node": 1}, "node in \\[0, nodes\\)"),
             ({"nodes": 2}, "at least one rank on each"),
             ({"size": 2, "nodes": 2, "peers": ("a:1",)}, "addresses of all 2 nodes with bind and secret"),
+            ({"peers": ("a:1",), "bind": "a:1", "secret": b"short"}, "at least 16 random bytes, got bytes of length 5"),
         ],
     )
     def test_what_cannot_be_is_refused(self, arguments, told):
@@ -385,7 +382,7 @@ class TestWorld:
 
     def test_nodes_with_peers_divide_the_samples(self):
         peers = ("a:1", "b:1", "c:1")
-        worlds = [World(node, 3, node, 3, peers, peers[node], b"secret") for node in range(3)]
+        worlds = [World(node, 3, node, 3, peers, peers[node], b"secret of the job") for node in range(3)]
         assert [index for world in worlds for index in world.owned(10)] == list(range(10))
         assert World(0, 3, 0, 3).owned(10) == range(10)
         assert "secret" not in repr(worlds[0])

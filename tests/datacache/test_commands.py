@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import datacache
-from datacache import slab
+from datacache import counters, slab
 from datacache.__main__ import main
 from datacache.progress import Bar
 from tests.datacache.test_cache import COUNT, images, options  # noqa: F401 - fixtures
@@ -35,6 +35,7 @@ def run(images, tmp_path, capsys, monkeypatch):  # noqa: F811
         told = capsys.readouterr()
         return status, told.out, told.err
 
+    command.source = images[0]
     return command
 
 
@@ -61,6 +62,27 @@ def test_warm_fills_the_disk_and_stats_tell(run, images, options):  # noqa: F811
     assert rows["from disk"].startswith(f"{COUNT + 1} samples") or rows["from disk"].startswith(f"{COUNT} samples")
     assert int(rows["from memory"].split()[0]) >= COUNT
     assert rows["source on disk"].startswith(f"{COUNT} records")
+
+
+def test_stats_tell_what_came_from_peers_and_went_to_them(run, options):  # noqa: F811
+    run("plan")
+    with datacache.DataCache(datacache.ImageFolder(run.source), **options) as cache:
+        stats = cache._store.stats
+    tally = counters.Counters()
+    for name, amount in {
+        "samples.peers": 7,
+        "bytes.peers": 7000,
+        "stalls.peers": 2,
+        "seconds.peers": 1.5,
+        "served.samples": 3,
+        "served.bytes": 3000,
+        "failures.peers": 1,
+    }.items():
+        tally.add(name, amount)
+    tally.save(stats)
+    rows = {line[:28].strip(): line[28:] for line in run("stats")[1].splitlines()}
+    assert rows["from peers"] == "7 samples, 7.0 KB" and rows["served to peers"] == "3 samples, 3.0 KB"
+    assert rows["waited for peers"] == "2 times, 1.5 s in all" and rows["peers left alone"] == "1 times"
 
 
 def test_warm_decodes_too(run):

@@ -1,0 +1,173 @@
+"""Nodes that serve each other: real processes and sockets; whatever happens to a peer, batches stay the same."""
+
+import os
+import signal
+import socket
+import time
+
+import pytest
+
+from tests.datacache import node
+from tests.datacache.node import BATCH, COUNT, Node
+
+
+@pytest.fixture
+def start(tmp_path):
+    """Starts processes of nodes, and ends those that are left."""
+    started = []
+
+    def one(*arguments, **settings):
+        started.append(Node(tmp_path, *arguments, **settings))
+        return started[-1]
+
+    yield one
+    for each in started:
+        each.end()
+
+
+def steps(ranks):
+    """Batches of an epoch."""
+    return COUNT // (BATCH * ranks)
+
+
+def read_all(nodes, epoch):
+    """All read an epoch at the same time; then it is looked at."""
+    for each in nodes:
+        each.tell(f"read {epoch} {steps(each.ranks)}")
+    for each in nodes:
+        each.hear()
+    for each in nodes:
+        each.assert_read(epoch)
+
+
+@pytest.mark.parametrize(
+    "nodes, ranks, settings",
+    [(2, 2, {}), (2, 4, {}), (3, 3, {}), (2, 2, {"encrypt": True}), (2, 2, {"memory_bytes": 0})],
+    ids=["two nodes", "two ranks each", "three nodes", "CURVE", "no memory"],
+)
+def test_all_nodes_together_read_each_sample_once(nodes, ranks, settings, start, tmp_path):
+    peers = node.free_addresses(nodes)
+    made = [start(peers, rank, ranks, **settings) for rank in range(ranks)]
+    assert [each.hear() for each in made] == ["ready"] * ranks
+    for epoch in range(2):
+        read_all(made, epoch)
+    assert sorted(node.reads(tmp_path)) == list(range(COUNT))
+    numbers = [each.ask("numbers") for each in made]
+    from_peers = sum(each["samples.peers"] for each in numbers)
+    assert from_peers == sum(each.get("served.samples", 0) for each in numbers) > COUNT / 2
+    assert all("failures.peers" not in each and "refused.peers" not in each for each in numbers)
+
+
+def test_after_close_no_thread_and_no_port_is_left(start):
+    peers = node.free_addresses(2)
+    made = [start(peers, rank) for rank in range(2)]
+    assert [each.hear() for each in made] == ["ready"] * 2
+    read_all(made, 0)
+    for each, address in zip(made, peers, strict=True):
+        host, port = address.split(":")
+        socket.create_connection((host, int(port))).close()
+        assert each.ask("close") == []
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection((host, int(port)))
+
+
+@pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_peer_that_is_lost_in_mid_epoch_changes_nothing(sent, start, tmp_path):
+    peers = node.free_addresses(2)
+    made = [start(peers, rank, peer_timeout=2) for rank in range(2)]
+    assert [each.hear() for each in made] == ["ready"] * 2
+    for each in made:
+        each.tell("read 0 4")
+    for each in made:
+        each.hear()
+    os.kill(made[1].process.pid, sent)
+    made[0].ask(f"read 0 {steps(2) - 4}")
+    made[0].assert_read(0)
+    made[0].ask(f"read 1 {steps(2)}")
+    made[0].assert_read(1)
+    numbers = made[0].ask("numbers")
+    assert numbers["failures.peers"] == 1 and numbers["samples.peers"] > 0
+    assert made[0].errors().count("is left alone") == 1
+
+
+def test_a_stopped_peer_is_asked_again_when_it_goes_on(start):
+    peers = node.free_addresses(2)
+    made = [start(peers, rank, peer_timeout=2) for rank in range(2)]
+    assert [each.hear() for each in made] == ["ready"] * 2
+    os.kill(made[1].process.pid, signal.SIGSTOP)
+    made[0].ask(f"read 0 {steps(2)}")
+    made[0].assert_read(0)
+    assert "samples.peers" not in made[0].ask("numbers")
+    os.kill(made[1].process.pid, signal.SIGCONT)
+    assert epochs_until_peers_answer(made[0]) > 0
+
+
+def epochs_until_peers_answer(one):
+    """Reads epochs until samples come from peers again."""
+    before = one.ask("numbers").get("samples.peers", 0)
+    for epoch in range(1, 200):
+        one.ask(f"read {epoch} {steps(2)}")
+        one.assert_read(epoch)
+        if one.ask("numbers").get("samples.peers", 0) > before:
+            return epoch
+        time.sleep(0.3)
+    return 0
+
+
+def test_a_peer_that_starts_late_is_waited_for(start, tmp_path):
+    peers = node.free_addresses(2)
+    one = start(peers, 0)
+    one.hear()
+    one.tell(f"read 0 {steps(2)}")
+    time.sleep(1)
+    start(peers, 1)
+    one.hear()
+    one.assert_read(0)
+    assert len(set(node.reads(tmp_path))) == len(node.reads(tmp_path))
+
+
+def test_a_peer_that_starts_too_late_is_found_later(start):
+    peers = node.free_addresses(2)
+    one = start(peers, 0, peer_timeout=0.5)
+    one.hear()
+    one.ask(f"read 0 {steps(2)}")
+    one.assert_read(0)
+    start(peers, 1).hear()
+    assert epochs_until_peers_answer(one) > 0
+
+
+@pytest.mark.parametrize("encrypt", [False, True], ids=["", "CURVE"])
+def test_a_wrong_secret_is_refused_and_the_run_goes_on(encrypt, start):
+    peers = node.free_addresses(2)
+    secrets = [node.SECRET, "not the secret of this job"]
+    made = [start(peers, rank, secret=secrets[rank], encrypt=encrypt, peer_timeout=2) for rank in range(2)]
+    assert [each.hear() for each in made] == ["ready"] * 2
+    read_all(made, 0)
+    for each in made:
+        told = each.errors()
+        assert "samples.peers" not in each.ask("numbers")
+        assert not any(secret in told for secret in secrets)
+        if encrypt:
+            assert "with CURVE, also where the secrets differ" in told
+        else:
+            assert "it refused this process's secret: give all nodes the same" in told
+            assert "refused a peer that does not know this job's secret" in told
+
+
+def test_a_peer_with_other_data_is_refused(start):
+    peers = node.free_addresses(2)
+    made = [start(peers, rank, decode=str(rank), peer_timeout=2) for rank in range(2)]
+    assert [each.hear() for each in made] == ["ready"] * 2
+    read_all(made, 0)
+    for each in made:
+        assert "samples.peers" not in each.ask("numbers")
+        assert "it has other data, or decodes them otherwise" in each.errors()
+
+
+def test_an_address_that_is_taken_is_an_error(start):
+    peers = node.free_addresses(2)
+    made = [start(peers, 0), start(peers[::-1], 1)]
+    assert sorted(each.process.stdout.readline() for each in made) == ["", '"ready"\n']
+    made.sort(key=lambda each: each.errors())
+    assert made[1].process.wait() != 0
+    assert f"Peers cannot be served at {peers[0]}" in made[1].errors() and "a port that is free" in made[1].errors()
