@@ -81,7 +81,7 @@ def test_the_orderings_of_figures_7_and_8(size):
 
 
 @given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "hitopk"]))
-def test_all_reduces_alone_go_by_the_link_as_they_fill_it(cluster, size, density, recipe):
+def test_rings_go_by_the_link_as_they_fill_it(cluster, size, density, recipe):
     twice = Link(cluster.across.latency / 2, 2 * cluster.across.bandwidth)
     as_measured = costs.MODELS[recipe](cluster._replace(reducing=twice), size, density, 4)
     by_all = costs.MODELS[recipe](cluster._replace(across=twice), size, density, 4)
