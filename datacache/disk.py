@@ -58,6 +58,7 @@ class DiskLevel(Level):
         Raises:
             UnsuitableFileSystemError: where the directory is on a network file system.
             ValueError: where size is less than 1 MiB.
+            NoSpaceError: where the disk has no room for a new level; one that is there is opened on a full disk, too.
         """
         if size < SMALLEST:
             raise ValueError(f"Expected at least 1 MiB for a level on the local disk, got {size} bytes.")
@@ -70,7 +71,7 @@ class DiskLevel(Level):
             if not files.is_in_use(self._path / "use"):
                 if not _is_sound(self._path):
                     _empty(self._path)
-                files.write_json(self._path / "size.json", size)
+                _set_size(self._path, size)
             self._size = files.read_json(self._path / "size.json")
             self._use: int | None = os.open(self._path / "use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             files.share(self._use)
@@ -196,6 +197,18 @@ def _open(path: Path, size: int) -> lmdb.Environment:
     )
     environment.reader_check()  # lets go of what killed readers held
     return environment
+
+
+def _set_size(path: Path, size: int) -> None:
+    """Writes down what the file may grow to; where the disk has no room for that, what was written before holds."""
+    before = files.read_json(path / "size.json")
+    if before == size:
+        return
+    try:
+        files.write_json(path / "size.json", size)
+    except NoSpaceError:
+        if before is None:
+            raise
 
 
 def _is_sound(path: Path) -> bool:

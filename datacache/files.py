@@ -38,6 +38,19 @@ _LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.mergerfs", "fuseblk"}
 _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, process
 
 
+@contextlib.contextmanager
+def needing_room_for(path: Path) -> Iterator[None]:
+    """Turns the error of a full disk into a NoSpaceError that says what was to be written, and where."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise NoSpaceError(
+            error.errno, f"{path.parent} has no room for {path.name}: make room on that disk, or choose another"
+        ) from None
+
+
 def write_renamed(path: Path, content: bytes) -> None:
     """Writes a file that appears under its name when it is whole and on the disk.
 
@@ -46,17 +59,11 @@ def write_renamed(path: Path, content: bytes) -> None:
     """
     part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name}.part")
     try:
-        with open(part, "wb") as file:
+        with needing_room_for(path), open(part, "wb") as file:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise NoSpaceError(
-            error.errno, f"{path.parent} has no room for {path.name}: make room on that disk, or choose another"
-        ) from None
     finally:
         part.unlink(missing_ok=True)
     sync_directory(path.parent)

@@ -117,16 +117,23 @@ class Listing:
         """Writes a directory, which appears when it is whole; one that is there already is replaced."""
         part = directory.with_name(f".{os.getpid()}.{directory.name}.part")
         shutil.rmtree(part, ignore_errors=True)
-        part.mkdir()
-        (part / _HEAD).write_bytes(self._head())
+        try:
+            with files.needing_room_for(directory):
+                self._write(part)
+            shutil.rmtree(directory, ignore_errors=True)
+            part.rename(directory)
+        finally:
+            shutil.rmtree(part, ignore_errors=True)
+        files.sync_directory(directory.parent)
+
+    def _write(self, directory: Path) -> None:
+        directory.mkdir()
+        (directory / _HEAD).write_bytes(self._head())
         for name in _COLUMNS:
-            getattr(self, name).tofile(part / name)
-        for path in part.iterdir():
+            (directory / name).write_bytes(np.ascontiguousarray(getattr(self, name)).data)
+        for path in directory.iterdir():
             with open(path, "rb") as file:
                 os.fsync(file.fileno())
-        shutil.rmtree(directory, ignore_errors=True)
-        part.rename(directory)
-        files.sync_directory(directory.parent)
 
     @classmethod
     def load(cls, directory: Path, fingerprint: str) -> Listing | None:
