@@ -157,7 +157,11 @@ class DiskLevel(Level):
 
 
 class _Environments:
-    """The LMDB environments of this process: each file open at most once, and none that a parent process has opened."""
+    """The LMDB environments of this process: each file open at most once, and none that a parent process has opened.
+
+    One process at a time opens or closes: the last to close destroys LMDB's mutexes, and one that is opening meanwhile
+    would take them for good ones (mdb_txn_begin: Invalid argument).
+    """
 
     def __init__(self) -> None:
         self._users: dict[Path, int] = {}
@@ -174,12 +178,14 @@ class _Environments:
         with self._lock:
             self._users[path] -= 1
             if self._users[path] == 0 and path in self._open:
-                self._open.pop(path).close()
+                with files.locked(path):
+                    self._open.pop(path).close()
 
     def get(self, path: Path, size: int) -> lmdb.Environment:
         with self._lock:
             if path not in self._open:
-                self._open[path] = _open(path, size)
+                with files.locked(path):
+                    self._open[path] = _open(path, size)
             return self._open[path]
 
     def _forked(self) -> None:

@@ -97,6 +97,6 @@ def test_shared_memory_of_64_megabytes(tmp_path):
 
 
 def test_a_disk_that_is_full(tmp_path):
-    """What it has no room for is read from the source again. A run whose disk fills up goes on, and so does the next."""
+    """What it has no room for is read from the source again. A run whose disk fills up goes on; so does the next."""
     said = run(DISK, "3m", tmp_path / "disk", tmp_path / "shm")
     assert said.startswith("[]\n[]\n[Errno 28]") and "make room on that disk" in said
