@@ -72,10 +72,11 @@ class Readers:
 
     def __init__(self, read_turn):
         self._turn = mmap.mmap(-1, 8)
+        parent = os.getpid()
         self._child = os.fork()
         if self._child == 0:
             try:
-                while (turn := struct.unpack("q", self._turn[:])[0]) >= 0:
+                while (turn := struct.unpack("q", self._turn[:])[0]) >= 0 and os.getppid() == parent:
                     read_turn(turn)
                 os._exit(0)
             finally:
