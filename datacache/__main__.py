@@ -187,18 +187,7 @@ def _function(options: argparse.Namespace) -> Callable[[bytes], Any]:
 def _reader(store: Store, disk: Any, tally: Counters) -> ReadThrough:
     memory, decoded = Nowhere("memory"), Nowhere("decoded")
     decoder = Decoder(lambda payload: payload)  # which is not asked for anything
-    return ReadThrough(
-        store.source,
-        store.listing,
-        decoder,
-        memory,
-        decoded,
-        disk,
-        store.locks,
-        store.quarantine,
-        tally,
-        range(0),
-    )
+    return store.read_through(decoder, memory, decoded, disk, tally, range(0))
 
 
 def _each(workers: int, work: Callable[[int], Any], count: int, bar: Bar) -> None:

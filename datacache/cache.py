@@ -210,19 +210,8 @@ class DataCache:
         return Slab(slab.directory(directory), key, owned, size)
 
     def _read_through(self, decoder: Decoder, disk: Level, decoded: Level, memory: Level) -> ReadThrough:
-        store = self._store
-        return ReadThrough(
-            store.source,
-            store.listing,
-            decoder,
-            memory,
-            decoded,
-            disk,
-            store.locks,
-            store.quarantine,
-            self.counters,
-            self.world.owned(len(self)),
-        )
+        owned = self.world.owned(len(self))
+        return self._store.read_through(decoder, memory, decoded, disk, self.counters, owned)
 
     def _join_peers(self, peer_timeout: float) -> None:
         """Serves this node's samples, unless another of its processes does, and gets ready to ask for the others'."""

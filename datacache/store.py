@@ -22,10 +22,12 @@ import numpy as np
 import xxhash
 
 from datacache import disk, files
+from datacache.counters import Counters
 from datacache.disk import DiskLevel
 from datacache.files import IndexLocks
 from datacache.levels import Level, Nowhere, Quarantine
 from datacache.listing import UNKNOWN_LENGTH, Listing
+from datacache.reader import Decoder, ReadThrough
 from datacache.sources import Progress, Source
 
 _FORMAT = "datacache store 1"
@@ -90,6 +92,14 @@ class Store:
         """Bytes of the local disk that the source's bytes will take; None where that is not known beforehand."""
         lengths = self.listing.lengths
         return None if (lengths == UNKNOWN_LENGTH).any() else disk.forecast(lengths)
+
+    def read_through(
+        self, decoder: Decoder, memory: Level, decoded: Level, disk: Level, counters: Counters, owned: range
+    ) -> ReadThrough:
+        """What fetches this source's samples through these levels; see `ReadThrough`."""
+        return ReadThrough(
+            self.source, self.listing, decoder, memory, decoded, disk, self.locks, self.quarantine, counters, owned
+        )
 
     def load_layout(self, decode: str) -> Any:
         """What `save_layout` saved; None before."""

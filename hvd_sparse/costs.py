@@ -65,6 +65,11 @@ class Cluster(NamedTuple):
     reducing: Link | None = None
 
     @property
+    def rings(self) -> Link:
+        """The link across, for rings."""
+        return self.reducing or self.across
+
+    @property
     def ranks(self) -> int:
         """The number of ranks P."""
         return self.nodes * self.local
@@ -97,7 +102,7 @@ def tree(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEME
 def torus2d(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
     """2DTAR (CommLib 5.3): reduce-scatter in the node, all-reduce across nodes, all-gather in the node."""
     shard = math.ceil(size / cluster.local)
-    across = (cluster.reducing or cluster.across).shared_by(cluster.local)
+    across = cluster.rings.shared_by(cluster.local)
     return {
         "reduce-scatter": _ring(cluster.inside, cluster.local, element * shard),
         "across nodes": 2 * _ring(across, cluster.nodes, element * shard / cluster.nodes),
@@ -176,7 +181,7 @@ def _flat_ring(cluster: Cluster, each: float) -> float:
     """The same over all ranks, node after node: every message waits for the slowest link on its way."""
     if cluster.ranks == 1:
         return 0.0
-    links = [cluster.reducing or cluster.across] if cluster.nodes > 1 else []
+    links = [cluster.rings] if cluster.nodes > 1 else []
     links += [cluster.inside] if cluster.local > 1 else []
     return (cluster.ranks - 1) * max(link.message(each) for link in links)
 

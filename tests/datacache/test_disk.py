@@ -1,14 +1,13 @@
 """The local disk's own promises: it outlives runs, keeps to its size, and is made anew where it cannot be trusted."""
 
 import os
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
 from datacache import disk
 from datacache.disk import DiskLevel
+from tests.datacache import devices
 from tests.datacache.members import SAMPLES
 from tests.datacache.test_levels import record
 
@@ -121,12 +120,8 @@ except NoSpaceError as error:
 
 
 def test_a_device_that_is_full_keeps_what_it_has(tmp_path):
-    mount = f'mount -t tmpfs -o size=2m none "{tmp_path}" && exec "{sys.executable}" -c "$0" "{tmp_path}"'
-    done = subprocess.run(["unshare", "-m", "sh", "-c", mount, SMALL], capture_output=True, text=True)
-    if "mount" in done.stderr or "unshare" in done.stderr:
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    assert "has no room for the memory level: 1,048,576 bytes were asked for" in done.stdout
+    said = devices.run(SMALL, "2m", tmp_path)
+    assert "has no room for the memory level: 1,048,576 bytes were asked for" in said
 
 
 def test_processes_that_open_and_close_at_the_same_time_are_not_in_each_others_way(tmp_path):

@@ -1,9 +1,6 @@
 """Small devices, really mounted: a /dev/shm of 64 MB as containers have it, and a disk that is full."""
 
-import subprocess
-import sys
-
-import pytest
+from tests.datacache.devices import run
 
 COMMON = """
 import pathlib, sys
@@ -78,16 +75,6 @@ with opened(path / "local", memory_dir=memory) as cache:
     check(cache)
 """
 )
-
-
-def run(code, size, mounted, other):
-    mounted.mkdir()
-    mount = f'mount -t tmpfs -o size={size} none "{mounted}" && exec "{sys.executable}" -c "$0" "{mounted}" "{other}"'
-    done = subprocess.run(["unshare", "-m", "sh", "-c", mount, code], capture_output=True, text=True)
-    if done.stderr.startswith(("mount", "unshare")):
-        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def test_shared_memory_of_64_megabytes(tmp_path):

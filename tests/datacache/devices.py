@@ -1,0 +1,18 @@
+"""Small devices, really mounted, for a process of their own."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(code, size, mounted, *others):
+    """Runs Python code, whose arguments are the paths, with a tmpfs of this size at the first; returns its output."""
+    mounted.mkdir(exist_ok=True)
+    arguments = " ".join(f'"{path}"' for path in (mounted, *others))
+    mount = f'mount -t tmpfs -o size={size} none "{mounted}" && exec "{sys.executable}" -c "$0" {arguments}'
+    done = subprocess.run(["unshare", "-m", "sh", "-c", mount, code], capture_output=True, text=True)
+    if done.stderr.startswith(("mount", "unshare")):
+        pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
+    assert done.returncode == 0, done.stderr
+    return done.stdout
