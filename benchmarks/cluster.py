@@ -29,7 +29,7 @@ from typing import NoReturn
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousServer
 
-_CONGESTION = "net.ipv4.tcp_congestion_control"
+_CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"  # of the namespace of whoever opens it
 LAUNCHERS = ("rendezvous", "mpirun")
 _BURST_SECONDS = 0.0005
 _LEAST_BURST = 70_000  # bytes: a packet before segmentation has up to 64 KB
@@ -276,10 +276,8 @@ def _slot_environment(slot, address: str, port: int) -> dict[str, str]:
 def _choose_congestion(namespace: str) -> str:
     """Asks for cubic in a namespace, and says what it has."""
     inside = ["ip", "netns", "exec", namespace]
-    subprocess.run([*inside, "sysctl", "-qw", f"{_CONGESTION}=cubic"], stderr=subprocess.DEVNULL)
-    return subprocess.run(
-        [*inside, "sysctl", "-n", _CONGESTION], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    subprocess.run([*inside, "sh", "-c", f"echo cubic > {_CONGESTION}"], stderr=subprocess.DEVNULL)
+    return subprocess.run([*inside, "cat", _CONGESTION], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _wait(ranks: Sequence[subprocess.Popen], limit: float | None) -> None:
