@@ -46,10 +46,10 @@ class Bucket(NamedTuple):
         """The number of elements."""
         return sum(segment.size for segment in self.segments)
 
-    def spec(self, name: str, number: int, grid: Grid) -> Spec:
+    def spec(self, name: str, number: int, grid: Grid, in_flight: int = 1) -> Spec:
         """What an aggregator is told about this bucket."""
         segments = tuple((segment.name, segment.size) for segment in self.segments)
-        return Spec(self.size, grid, self.dtype, segments, name, number)
+        return Spec(self.size, grid, self.dtype, segments, name, number, in_flight)
 
     def pack(self, gradients: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Lays this bucket's gradients end to end: a vector [size]."""

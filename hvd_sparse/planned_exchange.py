@@ -72,7 +72,8 @@ class PlannedExchange:
         self._name = name
         self._telemetry = telemetry
         specs = [
-            bucket.spec(f"{name}.bucket{number}", number, grid).validate() for number, bucket in enumerate(plan.buckets)
+            bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets)).validate()
+            for number, bucket in enumerate(plan.buckets)
         ]
         variables = {f"variable {name}": place for name, place in plan.placement().items()}
         options = {"recipe": describe(aggregator), "name": name, "telemetry": telemetry is not None}

@@ -22,6 +22,7 @@ class Spec(NamedTuple):
         segments: (name, size) of the variables that lie in it, in order.
         name: the same on every rank, unique among the vectors in flight; collectives are named after it.
         number: tells the seeds of random choices of several vectors apart.
+        in_flight: how many vectors are exchanged at the same time, this one among them; they share the links.
     """
 
     size: int
@@ -30,6 +31,7 @@ class Spec(NamedTuple):
     segments: tuple[tuple[str, int], ...] = ()
     name: str = "vector"
     number: int = 0
+    in_flight: int = 1
 
     def validate(self) -> Spec:
         """Returns itself.

@@ -153,6 +153,20 @@ def test_one_that_was_disturbed_once_is_tried_again(seconds, left):
     assert rehearsal.still_in_running(seconds) == left
 
 
+def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsys):
+    def one_rank(grid):
+        return [RECIPE.init(Spec(SIZE, grid, in_flight=in_flight)).choice for in_flight in (1, 3, 4, 17)]
+
+    with figures.kept_in(tmp_path):
+        chosen = threads.run(RANKS, LOCAL, one_rank)
+    assert len({tuple(each) for each in chosen}) == 1
+    one, three, four = (each["sent"] for each in figures.rehearsals(figures.read(tmp_path)))
+    for name in set(one) & set(three) & set(four):
+        assert one[name] == three[name] == four[name], "bytes are those of one vector"
+    printed = capsys.readouterr().out
+    assert [text in printed for text in ("for 3 at once", "for 4 at once", "for 17 at once")] == [True, True, False]
+
+
 # ---- what is kept ----
 
 
@@ -239,7 +253,7 @@ def test_other_ranks_get_what_the_first_one_knows(tmp_path):
 
 
 def test_a_rehearsal_as_a_graph_frees_its_states_and_touches_no_random_numbers():
-    spec, names = Spec(rehearsal.LARGE, Grid.lone(), name="freed"), []
+    spec, names = Spec(rehearsal.LARGE, Grid.lone(), name="freed", in_flight=2), []
     tf.random.set_seed(1)
     expected = tf.random.normal([3]).numpy()
     tf.random.set_seed(1)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from hvd_sparse import costs, links
 from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.rehearsal import TIE, Rehearsed, fastest, rehearse
+from hvd_sparse.aggregators.rehearsal import TIE, Rehearsed, at_once, fastest, rehearse
 from hvd_sparse.communicator import Communicator
 from hvd_sparse.compressors import check_density
 from hvd_sparse.notebook import Notebook
@@ -35,11 +35,12 @@ class Auto(Aggregator):
     """Exchanges each vector by whichever of several aggregators is the fastest for it on this cluster.
 
     The choice is made when a vector's state is made. The links of the cluster and its memory are measured, once; the
-    cost model (`costs`) tells which candidates are not worth the time that it takes to try them; the others exchange a
-    random vector like this one, in turn, for a few seconds, and the fastest by the median is taken, of those within 3%
-    of it the first in the list. A line says which and why. What was measured is kept for vectors of the
-    same size, and for a week's runs on the same cluster (`notebook`), so that they choose alike at once; `python -m
-    hvd_sparse.planner` measures anew. All ranks choose alike: they go by the figures of the first rank, or of all.
+    cost model (`costs`) tells which candidates are not worth the time that it takes to try them; the others exchange
+    random vectors like this one, in turn, for a few seconds, as many at once as are in flight in training (at most
+    four), and the fastest by the median is taken, of those within 3% of it the first in the list. A line says which and
+    why. What was measured is kept for vectors of the same size, and for a week's runs on the same cluster (`notebook`),
+    so that they choose alike at once; `python -m hvd_sparse.planner` measures anew. All ranks choose alike: they go by
+    the figures of the first rank, or of all.
 
     A single rank, having nobody to exchange with, takes the first candidate, and so does a list of one.
 
@@ -107,7 +108,10 @@ class Auto(Aggregator):
         notebook = Notebook(spec.grid)
         tell = _teller(spec)
         cluster = links.known(spec.grid, notebook, tell)
-        predicted = {name: costs.seconds(name, cluster, spec.size, self.density) for name, _ in self.candidates}
+        together = at_once(spec)
+        predicted = {
+            name: together * costs.seconds(name, cluster, spec.size, self.density) for name, _ in self.candidates
+        }
         subject = self._subject(spec)
         rehearsed = self._remembered(notebook.read(subject), notebook)
         if rehearsed is None:
@@ -116,12 +120,17 @@ class Auto(Aggregator):
         choice = self._fastest(rehearsed)
         if (notebook.path, subject) not in _told:
             _told.add((notebook.path, subject))
-            tell(_reason(choice, rehearsed, predicted, spec.grid.cross.size))
+            tell(_reason(choice, rehearsed, predicted, spec))
         return choice
 
     def _subject(self, spec: Spec) -> str:
         """What a rehearsal is remembered by; the budget makes no difference to what it is about."""
-        account = {"size": spec.size, "dtype": spec.dtype.name, "candidates": describe(self.candidates)}
+        account = {
+            "size": spec.size,
+            "dtype": spec.dtype.name,
+            "at once": at_once(spec),
+            "candidates": describe(self.candidates),
+        }
         return json.dumps(account, sort_keys=True)
 
     def _fastest(self, rehearsed: Rehearsed) -> str:
@@ -159,11 +168,12 @@ def _teller(spec: Spec) -> Callable[[str], None]:
     return lambda text: print(f"auto, {spec.size:,} elements of {spec.dtype.name}: {text}", flush=True)
 
 
-def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], nodes: int) -> str:
+def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], spec: Spec) -> str:
     """A choice in a sentence: against whom, by how much, and what crosses the network."""
     medians = {name: float(np.median(rounds)) for name, rounds in rehearsed.seconds.items()}
     sent = {name: _size(count) for name, count in rehearsed.sent.items()}
-    parts = [f"{choice}, {_ms(medians[choice])}"]
+    together = f" for {at_once(spec)} at once" if at_once(spec) > 1 else ""
+    parts = [f"{choice}, {_ms(medians[choice])}{together}"]
     others = [name for name in medians if name != choice]
     if others:
         second = min(others, key=medians.__getitem__)
@@ -173,7 +183,7 @@ def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], n
         sends = f"a node sends {sent[choice]}, with {second} {sent[second]}"
     else:
         sends = f"a node sends {sent[choice]}"
-    if nodes > 1:
+    if spec.grid.cross.size > 1:
         parts.append(sends)
     hopeless = [f"{name} ({_ms(seconds)} predicted)" for name, seconds in predicted.items() if name not in medians]
     if hopeless:

@@ -25,6 +25,7 @@ LEAST = 3  # rounds that are made whatever they take
 ENOUGH = 5  # rounds before anybody is dropped for being a little slower: fewer do not tell the noise
 FAR = 2.0  # times the best round of the fastest one, beyond which nobody's best round makes a further one worth while
 TIE = 0.03  # share of the time below which nobody is the faster one
+AT_ONCE = 4  # vectors in flight at most: these fill the links, and each has residuals to be held meanwhile
 LARGE = 1 << 18  # elements of a vector whose residuals must not wait for Python to find that nobody wants them
 
 
@@ -33,8 +34,8 @@ class Rehearsed(NamedTuple):
 
     Attributes:
         seconds: by name, of each round that counts, of the slowest rank; a round's exchanges follow one another. Of
-            those that fell far behind, the rounds until then.
-        sent: by name, payload bytes that a node sends to others in one exchange.
+            those that fell far behind, the rounds until then. A round exchanges `at_once` vectors.
+        sent: by name, payload bytes that a node sends to others for one vector.
     """
 
     seconds: dict[str, list[float]]
@@ -52,6 +53,14 @@ class Rehearsed(NamedTuple):
         )
 
 
+def at_once(spec: Spec) -> int:
+    """How many vectors a rehearsal has in flight: as many as training has, up to a bound.
+
+    What sends less gains more where several share the links: alone, much of an exchange is latency and selection.
+    """
+    return min(spec.in_flight, AT_ONCE)
+
+
 def rehearse(
     candidates: Sequence[tuple[str, Aggregator]],
     spec: Spec,
@@ -59,15 +68,15 @@ def rehearse(
     budget: float,
     tell: Callable[[str], None],
 ) -> Rehearsed:
-    """Exchanges a random vector by each candidate in turn, as it will be in training; a collective.
+    """Exchanges random vectors by each candidate in turn, as many at once as in training; a collective.
 
     Whatever is decided on the way is decided from figures that all ranks have in common.
 
     Args:
         candidates: by name.
-        spec: of the vector.
-        predicted: seconds of each; the same on every rank. Most promising first, each is tried unless it is predicted
-            at more than `HOPELESS` times what the fastest so far has really taken, and takes long to try.
+        spec: of each vector.
+        predicted: seconds of a round of each; the same on every rank. Most promising first, each is tried unless it is
+            predicted at more than `HOPELESS` times what the fastest so far has really taken, and takes long to try.
         budget: seconds after which no further round begins; `LEAST` are made in any case.
         tell: is told what is being done.
     """
@@ -84,7 +93,7 @@ def _rehearse(
     budget: float,
     tell: Callable[[str], None],
 ) -> Rehearsed:
-    vector = _drawn(spec)
+    vectors = _drawn(spec)
     affordable = budget / (2 * len(aggregators))  # seconds of one of the two exchanges that all begin with
     trials: dict[str, _Trial] = {}
     for name in sorted(aggregators, key=predicted.__getitem__):
@@ -93,7 +102,7 @@ def _rehearse(
             continue
         tell(f"trying {name} ...")
         trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"))
-        trials[name].begin(vector)
+        trials[name].begin(vectors)
     in_running = list(trials)
     if len(in_running) > 1:
         for trial in trials.values():
@@ -105,7 +114,7 @@ def _rehearse(
         if len(in_running) == 1:
             break
         for name in in_running:
-            trials[name].exchange(vector)
+            trials[name].exchange(vectors)
     seconds = {name: trial.seconds for name, trial in trials.items()}
     return Rehearsed(seconds, {name: trial.sent for name, trial in trials.items()})
 
@@ -153,7 +162,7 @@ def beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 class _Trial:
-    """One candidate's state, its exchange as a graph, and what it has taken so far."""
+    """One candidate's states, its exchange as a graph, and what it has taken so far."""
 
     def __init__(self, aggregator: Aggregator, spec: Spec):
         self.seconds: list[float] = []
@@ -161,31 +170,33 @@ class _Trial:
         self.sent = 0.0
         self._sent = tf.constant(0, tf.int64)
         self._spec = spec
+        specs = [spec._replace(name=f"{spec.name}.{number}", number=number) for number in range(at_once(spec))]
         # As a partial: of functions with code of their own TensorFlow would count the traces, and warn.
-        run = functools.partial(_exchange, aggregator, aggregator.create(spec))
+        run = functools.partial(_exchange, aggregator, [aggregator.create(each) for each in specs], spec)
         self._run = tf.function(run, autograph=False, jit_compile=False)
 
     @property
     def median(self) -> float:
         return float(np.median(self.seconds))
 
-    def begin(self, vector: tf.Tensor) -> None:
-        """Two exchanges: one that makes the graph and does not count, and a first round."""
+    def begin(self, vectors: list[tf.Tensor]) -> None:
+        """Two rounds: one that makes the graph and does not count, and a first one."""
         world = self._spec.grid.world
-        links.slowest(world, lambda: self._wait(vector))
+        links.slowest(world, lambda: self._wait(vectors))
         everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
-        self.sent = float(everyones) / self._spec.grid.cross.size
-        self.exchange(vector)
+        self.sent = float(everyones) / self._spec.grid.cross.size / len(vectors)
+        self.exchange(vectors)
 
-    def exchange(self, vector: tf.Tensor) -> None:
-        """One more exchange."""
-        self.seconds.append(links.slowest(self._spec.grid.world, lambda: self._wait(vector)))
+    def exchange(self, vectors: list[tf.Tensor]) -> None:
+        """One more round."""
+        self.seconds.append(links.slowest(self._spec.grid.world, lambda: self._wait(vectors)))
         self.spent += self.seconds[-1]
 
-    def _wait(self, vector: tf.Tensor) -> None:
-        """Exchanges and waits until the mean is there, also where a GPU makes it."""
-        mean, self._sent = self._run(vector)
-        mean[:1].numpy()
+    def _wait(self, vectors: list[tf.Tensor]) -> None:
+        """Exchanges and waits until the means are there, also where a GPU makes them."""
+        means, self._sent = self._run(vectors)
+        for mean in means:
+            mean[:1].numpy()
 
 
 def _positive(value: Any) -> float:
@@ -194,15 +205,22 @@ def _positive(value: Any) -> float:
     return float(value)
 
 
-def _exchange(aggregator: Aggregator, state: Level, vector: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The mean, and the bytes that this rank sent to other nodes for it."""
-    exchange = aggregator.exchange(vector, state)
-    name, world = state.spec.name, state.spec.grid.world
-    with tf.control_dependencies(commit([exchange], [name], world, f"{name}.commit")):
-        return tf.identity(exchange.mean), tf.cast(exchange.metrics["bytes_across"], tf.int64)
+def _exchange(
+    aggregator: Aggregator, states: Sequence[Level], spec: Spec, vectors: list[tf.Tensor]
+) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """The means, and the bytes that this rank sent to other nodes for them."""
+    exchanges = [aggregator.exchange(vector, state) for vector, state in zip(vectors, states, strict=True)]
+    labels = [state.spec.name for state in states]
+    with tf.control_dependencies(commit(exchanges, labels, spec.grid.world, f"{spec.name}.commit")):
+        sent = [tf.cast(exchange.metrics["bytes_across"], tf.int64) for exchange in exchanges]
+        return [tf.identity(exchange.mean) for exchange in exchanges], tf.add_n(sent)
 
 
-def _drawn(spec: Spec) -> tf.Tensor:
-    """A vector that is another one on each rank, as gradients are; the user's random numbers are not touched."""
-    seed = [spec.grid.world.rank, spec.number]
+def _drawn(spec: Spec) -> list[tf.Tensor]:
+    """Vectors that are others on each rank, as gradients are; the user's random numbers are not touched."""
+    return [_drawn_one(spec, spec.number + each) for each in range(at_once(spec))]
+
+
+def _drawn_one(spec: Spec, number: int) -> tf.Tensor:
+    seed = [spec.grid.world.rank, number]
     return tf.cast(tf.random.stateless_normal([spec.size], seed), spec.dtype)

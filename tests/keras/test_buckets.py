@@ -114,8 +114,8 @@ def test_what_is_packed_comes_out_again():
 
 def test_the_spec_tells_which_variable_lies_where():
     (bucket,) = plan_of({"a": ones(2), "b": ones(3)}).buckets
-    spec = bucket.spec("name", 4, Grid.lone()).validate()
-    assert (spec.size, spec.segments, spec.number) == (5, (("b", 3), ("a", 2)), 4)
+    spec = bucket.spec("name", 4, Grid.lone(), in_flight=6).validate()
+    assert (spec.size, spec.segments, spec.number, spec.in_flight) == (5, (("b", 3), ("a", 2)), 4, 6)
 
 
 def test_equal_names_are_told_apart():
