@@ -44,10 +44,10 @@ def link_bytes(arm: str, size: int, density: float, nodes: int, local: int) -> f
     return costs.link_bytes(recipe if recipe in costs.MODELS else "dense", nodes, local, size, density)
 
 
-def floor_seconds(arm: str, cell: dict, run: dict, read_rate: float) -> float:
-    """Bytes over the link's rate, plus the gradient read and the mean written by each rank of the two cores."""
+def floor_seconds(sent: float, cell: dict, run: dict, read_rate: float) -> float:
+    """A node's bytes over its link's rate, plus the gradient read and the mean written by each rank of two cores."""
     nodes, local = run["shape"]
-    link = link_bytes(arm, cell["size"], cell["density"], nodes, local) * 8 / bits_per_second(run["rate"])
+    link = sent * 8 / bits_per_second(run["rate"])
     touched = 8.0 * cell["size"] * nodes * local / 2  # all ranks share two cores
     return link + touched / read_rate
 
@@ -89,9 +89,11 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                 nodes, local = run["shape"]
                 median, rounds = float(np.median(seconds)), len(seconds)
                 ranks = nodes * local
-                floor = floor_seconds(arm, cell, run, read_rate)
                 predicted = predicted_seconds(arm, cell, run)
-                claimed = link_bytes(arm, cell["size"], cell["density"], nodes, local)
+                counted = max(cell["sent"][arm]) / rounds
+                # What `auto` sends follows from its choices, which only the counters know.
+                claimed = counted if arm == "auto" else link_bytes(arm, cell["size"], cell["density"], nodes, local)
+                floor = floor_seconds(claimed, cell, run, read_rate)
                 rows.append(
                     {
                         "shape": f"{nodes}x{local}",
@@ -103,8 +105,8 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                         "p95_ms": 1e3 * float(np.percentile(seconds, 95)),
                         "algbw": 4e-9 * cell["size"] / median,
                         "busbw": 8e-9 * cell["size"] / median * (ranks - 1) / ranks,
-                        "claimed": claimed,
-                        "counted": max(cell["sent"][arm]) / rounds,
+                        "claimed": None if arm == "auto" else claimed,
+                        "counted": counted,
                         "floor_ms": 1e3 * floor,
                         "reached": floor / median,
                         "wrong": cell["wrong"][arm],
@@ -218,10 +220,11 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
     for row in rows:
         wrong = f" (**{row['wrong']} of 2 results wrong**)" if row["wrong"] else ""
         model = "" if row["model_ms"] is None else f"{row['model_ms']:.1f}"
+        claimed = "" if row["claimed"] is None else f"{row['claimed'] / 1e6:.2f}"
         lines.append(
             f"| {row['shape']} | {row['rate']} | {row['size']} | {row['density']} | {row['arm']}{wrong} | "
             f"{row['ms']:.1f} ({row['p95_ms']:.1f}) | {row['algbw']:.2f} | {row['busbw']:.2f} | "
-            f"{row['claimed'] / 1e6:.2f} | {row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} | "
+            f"{claimed} | {row['counted'] / 1e6:.2f} | {row['floor_ms']:.1f} | {row['reached']:.0%} | "
             f"{model} |"
         )
     lines += ["", "## The four steps of HiTopKComm (CommLib Fig. 8), ms", ""]
