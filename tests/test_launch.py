@@ -33,6 +33,7 @@ def results():
         ("takes_too_long", ["HANG: still running after 3 s", "time.sleep(60)"]),
         ("fails_on_one_rank_after_the_last_collective", ["rank 1: failed", "rank 1 saw something else"]),
         ("dies_unexpectedly", ["rank 1: ended in the middle of the case without a word", "Exit code: 9"]),
+        ("none_of_two_tells", ["rank 0: ended in the middle of the case", "rank 1: ended in the middle of the case"]),
     ],
 )
 def test_failures_are_told(results, name, expected):
@@ -45,6 +46,6 @@ def test_only_the_rank_that_failed_is_blamed(results):
     assert "rank 0" not in results.failure(CASES["fails_on_one_rank_after_the_last_collective"])
 
 
-@pytest.mark.parametrize("name", ["passes", "dies_and_is_missed"])
+@pytest.mark.parametrize("name", ["passes", "dies_and_is_missed", "one_of_two_tells"])
 def test_what_should_pass_passes(results, name):
     assert results.failure(CASES[name]) is None

@@ -20,11 +20,14 @@ class Launch:
         names: "network" or "loopback": starts the ranks on two hosts made of network namespaces, whose own name
             resolves to the address on the network or, as Debian writes it, to 127.0.1.1.
         dies: the ranks that are meant to end without a word.
+        ended: the ranks of which the launcher may have to end some, but not all. Horovod 0.28.1 looks whether it has
+            been shut down before it queues an operation, not while; one that is queued in between is never answered.
     """
 
     hosts: str | None = None
     names: str | None = None
     dies: tuple[int, ...] = ()
+    ended: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

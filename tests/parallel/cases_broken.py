@@ -44,3 +44,16 @@ def dies_unexpectedly():
     topology.init()
     if number_of()[0] == 1:
         os._exit(9)
+
+
+@case(ranks=(2,), launch=Launch(ended=(0, 1)))
+def one_of_two_tells():
+    topology.init()
+    if number_of()[0] == 1:
+        os._exit(9)
+
+
+@case(ranks=(2,), launch=Launch(ended=(0, 1)))
+def none_of_two_tells():
+    topology.init()
+    os._exit(9)

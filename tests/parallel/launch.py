@@ -119,15 +119,16 @@ class Results:
 
     def failure(self, case: cases.Case) -> str | None:
         """What went wrong in a case, rank by rank; None where it passed on every rank."""
-        dies = case.launch.dies if case.launch else ()
+        launch, outcomes = case.launch or cases.Launch(), self.of(case)
+        told = any(outcome and outcome.event == "pass" for rank, outcome in enumerate(outcomes) if rank in launch.ended)
         faults = []
-        for rank, outcome in enumerate(self.of(case)):
-            if rank in dies:
+        for rank, outcome in enumerate(outcomes):
+            if rank in launch.dies:
                 if outcome and outcome.event != "start":
                     faults.append(f"rank {rank}: was meant to die, but ended with: {outcome.event}\n{outcome.text}")
             elif outcome is None:
                 faults.append(f"rank {rank}: never began the case")
-            elif outcome.event == "start":
+            elif outcome.event == "start" and not (told and rank in launch.ended):
                 faults.append(f"rank {rank}: ended in the middle of the case without a word")
             elif outcome.event == "fail":
                 faults.append(f"rank {rank}: failed after {outcome.seconds} s\n{outcome.text}")
