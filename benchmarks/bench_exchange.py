@@ -38,7 +38,7 @@ DENSITIES = (0.001, 0.01, 0.1)
 WHOLE_GRID = "2x2,4x1,4x2@100mbit,1gbit,10gbit"
 LITERAL = ("2DTAR, literal", "NaiveAG, literal")
 WARM = 3  # rounds that do not count
-SHORT = 4  # times as many rounds where one takes milliseconds
+SHORT, SPARSE_SHORT = 4, 2  # times as many rounds where one takes milliseconds, or is one of a sparse recipe
 _RANK_LIMIT = 1500.0  # seconds for one shape and link
 # What a rank's memory has to hold, in vectors of the gradient's size: gradient, its pieces, mean and what is checked;
 # and for an arm that keeps something from round to round two residuals, the old and the new, and what it works on.
@@ -86,8 +86,11 @@ def _rounds(arm: str, name: str, rate: str) -> int:
     """How often an arm is timed."""
     if _endless(name, rate) and arm not in SPARSE:
         return 1
-    often = SPARSE_ROUNDS if arm in SPARSE and arm not in LITERAL else DENSE_ROUNDS
-    return SHORT * often if name == "1M" and rate != "100mbit" else often
+    sparse = arm in SPARSE and arm not in LITERAL
+    often = SPARSE_ROUNDS if sparse else DENSE_ROUNDS
+    if rate == "100mbit" or name == "110M":
+        return often
+    return SHORT * often if name == "1M" else (SPARSE_SHORT * often if sparse else often)
 
 
 def _warm(arm: str, name: str, rate: str) -> int:

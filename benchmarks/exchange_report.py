@@ -120,9 +120,9 @@ def choices(rows: list[dict]) -> list[dict]:
     """How `auto` did in each cell: against the best fixed recipe, against Horovod, and what the noise was."""
     found = []
     for row in rows:
-        if row["arm"] != "auto":
-            continue
         there = {other["arm"]: other["ms"] for other in rows if _same_cell(other, row)}
+        if row["arm"] != "auto" or not set(DENSE[:2]) <= set(there):
+            continue
         fixed = {arm: ms for arm, ms in there.items() if arm in costs.CANDIDATES}
         best = min(fixed, key=fixed.__getitem__)
         found.append(
@@ -147,7 +147,7 @@ def choices_table(rows: list[dict]) -> list[str]:
     """The same as Markdown."""
     found = choices(rows)
     if not found:
-        return ["`auto` did not take part."]
+        return ["`auto` did not take part, or nobody to hold it against."]
     regrets = [each["regret"] for each in found]
     slower = [each for each in found if each["against_horovod"] > each["noise"] + 0.03]
     lines = [
