@@ -47,10 +47,11 @@ class TmpfsLevel(DiskLevel):
         path = directory / f"{key}-{size or 'half'}{memory.LMDB}"
         with files.locked(directory):
             memory.sweep(directory, keep=path)
-            if not files.is_in_use(memory.mark(path)):
-                size = _available(path, size)
-                _reserve_readers(path)
-            super().__init__(path, (size or SMALLEST + _ASIDE) - _ASIDE, "memory")  # of others, where it is in use
+            if files.is_in_use(memory.mark(path)):
+                super().__init__(path, SMALLEST, "memory")  # of the size that others have given it
+            else:
+                super().__init__(path, _available(path, size) - _ASIDE, "memory")
+                _reserve_readers(self._path)
         self._environment()
 
     def put(self, index: int, record: Record) -> bool:
@@ -87,9 +88,8 @@ def _available(path: Path, size: int | None) -> int:
 def _reserve_readers(path: Path) -> None:
     """Gives LMDB's table of readers its pages: on a device that is full, a new reader would touch one that is missing.
 
-    Nobody may have the level open. LMDB makes the table anew in the file that it finds.
+    Nobody may have LMDB open there. It makes the table anew in the file that it finds.
     """
-    path.mkdir(mode=0o700, exist_ok=True)
     table = path / "lock.mdb"
     table.unlink(missing_ok=True)
     descriptor = os.open(table, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
