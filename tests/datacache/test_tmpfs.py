@@ -34,11 +34,15 @@ def orphaned(make):
     begun, tell = os.pipe()
     child = os.fork()
     if child == 0:
-        owned = make()
-        os.write(tell, b"x")
-        signal.pause()
-        owned.close()
-    os.read(begun, 1)
+        try:
+            owned = make()
+            os.write(tell, b"x")
+            signal.pause()
+            owned.close()
+        finally:
+            os._exit(1)
+    os.close(tell)
+    assert os.read(begun, 1) == b"x"
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
 
