@@ -69,9 +69,7 @@ class DiskLevel(Level):
         self._wrote = self._full = False
         with files.locked(self._path):
             if not files.is_in_use(self._path / "use"):
-                if not _is_sound(self._path):
-                    _empty(self._path)
-                _set_size(self._path, size)
+                self._get_ready(size)
             self._size = files.read_json(self._path / "size.json")
             self._use: int | None = os.open(self._path / "use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             files.share(self._use)
@@ -122,6 +120,12 @@ class DiskLevel(Level):
         _environments.remove(self._path)
         os.close(self._use)
         self._use = None
+
+    def _get_ready(self, size: int) -> None:
+        """Makes the directory fit for use; nobody has the level open."""
+        if not _is_sound(self._path):
+            _empty(self._path)
+        _set_size(self._path, size)
 
     def _environment(self) -> lmdb.Environment:
         if self._use is None:

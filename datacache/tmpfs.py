@@ -47,11 +47,7 @@ class TmpfsLevel(DiskLevel):
         path = directory / f"{key}-{size or 'half'}{memory.LMDB}"
         with files.locked(directory):
             memory.sweep(directory, keep=path)
-            if files.is_in_use(memory.mark(path)):
-                super().__init__(path, SMALLEST, "memory")  # of the size that others have given it
-            else:
-                super().__init__(path, _available(path, size) - _ASIDE, "memory")
-                _reserve_readers(self._path)
+            super().__init__(path, (size or _half(path)) - _ASIDE, "memory")
         self._environment()
 
     def put(self, index: int, record: Record) -> bool:
@@ -73,22 +69,29 @@ class TmpfsLevel(DiskLevel):
             if not files.is_in_use(memory.mark(self._path)):
                 memory.remove(self._path)
 
+    def _get_ready(self, size: int) -> None:
+        if size + _ASIDE > _free(self._path):
+            memory.remove(self._path)
+            raise memory.no_room(errno.ENOSPC, self._directory, size + _ASIDE)
+        super()._get_ready(size)
+        _reserve_readers(self._path)
 
-def _available(path: Path, size: int | None) -> int:
-    """The size of a level that nobody has open, once it is known that the device has as much."""
+
+def _free(path: Path) -> int:
+    """Bytes of the device that a level has or can have."""
     device, data = os.statvfs(path.parent), path / "data.mdb"
     has = data.stat().st_blocks * 512 if data.exists() else 0
-    free = device.f_bavail * device.f_frsize + has
-    wanted = max(free // 2, SMALLEST + _ASIDE) if size is None else size
-    if wanted > free:
-        raise memory.no_room(errno.ENOSPC, path.parent, wanted)
-    return wanted
+    return device.f_bavail * device.f_frsize + has
+
+
+def _half(path: Path) -> int:
+    return max(_free(path) // 2, SMALLEST + _ASIDE)
 
 
 def _reserve_readers(path: Path) -> None:
     """Gives LMDB's table of readers its pages: on a device that is full, a new reader would touch one that is missing.
 
-    Nobody may have LMDB open there. It makes the table anew in the file that it finds.
+    LMDB makes the table anew in the file that it finds.
     """
     table = path / "lock.mdb"
     table.unlink(missing_ok=True)

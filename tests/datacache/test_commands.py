@@ -122,7 +122,8 @@ def test_clear_removes_memory_that_a_killed_run_left(run, sizes, monkeypatch):
     child = os.fork()
     if child == 0:
         try:
-            list(sizes.open().batches(5, 0))
+            cache = sizes.open()
+            list(cache.batches(5, 0))
         finally:
             os.kill(os.getpid(), signal.SIGKILL)
     os.waitpid(child, 0)

@@ -114,9 +114,7 @@ def test_a_function_on_each_sample_of_one_shape(images, options):  # noqa: F811
 
 
 def test_a_function_that_leaves_shapes_as_they_are_is_an_error(cache):
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="Cannot (add tensor|batch tensors with)"
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Cannot (add tensor|batch tensors with)"):
         list(cache.dataset(7, 0, map_func=lambda sample, label: (sample, label)))
 
 
