@@ -21,6 +21,7 @@ import tensorflow as tf
 
 from datacache.batches import Batches, VaryingBatches
 from datacache.buffers import aligned
+from datacache.layout import Layout
 from datacache.native import SlabHandle
 from datacache.slab import Slab
 
@@ -50,16 +51,13 @@ def make(batches: Batches | VaryingBatches, map_func: Callable[..., Any] | None 
     """
     if isinstance(batches, Batches) and map_func is None:
         return _whole_batches(batches)
-    size, equal = batches.schedule.batch_size, batches.schedule.has_equal_batches
     if isinstance(batches, Batches):
-        samples = _whole_batches(batches).unbatch()
+        samples, as_wanted = _whole_batches(batches).unbatch(), map_func
     else:
-        samples = _parted(batches).map(_cut(batches), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    if map_func is None:
-        made = samples.ragged_batch(size, drop_remainder=equal)
-    else:
-        mapped = samples.map(map_func, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-        made = mapped.batch(size, drop_remainder=equal)
+        samples, as_wanted = _parted(batches), _cut(batches.layout, map_func)
+    samples = samples.map(as_wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+    batched = samples.ragged_batch if map_func is None else samples.batch
+    made = batched(batches.schedule.batch_size, drop_remainder=batches.schedule.has_equal_batches)
     return made.prefetch(_READY).apply(tf.data.experimental.assert_cardinality(len(batches)))
 
 
@@ -106,12 +104,13 @@ def _parted(batches: VaryingBatches) -> tf.data.Dataset:
     return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(part)
 
 
-def _cut(batches: VaryingBatches) -> Callable[[tf.Tensor, tuple[tf.Tensor, ...]], _Batch]:
-    """From an element of `_parted` to a sample, in its own shape, and its label."""
+def _cut(layout: Layout, map_func: Callable[..., Any] | None) -> Callable[..., Any]:
+    """From an element of `_parted` to a sample and its label, or to what the function makes of them."""
 
-    def cut(elements: tf.Tensor, place: tuple[tf.Tensor, ...]) -> _Batch:
+    def cut(elements: tf.Tensor, place: tuple[tf.Tensor, ...]) -> Any:
         begin, end, shape, label = place
-        return tf.ensure_shape(tf.reshape(elements[begin:end], shape), batches.layout.shape), label
+        sample = tf.ensure_shape(tf.reshape(elements[begin:end], shape), layout.shape)
+        return (sample, label) if map_func is None else map_func(sample, label)
 
     return cut
 

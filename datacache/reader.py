@@ -67,6 +67,7 @@ class Decoder:
         if isinstance(made, tuple):
             made, label = made[0], int(made[1])
         array = np.asarray(made, order="C")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # a dtype's name does not tell its byte order
         layout = Layout(array.dtype.name, array.shape)
         if layout.dtype not in _DTYPES:
             raise DecodeError(f"Expected an array of numbers from decoding {name}, got {layout.dtype}.")

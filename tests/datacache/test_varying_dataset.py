@@ -101,6 +101,17 @@ def test_the_function_may_return_anything_that_can_be_batched(cache, folder):
     np.testing.assert_allclose(means, [folder.samples[index].mean() for index in order])
 
 
+def test_the_function_may_be_written_in_python_as_for_map(cache, folder):
+    def turned(sample, label):
+        if tf.shape(sample)[0] > tf.shape(sample)[1]:
+            sample = tf.transpose(sample, (1, 0, 2))
+        return tf.shape(sample), label
+
+    sizes = np.concatenate([sizes for sizes, _ in cache.dataset(7, 0, map_func=turned)])
+    order = permutation(COUNT, 0, 0)
+    np.testing.assert_array_equal(sizes, [(*sorted(folder.samples[index].shape[:2]), 3) for index in order])
+
+
 def test_a_function_on_each_sample_of_one_shape(images, options):  # noqa: F811
     """The same argument where all have one shape from the beginning, from memory or not."""
     samples, labels = expected(images, 1)
