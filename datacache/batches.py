@@ -184,5 +184,7 @@ class VaryingBatches(Ahead):
         kept = self._reader.collect(indices)
         records = [record or self._wait_for(int(index)).record for index, record in zip(indices, kept, strict=True)]
         self._forget(indices[[record is not None for record in kept]])
+        with self._lock:
+            self._asked.pop(step, None)  # which is empty, as varying shapes exclude peers
         labels = np.array([record.label for record in records], np.int64)
         return [self.layout.unpack(record.payload) for record in records], labels

@@ -48,7 +48,11 @@ class TmpfsLevel(DiskLevel):
         with files.locked(directory):
             memory.sweep(directory, keep=path)
             super().__init__(path, (size or _half(path)) - _ASIDE, "memory")
-        self._environment()
+        try:
+            self._environment()
+        except BaseException:
+            self.close()
+            raise
 
     def put(self, index: int, record: Record) -> bool:
         """As `Level.put`; once a record did not fit, no further one is tried that is as long or longer."""

@@ -78,6 +78,14 @@ def test_one_sample_comes_in_its_own_shape(images):
                 assert label == images.labels[index]
 
 
+def test_what_was_read_leaves_nothing_behind(images):
+    with images.open() as cache:
+        batches = cache.prepare(cache.schedule(4, 0))
+        for step in range(len(batches)):
+            batches.read(step)
+        assert batches._asked == {} and batches._fetching == {}
+
+
 def test_batches_stay_as_they_are_while_they_are_held_and_keep_the_cache_open(images):
     batches = images.open().batches(7, 0)
     held = list(batches)
