@@ -4,9 +4,10 @@
     python -m datacache warm --images /data/train --local-dir /scratch/cache
 
 The source is named by --images (a folder for each class) or --tfrecords. `plan` lists it and forecasts what the levels
-take. `warm` fills the local disk before a run. `verify` looks for changes of the source, and with --records for damaged
-records; it ends with status 1 where it finds any. `stats` says where samples came from and what readers waited for.
-`clear` removes what is kept of the source, and memory that killed processes have left.
+take. `warm` fills the local disk before a run. Both need --shape where decoded samples vary in shape, as DataCache
+does: --shape None,None,3 for colour images of any size. `verify` looks for changes of the source, and with --records
+for damaged records; it ends with status 1 where it finds any. `stats` says where samples came from and what readers
+waited for. `clear` removes what is kept of the source, and memory that killed processes have left.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from datacache import counters, files, fingerprint, slab
+import numpy as np
+
+from datacache import counters, disk, files, fingerprint, memory, slab
 from datacache.cache import DataCache
 from datacache.counters import Counters
 from datacache.disk import DiskLevel
@@ -32,6 +35,8 @@ from datacache.reader import Decoder, ReadThrough
 from datacache.sources import ImageFolder, Source, TFRecords
 from datacache.store import Store, directory_of, remove_unused
 from datacache.world import World
+
+_LOOKED_AT = 32  # samples, from which the size of all is told where it varies
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -54,11 +59,23 @@ def plan(options: argparse.Namespace) -> int:
         if options.decode is None:
             _row("memory", "unknown: pass --decode MODULE:FUNCTION to see")
             return 0
-    with DataCache(_source(options), _function(options), options.local_dir, 0, world=World()) as cache:
-        layout, needed = cache.layout, slab.needed(len(cache), cache.layout.size)
-        _row("samples", f"{layout.dtype} {list(layout.shape)}, {_size(layout.size)} each")
-        _row("memory", f"{_size(needed)}, {_free(slab.DIRECTORY)}")
+    with DataCache(
+        _source(options), _function(options), options.local_dir, 0, world=World(), shape=options.shape
+    ) as cache:
+        each, needed = _forecast_memory(cache)
+        _row("samples", f"{cache.layout}, {each}")
+        _row("memory", f"{needed}, {_free(memory.DIRECTORY)}")
     return 0
+
+
+def _forecast_memory(cache: DataCache) -> tuple[str, str]:
+    """What a decoded sample takes, and what all do; from a few of them where their shapes vary."""
+    if not cache.layout.varies:
+        return f"{_size(cache.layout.size)} each", _size(slab.needed(len(cache), cache.layout.size))
+    looked_at = np.linspace(0, len(cache) - 1, min(len(cache), _LOOKED_AT)).astype(int)
+    mean = int(np.mean([cache.fetch(int(index))[0].nbytes for index in looked_at]))
+    needed = disk.forecast(np.full(len(cache), mean))
+    return f"{_size(mean)} each in the mean of {len(looked_at)} samples", f"about {_size(needed)}"
 
 
 def warm(options: argparse.Namespace) -> int:
@@ -124,16 +141,16 @@ def stats(options: argparse.Namespace) -> int:
 
 def clear(options: argparse.Namespace) -> int:
     """Removes what nobody uses."""
-    root, memory = directory_of(_source(options), options.local_dir), slab.directory()
+    root, levels = directory_of(_source(options), options.local_dir), memory.directory()
     in_use = []
     if root.exists():
         with files.locked(root):
             in_use += remove_unused(root)
             if not in_use:
                 shutil.rmtree(root)
-    if memory.exists():
-        with files.locked(memory):
-            in_use += slab.sweep(memory)
+    if levels.exists():
+        with files.locked(levels):
+            in_use += memory.sweep(levels)
     for path in in_use:
         print(f"{path} is in use and stays.")
     return 1 if in_use else 0
@@ -152,6 +169,7 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--local-dir", metavar="DIR", required=True, help="on a disk of this machine")
         if run in (plan, warm):
             command.add_argument("--decode", metavar="MODULE:FUNCTION", help="from bytes to an array")
+            command.add_argument("--shape", type=_shape, help="of the arrays, None where it varies, as in None,None,3")
         if run is warm:
             command.add_argument("--disk-bytes", type=int, help="that each level on the local disk may take")
             command.add_argument("--workers", type=int, default=16, help="threads that read")
@@ -184,10 +202,13 @@ def _function(options: argparse.Namespace) -> Callable[[bytes], Any]:
         raise ValueError(f"--decode {options.decode} cannot be found: {error}.") from error
 
 
-def _reader(store: Store, disk: Any, tally: Counters) -> ReadThrough:
-    memory, decoded = Nowhere("memory"), Nowhere("decoded")
+def _shape(text: str) -> tuple[int | None, ...]:
+    return tuple(None if each.strip() == "None" else int(each) for each in text.split(","))
+
+
+def _reader(store: Store, level: Any, tally: Counters) -> ReadThrough:
     decoder = Decoder(lambda payload: payload)  # which is not asked for anything
-    return store.read_through(decoder, memory, decoded, disk, tally, range(0))
+    return store.read_through(decoder, Nowhere("memory"), Nowhere("decoded"), level, tally, range(0))
 
 
 def _each(workers: int, work: Callable[[int], Any], count: int, bar: Bar) -> None:
@@ -205,7 +226,7 @@ def _each(workers: int, work: Callable[[int], Any], count: int, bar: Bar) -> Non
 
 def _warm_decoded(options: argparse.Namespace) -> None:
     bar, function = Bar("decoding"), _function(options)
-    levels = {"memory_bytes": 0, "disk_bytes": options.disk_bytes, "keep_decoded": True}
+    levels = {"memory_bytes": 0, "disk_bytes": options.disk_bytes, "keep_decoded": True, "shape": options.shape}
     with DataCache(_source(options), function, options.local_dir, world=World(), **levels) as cache:
         _each(options.workers, cache.fetch, len(cache), bar)
     print(f"Decoded by {options.decode}, fingerprint {fingerprint.of(function)}.")

@@ -5,19 +5,41 @@ from __future__ import annotations
 import concurrent.futures
 import threading
 import time
+from typing import NamedTuple
 
 import numpy as np
 
 from datacache.buffers import Buffers
 from datacache.counters import Counters
+from datacache.layout import Layout
 from datacache.levels import Level
 from datacache.order import Schedule
 from datacache.peers.owners import Asked, Nobody
-from datacache.reader import Fetched, Layout, ReadThrough
+from datacache.reader import Fetched, ReadThrough
 
 
-class Batches:
-    """The batches of one rank for one schedule; `read` may be called by several threads, in about rising order.
+class Supply(NamedTuple):
+    """Where the samples of batches come from.
+
+    Attributes:
+        reader: of this node's levels.
+        owners: who else is asked.
+        workers: who fetch what is not in memory.
+        counters: of the process.
+        ahead: how many batches ahead samples are fetched.
+        owner: closes all of it once nothing refers to it, so a reference is held here.
+    """
+
+    reader: ReadThrough
+    owners: Nobody
+    workers: concurrent.futures.Executor
+    counters: Counters
+    ahead: int
+    owner: object
+
+
+class Ahead:
+    """What all batches of one rank for one schedule have in common: their samples are fetched ahead.
 
     Attributes:
         layout: of samples.
@@ -27,25 +49,11 @@ class Batches:
         counters: of the process.
     """
 
-    def __init__(
-        self,
-        reader: ReadThrough,
-        layout: Layout,
-        schedule: Schedule,
-        rank: int,
-        owners: Nobody,
-        workers: concurrent.futures.Executor,
-        counters: Counters,
-        ahead: int,
-        owner: object,
-    ):
-        """Takes where samples come from, who is asked for them, who fetches the rest, and how many batches ahead.
-
-        The owner closes all of it once nothing refers to it, so a reference is held here.
-        """
-        self.layout, self.schedule, self.rank, self.ahead, self.counters = layout, schedule, rank, ahead, counters
-        self._reader, self._owners, self._workers, self._owner = reader, owners, workers, owner
-        self._buffers = Buffers(schedule.batch_size * layout.size)
+    def __init__(self, layout: Layout, schedule: Schedule, rank: int, supply: Supply):
+        """Takes what samples look like, which are wanted, by whom, and where they come from."""
+        self.layout, self.schedule, self.rank = layout, schedule, rank
+        self.ahead, self.counters = supply.ahead, supply.counters
+        self._supply, self._reader, self._owners = supply, supply.reader, supply.owners
         self._next = 0  # the first batch whose samples have not been asked for
         self._fetching: dict[int, concurrent.futures.Future[Fetched]] = {}
         self._asked: dict[int, list[Asked]] = {}  # by number of the batch
@@ -59,6 +67,54 @@ class Batches:
     def memory(self) -> Level:
         """The level that batches are gathered from."""
         return self._reader.memory
+
+    def _request(self, step: int) -> None:
+        """Has those samples of this batch and of the next ones fetched that are not in memory, each batch once."""
+        with self._lock:
+            begin = step if step == 0 else max(step, self._next)  # at 0 a new iteration begins
+            end = min(step + 1 + self.ahead, len(self))
+            self._next = max(begin, end)
+            for each in range(begin, end):
+                indices = self.schedule.indices(each, self.rank).astype(np.uint64)
+                missing = np.flatnonzero(~self._reader.holds(indices))
+                self._asked[each], rest = self._owners.ask(indices, missing)
+                self._fetch_ahead(indices[rest])
+
+    def _fetch_ahead(self, indices: np.ndarray) -> None:
+        """Has samples fetched by the workers; the caller holds the lock."""
+        for index in map(int, indices):
+            if index not in self._fetching:
+                self._fetching[index] = self._supply.workers.submit(self._reader.fetch, index)
+
+    def _forget(self, indices: np.ndarray) -> None:
+        """Lets go of what was fetched ahead and is in memory now."""
+        with self._lock:
+            if self._fetching:
+                for index in map(int, indices):
+                    self._fetching.pop(index, None)
+
+    def _wait_for(self, index: int) -> Fetched:
+        with self._lock:
+            future = self._fetching.pop(index, None)
+        if future is None:  # it was damaged in memory, or another iteration took it
+            return self._reader.fetch(index)
+        if future.done():
+            return future.result()
+        queued, started = not future.running(), time.perf_counter()
+        fetched = future.result()
+        stage = "queue" if queued else max(fetched.seconds, key=lambda name: fetched.seconds[name])
+        self.counters.add(f"stalls.{stage}")
+        self.counters.add(f"seconds.{stage}", time.perf_counter() - started)
+        return fetched
+
+
+class Batches(Ahead):
+    """Batches of samples of one shape; `read` may be called by several threads, in about rising order."""
+
+    def __init__(self, layout: Layout, schedule: Schedule, rank: int, supply: Supply):
+        """As `Ahead`."""
+        super().__init__(layout, schedule, rank, supply)
+        self._buffers = Buffers(schedule.batch_size * layout.size)
 
     def read(self, step: int) -> tuple[np.ndarray, np.ndarray]:
         """A batch.
@@ -85,24 +141,6 @@ class Batches:
         self._forget(indices[found])
         return block.view(self.layout.dtype).reshape(len(indices), *self.layout.shape), labels
 
-    def _request(self, step: int) -> None:
-        """Has those samples of this batch and of the next ones fetched that are not in memory, each batch once."""
-        with self._lock:
-            begin = step if step == 0 else max(step, self._next)  # at 0 a new iteration begins
-            end = min(step + 1 + self.ahead, len(self))
-            self._next = max(begin, end)
-            for each in range(begin, end):
-                indices = self.schedule.indices(each, self.rank).astype(np.uint64)
-                missing = np.flatnonzero(~self._reader.holds(indices))
-                self._asked[each], rest = self._owners.ask(indices, missing)
-                self._fetch_ahead(indices[rest])
-
-    def _fetch_ahead(self, indices: np.ndarray) -> None:
-        """Has samples fetched by the workers; the caller holds the lock."""
-        for index in map(int, indices):
-            if index not in self._fetching:
-                self._fetching[index] = self._workers.submit(self._reader.fetch, index)
-
     def _take_answers(
         self, step: int, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray, found: np.ndarray
     ) -> None:
@@ -125,23 +163,28 @@ class Batches:
             with self._lock:
                 self._fetch_ahead(indices[wanted[~placed]])
 
-    def _forget(self, indices: np.ndarray) -> None:
-        """Lets go of what was fetched ahead and is in memory now."""
-        with self._lock:
-            if self._fetching:
-                for index in map(int, indices):
-                    self._fetching.pop(index, None)
 
-    def _wait_for(self, index: int) -> Fetched:
+class VaryingBatches(Ahead):
+    """Batches of samples whose shapes vary; `read` may be called by several threads, in about rising order."""
+
+    def read(self, step: int) -> tuple[list[np.ndarray], np.ndarray]:
+        """A batch.
+
+        Args:
+            step: its number.
+
+        Returns:
+            Samples, a list of b read-only arrays, each in its own shape, and labels int64 [b].
+
+        Raises:
+            SourceChangedError, DamagedFileError, DecodeError: from a sample of this batch.
+        """
+        self._request(step)
+        indices = self.schedule.indices(step, self.rank).astype(np.uint64)
+        kept = self._reader.collect(indices)
+        records = [record or self._wait_for(int(index)).record for index, record in zip(indices, kept, strict=True)]
+        self._forget(indices[[record is not None for record in kept]])
         with self._lock:
-            future = self._fetching.pop(index, None)
-        if future is None:  # it was damaged in memory, or another iteration took it
-            return self._reader.fetch(index)
-        if future.done():
-            return future.result()
-        queued, started = not future.running(), time.perf_counter()
-        fetched = future.result()
-        stage = "queue" if queued else max(fetched.seconds, key=lambda name: fetched.seconds[name])
-        self.counters.add(f"stalls.{stage}")
-        self.counters.add(f"seconds.{stage}", time.perf_counter() - started)
-        return fetched
+            self._asked.pop(step, None)  # which is empty, as varying shapes exclude peers
+        labels = np.array([record.label for record in records], np.int64)
+        return [self.layout.unpack(record.payload) for record in records], labels

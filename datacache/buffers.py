@@ -35,7 +35,7 @@ class Buffers:
         """A block, uint8 [size], with undefined content; it comes back by itself."""
         with self._lock:
             memory = self._free.pop() if self._free else None
-        lease = _Lease(_aligned(self._size) if memory is None else memory)
+        lease = _Lease(aligned(self._size) if memory is None else memory)
         weakref.finalize(lease, self._give_back, lease.memory).atexit = False
         return np.asarray(lease)
 
@@ -45,7 +45,8 @@ class Buffers:
                 self._free.append(memory)
 
 
-def _aligned(size: int) -> np.ndarray:
+def aligned(size: int) -> np.ndarray:
+    """Fresh memory, uint8 [size], with undefined content."""
     memory = np.empty(size + _ALIGNMENT, np.uint8)
     start = -memory.ctypes.data % _ALIGNMENT
     return memory[start : start + size]

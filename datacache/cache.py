@@ -5,24 +5,26 @@ from __future__ import annotations
 import concurrent.futures
 import os
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datacache import fingerprint, slab
-from datacache.batches import Batches
+from datacache import fingerprint, memory, slab
+from datacache.batches import Batches, Supply, VaryingBatches
 from datacache.counters import Counters
+from datacache.layout import Layout, parse_shape
 from datacache.levels import Level, Nowhere
 from datacache.order import Schedule, permutation
 from datacache.peers.owners import Nobody
 from datacache.peers.server import Shelf
 from datacache.peers.start import Serving, meet, serve
-from datacache.reader import Decoder, Layout, ReadThrough
+from datacache.reader import Decoder, ReadThrough
 from datacache.slab import Slab
 from datacache.sources import Progress, Source
 from datacache.store import Store
+from datacache.tmpfs import TmpfsLevel
 from datacache.world import World
 
 _AHEAD = 4  # batches that are fetched ahead
@@ -39,7 +41,7 @@ class DataCache:
 
     Attributes:
         world: who reads.
-        layout: dtype and shape of decoded samples.
+        layout: dtype and shape of decoded samples, with None for dimensions that vary.
         counters: where this process's samples came from, and what it waited for.
     """
 
@@ -53,20 +55,23 @@ class DataCache:
         world: World | None = None,
         disk_bytes: int | None = None,
         keep_decoded: bool = False,
-        memory_dir: str | os.PathLike = slab.DIRECTORY,
+        memory_dir: str | os.PathLike = memory.DIRECTORY,
         workers: int | None = None,
         progress: Progress | None = None,
         peer_timeout: float = 10.0,
+        shape: Sequence[int | None] | None = None,
     ):
         """Opens all levels; the first process of a node lists the source and decodes one sample.
 
         Args:
             source: where samples come from.
-            decode: from a sample's bytes to an array, or to (array, label), always of the same dtype and shape. What is
-                random belongs after the cache. Called by several threads at once.
+            decode: from a sample's bytes to an array, or to (array, label), always of the same dtype, and of the same
+                shape unless `shape` says otherwise. What is random belongs after the cache. Called by several threads
+                at once.
             local_dir: a directory on a disk of this machine, the same for all ranks of a node.
             memory_bytes: for the decoded samples of a node, all its ranks together; what does not fit is read from the
-                local disk. By default what all samples need; 0 for no memory level.
+                local disk. By default what all samples need, and where shapes vary, half of what memory_dir has free;
+                0 for no memory level.
             seed: of the order.
             world: who reads; by default what Horovod's launcher says, or one process alone.
             disk_bytes: that each level on the local disk may take, 0 for none; the rest comes from the source.
@@ -76,12 +81,17 @@ class DataCache:
             progress: of listing the source.
             peer_timeout: seconds without a sign of life after which a peer is left alone, and its samples are read from
                 this node's own disk or the source. At the start a peer is waited for twice as long.
+            shape: of decoded samples, with None for each dimension that varies from sample to sample, as in
+                tf.TensorSpec: (None, None, 3) for colour images of any size. By default all samples have the shape of
+                the first, and another one is an error. Varying shapes take a memory level of their own kind (LMDB on
+                memory_dir), and exclude peers.
 
         Raises:
             OSError: where world.bind is no address of this machine, or in use.
             UnsuitableFileSystemError: where local_dir is on a network file system.
             NoSpaceError: where memory_dir has not as many bytes as are wanted.
-            ValueError: where an argument cannot be, or the decode function depends on what cannot be described.
+            ValueError: where an argument cannot be, or the decode function depends on what cannot be described; where
+                samples vary in shape and world has peers.
             DecodeError: where the first sample cannot be decoded.
         """
         self.world = World.from_environment() if world is None else world
@@ -92,18 +102,24 @@ class DataCache:
             )
         if peer_timeout <= 0:
             raise ValueError(f"Expected a peer_timeout of more than 0 seconds, got {peer_timeout}.")
-        self._seed, self._key = seed, fingerprint.of(decode)
+        wanted = None if shape is None else parse_shape(shape)
+        if wanted is not None and None in wanted and self.world.peers:
+            raise ValueError(
+                f"Peers serve each other samples of one shape only, got shape={wanted} and {len(self.world.peers)} "
+                "peers: leave out World.peers (DATACACHE_PEERS), or let the decode function bring all to one shape."
+            )
+        self._seed, self._key = seed, fingerprint.with_shape(fingerprint.of(decode), wanted)
         self.counters = Counters()
         self._store = Store(source, local_dir, progress=progress)
         self._levels: list[Level] = []
         self._owners, self._serving = Nobody(), Serving()
         try:
             self._levels.append(self._store.open_source_level(disk_bytes))
-            decoder = Decoder(decode)
+            decoder = Decoder(decode, wanted)
             self.layout = decoder.layout = self._find_layout(decoder)
             decoded: Level = Nowhere("decoded")
             if keep_decoded:
-                decoded = self._store.open_decoded_level(self._key, self.layout.size, disk_bytes)
+                decoded = self._store.open_decoded_level(self._key, self.layout, disk_bytes)
             self._levels.append(decoded)
             self._levels.append(self._open_memory(Path(memory_dir), memory_bytes))
             self._reader = self._read_through(decoder, *self._levels)
@@ -139,48 +155,59 @@ class DataCache:
 
     def batches(
         self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False
-    ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """The batches of `dataset` as NumPy arrays, without TensorFlow."""
+    ) -> Iterator[tuple[Any, np.ndarray]]:
+        """The batches of `dataset` as NumPy arrays, without TensorFlow.
+
+        Where shapes vary, the samples of a batch are a list of read-only arrays, each in its own shape.
+        """
         made = self.prepare(self.schedule(batch_size, epoch, position, drop_remainder))
         return (made.read(step) for step in range(len(made)))
 
-    def dataset(self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False) -> Any:
+    def dataset(
+        self,
+        batch_size: int,
+        epoch: int,
+        position: int = 0,
+        drop_remainder: bool = False,
+        map_func: Callable[..., Any] | None = None,
+    ) -> Any:
         """An epoch as a `tf.data.Dataset` of (samples, labels).
+
+            cache.dataset(256, epoch, map_func=lambda image, label: (tf.image.resize(image, (224, 224)), label))
 
         Args:
             batch_size: per rank.
             epoch: number of the epoch; seed and epoch decide the order of all samples, whatever the number of ranks.
             position: how many samples of the epoch all ranks together have read before, to go on in mid-epoch.
             drop_remainder: leave out the last global batch where it is not full; otherwise it is divided evenly.
+            map_func: from one sample and its label to whatever is batched, in TensorFlow, as for
+                `tf.data.Dataset.map`: it is applied after the cache and before batching, to several samples at once,
+                and their order stays. Where shapes vary, it is what brings them to one.
 
         Returns:
-            Batches of samples [b, ...] and labels int64 [b], equally many on every rank.
+            Batches of samples [b, ...] and labels int64 [b], equally many on every rank. With `map_func`, batches of
+            what it returns. Without it, where shapes vary, samples are a `tf.RaggedTensor`.
 
         Raises:
             ValueError: where the last global batch has fewer samples than there are ranks, unless it is left out.
         """
         from datacache import dataset  # TensorFlow is imported here, for those who want it
 
-        return dataset.make(self.prepare(self.schedule(batch_size, epoch, position, drop_remainder)))
+        return dataset.make(self.prepare(self.schedule(batch_size, epoch, position, drop_remainder)), map_func)
 
-    def prepare(self, schedule: Schedule) -> Batches:
+    def prepare(self, schedule: Schedule) -> Batches | VaryingBatches:
         """The batches of this rank, to be read by number."""
-        return Batches(
-            self._reader,
-            self.layout,
-            schedule,
-            self.world.rank,
-            self._owners,
-            self._workers,
-            self.counters,
-            _AHEAD,
-            self,
-        )
+        supply = Supply(self._reader, self._owners, self._workers, self.counters, _AHEAD, self)
+        kind = VaryingBatches if self.layout.varies else Batches
+        return kind(self.layout, schedule, self.world.rank, supply)
 
     def fetch(self, index: int) -> tuple[np.ndarray, int]:
-        """One sample and its label, by index in the source, without asking peers; errors as from `Batches.read`."""
+        """One sample, in its own shape, and its label, by index in the source; errors as from `Batches.read`.
+
+        Peers are not asked.
+        """
         record = self._reader.fetch(index).record
-        return np.frombuffer(record.payload, self.layout.dtype).reshape(self.layout.shape), record.label
+        return self.layout.unpack(record.payload), record.label
 
     def close(self) -> None:
         """Waits for what is being fetched, saves counters and lets go of all levels; calling it again does nothing.
@@ -193,21 +220,22 @@ class DataCache:
         """What decoded samples look like, from the first one; asked once for all processes and runs."""
         known = self._store.load_layout(self._key)
         if known:
-            return Layout(known["dtype"], tuple(known["shape"]))
+            return known
         reader = self._read_through(decoder, self._levels[0], Nowhere("decoded"), Nowhere("memory"))
         reader.fetch(min(self.world.owned(len(self)).start, len(self) - 1))  # one that no other node reads
         assert decoder.layout is not None
-        self._store.save_layout(self._key, decoder.layout._asdict())
+        self._store.save_layout(self._key, decoder.layout)
         return decoder.layout
 
     def _open_memory(self, directory: Path, memory_bytes: int | None) -> Level:
+        if memory_bytes == 0:
+            return Nowhere("memory")
+        directory, key = memory.directory(directory), f"{self._store.fingerprint[:16]}-{self._key[:16]}"
+        if self.layout.varies:
+            return TmpfsLevel(directory, key, memory_bytes)
         owned = self.world.owned(len(self))
         needed = slab.needed(len(owned), self.layout.size)
-        size = needed if memory_bytes is None else min(memory_bytes, needed)
-        if size == 0:
-            return Nowhere("memory")
-        key = f"{self._store.fingerprint[:16]}-{self._key[:16]}"
-        return Slab(slab.directory(directory), key, owned, size)
+        return Slab(directory, key, owned, needed if memory_bytes is None else min(memory_bytes, needed))
 
     def _read_through(self, decoder: Decoder, disk: Level, decoded: Level, memory: Level) -> ReadThrough:
         owned = self.world.owned(len(self))
@@ -215,12 +243,12 @@ class DataCache:
 
     def _join_peers(self, peer_timeout: float) -> None:
         """Serves this node's samples, unless another of its processes does, and gets ready to ask for the others'."""
-        layout, store = self.layout, self._store
-        shape = "x".join(map(str, layout.shape))
-        data = f"{store.fingerprint}-{self._key}-{layout.dtype}-{shape}-{len(self)}"
-        shelf = Shelf(self.world.owned(len(self)), layout.size, self._levels[-1].gather, self._reader.fetch_record)
+        size, store = self.layout.size, self._store
+        shape = "x".join(map(str, self.layout.shape))
+        data = f"{store.fingerprint}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
+        shelf = Shelf(self.world.owned(len(self)), size, self._levels[-1].gather, self._reader.fetch_record)
         self._serving = serve(self.world, data, shelf, self.counters, store.directory, _threads(self.world))
-        self._owners = meet(self.world, data, layout.size, len(self), peer_timeout, self.counters)
+        self._owners = meet(self.world, data, size, len(self), peer_timeout, self.counters)
 
 
 def _threads(world: World) -> int:

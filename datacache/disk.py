@@ -29,7 +29,7 @@ _PAGE = 4096
 _OVERFLOW_HEAD = 16  # of a run of pages that holds one large value
 _LARGE = 2030  # about half a page: values above it have pages of their own
 _ENTRY = 40  # key, place and bookkeeping
-_READERS = 1024  # processes and threads that read at the same time
+READERS = 1024  # processes and threads that read at the same time
 _SLACK = 16 << 20  # for the free list, and for copies of the tree that old readers still need
 _NEARLY_FULL = 64 << 20  # bytes free, below which a failed write is taken for a full disk
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
@@ -69,9 +69,7 @@ class DiskLevel(Level):
         self._wrote = self._full = False
         with files.locked(self._path):
             if not files.is_in_use(self._path / "use"):
-                if not _is_sound(self._path):
-                    _empty(self._path)
-                _set_size(self._path, size)
+                self._get_ready(size)
             self._size = files.read_json(self._path / "size.json")
             self._use: int | None = os.open(self._path / "use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             files.share(self._use)
@@ -83,27 +81,18 @@ class DiskLevel(Level):
 
     def get(self, index: int) -> Record | None:
         with self._environment().begin(buffers=True) as transaction:
-            value = transaction.get(_KEY.pack(index))
-            if value is None:
-                return None
-            value = bytes(value)  # before the transaction, and what it has mapped, ends
-        if len(value) < _HEAD.size:
-            raise DamagedRecordError(f"it has {len(value)} bytes, less than its head")
-        expected, label = _HEAD.unpack_from(value)
-        record = Record(value[_HEAD.size :], label)
-        if checksum(index, record) != expected:
-            raise DamagedRecordError("its checksum is wrong")
-        return record
+            return _record(transaction, index)
+
+    def collect(self, indices: np.ndarray) -> list[Record | None]:
+        """As `Level.collect`, in one transaction."""
+        with self._environment().begin(buffers=True) as transaction:
+            return [_whole_record(transaction, int(index)) for index in indices]
 
     def put(self, index: int, record: Record) -> bool:
         """As `Level.put`; once a record did not fit into the size, or on the disk, no further one is kept."""
         if self._full:
             return False
-        value = _HEAD.pack(checksum(index, record), record.label) + record.payload
-        try:
-            self._write(lambda transaction: transaction.put(_KEY.pack(index), value))
-        except NoSpaceError:
-            self._full = True
+        self._full = not self._keep(index, record)
         return not self._full
 
     def drop(self, index: int) -> None:
@@ -132,10 +121,25 @@ class DiskLevel(Level):
         os.close(self._use)
         self._use = None
 
+    def _get_ready(self, size: int) -> None:
+        """Makes the directory fit for use; nobody has the level open."""
+        if not _is_sound(self._path):
+            _empty(self._path)
+        _set_size(self._path, size)
+
     def _environment(self) -> lmdb.Environment:
         if self._use is None:
             raise ValueError(f"The level in {self._path} is closed.")
         return _environments.get(self._path, self._size)
+
+    def _keep(self, index: int, record: Record) -> bool:
+        """Puts a record; False where it does not fit."""
+        value = _HEAD.pack(checksum(index, record), record.label) + record.payload
+        try:
+            self._write(lambda transaction: transaction.put(_KEY.pack(index), value))
+        except NoSpaceError:
+            return False
+        return True
 
     def _write(self, change) -> None:
         """Changes the file in a transaction of its own.
@@ -197,9 +201,30 @@ class _Environments:
 _environments = _Environments()
 
 
+def _record(transaction: lmdb.Transaction, index: int) -> Record | None:
+    """As `Level.get`; what is returned outlives the transaction, and what that has mapped."""
+    value = transaction.get(_KEY.pack(index))
+    if value is None:
+        return None
+    if len(value) < _HEAD.size:
+        raise DamagedRecordError(f"it has {len(value)} bytes, less than its head")
+    expected, label = _HEAD.unpack_from(value)
+    record = Record(bytes(value[_HEAD.size :]), label)
+    if checksum(index, record) != expected:
+        raise DamagedRecordError("its checksum is wrong")
+    return record
+
+
+def _whole_record(transaction: lmdb.Transaction, index: int) -> Record | None:
+    try:
+        return _record(transaction, index)
+    except DamagedRecordError:
+        return None
+
+
 def _open(path: Path, size: int) -> lmdb.Environment:
     environment = lmdb.open(
-        str(path), map_size=size, sync=False, readahead=False, meminit=False, max_readers=_READERS, mode=0o600
+        str(path), map_size=size, sync=False, readahead=False, meminit=False, max_readers=READERS, mode=0o600
     )
     environment.reader_check()  # lets go of what killed readers held
     return environment

@@ -41,6 +41,11 @@ def of(function: Callable) -> str:
     return walk.digest.hexdigest()
 
 
+def with_shape(fingerprint: str, shape: tuple[int | None, ...] | None) -> str:
+    """The fingerprint of a function whose samples are to have this shape; its own where nothing is said of it."""
+    return fingerprint if shape is None else xxhash.xxh3_128(f"{fingerprint} {shape}").hexdigest()
+
+
 class _Walk:
     """One passage through all that a function depends on."""
 

@@ -85,14 +85,21 @@ class Level(abc.ABC):
         """
         found = np.zeros(len(indices), bool)
         for row, index in enumerate(indices):
-            try:
-                record = self.get(int(index))
-            except DamagedRecordError:
-                continue
+            record = self._whole(int(index))
             if record is not None and len(record.payload) == rows.shape[1]:
                 rows[row] = np.frombuffer(record.payload, np.uint8)
                 labels[row], found[row] = record.label, True
         return found
+
+    def collect(self, indices: np.ndarray) -> list[Record | None]:
+        """The records of these samples (uint64 [n]), of any length; None for each that is not there, or not whole."""
+        return [self._whole(int(index)) for index in indices]
+
+    def _whole(self, index: int) -> Record | None:
+        try:
+            return self.get(index)
+        except DamagedRecordError:
+            return None
 
 
 class Nowhere(Level):

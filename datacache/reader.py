@@ -18,6 +18,7 @@ import numpy as np
 from datacache.counters import Counters
 from datacache.errors import DecodeError
 from datacache.files import IndexLocks
+from datacache.layout import Layout, Shape, common
 from datacache.levels import DamagedRecordError, Level, Quarantine, Record
 from datacache.listing import NO_LABEL, Listing
 from datacache.sources import Source
@@ -25,18 +26,6 @@ from datacache.sources import Source
 _DTYPES = {"bool", "float16", "float32", "float64"} | {
     f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)
 }
-
-
-class Layout(NamedTuple):
-    """What all decoded samples have in common."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Bytes of a sample."""
-        return int(np.prod(self.shape, dtype=np.int64)) * np.dtype(self.dtype).itemsize
 
 
 class Fetched(NamedTuple):
@@ -54,9 +43,13 @@ class Decoder:
         layout: of all samples; None before the first.
     """
 
-    def __init__(self, decode: Callable[[bytes], Any], layout: Layout | None = None):
-        """Takes the function from a sample's bytes to an array, or to (array, label)."""
-        self._decode, self.layout = decode, layout
+    def __init__(self, decode: Callable[[bytes], Any], shape: Shape | None = None):
+        """Takes the function from a sample's bytes to an array, or to (array, label), and the shape of all its arrays.
+
+        Without a shape, all have that of the first.
+        """
+        self._decode, self._shape = decode, shape
+        self.layout: Layout | None = None
 
     def __call__(self, payload: bytes, label: int, name: str) -> Record:
         """Decodes a sample; its label is the source's where the function returns none.
@@ -74,19 +67,32 @@ class Decoder:
         if isinstance(made, tuple):
             made, label = made[0], int(made[1])
         array = np.asarray(made, order="C")
+        array = array.astype(array.dtype.newbyteorder("="), copy=False)  # a dtype's name does not tell its byte order
         layout = Layout(array.dtype.name, array.shape)
         if layout.dtype not in _DTYPES:
             raise DecodeError(f"Expected an array of numbers from decoding {name}, got {layout.dtype}.")
         if label == NO_LABEL:
             raise DecodeError(f"{name} has no label in the source: let the decode function return (array, label).")
         if self.layout is None:
-            self.layout = layout
-        if layout != self.layout:
+            self.layout = layout if self._shape is None else layout._replace(shape=self._shape)
+        if not self.layout.admits(layout):
             raise DecodeError(
-                f"Expected {self.layout.dtype} {list(self.layout.shape)} from decoding {name}, as for other samples, "
-                f"got {layout.dtype} {list(layout.shape)}: let the decode function bring all to one shape."
+                f"Expected {self.layout} from decoding {name}, {self._reason}, got {layout}: {self._remedy(layout)}."
             )
-        return Record(array.tobytes(), label)
+        return Record(self.layout.pack(array), label)
+
+    @property
+    def _reason(self) -> str:
+        return "as for other samples" if self._shape is None else f"as shape={self._shape} says"
+
+    def _remedy(self, layout: Layout) -> str:
+        """What to do about a sample that is not like the others."""
+        assert self.layout is not None
+        remedy = "let the decode function bring all to one shape"
+        shape = common(self.layout.shape, layout.shape)
+        if layout.dtype != self.layout.dtype:
+            return f"{remedy} and dtype"
+        return remedy if shape is None else f"{remedy}, or pass DataCache(shape={shape}), where it may vary"
 
 
 class ReadThrough:
@@ -123,6 +129,15 @@ class ReadThrough:
             self._counters.add("bytes.memory", count * rows.shape[1])
         return found
 
+    def collect(self, indices: np.ndarray) -> list[Record | None]:
+        """What is in memory, as `Level.collect`, and of the decoder's layout; the rest is for `fetch`."""
+        records = [self._sample_or_none(record) for record in self.memory.collect(indices)]
+        lengths = [len(record.payload) for record in records if record is not None]
+        if lengths:
+            self._counters.add("samples.memory", len(lengths))
+            self._counters.add("bytes.memory", sum(lengths))
+        return records
+
     def holds(self, indices: np.ndarray) -> np.ndarray:
         """Which samples (uint64 [n]) are in memory: bool [n]."""
         return self.memory.holds(indices)
@@ -138,7 +153,7 @@ class ReadThrough:
         started = time.perf_counter()
         with self._locks.hold(index):
             seconds["another process"] = time.perf_counter() - started
-            record, origin = self._held(self.memory, index), "memory"
+            record, origin = self._held(self.memory, index, self._decoder.layout), "memory"
             if record is None:
                 record, origin = self._decoded_sample(index, seconds)
                 if index in self._owned:
@@ -159,7 +174,7 @@ class ReadThrough:
 
     def _decoded_sample(self, index: int, seconds: dict[str, float]) -> tuple[Record, str]:
         with _timed(seconds, "disk"):
-            kept = self._held(self._decoded, index)
+            kept = self._held(self._decoded, index, self._decoder.layout)
         if kept is not None:
             return kept, "decoded"
         encoded, origin = self._encoded_sample(index, seconds)
@@ -171,7 +186,7 @@ class ReadThrough:
 
     def _encoded_sample(self, index: int, seconds: dict[str, float]) -> tuple[Record, str]:
         with _timed(seconds, "disk"):
-            kept = self._held(self._disk, index)
+            kept = self._held(self._disk, index, None)
         if kept is not None:
             return kept, "disk"
         with _timed(seconds, "source"):
@@ -181,9 +196,12 @@ class ReadThrough:
         self._keep(self._disk, index, record)
         return record, "source"
 
-    def _held(self, level: Level, index: int) -> Record | None:
+    def _held(self, level: Level, index: int, layout: Layout | None) -> Record | None:
+        """The record of a level, where it is whole, and of this layout, if any."""
         try:
             record = level.get(index)
+            if record is not None and layout is not None:
+                layout.shape_in(record.payload)
         except DamagedRecordError as damage:
             self._quarantine.note(level.name, index, str(damage))
             self._counters.add(f"damaged.{level.name}")
@@ -191,6 +209,15 @@ class ReadThrough:
             return None
         if record is not None:
             self._counters.add(f"bytes.{level.name}", len(record.payload))
+        return record
+
+    def _sample_or_none(self, record: Record | None) -> Record | None:
+        if record is None or self._decoder.layout is None:
+            return None
+        try:
+            self._decoder.layout.shape_in(record.payload)
+        except DamagedRecordError:  # which `fetch` finds too, and takes it out
+            return None
         return record
 
     def _keep(self, level: Level, index: int, record: Record) -> None:

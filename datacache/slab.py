@@ -2,9 +2,7 @@
 
 Its pages are reserved when it is made, so that a device that is too small is an error then and no crash later. It is
 filled once and nothing is evicted: under a random order each sample is as likely to be next as any other, and a cache
-that evicts the least recently used would lose most just before they are wanted again. It belongs to the processes that
-have it open. The last one to close it removes it; after a crash it is taken over, with what is whole in it, by the next
-process that wants the same data, or else removed by the next that wants any.
+that evicts the least recently used would lose most just before they are wanted again. Whose it is: see `memory`.
 """
 
 from __future__ import annotations
@@ -18,12 +16,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datacache import files
-from datacache.errors import NoSpaceError
+from datacache import files, memory
 from datacache.levels import DamagedRecordError, Level, Record
 from datacache.native import SlabHandle, address, library
 
-DIRECTORY = Path("/dev/shm")
 _MAGIC = b"datacache slab 1\n"  # stands at the beginning of a slab that is whole
 _FOUND = 1  # of enum datacache_found
 _NONE = 2**64 - 1  # DATACACHE_NONE
@@ -35,11 +31,6 @@ class _Mapping(NamedTuple):
 
     memory: np.ndarray
     handle: SlabHandle
-
-
-def directory(memory_dir: str | os.PathLike = DIRECTORY) -> Path:
-    """Where this user's slabs are."""
-    return Path(memory_dir) / f"datacache-{os.getuid()}"
 
 
 def needed(samples: int, payload_bytes: int) -> int:
@@ -57,7 +48,7 @@ class Slab(Level):
         """Opens the slab of this key, or makes it.
 
         Args:
-            directory: on a tmpfs, normally below `DIRECTORY`; made where it is missing, for this user alone.
+            directory: on a tmpfs, normally `memory.directory()`; made where it is missing, for this user alone.
             key: says what the records are: slabs of the same key have the same records.
             samples: consecutive indices that may be put.
             size: bytes in all; what does not fit is not kept.
@@ -69,14 +60,12 @@ class Slab(Level):
         overhead = library().datacache_slab_overhead(len(samples))
         if size < overhead or samples.step != 1:
             raise ValueError(f"Expected at least {overhead} bytes of memory for {len(samples)} samples, got {size}.")
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if directory.stat().st_uid != os.getuid():
-            raise PermissionError(f"{directory} belongs to another user: remove it, or choose another memory_dir.")
-        self._path = directory / f"{key}-{samples.start}-{len(samples)}-{size}.slab"
+        memory.make(directory)
+        self._path = directory / f"{key}-{samples.start}-{len(samples)}-{size}{memory.SLAB}"
         with files.locked(directory):
-            sweep(directory, keep=self._path)
-            self._file, memory = _open(self._path, size, samples)
-        self._mapping: _Mapping | None = _Mapping(memory, _handle(memory, samples))
+            memory.sweep(directory, keep=self._path)
+            self._file, mapped = _open(self._path, size, samples)
+        self._mapping: _Mapping | None = _Mapping(mapped, _handle(mapped, samples))
         self._lent: list[Callable[[], None]] = []
 
     def holds(self, indices: np.ndarray) -> np.ndarray:
@@ -124,7 +113,7 @@ class Slab(Level):
         with files.locked(self._path.parent):
             os.close(self._file)
             if not files.is_in_use(self._path):
-                self._path.unlink(missing_ok=True)
+                memory.remove(self._path)
 
     def gather(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
         """As `Level.gather`, in native code; checksums are compared on what has been copied."""
@@ -153,19 +142,6 @@ class Slab(Level):
         return mapping
 
 
-def sweep(directory: Path, keep: Path | None = None) -> list[Path]:
-    """Removes slabs that nobody has open; the caller holds the directory's lock. Returns those in use."""
-    kept = []
-    for path in directory.glob("*.slab"):
-        if path == keep:
-            continue
-        if files.is_in_use(path):
-            kept.append(path)
-        else:
-            path.unlink(missing_ok=True)
-    return kept
-
-
 def _open(path: Path, size: int, samples: range) -> tuple[int, np.ndarray]:
     """Maps a slab that is there and whole, or makes it; returns the open file, marked as in use, and the memory."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -173,15 +149,15 @@ def _open(path: Path, size: int, samples: range) -> tuple[int, np.ndarray]:
         whole = os.fstat(descriptor).st_size == size and os.pread(descriptor, len(_MAGIC), 0) == _MAGIC
         if not whole:
             _reserve(descriptor, path, size)
-        memory = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+        mapped = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
         if not whole:
-            library().datacache_slab_format(_handle(memory, samples))
-            memory[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)
+            library().datacache_slab_format(_handle(mapped, samples))
+            mapped[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)
         files.share(descriptor)
     except BaseException:
         os.close(descriptor)
         raise
-    return descriptor, memory
+    return descriptor, mapped
 
 
 def _reserve(descriptor: int, path: Path, size: int) -> None:
@@ -193,14 +169,8 @@ def _reserve(descriptor: int, path: Path, size: int) -> None:
         path.unlink(missing_ok=True)
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        device = os.statvfs(path.parent)
-        raise NoSpaceError(
-            error.errno,
-            f"{path.parent} has no room for the memory level: {size:,} bytes were asked for, "
-            f"{device.f_bavail * device.f_frsize:,} of {device.f_blocks * device.f_frsize:,} are free. Pass a smaller "
-            "memory_bytes, or enlarge the device (docker run --shm-size=..., or mount -o remount,size=... /dev/shm)",
-        ) from None
+        raise memory.no_room(error.errno, path.parent, size) from None
 
 
-def _handle(memory: np.ndarray, samples: range) -> SlabHandle:
-    return SlabHandle(address(memory), len(memory), samples.start, len(samples))
+def _handle(mapped: np.ndarray, samples: range) -> SlabHandle:
+    return SlabHandle(address(mapped), len(mapped), samples.start, len(samples))

@@ -16,7 +16,6 @@ import json
 import os
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
@@ -25,6 +24,7 @@ from datacache import disk, files
 from datacache.counters import Counters
 from datacache.disk import DiskLevel
 from datacache.files import IndexLocks
+from datacache.layout import Layout
 from datacache.levels import Level, Nowhere, Quarantine
 from datacache.listing import UNKNOWN_LENGTH, Listing
 from datacache.reader import Decoder, ReadThrough
@@ -83,9 +83,9 @@ class Store:
         """The level for the source's bytes; `limit` in bytes, 0 for none."""
         return self._open("source", "disk", self.forecast(), limit)
 
-    def open_decoded_level(self, decode: str, sample_bytes: int, limit: int | None) -> Level:
-        """The level for decoded samples of this size, from the decode function with this fingerprint."""
-        wanted = disk.forecast(np.full(len(self.listing), sample_bytes))
+    def open_decoded_level(self, decode: str, layout: Layout, limit: int | None) -> Level:
+        """The level for decoded samples of this layout, from the decode function with this fingerprint."""
+        wanted = None if layout.varies else disk.forecast(np.full(len(self.listing), layout.size))
         return self._open(f"decoded-{decode}", "decoded", wanted, limit)
 
     def forecast(self) -> int | None:
@@ -101,13 +101,14 @@ class Store:
             self.source, self.listing, decoder, memory, decoded, disk, self.locks, self.quarantine, counters, owned
         )
 
-    def load_layout(self, decode: str) -> Any:
+    def load_layout(self, decode: str) -> Layout | None:
         """What `save_layout` saved; None before."""
-        return files.read_json(self._layout(decode))
+        known = files.read_json(self._layout(decode))
+        return Layout(known["dtype"], tuple(known["shape"])) if known else None
 
-    def save_layout(self, decode: str, layout: Any) -> None:
+    def save_layout(self, decode: str, layout: Layout) -> None:
         """Saves what decoded samples look like."""
-        files.write_json(self._layout(decode), layout)
+        files.write_json(self._layout(decode), layout._asdict())
 
     def close(self) -> None:
         """Lets others remove the directory."""

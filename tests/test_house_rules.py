@@ -41,8 +41,8 @@ CACHE_LAYERS = [
     {"cache", "dataset"},
     {"batches", "peers", "store"},
     {"reader"},
-    {"disk", "slab"},
-    {"levels", "sources"},
+    {"disk", "layout", "slab", "tmpfs"},
+    {"levels", "memory", "sources"},
     {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
     {"errors", "files", "native"},
 ]

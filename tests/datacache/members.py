@@ -13,6 +13,7 @@ from datacache.disk import DiskLevel
 from datacache.levels import Level
 from datacache.slab import Slab, needed
 from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+from datacache.tmpfs import TmpfsLevel
 
 COUNT = 12
 
@@ -73,7 +74,15 @@ def disk(path: Path) -> Place:
     return Place(lambda: DiskLevel(path / "disk", 16 << 20), lambda: [path / "disk" / "data.mdb"])
 
 
-LEVELS: dict[str, Callable[[Path], Place]] = {"Slab": slab, "DiskLevel": disk}
+def tmpfs(path: Path) -> Place:
+    """An LMDB file for decoded samples of varying shape."""
+    return Place(
+        lambda: TmpfsLevel(path / "shm", "key", 16 << 20),
+        lambda: list((path / "shm").glob("*.lmdb/data.mdb")),
+    )
+
+
+LEVELS: dict[str, Callable[[Path], Place]] = {"Slab": slab, "DiskLevel": disk, "TmpfsLevel": tmpfs}
 
 
 @contextlib.contextmanager

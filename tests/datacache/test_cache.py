@@ -289,6 +289,12 @@ class TestFaults:
             labels = np.concatenate([labels for _, labels in cache.batches(5, 0)])
             assert labels.tolist() == [len(contents[index]) for index in permutation(members.COUNT, 0, 0)]
 
+    def test_numbers_of_another_byte_order_keep_their_values(self, images, options):
+        options["decode"] = lambda payload: np.arange(4, dtype=">i4")
+        with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
+            assert cache.fetch(0)[0].tolist() == [0, 1, 2, 3]
+            assert next(cache.batches(2, 0))[0].tolist() == [[0, 1, 2, 3]] * 2
+
     def test_memory_that_is_not_there_is_an_error(self, options):
         device = os.statvfs("/dev/shm")
         source = datacache.Indexed(lambda index: b"", 2**20, "large", labels=np.zeros(2**20, np.int64))

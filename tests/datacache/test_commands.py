@@ -3,15 +3,18 @@
 import io
 import os
 import re
+import signal
 import sys
 
+import numpy as np
 import pytest
 
 import datacache
-from datacache import counters, slab
+from datacache import counters, memory, slab
 from datacache.__main__ import main
 from datacache.progress import Bar
 from tests.datacache.test_cache import COUNT, images, options  # noqa: F401 - fixtures
+from tests.datacache.varying import Images
 
 DECODE = """
 import io
@@ -20,6 +23,9 @@ from PIL import Image
 
 def decode(payload):
     return np.asarray(Image.open(io.BytesIO(payload)).resize((8, 8)))
+
+def as_it_is(payload):
+    return np.asarray(Image.open(io.BytesIO(payload)))
 """
 
 
@@ -89,6 +95,49 @@ def test_warm_decodes_too(run):
     status, out, err = run("warm", "--decode", "own_decoding:decode")
     assert status == 0 and "decoding" in err and "fingerprint" in out
     assert "decoded on disk" in run("stats")[1]
+
+
+@pytest.fixture
+def sizes(tmp_path):
+    """Images of many sizes."""
+    return Images(tmp_path / "sizes")
+
+
+def test_varying_shapes_are_planned_and_warmed(run, sizes):
+    named = ("--decode", "own_decoding:as_it_is")
+    status, _, err = run("warm", *named, source=sizes.path)
+    assert status == 2 and "pass DataCache(shape=(None, None, 3))" in err
+    named += ("--shape", "None,None,3")
+    status, out, _ = run("plan", *named, source=sizes.path)
+    mean = int(np.mean([sample.nbytes for sample in sizes.samples]))
+    assert status == 0 and f"uint8 [None, None, 3], {mean / 1000:.1f} KB each in the mean of {COUNT} samples" in out
+    assert re.search("memory +about 16.* MB, .* are free", out)
+    assert run("warm", *named, source=sizes.path)[0] == 0
+    assert re.search(f"decoded on disk +{COUNT} records", run("stats", source=sizes.path)[1])
+    assert run("verify", "--records", source=sizes.path)[:2] == (0, "All as it was listed.\n")
+
+
+def test_clear_removes_memory_that_a_killed_run_left(run, sizes, monkeypatch):
+    shared = sizes.options["memory_dir"]
+    child = os.fork()
+    if child == 0:
+        try:
+            cache = sizes.open()
+            list(cache.batches(5, 0))
+        finally:
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
+    monkeypatch.setattr(memory, "directory", lambda: shared / f"datacache-{os.getuid()}")
+    assert len(list(shared.glob("*/*.lmdb"))) == 1
+    assert run("clear", source=sizes.path)[0] == 0
+    assert list(shared.glob("*/*")) == []
+
+
+@pytest.mark.parametrize("shape", ["3,,3", "None,x", ""])
+def test_what_is_no_shape_is_refused(shape, run, capsys):
+    with pytest.raises(SystemExit):
+        run("plan", "--decode", "own_decoding:as_it_is", "--shape", shape)
+    assert "argument --shape" in capsys.readouterr().err
 
 
 def test_what_does_not_fit_is_told(run, tmp_path):

@@ -9,8 +9,9 @@ import pytest
 
 from datacache.errors import NoSpaceError
 from datacache.levels import DamagedRecordError
+from datacache.memory import DIRECTORY
 from datacache.native import library
-from datacache.slab import DIRECTORY, Slab, needed
+from datacache.slab import Slab, needed
 from tests.datacache import members
 from tests.datacache.members import SAMPLES
 from tests.datacache.test_levels import held, record

@@ -1,0 +1,107 @@
+"""The memory level for samples of varying size: records in an LMDB file on a tmpfs, shared by a node's processes.
+
+It is the file of the local disk's level in another place: nothing is evicted, and a killed process leaves it as it was
+after the last whole record. Whose it is: see `memory`. Its pages are not reserved, as nobody knows beforehand how many
+will be needed; a device that is full meanwhile keeps what it has, as LMDB writes pages and does not map them to write.
+"""
+
+from __future__ import annotations
+
+import errno
+import math
+import os
+from pathlib import Path
+
+from datacache import files, memory
+from datacache.disk import READERS, SMALLEST, DiskLevel
+from datacache.levels import Record
+
+_LOCK_BYTES = 4096 + 64 * READERS  # of LMDB's table of readers
+_ASIDE = 128 << 10  # for that table and the small files beside the records
+
+
+class TmpfsLevel(DiskLevel):
+    """Records of any length in memory; the same level may be opened several times, also in one process."""
+
+    def __init__(self, directory: Path, key: str, size: int | None = None):
+        """Opens the level of this key and size, or makes it.
+
+        Args:
+            directory: on a tmpfs, normally `memory.directory()`; made where it is missing, for this user alone.
+            key: says what the records are: levels of the same key have the same records.
+            size: bytes in all; what does not fit is not kept. By default half of what the device has free.
+
+        Raises:
+            NoSpaceError: where the device does not have the bytes now.
+            UnsuitableFileSystemError: where the directory is on a network file system.
+            ValueError: where size is less than 1 MiB and what is needed aside of the records.
+        """
+        if size is not None and size < SMALLEST + _ASIDE:
+            raise ValueError(
+                f"Expected at least {SMALLEST + _ASIDE} bytes of memory for samples of varying shape, got {size}."
+            )
+        files.refuse_remote(directory, "memory_dir")
+        memory.make(directory)
+        self._directory = directory
+        self._too_long: float = math.inf  # bytes of a payload that is not tried any more
+        path = directory / f"{key}-{size or 'half'}{memory.LMDB}"
+        with files.locked(directory):
+            memory.sweep(directory, keep=path)
+            super().__init__(path, (size or _half(path)) - _ASIDE, "memory")
+        try:
+            self._environment()
+        except BaseException:
+            self.close()
+            raise
+
+    def put(self, index: int, record: Record) -> bool:
+        """As `Level.put`; once a record did not fit, no further one is tried that is as long or longer."""
+        length = len(record.payload)
+        if length >= self._too_long:
+            return False
+        kept = self._keep(index, record)
+        if not kept:
+            self._too_long = length
+        return kept
+
+    def close(self) -> None:
+        """Lets go of the memory, and removes it where nobody else has it open."""
+        if self._use is None:
+            return
+        super().close()
+        with files.locked(self._directory):
+            if not files.is_in_use(memory.mark(self._path)):
+                memory.remove(self._path)
+
+    def _get_ready(self, size: int) -> None:
+        if size + _ASIDE > _free(self._path):
+            memory.remove(self._path)
+            raise memory.no_room(errno.ENOSPC, self._directory, size + _ASIDE)
+        super()._get_ready(size)
+        _reserve_readers(self._path)
+
+
+def _free(path: Path) -> int:
+    """Bytes of the device that a level has or can have."""
+    device, data = os.statvfs(path.parent), path / "data.mdb"
+    has = data.stat().st_blocks * 512 if data.exists() else 0
+    return device.f_bavail * device.f_frsize + has
+
+
+def _half(path: Path) -> int:
+    return max(_free(path) // 2, SMALLEST + _ASIDE)
+
+
+def _reserve_readers(path: Path) -> None:
+    """Gives LMDB's table of readers its pages: on a device that is full, a new reader would touch one that is missing.
+
+    LMDB makes the table anew in the file that it finds.
+    """
+    table = path / "lock.mdb"
+    table.unlink(missing_ok=True)
+    descriptor = os.open(table, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        with files.needing_room_for(table):
+            os.posix_fallocate(descriptor, 0, _LOCK_BYTES)
+    finally:
+        os.close(descriptor)
