@@ -163,6 +163,49 @@ class DataCache:
 
         return dataset.make(self.prepare(self.schedule(batch_size, epoch, position, drop_remainder)))
 
+    def training(
+        self,
+        directory: str | os.PathLike,
+        batch_size: int,
+        save_every: int,
+        keep: int = 2,
+        drop_remainder: bool = False,
+        broadcast: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """A Keras callback for training that goes on in mid-epoch, with no sample repeated or left out.
+
+            training = cache.training("/shared/run7", batch_size=256, save_every=500)
+            model.fit(
+                training.dataset().map(augment), epochs=90, initial_epoch=training.epoch,
+                steps_per_epoch=training.steps_per_epoch, callbacks=[training],
+            )
+
+        Model, optimizer and position are saved together, in one file; the same script, started again, goes on from
+        the newest one, also on another number of ranks. Metrics of the epoch that it goes on in are of what was left.
+
+        Args:
+            directory: of checkpoints, on a file system that all ranks share, or with `broadcast` that rank 0 has.
+            batch_size: per rank; it may be another one when training goes on.
+            save_every: how many batches; also at the end of each epoch. Rank 0 saves.
+            keep: how many checkpoints stay.
+            drop_remainder: as for `dataset`.
+            broadcast: gives all ranks rank 0's value, such as `horovod.tensorflow.broadcast_object`.
+
+        Returns:
+            A `datacache.training.Training`.
+
+        Raises:
+            ValueError: as `dataset`, or where the checkpoint is of another order of samples.
+        """
+        from datacache import training  # Keras is imported here, for those who want it
+
+        def schedule(epoch: int, position: int) -> Schedule:
+            return self.schedule(batch_size, epoch, position, drop_remainder)
+
+        order = {"samples": len(self), "seed": self._seed}
+        needed = training.Input(schedule, self.prepare, self.world.rank, order, self._store.fingerprint)
+        return training.Training(needed, directory, save_every, keep, broadcast)
+
     def prepare(self, schedule: Schedule) -> Batches:
         """The batches of this rank, to be read by number."""
         return Batches(

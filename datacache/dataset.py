@@ -44,50 +44,93 @@ def make(batches: Batches) -> tf.data.Dataset:
     Raises:
         ImportError: where the native operations were compiled for another TensorFlow.
     """
-    layout, schedule = batches.layout, batches.schedule
-    count = schedule.batch_size if schedule.has_equal_batches else None
-    gather = _gather(batches)
+    count = batches.schedule.batch_size if batches.schedule.has_equal_batches else None
+    plan = [tf.constant(each) for each in _plan(batches)]
+    return _epoch(lambda _: batches, batches, count, tf.constant(0, tf.int64), *plan)
+
+
+def make_stream(prepare: Callable[[int], Batches], first_epoch: int) -> tf.data.Dataset:
+    """Makes a dataset of epochs without end, one after the other.
+
+    Args:
+        prepare: from the number of an epoch to its batches, which are all of one cache and one batch size; called where
+            an iterator comes to the epoch, and for each batch that is not wholly in memory.
+        first_epoch: that every iterator begins with.
+
+    Returns:
+        As `make`.
+
+    Raises:
+        ImportError: as `make`.
+    """
+    first = prepare(first_epoch)
+    schedule = first.schedule
+    ends_even = len(schedule.order) % (schedule.batch_size * schedule.ranks) == 0
+    equal = schedule.drop_remainder or (ends_even and schedule.has_equal_batches)
+
+    def epoch(number: tf.Tensor) -> tf.data.Dataset:
+        order, spans = tf.numpy_function(lambda number: _plan(prepare(int(number))), [number], [tf.int64, tf.int64])
+        order.set_shape([None])
+        spans.set_shape([None, 2])
+        return _epoch(prepare, first, schedule.batch_size if equal else None, number, order, spans)
+
+    return tf.data.Dataset.counter(first_epoch).flat_map(epoch).prefetch(_READY)
+
+
+def _plan(batches: Batches) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of an epoch in order, int64 [n], and where in it each batch begins and ends, int64 [steps, 2]."""
+    schedule = batches.schedule
+    spans = [schedule.span(step, batches.rank) for step in range(len(batches))]
+    return schedule.order.astype(np.int64), np.array(spans, np.int64).reshape(-1, 2)
+
+
+def _epoch(
+    prepare: Callable[[int], Batches],
+    like: Batches,
+    count: int | None,
+    number: tf.Tensor,
+    order: tf.Tensor,
+    spans: tf.Tensor,
+) -> tf.data.Dataset:
+    """The batches of an epoch, by its number and its plan; those of `like` have the same layout and level."""
+    gather = _gather(like)
+
+    def read(number: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        return prepare(int(number)).read(int(step))
+
+    def by_python(step: tf.Tensor) -> _Batch:
+        dtype = tf.as_dtype(like.layout.dtype)
+        samples, labels = tf.numpy_function(read, [number, step], [dtype, tf.int64], stateful=False)
+        return samples, labels
 
     def batch(step: tf.Tensor) -> _Batch:
-        samples, labels = _by_python(batches, step) if gather is None else gather(step)
-        samples.set_shape([count, *layout.shape])
+        samples, labels = by_python(step) if gather is None else gather(order, spans, step, lambda: by_python(step))
+        samples.set_shape([count, *like.layout.shape])
         labels.set_shape([count])
         return samples, labels
 
-    steps = tf.data.Dataset.range(len(batches))
+    steps = tf.data.Dataset.range(tf.shape(spans, tf.int64)[0])
     return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
 
 
-def _by_python(batches: Batches, step: tf.Tensor) -> _Batch:
-    def read(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return batches.read(int(step))
-
-    dtype = tf.as_dtype(batches.layout.dtype)
-    samples, labels = tf.numpy_function(read, [step], [dtype, tf.int64], stateful=False)
-    return samples, labels
-
-
-def _gather(batches: Batches) -> Callable[[tf.Tensor], _Batch] | None:
-    """From a step to its batch, by the native operation where that can be; None where it cannot read the level."""
+def _gather(batches: Batches) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Callable[[], _Batch]], _Batch] | None:
+    """From a plan, a step and a way round to the step's batch; None where the operation cannot read the level."""
     library = _library()
-    if library is None or not isinstance(batches.memory, Slab) or len(batches) == 0:
+    if library is None or not isinstance(batches.memory, Slab):
         return None
-    layout, schedule, number = batches.layout, batches.schedule, _number(library, batches.memory, batches)
-    spans = np.array([schedule.span(step, batches.rank) for step in range(len(batches))], np.int64)
-    with tf.device("CPU"):
-        order_tensor, spans_tensor = tf.constant(schedule.order, tf.int64), tf.constant(spans)
+    layout, slab = batches.layout, _number(library, batches.memory, batches)
 
-    def gather(step: tf.Tensor) -> _Batch:
+    def gather(order: tf.Tensor, spans: tf.Tensor, step: tf.Tensor, otherwise: Callable[[], _Batch]) -> _Batch:
         samples, labels, whole = library.datacache_gather(
-            order=order_tensor,
-            spans=spans_tensor,
+            order=order,
+            spans=spans,
             step=step,
             dtype=tf.as_dtype(layout.dtype),
             shape=layout.shape,
-            slab=number,
+            slab=slab,
             ahead=batches.ahead,
         )
-        return tf.cond(whole, lambda: (samples, labels), lambda: _by_python(batches, step))
+        return tf.cond(whole, lambda: (samples, labels), otherwise)
 
     return gather
 

@@ -61,12 +61,16 @@ def write_renamed(path: Path, content: bytes) -> None:
     try:
         with needing_room_for(path), open(part, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        rename_whole(part, path)
     finally:
         part.unlink(missing_ok=True)
-    sync_directory(path.parent)
+
+
+def rename_whole(part: Path, path: Path) -> None:
+    """Gives a written file its name once its content is on the disk."""
+    sync(part)
+    part.replace(path)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -82,9 +86,9 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def sync_directory(path: Path) -> None:
-    """Makes the names in a directory last."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Makes the content of a file last, or the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
