@@ -18,7 +18,7 @@ from datacache.levels import Level, Nowhere
 from datacache.order import Schedule, permutation
 from datacache.peers.owners import Nobody
 from datacache.peers.server import Shelf
-from datacache.peers.start import Serving, meet, serve
+from datacache.peers.start import Idle, meet, serve
 from datacache.reader import Decoder, Layout, ReadThrough
 from datacache.slab import Slab
 from datacache.sources import Progress, Source
@@ -96,7 +96,7 @@ class DataCache:
         self.counters = Counters()
         self._store = Store(source, local_dir, progress=progress)
         self._levels: list[Level] = []
-        self._owners, self._serving = Nobody(), Serving()
+        self._owners, self._serving = Nobody(), Idle()
         try:
             self._levels.append(self._store.open_source_level(disk_bytes))
             decoder = Decoder(decode)
@@ -257,7 +257,7 @@ class DataCache:
         return self._store.read_through(decoder, memory, decoded, disk, self.counters, owned)
 
     def _join_peers(self, peer_timeout: float) -> None:
-        """Serves this node's samples, unless another of its processes does, and gets ready to ask for the others'."""
+        """Serves this node's samples, or stands by while another process does, and gets ready to ask for others."""
         layout, store = self.layout, self._store
         shape = "x".join(map(str, layout.shape))
         data = f"{store.fingerprint}-{self._key}-{layout.dtype}-{shape}-{len(self)}"
@@ -274,7 +274,7 @@ def _threads(world: World) -> int:
 def _stop(
     workers: concurrent.futures.Executor,
     owners: Nobody,
-    serving: Serving,
+    serving: Idle,
     levels: list[Level],
     store: Store,
     counters: Counters,
@@ -284,7 +284,7 @@ def _stop(
     _close(owners, serving, levels, store, counters)
 
 
-def _close(owners: Nobody, serving: Serving, levels: list[Level], store: Store, counters: Counters) -> None:
+def _close(owners: Nobody, serving: Idle, levels: list[Level], store: Store, counters: Counters) -> None:
     owners.close()
     serving.close()
     for level in reversed(levels):
