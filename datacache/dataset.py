@@ -49,13 +49,16 @@ def make(batches: Batches) -> tf.data.Dataset:
     return _epoch(lambda _: batches, batches, count, tf.constant(0, tf.int64), *plan)
 
 
-def make_stream(prepare: Callable[[int], Batches], first_epoch: int) -> tf.data.Dataset:
+def make_stream(
+    prepare: Callable[[int], Batches], first_epoch: int, begin: Callable[[int], None] = lambda epoch: None
+) -> tf.data.Dataset:
     """Makes a dataset of epochs without end, one after the other.
 
     Args:
         prepare: from the number of an epoch to its batches, which are all of one cache and one batch size; called where
             an iterator comes to the epoch, and for each batch that is not wholly in memory.
         first_epoch: that every iterator begins with.
+        begin: called where an iterator comes to an epoch; what it raises ends the iteration.
 
     Returns:
         As `make`.
@@ -68,8 +71,12 @@ def make_stream(prepare: Callable[[int], Batches], first_epoch: int) -> tf.data.
     ends_even = len(schedule.order) % (schedule.batch_size * schedule.ranks) == 0
     equal = schedule.drop_remainder or (ends_even and schedule.has_equal_batches)
 
+    def plan(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        begin(int(number))
+        return _plan(prepare(int(number)))
+
     def epoch(number: tf.Tensor) -> tf.data.Dataset:
-        order, spans = tf.numpy_function(lambda number: _plan(prepare(int(number))), [number], [tf.int64, tf.int64])
+        order, spans = tf.numpy_function(plan, [number], [tf.int64, tf.int64])
         order.set_shape([None])
         spans.set_shape([None, 2])
         return _epoch(prepare, first, schedule.batch_size if equal else None, number, order, spans)

@@ -97,15 +97,14 @@ class Training(keras.callbacks.Callback):
             lambda epoch: self._input.prepare(self._input.schedule(epoch, position if epoch == first else 0))
         )
 
-        def checked(epoch: int) -> Batches:
-            if epoch < self.epoch:
+        def begin(epoch: int) -> None:
+            if epoch < self.epoch or (epoch == self.epoch == first and self.position != position):
                 raise ValueError(
-                    f"This dataset begins with epoch {first}, and training is in epoch {self.epoch}: call dataset() "
-                    "again for another fit."
+                    f"This dataset begins at position {position} of epoch {first}, and training is at {self.position} "
+                    f"of epoch {self.epoch}: call dataset() again for another fit."
                 )
-            return prepare(epoch)
 
-        return dataset.make_stream(checked, first)
+        return dataset.make_stream(prepare, first, begin)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if self.params.get("steps") != self.steps_per_epoch:

@@ -241,10 +241,14 @@ class TestRefused:
 
     def test_a_dataset_of_an_earlier_fit(self, make_cache, model, tmp_path):
         training = make_cache().training(tmp_path, BATCH, save_every=4)
+        arguments = {"steps_per_epoch": 10, "callbacks": [training], "verbose": 0}
         old = training.dataset()
+        fit(model, training, [Stop(0, 4)])
+        with pytest.raises(Exception, match="training is at 25 of epoch 0: call dataset\\(\\) again for another fit"):
+            model.fit(old, initial_epoch=0, epochs=2, **arguments)
         fit(model, training, epochs=1)
-        with pytest.raises(Exception, match="call dataset\\(\\) again for another fit"):
-            model.fit(old, initial_epoch=1, epochs=2, steps_per_epoch=10, callbacks=[training], verbose=0)
+        with pytest.raises(Exception, match="training is at 0 of epoch 1: call dataset"):
+            model.fit(old, initial_epoch=1, epochs=2, **arguments)
 
     def test_another_order(self, make_cache, model, tmp_path):
         fit(model, make_cache().training(tmp_path / "kept", BATCH, save_every=4), epochs=1)
