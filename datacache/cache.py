@@ -171,6 +171,7 @@ class DataCache:
         keep: int = 2,
         drop_remainder: bool = False,
         broadcast: Callable[[Any], Any] | None = None,
+        beside: Any = None,
     ) -> Any:
         """A Keras callback for training that goes on in mid-epoch, with no sample repeated or left out.
 
@@ -190,6 +191,7 @@ class DataCache:
             keep: how many checkpoints stay.
             drop_remainder: as for `dataset`.
             broadcast: gives all ranks rank 0's value, such as `horovod.tensorflow.broadcast_object`.
+            beside: a `datacache.training.Beside`, such as the module `hvd_sparse.checkpoint` for what ranks keep back.
 
         Returns:
             A `datacache.training.Training`.
@@ -204,7 +206,7 @@ class DataCache:
 
         order = {"samples": len(self), "seed": self._seed}
         needed = training.Input(schedule, self.prepare, self.world.rank, order, self._store.fingerprint)
-        return training.Training(needed, directory, save_every, keep, broadcast)
+        return training.Training(needed, directory, save_every, keep, broadcast, beside)
 
     def prepare(self, schedule: Schedule) -> Batches:
         """The batches of this rank, to be read by number."""

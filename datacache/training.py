@@ -13,7 +13,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import h5py
 import keras
@@ -26,6 +26,7 @@ from datacache.order import Schedule
 _FORMAT = "datacache training 1"
 _ATTRIBUTE = "datacache"
 _SUFFIX = ".weights.h5"
+_BESIDE = ".beside.npz"
 _PART = f".part{_SUFFIX}"  # one name for all: what a killed process leaves is overwritten
 _log = logging.getLogger(__name__)
 
@@ -52,6 +53,16 @@ class Input(NamedTuple):
     content: str
 
 
+class Beside(Protocol):
+    """What saves more of an optimizer than Keras does; all ranks call both functions at the same step."""
+
+    def save(self, path: Path, of: Any, /) -> None:
+        """Writes a file whole, and others beside it whose names begin with its name and end with .rankRofP."""
+
+    def restore(self, path: Path, of: Any, /) -> Any:
+        """Takes up what `save` wrote."""
+
+
 class Training(keras.callbacks.Callback):
     """A callback for `fit` that saves model and position, and gives the data to go on with: see `DataCache.training`.
 
@@ -68,12 +79,14 @@ class Training(keras.callbacks.Callback):
         save_every: int,
         keep: int = 2,
         broadcast: Callable[[Any], Any] | None = None,
+        beside: Beside | None = None,
     ):
         """Finds the newest checkpoint; arguments as for `DataCache.training`."""
         super().__init__()
         if save_every < 1 or keep < 1:
             raise ValueError(f"Expected save_every and keep of at least 1, got {save_every} and {keep}.")
         self._input, self._directory, self._save_every, self._keep = input, Path(directory), save_every, keep
+        self._beside = beside
         self.epoch = self.position = 0
         self._checkpoint: Path | None = None
         self._temporary: Any = None  # holds the file for as long as it is needed
@@ -142,19 +155,35 @@ class Training(keras.callbacks.Callback):
     # ---- checkpoints ----
 
     def _save(self) -> None:
-        if self._input.rank != 0:
-            return
         self._directory.mkdir(parents=True, exist_ok=True)
+        path = self._path(_SUFFIX)
+        if self._beside is not None:  # before the model has its name, so that what has one is whole
+            self._beside.save(self._path(_BESIDE), self.model.optimizer)
+        if self._input.rank == 0:
+            self._write_model(path)
+            self._remove("*", [each for each in _checkpoints(self._directory) if each.name <= path.name], self._keep)
+        else:  # one more, as rank 0 may still be writing
+            own = f"*.rank{self._input.rank}of*"
+            self._remove(own, sorted(self._directory.glob(f"epoch-{own}")), self._keep + 1)
+
+    def _write_model(self, path: Path) -> None:
         part = self._directory / _PART
-        path = self._directory / f"epoch-{self.epoch:06}-position-{self.position:012}{_SUFFIX}"
         with files.needing_room_for(path):
             self.model.save_weights(part, overwrite=True)
             with h5py.File(part, "r+") as file:
                 file.attrs[_ATTRIBUTE] = json.dumps(self._describe())
             files.rename_whole(part, path)
-        older = [each for each in _checkpoints(self._directory) if each.name < path.name]
-        for outdated in older[: len(older) + 1 - self._keep]:
-            outdated.unlink(missing_ok=True)
+
+    def _remove(self, pattern: str, saved: list[Path], keep: int) -> None:
+        """Removes files that are older than the last ones of these."""
+        oldest = saved[-keep:][0].name.partition(".")[0] if saved else ""
+        for each in self._directory.glob(f"epoch-{pattern}"):
+            if each.name.partition(".")[0] < oldest:
+                each.unlink(missing_ok=True)
+
+    def _path(self, suffix: str) -> Path:
+        """Of the present position; names are in the order of positions."""
+        return self._directory / f"epoch-{self.epoch:06}-position-{self.position:012}{suffix}"
 
     def _describe(self) -> dict[str, Any]:
         return {
@@ -205,6 +234,8 @@ class Training(keras.callbacks.Callback):
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
         self.model.load_weights(path)
+        if self._beside is not None:
+            self._beside.restore(self._path(_BESIDE), optimizer)
 
 
 def _checkpoints(directory: Path) -> list[Path]:

@@ -95,7 +95,27 @@ def die_in_save(moment: str, number: int) -> None:
     keras.Model.save_weights, files.sync = save_then_die, sync_then_die
 
 
-def run(folder: Path, batch_size: int = BATCH, death: list | None = None, shared: bool = True) -> None:
+def compiled(sparse: bool) -> keras.Model:
+    """The model; with hvd_sparse what is not sent at once is kept back."""
+    inputs = keras.Input([1], dtype="int64")
+    if sparse:
+        model, aggregator = keras.Model(inputs, Counting()(inputs)), hvd.recipes.topk(0.05)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), aggregator=aggregator)
+        model.compile(optimizer, lambda _, counts: -tf.reduce_sum(counts), jit_compile=False)
+        return model
+    model = Summing(inputs, Counting()(inputs))
+    model.compile(keras.optimizers.SGD(1.0), jit_compile=False)
+    return model
+
+
+def run(
+    folder: Path,
+    batch_size: int = BATCH,
+    death: list | None = None,
+    shared: bool = True,
+    sparse: bool = False,
+    residuals: bool = True,
+) -> None:
     """The script."""
     if death is not None and isinstance(death[0], str):
         die_in_save(*death)
@@ -109,10 +129,9 @@ def run(folder: Path, batch_size: int = BATCH, death: list | None = None, shared
             batch_size,
             save_every=3,
             broadcast=None if shared else hvd.broadcast_object,
+            beside=hvd.checkpoint if sparse and residuals else None,
         )
-        inputs = keras.Input([1], dtype="int64")
-        model = Summing(inputs, Counting()(inputs))
-        model.compile(keras.optimizers.SGD(1.0, momentum=0.0), jit_compile=False)
+        model = compiled(sparse)
         last = rank == cache.world.size - 1
         dying = [Death(*death)] if last and death is not None and not isinstance(death[0], str) else []
         model.fit(
@@ -128,9 +147,13 @@ def run(folder: Path, batch_size: int = BATCH, death: list | None = None, shared
 
 
 if __name__ == "__main__":
-    if "HOROVOD_RANK" in os.environ:
+    settings = json.loads(sys.argv[1])
+    if settings.get("sparse"):
+        import hvd_sparse as hvd
+
+        hvd.init()
+    elif "HOROVOD_RANK" in os.environ:
         import horovod.tensorflow as hvd
 
         hvd.init()
-    settings = json.loads(sys.argv[1])
     run(Path(settings.pop("folder")), **settings)

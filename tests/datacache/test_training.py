@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -97,6 +98,25 @@ def test_it_goes_on_with_another_number_of_ranks(before, after, shared, tmp_path
     assert_ended_right(tmp_path)
     assert assert_each_checkpoint_agrees(folder) == 2
     assert shared or not list(tmp_path.glob("checkpoints-1/*"))
+
+
+def test_what_ranks_keep_back_goes_on_with_the_model(tmp_path):
+    """With hvd_sparse.checkpoint beside it, a run that was killed ends with the same bits as one that was not."""
+
+    def end_of(name, **settings):
+        (tmp_path / name).mkdir(exist_ok=True)
+        ended = run_script(tmp_path / name, 2, launcher=True, sparse=True, **settings)
+        assert (ended.status == 0) == ("death" not in settings), ended.output
+        return None if "death" in settings else json.loads((tmp_path / name / "end.json").read_text())
+
+    wanted = end_of("whole")
+    kept = {each.name.partition(".")[2] for each in (tmp_path / "whole" / "checkpoints").iterdir()}
+    assert kept == {"weights.h5", "beside.npz", "beside.npz.rank0of2", "beside.npz.rank1of2"}
+    assert len(list((tmp_path / "whole" / "checkpoints").glob("*.weights.h5"))) == 2
+    end_of("killed", death=[1, 4])
+    shutil.copytree(tmp_path / "killed", tmp_path / "without")
+    assert end_of("killed") == wanted
+    assert end_of("without", residuals=False) != wanted
 
 
 # ---- in this process ----
