@@ -107,12 +107,16 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def take(path: Path) -> int | None:
-    """Holds a file (made where it is missing) alone until what is returned is closed; None where another does."""
+def take(path: Path, number: int) -> int | None:
+    """Holds a number, a byte of a file (made where it is missing, and empty), alone.
+
+    Returns:
+        What is to be closed to let go of it; None where another process or thread holds it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+    except (BlockingIOError, PermissionError):  # the system may say either
         os.close(descriptor)
         return None
     return descriptor

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,19 +29,19 @@ class Idle:
 
 
 class Standby(Idle):
-    """Serves as soon as no other process of this node does, whether that has ended well or was killed.
+    """Serves at an address as soon as no other process of this node does, whether that has ended well or was killed.
 
-    A node's processes find out by a lock on a file, which the system takes from whoever ends. Server and port are made
+    Processes find out by a lock for each address, which the system takes from whoever ends. Server and port are made
     anew by the next one; what it serves is the memory that they share.
     """
 
-    def __init__(self, lock: Path, start: Callable[[], Server]):
-        """Takes the file and what starts a server; the first process of a node serves when this returns.
+    def __init__(self, locks: Path, address: str, start: Callable[[], Server]):
+        """Takes a file for locks, the address, and what starts a server; the first process serves when this returns.
 
         Raises:
             OSError: where no other process serves, and the address cannot be bound to.
         """
-        self._path, self._start = lock, start
+        self._locks, self._number, self._start = locks, zlib.crc32(address.encode()), start
         self._server: Server | None = None
         self._lock: int | None = None
         self._closing = threading.Event()
@@ -72,7 +73,7 @@ class Standby(Idle):
 
     def _try(self) -> bool:
         """Serves where nobody does; returns whether this process serves."""
-        lock = files.take(self._path)
+        lock = files.take(self._locks, self._number)
         if lock is None:
             return False
         try:
@@ -90,12 +91,13 @@ def serve(world: World, data: str, shelf: Shelf, counters: Counters, directory: 
     Raises:
         OSError: as `Standby`.
     """
+    bind, secret = world.bind, world.secret
+    assert bind is not None and secret is not None
 
     def start() -> Server:
-        assert world.bind is not None and world.secret is not None
-        return Server(world.bind, world.node, data, world.secret, shelf, counters, world.encrypt, workers)
+        return Server(bind, world.node, data, secret, shelf, counters, world.encrypt, workers)
 
-    return Standby(directory / f"serving-{world.node}", start)
+    return Standby(directory / "serving", bind, start)
 
 
 def meet(world: World, data: str, sample_bytes: int, samples: int, timeout: float, counters: Counters) -> Owners:

@@ -1,12 +1,15 @@
 """Nodes that serve each other: real processes and sockets; whatever happens to a peer, batches stay the same."""
 
+import contextlib
 import os
 import signal
 import socket
 import time
+import zlib
 
 import pytest
 
+import datacache
 from datacache import files
 from datacache.peers.client import Client
 from datacache.peers.server import Server, Shelf
@@ -157,26 +160,39 @@ def test_who_stands_by_waits_until_lock_and_port_are_free(place, tally, tmp_path
             time.sleep(0.1)
         return False
 
-    lock, (host, port) = files.take(tmp_path / "lock"), place.split(":")
+    number, (host, port) = zlib.crc32(place.encode()), place.split(":")
+    lock = files.take(tmp_path / "locks", number)
     made = []
 
     def start_server():
         made.append(Server(place, 1, DATA, SECRET, Shelf(range(peer_actors.COUNT), BYTES, nothing, record), tally))
         return made[-1]
 
-    standby = Standby(tmp_path / "lock", start_server)
+    standby = Standby(tmp_path / "locks", place, start_server)
     assert made == []
     with socket.create_server((host, int(port))):
         os.close(lock)
         assert look_until(lambda: "cannot take over from the one that served yet: [Errno 98] Peers" in caplog.text)
     assert look_until(lambda: made)
-    assert files.take(tmp_path / "lock") is None
+    assert files.take(tmp_path / "locks", number) is None
     client = Client(["127.0.0.1:1", place], caller(tally))
     assert received(client, [3, 7]) == {3: record(3), 7: record(7)}
     client.close()
     for _ in range(2):
         standby.close()
-    os.close(files.take(tmp_path / "lock"))
+    os.close(files.take(tmp_path / "locks", number))
+
+
+def test_two_caches_of_one_source_serve_at_addresses_of_their_own(tmp_path):
+    source = datacache.Indexed(node.sample, COUNT, "samples", labels=range(COUNT))
+    folders = {"local_dir": tmp_path / "local", "memory_dir": tmp_path / "shm"}
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            peers = node.free_addresses(2)
+            world = datacache.World(0, 2, 0, 2, tuple(peers), peers[0], SECRET)
+            stack.enter_context(datacache.DataCache(source, node.decode, world=world, **folders))
+            host, port = peers[0].split(":")
+            socket.create_connection((host, int(port))).close()
 
 
 def test_a_peer_that_starts_late_is_waited_for(start, tmp_path):
