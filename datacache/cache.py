@@ -19,7 +19,7 @@ from datacache.levels import Level, Nowhere
 from datacache.order import Schedule, permutation
 from datacache.peers.owners import Nobody
 from datacache.peers.server import Shelf
-from datacache.peers.start import Serving, meet, serve
+from datacache.peers.start import Idle, meet, serve
 from datacache.reader import Decoder, ReadThrough
 from datacache.slab import Slab
 from datacache.sources import Progress, Source
@@ -112,7 +112,7 @@ class DataCache:
         self.counters = Counters()
         self._store = Store(source, local_dir, progress=progress)
         self._levels: list[Level] = []
-        self._owners, self._serving = Nobody(), Serving()
+        self._owners, self._serving = Nobody(), Idle()
         try:
             self._levels.append(self._store.open_source_level(disk_bytes))
             decoder = Decoder(decode, wanted)
@@ -195,6 +195,51 @@ class DataCache:
 
         return dataset.make(self.prepare(self.schedule(batch_size, epoch, position, drop_remainder)), map_func)
 
+    def training(
+        self,
+        directory: str | os.PathLike,
+        batch_size: int,
+        save_every: int,
+        keep: int = 2,
+        drop_remainder: bool = False,
+        broadcast: Callable[[Any], Any] | None = None,
+        beside: Any = None,
+    ) -> Any:
+        """A Keras callback for training that goes on in mid-epoch, with no sample repeated or left out.
+
+            training = cache.training("/shared/run7", batch_size=256, save_every=500)
+            model.fit(
+                training.dataset().map(augment), epochs=90, initial_epoch=training.epoch,
+                steps_per_epoch=training.steps_per_epoch, callbacks=[training],
+            )
+
+        Model, optimizer and position are saved together, in one file; the same script, started again, goes on from
+        the newest one, also on another number of ranks. Metrics of the epoch that it goes on in are of what was left.
+
+        Args:
+            directory: of checkpoints, on a file system that all ranks share, or with `broadcast` that rank 0 has.
+            batch_size: per rank; it may be another one when training goes on.
+            save_every: how many batches; also at the end of each epoch. Rank 0 saves.
+            keep: how many checkpoints stay.
+            drop_remainder: as for `dataset`.
+            broadcast: gives all ranks rank 0's value, such as `horovod.tensorflow.broadcast_object`.
+            beside: a `datacache.training.Beside`, such as the module `hvd_sparse.checkpoint` for what ranks keep back.
+
+        Returns:
+            A `datacache.training.Training`.
+
+        Raises:
+            ValueError: as `dataset`, or where the checkpoint is of another order of samples.
+        """
+        from datacache import training  # Keras is imported here, for those who want it
+
+        def schedule(epoch: int, position: int) -> Schedule:
+            return self.schedule(batch_size, epoch, position, drop_remainder)
+
+        order = {"samples": len(self), "seed": self._seed}
+        needed = training.Input(schedule, self.prepare, self.world.rank, order, self._store.fingerprint)
+        return training.Training(needed, directory, save_every, keep, broadcast, beside)
+
     def prepare(self, schedule: Schedule) -> Batches | VaryingBatches:
         """The batches of this rank, to be read by number."""
         supply = Supply(self._reader, self._owners, self._workers, self.counters, _AHEAD, self)
@@ -242,7 +287,7 @@ class DataCache:
         return self._store.read_through(decoder, memory, decoded, disk, self.counters, owned)
 
     def _join_peers(self, peer_timeout: float) -> None:
-        """Serves this node's samples, unless another of its processes does, and gets ready to ask for the others'."""
+        """Serves this node's samples, or stands by while another process does, and gets ready to ask for others."""
         size, store = self.layout.size, self._store
         shape = "x".join(map(str, self.layout.shape))
         data = f"{store.fingerprint}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
@@ -259,7 +304,7 @@ def _threads(world: World) -> int:
 def _stop(
     workers: concurrent.futures.Executor,
     owners: Nobody,
-    serving: Serving,
+    serving: Idle,
     levels: list[Level],
     store: Store,
     counters: Counters,
@@ -269,7 +314,7 @@ def _stop(
     _close(owners, serving, levels, store, counters)
 
 
-def _close(owners: Nobody, serving: Serving, levels: list[Level], store: Store, counters: Counters) -> None:
+def _close(owners: Nobody, serving: Idle, levels: list[Level], store: Store, counters: Counters) -> None:
     owners.close()
     serving.close()
     for level in reversed(levels):

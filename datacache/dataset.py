@@ -14,7 +14,7 @@ import threading
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -30,12 +30,13 @@ _READY = 2  # batches that wait for the training step
 _LIBRARY = Path(__file__).with_name("_ops.so")
 
 _Batch = tuple[tf.Tensor, tf.Tensor]
+AnyBatches: TypeAlias = Batches | VaryingBatches
 
 _lent: weakref.WeakKeyDictionary[Slab, int] = weakref.WeakKeyDictionary()  # the number of each slab
 _lock = threading.Lock()
 
 
-def make(batches: Batches | VaryingBatches, map_func: Callable[..., Any] | None = None) -> tf.data.Dataset:
+def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.data.Dataset:
     """Makes a dataset of (samples, labels) of a rank's batches, in order.
 
     Args:
@@ -49,59 +50,136 @@ def make(batches: Batches | VaryingBatches, map_func: Callable[..., Any] | None 
     Raises:
         ImportError: where the native operations were compiled for another TensorFlow.
     """
-    if isinstance(batches, Batches) and map_func is None:
-        return _whole_batches(batches)
-    if isinstance(batches, Batches):
-        samples, as_wanted = _whole_batches(batches).unbatch(), map_func
-    else:
-        samples, as_wanted = _parted(batches), _cut(batches.layout, map_func)
-    samples = samples.map(as_wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-    batched = samples.ragged_batch if map_func is None else samples.batch
-    made = batched(batches.schedule.batch_size, drop_remainder=batches.schedule.has_equal_batches)
-    return made.prefetch(_READY).apply(tf.data.experimental.assert_cardinality(len(batches)))
+    epoch = _Epoch(lambda _: batches, batches, batches.schedule.has_equal_batches, map_func)
+    made = epoch.dataset(tf.constant(0, tf.int64), *(tf.constant(each) for each in _plan(batches)))
+    return made.apply(tf.data.experimental.assert_cardinality(len(batches)))
 
 
-def _whole_batches(batches: Batches) -> tf.data.Dataset:
-    layout, schedule = batches.layout, batches.schedule
-    count = schedule.batch_size if schedule.has_equal_batches else None
-    gather = _gather(batches)
+def make_stream(
+    prepare: Callable[[int], AnyBatches],
+    first_epoch: int,
+    begin: Callable[[int], None] = lambda epoch: None,
+    map_func: Callable[..., Any] | None = None,
+) -> tf.data.Dataset:
+    """Makes a dataset of epochs without end, one after the other.
 
-    def batch(step: tf.Tensor) -> _Batch:
-        samples, labels = _by_python(batches, step) if gather is None else gather(step)
-        samples.set_shape([count, *layout.shape])
-        labels.set_shape([count])
-        return samples, labels
+    Args:
+        prepare: from the number of an epoch to its batches, which are all of one cache and one batch size; called where
+            an iterator comes to the epoch, and for each batch that is not wholly in memory.
+        first_epoch: that every iterator begins with.
+        begin: called where an iterator comes to an epoch; what it raises ends the iteration.
+        map_func: see `DataCache.dataset`.
 
-    steps = tf.data.Dataset.range(len(batches))
-    return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
+    Returns:
+        As `make`.
 
-
-def _parted(batches: VaryingBatches) -> tf.data.Dataset:
-    """The samples, each as its whole batch's elements end to end, and where it begins and ends in them; see `_cut`.
-
-    All samples of a batch refer to the same elements, so that nothing is copied until they are cut, several at once.
+    Raises:
+        ImportError: as `make`.
     """
-    dtype = tf.as_dtype(batches.layout.dtype)
+    first = prepare(first_epoch)
+    schedule = first.schedule
+    ends_even = len(schedule.order) % (schedule.batch_size * schedule.ranks) == 0
+    equal = schedule.drop_remainder or (ends_even and schedule.has_equal_batches)
+    epochs = _Epoch(prepare, first, equal, map_func)
 
-    def read(step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        samples, labels = batches.read(int(step))
-        return _end_to_end(samples), np.array([sample.shape for sample in samples], np.int64), labels
+    def plan(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        begin(int(number))
+        return _plan(prepare(int(number)))
 
-    def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        elements, shapes, labels = tf.numpy_function(read, [step], [dtype, tf.int64, tf.int64], stateful=False)
-        elements.set_shape([None])
-        shapes.set_shape([None, len(batches.layout.shape)])
-        labels.set_shape([None])
-        return elements, shapes, labels
+    def epoch(number: tf.Tensor) -> tf.data.Dataset:
+        order, spans = tf.numpy_function(plan, [number], [tf.int64, tf.int64])
+        order.set_shape([None])
+        spans.set_shape([None, 2])
+        return epochs.dataset(number, order, spans)
 
-    def part(elements: tf.Tensor, shapes: tf.Tensor, labels: tf.Tensor) -> tf.data.Dataset:
-        sizes = tf.reduce_prod(shapes, axis=1)
-        ends = tf.cumsum(sizes)
-        places = tf.data.Dataset.from_tensor_slices((ends - sizes, ends, shapes, labels))
-        return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(elements).repeat(), places)
+    return tf.data.Dataset.counter(first_epoch).flat_map(epoch).prefetch(_READY)
 
-    steps = tf.data.Dataset.range(len(batches))
-    return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(part)
+
+def _plan(batches: AnyBatches) -> tuple[np.ndarray, np.ndarray]:
+    """The samples of an epoch in order, int64 [n], and where in it each batch begins and ends, int64 [steps, 2]."""
+    schedule = batches.schedule
+    spans = [schedule.span(step, batches.rank) for step in range(len(batches))]
+    return schedule.order.astype(np.int64), np.array(spans, np.int64).reshape(-1, 2)
+
+
+class _Epoch(NamedTuple):
+    """How an epoch's batches are made.
+
+    Attributes:
+        prepare: from the number of an epoch to its batches.
+        like: those of one epoch; those of others have the same layout, level and batch size.
+        equal: whether all batches are of one size.
+        map_func: see `DataCache.dataset`.
+    """
+
+    prepare: Callable[[int], Any]
+    like: AnyBatches
+    equal: bool
+    map_func: Callable[..., Any] | None
+
+    def dataset(self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor) -> tf.data.Dataset:
+        """The batches of an epoch, by its number and its plan."""
+        if self.like.layout.varies:
+            samples, as_wanted = self._parted(number, spans), _cut(self.like.layout, self.map_func)
+        elif self.map_func is None:
+            return self._whole_batches(number, order, spans)
+        else:
+            samples, as_wanted = self._whole_batches(number, order, spans).unbatch(), self.map_func
+        samples = samples.map(as_wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        batched = samples.ragged_batch if self.map_func is None else samples.batch
+        return batched(self.like.schedule.batch_size, drop_remainder=self.equal).prefetch(_READY)
+
+    def _whole_batches(self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor) -> tf.data.Dataset:
+        layout, gather = self.like.layout, _gather(self.like)
+        count = self.like.schedule.batch_size if self.equal else None
+
+        def read(number: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return self.prepare(int(number)).read(int(step))
+
+        def by_python(step: tf.Tensor) -> _Batch:
+            dtypes = [tf.as_dtype(layout.dtype), tf.int64]
+            samples, labels = tf.numpy_function(read, [number, step], dtypes, stateful=False)
+            return samples, labels
+
+        def batch(step: tf.Tensor) -> _Batch:
+            samples, labels = by_python(step) if gather is None else gather(order, spans, step, lambda: by_python(step))
+            samples.set_shape([count, *layout.shape])
+            labels.set_shape([count])
+            return samples, labels
+
+        return _steps(spans).map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
+
+    def _parted(self, number: tf.Tensor, spans: tf.Tensor) -> tf.data.Dataset:
+        """The samples, each as its whole batch's elements end to end, and where it begins and ends in them; see `_cut`.
+
+        All samples of a batch refer to the same elements, so that nothing is copied until they are cut, several at
+        once.
+        """
+        layout = self.like.layout
+
+        def read(number: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+            samples, labels = self.prepare(int(number)).read(int(step))
+            return _end_to_end(samples), np.array([sample.shape for sample in samples], np.int64), labels
+
+        def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+            dtypes = [tf.as_dtype(layout.dtype), tf.int64, tf.int64]
+            elements, shapes, labels = tf.numpy_function(read, [number, step], dtypes, stateful=False)
+            elements.set_shape([None])
+            shapes.set_shape([None, len(layout.shape)])
+            labels.set_shape([None])
+            return elements, shapes, labels
+
+        def part(elements: tf.Tensor, shapes: tf.Tensor, labels: tf.Tensor) -> tf.data.Dataset:
+            sizes = tf.reduce_prod(shapes, axis=1)
+            ends = tf.cumsum(sizes)
+            places = tf.data.Dataset.from_tensor_slices((ends - sizes, ends, shapes, labels))
+            return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(elements).repeat(), places)
+
+        return _steps(spans).map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(part)
+
+
+def _steps(spans: tf.Tensor) -> tf.data.Dataset:
+    return tf.data.Dataset.range(tf.shape(spans, tf.int64)[0])
 
 
 def _cut(layout: Layout, map_func: Callable[..., Any] | None) -> Callable[..., Any]:
@@ -121,41 +199,29 @@ def _end_to_end(samples: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([sample.reshape(-1) for sample in samples], out=made)
 
 
-def _by_python(batches: Batches, step: tf.Tensor) -> _Batch:
-    def read(step: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        return batches.read(int(step))
-
-    dtype = tf.as_dtype(batches.layout.dtype)
-    samples, labels = tf.numpy_function(read, [step], [dtype, tf.int64], stateful=False)
-    return samples, labels
-
-
-def _gather(batches: Batches) -> Callable[[tf.Tensor], _Batch] | None:
-    """From a step to its batch, by the native operation where that can be; None where it cannot read the level."""
+def _gather(batches: AnyBatches) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Callable[[], _Batch]], _Batch] | None:
+    """From a plan, a step and a way round to the step's batch; None where the operation cannot read the level."""
     library = _library()
-    if library is None or not isinstance(batches.memory, Slab) or len(batches) == 0:
+    if library is None or not isinstance(batches.memory, Slab):
         return None
-    layout, schedule, number = batches.layout, batches.schedule, _number(library, batches.memory, batches)
-    spans = np.array([schedule.span(step, batches.rank) for step in range(len(batches))], np.int64)
-    with tf.device("CPU"):
-        order_tensor, spans_tensor = tf.constant(schedule.order, tf.int64), tf.constant(spans)
+    layout, slab = batches.layout, _number(library, batches.memory, batches)
 
-    def gather(step: tf.Tensor) -> _Batch:
+    def gather(order: tf.Tensor, spans: tf.Tensor, step: tf.Tensor, otherwise: Callable[[], _Batch]) -> _Batch:
         samples, labels, whole = library.datacache_gather(
-            order=order_tensor,
-            spans=spans_tensor,
+            order=order,
+            spans=spans,
             step=step,
             dtype=tf.as_dtype(layout.dtype),
             shape=layout.shape,
-            slab=number,
+            slab=slab,
             ahead=batches.ahead,
         )
-        return tf.cond(whole, lambda: (samples, labels), lambda: _by_python(batches, step))
+        return tf.cond(whole, lambda: (samples, labels), otherwise)
 
     return gather
 
 
-def _number(library: Any, slab: Slab, batches: Batches) -> int:
+def _number(library: Any, slab: Slab, batches: AnyBatches) -> int:
     """What the operation knows a slab by; lent to it when it is first asked for."""
     with _lock:
         if slab not in _lent:

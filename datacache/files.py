@@ -61,12 +61,16 @@ def write_renamed(path: Path, content: bytes) -> None:
     try:
         with needing_room_for(path), open(part, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        rename_whole(part, path)
     finally:
         part.unlink(missing_ok=True)
-    sync_directory(path.parent)
+
+
+def rename_whole(part: Path, path: Path) -> None:
+    """Gives a written file its name once its content is on the disk."""
+    sync(part)
+    part.replace(path)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -82,9 +86,9 @@ def read_json(path: Path) -> Any:
         return None
 
 
-def sync_directory(path: Path) -> None:
-    """Makes the names in a directory last."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def sync(path: Path) -> None:
+    """Makes the content of a file last, or the names in a directory."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
@@ -103,12 +107,16 @@ def locked(path: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def take(path: Path) -> int | None:
-    """Holds a file (made where it is missing) alone until what is returned is closed; None where another does."""
+def take(path: Path, number: int) -> int | None:
+    """Holds a number, a byte of a file (made where it is missing, and empty), alone.
+
+    Returns:
+        What is to be closed to let go of it; None where another process or thread holds it.
+    """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
+    except (BlockingIOError, PermissionError):  # the system may say either
         os.close(descriptor)
         return None
     return descriptor

@@ -124,7 +124,7 @@ class Listing:
             part.rename(directory)
         finally:
             shutil.rmtree(part, ignore_errors=True)
-        files.sync_directory(directory.parent)
+        files.sync(directory.parent)
 
     def _write(self, directory: Path) -> None:
         directory.mkdir()

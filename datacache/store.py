@@ -6,7 +6,7 @@ FINGERPRINT/                    one for each content; those that are no longer c
 listing/, source/           the listing; the bytes of samples, in LMDB
 decoded-DECODE/             decoded samples, in LMDB
 layout-DECODE.json          dtype and shape of decoded samples
-fetching                    locks of samples that are being fetched
+fetching, serving           locks of samples that are being fetched, and of addresses at which peers are served
 quarantine.jsonl, stats/    records that were damaged; counters of each process
 """
 

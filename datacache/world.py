@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import stat
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+
+from datacache import rendezvous
 
 # (rank, size, local rank, local size), as the launchers tell them
 _LAUNCHERS = (
@@ -46,6 +48,8 @@ class World:
     bind: str | None = None
     secret: bytes | None = dataclasses.field(default=None, repr=False)
     encrypt: bool = False
+    _barrier: Callable[[], None] | None = dataclasses.field(default=None, repr=False, compare=False)
+    _held: object = dataclasses.field(default=None, repr=False, compare=False)  # the port of `bind`, kept from others
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -97,6 +101,45 @@ class World:
         if encrypt is None:
             encrypt = os.environ.get("DATACACHE_ENCRYPT") == "1"
         return dataclasses.replace(place, peers=tuple(peers), bind=bind, secret=secret, encrypt=encrypt)
+
+    @classmethod
+    def from_horovod(cls, bind: str, port: int = 0, local_size: int | None = None, encrypt: bool = False) -> World:
+        """A rank's place as Horovod has it, with the addresses of all nodes and a secret made for this job.
+
+            hvd.init()
+            cache = datacache.DataCache(..., world=datacache.World.from_horovod("eth0"))
+
+        A collective of all ranks, to be called after Horovod was started, for each DataCache anew. Addresses and secret
+        travel by Horovod; rank 0 makes the secret at random. The port stays this job's for as long as the result lives.
+
+        Args:
+            bind: network interface, or address, at which this node serves its peers; it may differ between nodes.
+            port: 0 for one that the system chooses.
+            local_size: ranks of each node, where one host stands for several, as in `hvd_sparse.init(local_size=n)`.
+            encrypt: see `World`.
+
+        Raises:
+            RuntimeError: where Horovod was not started.
+            ValueError: on every rank alike, where nodes would have unequal numbers of ranks.
+            OSError: on every rank alike, where a node has no such address, or its port is taken.
+        """
+        place = rendezvous.agree(bind, port, local_size)
+        world = cls(place.rank, place.size, place.node, place.nodes, encrypt=encrypt, _barrier=rendezvous.barrier)
+        if place.nodes == 1:
+            return world
+        own = place.addresses[place.node]
+        return dataclasses.replace(world, peers=place.addresses, bind=own, secret=place.secret, _held=place.held)
+
+    def barrier(self) -> None:
+        """Waits for all ranks, such as before caches are closed that others may still ask; a collective.
+
+        Raises:
+            RuntimeError: where there are other ranks, and this was not made by `from_horovod`.
+        """
+        if self._barrier is not None:
+            self._barrier()
+        elif self.size > 1:
+            raise RuntimeError("Only a World of World.from_horovod can wait for other ranks.")
 
     @classmethod
     def _of_launcher(cls) -> World:

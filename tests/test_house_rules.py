@@ -38,17 +38,17 @@ LAYERS = [
 ]
 CACHE_LAYERS = [
     {"__main__"},
-    {"cache", "dataset"},
+    {"cache", "dataset", "training"},
     {"batches", "peers", "store"},
     {"reader"},
     {"disk", "layout", "slab", "tmpfs"},
     {"levels", "memory", "sources"},
     {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
-    {"errors", "files", "native"},
+    {"errors", "files", "native", "rendezvous"},
 ]
 LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS}
-USABLE_ALONE = {"hvd_sparse", "horovod", "lars"}  # what datacache imports nowhere
-CACHE_WITH_TENSORFLOW = "dataset"  # and this module alone imports TensorFlow
+NOT_IN_CACHE = {"hvd_sparse", "horovod", "keras", "lars", "tensorflow"}  # but for the modules below
+CACHE_WITH = {"dataset": {"tensorflow"}, "training": {"keras", "tensorflow"}, "rendezvous": {"horovod", "tensorflow"}}
 KERAS_INSIDES = "keras_hooks"
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
@@ -161,8 +161,7 @@ def cache_imports(modules: Sources) -> list[str]:
         f"{name} imports {imported}"
         for name, tree in modules.items()
         for imported in imports(tree)
-        if imported.partition(".")[0] in USABLE_ALONE
-        or (imported.partition(".")[0] in ("tensorflow", "keras") and name != CACHE_WITH_TENSORFLOW)
+        if imported.partition(".")[0] in NOT_IN_CACHE - CACHE_WITH.get(name, set())
     ]
 
 
@@ -343,6 +342,7 @@ BROKEN = [
     (horovod_imports, {"tape": "def f():\n    from horovod import runner"}, "tape imports horovod.runner"),
     (cache_imports, {"disk": "import tensorflow as tf"}, "disk imports tensorflow"),
     (cache_imports, {"dataset": "from hvd_sparse import topology"}, "dataset imports hvd_sparse.topology"),
+    (cache_imports, {"world": "def f():\n    import horovod.tensorflow"}, "world imports horovod.tensorflow"),
     (undocumented, {"ops": "x = 1"}, "ops itself"),
     (undocumented, {"ops": DOCUMENTED + "def f(): ..."}, "ops.f"),
     (undocumented, {"ops": DOCUMENTED + 'class C:\n    """C."""\n    def m(self): ...'}, "ops.C.m"),
@@ -378,7 +378,8 @@ KEPT = [
     ),
     (circular_imports, {"a": "from hvd_sparse import b", "b": "from hvd_sparse import c", "c": ""}),
     (horovod_imports, {"topology": "import horovod.tensorflow"}),
-    (cache_imports, {"dataset": "import tensorflow as tf", "disk": "import lmdb"}),
+    (cache_imports, {"dataset": "import tensorflow as tf", "disk": "import lmdb", "training": "import keras"}),
+    (cache_imports, {"rendezvous": "def f():\n    import horovod.tensorflow"}),
     (undocumented, {"ops": DOCUMENTED + 'def f():\n    """Does f."""\ndef _g(): ...'}),
     (undocumented, {"ops": f"{BASE}\n        'M.'\n{CHILD}"}),
     (undocumented, {"ops": DOCUMENTED + 'class C(keras.callbacks.Callback):\n    """C."""\n    def on_x(self): ...'}),

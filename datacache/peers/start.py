@@ -1,8 +1,12 @@
-"""How a process joins its peers: it serves where it is its node's first, and asks in any case."""
+"""How a process joins its peers: one process of a node serves, the others stand by, and all ask."""
 
 from __future__ import annotations
 
+import logging
 import os
+import threading
+import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from datacache import files
@@ -13,39 +17,87 @@ from datacache.peers.owners import Owners
 from datacache.peers.server import Server, Shelf
 from datacache.world import World
 
+_LOOK = 0.5  # seconds between two looks whether the process that serves has ended
+_log = logging.getLogger(__name__)
 
-class Serving:
-    """That this process serves its node's samples, or that another one does."""
 
-    def __init__(self, server: Server | None = None, lock: int | None = None):
-        """Takes the server, and the file that is held for as long."""
-        self._server, self._lock = server, lock
+class Idle:
+    """Stands in for a `Standby` where nodes do not ask each other."""
 
     def close(self) -> None:
-        """Stops serving; calling it again does nothing."""
+        """Stops; calling it again does nothing."""
+
+
+class Standby(Idle):
+    """Serves at an address as soon as no other process of this node does, whether that has ended well or was killed.
+
+    Processes find out by a lock for each address, which the system takes from whoever ends. Server and port are made
+    anew by the next one; what it serves is the memory that they share.
+    """
+
+    def __init__(self, locks: Path, address: str, start: Callable[[], Server]):
+        """Takes a file for locks, the address, and what starts a server; the first process serves when this returns.
+
+        Raises:
+            OSError: where no other process serves, and the address cannot be bound to.
+        """
+        self._locks, self._number, self._start = locks, zlib.crc32(address.encode()), start
+        self._server: Server | None = None
+        self._lock: int | None = None
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._wait, name="datacache-standby", daemon=True)
+        if not self._try():
+            self._thread.start()
+
+    def close(self) -> None:
+        self._closing.set()
+        if self._thread.ident is not None:
+            self._thread.join()
         if self._server is not None:
             self._server.close()
         if self._lock is not None:
             os.close(self._lock)
         self._server = self._lock = None
 
+    def _wait(self) -> None:
+        warned = False
+        while not self._closing.wait(_LOOK):
+            try:
+                if self._try():
+                    _log.info("datacache: this process has taken over to serve its node's samples.")
+                    return
+            except OSError as error:  # the port may be free a moment later; until then peers read elsewhere
+                if not warned:
+                    _log.warning("datacache: this process cannot take over from the one that served yet: %s.", error)
+                warned = True
 
-def serve(world: World, data: str, shelf: Shelf, counters: Counters, directory: Path, workers: int) -> Serving:
-    """Serves, where no other process of this node does yet; its processes find out by a lock in their directory.
+    def _try(self) -> bool:
+        """Serves where nobody does; returns whether this process serves."""
+        lock = files.take(self._locks, self._number)
+        if lock is None:
+            return False
+        try:
+            self._server = self._start()
+        except BaseException:
+            os.close(lock)
+            raise
+        self._lock = lock
+        return True
+
+
+def serve(world: World, data: str, shelf: Shelf, counters: Counters, directory: Path, workers: int) -> Standby:
+    """Serves, now or when the process of this node that does has ended.
 
     Raises:
-        OSError: where the address cannot be bound to.
+        OSError: as `Standby`.
     """
-    assert world.bind is not None and world.secret is not None
-    lock = files.take(directory / f"serving-{world.node}")
-    if lock is None:
-        return Serving()
-    try:
-        server = Server(world.bind, world.node, data, world.secret, shelf, counters, world.encrypt, workers)
-    except BaseException:
-        os.close(lock)
-        raise
-    return Serving(server, lock)
+    bind, secret = world.bind, world.secret
+    assert bind is not None and secret is not None
+
+    def start() -> Server:
+        return Server(bind, world.node, data, secret, shelf, counters, world.encrypt, workers)
+
+    return Standby(directory / "serving", bind, start)
 
 
 def meet(world: World, data: str, sample_bytes: int, samples: int, timeout: float, counters: Counters) -> Owners:

@@ -112,6 +112,21 @@ def test_a_lock_ends_with_its_process(kind, tmp_path):
     assert got.is_set()
 
 
+def test_a_number_is_taken_by_one_and_free_when_that_has_ended(tmp_path):
+    path = tmp_path / "numbers"
+    process = holder(f"__import__('contextlib').closing(open(files.take(Path({str(path)!r}), 2**31), 'rb'))")
+    assert files.take(path, 2**31) is None
+    other, again = files.take(path, 7), files.take(path, 7)
+    assert other is not None and again is None
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    taken = files.take(path, 2**31)
+    assert taken is not None
+    os.close(other)
+    os.close(taken)
+    os.close(files.take(path, 7))
+
+
 def test_index_locks_keep_threads_apart_and_let_other_numbers_pass(tmp_path):
     locks, inside, most = IndexLocks(tmp_path / "lock"), [0] * 3, [0] * 3
     guard = threading.Lock()

@@ -17,7 +17,9 @@ from datacache.levels import DamagedRecordError
 from datacache.native import library
 from datacache.slab import Slab, needed
 from datacache.tmpfs import TmpfsLevel
+from datacache.world import World
 from tests.datacache import members
+from tests.datacache.node import free_addresses
 from tests.datacache.test_cache import (  # noqa: F401 - fixtures
     COUNT,
     SIDE,
@@ -30,7 +32,7 @@ from tests.datacache.test_cache import (  # noqa: F401 - fixtures
 )
 from tests.datacache.test_levels import record
 
-KILLS = {"Slab": 80, "DiskLevel": 80, "DataCache": 40, "TmpfsLevel": 80}
+KILLS = {"Slab": 80, "DiskLevel": 80, "DataCache": 40, "TmpfsLevel": 80, "serve": 40}
 FLIPS = {"payload": 240, "label": 120, "checksum": 120, "state": 40, "offset": 40, "length": 40}
 FLIPS_ON_DISK = {"payload": 280, "label": 60, "checksum": 60}
 RECORDS, LENGTH = 8, 200_000  # so long that a kill finds the writer in the middle of one
@@ -47,10 +49,18 @@ OPEN = {
 
 def killed_at(moment, work):
     """Runs work(tell) in a process that kills itself this many seconds after `tell` was called."""
+    wait_for_death(start_killing_itself(moment, work))
+
+
+def wait_for_death(child):
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+
+
+def start_killing_itself(moment, work):
+    """Starts what `killed_at` runs, and returns its process id."""
     child = os.fork()
     if child:
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
-        return
+        return child
     started = threading.Event()
 
     def kill():  # it runs when the other thread is in native code, and has let go of Python's lock
@@ -166,7 +176,76 @@ def test_killed_at_any_moment_of_a_run(images, options):  # noqa: F811
     assert list(options["memory_dir"].rglob("*.slab")) == []
 
 
-def test_there_are_two_hundred_kills():
+class Nodes:
+    """Two nodes on this machine, opened again and again at the same addresses and directories."""
+
+    def __init__(self, images, options):  # noqa: F811
+        self._source, self._options = datacache.ImageFolder(images[0]), options
+        self._peers = tuple(free_addresses(2))
+
+    def open(self, node, turn):
+        """A node; every fourth turn begins with nothing kept, and the three after it with what was left behind."""
+        world = World(node, 2, node, 2, self._peers, self._peers[node], b"the secret of this test")
+        places = {name: self._options[name] / f"{turn // 4}-{node}" for name in ("local_dir", "memory_dir")}
+        settings = {**self._options, **places, "world": world, "decode": decode_large}
+        return datacache.DataCache(self._source, **settings, workers=2, peer_timeout=60)
+
+    def serve(self, turn, answer, tell):
+        """Serves as node 1, and tells when it begins with this answer."""
+        node = self.open(1, turn)
+        gather, answers = node._levels[-1].gather, []
+
+        def told(*arguments):
+            answers.append(None)
+            if len(answers) == answer:
+                tell()
+            return gather(*arguments)
+
+        node._serving._server._shelf = node._serving._server._shelf._replace(gather=told)
+        signal.pause()
+
+
+def decode_large(payload):
+    """Samples so large that a kill finds the server in the middle of sending one."""
+    return np.tile(decode(payload), (32, 32, 1))
+
+
+def read_as_node_0(nodes, turn, images):  # noqa: F811
+    """Reads two epochs, compares, and returns how many samples came from node 1, and how many are its own."""
+    own = 0
+    with nodes.open(0, turn) as cache:
+        for epoch in range(2):
+            found = [np.concatenate(part) for part in zip(*cache.batches(2, epoch), strict=True)]
+            schedule, (samples, labels) = cache.schedule(2, epoch), expected(images, epoch)
+            mine = np.concatenate([np.arange(*schedule.span(step, 0)) for step in range(len(schedule))])
+            np.testing.assert_array_equal(found[0], np.tile(samples[mine], (1, 32, 32, 1)))
+            np.testing.assert_array_equal(found[1], labels[mine])
+            own += int((schedule.order[mine] >= COUNT // 2).sum())
+        return cache.counters.numbers().get("samples.peers", 0), own
+
+
+def test_killed_at_any_moment_of_an_answer(images, options):  # noqa: F811
+    """The server ends in the middle of a client's batches; the next one serves, with nobody having cleaned up."""
+    numbers, nodes = random.Random("serve"), Nodes(images, options)
+    for name in ("local_dir", "memory_dir"):
+        options[name].mkdir()
+    for turn in range(KILLS["serve"]):
+        answer, moment = numbers.randint(1, 6), numbers.uniform(0, 1e-3)
+
+        def serve_until_killed(tell, turn=turn, answer=answer):
+            nodes.serve(turn, answer, tell)
+
+        server = start_killing_itself(moment, serve_until_killed)
+        read_as_node_0(nodes, turn, images)
+        wait_for_death(server)
+        server = start_killing_itself(0, lambda tell, turn=turn: nodes.serve(turn, -1, tell))
+        from_peers, all_of_it = read_as_node_0(nodes, turn, images)
+        assert from_peers == all_of_it > 0
+        os.kill(server, signal.SIGKILL)
+        wait_for_death(server)
+
+
+def test_there_are_at_least_two_hundred_kills():
     assert sum(KILLS.values()) >= 200
 
 

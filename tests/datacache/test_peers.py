@@ -1,14 +1,22 @@
 """Nodes that serve each other: real processes and sockets; whatever happens to a peer, batches stay the same."""
 
+import contextlib
 import os
 import signal
 import socket
 import time
+import zlib
 
 import pytest
 
-from tests.datacache import node
+import datacache
+from datacache import files
+from datacache.peers.client import Client
+from datacache.peers.server import Server, Shelf
+from datacache.peers.start import Standby
+from tests.datacache import node, peer_actors
 from tests.datacache.node import BATCH, COUNT, Node
+from tests.datacache.peer_actors import BYTES, DATA, SECRET, caller, nothing, received, record
 
 
 @pytest.fixture
@@ -102,16 +110,89 @@ def test_a_stopped_peer_is_asked_again_when_it_goes_on(start):
     assert epochs_until_peers_answer(made[0]) > 0
 
 
-def epochs_until_peers_answer(one):
+def epochs_until_peers_answer(one, ranks=2, first=1):
     """Reads epochs until samples come from peers again."""
     before = one.ask("numbers").get("samples.peers", 0)
-    for epoch in range(1, 200):
-        one.ask(f"read {epoch} {steps(2)}")
+    for epoch in range(first, first + 200):
+        one.ask(f"read {epoch} {steps(ranks)}")
         one.assert_read(epoch)
         if one.ask("numbers").get("samples.peers", 0) > before:
             return epoch
         time.sleep(0.3)
     return 0
+
+
+def served(one):
+    return one.ask("numbers").get("served.samples", 0)
+
+
+@pytest.mark.parametrize("way", ["kill", "close"])
+def test_when_the_process_that_serves_ends_another_of_its_node_takes_over(way, start):
+    """Two nodes of two ranks; both ranks of node 0 read while node 1's server ends."""
+    peers = node.free_addresses(2)
+    made = [start(peers, rank, 4, peer_timeout=2) for rank in range(4)]
+    assert [each.hear() for each in made] == ["ready"] * 4
+    read_all(made, 0)
+    (serving,) = (each for each in made[2:] if served(each))
+    (standing_by,) = (each for each in made[2:] if each is not serving)
+    for each in made[:2]:
+        each.tell(f"read 1 {steps(4)}")
+    if way == "kill":
+        os.kill(serving.process.pid, signal.SIGKILL)
+    else:
+        serving.ask("close")
+    for each in made[:2]:
+        each.hear()
+        each.assert_read(1)
+    for each in made[:2]:
+        assert epochs_until_peers_answer(each, ranks=4, first=2) > 0
+    assert served(standing_by) > 0
+    read_all([*made[:2], standing_by], 300)
+    for each in [*made[:2], standing_by]:
+        assert "Traceback" not in each.errors() and "rror" not in each.errors()
+
+
+def test_who_stands_by_waits_until_lock_and_port_are_free(place, tally, tmp_path, caplog):
+    def look_until(true):
+        for _ in range(1200):
+            if true():
+                return True
+            time.sleep(0.1)
+        return False
+
+    number, (host, port) = zlib.crc32(place.encode()), place.split(":")
+    lock = files.take(tmp_path / "locks", number)
+    made = []
+
+    def start_server():
+        made.append(Server(place, 1, DATA, SECRET, Shelf(range(peer_actors.COUNT), BYTES, nothing, record), tally))
+        return made[-1]
+
+    standby = Standby(tmp_path / "locks", place, start_server)
+    assert made == []
+    with socket.create_server((host, int(port))):
+        os.close(lock)
+        assert look_until(lambda: "cannot take over from the one that served yet: [Errno 98] Peers" in caplog.text)
+    assert look_until(lambda: made)
+    assert files.take(tmp_path / "locks", number) is None
+    client = Client(["127.0.0.1:1", place], caller(tally))
+    assert received(client, [3, 7]) == {3: record(3), 7: record(7)}
+    client.close()
+    for _ in range(2):
+        standby.close()
+    os.close(files.take(tmp_path / "locks", number))
+
+
+def test_two_caches_of_one_source_serve_at_addresses_of_their_own(tmp_path):
+    source = datacache.Indexed(node.sample, COUNT, "samples", labels=range(COUNT))
+    folders = {"local_dir": tmp_path / "local", "memory_dir": tmp_path / "shm"}
+    with contextlib.ExitStack() as stack:
+        for _ in range(2):
+            peers = node.free_addresses(2)
+            world = datacache.World(0, 2, 0, 2, tuple(peers), peers[0], SECRET)
+            stack.enter_context(datacache.DataCache(source, node.decode, world=world, **folders))
+            host, port = peers[0].split(":")
+            socket.create_connection((host, int(port))).close()
 
 
 def test_a_peer_that_starts_late_is_waited_for(start, tmp_path):
