@@ -73,6 +73,14 @@ def test_an_epoch_is_resumed_in_its_middle(cache, folder):
     assert_resized(folder, rest, 2, begin=12)
 
 
+def test_a_training_reads_epoch_after_epoch(cache, folder, tmp_path):
+    training = cache.training(tmp_path / "saved", batch_size=7, save_every=1)
+    steps = training.steps_per_epoch
+    batches = list(training.dataset(map_func=resized).take(2 * steps))
+    for epoch in range(2):
+        assert_resized(folder, batches[epoch * steps : (epoch + 1) * steps], epoch)
+
+
 def test_ranks_together_read_each_sample_once_in_the_order_of_one(folder):
     caches = [folder.open(world=World(rank, 4)) for rank in range(4)]
     steps = list(zip(*(cache.dataset(3, 1, map_func=resized) for cache in caches), strict=True))
