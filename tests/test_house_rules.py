@@ -44,7 +44,7 @@ CACHE_LAYERS = [
     {"disk", "slab"},
     {"levels", "sources"},
     {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
-    {"errors", "files", "native"},
+    {"errors", "files", "mapping", "native"},
 ]
 LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS}
 USABLE_ALONE = {"hvd_sparse", "horovod", "lars"}  # what datacache imports nowhere
