@@ -28,6 +28,7 @@ from datacache.tmpfs import TmpfsLevel
 from datacache.world import World
 
 _AHEAD = 4  # batches that are fetched ahead
+_FETCHING = 32  # threads of a node that fetch, at the least: most of them wait for the source while few decode
 
 
 class DataCache:
@@ -77,7 +78,8 @@ class DataCache:
             disk_bytes: that each level on the local disk may take, 0 for none; the rest comes from the source.
             keep_decoded: keep decoded samples on the local disk too.
             memory_dir: a directory on a tmpfs.
-            workers: threads that fetch; by default four for each core of this rank's share.
+            workers: threads that fetch, so that a source far away has as many requests in flight; by default this
+                rank's share of 32 for a node, or of four for each core where that is more.
             progress: of listing the source.
             peer_timeout: seconds without a sign of life after which a peer is left alone, and its samples are read from
                 this node's own disk or the source. At the start a peer is waited for twice as long.
@@ -298,7 +300,7 @@ class DataCache:
 
 def _threads(world: World) -> int:
     ranks = max(1, world.size // world.nodes)
-    return max(2, 4 * len(os.sched_getaffinity(0)) // ranks)
+    return max(2, max(_FETCHING, 4 * len(os.sched_getaffinity(0))) // ranks)
 
 
 def _stop(

@@ -8,7 +8,6 @@ that evicts the least recently used would lose most just before they are wanted 
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datacache import files, memory
+from datacache import files, mapping, memory
 from datacache.levels import DamagedRecordError, Level, Record
 from datacache.native import SlabHandle, address, library
 
@@ -149,7 +148,7 @@ def _open(path: Path, size: int, samples: range) -> tuple[int, np.ndarray]:
         whole = os.fstat(descriptor).st_size == size and os.pread(descriptor, len(_MAGIC), 0) == _MAGIC
         if not whole:
             _reserve(descriptor, path, size)
-        mapped = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+        mapped = mapping.map_shared(descriptor, size)
         if not whole:
             library().datacache_slab_format(_handle(mapped, samples))
             mapped[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)
@@ -164,7 +163,7 @@ def _reserve(descriptor: int, path: Path, size: int) -> None:
     """Gives a file zeroed pages; on a device that lacks them the file is removed."""
     os.ftruncate(descriptor, 0)
     try:
-        os.posix_fallocate(descriptor, 0, size)
+        mapping.reserve(descriptor, size)
     except OSError as error:
         path.unlink(missing_ok=True)
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):

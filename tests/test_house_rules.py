@@ -44,7 +44,7 @@ CACHE_LAYERS = [
     {"disk", "layout", "slab", "tmpfs"},
     {"levels", "memory", "sources"},
     {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
-    {"errors", "files", "native", "rendezvous"},
+    {"errors", "files", "mapping", "native", "rendezvous"},
 ]
 LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS}
 NOT_IN_CACHE = {"hvd_sparse", "horovod", "keras", "lars", "tensorflow"}  # but for the modules below

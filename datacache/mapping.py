@@ -1,0 +1,77 @@
+"""Shared memory: a file on a tmpfs, reserved and mapped, in huge pages where the kernel gives them.
+
+The rows of a batch lie anywhere in it. With pages of 4 KB the processor has to look up an address for every 4 KB of a
+row; with pages of 2 MB there is one for many rows. A tmpfs has small pages unless it was mounted otherwise, but since
+Linux 6.1 whoever has mapped a file there may ask for huge ones (MADV_COLLAPSE), whatever the system's settings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import mmap
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+
+_HUGE = 2 << 20
+_PIECE = 64 * _HUGE  # that huge pages are asked for at a time
+_PATIENCE = 10.0  # seconds, after which the rest is left in small pages: fragmented memory gives huge ones slowly
+_COLLAPSE, _FIXED = 25, 0x10  # MADV_COLLAPSE and MAP_FIXED, which Python's mmap does not name
+
+
+def reserve(descriptor: int, size: int) -> None:
+    """Gives an empty file on a tmpfs zeroed pages, all of them.
+
+    Raises:
+        OSError: where the device has not as many.
+    """
+    os.ftruncate(descriptor, size)
+    for begin in range(0, size - _HUGE + 1, _HUGE):
+        os.pwrite(descriptor, b"\0", begin)  # the kernel makes a huge page only of a range that has a page already
+    with contextlib.suppress(OSError):  # an older kernel, or no huge pages left: small ones will do
+        _make_huge(descriptor, size)
+    os.posix_fallocate(descriptor, 0, size)
+
+
+def map_shared(descriptor: int, size: int) -> np.ndarray:
+    """Maps a file, uint8 [size], for as long as somebody refers to the result; at a place that huge pages can have."""
+    return np.asarray(_Mapped(descriptor, size))
+
+
+class _Mapped:
+    """A file among more addresses than it needs, so that it begins at a multiple of a huge page; what NumPy refers to.
+
+    Attributes:
+        addresses: what the file's place was taken from; nobody may touch the rest of it.
+        begin: where in them the file is.
+    """
+
+    def __init__(self, descriptor: int, size: int):
+        """Takes the open file and its bytes."""
+        self.addresses = mmap.mmap(-1, size + _HUGE, flags=mmap.MAP_PRIVATE, prot=0)
+        first = np.frombuffer(self.addresses, np.uint8).ctypes.data
+        self.begin = -first % _HUGE
+        place, protection = first + self.begin, mmap.PROT_READ | mmap.PROT_WRITE
+        if _native_mmap()(place, size, protection, mmap.MAP_SHARED | _FIXED, descriptor, 0) != place:
+            raise OSError(ctypes.get_errno(), f"A file of {size} bytes cannot be mapped")
+        self.__array_interface__ = {"version": 3, "typestr": "|u1", "shape": (size,), "data": (place, False)}
+
+
+def _make_huge(descriptor: int, size: int) -> None:
+    mapped, until = _Mapped(descriptor, size), time.monotonic() + _PATIENCE
+    for begin in range(0, size - _HUGE + 1, _PIECE):
+        if time.monotonic() > until:
+            return
+        mapped.addresses.madvise(_COLLAPSE, mapped.begin + begin, min(_PIECE, size - begin))
+
+
+@functools.cache
+def _native_mmap() -> Callable[..., int]:
+    function = ctypes.CDLL(None, use_errno=True).mmap
+    function.restype = ctypes.c_void_p
+    function.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_int64]
+    return function
