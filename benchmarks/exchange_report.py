@@ -169,7 +169,8 @@ def choices_table(rows: list[dict]) -> list[str]:
         same = "" if each["against_same"] is None else f"{each['against_same']:+.1%}"
         lines.append(
             f"| {each['shape']} | {each['rate']} | {each['size']} | {each['density']} | {each['ms']:.1f} | "
-            f"{', '.join(each['chose'])} | {same} | {each['best']} | {each['regret']:+.1%} | {each['against_horovod']:+.1%} | {each['noise']:.1%} |"
+            f"{', '.join(each['chose'])} | {same} | {each['best']} | {each['regret']:+.1%} | "
+            f"{each['against_horovod']:+.1%} | {each['noise']:.1%} |"
         )
     return lines
 
