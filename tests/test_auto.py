@@ -162,12 +162,14 @@ def test_fewer_are_tried_at_once_where_one_takes_long(in_flight, fastest, at_onc
 
 
 def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsys):
-    recipe = recipes.auto(DENSITY, budget=1.0)
+    recipe = recipes.auto(DENSITY, budget=1.0)  # which the cluster's figures below make plenty
 
     def one_rank(grid):
         return [recipe.init(Spec(SIZE, grid, in_flight=in_flight)).choice for in_flight in (1, 3, 4, 17)]
 
+    cluster = Cluster(RANKS // LOCAL, LOCAL, LINK, LINK, 1e9)
     with figures.kept_in(tmp_path):
+        threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, Notebook(grid)))
         chosen = threads.run(RANKS, LOCAL, one_rank)
     assert len({tuple(each) for each in chosen}) == 1
     one, three, four = (each["sent"] for each in figures.rehearsals(figures.read(tmp_path)))

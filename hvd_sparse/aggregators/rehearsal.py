@@ -55,7 +55,7 @@ class Rehearsed(NamedTuple):
 
 
 def at_once(spec: Spec, fastest: float, budget: float) -> int:
-    """How many vectors a rehearsal has in flight: as many as training has, up to a bound, and fewer where that takes long.
+    """How many vectors a rehearsal has in flight: as many as training has, to a bound, and fewer where that takes long.
 
     What sends less gains more where several share the links: alone, much of an exchange is latency and selection. Where
     one takes long, it is the links that take it, and one tells as much as several.
