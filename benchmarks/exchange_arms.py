@@ -24,21 +24,33 @@ SPARSE = ("topk", "mstopk", "hitopk", "auto", "NaiveAG, literal")  # keep part o
 Exchange = Callable[[tf.Tensor], list[Any]]
 
 
-def ours(name: str, size: int, density: float) -> Exchange:
-    """One of our recipes."""
-    recipe: Any = getattr(hvd.recipes, name)
-    aggregator = recipe() if name in ("dense", "torus2d") else recipe(density)
-    sizes = [run.size for run in shards(size, -(-4 * size // buckets.BUCKET_BYTES))]
-    segments = [buckets.Segment(f"piece{number}", (length,)) for number, length in enumerate(sizes)]
-    names = tuple(segment.name for segment in segments)
-    plan = buckets.Plan(tuple(buckets.Bucket(tf.float32, (segment,)) for segment in segments), (), names)
-    planned = PlannedExchange(aggregator, plan, hvd.topology.grid(), f"ours.{name}.{size}.{density}", None)
+class Ours:
+    """One of our recipes.
 
-    def exchange(gradient: tf.Tensor) -> list[tf.Tensor]:
-        means = planned.exchange(dict(zip(names, tf.split(gradient, sizes), strict=True)))
-        return [means[name] for name in names]
+    Attributes:
+        decided: which recipes it chose for its buckets, where it has a choice.
+    """
 
-    return tf.function(exchange, autograph=False, jit_compile=False)
+    def __init__(self, name: str, size: int, density: float):
+        recipe: Any = getattr(hvd.recipes, name)
+        aggregator = recipe() if name in ("dense", "torus2d") else recipe(density)
+        self._sizes = [run.size for run in shards(size, -(-4 * size // buckets.BUCKET_BYTES))]
+        segments = [buckets.Segment(f"piece{number}", (length,)) for number, length in enumerate(self._sizes)]
+        self._names = tuple(segment.name for segment in segments)
+        plan = buckets.Plan(tuple(buckets.Bucket(tf.float32, (segment,)) for segment in segments), (), self._names)
+        grid = hvd.topology.grid()
+        self._planned = PlannedExchange(aggregator, plan, grid, f"ours.{name}.{size}.{density}", None)
+        self.decided = sorted({choice for choice in self._planned.account()["decided"] if choice is not None})
+        self._run = tf.function(self._exchange, autograph=False, jit_compile=False)
+
+    def __call__(self, gradient: tf.Tensor) -> list[Any]:
+        """The mean in pieces."""
+        return self._run(gradient)
+
+    def _exchange(self, gradient: tf.Tensor) -> list[tf.Tensor]:
+        pieces = tf.split(gradient, self._sizes)
+        means = self._planned.exchange(dict(zip(self._names, pieces, strict=True)))
+        return [means[name] for name in self._names]
 
 
 def horovod_allreduce() -> Exchange:

@@ -48,7 +48,7 @@ def make_arm(name: str, size: int, density: float, job: dict) -> exchange_arms.E
         "mpi4py": lambda: exchange_arms.mpi_allreduce(size),
     }
     maker = makers.get(name)
-    return exchange_arms.ours(name, size, density) if maker is None else maker()
+    return exchange_arms.Ours(name, size, density) if maker is None else maker()
 
 
 class Clock:
@@ -89,7 +89,7 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
     """Times the arms of one cell, those of a group in turn."""
     random = np.random.default_rng(hvd.rank())
     gradient = tf.constant(random.standard_normal(cell["size"], dtype=np.float32))
-    result: dict[str, dict] = {"seconds": {}, "sent": {}, "spans": {}, "wrong": {}, "steps": {}}
+    result: dict[str, dict] = {"seconds": {}, "sent": {}, "spans": {}, "wrong": {}, "decided": {}, "steps": {}}
     for group in cell["groups"]:
         for what, figures in run_group(group, cell, gradient, job, clock).items():
             result[what].update(figures)
@@ -125,7 +125,8 @@ def run_group(group: list[str], cell: dict, gradient: tf.Tensor, job: dict, cloc
             if number < 2 - warm[name]:
                 wrong[name] += not is_right(mean, gradient, name not in exchange_arms.SPARSE)
             del mean  # else its memory could not be used again
-    return {"seconds": seconds, "sent": sent, "spans": spans, "wrong": wrong}
+    decided = {name: arm.decided for name, arm in arms.items() if isinstance(arm, exchange_arms.Ours)}
+    return {"seconds": seconds, "sent": sent, "spans": spans, "wrong": wrong, "decided": decided}
 
 
 def forget() -> None:
@@ -167,6 +168,7 @@ def merge(own: dict, everyones: list[dict]) -> dict:
         "sent": sent,
         "spans": own["spans"],
         "wrong": own["wrong"],
+        "decided": own["decided"],
     }
 
 

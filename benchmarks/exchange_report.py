@@ -110,6 +110,7 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                         "floor_ms": 1e3 * floor,
                         "reached": floor / median,
                         "wrong": cell["wrong"][arm],
+                        "decided": cell["decided"].get(arm, []),
                         "model_ms": None if predicted is None else 1e3 * predicted,
                     }
                 )
@@ -117,7 +118,10 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
 
 
 def choices(rows: list[dict]) -> list[dict]:
-    """How `auto` did in each cell: against the best fixed recipe, against Horovod, and what the noise was."""
+    """How `auto` did in each cell: against the best fixed recipe and Horovod; and two measures of the noise.
+
+    These are Horovod's second arm against its first, and `auto` against the arm of the one recipe that it chose.
+    """
     found = []
     for row in rows:
         there = {other["arm"]: other["ms"] for other in rows if _same_cell(other, row)}
@@ -129,6 +133,8 @@ def choices(rows: list[dict]) -> list[dict]:
             {
                 **{what: row[what] for what in ("shape", "rate", "size", "density", "ms")},
                 "best": best,
+                "chose": row["decided"],
+                "against_same": row["ms"] / there[row["decided"][0]] - 1 if len(row["decided"]) == 1 else None,
                 "regret": row["ms"] / fixed[best] - 1,
                 "against_horovod": row["ms"] / there[DENSE[0]] - 1,
                 "noise": abs(there[DENSE[1]] / there[DENSE[0]] - 1),
@@ -153,17 +159,31 @@ def choices_table(rows: list[dict]) -> list[str]:
     lines = [
         f"`auto` takes {np.median(regrets):+.1%} more than the best fixed recipe (median of {len(found)} cells; "
         f"wanted: 5%), at worst {max(regrets):+.1%} (15%). It is slower than Horovod by more than the noise (A/A) and "
-        f"3% in {len(slower)} of them (none).",
+        f"3% in {len(slower)} of them (none).{_by_itself(found)}",
         "",
-        "| shape | link | d | density | auto ms | best fixed recipe | more than it | more than Horovod | A/A |",
-        "|---" * 9 + "|",
+        "| shape | link | d | density | auto ms | chose | more than that by itself | best fixed recipe | more than it "
+        "| more than Horovod | A/A |",
+        "|---" * 11 + "|",
     ]
     for each in found:
+        same = "" if each["against_same"] is None else f"{each['against_same']:+.1%}"
         lines.append(
             f"| {each['shape']} | {each['rate']} | {each['size']} | {each['density']} | {each['ms']:.1f} | "
-            f"{each['best']} | {each['regret']:+.1%} | {each['against_horovod']:+.1%} | {each['noise']:.1%} |"
+            f"{', '.join(each['chose'])} | {same} | {each['best']} | {each['regret']:+.1%} | "
+            f"{each['against_horovod']:+.1%} | {each['noise']:.1%} |"
         )
     return lines
+
+
+def _by_itself(found: list[dict]) -> str:
+    """How `auto` did against the one recipe that it chose, where it chose one: nothing but noise, in a sentence."""
+    noise = [abs(each["against_same"]) for each in found if each["against_same"] is not None]
+    if not noise:
+        return ""
+    return (
+        f" Against the recipe that it chose, in an arm by itself, it differs by {np.median(noise):.1%} (median) and "
+        f"{max(noise):.1%} (worst): that is noise."
+    )
 
 
 def verdicts(rows: list[dict]) -> list[report.Verdict]:

@@ -153,11 +153,23 @@ def test_one_that_was_disturbed_once_is_tried_again(seconds, left):
     assert rehearsal.still_in_running(seconds) == left
 
 
-def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsys):
-    def one_rank(grid):
-        return [RECIPE.init(Spec(SIZE, grid, in_flight=in_flight)).choice for in_flight in (1, 3, 4, 17)]
+@pytest.mark.parametrize(
+    "in_flight, fastest, at_once",
+    [(1, 0.01, 1), (3, 0.01, 3), (4, 0.1, 4), (17, 0.1, 4), (17, 0.14, 2), (17, 0.3, 1), (17, 9.0, 1), (3, 0.0, 3)],
+)
+def test_fewer_are_tried_at_once_where_one_takes_long(in_flight, fastest, at_once):
+    assert rehearsal.at_once(Spec(SIZE, Grid.lone(), in_flight=in_flight), fastest, budget=4.0) == at_once
 
+
+def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsys):
+    recipe = recipes.auto(DENSITY, budget=1.0)  # which the cluster's figures below make plenty
+
+    def one_rank(grid):
+        return [recipe.init(Spec(SIZE, grid, in_flight=in_flight)).choice for in_flight in (1, 3, 4, 17)]
+
+    cluster = Cluster(RANKS // LOCAL, LOCAL, LINK, LINK, 1e9)
     with figures.kept_in(tmp_path):
+        threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, Notebook(grid)))
         chosen = threads.run(RANKS, LOCAL, one_rank)
     assert len({tuple(each) for each in chosen}) == 1
     one, three, four = (each["sent"] for each in figures.rehearsals(figures.read(tmp_path)))
@@ -253,11 +265,11 @@ def test_other_ranks_get_what_the_first_one_knows(tmp_path):
 
 
 def test_a_rehearsal_as_a_graph_frees_its_states_and_touches_no_random_numbers():
-    spec, names = Spec(rehearsal.LARGE, Grid.lone(), name="freed", in_flight=2), []
+    spec, names = Spec(rehearsal.LARGE, Grid.lone(), name="freed"), []
     tf.random.set_seed(1)
     expected = tf.random.normal([3]).numpy()
     tf.random.set_seed(1)
-    rehearsed = rehearsal.rehearse(RECIPE.candidates, spec, dict.fromkeys(CANDIDATES, 0.0), 0.0, names.append)
+    rehearsed = rehearsal.rehearse(RECIPE.candidates, spec, dict.fromkeys(CANDIDATES, 0.0), 2, 0.0, names.append)
     np.testing.assert_array_equal(tf.random.normal([3]), expected)
     assert set(rehearsed.seconds) == set(CANDIDATES) == {text.split()[1] for text in names}
     assert all(len(rounds) >= 1 and min(rounds) > 0 for rounds in rehearsed.seconds.values())

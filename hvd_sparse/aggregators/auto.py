@@ -37,10 +37,10 @@ class Auto(Aggregator):
     The choice is made when a vector's state is made. The links of the cluster and its memory are measured, once; the
     cost model (`costs`) tells which candidates are not worth the time that it takes to try them; the others exchange
     random vectors like this one, in turn, for a few seconds, as many at once as are in flight in training (at most
-    four), and the fastest by the median is taken, of those within 3% of it the first in the list. A line says which and
-    why. What was measured is kept for vectors of the same size, and for a week's runs on the same cluster (`notebook`),
-    so that they choose alike at once; `python -m hvd_sparse.planner` measures anew. All ranks choose alike: they go by
-    the figures of the first rank, or of all.
+    four, and fewer where that takes long). The fastest by the median is taken, of those within 3% of it the first in
+    the list. A line says which and why. What was measured is kept for vectors of the same size, and for a week's runs
+    on the same cluster (`notebook`), so that they choose alike at once; `python -m hvd_sparse.planner` measures anew.
+    All ranks choose alike: they go by the figures of the first rank, or of all.
 
     A single rank, having nobody to exchange with, takes the first candidate, and so does a list of one.
 
@@ -108,27 +108,26 @@ class Auto(Aggregator):
         notebook = Notebook(spec.grid)
         tell = _teller(spec)
         cluster = links.known(spec.grid, notebook, tell)
-        together = at_once(spec)
-        predicted = {
-            name: together * costs.seconds(name, cluster, spec.size, self.density) for name, _ in self.candidates
-        }
-        subject = self._subject(spec)
+        alone = {name: costs.seconds(name, cluster, spec.size, self.density) for name, _ in self.candidates}
+        together = at_once(spec, min(alone.values()), self.budget)
+        predicted = {name: together * seconds for name, seconds in alone.items()}
+        subject = self._subject(spec, together)
         rehearsed = self._remembered(notebook.read(subject), notebook)
         if rehearsed is None:
-            rehearsed = rehearse(self.candidates, spec, predicted, self.budget, tell)
+            rehearsed = rehearse(self.candidates, spec, predicted, together, self.budget, tell)
             notebook.write(subject, rehearsed._asdict())
         choice = self._fastest(rehearsed)
         if (notebook.path, subject) not in _told:
             _told.add((notebook.path, subject))
-            tell(_reason(choice, rehearsed, predicted, spec))
+            tell(_reason(choice, rehearsed, predicted, together, spec.grid.cross.size))
         return choice
 
-    def _subject(self, spec: Spec) -> str:
+    def _subject(self, spec: Spec, together: int) -> str:
         """What a rehearsal is remembered by; the budget makes no difference to what it is about."""
         account = {
             "size": spec.size,
             "dtype": spec.dtype.name,
-            "at once": at_once(spec),
+            "at once": together,
             "candidates": describe(self.candidates),
         }
         return json.dumps(account, sort_keys=True)
@@ -168,12 +167,11 @@ def _teller(spec: Spec) -> Callable[[str], None]:
     return lambda text: print(f"auto, {spec.size:,} elements of {spec.dtype.name}: {text}", flush=True)
 
 
-def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], spec: Spec) -> str:
+def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], together: int, nodes: int) -> str:
     """A choice in a sentence: against whom, by how much, and what crosses the network."""
     medians = {name: float(np.median(rounds)) for name, rounds in rehearsed.seconds.items()}
     sent = {name: _size(count) for name, count in rehearsed.sent.items()}
-    together = f" for {at_once(spec)} at once" if at_once(spec) > 1 else ""
-    parts = [f"{choice}, {_ms(medians[choice])}{together}"]
+    parts = [f"{choice}, {_ms(medians[choice])}" + (f" for {together} at once" if together > 1 else "")]
     others = [name for name in medians if name != choice]
     if others:
         second = min(others, key=medians.__getitem__)
@@ -183,7 +181,7 @@ def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], s
         sends = f"a node sends {sent[choice]}, with {second} {sent[second]}"
     else:
         sends = f"a node sends {sent[choice]}"
-    if spec.grid.cross.size > 1:
+    if nodes > 1:
         parts.append(sends)
     hopeless = [f"{name} ({_ms(seconds)} predicted)" for name, seconds in predicted.items() if name not in medians]
     if hopeless:

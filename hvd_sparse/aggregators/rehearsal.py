@@ -25,6 +25,7 @@ LEAST = 3  # rounds that are made whatever they take
 ENOUGH = 5  # rounds before anybody is dropped for being a little slower: fewer do not tell the noise
 FAR = 2.0  # times the best round of the fastest one, beyond which nobody's best round makes a further one worth while
 TIE = 0.03  # share of the time below which nobody is the faster one
+ROUND_SHARE = 0.1  # of the budget that the fastest candidate's round may take, for there to be several in flight
 AT_ONCE = 4  # vectors in flight at most: these fill the links, and each has residuals to be held meanwhile
 LARGE = 1 << 18  # elements of a vector whose residuals must not wait for Python to find that nobody wants them
 
@@ -34,7 +35,7 @@ class Rehearsed(NamedTuple):
 
     Attributes:
         seconds: by name, of each round that counts, of the slowest rank; a round's exchanges follow one another. Of
-            those that fell far behind, the rounds until then. A round exchanges `at_once` vectors.
+            those that fell far behind, the rounds until then. A round exchanges several vectors: `at_once`.
         sent: by name, payload bytes that a node sends to others for one vector.
     """
 
@@ -53,18 +54,26 @@ class Rehearsed(NamedTuple):
         )
 
 
-def at_once(spec: Spec) -> int:
-    """How many vectors a rehearsal has in flight: as many as training has, up to a bound.
+def at_once(spec: Spec, fastest: float, budget: float) -> int:
+    """How many vectors a rehearsal has in flight: as many as training has, to a bound, and fewer where that takes long.
 
-    What sends less gains more where several share the links: alone, much of an exchange is latency and selection.
+    What sends less gains more where several share the links: alone, much of an exchange is latency and selection. Where
+    one takes long, it is the links that take it, and one tells as much as several.
+
+    Args:
+        spec: of each vector.
+        fastest: seconds that the fastest candidate is predicted to need for one.
+        budget: seconds for all rounds.
     """
-    return min(spec.in_flight, AT_ONCE)
+    affordable = int(ROUND_SHARE * budget / fastest) if fastest > 0 else AT_ONCE
+    return max(1, min(spec.in_flight, AT_ONCE, affordable))
 
 
 def rehearse(
     candidates: Sequence[tuple[str, Aggregator]],
     spec: Spec,
     predicted: Mapping[str, float],
+    together: int,
     budget: float,
     tell: Callable[[str], None],
 ) -> Rehearsed:
@@ -77,10 +86,11 @@ def rehearse(
         spec: of each vector.
         predicted: seconds of a round of each; the same on every rank. Most promising first, each is tried unless it is
             predicted at more than `HOPELESS` times what the fastest so far has really taken, and takes long to try.
+        together: vectors of a round; see `at_once`.
         budget: seconds after which no further round begins; `LEAST` are made in any case.
         tell: is told what is being done.
     """
-    rehearsed = _rehearse(dict(candidates), spec, predicted, budget, tell)
+    rehearsed = _rehearse(dict(candidates), spec, predicted, together, budget, tell)
     if spec.size >= LARGE:
         gc.collect()  # a function and its graph refer to each other, and to residuals of the vector's size
     return rehearsed
@@ -90,10 +100,11 @@ def _rehearse(
     aggregators: Mapping[str, Aggregator],
     spec: Spec,
     predicted: Mapping[str, float],
+    together: int,
     budget: float,
     tell: Callable[[str], None],
 ) -> Rehearsed:
-    vectors = _drawn(spec)
+    vectors = [_drawn(spec, spec.number + each) for each in range(together)]
     affordable = budget / (2 * len(aggregators))  # seconds of one of the two exchanges that all begin with
     trials: dict[str, _Trial] = {}
     for name in sorted(aggregators, key=predicted.__getitem__):
@@ -101,7 +112,7 @@ def _rehearse(
         if predicted[name] > max(HOPELESS * least, affordable):
             continue
         tell(f"trying {name} ...")
-        trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"))
+        trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"), together)
         trials[name].begin(vectors)
     in_running = list(trials)
     if len(in_running) > 1:
@@ -164,13 +175,13 @@ def beats(one: Sequence[float], other: Sequence[float]) -> bool:
 class _Trial:
     """One candidate's states, its exchange as a graph, and what it has taken so far."""
 
-    def __init__(self, aggregator: Aggregator, spec: Spec):
+    def __init__(self, aggregator: Aggregator, spec: Spec, together: int):
         self.seconds: list[float] = []
         self.spent = 0.0
         self.sent = 0.0
         self._sent = tf.constant(0, tf.int64)
         self._spec = spec
-        specs = [spec._replace(name=f"{spec.name}.{number}", number=number) for number in range(at_once(spec))]
+        specs = [spec._replace(name=f"{spec.name}.{number}", number=number) for number in range(together)]
         # As a partial: of functions with code of their own TensorFlow would count the traces, and warn.
         run = functools.partial(_exchange, aggregator, [aggregator.create(each) for each in specs], spec)
         self._run = tf.function(run, autograph=False, jit_compile=False)
@@ -216,11 +227,7 @@ def _exchange(
         return [tf.identity(exchange.mean) for exchange in exchanges], tf.add_n(sent)
 
 
-def _drawn(spec: Spec) -> list[tf.Tensor]:
-    """Vectors that are others on each rank, as gradients are; the user's random numbers are not touched."""
-    return [_drawn_one(spec, spec.number + each) for each in range(at_once(spec))]
-
-
-def _drawn_one(spec: Spec, number: int) -> tf.Tensor:
+def _drawn(spec: Spec, number: int) -> tf.Tensor:
+    """A vector that is another one on each rank, as gradients are; the user's random numbers are not touched."""
     seed = [spec.grid.world.rank, number]
     return tf.cast(tf.random.stateless_normal([spec.size], seed), spec.dtype)

@@ -20,8 +20,9 @@ def test_a_cell_for_which_there_is_no_memory_has_no_groups():
     assert bench_exchange.groups_of(ARMS, 110 * 10**6, 8, 20e9) == []
 
 
-def row(arm, ms, density=0.01):
-    return {"shape": "2x2", "rate": "1gbit", "size": "25M", "density": density, "arm": arm, "ms": ms}
+def row(arm, ms, density=0.01, decided=()):
+    cell = {"shape": "2x2", "rate": "1gbit", "size": "25M", "density": density}
+    return {**cell, "arm": arm, "ms": ms, "decided": list(decided)}
 
 
 ROWS = [
@@ -31,13 +32,14 @@ ROWS = [
     row("torus2d", 80.0, 0.001),
     row("topk", 40.0),
     row("hitopk", 10.0),
-    row("auto", 11.0),
+    row("auto", 11.0, decided=["topk"]),
 ]
 
 
 def test_auto_is_held_against_the_best_recipe_of_its_cell_and_against_horovod():
     (choice,) = exchange_report.choices(ROWS)
-    assert choice["best"] == "hitopk"
+    assert (choice["best"], choice["chose"]) == ("hitopk", ["topk"])
+    assert choice["against_same"] == pytest.approx(11 / 40 - 1)
     assert (choice["regret"], choice["against_horovod"], choice["noise"]) == pytest.approx((0.1, -0.89, 0.04))
 
 
@@ -45,6 +47,12 @@ def test_auto_that_loses_to_horovod_is_counted():
     lost = [each if each["arm"] != "auto" else row("auto", 108.0) for each in ROWS]
     assert "by more than the noise (A/A) and 3% in 1 of them" in exchange_report.choices_table(lost)[0]
     assert "by more than the noise (A/A) and 3% in 0 of them" in exchange_report.choices_table(ROWS)[0]
+
+
+def test_auto_that_chose_several_recipes_is_held_against_none_by_itself():
+    several = [each if each["arm"] != "auto" else row("auto", 11.0, decided=["hitopk", "topk"]) for each in ROWS]
+    assert exchange_report.choices(several)[0]["against_same"] is None
+    assert "| hitopk, topk |  | hitopk |" in exchange_report.choices_table(several)[-1]
 
 
 def test_targets_are_judged_by_the_cells_that_were_measured():
