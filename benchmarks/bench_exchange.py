@@ -90,7 +90,9 @@ def _rounds(arm: str, name: str, rate: str) -> int:
     often = SPARSE_ROUNDS if sparse else DENSE_ROUNDS
     if rate == "100mbit" or name == "110M":
         return often
-    return SHORT * often if name == "1M" else (SPARSE_SHORT * often if sparse else often)
+    if name == "1M":
+        return SHORT * often
+    return SPARSE_SHORT * often if sparse else often
 
 
 def _warm(arm: str, name: str, rate: str) -> int:

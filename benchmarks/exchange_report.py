@@ -92,8 +92,8 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                 predicted = predicted_seconds(arm, cell, run)
                 counted = max(cell["sent"][arm]) / rounds
                 # What `auto` sends follows from its choices, which only the counters know.
-                claimed = counted if arm == "auto" else link_bytes(arm, cell["size"], cell["density"], nodes, local)
-                floor = floor_seconds(claimed, cell, run, read_rate)
+                claimed = None if arm == "auto" else link_bytes(arm, cell["size"], cell["density"], nodes, local)
+                floor = floor_seconds(counted if claimed is None else claimed, cell, run, read_rate)
                 rows.append(
                     {
                         "shape": f"{nodes}x{local}",
@@ -105,7 +105,7 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
                         "p95_ms": 1e3 * float(np.percentile(seconds, 95)),
                         "algbw": 4e-9 * cell["size"] / median,
                         "busbw": 8e-9 * cell["size"] / median * (ranks - 1) / ranks,
-                        "claimed": None if arm == "auto" else claimed,
+                        "claimed": claimed,
                         "counted": counted,
                         "floor_ms": 1e3 * floor,
                         "reached": floor / median,
@@ -124,9 +124,12 @@ def choices(rows: list[dict]) -> list[dict]:
     """
     found = []
     for row in rows:
-        there = {other["arm"]: other["ms"] for other in rows if _same_cell(other, row)}
-        if row["arm"] != "auto" or not set(DENSE[:2]) <= set(there):
+        if row["arm"] != "auto":
             continue
+        there = {other["arm"]: other["ms"] for other in rows if _same_cell(other, row)}
+        if not set(DENSE[:2]) <= set(there):
+            continue
+        by_itself = there.get(row["decided"][0]) if len(row["decided"]) == 1 else None
         fixed = {arm: ms for arm, ms in there.items() if arm in costs.CANDIDATES}
         best = min(fixed, key=fixed.__getitem__)
         found.append(
@@ -134,7 +137,7 @@ def choices(rows: list[dict]) -> list[dict]:
                 **{what: row[what] for what in ("shape", "rate", "size", "density", "ms")},
                 "best": best,
                 "chose": row["decided"],
-                "against_same": row["ms"] / there[row["decided"][0]] - 1 if len(row["decided"]) == 1 else None,
+                "against_same": None if by_itself is None else row["ms"] / by_itself - 1,
                 "regret": row["ms"] / fixed[best] - 1,
                 "against_horovod": row["ms"] / there[DENSE[0]] - 1,
                 "noise": abs(there[DENSE[1]] / there[DENSE[0]] - 1),

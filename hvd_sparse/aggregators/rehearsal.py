@@ -112,8 +112,8 @@ def _rehearse(
         if predicted[name] > max(HOPELESS * least, affordable):
             continue
         tell(f"trying {name} ...")
-        trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"), together)
-        trials[name].begin(vectors)
+        trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"), vectors)
+        trials[name].begin()
     in_running = list(trials)
     if len(in_running) > 1:
         for trial in trials.values():
@@ -125,7 +125,7 @@ def _rehearse(
         if len(in_running) == 1:
             break
         for name in in_running:
-            trials[name].exchange(vectors)
+            trials[name].exchange()
     seconds = {name: trial.seconds for name, trial in trials.items()}
     return Rehearsed(seconds, {name: trial.sent for name, trial in trials.items()})
 
@@ -175,13 +175,13 @@ def beats(one: Sequence[float], other: Sequence[float]) -> bool:
 class _Trial:
     """One candidate's states, its exchange as a graph, and what it has taken so far."""
 
-    def __init__(self, aggregator: Aggregator, spec: Spec, together: int):
+    def __init__(self, aggregator: Aggregator, spec: Spec, vectors: list[tf.Tensor]):
         self.seconds: list[float] = []
         self.spent = 0.0
         self.sent = 0.0
         self._sent = tf.constant(0, tf.int64)
-        self._spec = spec
-        specs = [spec._replace(name=f"{spec.name}.{number}", number=number) for number in range(together)]
+        self._spec, self._vectors = spec, vectors
+        specs = [spec._replace(name=f"{spec.name}.{each}", number=spec.number + each) for each in range(len(vectors))]
         # As a partial: of functions with code of their own TensorFlow would count the traces, and warn.
         run = functools.partial(_exchange, aggregator, [aggregator.create(each) for each in specs], spec)
         self._run = tf.function(run, autograph=False, jit_compile=False)
@@ -190,22 +190,22 @@ class _Trial:
     def median(self) -> float:
         return float(np.median(self.seconds))
 
-    def begin(self, vectors: list[tf.Tensor]) -> None:
+    def begin(self) -> None:
         """Two rounds: one that makes the graph and does not count, and a first one."""
         world = self._spec.grid.world
-        links.slowest(world, lambda: self._wait(vectors))
+        links.slowest(world, self._wait)
         everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
-        self.sent = float(everyones) / self._spec.grid.cross.size / len(vectors)
-        self.exchange(vectors)
+        self.sent = float(everyones) / self._spec.grid.cross.size / len(self._vectors)
+        self.exchange()
 
-    def exchange(self, vectors: list[tf.Tensor]) -> None:
+    def exchange(self) -> None:
         """One more round."""
-        self.seconds.append(links.slowest(self._spec.grid.world, lambda: self._wait(vectors)))
+        self.seconds.append(links.slowest(self._spec.grid.world, self._wait))
         self.spent += self.seconds[-1]
 
-    def _wait(self, vectors: list[tf.Tensor]) -> None:
+    def _wait(self) -> None:
         """Exchanges and waits until the means are there, also where a GPU makes them."""
-        means, self._sent = self._run(vectors)
+        means, self._sent = self._run(self._vectors)
         for mean in means:
             mean[:1].numpy()
 

@@ -12,12 +12,10 @@ import pytest
 
 from benchmarks import cluster, exchange_report
 from benchmarks.cluster import Cluster
-from tests.parallel import networks
+from tests.benchmarks import needs
 
 ROOT = pathlib.Path(__file__).parents[2]
 SIZE, DENSITY = 10**6, 0.1
-MISSING = networks.unavailable()  # asked once: the answer takes a namespace made and removed
-needs_namespaces = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 
 
 def left_behind(prefix):
@@ -54,7 +52,7 @@ def test_without_root_it_says_so(monkeypatch):
         pass
 
 
-@needs_namespaces
+@needs.namespaces
 @pytest.mark.parametrize("shaper", ["tbf", "htb"])
 def test_links_carry_what_they_are_shaped_to(shaper):
     """Less than the rate and not a trifle of it: a machine that is busy may be slower, but no link may be faster."""
@@ -68,7 +66,7 @@ def test_links_carry_what_they_are_shaped_to(shaper):
     assert left_behind(prefix) == []
 
 
-@needs_namespaces
+@needs.namespaces
 def test_a_rank_that_fails_ends_all():
     with Cluster(2, 1) as made:
         program = "import os, sys, time; sys.exit(3) if os.environ['HOROVOD_RANK'] == '1' else time.sleep(500)"
@@ -80,7 +78,7 @@ def test_a_rank_that_fails_ends_all():
             made.run([sys.executable, "-c", "import time; time.sleep(100)"], limit=1)
 
 
-@needs_namespaces
+@needs.namespaces
 def test_nothing_is_left_when_it_is_killed(tmp_path):
     marker = tmp_path / "running"
     rank = f"import pathlib, time; pathlib.Path({str(marker)!r}).touch(); time.sleep(100)"
@@ -110,7 +108,7 @@ def test_nothing_is_left_when_it_is_killed(tmp_path):
         time.sleep(0.1)
 
 
-@needs_namespaces
+@needs.namespaces
 def test_claimed_bytes_are_those_that_the_interfaces_count(tmp_path):
     """But for packet headers (5%) and Horovod's control traffic; every arm is checked for its result, too."""
     arms = [

@@ -7,9 +7,8 @@ from PIL import Image
 
 from benchmarks import bench_datacache, datacache_files, photographs, report, slow_files, timing
 from benchmarks.datacache_files import OURS, RIVALS, Plan
+from tests.benchmarks import needs
 
-MISSING = slow_files.unavailable()
-needs_fuse = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 FILES, BATCH = 64, 32
 
 
@@ -78,7 +77,7 @@ def test_without_fuse_it_says_what_to_do(monkeypatch, tmp_path):
         datacache_files.measure(tmp_path, print)
 
 
-@needs_fuse
+@needs.fuse
 def test_a_small_run_reads_each_byte_once_and_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(timing, "RESULTS", tmp_path / "results")
     told = []

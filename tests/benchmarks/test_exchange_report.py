@@ -55,6 +55,11 @@ def test_auto_that_chose_several_recipes_is_held_against_none_by_itself():
     assert "| hitopk, topk |  | hitopk |" in exchange_report.choices_table(several)[-1]
 
 
+def test_auto_whose_choice_had_no_arm_of_its_own_is_held_against_none_by_itself():
+    alone = [each if each["arm"] != "auto" else row("auto", 11.0, decided=["mstopk"]) for each in ROWS]
+    assert exchange_report.choices(alone)[0]["against_same"] is None
+
+
 def test_targets_are_judged_by_the_cells_that_were_measured():
     made = exchange_report.verdicts(ROWS)
     assert [(verdict.measured, verdict.met) for verdict in made] == [("10.0x", True), ("1.2x", False)]

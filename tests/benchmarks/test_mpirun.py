@@ -9,10 +9,8 @@ import pytest
 
 from benchmarks import bench_exchange, mpirun
 from benchmarks.cluster import Cluster
-from tests.parallel import networks
+from tests.benchmarks import needs
 
-MISSING = networks.unavailable() or mpirun.unavailable()
-needs_mpirun = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 ADDRESSES = ["10.78.0.1", "10.78.0.2", "10.78.0.3"]
 
 
@@ -71,7 +69,7 @@ def test_mpi4py_is_a_rival_only_where_mpirun_starts_the_ranks(monkeypatch):
     assert "mpi4py" in first["rounds"] and "mpi4py" not in second["rounds"]  # dense arms do not depend on the density
 
 
-@needs_mpirun
+@needs.mpirun
 def test_ranks_are_where_they_should_be(tmp_path):
     program = (
         "import os, pathlib, socket, sys\n"
@@ -88,7 +86,7 @@ def test_ranks_are_where_they_should_be(tmp_path):
     assert found == [f"{made.address(node)} {local} 4 2" for node in (0, 1) for local in (0, 1)]
 
 
-@needs_mpirun
+@needs.mpirun
 def test_a_rank_that_fails_ends_all():
     program = "import os, sys, time; sys.exit(3) if os.environ['OMPI_COMM_WORLD_RANK'] == '1' else time.sleep(500)"
     with Cluster(2, 1) as made:

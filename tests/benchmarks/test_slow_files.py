@@ -17,10 +17,9 @@ from PIL import Image
 import datacache
 from benchmarks import photographs, slow_files
 from benchmarks.slow_files import SlowFiles
+from tests.benchmarks import needs
 
 ROOT = pathlib.Path(__file__).parents[2]
-MISSING = slow_files.unavailable()
-needs_fuse = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 SIDE = 16
 
 
@@ -82,7 +81,7 @@ def test_what_is_missing_is_named(monkeypatch):
         pass
 
 
-@needs_fuse
+@needs.fuse
 def test_files_are_those_of_the_source(source):
     with SlowFiles(source) as slow:
         assert read_all(slow.mount) == read_all(source)
@@ -96,7 +95,7 @@ def test_files_are_those_of_the_source(source):
         assert (slow.mount / "folder 0").is_dir() and not (slow.mount / "folder 0" / "1.bin").exists()
 
 
-@needs_fuse
+@needs.fuse
 def test_nothing_can_be_written(source):
     with SlowFiles(source) as slow:
         for write in (lambda: (slow.mount / "new").touch(), lambda: (slow.mount / "folder 0" / "4.bin").open("r+")):
@@ -104,7 +103,7 @@ def test_nothing_can_be_written(source):
                 write()
 
 
-@needs_fuse
+@needs.fuse
 def test_it_counts_what_is_asked_for(source):
     with SlowFiles(source) as slow:
         assert slow.counted() == slow_files.Counted({}, 0, 0)
@@ -120,7 +119,7 @@ def test_it_counts_what_is_asked_for(source):
     assert slow.counted() == second  # and after the end
 
 
-@needs_fuse
+@needs.fuse
 def test_no_reader_gets_more_than_the_rate(source):
     """All readers together; a machine that is busy may make it slower, but nothing may make it faster."""
     paths = [path.relative_to(source) for path in source.rglob("5.bin")]
@@ -135,7 +134,7 @@ def test_no_reader_gets_more_than_the_rate(source):
         assert slow.counted().bytes / elapsed <= 2e6
 
 
-@needs_fuse
+@needs.fuse
 def test_no_operation_is_faster_than_the_latency(source):
     with SlowFiles(source, latency="30ms") as slow:
         began = time.monotonic()
@@ -149,7 +148,7 @@ def test_no_operation_is_faster_than_the_latency(source):
         assert time.monotonic() - began >= 0.03 * 2
 
 
-@needs_fuse
+@needs.fuse
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_no_more_operations_are_in_flight_than_may_be(source, in_flight):
     with SlowFiles(source, latency="20ms", in_flight=in_flight) as slow:
@@ -163,7 +162,7 @@ def test_no_more_operations_are_in_flight_than_may_be(source, in_flight):
         assert elapsed >= 0.02 * counted.all_operations / in_flight
 
 
-@needs_fuse
+@needs.fuse
 def test_lookups_in_one_folder_overlap(source):
     """The kernel looks up one name of a directory at a time, so that a lookup's latency must not be paid there."""
     for number in range(40):
@@ -175,7 +174,7 @@ def test_lookups_in_one_folder_overlap(source):
     assert counted.most_in_flight > 1
 
 
-@needs_fuse
+@needs.fuse
 def test_calibration_says_what_is_reached(source):
     with SlowFiles(source, rate="5MB/s", latency="5ms", in_flight=4) as slow:
         found = slow.calibrate(limit=0.3)
@@ -183,7 +182,7 @@ def test_calibration_says_what_is_reached(source):
     assert found.latency >= 0.005
 
 
-@needs_fuse
+@needs.fuse
 def test_what_has_no_file_cannot_be_calibrated(tmp_path):
     with SlowFiles(tmp_path) as slow, pytest.raises(ValueError, match="no file to calibrate with"):
         slow.calibrate()
@@ -192,7 +191,7 @@ def test_what_has_no_file_cannot_be_calibrated(tmp_path):
 # ---- it is gone afterwards ----
 
 
-@needs_fuse
+@needs.fuse
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_server_that_is_stopped_is_unmounted(source, number):
     with SlowFiles(source) as slow:
@@ -204,7 +203,7 @@ def test_a_server_that_is_stopped_is_unmounted(source, number):
     assert not slow.mount.exists()
 
 
-@needs_fuse
+@needs.fuse
 def test_it_is_unmounted_when_its_user_is_killed(source):
     program = (
         "import sys, time; from benchmarks.slow_files import SlowFiles\n"
@@ -219,7 +218,7 @@ def test_it_is_unmounted_when_its_user_is_killed(source):
     wait_until(lambda: not mount.exists())
 
 
-@needs_fuse
+@needs.fuse
 def test_as_a_command_it_prints_what_it_counted(source, tmp_path):
     mount = tmp_path / "mount"
     command = [sys.executable, "-m", "benchmarks.slow_files", "--source", str(source), "--mount", str(mount)]
@@ -238,7 +237,7 @@ def decode(payload):
     return np.asarray(Image.open(io.BytesIO(payload)).resize((SIDE, SIDE)))
 
 
-@needs_fuse
+@needs.fuse
 def test_a_cache_reads_each_byte_once_over_two_epochs_and_two_runs(tmp_path):
     files = photographs.write_folder(tmp_path / "source", 18, width=60, height=50, photographs=3)
     wanted = [decode(content) for _, content in files]

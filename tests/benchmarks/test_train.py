@@ -11,10 +11,8 @@ from benchmarks import bench_train, timing, train_breakdown, train_models
 from benchmarks.cluster import Cluster
 from benchmarks.train_breakdown import PARTS, Marks
 from benchmarks.train_models import Images, Sentences
-from tests.parallel import networks
+from tests.benchmarks import needs
 
-MISSING = networks.unavailable()
-needs_namespaces = pytest.mark.skipif(MISSING is not None, reason=MISSING or "")
 ARMS = ["Horovod", "no exchange", "dense", "hitopk", "auto", "Horovod, A/A"]
 
 
@@ -207,7 +205,7 @@ def test_an_arm_that_strays_is_seen():
             train_rank.check_mean("dense", wrong, mean)
 
 
-@needs_namespaces
+@needs.namespaces
 def test_two_ranks_train_and_everything_adds_up():
     size = {"width": 1 / 16, "image": 32, "batch": 2, "classes": 10}
     job = {"local": 1, "model": "vgg19", "size": size, "arms": ARMS, "density": 0.05, "steps": 6}

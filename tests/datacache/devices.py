@@ -1,5 +1,6 @@
 """Small devices, really mounted, for a process of their own."""
 
+import contextlib
 import subprocess
 import sys
 
@@ -16,3 +17,10 @@ def run(code, size, mounted, *others):
         pytest.skip(f"no file system can be mounted here: {done.stderr.strip()}")
     assert done.returncode == 0, done.stderr
     return done.stdout
+
+
+def fill(path):
+    """Writes a file until its device is full."""
+    with open(path, "wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(bytes(4096)):
+            pass

@@ -3,7 +3,6 @@
 import io
 import os
 import re
-import signal
 import sys
 
 import numpy as np
@@ -13,6 +12,7 @@ import datacache
 from datacache import counters, memory, slab
 from datacache.__main__ import main
 from datacache.progress import Bar
+from tests.datacache.killing import orphan
 from tests.datacache.test_cache import COUNT, images, options  # noqa: F401 - fixtures
 from tests.datacache.varying import Images
 
@@ -119,14 +119,13 @@ def test_varying_shapes_are_planned_and_warmed(run, sizes):
 
 def test_clear_removes_memory_that_a_killed_run_left(run, sizes, monkeypatch):
     shared = sizes.options["memory_dir"]
-    child = os.fork()
-    if child == 0:
-        try:
-            cache = sizes.open()
-            list(cache.batches(5, 0))
-        finally:
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(child, 0)
+
+    def run_on():
+        cache = sizes.open()
+        list(cache.batches(5, 0))
+        return cache
+
+    orphan(run_on)
     monkeypatch.setattr(memory, "directory", lambda: shared / f"datacache-{os.getuid()}")
     assert len(list(shared.glob("*/*.lmdb"))) == 1
     assert run("clear", source=sizes.path)[0] == 0

@@ -8,6 +8,7 @@ import numpy as np
 import datacache
 from datacache.errors import NoSpaceError
 from datacache.order import permutation
+from tests.datacache.devices import fill
 
 path, count, side = pathlib.Path(sys.argv[1]), 96, 1024
 
@@ -53,16 +54,8 @@ for levels in ({"memory_bytes": 0}, {"memory_dir": memory}):
     assert numbers["not kept.disk"] > 0, numbers
     print(sorted(each.name for each in path.rglob("*.part")))
 
-def fill():
-    with open(path / "filler", "wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            pass
-
 with opened(path / "local", memory_dir=memory) as cache:
-    fill()
+    fill(path / "filler")
     check(cache)
 with opened(path / "local", memory_dir=memory) as cache:
     check(cache)

@@ -2,7 +2,6 @@
 
 import os
 import random
-import signal
 
 import numpy as np
 import pytest
@@ -13,6 +12,7 @@ from datacache.memory import DIRECTORY
 from datacache.native import library
 from datacache.slab import Slab, needed
 from tests.datacache import members
+from tests.datacache.killing import orphan
 from tests.datacache.members import SAMPLES
 from tests.datacache.test_levels import held, record
 
@@ -64,21 +64,8 @@ def test_the_last_one_to_close_it_removes_it(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def orphaned(directory, key):
-    """A slab whose only owner was killed."""
-    begun, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        filled(directory, key)
-        os.write(tell, b"x")
-        signal.pause()
-    os.read(begun, 1)
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
-
-
 def test_after_a_kill_it_is_taken_over_by_who_wants_the_same(tmp_path):
-    orphaned(tmp_path, "key")
+    orphan(lambda: filled(tmp_path, "key"))
     kept = Slab(tmp_path, "key", range(SAMPLES), SIZE)
     assert all(kept.get(index) == record(index) for index in range(SAMPLES))
     kept.close()
@@ -86,7 +73,7 @@ def test_after_a_kill_it_is_taken_over_by_who_wants_the_same(tmp_path):
 
 def test_after_a_kill_it_is_removed_by_who_wants_another(tmp_path):
     live = filled(tmp_path, "live")
-    orphaned(tmp_path, "dead")
+    orphan(lambda: filled(tmp_path, "dead"))
     assert len(list(tmp_path.iterdir())) == 2
     other = Slab(tmp_path, "other", range(SAMPLES), SIZE)
     assert sorted(path.name.split("-")[0] for path in tmp_path.iterdir()) == ["live", "other"]

@@ -1,7 +1,6 @@
 """The memory level for varying shapes: whose it is, how much it takes, and what it does where there is no room."""
 
 import os
-import signal
 
 import numpy as np
 import pytest
@@ -12,6 +11,7 @@ from datacache.memory import DIRECTORY
 from datacache.slab import Slab, needed
 from datacache.tmpfs import TmpfsLevel
 from tests.datacache import devices, members
+from tests.datacache.killing import orphan
 from tests.datacache.members import SAMPLES
 from tests.datacache.test_levels import held, record
 
@@ -27,24 +27,6 @@ def filled(directory, key="key", size=SIZE):
 
 def assert_filled(kept):
     assert all(kept.get(index) == record(index, 100 * index) for index in range(SAMPLES))
-
-
-def orphaned(make):
-    """A level whose only owner was killed."""
-    begun, tell = os.pipe()
-    child = os.fork()
-    if child == 0:
-        try:
-            owned = make()
-            os.write(tell, b"x")
-            signal.pause()
-            owned.close()
-        finally:
-            os._exit(1)
-    os.close(tell)
-    assert os.read(begun, 1) == b"x"
-    os.kill(child, signal.SIGKILL)
-    os.waitpid(child, 0)
 
 
 def test_the_last_one_to_close_it_removes_it(tmp_path):
@@ -73,7 +55,7 @@ def test_one_that_another_process_has_open_stays(tmp_path):
 
 
 def test_after_a_kill_it_is_taken_over_by_who_wants_the_same(tmp_path):
-    orphaned(lambda: filled(tmp_path))
+    orphan(lambda: filled(tmp_path))
     kept = TmpfsLevel(tmp_path, "key", SIZE)
     assert_filled(kept)
     kept.close()
@@ -90,7 +72,7 @@ def test_after_a_kill_it_is_taken_over_by_who_wants_the_same(tmp_path):
 )
 def test_after_a_kill_it_is_removed_by_who_wants_another(other, tmp_path):
     live = filled(tmp_path, "live")
-    orphaned(lambda: filled(tmp_path))
+    orphan(lambda: filled(tmp_path))
     assert len(list(tmp_path.iterdir())) == 2
     kept = other(tmp_path)
     assert not held(kept, 1) and len(list(tmp_path.iterdir())) == 2
@@ -100,7 +82,7 @@ def test_after_a_kill_it_is_removed_by_who_wants_another(other, tmp_path):
 
 
 def test_a_slab_that_a_killed_process_left_is_removed(tmp_path):
-    orphaned(lambda: Slab(tmp_path, "key", range(2), needed(2, 3000)))
+    orphan(lambda: Slab(tmp_path, "key", range(2), needed(2, 3000)))
     kept = filled(tmp_path)
     assert [path.suffix for path in tmp_path.iterdir()] == [memory.LMDB]
     kept.close()
@@ -171,22 +153,15 @@ def test_batches_leave_out_what_is_damaged(tmp_path):
 FULL = """
 import os, pathlib, sys
 from datacache.tmpfs import TmpfsLevel
+from tests.datacache.devices import fill
 from tests.datacache.test_levels import record
 
 path = pathlib.Path(sys.argv[1])
 
-def fill():
-    with open(path / "filler", "wb", buffering=0) as file:
-        try:
-            while file.write(bytes(4096)):
-                pass
-        except OSError:
-            pass
-
 kept = TmpfsLevel(path, "key", 6 << 20)
 for index in range(10):
     assert kept.put(index, record(index, 100_000))
-fill()
+fill(path / "filler")
 assert not kept.put(10, record(10, 100_000))
 assert all(kept.get(index) == record(index, 100_000) for index in range(10))
 

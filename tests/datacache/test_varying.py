@@ -3,11 +3,9 @@
 import os
 import random
 import shutil
-import signal
 import struct
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from datacache import World, memory
 from datacache.errors import DecodeError, NoSpaceError
 from datacache.levels import Record
 from tests.datacache import members, varying
+from tests.datacache.killing import orphan
 from tests.datacache.test_integrity import Readers, killed_at
 from tests.datacache.varying import COUNT, Images, together
 
@@ -293,20 +292,12 @@ class TestFaults:
         assert list(memory.directory(images.options["memory_dir"]).iterdir()) == []
 
     def test_what_a_killed_run_had_in_memory_the_next_one_has(self, images):
-        begun, tell = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                with images.open() as cache:
-                    list(cache.batches(7, 0))
-                    os.write(tell, b"x")
-                    time.sleep(600)
-            finally:
-                os._exit(1)
-        os.close(tell)
-        assert os.read(begun, 1) == b"x"
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        def run():
+            cache = images.open()
+            list(cache.batches(7, 0))
+            return cache
+
+        orphan(run)
         shutil.rmtree(images.path)
         with images.open() as cache:
             images.assert_order(*together(cache.batches(7, 1)), 1)

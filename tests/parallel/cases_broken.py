@@ -32,25 +32,25 @@ def passes():
     assert int(topology.world().allreduce(tf.constant(1), "sum", "passes")) == 2
 
 
-@case(ranks=(2,), launch=Launch(dies=(1,)))
-def dies_and_is_missed():
+def end_on_rank_1():
     topology.init()
     if number_of()[0] == 1:
         os._exit(9)
+
+
+@case(ranks=(2,), launch=Launch(dies=(1,)))
+def dies_and_is_missed():
+    end_on_rank_1()
 
 
 @case(ranks=(2,), launch=Launch())
 def dies_unexpectedly():
-    topology.init()
-    if number_of()[0] == 1:
-        os._exit(9)
+    end_on_rank_1()
 
 
 @case(ranks=(2,), launch=Launch(ended=(0, 1)))
 def one_of_two_tells():
-    topology.init()
-    if number_of()[0] == 1:
-        os._exit(9)
+    end_on_rank_1()
 
 
 @case(ranks=(2,), launch=Launch(ended=(0, 1)))

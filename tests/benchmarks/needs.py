@@ -1,0 +1,19 @@
+"""What a test of a benchmark needs of the machine; asked once, as namespaces are made and removed for the answer."""
+
+import pytest
+
+from benchmarks import mpirun as mpirun_launcher
+from benchmarks import slow_files
+from tests.parallel import networks
+
+
+def _unless(missing: str | None) -> pytest.MarkDecorator:
+    return pytest.mark.skipif(missing is not None, reason=missing or "")
+
+
+MISSING_NAMESPACES = networks.unavailable()
+MISSING_FUSE = slow_files.unavailable()
+
+namespaces = _unless(MISSING_NAMESPACES)
+fuse = _unless(MISSING_FUSE)
+mpirun = _unless(MISSING_NAMESPACES or mpirun_launcher.unavailable())
