@@ -6,6 +6,7 @@ enum hvds_dtype {
   HVDS_FLOAT32 = 0,
   HVDS_FLOAT16 = 1,   // IEEE binary16; rounds to nearest even, what is too large becomes Inf
   HVDS_BFLOAT16 = 2,  // the upper half of a float32; rounds to nearest even
+  HVDS_FLOAT64 = 3,   // sparse streams only
 };
 
 #endif  // HVD_SPARSE_OPS_DTYPE_H_

@@ -17,6 +17,7 @@ namespace hvds {
 inline hvds_dtype dtype_of(tensorflow::DataType type) {
   if (type == tensorflow::DT_HALF) return HVDS_FLOAT16;
   if (type == tensorflow::DT_BFLOAT16) return HVDS_BFLOAT16;
+  if (type == tensorflow::DT_DOUBLE) return HVDS_FLOAT64;
   CHECK_EQ(type, tensorflow::DT_FLOAT);  // the registration admits no other
   return HVDS_FLOAT32;
 }

@@ -1,4 +1,4 @@
-// Selection by magnitude on the CPU: exact, by Algorithm 1 of CommLib, and fused with error feedback.
+// Selection by magnitude on the CPU: exact, by Algorithm 1 of CommLib, by buckets, and fused with error feedback.
 //
 // Paper: Shi et al., "Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters" (CommLib),
 // section 3. All results are the same bits under every instruction set (cpu_features.h) and any number of threads:
@@ -72,6 +72,14 @@ int hvds_feedback_mstopk(const void* parts, int dtype, int64_t count, int64_t st
                          int64_t size, int64_t kept, int samplings, uint64_t seed, int wire, void* values,
                          int32_t* indices, float* residual_out, int32_t* fault, hvds_workspace* workspace,
                          const hvds_parallel* parallel);
+
+// The same with `kept` >= 1 elements of every `bucket` >= kept consecutive ones, and of a shorter last bucket as many as
+// it has, at most `kept` (SparCML 8.3). Each bucket's selection is the exact one.
+//   values, indices: [size / bucket * kept + min(size % bucket, kept)]
+int hvds_feedback_bucket_topk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
+                              int64_t size, int64_t bucket, int64_t kept, int wire, void* values, int32_t* indices,
+                              float* residual_out, int32_t* fault, hvds_workspace* workspace,
+                              const hvds_parallel* parallel);
 
 #ifdef __cplusplus
 }  // extern "C"

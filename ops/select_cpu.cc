@@ -102,18 +102,6 @@ bool fits(Key highest, int wire) {
   return finite(wire == HVDS_FLOAT16 ? widen(narrow<Half>(value)) : widen(narrow<Bfloat16>(value)));
 }
 
-int32_t fault_of(const Call& call, Key highest) {
-  int32_t fault = 0;
-  if (highest >= kInfinityKey) {
-    with_type(call.input.dtype, [&](auto* part) {
-      fault = blame<std::remove_const_t<std::remove_pointer_t<decltype(part)>>>(call.input);
-    });
-  } else if (call.choice.kept > 0 && !fits(highest, call.output.dtype)) {
-    fault = static_cast<int32_t>(1 + call.input.count);  // the largest magnitude is always sent
-  }
-  return fault;
-}
-
 // ---- The steps ----
 
 // Selects, and returns the highest magnitude.
@@ -143,16 +131,11 @@ Key run(const Input& input, const Output& output, const Choice& choice, hvds_wor
 
 bool valid_dtype(int dtype) { return dtype >= HVDS_FLOAT32 && dtype <= HVDS_BFLOAT16; }
 
-bool valid(const Input& input, const Choice& choice, const hvds_workspace* workspace) {
-  return valid_dtype(input.dtype) && input.count >= 1 && input.stride >= input.size && 0 <= choice.kept &&
-         choice.kept <= input.size && input.size <= INT32_MAX && workspace != nullptr;
-}
-
 int select(const void* x, int dtype, int64_t size, const Choice& choice, void* values, int32_t* indices,
            int64_t* report, hvds_workspace* workspace, const hvds_parallel* parallel) try {
   const Input input{x, dtype, 1, size, nullptr, size};
   const Output output{values, dtype, indices, nullptr};
-  if (!valid(input, choice, workspace)) return HVDS_BAD_ARGUMENT;
+  if (!valid(input, output, workspace) || choice.kept < 0 || choice.kept > size) return HVDS_BAD_ARGUMENT;
   report[0] = 0;
   report[1] = -1;
   if (size == 0) return HVDS_OK;
@@ -166,17 +149,35 @@ int select(const void* x, int dtype, int64_t size, const Choice& choice, void* v
 
 int feed_back(const Input& input, const Output& output, const Choice& choice, int32_t* fault,
               hvds_workspace* workspace, const hvds_parallel* parallel) try {
-  if (!valid(input, choice, workspace) || !valid_dtype(output.dtype)) return HVDS_BAD_ARGUMENT;
+  const bool kept_fits = 0 <= choice.kept && choice.kept <= input.size;
+  if (!valid(input, output, workspace) || !kept_fits) return HVDS_BAD_ARGUMENT;
   *fault = 0;
   if (input.size == 0) return HVDS_OK;
   const Key highest = run(input, output, choice, *workspace, parallel);
-  *fault = fault_of({kernels_of(hvds_isa()), input, output, choice, *workspace, nullptr, 1}, highest);
+  *fault = fault_of(input, choice.kept > 0 ? output.dtype : HVDS_FLOAT32, highest);
   return HVDS_OK;
 } catch (const std::bad_alloc&) {
   return HVDS_OUT_OF_MEMORY;
 }
 
 }  // namespace
+
+bool valid(const Input& input, const Output& output, const hvds_workspace* workspace) {
+  return valid_dtype(input.dtype) && valid_dtype(output.dtype) && input.count >= 1 && input.stride >= input.size &&
+         input.size <= INT32_MAX && workspace != nullptr;
+}
+
+int32_t fault_of(const Input& input, int wire, Key highest) {
+  int32_t fault = 0;
+  if (highest >= kInfinityKey) {
+    with_type(input.dtype, [&](auto* part) {
+      fault = blame<std::remove_const_t<std::remove_pointer_t<decltype(part)>>>(input);
+    });
+  } else if (!fits(highest, wire)) {
+    fault = static_cast<int32_t>(1 + input.count);  // the largest magnitude is always sent
+  }
+  return fault;
+}
 
 const Kernels& kernels_of(int isa) {
 #if defined(__x86_64__) && defined(__GNUC__)

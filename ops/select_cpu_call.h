@@ -49,6 +49,8 @@ struct TaskMemory {
   Buffer<int32_t> index;
   Buffer<float> value;
   Buffer<Key> keys;
+  Buffer<float> sum;  // of the parts, and acc, of one run: select_cpu_buckets.cc
+  Buffer<float> acc;
 };
 
 }  // namespace hvds
@@ -134,6 +136,14 @@ struct Destination {
   int64_t sure;
   int64_t band;
 };
+
+// ---- select_cpu.cc: what all selections check ----
+
+// Whether the kernels can work with it; how many are kept is the caller's to check.
+bool valid(const Input& input, const Output& output, const hvds_workspace* workspace);
+
+// The code of select.h, where `highest` is the largest magnitude of acc and is sent in the dtype `wire`.
+int32_t fault_of(const Input& input, int wire, Key highest);
 
 // ---- select_cpu_emit.cc: from thresholds to output ----
 

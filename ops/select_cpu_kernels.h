@@ -34,7 +34,7 @@ struct Split {
   Key highest = 0;
 };
 
-// At most kTile elements of the vector, from number `first`, a multiple of kTile, on. Pointers are to these elements.
+// Consecutive elements of the vector, from number `first` on. Pointers are to these elements.
 struct Tile {
   const void* source;     // of the dtype of the scan
   const float* residual;  // feedback only: what is added, or NULL
@@ -95,6 +95,9 @@ struct Kernels {
   void (*split)(const uint32_t* keys, int64_t count, Key low, Key high, Key* window, Split& split);
 
   Counts (*count)(const uint32_t* keys, int64_t count, const Thresholds& thresholds);
+
+  // The largest magnitude of each of kLanes groups (element i is in group i mod kLanes), 0 where a group is empty.
+  void (*fold)(const uint32_t* keys, int64_t count, Key* maxima);
 
   // Keeps those above `edge` and the first `ties` of those equal to it, in order.
   void (*compact)(Candidates& candidates, Key edge, int64_t ties);

@@ -6,16 +6,11 @@
 // for the driver when first called, so that loading it does no harm where there is no GPU.
 //
 // Compiled, and its parts are tested elsewhere (tests/gpu); not yet run under TensorFlow on a GPU.
-#include <dlfcn.h>
-#include <unistd.h>
-
-#include <string>
 #include <vector>
 
+#include "gpu_library_op.h"
 #include "select_arguments.h"
 #include "select_gpu.h"
-#include "tensorflow/core/platform/logging.h"
-#include "xla/stream_executor/stream.h"
 
 namespace hvds {
 namespace {
@@ -38,50 +33,19 @@ struct Cuda {
   decltype(&hvds_gpu_mstopk) mstopk = nullptr;
   decltype(&hvds_gpu_feedback_topk) feedback_topk = nullptr;
   decltype(&hvds_gpu_feedback_mstopk) feedback_mstopk = nullptr;
-};
 
-std::string path_beside_this_library(const char* name) {
-  Dl_info self;
-  if (dladdr(reinterpret_cast<void*>(&path_beside_this_library), &self) == 0) return name;
-  const std::string path(self.dli_fname);
-  return path.substr(0, path.rfind('/') + 1) + name;
-}
-
-template <typename Function>
-bool find(void* library, const char* name, Function* function) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  return *function != nullptr;
-}
-
-bool find_all(void* library, Cuda* cuda) {
-  return find(library, "hvds_gpu_interface", &cuda->interface) && find(library, "hvds_gpu_error", &cuda->error) &&
-         find(library, "hvds_gpu_workspace", &cuda->workspace) && find(library, "hvds_gpu_topk", &cuda->topk) &&
-         find(library, "hvds_gpu_mstopk", &cuda->mstopk) &&
-         find(library, "hvds_gpu_feedback_topk", &cuda->feedback_topk) &&
-         find(library, "hvds_gpu_feedback_mstopk", &cuda->feedback_mstopk) &&
-         cuda->interface() == HVDS_GPU_INTERFACE;
-}
-
-// Fills `cuda`, or says why the GPU is left to itself. No _cuda.so at all is an ordinary installation.
-bool load(Cuda* cuda) {
-  const std::string path = path_beside_this_library("_cuda.so");
-  if (access(path.c_str(), F_OK) != 0) return false;
-  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
-  if (library == nullptr) {
-    LOG(WARNING) << "hvd_sparse selects on the CPU: expected to load " << path << ", got: " << dlerror();
-    return false;
+  bool find_all(void* library) {
+    return find(library, "hvds_gpu_interface", &interface) && find(library, "hvds_gpu_error", &error) &&
+           find(library, "hvds_gpu_workspace", &workspace) && find(library, "hvds_gpu_topk", &topk) &&
+           find(library, "hvds_gpu_mstopk", &mstopk) && find(library, "hvds_gpu_feedback_topk", &feedback_topk) &&
+           find(library, "hvds_gpu_feedback_mstopk", &feedback_mstopk) && interface() == HVDS_GPU_INTERFACE;
   }
-  if (find_all(library, cuda)) return true;
-  LOG(WARNING) << "hvd_sparse selects on the CPU: " << path << " does not belong to this _ops.so. Build both anew: "
-               << "pip install --no-build-isolation --force-reinstall --no-deps .";
-  dlclose(library);
-  return false;
-}
+};
 
 // Null where there is none.
 const Cuda* cuda() {
   static Cuda functions;
-  static const bool loaded = load(&functions);
+  static const bool loaded = load_cuda("hvd_sparse selects on the CPU", &functions);
   return loaded ? &functions : nullptr;
 }
 
@@ -91,10 +55,6 @@ absl::Status told(int code) {
   if (code == 0) return absl::OkStatus();
   return absl::InternalError(absl::StrCat("Selection on the GPU: ", cuda()->error(code), "."));
 }
-
-stream_executor::Stream* stream_of(OpKernelContext* context) { return context->op_device_context()->stream(); }
-
-void* handle_of(OpKernelContext* context) { return stream_of(context)->platform_specific_handle().stream; }
 
 // Scratch memory of the device for calls one after another on the operation's stream. TensorFlow hands it on in the
 // order of that stream, so it may go before they have run.

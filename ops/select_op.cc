@@ -1,4 +1,5 @@
 // TensorFlow operations for selection by magnitude; the arithmetic is in select.h.
+#include <algorithm>
 #include <memory>
 #include <mutex>
 #include <utility>
@@ -13,6 +14,7 @@ namespace hvds {
 namespace {
 
 using tensorflow::DEVICE_CPU;
+using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
@@ -56,6 +58,35 @@ absl::Status feedback_shape(InferenceContext* c) {
   TF_RETURN_IF_ERROR(kept_dimension(c, 2, size, &kept));
   c->set_output(0, c->Vector(kept));
   c->set_output(1, c->Vector(kept));
+  c->set_output(2, c->Vector(size));
+  c->set_output(3, c->Scalar());
+  return absl::OkStatus();
+}
+
+// The elements that are kept of `size`, where `kept` of every `bucket` are.
+int64_t kept_by_buckets(int64_t size, int64_t bucket, int64_t kept) {
+  return size / bucket * kept + std::min(size % bucket, kept);
+}
+
+absl::Status check_bucket(int64_t bucket, int64_t kept) {
+  if (kept >= 1 && kept <= bucket) return absl::OkStatus();
+  return invalid_argument("Expected k in [1, bucket], got k = ", kept, " and bucket = ", bucket, ".");
+}
+
+absl::Status bucket_feedback_shape(InferenceContext* c) {
+  ShapeHandle parts, residual;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &parts));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &residual));
+  int64_t kept = 0, bucket = 0;
+  TF_RETURN_IF_ERROR(c->GetAttr("k", &kept));
+  TF_RETURN_IF_ERROR(c->GetAttr("bucket", &bucket));
+  TF_RETURN_IF_ERROR(check_bucket(bucket, kept));
+  DimensionHandle size;
+  TF_RETURN_IF_ERROR(c->Merge(c->Dim(parts, 1), c->Dim(residual, 0), &size));
+  const bool known = c->ValueKnown(size);
+  const DimensionHandle sent = known ? c->MakeDim(kept_by_buckets(c->Value(size), bucket, kept)) : c->UnknownDim();
+  c->set_output(0, c->Vector(sent));
+  c->set_output(1, c->Vector(sent));
   c->set_output(2, c->Vector(size));
   c->set_output(3, c->Scalar());
   return absl::OkStatus();
@@ -124,6 +155,19 @@ REGISTER_OP("HvdSparseFeedbackMstopk")
     .Attr("samplings: int = 30")
     .Attr("wire_dtype: {float, half, bfloat16} = DT_FLOAT")
     .SetShapeFn(seeded_feedback_shape);
+
+REGISTER_OP("HvdSparseFeedbackBucketTopk")
+    .Input("parts: T")
+    .Input("residual: float")
+    .Output("values: wire_dtype")
+    .Output("indices: int32")
+    .Output("residual_out: float")
+    .Output("fault: int32")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("k: int")
+    .Attr("bucket: int")
+    .Attr("wire_dtype: {float, half, bfloat16} = DT_FLOAT")
+    .SetShapeFn(bucket_feedback_shape);
 
 // ---- Kernels ----
 
@@ -271,6 +315,49 @@ class FeedbackOp : public SelectionKernel<kMstopk> {
   tensorflow::DataType wire_;
 };
 
+class FeedbackBucketTopkOp : public OpKernel {
+ public:
+  explicit FeedbackBucketTopkOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("k", &kept_));
+    OP_REQUIRES_OK(context, context->GetAttr("bucket", &bucket_));
+    OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &wire_));
+    OP_REQUIRES_OK(context, check_bucket(bucket_, kept_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& parts = context->input(0);
+    const Tensor& residual = context->input(1);
+    OP_REQUIRES_OK(context, check_parts(parts, residual));
+    const int64_t size = parts.dim_size(1);
+    OP_REQUIRES_OK(context, check_size(size));
+    const TensorShape sent({kept_by_buckets(size, bucket_, kept_)});
+    Tensor* values = nullptr;
+    Tensor* indices = nullptr;
+    Tensor* residual_out = nullptr;
+    Tensor* fault = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, sent, &values));
+    OP_REQUIRES_OK(context, context->allocate_output(1, sent, &indices));
+    OP_REQUIRES_OK(context, residuals_.allocate(context, 2, TensorShape({size}), &residual_out));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &fault));
+    const DeviceThreads threads(context);
+    const Lease workspace(workspaces_);
+    OP_REQUIRES_OK(context, told(hvds_feedback_bucket_topk(
+                                parts.data(), dtype_of(parts.dtype()), parts.dim_size(0), size,
+                                static_cast<const float*>(residual.data()), size, bucket_, kept_, dtype_of(wire_),
+                                values->data(), static_cast<int32_t*>(indices->data()),
+                                static_cast<float*>(residual_out->data()), static_cast<int32_t*>(fault->data()),
+                                workspace.get(), threads.get())));
+  }
+
+ private:
+  Workspaces workspaces_;
+  KeptOutputs residuals_;
+  int64_t kept_ = 0;
+  int64_t bucket_ = 0;
+  tensorflow::DataType wire_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("HvdSparseFeedbackBucketTopk").Device(DEVICE_CPU), FeedbackBucketTopkOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseTopk").Device(DEVICE_CPU), SelectOp<false>);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseMstopk").Device(DEVICE_CPU), SelectOp<true>);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseFeedbackTopk").Device(DEVICE_CPU), FeedbackOp<false>);

@@ -99,6 +99,30 @@ void check_mstopk(const std::vector<float>& x, int64_t kept, hvds_workspace* wor
   expect(kept == 0 || (distinct.front() >= 0 && distinct.back() < size), "indices are in range");
 }
 
+void check_buckets(const std::vector<float>& x, int64_t bucket, int64_t kept, hvds_workspace* workspace,
+                   const hvds_parallel* parallel) {
+  const int64_t size = int64_t(x.size());
+  std::vector<int32_t> wanted;
+  for (int64_t first = 0; first < size; first += bucket) {
+    const int64_t end = std::min(size, first + bucket);
+    const std::vector<float> part(x.begin() + first, x.begin() + end);
+    for (const int32_t index : largest(part, std::min(kept, end - first))) wanted.push_back(int32_t(first) + index);
+  }
+  const int64_t count = int64_t(wanted.size());
+  auto input = block<float>(size), values = block<float>(count), residual = block<float>(size), out = block<float>(size);
+  auto indices = block<int32_t>(count);
+  std::copy(x.begin(), x.end(), input.get());
+  std::fill_n(residual.get(), size, 0.0f);
+  int32_t fault = -1;
+  expect(hvds_feedback_bucket_topk(input.get(), HVDS_FLOAT32, 1, size, residual.get(), size, bucket, kept, HVDS_FLOAT32,
+                                   values.get(), indices.get(), out.get(), &fault, workspace, parallel) == 0,
+         "feedback by buckets runs");
+  expect(fault == 0 && std::equal(wanted.begin(), wanted.end(), indices.get()), "feedback by buckets");
+  std::vector<float> left = x;
+  for (const int32_t index : wanted) left[size_t(index)] = 0.0f;
+  expect(std::equal(left.begin(), left.end(), out.get()), "what feedback by buckets keeps back");
+}
+
 }  // namespace
 
 int main() {
@@ -113,6 +137,7 @@ int main() {
           for (const hvds_parallel* parallel : {static_cast<const hvds_parallel*>(nullptr), &kThreads}) {
             check_exact(x, kept, workspace, parallel);
             check_mstopk(x, kept, workspace, parallel);
+            if (kept > 0) check_buckets(x, std::max<int64_t>(kept, 100), std::min<int64_t>(kept, 70), workspace, parallel);
           }
         }
       }

@@ -69,7 +69,7 @@ class Workspace:
     def __init__(self):
         self._native = native.library()
         self._native.hvds_workspace_create.restype = ctypes.c_void_p
-        self._memory = ctypes.c_void_p(self._native.hvds_workspace_create())
+        self.memory = ctypes.c_void_p(self._native.hvds_workspace_create())
 
     def select(self, x, k, search=None, parallel=None):
         """Values and indices of hvds_topk, or of hvds_mstopk where `search` is (samplings, seed)."""
@@ -95,7 +95,7 @@ class Workspace:
         return values, indices, kept_back, int(fault[0])
 
     def _last(self, parallel):
-        return [self._memory, None if parallel is None else ctypes.byref(parallel)]
+        return [self.memory, None if parallel is None else ctypes.byref(parallel)]
 
 
 def _search(search):
