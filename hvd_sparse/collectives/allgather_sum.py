@@ -1,4 +1,4 @@
-"""How the sparse contributions of several ranks meet."""
+"""NaiveAG: every rank gets the contributions of all, as they are."""
 
 from __future__ import annotations
 

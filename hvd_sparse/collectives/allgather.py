@@ -1,0 +1,44 @@
+"""The sparse all-gather: every rank gets all contributions and combines them itself."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from hvd_sparse.collectives.contribution import Layout, Result, bring
+from hvd_sparse.communicator import Communicator
+
+
+def allgather(
+    slices: tf.IndexedSlices,
+    communicator: Communicator,
+    op: str = "sum",
+    name: str = "allgather",
+    dense_above: int | None = None,
+) -> Result:
+    """Gives the slices of all ranks to every rank, which combines them; for sets that do not overlap (SparCML 5.3).
+
+    Args:
+        slices: what this rank brings, see `hvd_sparse.collectives`.
+        communicator: the ranks that take part.
+        op: "sum", "max", "min" or "product".
+        name: the same on every rank, unique among the collectives in flight.
+        dense_above: rows above which a message is dense.
+
+    Returns:
+        tf.IndexedSlices; in eager code a tensor where the result has more rows than `dense_above`. Rows are combined in
+        rank order.
+
+    Raises:
+        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+
+    Steps and bytes sent per rank: P - 1 (as a ring), and P - 1 times k rows of 4 bytes and their values.
+    """
+    brought = bring("allgather", slices, communicator, op, name, dense_above)
+    if communicator.size == 1:
+        return brought.result(brought.message)
+    return brought.result(combine_gathered(brought.layout, brought.message, communicator, name))
+
+
+def combine_gathered(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:
+    """The same on messages."""
+    return layout.reduce(communicator.allgather(message, f"{name}.gather"))

@@ -1,0 +1,330 @@
+"""The collective that is expected to be fastest, as all ranks agree."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse import collective_costs
+from hvd_sparse.collective_costs import CANDIDATES, Load, Transport
+from hvd_sparse.collectives.allgather import combine_gathered
+from hvd_sparse.collectives.contribution import Contribution, Layout, Result, bring
+from hvd_sparse.collectives.dynamic import combine_dense
+from hvd_sparse.collectives.recursive_doubling import combine_pairs
+from hvd_sparse.collectives.split_allgather import combine_pieces
+from hvd_sparse.communicator import Communicator
+from hvd_sparse.costs import Link
+
+_SPARSE = {
+    "recursive_doubling": combine_pairs,
+    "split_allgather": combine_pieces,
+    "allgather": combine_gathered,
+}
+_NEUTRAL = {"sum": 0.0, "product": 1.0, "max": -np.inf, "min": np.inf}
+_SMALL, _LARGEST, _STEP = 1 << 6, 1 << 21, 16  # words that a rank sends to each other one while calls are timed
+_LONG = 0.02  # seconds after which nothing larger is sent
+_COLD, _REPEATS = 3, 5
+_JUDGED, _REMEMBERED = 2, 4  # calls of a candidate after which it is judged, and those that count
+_TIMED = 1 << 16  # rows of the streams whose combining is timed
+
+
+class Auto:
+    """Picks recursive_doubling, split_allgather, dynamic or allgather for each call; called as they are.
+
+    The expected time is that of `collective_costs`: what the four send follows from the rows that ranks bring and
+    from how the union of their index sets grows. At first that is taken as of uniform index sets (SparCML B.1, the
+    worst case); afterwards as it was seen in former calls of the same name, by which all ranks choose alike. In eager
+    code each call is timed, too, and the next one tells all ranks how long it took: a candidate that took longer than
+    expected is expected to take as much longer again.
+
+    Args:
+        transport: what calls take, the same on every rank, which is then relied on; measured on the first call where it
+        is None, in about a second.
+
+    Steps and bytes sent per rank: those of what is chosen. In a graph one all-gather of 4 bytes before it, by which the
+    ranks tell each other how much they bring; in eager code the check of all calls tells it.
+    """
+
+    def __init__(self, transport: Transport | None = None):
+        self._transport = transport
+        self._measured: weakref.WeakKeyDictionary[Communicator, Transport] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Communicator, dict[str, _Seen]] = weakref.WeakKeyDictionary()
+        self._lock = threading.Lock()
+        self._measuring: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
+
+    def __call__(
+        self,
+        slices: tf.IndexedSlices,
+        communicator: Communicator,
+        op: str = "sum",
+        name: str = "auto",
+        dense_above: int | None = None,
+    ) -> Result:
+        """Combines the slices of all ranks by the algorithm that is expected to be fastest.
+
+        Args:
+            slices: what this rank brings, see `hvd_sparse.collectives`.
+            communicator: the ranks that take part.
+            op: "sum", "max", "min" or "product".
+            name: the same on every rank, unique among the collectives in flight; what was seen is kept by it.
+            dense_above: rows above which a message of the whole vector is dense.
+
+        Returns:
+            In eager code what the chosen collective returns; in a graph a tensor of the dense shape.
+
+        Raises:
+            ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+        """
+        told = self._seen_of(communicator, name).trials.told() if tf.executing_eagerly() else 0
+        brought = bring("auto", slices, communicator, op, name, dense_above, told)
+        if communicator.size == 1:
+            if tf.executing_eagerly():
+                return brought.result(brought.message)
+            return brought.vector(brought.layout.dense(brought.message))
+        with tf.init_scope():
+            transport, seen = self.transport(communicator), self._seen_of(communicator, name)
+        chooser = _Chooser(brought.layout, communicator.size, transport)
+        if brought.counts is None or brought.notes is None:
+            vector = _in_graph(brought.layout, brought.message, communicator, name, chooser, seen)
+            return brought.vector(vector)
+        if self._transport is None:
+            seen.trials.learn(brought.notes)
+        return _eagerly(brought, float(brought.counts.mean()), communicator, name, chooser, seen)
+
+    def chosen(self, communicator: Communicator, name: str = "auto") -> str | None:
+        """What the last call of this name took, None where there was none."""
+        calls, _, choice = self._seen_of(communicator, name).variable.numpy()
+        return CANDIDATES[int(choice)] if calls else None
+
+    def transport(self, communicator: Communicator) -> Transport:
+        """What calls take among these ranks; a collective where that is not known yet."""
+        if self._transport is not None:
+            return self._transport
+        with self._lock:
+            turn = self._measuring.setdefault(communicator, threading.Lock())
+        with turn:
+            if communicator not in self._measured:
+                self._measured[communicator] = measure(communicator)
+            return self._measured[communicator]
+
+    def _seen_of(self, communicator: Communicator, name: str) -> _Seen:
+        with self._lock:
+            by_name = self._seen.setdefault(communicator, {})
+            if name not in by_name:
+                by_name[name] = _Seen()
+            return by_name[name]
+
+
+class _Seen:
+    """What is known of former calls, as a variable [3], so that graphs can change it, and of eager ones their times.
+
+    How many there were; `universe / kept` of the last one that told, or 0; and what the last one took.
+    """
+
+    def __init__(self) -> None:
+        self.trials = _Trials()
+        self.variable = tf.Variable([0.0, 0.0, 0.0], trainable=False, dtype=tf.float64, name="auto_seen")
+
+
+class _Trials:
+    """How long calls took against what was expected, the same on every rank; what `elapsed` says is of this rank.
+
+    A first call is cold, so that a candidate is judged by the shorter of at least two.
+    """
+
+    def __init__(self) -> None:
+        self.elapsed = 0.0  # seconds of the last call
+        self._last: tuple[int, float] | None = None
+        self._ratios: list[collections.deque[float]] = [collections.deque(maxlen=_REMEMBERED) for _ in CANDIDATES]
+
+    def told(self) -> int:
+        """Microseconds of this rank's last call, 0 where there was none."""
+        return min(round(1e6 * self.elapsed), 2**31 - 1)
+
+    def learn(self, told: np.ndarray) -> None:
+        """Takes in what all ranks told."""
+        if self._last is not None and told.min() > 0:
+            choice, expected = self._last
+            self._ratios[choice].append(1e-6 * float(told.max()) / expected)
+
+    def factors(self) -> list[float]:
+        """By which expected times are to be multiplied."""
+        return [min(ratios) if len(ratios) >= _JUDGED else 1.0 for ratios in self._ratios]
+
+    def begin(self, choice: int, expected: float) -> None:
+        """A call begins."""
+        self._last, self.elapsed = (choice, expected), 0.0
+
+
+class _Chooser:
+    """The arithmetic of one vector: numbers that are the same on all ranks in, the same choice out."""
+
+    def __init__(self, layout: Layout, ranks: int, transport: Transport):
+        self._layout = layout
+        self._ranks = ranks
+        self._transport = transport
+
+    def choose(self, kept: float, spread: float) -> int:
+        """The number of the candidate to be taken; of equal ones the first."""
+        return int(np.argmin(self.expected(kept, spread)))
+
+    def expected(self, kept: float, spread: float) -> list[float]:
+        """Seconds of each candidate."""
+        layout = self._layout
+        universe = max(spread * kept, kept) if spread else layout.size
+        load = Load(
+            self._ranks, layout.size, layout.width, layout.dtype.size, kept, universe, float(layout.dense_above)
+        )
+        return [collective_costs.seconds(each, load, self._transport) for each in CANDIDATES]
+
+    def spread(self, kept: float, union: int, before: float) -> float:
+        """`universe / kept` after a call whose union had `union` rows, -1 where it did not tell."""
+        if union < 0 or kept == 0:
+            return before
+        return collective_costs.universe(kept, union, self._ranks) / kept
+
+
+def _eagerly(
+    brought: Contribution, kept: float, communicator: Communicator, name: str, chooser: _Chooser, seen: _Seen
+) -> Result:
+    """The result, by an algorithm that is chosen now, where a rank brings `kept` rows in the mean."""
+    layout, message = brought.layout, brought.message
+    calls, spread, _ = seen.variable.numpy()
+    expected = chooser.expected(kept, spread)
+    choice = int(np.argmin(np.multiply(expected, seen.trials.factors())))
+    seen.trials.begin(choice, expected[choice])
+    begun = time.perf_counter()
+    if CANDIDATES[choice] == "dynamic":
+        vector = combine_dense(layout, message, communicator, name, brought.full)
+        seen.trials.elapsed = time.perf_counter() - begun
+        tells = not brought.full and _looks(int(calls))  # full vectors say nothing of how index sets overlap
+        union = int(_rows_there(layout, vector)) if tells else -1
+    else:
+        message = _SPARSE[CANDIDATES[choice]](layout, message, communicator, name)
+        seen.trials.elapsed = time.perf_counter() - begun
+        union = int(message[1]) if int(message[0]) == 0 else -1
+    seen.variable.assign([calls + 1, chooser.spread(kept, union, spread), choice])
+    return brought.vector(vector) if CANDIDATES[choice] == "dynamic" else brought.result(message)
+
+
+def _in_graph(
+    layout: Layout, message: tf.Tensor, communicator: Communicator, name: str, chooser: _Chooser, seen: _Seen
+) -> tf.Tensor:
+    """The vector, by an algorithm that is chosen when the graph runs."""
+    counts = communicator.allgather(message[1:2], f"{name}.counts", [1] * communicator.size)
+    kept = tf.reduce_mean(tf.cast(counts, tf.float64))
+    calls, spread, _ = tf.unstack(seen.variable.read_value())
+
+    def choose(kept: np.ndarray, spread: np.ndarray) -> np.int32:
+        return np.int32(chooser.choose(float(kept), float(spread)))
+
+    def learn(kept: np.ndarray, union: np.ndarray, spread: np.ndarray) -> np.float64:
+        return np.float64(chooser.spread(float(kept), int(union), float(spread)))
+
+    def sparse(kind: str) -> tuple[tf.Tensor, tf.Tensor]:
+        combined = _SPARSE[kind](layout, message, communicator, f"{name}.{kind}")
+        return layout.dense(combined), tf.where(combined[0] == 0, combined[1], -1)
+
+    def dense() -> tuple[tf.Tensor, tf.Tensor]:
+        vector = combine_dense(layout, message, communicator, f"{name}.dynamic")
+        number = tf.cast(calls, tf.int64)
+        looks = tf.bitwise.bitwise_and(number, number - 1) == 0
+        return vector, tf.cond(looks, lambda: _rows_there(layout, vector), lambda: tf.constant(-1))
+
+    branches = [functools.partial(sparse, kind) if kind in _SPARSE else dense for kind in CANDIDATES]
+    choice = tf.ensure_shape(tf.numpy_function(choose, [kept, spread], tf.int32, stateful=False), [])
+    vector, union = tf.switch_case(choice, branches)
+    learnt = tf.numpy_function(learn, [kept, union, spread], tf.float64, stateful=False)
+    seen.variable.assign(tf.stack([calls + 1, tf.ensure_shape(learnt, []), tf.cast(choice, tf.float64)]))
+    return vector
+
+
+def _looks(calls: int) -> bool:
+    """Whether the rows of a dense result are counted after this many calls: it is one more pass over all of it."""
+    return calls & (calls - 1) == 0
+
+
+def _rows_there(layout: Layout, vector: tf.Tensor) -> tf.Tensor:
+    """Rows of a vector [size, width] that are not neutral, [] int32."""
+    return tf.math.count_nonzero(tf.reduce_any(vector != _NEUTRAL[layout.op], axis=1), dtype=tf.int32)
+
+
+def measure(communicator: Communicator) -> Transport:
+    """Times the calls that the candidates make; a collective, about a second.
+
+    Args:
+        communicator: the ranks that take part, at least 2.
+
+    Returns:
+        The same on every rank: each figure is the median of a few rounds of the slowest rank.
+    """
+    ranks, half = communicator.size, communicator.size // 2
+    partner = communicator.rank + half if communicator.rank < half else communicator.rank - half
+    other = partner if partner < 2 * half and communicator.rank < 2 * half else None
+
+    def exchange(words: tf.Tensor) -> None:
+        communicator.exchange(words, other, other, "auto.exchange")
+
+    def alltoall(words: tf.Tensor) -> None:
+        splits = tf.fill([ranks], tf.shape(words)[0])
+        communicator.alltoall_ragged(tf.tile(words, [ranks]), splits, "auto.alltoall")
+
+    def allgather(words: tf.Tensor) -> None:
+        communicator.allgather(words, "auto.allgather")
+
+    return Transport(
+        _fit(communicator, exchange, 1),
+        _fit(communicator, alltoall, ranks - 1),
+        _fit(communicator, allgather, ranks - 1),
+        _combining(communicator),
+    )
+
+
+def _fit(communicator: Communicator, call: Callable[[tf.Tensor], None], others: int) -> Link:
+    """Latency and bandwidth of a call that sends some words to each of `others` ranks."""
+
+    def seconds(each: int) -> float:
+        words = tf.zeros([each], tf.int32)
+        return _seconds(communicator, lambda: call(words))
+
+    each = _SMALL
+    small = large = seconds(each)
+    while large < _LONG and each < _LARGEST:
+        each *= _STEP
+        large = seconds(each)
+    if each == _SMALL:
+        return Link(0.0, 4 * others * each / small)
+    per_byte = max(large - small, 1e-9) / (4 * others * (each - _SMALL))
+    return Link(max(0.0, small - 4 * others * _SMALL * per_byte), 1 / per_byte)
+
+
+def _combining(communicator: Communicator) -> float:
+    """Seconds a byte of two streams of which every other row meets."""
+    layout = Layout(4 * _TIMED, (), tf.float32, "sum", None)
+    rows = tf.range(_TIMED)
+    values = tf.ones([_TIMED])
+    messages = tf.concat([layout.pack(values, 2 * rows), layout.pack(values, 3 * rows)], 0)
+    return _seconds(communicator, lambda: layout.reduce(messages)) / (4 * int(messages.shape[0]))
+
+
+def _seconds(communicator: Communicator, run: Callable[[], Any]) -> float:
+    """The median of a few rounds after some that do not count, each as long as its slowest rank."""
+    taken = []
+    for _ in range(_COLD + _REPEATS):
+        communicator.allreduce(tf.constant(0), "max", "auto.meet")
+        start = time.perf_counter()
+        run()
+        elapsed = tf.constant(time.perf_counter() - start, tf.float64)
+        taken.append(float(communicator.allreduce(elapsed, "max", "auto.slowest")))
+    return float(np.median(taken[_COLD:]))
+
+
+auto = Auto()

@@ -1,0 +1,245 @@
+"""What a rank brings to a collective: checked, agreed on by all ranks, and made a stream (SparCML 5.1)."""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse import streams
+from hvd_sparse.communicator import Communicator
+
+Result: TypeAlias = "tf.IndexedSlices | tf.Tensor"
+
+_INDICES = (tf.int32, tf.int64)
+
+
+class Layout(NamedTuple):
+    """The vector that a collective is about, the same on every rank.
+
+    Attributes:
+        size: its rows.
+        row: the shape of a row, () of a flat vector.
+        dtype: of its elements.
+        op: how rows are combined.
+        given: rows above which a message is dense, as the caller has it, or None.
+    """
+
+    size: int
+    row: tuple[int, ...]
+    dtype: tf.DType
+    op: str
+    given: int | None
+
+    @property
+    def width(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.row)
+
+    @property
+    def dense_above(self) -> int:
+        """Rows above which a message is dense."""
+        return streams.delta(self.size, self.width, self.dtype) if self.given is None else self.given
+
+    def rows_of(self, part: int, parts: int) -> int:
+        """How many rows piece `part` of `parts` has."""
+        return streams.piece_sizes(self.size, parts)[part]
+
+    def piece(self, part: int, parts: int) -> Layout:
+        """The vector that piece `part` of `parts` is."""
+        rows = self.rows_of(part, parts)
+        given = None if self.given is None else self.given * rows // max(self.size, 1)
+        return self._replace(size=rows, given=given)
+
+    def pack(self, values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+        """The message of rows in any order."""
+        flat = tf.reshape(values, [-1, self.width])
+        return streams.pack(flat, tf.cast(indices, tf.int32), self.size, self.op, self.given)
+
+    def split(self, message: tf.Tensor, parts: int) -> tuple[tf.Tensor, tf.Tensor]:
+        """The messages of all pieces, one after the other, and their words [parts] int32."""
+        limits = [self.piece(part, parts).dense_above for part in range(parts)]
+        return streams.split(message, self.size, self.width, self.dtype, parts, self.op, limits)
+
+    def reduce(self, messages: tf.Tensor) -> tf.Tensor:
+        """One message of several of this vector."""
+        return streams.reduce(messages, self.size, self.width, self.dtype, self.op, self.given)
+
+    def concat(self, messages: tf.Tensor, parts: int) -> tf.Tensor:
+        """One message of those of all pieces."""
+        return streams.concat(messages, self.size, self.width, self.dtype, parts, self.op, self.given)
+
+    def dense(self, message: tf.Tensor) -> tf.Tensor:
+        """The vector [size, width]."""
+        return streams.dense(message, self.size, self.width, self.dtype, self.op)
+
+    def shaped(self, vector: tf.Tensor) -> tf.Tensor:
+        """The vector in the shape that the caller knows."""
+        return tf.reshape(vector, [self.size, *self.row])
+
+
+class Contribution(NamedTuple):
+    """What a rank brings, agreed on by all.
+
+    Attributes:
+        slices: as they came.
+        layout: of the vector.
+        message: all rows of this rank.
+        counts: [P], the rows of each rank's message; None in a graph.
+        notes: [P], the number that each rank gave to be told; None in a graph.
+        checks: what has to have run before a result may be used.
+    """
+
+    slices: tf.IndexedSlices
+    layout: Layout
+    message: tf.Tensor
+    counts: np.ndarray | None
+    checks: tuple[Any, ...]
+    notes: np.ndarray | None = None
+
+    @property
+    def full(self) -> bool:
+        """Whether every rank is known to bring as many rows as would travel dense; the same on all ranks."""
+        return self.counts is not None and bool(self.counts.min() >= self.layout.dense_above)
+
+    def result(self, message: tf.Tensor) -> Result:
+        """What the caller gets of the combined message: slices, or a tensor where it is dense and code is eager."""
+        if tf.executing_eagerly() and int(message[0]) == 1:
+            return self.vector(self.layout.dense(message))
+        with tf.control_dependencies(self.checks):
+            values, indices = streams.slices(message, self.layout.size, self.layout.width, self.layout.dtype)
+        shaped = tf.reshape(values, [-1, *self.layout.row])
+        return tf.IndexedSlices(shaped, tf.cast(indices, self.slices.indices.dtype), self.slices.dense_shape)
+
+    def vector(self, vector: tf.Tensor) -> tf.Tensor:
+        """What the caller gets of the combined vector [size, width]."""
+        with tf.control_dependencies(self.checks):
+            return self.layout.shaped(tf.identity(vector))
+
+
+def bring(
+    collective: str,
+    slices: tf.IndexedSlices,
+    communicator: Communicator,
+    op: str,
+    name: str,
+    dense_above: int | None,
+    note: int = 0,
+) -> Contribution:
+    """Checks slices, lets all ranks agree that they were called alike, and packs; a collective.
+
+    Args:
+        collective: what is called, which has to be the same on every rank.
+        slices: what this rank brings.
+        communicator: the ranks that take part.
+        op: one of `streams.OPERATIONS`.
+        name: the same on every rank, unique among the collectives in flight.
+        dense_above: rows above which a message is dense, or None.
+        note: an int32 that all ranks are told beside, in eager code.
+
+    Raises:
+        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+    """
+    fault = _fault(slices, op, dense_above)
+    layout = None if fault else _layout(slices, op, dense_above)
+    message = layout.pack(slices.values, slices.indices) if layout and tf.executing_eagerly() else None
+    told = {} if layout is None else _describe(collective, layout)
+    count = -1 if message is None else int(message[1])
+    counts, notes = _greet(told, fault, (count, note), communicator, name)
+    assert layout is not None, "the ranks have been told of the fault"
+    if message is not None:
+        return Contribution(slices, layout, message, counts, (), notes)
+    if communicator.size == 1:
+        return Contribution(slices, layout, layout.pack(slices.values, slices.indices), None, ())
+    indices, check = _bounded(slices.indices, layout.size, communicator, name)
+    return Contribution(slices, layout, layout.pack(slices.values, indices), None, (check,))
+
+
+def _greet(
+    told: dict[str, Any], fault: str | None, own: tuple[int, int], communicator: Communicator, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lets all ranks know at once whether one of them brings a fault or was called otherwise, and their own numbers."""
+    if communicator.size == 1:
+        if fault:
+            raise ValueError(f"{name}: {fault}")
+        return np.array(own[:1], np.int32), np.array(own[1:], np.int32)
+    mark = zlib.crc32(json.dumps(told, sort_keys=True).encode()) - 2**31  # as an int32
+    with tf.init_scope():
+        greeting = tf.constant([[int(fault is not None), mark, *own]], tf.int32)
+        everyone = communicator.allgather(greeting, f"{name}.greeting", [1] * communicator.size).numpy()
+    if everyone[:, 0].any():
+        faults = communicator.gather_descriptions(fault, f"{name}.faults")
+        brought = [f"rank {rank}: {text}" for rank, text in zip(communicator.ranks, faults, strict=True) if text]
+        raise ValueError(f"{name}: {'; '.join(brought)}")
+    if (everyone[:, 1] != everyone[0, 1]).any():
+        communicator.agree(told, f"the collective {name}", f"{name}.disagreement")
+    return everyone[:, 2], everyone[:, 3]
+
+
+def _describe(collective: str, layout: Layout) -> dict[str, Any]:
+    return {
+        "collective": collective,
+        "shape": [layout.size, *layout.row],
+        "dtype": layout.dtype.name,
+        "op": layout.op,
+        "dense_above": layout.dense_above,
+    }
+
+
+def _layout(slices: tf.IndexedSlices, op: str, dense_above: int | None) -> Layout:
+    size, *row = (int(extent) for extent in tf.get_static_value(slices.dense_shape))
+    return Layout(size, tuple(row), tf.as_dtype(slices.values.dtype), op, dense_above)
+
+
+def _fault(slices: Any, op: str, dense_above: int | None) -> str | None:
+    """What is wrong with a rank's arguments, as far as it is known now; None where nothing is."""
+    if op not in streams.OPERATIONS:
+        return f"expected op as one of {', '.join(streams.OPERATIONS)}, got {op!r}"
+    if dense_above is not None and (isinstance(dense_above, bool) or not isinstance(dense_above, int)):
+        return f"expected dense_above as a number of rows or None, got {dense_above!r}"
+    if dense_above is not None and dense_above < 0:
+        return f"expected dense_above of at least 0, got {dense_above}"
+    if not isinstance(slices, tf.IndexedSlices):
+        return f"expected tf.IndexedSlices, got {type(slices).__name__}"
+    if slices.values.dtype not in streams.DTYPES:
+        return f"expected values of float16, float32 or float64, got {slices.values.dtype.name}; cast them first"
+    if slices.indices.dtype not in _INDICES:
+        return f"expected indices of int32 or int64, got {slices.indices.dtype.name}"
+    shape = None if slices.dense_shape is None else tf.get_static_value(slices.dense_shape)
+    if shape is None:
+        return (
+            "expected slices whose dense_shape is known when the collective is called, got none: pass "
+            "tf.IndexedSlices(values, indices, dense_shape) with a dense_shape that is a constant"
+        )
+    return _shape_fault(slices, [int(extent) for extent in shape])
+
+
+def _shape_fault(slices: tf.IndexedSlices, shape: list[int]) -> str | None:
+    values, indices = slices.values.shape, slices.indices.shape
+    if not shape or 0 in shape[1:]:
+        return f"expected a dense_shape [size, ...] whose rows have elements, got {shape}"
+    if math.prod(shape) >= 2**31:
+        return f"expected fewer than 2^31 elements, got a dense_shape of {shape}; cut the vector into several"
+    if not indices.is_compatible_with([None]):
+        return f"expected indices [k], got shape {indices}"
+    if not values.is_compatible_with([indices[0] if indices.rank else None, *shape[1:]]):
+        return f"expected values {['k', *shape[1:]]} for {indices} indices and a dense_shape of {shape}, got {values}"
+    if not tf.executing_eagerly():
+        return None
+    numbers = slices.indices.numpy()
+    if not len(numbers) or (numbers.min() >= 0 and numbers.max() < shape[0]):
+        return None
+    place = np.flatnonzero((numbers < 0) | (numbers >= shape[0]))[0]
+    return f"expected indices in [0, {shape[0]}), got {numbers[place]} at place {place}"
+
+
+def _bounded(indices: tf.Tensor, size: int, communicator: Communicator, name: str) -> tuple[tf.Tensor, Any]:
+    """Indices that can be packed, and what fails on every rank where those of one cannot."""
+    inside = tf.reduce_all((indices >= 0) & (indices < size))
+    fault = communicator.allreduce(tf.where(inside, 0, communicator.world_rank + 1), "max", f"{name}.faults")
+    told = f"{name}: expected indices in [0, {size}); there were others on rank"
+    return tf.where(inside, indices, 0), tf.debugging.Assert(fault == 0, [told, fault - 1])

@@ -1,0 +1,172 @@
+"""DSAR_Split_allgather: pieces are combined sparse and gathered dense, in low precision if so wished."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from hvd_sparse.collectives.contribution import Layout, bring
+from hvd_sparse.collectives.split_allgather import own_piece
+from hvd_sparse.communicator import REDUCTIONS, Communicator
+from hvd_sparse.quantizers import QSGD
+
+
+class QuantizedTotal(NamedTuple):
+    """A sum that was gathered in low precision.
+
+    Attributes:
+        total: tensor of the dense shape, the same bits on every rank.
+        error: [own rows * width] float32, what the receivers lack of this rank's piece: to be brought to the next call.
+        fault: [] int32, 0, or 1 + the world rank whose piece held a NaN or an infinity; the same on every rank. That
+            piece is then of no use.
+    """
+
+    total: tf.Tensor
+    error: tf.Tensor
+    fault: tf.Tensor
+
+
+def own_rows(size: int, communicator: Communicator) -> int:
+    """How many rows of a vector this rank combines for all; its quantization error has as many."""
+    return Layout(size, (), tf.float32, "sum", None).rows_of(communicator.rank, communicator.size)
+
+
+def dynamic(
+    slices: tf.IndexedSlices,
+    communicator: Communicator,
+    op: str = "sum",
+    name: str = "dynamic",
+    dense_above: int | None = None,
+    quantizer: QSGD | None = None,
+) -> tf.Tensor:
+    """Combines the slices of all ranks where the result fills in (SparCML 5.3.3, DSAR_Split_allgather, and section 6).
+
+    Args:
+        slices: what this rank brings, see `hvd_sparse.collectives`.
+        communicator: the ranks that take part.
+        op: "sum", "max", "min" or "product".
+        name: the same on every rank, unique among the collectives in flight.
+        dense_above: rows above which a message of the whole vector is dense; one of a piece has its share of them.
+        quantizer: codes the values that are gathered, with seed 0, and what is lost is lost; of sums only. Where calls
+            follow one another `dynamic_quantized` keeps it.
+
+    Returns:
+        A tensor of the dense shape; with a quantizer every rank, the owner of a piece too, has what the codes say.
+        Rows are combined in rank order.
+
+    Raises:
+        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+        tf.errors.InvalidArgumentError: on every rank alike where values that are to be quantized are not finite.
+
+    Steps and bytes sent per rank: P - 1 to split and P - 1 to gather (as a ring); at most k rows of 4 bytes and their
+    values (a piece in which that is more than all its values travels dense), and (P - 1) / P of all values or codes.
+    In eager code, where each rank brings as many rows as would travel dense, vectors are all-reduced, in as many steps
+    and bytes.
+    """
+    if quantizer is None:
+        brought = bring("dynamic", slices, communicator, op, name, dense_above)
+        return brought.vector(combine_dense(brought.layout, brought.message, communicator, name, brought.full))
+    none = tf.zeros([0], tf.float32)
+    quantized = dynamic_quantized(slices, communicator, quantizer, none, 0, name, dense_above, op)
+    told = f"{name}: expected finite values, as they are to be quantized; there were others in the piece of rank"
+    with tf.control_dependencies([tf.debugging.Assert(quantized.fault == 0, [told, quantized.fault - 1])]):
+        return tf.identity(quantized.total)
+
+
+def dynamic_quantized(
+    slices: tf.IndexedSlices,
+    communicator: Communicator,
+    quantizer: QSGD,
+    error: tf.Tensor,
+    seed: int | tf.Tensor,
+    name: str = "dynamic_quantized",
+    dense_above: int | None = None,
+    op: str = "sum",
+) -> QuantizedTotal:
+    """`dynamic` in low precision, whose quantization error the owner of each piece keeps (SparCML section 6).
+
+    Args:
+        slices: what this rank brings, see `hvd_sparse.collectives`.
+        communicator: the ranks that take part.
+        quantizer: codes the values that are gathered.
+        error: [own_rows * width] float32, what former calls have left over; or [0] for none.
+        seed: [] of the rounding, the same on every rank, another one for each call.
+        name: the same on every rank, unique among the collectives in flight.
+        dense_above: as of `dynamic`.
+        op: "sum" and no other.
+
+    Returns:
+        The sum as every rank decodes it, and this rank's new error: sum of all slices and errors == total and new
+        errors, but for the rounding of float32.
+
+    Raises:
+        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+
+    Steps and bytes sent per rank: those of `dynamic`; what is gathered is the codes and 4 bytes a bucket.
+    """
+    brought = bring(f"dynamic with {quantizer!r}", slices, communicator, op, name, dense_above)
+    if op != "sum":
+        raise ValueError(f"{name}: expected op 'sum' with a quantizer, got {op!r}: only what is added may be rounded.")
+    quantized = combine_quantized(brought.layout, brought.message, quantizer, error, seed, communicator, name)
+    return quantized._replace(total=brought.vector(tf.cast(quantized.total, brought.layout.dtype)))
+
+
+def combine_quantized(
+    layout: Layout,
+    message: tf.Tensor,
+    quantizer: QSGD,
+    error: tf.Tensor,
+    seed: int | tf.Tensor,
+    communicator: Communicator,
+    name: str,
+) -> QuantizedTotal:
+    """The same on messages; the total is [size * width] float32."""
+    values = tf.cast(tf.reshape(_own_values(layout, message, communicator, name), [-1]), tf.float32)
+    error = tf.convert_to_tensor(error, tf.float32)
+    values = values if error.shape[0] == 0 else values + tf.ensure_shape(error, values.shape)
+    # The root of the sum of a bucket's squares has to be finite, too.
+    finite = tf.reduce_all(tf.math.is_finite(values * math.sqrt(quantizer.bucket)))
+    values = tf.where(finite, values, 0.0)
+    codes, scales = quantizer.encode(values, tf.cast(seed, tf.int64) * communicator.size + communicator.rank)
+    decoded = quantizer.decode(codes, scales, layout.rows_of(communicator.rank, communicator.size) * layout.width)
+    # A scale that is no number tells all ranks, without another message, that a piece is of no use.
+    scales = tf.where(finite, scales, float("nan"))
+    total, fault = _gather_codes(layout, codes, scales, quantizer, communicator, name)
+    return QuantizedTotal(total, values - decoded, fault)
+
+
+def combine_dense(
+    layout: Layout, message: tf.Tensor, communicator: Communicator, name: str, full: bool = False
+) -> tf.Tensor:
+    """The vector [size, width] of this rank's message and those of all others; `full` as of `Contribution`."""
+    if full and layout.op in REDUCTIONS:
+        return communicator.allreduce(layout.dense(message), layout.op, f"{name}.reduce")
+    own = _own_values(layout, message, communicator, name)
+    rows = [layout.rows_of(part, communicator.size) for part in range(communicator.size)]
+    return communicator.allgather(own, f"{name}.gather", rows)
+
+
+def _own_values(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:
+    """This rank's piece of the vector, [rows, width]."""
+    mine = layout.piece(communicator.rank, communicator.size)
+    return mine.dense(own_piece(layout, message, communicator, name))
+
+
+def _gather_codes(
+    layout: Layout, codes: tf.Tensor, scales: tf.Tensor, quantizer: QSGD, communicator: Communicator, name: str
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """The whole vector [size * width] float32 as all decode it, and 1 + the world rank whose piece is of no use."""
+    counts = [layout.rows_of(part, communicator.size) * layout.width for part in range(communicator.size)]
+    shapes = [(quantizer.code_bytes(count), quantizer.buckets(count)) for count in counts]
+    own = tf.concat([codes, tf.reshape(tf.bitcast(scales, tf.uint8), [-1])], 0)
+    gathered = communicator.allgather(own, f"{name}.gather", [coded + 4 * buckets for coded, buckets in shapes])
+    decoded, faults = [], []
+    parts = tf.split(gathered, [length for coded, buckets in shapes for length in (coded, 4 * buckets)])
+    for part, count in enumerate(counts):
+        scale = tf.bitcast(tf.reshape(parts[2 * part + 1], [-1, 4]), tf.float32)
+        spoilt = tf.math.is_nan(scale)
+        decoded.append(quantizer.decode(parts[2 * part], tf.where(spoilt, 0.0, scale), count))
+        faults.append(tf.where(tf.reduce_any(spoilt), 1 + communicator.ranks[part], 0))
+    return tf.concat(decoded, 0), tf.reduce_max(tf.stack(faults))

@@ -1,0 +1,86 @@
+"""SSAR_Recursive_double: whole vectors, between pairs whose distance doubles."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from hvd_sparse.collectives.contribution import Layout, Result, bring
+from hvd_sparse.communicator import Communicator
+
+
+def recursive_doubling(
+    slices: tf.IndexedSlices,
+    communicator: Communicator,
+    op: str = "sum",
+    name: str = "recursive_doubling",
+    dense_above: int | None = None,
+) -> Result:
+    """Combines the slices of all ranks in log2 P rounds, for little data (SparCML 5.3.1, SSAR_Recursive_double).
+
+    Args:
+        slices: what this rank brings, see `hvd_sparse.collectives`.
+        communicator: the ranks that take part.
+        op: "sum", "max", "min" or "product".
+        name: the same on every rank, unique among the collectives in flight.
+        dense_above: rows above which a message is dense.
+
+    Returns:
+        tf.IndexedSlices; in eager code a tensor where the result has more rows than `dense_above`. Rows are combined in
+        rank order, pairs first.
+
+    Raises:
+        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+
+    Steps and bytes sent per rank: log2 P, and from log2 P to P - 1 times k rows of 4 bytes and their values, by how
+    much the index sets overlap. Where P is not a power of two two steps more (appendix A): each surplus rank first
+    hands its rows to the rank before it, which gives it the result at last.
+    """
+    brought = bring("recursive_doubling", slices, communicator, op, name, dense_above)
+    return brought.result(combine_pairs(brought.layout, brought.message, communicator, name))
+
+
+def combine_pairs(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:
+    """The same on messages."""
+    place = _Place.of(communicator.rank, communicator.size)
+    if place.surplus:  # the first 2 * surplus ranks are pairs, of which the even one takes part for both
+        handed = communicator.exchange(message, place.hands_to, place.handed_by, f"{name}.before")
+        if place.handed_by is not None:
+            message = layout.reduce(tf.concat([message, handed], 0))
+    for number, partner in enumerate(place.partners):
+        received = communicator.exchange(message, partner, partner, f"{name}.{number}")
+        if partner is not None:
+            first_lower = [message, received] if communicator.rank < partner else [received, message]
+            message = layout.reduce(tf.concat(first_lower, 0))
+    if place.surplus:
+        result = communicator.exchange(message, place.handed_by, place.hands_to, f"{name}.after")
+        message = message if place.hands_to is None else result
+    return message
+
+
+class _Place:
+    """Where a rank stands among P: with whom it exchanges in each round, None where it only looks on.
+
+    Attributes:
+        surplus: ranks above the largest power of two.
+        hands_to: who takes part for this rank, which gets the result from it.
+        handed_by: for whom this rank takes part.
+        partners: one for each round.
+    """
+
+    def __init__(self, surplus: int, hands_to: int | None, handed_by: int | None, partners: list[int | None]):
+        self.surplus = surplus
+        self.hands_to = hands_to
+        self.handed_by = handed_by
+        self.partners = partners
+
+    @classmethod
+    def of(cls, rank: int, ranks: int) -> _Place:
+        rounds = ranks.bit_length() - 1
+        surplus = ranks - 2**rounds
+        paired = rank < 2 * surplus
+        if paired and rank % 2:
+            return cls(surplus, rank - 1, None, [None] * rounds)
+        number = rank // 2 if paired else rank - surplus
+        others = (number ^ 2**distance for distance in range(rounds))
+        partners = [2 * other if other < surplus else other + surplus for other in others]
+        return cls(surplus, None, rank + 1 if paired else None, [*partners])

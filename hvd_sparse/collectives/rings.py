@@ -1,0 +1,106 @@
+"""Rings, for comparison: each rank sends to the next one only, sparse pieces or dense ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from hvd_sparse.collectives.contribution import Result, bring
+from hvd_sparse.communicator import Communicator
+
+_DENSE = {"sum": tf.add, "max": tf.maximum, "min": tf.minimum, "product": tf.multiply}
+
+
+def sparse_ring(
+    slices: tf.IndexedSlices,
+    communicator: Communicator,
+    op: str = "sum",
+    name: str = "sparse_ring",
+    dense_above: int | None = None,
+) -> Result:
+    """Combines the slices of all ranks as a ring all-reduce does, of pieces that are sparse.
+
+    Args:
+        slices: what this rank brings, see `hvd_sparse.collectives`.
+        communicator: the ranks that take part.
+        op: "sum", "max", "min" or "product".
+        name: the same on every rank, unique among the collectives in flight.
+        dense_above: rows above which a message of the whole vector is dense; one of a piece has its share of them.
+
+    Returns:
+        tf.IndexedSlices; in eager code a tensor where the result has more rows than `dense_above`. Piece p is
+        combined in the order of the ring, from rank p + 1 on. Where a piece
+        has travelled dense all its rows are there, neutral ones too.
+
+    Raises:
+        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+
+    Steps and bytes sent per rank: 2 (P - 1), and from 2 (P - 1) / P to (P - 1) / 2 + P - 1 times k rows of 4 bytes
+    and their values, by how much the index sets overlap.
+    """
+    brought = bring("sparse_ring", slices, communicator, op, name, dense_above)
+    layout, ranks = brought.layout, communicator.size
+    if ranks == 1:
+        return brought.result(brought.message)
+    messages, lengths = layout.split(brought.message, ranks)
+
+    def join(part: int, received: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
+        return layout.piece(part, ranks).reduce(tf.concat([received, own], 0))
+
+    pieces = _ring(tf.split(messages, lengths, num=ranks), join, communicator, name)
+    return brought.result(layout.concat(tf.concat(pieces, 0), ranks))
+
+
+def dense_ring(
+    slices: tf.IndexedSlices,
+    communicator: Communicator,
+    op: str = "sum",
+    name: str = "dense_ring",
+    dense_above: int | None = None,
+) -> tf.Tensor:
+    """Combines the slices of all ranks as a ring all-reduce does, of the whole vector.
+
+    Args:
+        slices: what this rank brings, see `hvd_sparse.collectives`.
+        communicator: the ranks that take part.
+        op: "sum", "max", "min" or "product".
+        name: the same on every rank, unique among the collectives in flight.
+        dense_above: makes no difference, as everything is dense.
+
+    Returns:
+        A tensor of the dense shape. Piece p is combined in the order of the ring, from rank p + 1 on.
+
+    Raises:
+        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+
+    Steps and bytes sent per rank: 2 (P - 1), and 2 (P - 1) / P times all values.
+    """
+    brought = bring("dense_ring", slices, communicator, op, name, dense_above)
+    vector, ranks = brought.layout.dense(brought.message), communicator.size
+    if ranks == 1:
+        return brought.vector(vector)
+    pieces = tf.split(vector, [brought.layout.rows_of(part, ranks) for part in range(ranks)])
+    join = _DENSE[op]
+    whole = _ring(pieces, lambda part, received, own: join(received, own), communicator, name)
+    return brought.vector(tf.concat(whole, 0))
+
+
+def _ring(
+    pieces: list[tf.Tensor],
+    join: Callable[[int, tf.Tensor, tf.Tensor], tf.Tensor],
+    communicator: Communicator,
+    name: str,
+) -> list[tf.Tensor]:
+    """Piece `rank` of every rank goes round and is joined with that of each; then all pieces go round once more."""
+    ranks, rank = communicator.size, communicator.rank
+    following, preceding = (rank + 1) % ranks, (rank - 1) % ranks
+    pieces = list(pieces)
+    for step in range(ranks - 1):
+        sent, part = (rank - step - 1) % ranks, (rank - step - 2) % ranks
+        received = communicator.exchange(pieces[sent], following, preceding, f"{name}.reduce.{step}")
+        pieces[part] = join(part, received, pieces[part])
+    for step in range(ranks - 1):
+        sent, part = (rank - step) % ranks, (rank - step - 1) % ranks
+        pieces[part] = communicator.exchange(pieces[sent], following, preceding, f"{name}.gather.{step}")
+    return pieces

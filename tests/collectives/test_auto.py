@@ -1,0 +1,87 @@
+"""What auto chooses, and why."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from hvd_sparse.collective_costs import Transport
+from hvd_sparse.collectives import Auto
+from hvd_sparse.collectives.auto import _Trials
+from hvd_sparse.communicator import LoneCommunicator
+from hvd_sparse.costs import Link
+from tests import threads
+from tests.collectives.vectors import FREE, GOOD, index_sets, slices_of
+
+
+class TestAuto:
+    @staticmethod
+    def choices(auto, kinds, size, density, ranks=8):
+        """What is chosen in one call after another."""
+        calls = [[slices_of(each, [size]) for each in index_sets(kind, ranks, size, density)] for kind in kinds]
+
+        def one_rank(grid):
+            chosen = []
+            for brought in calls:
+                auto(brought[grid.world.rank], grid.world)
+                chosen.append(auto.chosen(grid.world))
+            return chosen
+
+        results = threads.run(ranks, ranks, one_rank)
+        assert all(chosen == results[0] for chosen in results)
+        return results[0]
+
+    def test_small_data_goes_in_pairs_and_large_in_pieces(self):
+        """SparCML 5.3: latency against bandwidth, and pairs read again what they had combined."""
+        calls = Transport(Link(0.4e-4, 1e8), Link(1.5e-4, 1e8), Link(1.5e-4, 1e8), byte=2e-9)
+        assert self.choices(Auto(calls), ["overlapping"], 100000, 0.0001) == ["recursive_doubling"]
+        assert self.choices(Auto(calls), ["overlapping"], 100000, 0.08) == ["split_allgather"]
+
+    def test_little_data_goes_in_one_call_where_pairs_take_as_long_as_all(self):
+        calls = Transport(Link(1e-4, 1e8), Link(1e-4, 1e8), Link(1e-4, 1e8))
+        assert self.choices(Auto(calls), ["overlapping"], 100000, 0.0001) == ["allgather"]
+
+    def test_what_fills_in_is_gathered_dense(self):
+        assert self.choices(Auto(FREE), ["overlapping"], 100000, 0.5) == ["dynamic"]
+
+    def test_what_was_seen_is_what_the_next_call_expects(self):
+        """Identical sets: uniform ones would fill in, these do not."""
+        assert self.choices(Auto(FREE), ["identical"] * 3, 20000, 0.2) == [
+            "dynamic",
+            "split_allgather",
+            "split_allgather",
+        ]
+
+    def test_what_calls_take_is_measured_where_it_is_not_given(self):
+        auto = Auto()
+
+        def one_rank(grid):
+            auto(GOOD, grid.world)
+            return auto.transport(grid.world)
+
+        found = threads.run(3, 3, one_rank)
+        assert found[0] == found[1] == found[2]
+        assert all(link.bandwidth > 0 and link.latency >= 0 for link in found[0][:3]) and found[0].byte > 0
+
+    def test_a_candidate_that_takes_longer_than_expected_twice_is_left(self):
+        """All ranks hear of the slowest one's time; the shorter of two calls counts, as the first is cold."""
+        trials = _Trials()
+        for told, factor in (([9, 4], 1.0), ([2, 6], 6.0), ([3, 3], 3.0), ([0, 5], 3.0)):
+            trials.begin(1, 1e-6)
+            trials.learn(np.array(told))
+            assert trials.factors() == pytest.approx([1.0, factor, 1.0, 1.0])
+        assert trials.told() == 0
+        trials.elapsed = 0.002
+        assert trials.told() == 2000
+
+    def test_times_of_calls_are_told_where_what_they_take_was_measured(self):
+        auto = Auto()
+
+        def one_rank(grid):
+            return [auto(GOOD, grid.world) is not None and auto.chosen(grid.world) for _ in range(6)]
+
+        chosen = threads.run(3, 3, one_rank)
+        assert chosen[0] == chosen[1] == chosen[2] and None not in chosen[0]
+
+    def test_nothing_is_chosen_before_the_first_call(self):
+        assert Auto(FREE).chosen(LoneCommunicator()) is None

@@ -1,0 +1,75 @@
+"""`dynamic` in low precision: what is lost is kept, and replicas agree."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import collectives
+from hvd_sparse.communicator import LoneCommunicator
+from hvd_sparse.quantizers import QSGD
+from tests import threads
+from tests.collectives.vectors import counted, errors_of, expected_of, slices_of
+
+
+class TestQuantized:
+    @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+    @pytest.mark.parametrize("bits", [2, 4, 8])
+    @pytest.mark.parametrize("row", [[], [3]])
+    def test_owners_keep_what_the_receivers_lack(self, ranks, bits, row):
+        """Over several calls: what went in is what came out and what is kept, but for float32's rounding."""
+        size, width = 1003, math.prod(row)
+        drawn = np.random.default_rng(0)
+        quantizer = QSGD(bits, bucket=64)
+        calls = [
+            [slices_of(drawn.integers(0, size, 300), [size, *row], seed=seed) for seed in range(ranks)] for _ in "abc"
+        ]
+
+        def one_rank(grid):
+            world, totals = grid.world, []
+            error = tf.zeros([collectives.own_rows(size, world) * width])
+            for step, brought in enumerate(calls):
+                result = collectives.dynamic_quantized(brought[world.rank], world, quantizer, error, step)
+                assert int(result.fault) == 0
+                error = result.error
+                totals.append(result.total.numpy())
+            return totals, error.numpy()
+
+        results = threads.run(ranks, ranks, one_rank)
+        for totals, _ in results:
+            assert [total.tobytes() for total in totals] == [total.tobytes() for total in results[0][0]]
+        came_out = sum(total.astype(np.float64) for total in results[0][0]).reshape(-1)
+        kept = np.concatenate([error for _, error in results])
+        went_in = sum(expected_of(brought, [size, *row], "sum") for brought in calls).reshape(-1)
+        np.testing.assert_allclose(came_out + kept, went_in, atol=1e-4)
+        assert np.abs(kept).max() > 0 or bits == 8
+
+    def test_dynamic_takes_a_quantizer(self):
+        brought = [slices_of(range(500), [500], seed=rank) for rank in range(3)]
+        quantizer = QSGD(4, bucket=32)
+        results = threads.run(
+            3, 3, lambda grid: collectives.dynamic(brought[grid.world.rank], grid.world, quantizer=quantizer)
+        )
+        assert len({got.numpy().tobytes() for got in results}) == 1
+        np.testing.assert_allclose(results[0], expected_of(brought, [500], "sum"), atol=6 / 7)
+
+    def test_low_precision_is_of_fewer_bytes(self):
+        brought = [slices_of(range(20000), [20000], seed=rank) for rank in range(4)]
+        coded = counted(functools.partial(collectives.dynamic, quantizer=QSGD(4)), brought)
+        split = 3 * (8 + 4 * 5000)  # pieces that travel dense, with their headers
+        assert coded[0].sent - split == 3 * (5000 // 2 + 4 * 5)
+
+    def test_a_value_that_is_not_finite_is_an_error_on_every_rank(self):
+        brought = [slices_of(range(30), [30]) for _ in range(3)]
+        brought[2] = tf.IndexedSlices(tf.constant([np.inf]), tf.constant([15]), tf.constant([30]))
+        errors = errors_of(brought, functools.partial(collectives.dynamic, quantizer=QSGD(4)))
+        for error in errors:
+            assert isinstance(error, tf.errors.InvalidArgumentError) and "piece of rank" in error.message
+
+    def test_only_sums_are_rounded(self):
+        with pytest.raises(ValueError, match="expected op 'sum' with a quantizer, got 'max'"):
+            collectives.dynamic(slices_of([1], [3]), LoneCommunicator(), op="max", quantizer=QSGD(4))

@@ -1,0 +1,143 @@
+"""What collectives send, against the index sets, SparCML 5.3 and the cost model."""
+
+from __future__ import annotations
+
+import functools
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import collective_costs, streams
+from hvd_sparse.collective_costs import Load
+from tests.collectives.vectors import ALL, counted, index_sets, slices_of
+
+
+def words_of(rows, size, width=1, isize=4):
+    """Bytes of a message with so many rows."""
+    if rows > size * width * isize // (4 + width * isize):
+        return 8 + -(-size * width * isize // 8) * 8
+    return 8 + -(-4 * rows // 8) * 8 + -(-rows * width * isize // 8) * 8
+
+
+def pieces_of(indices, size, ranks):
+    """How many of these rows are in each piece, and the sizes of the pieces."""
+    edges = [part * size // ranks for part in range(ranks + 1)]
+    return np.histogram(indices, edges)[0] if len(indices) else np.zeros(ranks, int), np.diff(edges)
+
+
+def union(sets):
+    return functools.reduce(np.union1d, sets)
+
+
+def implied(name, sets, size, rank):
+    """Bytes that a rank sends, from the index sets alone."""
+    ranks = len(sets)
+    pieces = [pieces_of(indices, size, ranks) for indices in sets]
+    total, extents = pieces_of(union(sets), size, ranks)
+    split = sum(words_of(pieces[rank][0][part], extents[part]) for part in range(ranks) if part != rank)
+    if name == "allgather":
+        return (ranks - 1) * words_of(len(sets[rank]), size)
+    if name == "split_allgather":
+        return split + (ranks - 1) * words_of(total[rank], extents[rank])
+    if name == "dynamic" and min(map(len, sets)) >= size // 2:  # as many as travel dense: an all-reduce
+        return implied("dense_ring", sets, size, rank)
+    if name == "dynamic":
+        return split + (ranks - 1) * 4 * extents[rank]
+    if name == "dense_ring":
+        return 4 * sum(size - extents[(rank + skipped) % ranks] for skipped in (0, 1))
+    if name == "sparse_ring":
+        return implied_of_ring(sets, size, rank, total, extents)
+    return implied_of_doubling(sets, size, rank)
+
+
+def implied_of_ring(sets, size, rank, total, extents):
+    ranks, sent = len(sets), 0
+    for step in range(ranks - 1):
+        part = (rank - step - 1) % ranks
+        members = [sets[(part + 1 + other) % ranks] for other in range(step + 1)]
+        sent += words_of(pieces_of(union(members), size, ranks)[0][part], extents[part])
+        part = (rank - step) % ranks
+        sent += words_of(total[part], extents[part])
+    return sent
+
+
+def implied_of_doubling(sets, size, rank):
+    ranks = len(sets)
+    rounds = int(math.log2(ranks))
+    surplus = ranks - 2**rounds
+    if rank < 2 * surplus and rank % 2:
+        return words_of(len(sets[rank]), size)
+    groups = [union(sets[2 * number : 2 * number + 2]) for number in range(surplus)] + sets[2 * surplus :]
+    number = rank // 2 if rank < 2 * surplus else rank - surplus
+    sent = words_of(len(union(sets)), size) if rank < 2 * surplus else 0
+    for distance in range(rounds):
+        first = number >> distance << distance
+        sent += words_of(len(union(groups[first : first + 2**distance])), size)
+    return sent
+
+
+COUNTED = [name for name in ALL if "auto" not in name]
+
+
+class TestTraffic:
+    @pytest.mark.parametrize("name", COUNTED)
+    @pytest.mark.parametrize("ranks", range(2, 10))
+    def test_steps_are_the_exchanges_counted(self, name, ranks):
+        sets = index_sets("overlapping", ranks, 1003, 0.1)
+        for counter in counted(ALL[name], [slices_of(indices, [1003]) for indices in sets]):
+            assert counter.steps == collective_costs.steps(name, ranks)
+            assert counter.agreeing == 1
+
+    @pytest.mark.parametrize("name", COUNTED)
+    @pytest.mark.parametrize("ranks", range(2, 10))
+    @pytest.mark.parametrize(
+        "kind, density", [("overlapping", 0.05), ("disjoint", 0.1), ("identical", 0.1), ("any", 0.8)]
+    )
+    def test_bytes_are_what_the_index_sets_imply(self, name, ranks, kind, density):
+        """To the byte, headers and padding included."""
+        size = 20011
+        sets = index_sets(kind, ranks, size, density)
+        counters = counted(ALL[name], [slices_of(indices, [size]) for indices in sets])
+        assert [counter.sent for counter in counters] == [implied(name, sets, size, rank) for rank in range(ranks)]
+
+    @pytest.mark.parametrize("ranks", [2, 4, 8])
+    @pytest.mark.parametrize("kind", ["overlapping", "disjoint", "identical"])
+    def test_bytes_are_within_the_bounds_of_section_5_3(self, ranks, kind):
+        """In units of k index-value pairs; headers and padding are at most 16 bytes a message."""
+        size, k = 160000, 2000
+        sets = index_sets(kind, ranks, size, k / size)
+        bounds = {
+            "recursive_doubling": (math.log2(ranks), ranks - 1),
+            "split_allgather": (2 * (ranks - 1) / ranks, ranks),
+        }
+        for name, (lower, upper) in bounds.items():
+            counters = counted(ALL[name], [slices_of(indices, [size]) for indices in sets])
+            mean = np.mean([counter.sent for counter in counters]) / (8 * k)
+            slack = 16 * 2 * ranks / (8 * k)
+            uneven = 0.05 if name == "split_allgather" else 0.0  # pieces do not have exactly k / P rows
+            assert lower * (1 - uneven) <= mean <= upper * (1 + uneven) + slack
+        dense = (ranks - 1) / ranks * 4 * size
+        mean = np.mean([counter.sent for counter in counted(ALL["dynamic"], [slices_of(s, [size]) for s in sets])])
+        assert dense * (1 - 1e-6) <= mean <= dense + 8 * k + 16 * 2 * ranks
+
+    @pytest.mark.parametrize("ranks", range(2, 10))
+    def test_dynamic_sends_no_more_than_a_dense_ring_when_everything_fills_in(self, ranks):
+        brought = [slices_of(range(20011), [20011], seed=rank) for rank in range(ranks)]
+        sent = {
+            name: sum(counter.sent for counter in counted(ALL[name], brought)) for name in ("dynamic", "dense_ring")
+        }
+        assert sent["dynamic"] <= 1.01 * sent["dense_ring"]
+
+    @pytest.mark.parametrize("name", COUNTED)
+    @pytest.mark.parametrize("ranks", range(2, 10))
+    @pytest.mark.parametrize("density", [0.01, 0.1, 0.9])
+    def test_the_cost_model_expects_what_is_sent(self, name, ranks, density):
+        size = 40009
+        sets = index_sets("overlapping", ranks, size, density)
+        counters = counted(ALL[name], [slices_of(indices, [size]) for indices in sets])
+        sent = [counter.sent for counter in counters]
+        load = Load(ranks, size, 1, 4, len(sets[0]), size, streams.delta(size, 1, tf.float32))
+        busiest = max(sent) if name == "recursive_doubling" else np.mean(sent)
+        assert math.isclose(collective_costs.sent(name, load), busiest, rel_tol=0.05)
