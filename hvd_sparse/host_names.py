@@ -1,24 +1,19 @@
 """Whether the hosts of a job can find each other by their own names, checked before Horovod starts.
 
 Gloo listens where a host's own name points to. Where that is the host's loopback address, ranks on other hosts cannot
-connect, and Horovod's start-up hangs or aborts. So the ranks compare notes before, through the launcher's key-value
-store, and all of them get the same error.
+connect, and Horovod's start-up hangs or aborts. So the ranks compare notes before, and all of them get the same error.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import socket
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from typing import Any
 
-PATIENCE = 30.0  # seconds to wait for the other hosts; then Horovod finds out by itself what is wrong
-_POLL = 0.05
-_SCOPE = "hvd_sparse_host_names"
+from hvd_sparse.rendezvous import Store
+
+SCOPE = "hvd_sparse_host_names"
 
 
 def check() -> None:
@@ -30,18 +25,13 @@ def check() -> None:
     Raises:
         ValueError: on every rank alike, naming the hosts and what to do.
     """
-    job = os.environ
-    store = job.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), job.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
+    job, store = os.environ, Store.of_job(SCOPE)
     hosts = int(job.get("HOROVOD_CROSS_SIZE", "1"))
-    if hosts == 1 or None in store or job.get("HOROVOD_CONTROLLER") != "gloo" or "HOROVOD_ELASTIC" in job:
+    if hosts == 1 or store is None:
         return
-    url = f"http://{store[0]}:{store[1]}/{_SCOPE}"
     if job.get("HOROVOD_LOCAL_RANK") == "0":
-        _put(f"{url}/{job['HOROVOD_CROSS_RANK']}", describe())
-    if job.get("HOROVOD_RANK") == "0":
-        reports = [_get(f"{url}/{host}") for host in range(hosts)]
-        _put(f"{url}/verdict", fault([report for report in reports if report]))
-    verdict = _get(f"{url}/verdict")
+        store.put(job["HOROVOD_CROSS_RANK"], describe())
+    verdict = store.verdict(hosts, lambda reports: fault([report for report in reports if report]))
     if verdict:
         raise ValueError(verdict)
 
@@ -77,21 +67,3 @@ def _machine() -> str:
     """What two processes share exactly when they can reach each other over the loopback interface."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot_id:
         return f"{boot_id.read().strip()}/{os.readlink('/proc/self/ns/net')}"
-
-
-def _put(url: str, value: Any) -> None:
-    urllib.request.urlopen(urllib.request.Request(url, json.dumps(value).encode(), method="PUT"), timeout=PATIENCE)
-
-
-def _get(url: str) -> Any:
-    """The value under a key, as soon as it is there; None where it does not come."""
-    deadline = time.monotonic() + PATIENCE
-    while time.monotonic() < deadline:
-        try:
-            with urllib.request.urlopen(url, timeout=PATIENCE) as answer:
-                return json.load(answer)
-        except urllib.error.HTTPError as error:
-            if error.code != 404:
-                raise
-        time.sleep(_POLL)
-    return None

@@ -8,7 +8,8 @@ import sys
 import pytest
 from horovod.runner.http.http_server import KVStoreServer
 
-from hvd_sparse import host_names, topology
+from hvd_sparse import host_names, nodes, rendezvous
+from hvd_sparse.rendezvous import Store
 from tests.parallel.launch import ROOT
 
 HERE = {"machine": "here", "loopback": None}
@@ -21,7 +22,7 @@ def places(hosts, local_size=None):
 
 
 @pytest.mark.parametrize(
-    "hosts, local_size, nodes",
+    "hosts, local_size, rows",
     [
         ("a", None, [[0]]),
         ("aabb", None, [[0, 1], [2, 3]]),
@@ -32,8 +33,8 @@ def places(hosts, local_size=None):
         ("ababaa", 2, [[0, 2], [4, 5], [1, 3]]),
     ],
 )
-def test_ranks_are_grouped_by_host_and_size(hosts, local_size, nodes):
-    assert topology.arrange(places(hosts, local_size)) == nodes
+def test_ranks_are_grouped_by_host_and_size(hosts, local_size, rows):
+    assert nodes.arrange(places(hosts, local_size)) == rows
 
 
 @pytest.mark.parametrize(
@@ -48,12 +49,12 @@ def test_ranks_are_grouped_by_host_and_size(hosts, local_size, nodes):
 )
 def test_what_cannot_be_a_grid_is_refused(hosts, local_size, told):
     with pytest.raises(ValueError, match=told):
-        topology.arrange(places(hosts, local_size))
+        nodes.arrange(places(hosts, local_size))
 
 
 def test_ranks_must_ask_for_the_same_size():
     with pytest.raises(ValueError, match="rank 0: 1, rank 1: 2"):
-        topology.arrange([{"host": "a", "local_size": 1}, {"host": "a", "local_size": 2}])
+        nodes.arrange([{"host": "a", "local_size": 1}, {"host": "a", "local_size": 2}])
 
 
 def test_horovods_numbers_need_a_start():
@@ -100,12 +101,12 @@ def job(monkeypatch):
         monkeypatch.setenv(name, value)
     monkeypatch.setattr(host_names, "describe", lambda: HERE)
     port = environment["HOROVOD_GLOO_RENDEZVOUS_PORT"]
-    yield f"http://127.0.0.1:{port}/hvd_sparse_host_names"
+    yield Store(f"http://127.0.0.1:{port}/{host_names.SCOPE}")
     server.shutdown_server()
 
 
 def test_every_rank_gets_the_verdict_on_all_hosts(job, monkeypatch):
-    host_names._put(f"{job}/1", LOOPBACK)
+    job.put(1, LOOPBACK)
     with pytest.raises(ValueError, match="there -> 127.0.1.1"):
         host_names.check()
     monkeypatch.setenv("HOROVOD_RANK", "1")
@@ -115,12 +116,12 @@ def test_every_rank_gets_the_verdict_on_all_hosts(job, monkeypatch):
 
 
 def test_hosts_in_order_go_on(job):
-    host_names._put(f"{job}/1", THERE)
+    job.put(1, THERE)
     host_names.check()
 
 
 def test_a_host_that_does_not_answer_is_left_to_horovod(job, monkeypatch):
-    monkeypatch.setattr(host_names, "PATIENCE", 0.2)
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.2)
     host_names.check()
 
 
@@ -128,9 +129,36 @@ def test_a_host_that_does_not_answer_is_left_to_horovod(job, monkeypatch):
     "name, value", [("HOROVOD_CROSS_SIZE", "1"), ("HOROVOD_CONTROLLER", "mpi"), ("HOROVOD_GLOO_RENDEZVOUS_PORT", None)]
 )
 def test_nothing_is_asked_where_there_is_nothing_to_ask(job, monkeypatch, name, value):
-    host_names._put(f"{job}/1", LOOPBACK)
+    job.put(1, LOOPBACK)
     if value is None:
         monkeypatch.delenv(name)
     else:
         monkeypatch.setenv(name, value)
     host_names.check()
+
+
+# ---- what is told before Horovod starts ----
+
+
+def test_rank_0_judges_what_all_told_and_the_others_get_it(job, monkeypatch):
+    job.put(0, "a")
+    job.put(1, "b")
+    assert job.verdict(2, "".join) == "ab"
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    assert job.verdict(2, None) == "ab"
+
+
+def test_a_rank_that_does_not_come_is_none_to_the_judge_and_rank_0_an_error(job, monkeypatch):
+    monkeypatch.setattr(rendezvous, "PATIENCE", 0.2)
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    with pytest.raises(RuntimeError, match="Rank 0 did not start within 0.6 s"):
+        job.verdict(2, None)
+    job.put(0, "a")
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    assert job.verdict(2, list) == ["a", None]
+
+
+def test_ranks_that_come_and_go_have_no_store_in_common(job, monkeypatch):
+    assert Store.of_job("scope").url.endswith("/scope")
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    assert Store.of_job("scope") is None
