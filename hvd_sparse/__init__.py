@@ -18,6 +18,7 @@ from hvd_sparse import (
     compressors,
     error_feedback,
     ops,
+    quantizers,
     recipes,
     topology,
 )
@@ -91,6 +92,7 @@ __all__ = [
     "mpi_built",
     "nccl_built",
     "ops",
+    "quantizers",
     "rank",
     "recipes",
     "shutdown",

@@ -14,6 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse import ops
+
+REDUCTIONS = ("sum", "min", "max")  # what ranks can reduce to
+
 
 class Communicator(abc.ABC):
     """A fixed, ordered group of ranks and the collectives among them.
@@ -21,7 +25,7 @@ class Communicator(abc.ABC):
     Every member must call the same collectives with the same names; calls with different names may be in
     flight at once. `rank` is the position in the group, `ranks` holds the world ranks of the members.
 
-    A transport implements the four underscored methods; they are only called for more than one rank.
+    A transport implements the five underscored methods; they are only called for more than one rank.
     """
 
     def __init__(self, name: str, ranks: Sequence[int], rank: int):
@@ -44,7 +48,7 @@ class Communicator(abc.ABC):
 
         Args:
             tensor: any shape, the same on every rank.
-            op: "sum", "min" or "max". The order of the additions is the transport's.
+            op: one of REDUCTIONS. The order of the additions is the transport's.
             name: the same on every rank, unique among the collectives in flight.
 
         Returns:
@@ -93,6 +97,54 @@ class Communicator(abc.ABC):
         received = self._alltoall(tensor, splits, name)
         return tf.ensure_shape(received, [self.size * splits[self.rank] or None, *tensor.shape[1:]])
 
+    def alltoall_ragged(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        """Sends consecutive pieces of a tensor to the ranks, where each rank says for itself how long its pieces are.
+
+        Args:
+            tensor: shape [sum(splits), ...].
+            splits: [P] int32, how many rows go to each rank; known when it runs, and another on every rank.
+            name: the same on every rank, unique among the collectives in flight.
+
+        Returns:
+            What has arrived, in rank order, [rows, ...], and how many rows of it are from each rank, [P] int32.
+
+        Steps and bytes sent per rank: P - 1 and all of the tensor but the own piece.
+        """
+        if self.size == 1:
+            return tf.identity(tensor), tf.identity(splits)
+        received, lengths = self._alltoall_ragged(tensor, splits, name)
+        return tf.ensure_shape(received, [None, *tensor.shape[1:]]), tf.ensure_shape(lengths, [self.size])
+
+    def exchange(self, tensor: tf.Tensor, to: int | None, source: int | None, name: str) -> tf.Tensor:
+        """Sends a tensor to one rank and receives that of one rank; every member calls it, whether it sends or not.
+
+        Args:
+            tensor: shape [rows, ...]; rows may differ between ranks.
+            to: position in the group of the rank that is to have it, another one; None sends nothing.
+            source: position of the rank whose `to` is this one; None where there is no such rank.
+            name: the same on every rank, unique among the collectives in flight.
+
+        Returns:
+            The tensor of `source`, shape [rows there, ...]; without rows where that is None.
+
+        Raises:
+            ValueError: where `to` or `source` is this rank or outside the group.
+
+        Steps and bytes sent per rank: 1 and the tensor, or nothing. Horovod has no messages from rank to rank, so it
+        carries P - 2 empty ones beside.
+        """
+        for other in (to, source):
+            if other is not None and (other == self.rank or not 0 <= other < self.size):
+                raise ValueError(
+                    f"Expected another rank of {self.size}, counted from 0, or None, got {other} on {self.rank}."
+                )
+        if self.size == 1:
+            return tf.identity(tensor[:0])
+        sent = tensor[:0] if to is None else tensor
+        splits = tf.shape(sent)[0] * tf.constant([int(rank == to) for rank in range(self.size)], tf.int32)
+        received, _ = self._alltoall_ragged(sent, splits, name)
+        return tf.ensure_shape(received, [None, *tensor.shape[1:]])
+
     def broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         """Gives every rank the tensor of the rank at position `root` of the group.
 
@@ -137,6 +189,10 @@ class Communicator(abc.ABC):
                 "same recipe; look for a branch or a random choice that depends on the rank."
             )
 
+    def in_background(self) -> Communicator:
+        """The same ranks, for eager calls from several threads at once; the same object in each call."""
+        return self
+
     @abc.abstractmethod
     def _allreduce(self, tensor: tf.Tensor, op: str, name: str) -> tf.Tensor: ...
 
@@ -145,6 +201,9 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def _alltoall(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor: ...
+
+    @abc.abstractmethod
+    def _alltoall_ragged(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]: ...
 
     @abc.abstractmethod
     def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor: ...
@@ -165,8 +224,27 @@ class LoneCommunicator(Communicator):
     def _alltoall(self, tensor: tf.Tensor, splits: Sequence[int], name: str) -> tf.Tensor:
         return tensor
 
+    def _alltoall_ragged(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+        return tensor, splits
+
     def _broadcast(self, tensor: tf.Tensor, root: int, name: str) -> tf.Tensor:
         return tensor
+
+
+def unknown(tensor: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
+    """Hands on a tensor, uncopied, as one that is not known before the graph runs, though it be a constant.
+
+    TensorFlow computes what depends on constants alone when it optimises a graph, once for each graph. That must not
+    happen to a collective: it would wait, on one rank alone, for others that have yet to begin the step.
+
+    Args:
+        tensor: any shape and dtype.
+        variable: [] int32; its value is not used.
+
+    Returns:
+        The tensor.
+    """
+    return ops.library().hvd_sparse_unknown(tensor=tensor, unknown=variable.read_value())
 
 
 class Grid(NamedTuple):

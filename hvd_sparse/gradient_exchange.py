@@ -13,6 +13,7 @@ from hvd_sparse import buckets, recipes, rows, topology
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.buckets import Gradient
 from hvd_sparse.planned_exchange import Kept, Own, PlannedExchange, tensors
+from hvd_sparse.spec import Rate
 from hvd_sparse.telemetry import Telemetry
 
 Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
@@ -38,6 +39,8 @@ class GradientExchange:
         first_bucket_bytes: size of the first one.
         scale_local_gradients: divide the gradients of local variables by the number of ranks, as Horovod does.
         telemetry: measures the exchanges.
+        learning_rate: gives that of the optimizer that applies the means, as `lambda: optimizer.learning_rate`; only
+            recipes with `as_published` ask for it, and a distributed optimizer brings its own.
 
     Raises:
         TypeError: where the aggregator is none.
@@ -52,6 +55,7 @@ class GradientExchange:
         first_bucket_bytes: int = buckets.FIRST_BUCKET_BYTES,
         scale_local_gradients: bool = True,
         telemetry: Telemetry | None = None,
+        learning_rate: Rate | None = None,
     ):
         if aggregator is not None and not isinstance(aggregator, Aggregator):
             raise TypeError(
@@ -59,6 +63,7 @@ class GradientExchange:
             )
         self.aggregator = aggregator or recipes.dense()
         self.telemetry = telemetry
+        self._learning_rate = learning_rate
         self._name = _unique(name)
         self._sparse_as_dense = sparse_as_dense
         self._bucket_bytes = bucket_bytes
@@ -220,7 +225,9 @@ class GradientExchange:
 
     def _begin(self, plan: buckets.Plan) -> PlannedExchange:
         topology.size()  # raises where hvd.init() was forgotten, which would let every rank train for itself
-        planned = PlannedExchange(self.aggregator, plan, topology.grid(), self._name, self.telemetry)
+        planned = PlannedExchange(
+            self.aggregator, plan, topology.grid(), self._name, self.telemetry, self._learning_rate
+        )
         if self._pending is not None:
             planned.restore(*self._pending)
             self._pending = None

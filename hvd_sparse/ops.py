@@ -26,14 +26,24 @@ _OPERATIONS = (
     "HvdSparseMstopk",
     "HvdSparseFeedbackTopk",
     "HvdSparseFeedbackMstopk",
+    "HvdSparseFeedbackBucketTopk",
     "HvdSparseSumParts",
     "HvdSparsePack",
     "HvdSparseUnpack",
     "HvdSparseSum",
+    "HvdSparseSharedExchangeRagged",
     "HvdSparseCheckFaults",
     "HvdSparseClock",
     "HvdSparseUnknown",
     "HvdSparseSharedExchange",
+    "HvdStreamPack",
+    "HvdStreamSplit",
+    "HvdStreamReduce",
+    "HvdStreamConcat",
+    "HvdStreamDense",
+    "HvdStreamSlices",
+    "HvdQuantize",
+    "HvdDequantize",
 )
 _FLOATS = (tf.float32, tf.float16, tf.bfloat16)
 _lock = threading.Lock()
@@ -141,6 +151,29 @@ def feedback_mstopk(
         seed=_integer(seed, "seed"),
         samplings=samplings,
         wire_dtype=_wire(wire_dtype),
+    )
+
+
+def feedback_bucket_topk(
+    parts: tf.Tensor, residual: tf.Tensor, k: int, bucket: int, wire_dtype: tf.DType | None = None
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+    """The same as `feedback_topk` with the selection of `topk` in every bucket of consecutive elements (SparCML 8.3).
+
+    Args:
+        parts: as for `feedback_topk`.
+        residual: as for `feedback_topk`.
+        k: how many of each bucket, in [1, bucket]; a shorter last bucket sends min(k, its length).
+        bucket: elements of a bucket.
+        wire_dtype: as for `feedback_topk`.
+
+    Returns:
+        values, indices, residual_out and fault, as `feedback_topk` does; the indices ascend.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [1, bucket].
+    """
+    return _library().hvd_sparse_feedback_bucket_topk(
+        parts=_floats(parts, "parts"), residual=residual, k=k, bucket=bucket, wire_dtype=_wire(wire_dtype)
     )
 
 
@@ -262,22 +295,6 @@ def clock(unknown: tf.Tensor) -> tf.Tensor:
     return _library().hvd_sparse_clock(unknown=unknown)
 
 
-def unknown(tensor: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
-    """Hands on a tensor, uncopied, as one that is not known before the graph runs, though it be a constant.
-
-    TensorFlow computes what depends on constants alone when it optimises a graph, once for each graph. That must not
-    happen to a collective: it would wait, on one rank alone, for others that have yet to begin the step.
-
-    Args:
-        tensor: any shape and dtype.
-        variable: [] int32; its value is not used.
-
-    Returns:
-        The tensor.
-    """
-    return _library().hvd_sparse_unknown(tensor=tensor, unknown=variable.read_value())
-
-
 def shared_exchange(
     vector: tf.Tensor,
     group: int,
@@ -320,6 +337,11 @@ def kernels() -> ctypes.CDLL:
     """The library's plain C functions (ops/*.h)."""
     _library()  # TensorFlow takes for its own only what a library registers while it loads it
     return ctypes.CDLL(str(_LIBRARY))
+
+
+def library() -> ModuleType:
+    """The operations as TensorFlow wraps them, for the modules that give other families of them types and errors."""
+    return _library()
 
 
 def _library() -> ModuleType:

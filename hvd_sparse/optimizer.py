@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -12,6 +13,7 @@ import tensorflow as tf
 from hvd_sparse import arguments, buckets, keras_hooks, telemetry
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.gradient_exchange import GradientExchange
+from hvd_sparse.spec import Rate
 from hvd_sparse.topology import Compression
 
 
@@ -84,7 +86,8 @@ def distribute(
     """Makes an optimizer distributed that may have been used; see `DistributedOptimizer`."""
     own = {name: value for name, value in options.items() if name in inspect.signature(GradientExchange).parameters}
     arguments.refuse({name: value for name, value in options.items() if name not in own})
-    exchange = GradientExchange(arguments.choose(aggregator, compression), **{"name": optimizer.name, **own})
+    brought = {"name": optimizer.name, "learning_rate": _rate_of(optimizer), **own}
+    exchange = GradientExchange(arguments.choose(aggregator, compression), **brought)
     exchange.register_local_layers([local_layers] if isinstance(local_layers, keras.layers.Layer) else local_layers)
     keras_hooks.distribute(optimizer, exchange)
 
@@ -93,6 +96,19 @@ def without_loss_scaling(optimizer: Any) -> Any:
     """The optimizer inside one that scales the loss; any other as it is."""
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if scales else optimizer
+
+
+def _rate_of(optimizer: keras.optimizers.Optimizer) -> Rate:
+    """Gives the optimizer's learning rate without keeping it alive: it holds the exchange that asks."""
+    reference = weakref.ref(optimizer)
+
+    def rate() -> Any:
+        alive = reference()
+        if alive is None:
+            raise ReferenceError("The optimizer of this exchange is gone.")
+        return alive.learning_rate
+
+    return rate
 
 
 def _require_new(optimizer: Any) -> None:

@@ -14,7 +14,7 @@ from hvd_sparse.aggregators import Aggregator, commit
 from hvd_sparse.bucket_exchange import BucketExchange
 from hvd_sparse.buckets import Gradient, Plan
 from hvd_sparse.communicator import Grid
-from hvd_sparse.spec import describe
+from hvd_sparse.spec import Rate, describe
 from hvd_sparse.telemetry import Telemetry, timed
 
 
@@ -60,24 +60,40 @@ class PlannedExchange:
         grid: who exchanges.
         name: collectives are named after it.
         telemetry: measures the exchanges; None measures nothing, at no cost.
+        learning_rate: of the optimizer that applies the means, where there is one.
 
     Raises:
-        ValueError: on every rank alike where plans, recipes or names differ.
+        ValueError: on every rank alike where plans, recipes or names differ, or the recipe cannot work with the plan.
     """
 
-    def __init__(self, aggregator: Aggregator, plan: Plan, grid: Grid, name: str, telemetry: Telemetry | None):
+    def __init__(
+        self,
+        aggregator: Aggregator,
+        plan: Plan,
+        grid: Grid,
+        name: str,
+        telemetry: Telemetry | None,
+        learning_rate: Rate | None = None,
+    ):
         self.plan = plan
         self.grid = grid
         self._aggregator = aggregator
         self._name = name
         self._telemetry = telemetry
         specs = [
-            bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets)).validate()
+            bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets))
+            ._replace(learning_rate=learning_rate)
+            .validate()
             for number, bucket in enumerate(plan.buckets)
         ]
         variables = {f"variable {name}": place for name, place in plan.placement().items()}
         options = {"recipe": describe(aggregator), "name": name, "telemetry": telemetry is not None}
         grid.world.agree(options | variables, "the gradients or the recipe", "gradients.agree")
+        if aggregator.sums and plan.slices:
+            raise ValueError(
+                f"{type(aggregator).__name__} hands on sums over the ranks, and rows of tf.IndexedSlices travel as "
+                f"means (here those of {plan.slices[0][0].name}): pass sparse_as_dense=True, or leave as_published out."
+            )
         running = aggregator if telemetry is None else timed(aggregator)
         self.buckets = [BucketExchange(bucket, spec, running) for bucket, spec in zip(plan.buckets, specs, strict=True)]
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}_step")

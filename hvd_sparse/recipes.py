@@ -7,11 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hvd_sparse.aggregators import Aggregator, AllReduce, Auto, Compressed, Hierarchical, Schedule
+from hvd_sparse.aggregators import (
+    Aggregator,
+    AllReduce,
+    AsPublished,
+    Auto,
+    Compressed,
+    Hierarchical,
+    Schedule,
+    SparseAllReduce,
+)
 from hvd_sparse.aggregators.auto import BUDGET
-from hvd_sparse.compressors import Density, MSTopK, TopK
+from hvd_sparse.compressors import BucketTopK, Compressor, Density, MSTopK, Quantized, TopK
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.error_feedback import ErrorFeedback
+from hvd_sparse.quantizers import QSGD
 
 
 def dense(wire_dtype: str | None = None) -> Aggregator:
@@ -37,6 +47,58 @@ def mstopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, s
 def hitopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, seed: int = 0) -> Aggregator:
     """HiTopKComm with MSTopK selection and error feedback: CommLib's MSTopK-SGD (Algorithms 1 and 2)."""
     return Hierarchical(Compressed(ErrorFeedback(MSTopK(density, wire_dtype, samplings, seed))))
+
+
+def sparcml(
+    density: Density,
+    bits: int | None = None,
+    collective: str = "auto",
+    as_published: bool = False,
+    seed: int = 0,
+) -> Aggregator:
+    """Exact top-k with error feedback, added up by sparse all-reduce: SparCML's Quantized TopK SGD (section 4, 5.3).
+
+    Args:
+        density: as of `topk`.
+        bits: 2, 4 or 8: sums are gathered by `dynamic` in so many bits (section 6), and their rounding is kept; None
+            sends them as float32. It pays where ranks together fill more than about bits / 64 of the vector: below that
+            sparse sums are fewer bytes.
+        collective: without bits "auto", "recursive_doubling", "split_allgather", "dynamic" or "allgather"; see
+            `SparseAllReduce`.
+        as_published: follows Algorithm 1 to the letter: the learning rate inside the accumulator, what each rank sends
+            quantized before the sum and that error dropped, the sum over the ranks and not the mean; see `AsPublished`.
+            It needs a distributed optimizer. Values then travel as float32 whatever the bits: the paper's own system
+            quantizes the gathered sums, as this recipe does without `as_published`.
+        seed: of the rounding.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    return _sparcml(TopK(density), bits, collective, as_published, seed)
+
+
+def sparcml_buckets(
+    k: int = 4,
+    bucket: int = 512,
+    bits: int | None = 4,
+    collective: str = "auto",
+    as_published: bool = False,
+    seed: int = 0,
+) -> Aggregator:
+    """As `sparcml`, with the k largest of every bucket of consecutive elements: SparCML's way with networks (8.3).
+
+    Args:
+        k: elements sent of each bucket.
+        bucket: elements of a bucket.
+        bits: as of `sparcml`.
+        collective: as of `sparcml`.
+        as_published: as of `sparcml`.
+        seed: as of `sparcml`.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    return _sparcml(BucketTopK(k, bucket), bits, collective, as_published, seed)
 
 
 def schedule(stages: Sequence[tuple[int, Aggregator]]) -> Aggregator:
@@ -73,3 +135,11 @@ def auto(
     if unknown:
         raise ValueError(f"Expected candidates of {', '.join(known)}, got {unknown[0]!r}.")
     return Auto(density, tuple((name, known[name]) for name in candidates), budget)
+
+
+def _sparcml(compressor: Compressor, bits: int | None, collective: str, as_published: bool, seed: int) -> Aggregator:
+    quantizer = None if bits is None else QSGD(bits)
+    if not as_published:
+        return SparseAllReduce(ErrorFeedback(compressor), collective, quantizer, seed)
+    sent = compressor if quantizer is None else Quantized(compressor, quantizer, keeps_error=False, seed=seed)
+    return AsPublished(SparseAllReduce(ErrorFeedback(sent), collective))

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.communicator import Communicator, unknown
 
 SWITCH_VARIABLE = "HVD_SPARSE_SHARED_MEMORY"
 _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.uint8, tf.int8)
@@ -34,6 +34,7 @@ class SharedMemoryCommunicator(Communicator):
         super().__init__(carrier.name, carrier.ranks, carrier.rank)
         self.group = group
         self._carrier: Any = carrier
+        self._background: SharedMemoryCommunicator | None = None
         with tf.init_scope():
             self._never_written = tf.Variable(0, trainable=False, name=f"{carrier.name}_never_written")
 
@@ -41,6 +42,14 @@ class SharedMemoryCommunicator(Communicator):
     def process_set(self) -> Any:
         """The carrier's, for Horovod's own functions."""
         return self._carrier.process_set
+
+    def in_background(self):
+        carrier = self._carrier.in_background()
+        if carrier is self._carrier:
+            return self
+        if self._background is None:
+            self._background = SharedMemoryCommunicator(carrier, self.group)
+        return self._background
 
     def _allreduce(self, tensor, op, name):
         return self._carrier._allreduce(tensor, op, name)
@@ -73,6 +82,24 @@ class SharedMemoryCommunicator(Communicator):
             rows=self.size * splits[self.rank],
         )
 
+    def _alltoall_ragged(self, tensor, splits, name):
+        if tensor.dtype not in _DTYPES:
+            return self._carrier._alltoall_ragged(tensor, splits, name)
+        shape = tensor.shape[1:]
+        received, lengths = ops.library().hvd_sparse_shared_exchange_ragged(
+            vector=self._unknown(tf.reshape(tensor, [-1])),
+            splits=splits,
+            group=self.group,
+            channel=f"{self.name}.{name}",
+            me=self.rank,
+            width=shape.num_elements(),
+        )
+        return tf.reshape(received, [tf.reduce_sum(lengths), *shape]), lengths
+
+    def _unknown(self, tensor):
+        """The same tensor, but never a constant, which TensorFlow would exchange when it optimises the graph."""
+        return tensor if tf.executing_eagerly() else unknown(tensor, self._never_written)
+
     def _exchange(
         self,
         tensor: tf.Tensor,
@@ -85,9 +112,8 @@ class SharedMemoryCommunicator(Communicator):
         """Sends each rank a run of rows, to the place in its memory where it wants them."""
         shape = tensor.shape[1:]
         width = shape.num_elements()
-        flat = tf.reshape(tensor, [-1])
         received = ops.shared_exchange(
-            flat if tf.executing_eagerly() else ops.unknown(flat, self._never_written),
+            self._unknown(tf.reshape(tensor, [-1])),
             self.group,
             f"{self.name}.{name}",
             [width * start for start in starts],

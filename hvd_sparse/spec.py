@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ import tensorflow as tf
 from hvd_sparse.communicator import Communicator, Grid
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16)
+Rate = Callable[[], Any]
 
 
 class Spec(NamedTuple):
@@ -23,6 +25,8 @@ class Spec(NamedTuple):
         name: the same on every rank, unique among the vectors in flight; collectives are named after it.
         number: tells the seeds of random choices of several vectors apart.
         in_flight: how many vectors are exchanged at the same time, this one among them; they share the links.
+        learning_rate: gives the learning rate ([]) of the optimizer that applies the means, where there is one: the
+            same on every rank, and asked at each exchange.
     """
 
     size: int
@@ -32,6 +36,7 @@ class Spec(NamedTuple):
     name: str = "vector"
     number: int = 0
     in_flight: int = 1
+    learning_rate: Rate | None = None
 
     def validate(self) -> Spec:
         """Returns itself.

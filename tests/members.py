@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 from hvd_sparse import collectives, recipes
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.compressors import Compressor, MSTopK, TopK
+from hvd_sparse.compressors import BucketTopK, Compressor, MSTopK, Quantized, TopK
 from hvd_sparse.error_feedback import ErrorFeedback
+from hvd_sparse.quantizers import QSGD
 from tests import simulation
 from tests.simulation import Shape
 
@@ -18,7 +19,15 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "MSTopK, 3 samplings": lambda density, wire: MSTopK(density, wire, samplings=3, seed=7),
     "ErrorFeedback(TopK)": lambda density, wire: ErrorFeedback(TopK(density, wire)),
     "ErrorFeedback(MSTopK)": lambda density, wire: ErrorFeedback(MSTopK(density, wire)),
+    "BucketTopK": lambda density, wire: BucketTopK(*_in_buckets(density, 100), wire),
+    "ErrorFeedback(BucketTopK)": lambda density, wire: ErrorFeedback(BucketTopK(*_in_buckets(density, 100), wire)),
+    "Quantized(TopK)": lambda density, wire: Quantized(TopK(density, wire), QSGD(4)),
+    "ErrorFeedback(Quantized(MSTopK))": lambda density, wire: ErrorFeedback(
+        Quantized(MSTopK(density, wire), QSGD(2, bucket=16))
+    ),
 }
+BY_DENSITY = [name for name in COMPRESSORS if "BucketTopK" not in name]  # the others keep k of each bucket
+ROUNDED = [name for name in COMPRESSORS if "Quantized" in name]  # values travel in no dtype of the wire
 
 COLLECTIVES = {"allgather_sum": collectives.allgather_sum}
 
@@ -30,11 +39,15 @@ class Recipe(NamedTuple):
         make: (density, wire dtype) to the aggregator.
         simulate: (shape, size, density, dtype of the vector, wire dtype) to its simulation.
         sparse: whether it keeps something back; its results are then the simulation's to the bit.
+        wires: whether values travel in the wire's dtype; if not, as float32 or codes whatever the wire.
+        exact: whether sums of integers are exact; codes of a few bits are not.
     """
 
     make: Callable[[float, str], Aggregator]
     simulate: Callable[[Shape, int, float, str, str], simulation.Simulation]
     sparse: bool
+    wires: bool = True
+    exact: bool = True
 
 
 def _dense(shape, size, density, dtype, wire):
@@ -43,6 +56,21 @@ def _dense(shape, size, density, dtype, wire):
 
 def _selecting(kind, select):
     return lambda shape, size, density, dtype, wire: kind(shape, size, select, density, dtype, wire)
+
+
+def _in_buckets(density: float, bucket: int) -> tuple[int, int]:
+    """k and bucket for a density, as near as they come."""
+    return max(1, round(density * bucket)), bucket
+
+
+def _flat_buckets(shape, size, density, dtype, wire):
+    select = simulation.bucketed(*_in_buckets(density, 20))
+    return simulation.Flat(shape, size, select, density, dtype, "float32")
+
+
+def _rounded_buckets(shape, size, density, dtype, wire):
+    select = simulation.bucketed(*_in_buckets(density, 20))
+    return simulation.RoundedSums(shape, size, select, QSGD(4), dtype)
 
 
 AGGREGATORS: dict[str, Recipe] = {
@@ -55,6 +83,21 @@ AGGREGATORS: dict[str, Recipe] = {
         lambda density, wire: recipes.hitopk(density, wire, samplings=4, seed=5),
         _selecting(simulation.Hierarchical, simulation.searched(4, 5)),
         True,
+    ),
+    "sparcml": Recipe(
+        lambda density, wire: recipes.sparcml(density, collective="split_allgather"),
+        lambda shape, size, density, dtype, wire: simulation.Flat(shape, size, simulation.exact, density, dtype),
+        True,
+        wires=False,
+    ),
+    "sparcml_buckets": Recipe(
+        lambda density, wire: recipes.sparcml_buckets(*_in_buckets(density, 20)), _rounded_buckets, True, False, False
+    ),
+    "sparcml_buckets-float32": Recipe(
+        lambda density, wire: recipes.sparcml_buckets(*_in_buckets(density, 20), bits=None, collective="dynamic"),
+        _flat_buckets,
+        True,
+        wires=False,
     ),
     # What is chosen is for the machine to say; either way the results are those of its row.
     "auto-dense": Recipe(

@@ -12,7 +12,9 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import numpy as np
 
+from hvd_sparse.quantizers import QSGD
 from tests.gpu import reference
+from tests.ops import quantize_reference
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 Select = Callable[[np.ndarray, int, int], np.ndarray]
@@ -70,6 +72,17 @@ def searched(samplings: int = 30, base: int = 0) -> Select:
     return lambda total, count, seed: reference.mstopk(total, count, samplings, base + seed)
 
 
+def bucketed(count: int, bucket: int) -> Select:
+    """The selection of BucketTopK, whatever share is asked for."""
+
+    def select(total: np.ndarray, _, seed: int) -> np.ndarray:
+        pieces = [total[begin : begin + bucket] for begin in range(0, total.size, bucket)]
+        chosen = [reference.exact(piece, count) + number * bucket for number, piece in enumerate(pieces)]
+        return np.concatenate(chosen).astype(np.int64)
+
+    return select
+
+
 def divided(total: np.ndarray, ranks: int, dtype: str) -> np.ndarray:
     """A float32 sum over all ranks, divided once, in the vector's dtype."""
     return reference.narrow(total / np.float32(ranks), DTYPES[dtype])
@@ -102,11 +115,45 @@ class Flat:
         self.steps = 0
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        return divided(self.total(vectors), self.shape.ranks, self.dtype)
+
+    def total(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        """What all ranks have sent, added up in rank order."""
         total = np.zeros(self.owed.shape[1], np.float32)
         for rank, vector in enumerate(vectors):
             self.owed[rank] = send([vector], self.owed[rank], total, self)
         self.steps += 1
-        return divided(total, self.shape.ranks, self.dtype)
+        return total
+
+
+class RoundedSums:
+    """As `Flat`; then each rank rounds its piece of the sum to codes and keeps what that takes away."""
+
+    def __init__(self, shape: Shape, size: int, select: Select, quantizer: QSGD, dtype="float32"):
+        self.flat = Flat(shape, size, select, 1.0)
+        self.quantizer, self.dtype = quantizer, dtype
+        self.errors = np.zeros([shape.ranks, size], np.float32)
+
+    @property
+    def owed(self) -> np.ndarray:
+        """Residuals, and beside them what a piece's rank has rounded off."""
+        return self.flat.owed + self.errors
+
+    @owed.setter
+    def owed(self, value: np.ndarray) -> None:
+        self.flat.owed, self.errors[:] = value, 0
+
+    def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        ranks, size = self.flat.owed.shape
+        step = self.flat.steps
+        total = self.flat.total(vectors)
+        for rank in range(ranks if ranks > 1 else 0):
+            piece = slice(rank * size // ranks, (rank + 1) * size // ranks)
+            exact_sums = total[piece] + self.errors[rank, piece]
+            *_, decoded = quantize_reference.reference(exact_sums, step * ranks + rank, self.quantizer)
+            self.errors[rank, piece] = exact_sums - decoded
+            total[piece] = decoded
+        return divided(total, ranks, self.dtype)
 
 
 class Hierarchical:
@@ -141,7 +188,7 @@ def send(parts: Sequence[np.ndarray], residual: np.ndarray, total: np.ndarray, s
     return residual
 
 
-Simulation = Dense | Flat | Hierarchical
+Simulation = Dense | Flat | RoundedSums | Hierarchical
 
 
 class Stages:
@@ -161,6 +208,6 @@ class Stages:
         rows = [vector.astype(np.float32) for vector in vectors]
         if self.stage != self._holder:
             rows = [row + owed for row, owed in zip(rows, self.owed, strict=True)]
-            self.stages[self._holder].owed[:] = 0
+            self.stages[self._holder].owed = np.zeros_like(self.owed)
             self._holder = self.stage
         return reference.narrow(self.stages[self.stage].step(rows), DTYPES[self.dtype])

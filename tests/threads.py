@@ -47,23 +47,25 @@ class Deserted(Exception):
 class _Meeting:
     """Where the ranks of one group wait for each other and see what each has brought, round after round."""
 
-    def __init__(self, size: int):
+    def __init__(self, size: int, in_order: bool):
         self._size = size
+        self._in_order = in_order
         self._condition = threading.Condition()
-        self._rounds: dict[int, dict[int, Call]] = {}
-        self._numbers = [0] * size
+        self._rounds: dict[tuple[str, int], dict[int, Call]] = {}
+        self._numbers: list[dict[str, int]] = [{} for _ in range(size)]
         self._left = False
 
     def meet(self, rank: int, call: Call) -> list[Any]:
+        line = "" if self._in_order else call.name
         with self._condition:
-            number = self._numbers[rank]
-            self._numbers[rank] += 1
-            brought = self._rounds.setdefault(number, {})
+            number = self._numbers[rank].get(line, 0)
+            self._numbers[rank][line] = number + 1
+            brought = self._rounds.setdefault((line, number), {})
             brought[rank] = call
             self._condition.notify_all()
             self._condition.wait_for(lambda: self._left or len(brought) == self._size, PATIENCE)
             # All who are in this round have seen the one before.
-            self._rounds.pop(number - 1, None)
+            self._rounds.pop((line, number - 1), None)
         if len(brought) < self._size:
             raise Deserted(f"{call.collective} {call.name}: only ranks {sorted(brought)} came")
         calls = [brought[other] for other in range(self._size)]
@@ -124,6 +126,17 @@ class ThreadCommunicator(Communicator):
         mine = slice(ends[self.rank] - splits[self.rank], ends[self.rank])
         return tf.constant(np.concatenate([other[mine] for other in everyone]))
 
+    def _alltoall_ragged(self, tensor, splits, name):
+        own, lengths = tensor.numpy(), splits.numpy()
+        if lengths.sum() != len(own):
+            raise Mismatch(f"alltoall_ragged {name}: {len(own)} rows where {lengths.sum()} were announced")
+        everyone = self._meet("alltoall_ragged", name, (own.shape[1:], own.dtype), (own, lengths))
+        for rank, piece in enumerate(np.split(own, np.cumsum(lengths)[:-1])):
+            if rank != self.rank:
+                self._count(rank, piece.nbytes)
+        received = [np.split(rows, np.cumsum(splits)[:-1])[self.rank] for rows, splits in everyone]
+        return tf.constant(np.concatenate(received)), tf.constant([len(rows) for rows in received], tf.int32)
+
     def _broadcast(self, tensor, root, name):
         own = tensor.numpy()
         everyone = self._meet("broadcast", name, (root, own.shape, own.dtype), own)
@@ -138,13 +151,13 @@ class RanksFailed(Exception):
         self.errors = errors
 
 
-def grids(ranks: int, local_size: int) -> list[Grid]:
-    """The grid as each of the ranks sees it, numbered node by node."""
+def grids(ranks: int, local_size: int, in_order: bool = True) -> list[Grid]:
+    """The grid as each of the ranks sees it, numbered node by node; `in_order` as `run` has it."""
     nodes = Grid.of_nodes(ranks // local_size, local_size)
     groups = {"world": [list(range(ranks))], "node": nodes, "cross": list(zip(*nodes, strict=True))}
     members: list[dict[str, Communicator]] = [{} for _ in range(ranks)]
     for name, group in ((name, group) for name, partition in groups.items() for group in partition):
-        meeting = _Meeting(len(group))
+        meeting = _Meeting(len(group), in_order)
         for position, rank in enumerate(group):
             lone = len(group) == 1
             members[rank][name] = (
@@ -163,15 +176,18 @@ def sent(grid: Grid) -> dict[int, int]:
     return counted
 
 
-def run(ranks: int, local_size: int, function: Callable[[Grid], Any]) -> list[Any]:
+def run(ranks: int, local_size: int, function: Callable[[Grid], Any], in_order: bool = True) -> list[Any]:
     """Calls a function once for each rank, all at the same time, and returns what each returned.
+
+    Collectives of a group must be called in the same order by all its ranks, and those that are not are reported;
+    without `in_order` they are matched by their names, as Horovod does, so that several may be in flight.
 
     Raises:
         RanksFailed: where any rank raised; the others then do not wait for it.
     """
     results: list[Any] = [None] * ranks
     errors: list[BaseException | None] = [None] * ranks
-    everyone = grids(ranks, local_size)
+    everyone = grids(ranks, local_size, in_order)
 
     def body(rank: int) -> None:
         try:

@@ -1,11 +1,24 @@
 """A gradient goes in, its mean over all ranks comes out; one file a member of the role."""
 
 from hvd_sparse.aggregators.allreduce import AllReduce
+from hvd_sparse.aggregators.as_published import AsPublished
 from hvd_sparse.aggregators.auto import Auto
 from hvd_sparse.aggregators.base import Aggregator
 from hvd_sparse.aggregators.compressed import Compressed
 from hvd_sparse.aggregators.hierarchical import Hierarchical
 from hvd_sparse.aggregators.schedule import Schedule
+from hvd_sparse.aggregators.sparse_allreduce import SparseAllReduce
 from hvd_sparse.aggregators.transaction import Exchange, commit
 
-__all__ = ["Aggregator", "AllReduce", "Auto", "Compressed", "Exchange", "Hierarchical", "Schedule", "commit"]
+__all__ = [
+    "Aggregator",
+    "AllReduce",
+    "AsPublished",
+    "Auto",
+    "Compressed",
+    "Exchange",
+    "Hierarchical",
+    "Schedule",
+    "SparseAllReduce",
+    "commit",
+]

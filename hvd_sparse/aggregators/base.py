@@ -43,6 +43,11 @@ class Aggregator(abc.ABC):
         """Whether it can be the inner of `Hierarchical`."""
         return True
 
+    @property
+    def sums(self) -> bool:
+        """Whether it hands on the sum over all ranks in place of the mean."""
+        return False
+
     # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
     @tf.autograph.experimental.do_not_convert
     def init(self, spec: int | Spec) -> Level:

@@ -9,7 +9,8 @@ import tensorflow as tf
 from hvd_sparse import collectives
 from hvd_sparse.aggregators.base import Aggregator, Level
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Update, blame, nothing, ring_traffic
-from hvd_sparse.compressors import Compressor
+from hvd_sparse.communicator import Communicator
+from hvd_sparse.compressors import Compressor, Selection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,7 +22,8 @@ class Compressed(Aggregator):
     Attributes:
         compressor: usually wrapped in `ErrorFeedback`.
 
-    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes of a value).
+    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes of a value); where values are quantized, codes
+    and scales in place of them.
     """
 
     compressor: Compressor
@@ -31,12 +33,12 @@ class Compressed(Aggregator):
         if spec.size == 0:
             return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
         selection = self.compressor.compress(parts.rows, state.inner)
-        sent = (communicator.size - 1) * collectives.message_bytes(selection.slices)
+        total, sent = _gathered(selection, communicator, f"{spec.name}.allgather_sum")
         return Reduced(
-            total=collectives.allgather_sum(selection.slices, communicator, f"{spec.name}.allgather_sum"),
+            total=total,
             fault=blame(selection.fault, parts.sources, spec.grid),
             updates=tuple(Update(variable, value) for variable, value in selection.updates),
-            traffic=ring_traffic(communicator, spec.grid, sent),
+            traffic=ring_traffic(communicator, spec.grid, (communicator.size - 1) * sent),
             kept=collectives.count(selection.slices),
             considered=spec.size,
         )
@@ -56,6 +58,15 @@ class Compressed(Aggregator):
 
     def _create(self, spec, communicator):
         return Level(spec, communicator, self.compressor.create(spec))
+
+
+def _gathered(selection: Selection, communicator: Communicator, name: str):
+    """The contributions of all ranks, and the bytes of this rank's."""
+    slices, coded = selection.slices, selection.coded
+    if coded is None:
+        return collectives.allgather_sum(slices, communicator, name), collectives.message_bytes(slices)
+    total = collectives.allgather_coded(slices, coded.codes, coded.scales, coded.quantizer, communicator, name)
+    return total, collectives.coded_bytes(slices, coded.codes, coded.scales)
 
 
 def _no_slices(parts: Parts, dtype: tf.DType) -> tf.IndexedSlices:

@@ -65,6 +65,11 @@ class Schedule(Aggregator):
         return all(aggregator.sends_all for _, aggregator in self.stages)
 
     @property
+    def sums(self):
+        """Whether any stage does."""
+        return any(aggregator.sums for _, aggregator in self.stages)
+
+    @property
     def nests(self):
         """Stages of `Hierarchical` are stages of a schedule, not the reverse."""
         return False

@@ -1,0 +1,103 @@
+"""SparCML's training step as its Algorithm 1 prints it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.transaction import Parts, Update, dense
+from hvd_sparse.communicator import Communicator
+from hvd_sparse.spec import Spec
+
+
+class _Scaled(Level):
+    """The inner's state, in units of learning rate times gradient, and the last learning rate that was not 0."""
+
+    def __init__(self, spec: Spec, communicator: Communicator, inner: Level):
+        super().__init__(spec, communicator, inner)
+        self.last_rate = tf.Variable(1.0, trainable=False, name=f"{spec.name}_last_rate")
+
+    def rate(self) -> tf.Tensor:
+        """The optimizer's learning rate now, [] float32."""
+        assert self.spec.learning_rate is not None  # `AsPublished` has seen to it
+        return tf.cast(self.spec.learning_rate(), tf.float32)
+
+
+@dataclasses.dataclass(frozen=True)
+class AsPublished(Aggregator):
+    """Puts the learning rate inside the accumulator and sums, as SparCML's Algorithm 1 does.
+
+    With the learning rate alpha every rank accumulates acc = eps + alpha * gradient; g, the sum over all ranks of what
+    the inner sends of acc, is what the model moves by. The optimizer is handed g / alpha, so that plain SGD subtracts g
+    up to the rounding of that division. Two things differ from all other aggregators:
+
+    - It is the sum over the ranks and not the mean: the learning rate has to be 1 / P of that for the others.
+    - What is kept back is in units of the learning rate of its time, so that it is not scaled by a later one.
+
+    At a learning rate of 0 nothing can be applied: the step hands on zeros, and what is kept back stays as it was.
+
+    Attributes:
+        inner: what exchanges acc; its residual is eps.
+
+    Steps and bytes sent per rank: the inner's.
+    """
+
+    inner: Aggregator
+
+    def __post_init__(self):
+        if self.inner.sends_all or self.inner.sums:
+            raise ValueError(
+                "AsPublished goes around an aggregator that averages and keeps something back, as SparseAllReduce or "
+                f"Compressed, got {type(self.inner).__name__}."
+            )
+
+    @property
+    def nests(self):
+        """It is outermost: what is around it would see sums of another unit."""
+        return False
+
+    @property
+    def sums(self):
+        """It does."""
+        return True
+
+    def reduce(self, parts, divisor, state):
+        rate = state.rate()
+        moves = tf.greater(rate, 0.0)
+        scaled = Parts(tf.cast(parts.rows, tf.float32) * rate, parts.sources)
+        reduced = self.inner.reduce(scaled, 1, state.inner)
+        total = tf.math.divide_no_nan(dense(reduced.total, state.spec.size, 1, tf.float32), rate)
+        updates = [_only_if(moves, update) for update in reduced.updates]
+        last_rate = Update(state.last_rate, tf.where(moves, rate, state.last_rate))
+        return reduced._replace(total=tf.cast(total, state.spec.dtype), updates=(*updates, last_rate))
+
+    def owed(self, state):
+        """In units of the gradient, as if it were to be averaged: what another recipe needs to apply the same."""
+        return self.inner.owed(state.inner) * (float(state.spec.grid.world.size) / state.last_rate)
+
+    def restored(self, state, kept):
+        rate = state.rate()
+        rate = tf.where(rate > 0.0, rate, state.last_rate)
+        inner = self.inner.restored(state.inner, kept * (rate / float(state.spec.grid.world.size)))
+        return (*inner, Update(state.last_rate, rate)) if inner else ()
+
+    def contributions(self, size, members):
+        return None
+
+    def _create(self, spec, communicator):
+        if spec.learning_rate is None:
+            raise ValueError(
+                "as_published puts the learning rate inside the accumulator, and there is no optimizer to ask for it: "
+                "use hvd.DistributedOptimizer(optimizer, aggregator=...), or in a loop of your own "
+                "hvd.GradientExchange(recipe, learning_rate=lambda: optimizer.learning_rate)."
+            )
+        inner = spec._replace(dtype=tf.float32, name=f"{spec.name}.accumulator")
+        return _Scaled(spec, communicator, self.inner._create(inner, communicator))
+
+
+def _only_if(moves: tf.Tensor, update: Update) -> Update:
+    """The update, which changes nothing where nothing moves."""
+    value = tf.cond(moves, lambda: tf.identity(update.value), update.variable.read_value)
+    return update._replace(value=tf.ensure_shape(value, update.variable.shape))

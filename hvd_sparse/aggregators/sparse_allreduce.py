@@ -1,0 +1,167 @@
+"""Sparse contributions are added up on the way, not only at the end."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from hvd_sparse import collective_costs, collectives
+from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.counted import Counted
+from hvd_sparse.aggregators.transaction import Reduced, Update, blame, nothing
+from hvd_sparse.collective_costs import CANDIDATES, Load
+from hvd_sparse.collectives.allgather import combine_gathered
+from hvd_sparse.collectives.contribution import Layout
+from hvd_sparse.collectives.dynamic import combine_dense, combine_quantized
+from hvd_sparse.collectives.recursive_doubling import combine_pairs
+from hvd_sparse.collectives.split_allgather import combine_pieces
+from hvd_sparse.communicator import Communicator
+from hvd_sparse.compressors import Compressor, harmless
+from hvd_sparse.quantizers import QSGD
+from hvd_sparse.spec import Spec
+
+_SPARSE = {
+    "recursive_doubling": combine_pairs,
+    "split_allgather": combine_pieces,
+    "allgather": combine_gathered,
+}
+COLLECTIVES = ("auto", *CANDIDATES)
+
+
+class _Summing(Level):
+    """The compressor's state, the collective that is taken, and where sums are quantized the error of this piece."""
+
+    def __init__(self, spec: Spec, communicator: Communicator, inner: tf.Module, choice: str, rounds: bool):
+        super().__init__(spec, communicator, inner)
+        self.choice = choice
+        begin, end = self.piece
+        self.error: tf.Variable | None = None
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_summing_step")
+        if rounds and communicator.size > 1:  # a lone rank sends nothing, and so need not round
+            zeros = tf.zeros([end - begin], tf.float32)
+            self.error = tf.Variable(zeros, trainable=False, name=f"{spec.name}_error")
+
+    @property
+    def piece(self) -> tuple[int, int]:
+        """Begin and end of the piece of the vector that this rank adds up for all."""
+        rank, ranks = self.communicator.rank, self.communicator.size
+        return rank * self.spec.size // ranks, (rank + 1) * self.spec.size // ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class SparseAllReduce(Aggregator):
+    """Each rank sends what its compressor keeps, and a sparse all-reduce of SparCML adds the contributions up.
+
+    Against `Compressed`, whose ranks get P k elements, ranks get the sum: fewer elements where index sets overlap, and
+    never more than a vector. Values travel as float32, whatever they were rounded to before.
+
+    With a quantizer the sums of `dynamic` are gathered in a few bits. A rank that adds up a piece of the vector keeps
+    what rounding takes away from its sums, adds it to the next ones, and applies what the others decode: so all ranks
+    get the same bits, and nothing is lost but float32's rounding.
+
+    Attributes:
+        compressor: usually wrapped in `ErrorFeedback`.
+        collective: "recursive_doubling", "split_allgather", "dynamic", "allgather", or "auto": the one that is expected
+            to be fastest among these ranks, whose calls are timed once, for index sets that are drawn at random
+            (SparCML's appendix B; those of gradients overlap more). It is chosen when the state is made; `decided`
+            tells it.
+        quantizer: of the sums of "dynamic", which is what "auto" then stands for; None sends them as float32.
+        seed: of the quantizer's rounding; it advances with the step and differs between vectors and ranks.
+
+    Steps and bytes sent per rank: the collective's.
+    """
+
+    compressor: Compressor
+    collective: str = "auto"
+    quantizer: QSGD | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.collective not in COLLECTIVES:
+            raise ValueError(f"Expected a collective of {', '.join(COLLECTIVES)}, got {self.collective!r}.")
+        if self.quantizer is not None and self.collective not in ("auto", "dynamic"):
+            raise ValueError(
+                f"A quantizer codes the sums that 'dynamic' gathers, and {self.collective} gathers none: leave one of "
+                "the two out, or quantize what each rank sends: ErrorFeedback(Quantized(compressor, quantizer))."
+            )
+
+    def reduce(self, parts, divisor, state):
+        spec = state.spec
+        if spec.size == 0:
+            return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
+        selection = self.compressor.compress(parts.rows, state.inner)
+        message = _layout(spec.size).pack(harmless(selection), selection.slices.indices)
+        counted = Counted(state.communicator, spec.grid)
+        total, fault, updates = self._sum(message, counted, state)
+        own_fault = blame(selection.fault, parts.sources, spec.grid)
+        return Reduced(
+            # A plain division by a constant TensorFlow's graphs turn into a product with its rounded reciprocal.
+            total=tf.cast(tf.math.divide_no_nan(tf.reshape(total, [spec.size]), float(divisor)), spec.dtype),
+            fault=tf.where(own_fault == 0, fault, own_fault),
+            updates=(*(Update(variable, value) for variable, value in selection.updates), *updates),
+            traffic=counted.traffic,
+            kept=collectives.count(selection.slices),
+            considered=spec.size,
+        )
+
+    def owed(self, state):
+        kept = self.compressor.kept_back(state.inner)
+        residual = tf.zeros([state.spec.size], tf.float32) if kept is None else kept.read_value()
+        if state.error is None:
+            return residual
+        begin, end = state.piece
+        return residual + tf.pad(state.error.read_value(), [[begin, state.spec.size - end]])
+
+    def restored(self, state, kept):
+        variable = self.compressor.kept_back(state.inner)
+        begin, end = state.piece
+        if variable is None:
+            return () if state.error is None else (Update(state.error, kept[begin:end]),)
+        share = Update(variable, kept / float(state.communicator.size))
+        return (share,) if state.error is None else (share, Update(state.error, tf.zeros([end - begin])))
+
+    def decided(self, state):
+        """The name of the collective, where it was for "auto" to choose."""
+        return state.choice if self.collective == "auto" else None
+
+    def contributions(self, size, members):
+        return None
+
+    def _create(self, spec, communicator):
+        with tf.init_scope():  # calls are timed at once, also while a function is traced
+            choice = self._choose(spec.size, communicator)
+        inner = self.compressor.create(spec)
+        return _Summing(spec, communicator, inner, choice, self.quantizer is not None)
+
+    def _choose(self, size: int, communicator: Communicator) -> str:
+        """The collective for a vector; where it has to be timed, a collective itself."""
+        if self.collective != "auto":
+            return self.collective
+        kept = self.compressor.count(size)
+        if self.quantizer is not None or kept is None or size == 0:
+            return "dynamic"  # whatever the density becomes, it sends hardly more than a dense ring
+        if communicator.size == 1:
+            return "split_allgather"
+        transport = collectives.auto.transport(communicator)
+        load = Load(communicator.size, size, 1, 4, float(kept), float(size), float(_layout(size).dense_above))
+        return min(CANDIDATES, key=lambda name: collective_costs.seconds(name, load, transport))
+
+    def _sum(
+        self, message: tf.Tensor, counted: Counted, state: _Summing
+    ) -> tuple[tf.Tensor, tf.Tensor, tuple[Update, ...]]:
+        """The sum over all ranks, 0 or 1 + a rank whose sums are not finite, and the new state of rounding."""
+        layout, name = _layout(state.spec.size), f"{state.spec.name}.sparse_allreduce"
+        if self.quantizer is not None and state.error is not None:
+            seed = state.step + (self.seed + (state.spec.number << 32))
+            quantized = combine_quantized(layout, message, self.quantizer, state.error, seed, counted, name)
+            updates = (Update(state.error, quantized.error), Update(state.step, state.step + 1))
+            return quantized.total, quantized.fault, updates
+        if state.choice == "dynamic":
+            return combine_dense(layout, message, counted, name), tf.constant(0), ()
+        return layout.dense(_SPARSE[state.choice](layout, message, counted, name)), tf.constant(0), ()
+
+
+def _layout(size: int) -> Layout:
+    """A flat vector of float32 that is summed."""
+    return Layout(size, (), tf.float32, "sum", None)
