@@ -1,4 +1,4 @@
-"""Which kernels _ops.so registers for the GPU, by the _cuda.so that lies beside it."""
+"""Which kernels each _ops.so registers for the GPU, by the _cuda.so that lies beside it."""
 
 import importlib.util
 import os
@@ -7,70 +7,104 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from tests.gpu.library import ROOT
 
-LIBRARY = ROOT / "hvd_sparse" / "_ops.so"
-INTERFACE = int(re.search(r"HVDS_GPU_INTERFACE (\d+)", (ROOT / "ops" / "select_gpu.h").read_text())[1])
-FUNCTIONS = ("error", "workspace", "topk", "mstopk", "feedback_topk", "feedback_mstopk")
 QUESTION = """
 import ctypes, sys
-for library in sys.argv[1:-1]:
+for library in sys.argv[1:-2]:
     ctypes.CDLL(library, ctypes.RTLD_GLOBAL)
-print(ctypes.CDLL(sys.argv[-1]).hvds_gpu_registered())
+print(getattr(ctypes.CDLL(sys.argv[-2]), sys.argv[-1])())
 """
+
+
+class Library(NamedTuple):
+    """A package's operations, the header with their interface to _cuda.so, and that interface's functions."""
+
+    package: str
+    header: str
+    prefix: str
+    functions: tuple[str, ...]
+
+    @property
+    def interface(self):
+        return int(re.search(r"_GPU_INTERFACE (\d+)", (ROOT / "ops" / self.header).read_text())[1])
+
+
+SELECTION = ("error", "workspace", "topk", "mstopk", "feedback_topk", "feedback_mstopk")
+LIBRARIES = [
+    Library("hvd_sparse", "select_gpu.h", "hvds", tuple(f"hvds_gpu_{name}" for name in SELECTION)),
+    Library(
+        "lars",
+        "lars/passes_gpu.h",
+        "lars",
+        (
+            "lars_gpu_error",
+            "lars_gpu_partials",
+            "lars_gpu_update",
+            "lamb_gpu_partials",
+            "lamb_gpu_update",
+            "lars_gpu_layer_sums",
+        ),
+    ),
+]
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("tensorflow") is None, reason="TensorFlow is not installed here, and _ops.so needs it"
 )
 
 
-def compile_library(path, interface, functions):
+@pytest.fixture(params=LIBRARIES, ids=lambda library: library.package)
+def library(request):
+    return request.param
+
+
+def compile_library(path, library, interface, functions):
     """A library with these names, of which only the number of the interface works."""
-    names = "".join(f'extern "C" void hvds_gpu_{name}() {{}}\n' for name in functions)
+    names = "".join(f'extern "C" void {name}() {{}}\n' for name in functions)
     source = path.with_suffix(".cc")
-    source.write_text(f'extern "C" int hvds_gpu_interface() {{ return {interface}; }}\n{names}')
+    source.write_text(f'extern "C" int {library.prefix}_gpu_interface() {{ return {interface}; }}\n{names}')
     subprocess.run([os.environ.get("CXX", "c++"), "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
 
 
-def ask(folder):
+def ask(library, folder):
     """Whether a copy of _ops.so in `folder` registers kernels for the GPU, and what it says meanwhile."""
-    copy = shutil.copy(LIBRARY, folder)
+    copy = shutil.copy(ROOT / library.package / "_ops.so", folder)
     framework = Path(importlib.util.find_spec("tensorflow").origin).parent
     libraries = [str(framework / f"libtensorflow_{part}.so.2") for part in ("framework", "cc")]
-    command = [sys.executable, "-c", QUESTION, *libraries, str(copy)]
+    command = [sys.executable, "-c", QUESTION, *libraries, str(copy), f"{library.prefix}_gpu_registered"]
     talkative = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
     answer = subprocess.run(command, env=talkative, capture_output=True, text=True, timeout=60, check=True)
     return bool(int(answer.stdout)), answer.stderr
 
 
-def test_none_without_the_library_and_nothing_is_said(tmp_path):
-    registered, said = ask(tmp_path)
+def test_none_without_the_library_and_nothing_is_said(library, tmp_path):
+    registered, said = ask(library, tmp_path)
     assert not registered
-    assert "hvd_sparse" not in said
+    assert "on the CPU" not in said
 
 
-def test_some_with_a_library_that_fits(tmp_path):
-    compile_library(tmp_path / "_cuda.so", INTERFACE, FUNCTIONS)
-    registered, said = ask(tmp_path)
+def test_some_with_a_library_that_fits(library, tmp_path):
+    compile_library(tmp_path / "_cuda.so", library, library.interface, library.functions)
+    registered, said = ask(library, tmp_path)
     assert registered
-    assert "hvd_sparse" not in said
+    assert "on the CPU" not in said
 
 
-@pytest.mark.parametrize(
-    ("interface", "functions"), [(INTERFACE + 1, FUNCTIONS), (INTERFACE, FUNCTIONS[:-1])], ids=["version", "function"]
-)
-def test_none_with_a_library_of_another_build(tmp_path, interface, functions):
-    compile_library(tmp_path / "_cuda.so", interface, functions)
-    registered, said = ask(tmp_path)
+@pytest.mark.parametrize(("newer", "missing"), [(1, 0), (0, 1)], ids=["version", "function"])
+def test_none_with_a_library_of_another_build(library, newer, missing, tmp_path):
+    functions = library.functions[: len(library.functions) - missing]
+    compile_library(tmp_path / "_cuda.so", library, library.interface + newer, functions)
+    registered, said = ask(library, tmp_path)
     assert not registered
     assert "does not belong to this _ops.so" in said and "pip install" in said
 
 
-def test_none_with_a_library_that_cannot_be_loaded(tmp_path):
+def test_none_with_a_library_that_cannot_be_loaded(library, tmp_path):
     (tmp_path / "_cuda.so").write_text("not a library")
-    registered, said = ask(tmp_path)
+    registered, said = ask(library, tmp_path)
     assert not registered
     assert "expected to load" in said and "_cuda.so" in said

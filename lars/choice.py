@@ -1,0 +1,129 @@
+"""Whether the ranks share the work of the norms: both ways are measured, and all ranks take the cheaper one."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import tensorflow as tf
+
+if TYPE_CHECKING:
+    from hvd_sparse.topology import Communicator
+
+ALONE, NODE, WORLD = "each rank alone", "shared by the node", "shared by all ranks"
+# By how much of the time sharing must win in the median, and in what part of the rounds it must win at all: less may be
+# noise, and where it is, sharing costs.
+MARGIN, OFTEN = 0.05, 0.8
+LEAST, ROUNDS = 3, 15  # rounds that count
+BUDGET = 1.0  # seconds after which no further round begins
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """Who computes the norms, and why.
+
+    Attributes:
+        way: "each rank alone", "shared by the node", "shared by all ranks", or "shared as told".
+        communicator: who shares the work; None where nobody does.
+        milliseconds: of each way that was measured, the median of its rounds; of a round the slowest rank's time.
+        reason: the above in a line.
+    """
+
+    way: str
+    communicator: Communicator | None
+    milliseconds: Mapping[str, float]
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.way}: {self.reason}"
+
+
+def world() -> Communicator | None:
+    """All ranks; None where `hvd_sparse` was not started, or there is one rank."""
+    # Who has not imported it has not started it, and is not made to import Horovod.
+    topology: Any = sys.modules.get("hvd_sparse.topology")
+    if topology is None or not topology.is_initialized():
+        return None
+    return topology.world() if topology.world().size > 1 else None
+
+
+def ways() -> dict[str, Communicator | None]:
+    """The ways that there are, by name; the first is that each rank computes all."""
+    found: dict[str, Communicator | None] = {ALONE: None}
+    everyone = world()
+    if everyone is None:
+        return found
+    topology: Any = sys.modules["hvd_sparse.topology"]
+    node = topology.node()
+    if node.size == everyone.size:
+        return found | {WORLD: node}  # the ranks of one host exchange through memory
+    if node.size > 1:
+        found[NODE] = node
+    return found | {WORLD: everyone}
+
+
+def measure(
+    candidates: Mapping[str, Communicator | None],
+    run: Callable[[Communicator | None, str], Any],
+    everyone: Communicator,
+    name: str,
+) -> dict[str, list[float]]:
+    """Times all ways in turn, on all ranks at once; a collective.
+
+    Ranks of one host compete for its cores and its memory, so what counts is the time until the slowest has ended.
+
+    Args:
+        candidates: the ways, by name; the same on every rank.
+        run: called as run(communicator, name of its collective), does the work and returns tensors; it is traced once
+            for each way.
+        everyone: all ranks.
+        name: collectives are named after it.
+
+    Returns:
+        Milliseconds of each round, by name; the same on every rank.
+    """
+    functions = [
+        tf.function(functools.partial(run, communicator, f"{name}.{number}"), autograph=False)
+        for number, communicator in enumerate(candidates.values())
+    ]
+    _round(functions, everyone, name)  # the functions are traced, and memory is fetched
+    rounds: list[np.ndarray] = []
+    while len(rounds) < LEAST or (len(rounds) < ROUNDS and np.sum(rounds) < BUDGET):
+        rounds.append(_round(functions, everyone, name))
+    return {name: [float(1e3 * taken[place]) for taken in rounds] for place, name in enumerate(candidates)}
+
+
+def _round(functions: list[Any], everyone: Communicator, name: str) -> np.ndarray:
+    """Seconds of each way, of the slowest rank; all ranks begin each way together."""
+    seconds = []
+    for function in functions:
+        everyone.allreduce(tf.constant(0), "max", f"{name}.begin")
+        began = time.perf_counter()
+        function()
+        seconds.append(time.perf_counter() - began)
+    return everyone.allreduce(tf.constant(seconds, tf.float64), "max", f"{name}.seconds").numpy()
+
+
+def choose(candidates: Mapping[str, Communicator | None], rounds: Mapping[str, Sequence[float]]) -> Choice:
+    """The cheapest way; sharing only where it wins clearly, and nearly always.
+
+    Args:
+        candidates: the ways, by name, first that without sharing.
+        rounds: milliseconds by name, from `measure`.
+    """
+    alone = next(iter(candidates))
+    milliseconds = {name: float(np.median(taken)) for name, taken in rounds.items()}
+    best = min(candidates, key=milliseconds.__getitem__)
+    wins = np.mean(np.less(rounds[best], rounds[alone]))
+    clear = milliseconds[best] <= (1 - MARGIN) * milliseconds[alone] and wins >= OFTEN
+    way = best if clear else alone
+    others = ", ".join(f"{other} {taken:.3g} ms" for other, taken in milliseconds.items() if other != way)
+    reason = f"{milliseconds[way]:.3g} ms for the norms of a step; {others}"
+    if way == alone != best:
+        reason += f" (faster in {wins:.0%} of the rounds: too little to tell from noise)"
+    return Choice(way, candidates[way], milliseconds, reason)

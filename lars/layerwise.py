@@ -1,0 +1,299 @@
+"""What LARS and LAMB have in common, and the only file of this package that knows Keras's insides.
+
+One place is touched: `_backend_update_step` of an optimizer, where Keras has accumulated and clipped gradients and is
+about to apply them one by one. tests/lars/test_hook.py names the versions of Keras that it was tested with.
+"""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+import numbers
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from lars import choice as choices
+from lars import ops, trust_ratio
+from lars.choice import Choice
+from lars.parallel import block_sizes, parallel_range
+
+if TYPE_CHECKING:
+    from hvd_sparse.topology import Communicator
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+
+# Biases, and the scales and offsets of Keras's normalisation layers (`scale` is RMSNormalization's).
+BIAS_AND_NORMALISATION = (r"(^|/)(bias|gamma|beta|scale)$",)
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+    """Variables that the native passes take together.
+
+    Attributes:
+        members: their places in the list of a step.
+        places: their places in the list that the optimizer was built with.
+        weights: the variables.
+        sizes: elements of each.
+        blocks: elements of each block of theirs.
+        decays: float64, the weight decay of each.
+        adapted: whether each has a trust ratio.
+        shared: whether all ranks have the same of them.
+    """
+
+    members: tuple[int, ...]
+    places: tuple[int, ...]
+    weights: tuple[tf.Variable, ...]
+    sizes: tuple[int, ...]
+    blocks: tuple[int, ...]
+    decays: np.ndarray
+    adapted: np.ndarray
+    shared: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a list of variables is updated, step after step.
+
+    Attributes:
+        groups: all of them together.
+        choice: who computes the norms.
+        name: collectives are named after it; the same on every rank.
+    """
+
+    groups: tuple[Group, ...]
+    choice: Choice
+    name: str
+
+
+class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
+    """An optimizer that gives each variable a learning rate by its norms, all variables in two native passes.
+
+    The first pass reads what the norms need, in blocks, which ranks may share; the second updates. Gradients that are
+    `tf.IndexedSlices` are made dense first: decay and momentum touch every row, and the norms are those of all.
+
+    Args:
+        weight_decay: is part of the update that the trust ratio scales, never Keras's own, which is decoupled.
+        exclude: regular expressions, searched for in the paths of variables.
+        parallel: see `LARS`.
+        **kerass: what `keras.optimizers.Optimizer` takes.
+    """
+
+    def __init__(self, *, weight_decay: float, exclude: Sequence[str], parallel: bool | Communicator, **kerass: Any):
+        # Not by setattr, which would make what they hold a part of checkpoints.
+        self.__dict__["_parallel"] = _checked_parallel(parallel)
+        self.__dict__["_plans"] = {}
+        patterns = _checked_patterns(exclude)
+        super().__init__(weight_decay=at_least_zero(weight_decay, "weight_decay"), **kerass)
+        self.exclude = patterns
+
+    @property
+    def choice(self) -> Choice | None:
+        """Who computes the norms, and why; None before the first step. `str(optimizer.choice)` is a line."""
+        plans = list(self.__dict__["_plans"].values())
+        return plans[-1].choice if plans else None
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Makes the slots; see Keras."""
+        if self.built:
+            return
+        if tf.distribute.has_strategy():
+            raise ValueError(
+                f"{type(self).__name__} updates variables in place and cannot work inside a tf.distribute strategy: "
+                "start one process for each device and use hvd_sparse.DistributedOptimizer."
+            )
+        super().exclude_from_weight_decay(var_list=variables)  # from Keras's decoupled one
+        super().build(variables)
+        self.__dict__["_places"] = {id(resource(variable)): place for place, variable in enumerate(variables)}
+
+    def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
+        """Refused: `exclude` says this."""
+        raise ValueError(
+            f"{type(self).__name__} leaves out variables by its argument exclude, from weight decay and trust ratio "
+            'alike: pass patterns of their paths, as exclude=["bias$"].'
+        )
+
+    def get_config(self) -> dict[str, Any]:
+        """All arguments; a communicator that was told to share is saved as parallel=True."""
+        parallel = self.__dict__["_parallel"] is not False
+        return {**super().get_config(), "exclude": list(self.exclude), "parallel": parallel}
+
+    def update_step(self, gradient: Gradient, variable: Any, learning_rate: Any) -> None:
+        """Updates one variable, alone."""
+        self._update_all([gradient], [variable], learning_rate)
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        self._update_all(grads, trainable_variables, learning_rate)
+
+    @abc.abstractmethod
+    def _partials(self, group: Group, gradients: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:
+        """Sums of squares [last - first, 2] of blocks, float64: of the weights, and of what they are compared with."""
+
+    @abc.abstractmethod
+    def _ratios(self, group: Group, norms: tf.Tensor) -> tf.Tensor:
+        """The trust ratios [N] from the norms [N, 2]."""
+
+    @abc.abstractmethod
+    def _update(self, group: Group, gradients: Sequence[tf.Tensor], ratios: tf.Tensor, learning_rate: Any) -> None:
+        """Updates weights and slots."""
+
+    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
+    @tf.autograph.experimental.do_not_convert
+    def _update_all(self, gradients: Iterable[Gradient], variables: Sequence[Any], learning_rate: Any) -> None:
+        plan = self._plan_for(variables)
+        given = list(gradients)
+        for number, group in enumerate(plan.groups):
+            own = [_dense(given[member], weight) for member, weight in zip(group.members, group.weights, strict=True)]
+            partials = self._all_partials(group, own, plan.choice.communicator, f"{plan.name}.{number}")
+            ratios = self._ratios(group, trust_ratio.norms(partials, group.sizes))
+            self._update(group, own, ratios, resource(learning_rate))
+
+    def _all_partials(
+        self, group: Group, gradients: Sequence[tf.Tensor], communicator: Communicator | None, name: str
+    ) -> tf.Tensor:
+        """Of all blocks of a group, whoever computes them."""
+        return parallel_range(
+            lambda first, last: self._partials(group, gradients, first, last),
+            group.blocks,
+            communicator if group.shared else None,
+            name,
+        )
+
+    def _plan_for(self, variables: Sequence[Any]) -> Plan:
+        plans: dict[tuple[int, ...], Plan] = self.__dict__["_plans"]
+        places = tuple(self.__dict__["_places"][id(resource(variable))] for variable in variables)
+        if places not in plans:
+            with tf.init_scope():
+                plans[places] = self._make_plan(variables, places)
+        return plans[places]
+
+    def _make_plan(self, variables: Sequence[Any], places: tuple[int, ...]) -> Plan:
+        """On the first step: a collective, where ranks may share."""
+        groups = self._groups(variables, places)
+        parallel = self.__dict__["_parallel"]
+        everyone = choices.world() if parallel is True else parallel or None
+        if everyone is None:
+            reason = "there is one rank" if parallel else "parallel=False"
+            return Plan(groups, Choice(choices.ALONE, None, {}, reason), "")
+        everyone.agree(self._account(groups), f"what {type(self).__name__} updates", "lars.agree")
+        name = _common_name(everyone)
+        if parallel is not True:
+            return Plan(groups, Choice("shared as told", everyone, {}, f"by {everyone.size} ranks"), name)
+        return Plan(groups, self._measured_choice(groups, everyone, name), name)
+
+    def _measured_choice(self, groups: tuple[Group, ...], everyone: Communicator, name: str) -> Choice:
+        candidates = choices.ways()
+        gradients = [[tf.zeros(weight.shape, weight.dtype) for weight in group.weights] for group in groups]
+
+        def norms(communicator: Communicator | None, label: str) -> list[tf.Tensor]:
+            return [
+                self._all_partials(group, own, communicator, f"{label}.{number}")
+                for number, (group, own) in enumerate(zip(groups, gradients, strict=True))
+            ]
+
+        chosen = choices.choose(candidates, choices.measure(candidates, norms, everyone, f"{name}.measure"))
+        if everyone.rank == 0:
+            elements = sum(sum(group.blocks) for group in groups)
+            print(f"{type(self).__name__}, norms of {elements:,} elements, {chosen}", flush=True)
+        return chosen
+
+    def _groups(self, variables: Sequence[Any], places: tuple[int, ...]) -> tuple[Group, ...]:
+        """All variables, and those apart whose gradients are a rank's own."""
+        exchange = getattr(self, "exchange", None)  # hvd_sparse.DistributedOptimizer's
+        local = {id(resource(variable)) for variable in (exchange.local_variables() if exchange else ())}
+        own = [member for member, variable in enumerate(variables) if id(resource(variable)) in local]
+        common = [member for member in range(len(variables)) if member not in own]
+        return tuple(
+            self._group(variables, members, places, shared)
+            for members, shared in ((common, True), (own, False))
+            if members
+        )
+
+    def _group(self, variables: Sequence[Any], members: list[int], places: tuple[int, ...], shared: bool) -> Group:
+        weights = tuple(resource(variables[member]) for member in members)
+        sizes = tuple(weight.shape.num_elements() for weight in weights)
+        adapted = np.array([not self._is_excluded(variables[member]) for member in members])
+        return Group(
+            members=tuple(members),
+            places=tuple(places[member] for member in members),
+            weights=weights,
+            sizes=sizes,
+            blocks=tuple(block_sizes(sizes, ops.BLOCK)),
+            decays=np.where(adapted, float(self.weight_decay), 0.0),
+            adapted=adapted,
+            shared=shared,
+        )
+
+    def _is_excluded(self, variable: Any) -> bool:
+        path = getattr(variable, "path", None) or variable.name.partition(":")[0]
+        return any(re.search(pattern, path) for pattern in self.exclude)
+
+    def _account(self, groups: tuple[Group, ...]) -> dict[str, Any]:
+        """What all ranks must have in common, JSON-serialisable; variables go by their number."""
+        config = self.get_config()
+        account = {key: config[key] for key in ("weight_decay", "exclude", "parallel")}
+        for group in groups:
+            rows = zip(group.members, group.weights, group.adapted.tolist(), strict=True)
+            for member, weight, adapted in rows:
+                account[f"variable {member}"] = [weight.dtype.name, *weight.shape.as_list(), adapted, group.shared]
+        return {"class": type(self).__name__, **account}
+
+
+def resource(variable: Any) -> Any:
+    """The TensorFlow variable that a Keras variable holds; anything else as it is."""
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def slots(all_slots: Sequence[Any], group: Group) -> list[tf.Variable]:
+    """One kind of slot of a group's variables."""
+    return [resource(all_slots[place]) for place in group.places]
+
+
+def at_least_zero(number: Any, name: str) -> float:
+    """The number; ValueError where it is none or negative."""
+    if not isinstance(number, numbers.Real) or not float(number) >= 0:
+        raise ValueError(f"Expected {name} as a number of at least 0, got {number!r}.")
+    return float(number)
+
+
+def _dense(gradient: Gradient, weight: tf.Variable) -> tf.Tensor:
+    """The gradient in the dtype of its variable; rows that occur again are added in order."""
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, weight.shape[0])
+    return tf.ensure_shape(tf.cast(gradient, weight.dtype), weight.shape)
+
+
+def _checked_patterns(exclude: Any) -> list[str]:
+    patterns = [] if isinstance(exclude, str) or exclude is None else list(exclude)
+    if isinstance(exclude, str) or exclude is None or not all(isinstance(pattern, str) for pattern in patterns):
+        raise ValueError(f'Expected exclude as a list of patterns, as ["bias$"], or [] for none, got {exclude!r}.')
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(f"The pattern {pattern!r} in exclude is no regular expression: {error}.") from None
+    return patterns
+
+
+def _checked_parallel(parallel: Any) -> Any:
+    if isinstance(parallel, bool) or callable(getattr(parallel, "allgather", None)):
+        return parallel
+    raise TypeError(
+        f"Expected parallel as True, False or a communicator, as hvd_sparse.topology.node(), got {parallel!r}."
+    )
+
+
+_names = 0  # how many plans that share this process has made
+
+
+def _common_name(everyone: Communicator) -> str:
+    """A name that no rank has used; the same on all, also where one has made optimizers that the others have not."""
+    global _names
+    number = int(everyone.allreduce(tf.constant(_names), "max", "lars.name"))
+    _names = number + 1
+    return f"lars.{number}"

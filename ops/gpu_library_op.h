@@ -1,0 +1,60 @@
+// How a library of operations, compiled without CUDA, finds _cuda.so in its own folder and works on the GPU's stream.
+#ifndef HVDS_GPU_LIBRARY_OP_H_
+#define HVDS_GPU_LIBRARY_OP_H_
+
+#include <dlfcn.h>
+#include <unistd.h>
+
+#include <string>
+
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/platform/logging.h"
+#include "xla/stream_executor/stream.h"
+
+namespace hvds {
+// Of its own in each library that includes this: a function that two of them share would tell the folder of one.
+namespace {
+
+std::string path_beside_this_library(const char* name) {
+  Dl_info self;
+  if (dladdr(reinterpret_cast<void*>(&path_beside_this_library), &self) == 0) return name;
+  const std::string path(self.dli_fname);
+  return path.substr(0, path.rfind('/') + 1) + name;
+}
+
+template <typename Function>
+bool find(void* library, const char* name, Function* function) {
+  *function = reinterpret_cast<Function>(dlsym(library, name));
+  return *function != nullptr;
+}
+
+// Fills `functions`, which knows by find_all(library) whether a library has all of them and is of the same build; or
+// says, after `consequence`, why the GPU is left to itself. No _cuda.so at all is an ordinary installation.
+template <typename Functions>
+bool load_cuda(const char* consequence, Functions* functions) {
+  const std::string path = path_beside_this_library("_cuda.so");
+  if (access(path.c_str(), F_OK) != 0) return false;
+  void* library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+  if (library == nullptr) {
+    LOG(WARNING) << consequence << ": expected to load " << path << ", got: " << dlerror();
+    return false;
+  }
+  if (functions->find_all(library)) return true;
+  LOG(WARNING) << consequence << ": " << path << " does not belong to this _ops.so. Build both anew: "
+               << "pip install --no-build-isolation --force-reinstall --no-deps .";
+  dlclose(library);
+  return false;
+}
+
+stream_executor::Stream* stream_of(tensorflow::OpKernelContext* context) {
+  return context->op_device_context()->stream();
+}
+
+void* handle_of(tensorflow::OpKernelContext* context) {
+  return stream_of(context)->platform_specific_handle().stream;
+}
+
+}  // namespace
+}  // namespace hvds
+
+#endif  // HVDS_GPU_LIBRARY_OP_H_

@@ -1,0 +1,97 @@
+// TensorFlow's variables behind the handles that an operation is given, for reading or for update in place.
+#ifndef LARS_VARIABLES_OP_H_
+#define LARS_VARIABLES_OP_H_
+
+#include <algorithm>
+#include <vector>
+
+#include "../op_support.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/resource_mgr.h"
+#include "tensorflow/core/framework/resource_var.h"
+
+namespace lars {
+
+enum class Access { kRead, kUpdate };
+
+// Looks variables up, and holds the locks of all of them from lock() to the end of its life: shared ones to read, so
+// that no value is aliased (a variable that is also updated by rows admits no alias), exclusive ones to update. Locks
+// are taken in the order of their addresses, as TensorFlow's own operations do.
+class Variables {
+ public:
+  explicit Variables(Access access) : access_(access) {}
+  Variables(const Variables&) = delete;
+  Variables& operator=(const Variables&) = delete;
+
+  ~Variables() {
+    for (tensorflow::Var* variable : locked_) {
+      access_ == Access::kUpdate ? variable->mu()->unlock() : variable->mu()->unlock_shared();
+    }
+  }
+
+  // Looks up those of an input that is a list of handles.
+  absl::Status add(tensorflow::OpKernelContext* context, const char* input) {
+    int begin = 0, end = 0;
+    TF_RETURN_IF_ERROR(context->op_kernel().InputRange(input, &begin, &end));
+    for (int number = begin; number < end; ++number) {
+      tensorflow::core::RefCountPtr<tensorflow::Var> variable;
+      TF_RETURN_IF_ERROR(
+          tensorflow::LookupResource(context, tensorflow::HandleFromInput(context, number), &variable));
+      variables_.push_back(std::move(variable));
+    }
+    return absl::OkStatus();
+  }
+
+  // Locks all that were added. A variable that is to be updated must have been added once.
+  absl::Status lock() {
+    std::vector<tensorflow::Var*> distinct;
+    for (const auto& variable : variables_) distinct.push_back(variable.get());
+    std::sort(distinct.begin(), distinct.end(), [](auto* one, auto* other) { return one->mu() < other->mu(); });
+    distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+    if (access_ == Access::kUpdate && distinct.size() != variables_.size()) {
+      return hvds::invalid_argument("Expected each variable to be updated once, got ", distinct.size(),
+                                    " different ones among ", variables_.size(), " weights and slots");
+    }
+    for (tensorflow::Var* variable : distinct) {
+      access_ == Access::kUpdate ? variable->mu()->lock() : variable->mu()->lock_shared();
+      locked_.push_back(variable);
+    }
+    return absl::OkStatus();
+  }
+
+  // Variable `number` of those added; its value may be looked at while this lives.
+  absl::Status value(size_t number, const tensorflow::Tensor** value) const {
+    tensorflow::Var& variable = *variables_[number];
+    if (!variable.is_initialized) {
+      return absl::FailedPreconditionError(
+          absl::StrCat("Expected variables with values, got one without: initialise it first (number ", number,
+                       " of weights and slots, ", variable.DebugString(), ")."));
+    }
+    *value = variable.tensor();
+    return absl::OkStatus();
+  }
+
+  // Whether somebody else holds the value too: then it must not be written.
+  bool is_shared(size_t number) const { return !held(number).RefCountIsOne(); }
+
+  const tensorflow::Tensor& held(size_t number) const { return *variables_[number]->tensor(); }
+
+  void replace(size_t number, const tensorflow::Tensor& tensor) const { *variables_[number]->tensor() = tensor; }
+
+  // Memory for another value of a variable.
+  absl::Status allocate_like(tensorflow::OpKernelContext* context, size_t number, tensorflow::Tensor* tensor) const {
+    tensorflow::AllocatorAttributes attributes;
+    attributes.set_gpu_compatible(true);
+    attributes.set_nic_compatible(true);
+    return context->allocate_temp(held(number).dtype(), held(number).shape(), tensor, attributes);
+  }
+
+ private:
+  const Access access_;
+  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;  // outlive their locks
+  std::vector<tensorflow::Var*> locked_;
+};
+
+}  // namespace lars
+
+#endif  // LARS_VARIABLES_OP_H_

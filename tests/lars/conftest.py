@@ -1,0 +1,12 @@
+import keras
+import pytest
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    """A fixed seed and no policy left from another test."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy("float32")
+    yield
+    keras.config.set_dtype_policy("float32")
