@@ -1,0 +1,1 @@
+"""Start files for clusters."""

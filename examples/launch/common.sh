@@ -1,0 +1,239 @@
+# shellcheck shell=bash
+# What all start files share: options named as horovodrun's, hosts and their slots, and commands that are run or only shown.
+#
+# A start file sources this one, puts options of its own into VALUES, and calls parse_options "$@", resolve_hosts and
+# check_command. Then NUM_PROC, HOST_NAMES, HOST_SLOTS, HOST_LIST, INTERFACE and COMMAND are set. `run` shows a command
+# and, unless --dry-run was given, runs it; what --dry-run prints on standard output is itself a shell script.
+
+declare -A VALUES=(
+    [--num-proc]="" [--hosts]="" [--hostfile]="" [--network-interfaces]="" [--ssh-port]="" [--ssh-identity-file]=""
+    [--start-timeout]=120        # seconds; importing TensorFlow from a network file system takes a while
+    [--fusion-threshold-mb]=1    # as hvd_sparse sets it: Horovod is not to fuse buckets that we have made
+    [--cycle-time-ms]=1          # Horovod's own; how often it looks for tensors that are ready on all ranks
+)
+declare -A ALIASES=(
+    [-np]=--num-proc [-H]=--hosts [-hostfile]=--hostfile [-p]=--ssh-port [-i]=--ssh-identity-file
+    [--network-interface]=--network-interfaces
+)
+DRY_RUN="" NUM_PROC="" HOST_LIST="" INTERFACE=""
+HOST_NAMES=() HOST_SLOTS=() COMMAND=()
+
+fail() {
+    printf '%s: %s\n' "$(basename "$0")" "$*" >&2
+    exit 2
+}
+
+usage() {
+    sed -n '2,/^[^#]/{/^#SBATCH/d;s/^# \{0,1\}//p}' "$0"
+    printf 'Options, with their defaults:\n'
+    local name
+    for name in $(printf '%s\n' "${!VALUES[@]}" | sort); do
+        printf '  %-24s %s\n' "$name" "${VALUES[$name]}"
+    done
+    printf '  %-24s %s\n' --dry-run "check, and print what would be run"
+    exit 0
+}
+
+# Reads options up to -- or the first word that is none; the rest is the command of every rank.
+parse_options() {
+    local name
+    while (($#)); do
+        case $1 in
+            --) shift; break ;;
+            --dry-run) DRY_RUN=yes; shift; continue ;;
+            -h | --help) usage ;;
+            -*) ;;
+            *) break ;;
+        esac
+        name=${ALIASES[$1]:-$1}
+        [[ -v "VALUES[$name]" ]] || fail "there is no option $1; --help lists them."
+        (($# > 1)) || fail "$1 wants a value."
+        VALUES[$name]=$2
+        shift 2
+    done
+    COMMAND=("$@")
+    check_numbers
+}
+
+check_numbers() {
+    local name
+    for name in --num-proc --ssh-port --start-timeout --fusion-threshold-mb; do
+        [[ ${VALUES[$name]} =~ ^([0-9]+)?$ ]] || fail "$name wants a whole number, got ${VALUES[$name]}."
+    done
+    [[ ${VALUES[--cycle-time-ms]} =~ ^([0-9]+(\.[0-9]+)?)?$ ]] \
+        || fail "--cycle-time-ms wants a number of milliseconds, got ${VALUES[--cycle-time-ms]}."
+    local key=${VALUES[--ssh-identity-file]}
+    [[ -z $key || -r $key ]] || fail "--ssh-identity-file $key cannot be read."
+}
+
+# From --hosts, from --hostfile, or else this machine alone: names, slots, and how many ranks each host gets.
+resolve_hosts() {
+    local wanted=${VALUES[--num-proc]} total=0 index
+    if [[ -n ${VALUES[--hosts]} && -n ${VALUES[--hostfile]} ]]; then
+        fail "give --hosts or --hostfile, not both."
+    elif [[ -n ${VALUES[--hostfile]} ]]; then
+        read_hostfile "${VALUES[--hostfile]}"
+    else
+        local host entries
+        IFS=, read -ra entries <<<"${VALUES[--hosts]:-localhost:${wanted:-1}}"
+        for host in "${entries[@]}"; do
+            [[ $host == *:* ]] || fail "--hosts wants HOST:SLOTS,HOST:SLOTS, got $host."
+            add_host "${host%:*}" "${host##*:}"
+        done
+    fi
+    for index in "${!HOST_NAMES[@]}"; do
+        ((total += HOST_SLOTS[index]))
+    done
+    NUM_PROC=${wanted:-$total}
+    ((NUM_PROC >= 1)) || fail "-np wants at least one rank."
+    ((NUM_PROC <= total)) || fail "-np $NUM_PROC ranks are more than the $total slots of ${#HOST_NAMES[@]} hosts."
+    fill_hosts
+    HOST_LIST=$(for index in "${!HOST_NAMES[@]}"; do printf '%s:%s,' "${HOST_NAMES[index]}" "${HOST_SLOTS[index]}"; done)
+    HOST_LIST=${HOST_LIST%,}
+    check_addresses
+}
+
+# Lines "HOST slots=N", as horovodrun and Open MPI have them; here also empty lines and comments.
+read_hostfile() {
+    [[ -r $1 ]] || fail "--hostfile $1 cannot be read."
+    local line number=0
+    while IFS= read -r line || [[ -n $line ]]; do
+        ((number += 1))
+        line=${line%%#*}
+        [[ $line =~ [^[:space:]] ]] || continue
+        [[ $line =~ ^[[:space:]]*([^[:space:]]+)[[:space:]]+slots[[:space:]]*=[[:space:]]*([^[:space:]]+)[[:space:]]*$ ]] \
+            || fail "$1, line $number: expected HOST slots=N, got $line"
+        add_host "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
+    done <"$1"
+    ((${#HOST_NAMES[@]})) || fail "$1 names no host."
+}
+
+add_host() {
+    [[ $1 =~ ^[A-Za-z0-9_.-]+$ ]] || fail "$1 is no name of a host."
+    [[ $2 =~ ^[1-9][0-9]*$ ]] || fail "host $1: expected a number of slots, got $2."
+    local other
+    for other in "${HOST_NAMES[@]}"; do
+        [[ $other != "$1" ]] || fail "host $1 is named twice: give it all its slots at once."
+    done
+    HOST_NAMES+=("$1")
+    HOST_SLOTS+=("$2")
+}
+
+# Ranks fill host after host, as Horovod places them; hosts that get none are left out. hvd_sparse wants equal nodes.
+fill_hosts() {
+    local left=$NUM_PROC index ranks names=() slots=()
+    for index in "${!HOST_NAMES[@]}"; do
+        ranks=$((left < HOST_SLOTS[index] ? left : HOST_SLOTS[index]))
+        ((left -= ranks)) || true
+        ((ranks)) || continue
+        names+=("${HOST_NAMES[index]}")
+        slots+=("$ranks")
+    done
+    HOST_NAMES=("${names[@]}") HOST_SLOTS=("${slots[@]}")
+    for ranks in "${slots[@]}"; do
+        ((ranks == slots[0])) || [[ -n ${HVD_SPARSE_LOCAL_SIZE:-} ]] || fail \
+            "hosts would get unequal numbers of ranks (${slots[*]}): give each as many, or set HVD_SPARSE_LOCAL_SIZE=n."
+    done
+}
+
+is_this_machine() {
+    [[ $1 == localhost || $1 == 127.* || $1 == "$(hostname)" ]]
+}
+
+# Where ranks run on several hosts, a name that points to the loopback address leads nowhere from the others.
+check_addresses() {
+    ((${#HOST_NAMES[@]} > 1)) || return 0
+    local name address other=""
+    for name in "${HOST_NAMES[@]}"; do
+        address=$(getent ahostsv4 "$name" | awk 'NR == 1 { print $1 }') || true
+        [[ $address != 127.* ]] \
+            || fail "host $name has the address $address here, which the other hosts cannot reach: see /etc/hosts."
+        if [[ -z $address ]]; then
+            note "$name has no address here; it must have one on the machine that starts the ranks."
+        elif ! is_this_machine "$name"; then
+            other=${other:-$address}
+        fi
+    done
+    INTERFACE=${VALUES[--network-interfaces]}
+    if [[ -z $INTERFACE && -n $other ]]; then
+        INTERFACE=$(ip -o route get "$other" 2>/dev/null | sed -nE 's/.* dev ([^ ]+).*/\1/p') || true
+        [[ $INTERFACE != lo ]] || INTERFACE=""
+        [[ -z $INTERFACE ]] || note "interface $INTERFACE leads to $other; --network-interfaces names others."
+    fi
+}
+
+# The first word must be a program; a module or a script that Python is to run must be there.
+check_command() {
+    ((${#COMMAND[@]})) || fail "say what every rank runs, after --: for example -- python -m examples.keras_digits"
+    command -v "${COMMAND[0]}" >/dev/null || fail "there is no program ${COMMAND[0]}."
+    [[ $(basename "${COMMAND[0]}") == python* ]] || return 0
+    if [[ ${COMMAND[1]:-} == -m ]]; then
+        "${COMMAND[0]}" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' \
+            "${COMMAND[2]:-}" 2>/dev/null || fail "Python finds no module ${COMMAND[2]:-} from $PWD."
+    elif [[ ${COMMAND[1]:-} != -* ]]; then
+        [[ -r ${COMMAND[1]:-} ]] || fail "the script ${COMMAND[1]:-} cannot be read."
+    fi
+}
+
+# A program that comes with Horovod lies beside the Python of the command; else it is looked for on the PATH.
+beside_python() {
+    local beside
+    beside=$(dirname "$(command -v "${COMMAND[0]}")")/$1
+    if [[ -x $beside ]]; then
+        printf '%s\n' "$beside"
+    else
+        command -v "$1" || fail "$1 is neither beside ${COMMAND[0]} nor on the PATH."
+    fi
+}
+
+ssh_arguments() {
+    [[ -z ${VALUES[--ssh-port]} ]] || printf '%s\n' -p "${VALUES[--ssh-port]}"
+    [[ -z ${VALUES[--ssh-identity-file]} ]] || printf '%s\n' -i "${VALUES[--ssh-identity-file]}"
+}
+
+note() {
+    printf '# %s\n' "$*"
+}
+
+describe_ranks() {
+    note "$NUM_PROC ranks on ${#HOST_NAMES[@]} hosts: $HOST_LIST"
+}
+
+# Sets a variable for all ranks.
+set_variable() {
+    printf 'export %s=%q\n' "$1" "$2"
+    export "$1=$2"
+}
+
+run() {
+    local line
+    printf -v line '%q ' "$@"
+    line=${line//\\,/,}
+    printf '%s\n' "${line% }"
+    [[ -n $DRY_RUN ]] || "$@"
+}
+
+start_horovodrun() {
+    local program arguments
+    program=$(beside_python horovodrun)
+    arguments=(
+        -np "$NUM_PROC" -H "$HOST_LIST" --gloo
+        --start-timeout "${VALUES[--start-timeout]}"
+        --fusion-threshold-mb "${VALUES[--fusion-threshold-mb]}"
+        --cycle-time-ms "${VALUES[--cycle-time-ms]}"
+    )
+    [[ -z $INTERFACE ]] || arguments+=(--network-interfaces "$INTERFACE")
+    [[ -z ${VALUES[--ssh-port]} ]] || arguments+=(--ssh-port "${VALUES[--ssh-port]}")
+    [[ -z ${VALUES[--ssh-identity-file]} ]] || arguments+=(--ssh-identity-file "${VALUES[--ssh-identity-file]}")
+    describe_ranks
+    run "$program" "${arguments[@]}" "${COMMAND[@]}"
+}
+
+# horovodrun sets these by its options; what starts ranks without it hands them on as variables.
+set_mpi_variables() {
+    set_variable HOROVOD_CONTROLLER mpi
+    set_variable HOROVOD_CPU_OPERATIONS mpi
+    set_variable HOROVOD_FUSION_THRESHOLD $((VALUES[--fusion-threshold-mb] * 1024 * 1024))
+    set_variable HOROVOD_CYCLE_TIME "${VALUES[--cycle-time-ms]}"
+    [[ -z $INTERFACE ]] || set_variable NCCL_SOCKET_IFNAME "$INTERFACE"
+}

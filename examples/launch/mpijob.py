@@ -1,0 +1,183 @@
+"""Starts ranks on Kubernetes by the MPI operator (kubeflow.org/v2beta1): fills in mpijob.yaml, checks it, applies it.
+
+    python -m examples.launch.mpijob -np 16 --slots-per-host 8 --image registry/hvd-sparse:1 \\
+        --data-claim imagenet -- python -m examples.imagenet --data /mnt/data --cache-dir /var/tmp/datacache
+
+With --dry-run the job is checked and printed, ready for `kubectl apply -f -`. Options that Horovod has too are named
+as horovodrun's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import yaml
+
+TEMPLATE = pathlib.Path(__file__).with_name("mpijob.yaml")
+HOSTFILE = "/etc/mpi/hostfile"  # the operator writes it
+QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([EPTGMk]i?|m)?")  # of resources, as Kubernetes has it
+NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
+
+
+def make_job(options: argparse.Namespace) -> dict[str, Any]:
+    """The job that the options describe; ValueError where it cannot be."""
+    workers, left = divmod(options.num_proc, options.slots_per_host)
+    if options.slots_per_host < 1 or workers < 1 or left:
+        raise ValueError(
+            f"-np {options.num_proc} ranks do not fill workers of {options.slots_per_host} ranks (--slots-per-host): "
+            "hvd_sparse wants as many on each."
+        )
+    job = yaml.safe_load(TEMPLATE.read_text())
+    launcher, worker = (job["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
+    job["metadata"]["name"] = options.name
+    if options.namespace:
+        job["metadata"]["namespace"] = options.namespace
+    job["spec"]["slotsPerWorker"] = options.slots_per_host
+    worker["replicas"] = workers
+    worker["template"]["metadata"]["labels"]["app"] = options.name
+    spec = worker["template"]["spec"]
+    chosen = spec["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][0]
+    chosen["labelSelector"]["matchLabels"]["app"] = options.name
+    for container in (*launcher["template"]["spec"]["containers"], *spec["containers"]):
+        container["image"] = options.image
+        container["workingDir"] = options.working_dir
+    launcher["template"]["spec"]["containers"][0].update(command=_command(options), env=_variables(options))
+    _set_resources(spec["containers"][0]["resources"]["limits"], options)
+    volumes = {volume["name"]: volume for volume in spec["volumes"]}
+    volumes["data"]["persistentVolumeClaim"]["claimName"] = options.data_claim
+    volumes["memory"]["emptyDir"]["sizeLimit"] = options.shm_size
+    if options.local_dir:
+        volumes["cache"]["hostPath"]["path"] = options.local_dir
+    else:
+        volumes["cache"].pop("hostPath")
+        volumes["cache"]["emptyDir"] = {}
+    return job
+
+
+def _command(options: argparse.Namespace) -> list[str]:
+    """What the launcher runs. Gloo's ranks are started over ssh, with the keys that the operator made."""
+    interface = ["--network-interfaces", options.network_interfaces] if options.network_interfaces else []
+    tuning = [
+        "--start-timeout",
+        str(options.start_timeout),
+        "--fusion-threshold-mb",
+        str(options.fusion_threshold_mb),
+        "--cycle-time-ms",
+        f"{options.cycle_time_ms:g}",
+    ]
+    ranks = ["-np", str(options.num_proc), "--hostfile", HOSTFILE, "--gloo"]
+    return ["horovodrun", *ranks, *interface, *tuning, *options.command]
+
+
+def _variables(options: argparse.Namespace) -> list[dict[str, str]]:
+    """What horovodrun hands on to all ranks: where the template mounts the data and the cache's levels."""
+    places = {
+        "DATA_DIR": "/mnt/data",
+        "DATACACHE_LOCAL_DIR": "/var/tmp/datacache",
+        "DATACACHE_MEMORY_DIR": "/dev/shm",
+    }
+    return [{"name": name, "value": value} for name, value in places.items()]
+
+
+def _set_resources(limits: dict[str, Any], options: argparse.Namespace) -> None:
+    limits["cpu"], limits["memory"] = options.cpu, options.memory
+    if options.gpus_per_host:
+        limits["nvidia.com/gpu"] = options.gpus_per_host
+    else:
+        limits.pop("nvidia.com/gpu")
+
+
+def faults(job: Any) -> list[str]:
+    """What is wrong with a job, as the operator and Kubernetes would say; empty where nothing is."""
+    found = []
+
+    def expect(holds: bool, text: str) -> None:
+        if not holds:
+            found.append(text)
+
+    expect(job.get("apiVersion") == "kubeflow.org/v2beta1", "apiVersion is not kubeflow.org/v2beta1")
+    expect(job.get("kind") == "MPIJob", "kind is not MPIJob")
+    name = job.get("metadata", {}).get("name", "")
+    expect(bool(NAME.fullmatch(name)), f"metadata.name is no name of Kubernetes: {name!r} (small letters, digits, -)")
+    replicas = job.get("spec", {}).get("mpiReplicaSpecs", {})
+    expect(set(replicas) == {"Launcher", "Worker"}, f"mpiReplicaSpecs has {sorted(replicas)}, not Launcher and Worker")
+    for role, replica in replicas.items():
+        expect(replica.get("replicas", 0) >= 1, f"{role} has no replicas")
+        spec = replica.get("template", {}).get("spec", {})
+        expect(bool(spec.get("containers")), f"{role} has no containers")
+        volumes = [volume["name"] for volume in spec.get("volumes", [])]
+        expect(len(set(volumes)) == len(volumes), f"{role} has volumes of one name")
+        for volume in spec.get("volumes", []):
+            expect(len(volume) == 2, f"{role}: volume {volume['name']} wants one source, has {sorted(volume)[1:]}")
+        for container in spec.get("containers", []):
+            found.extend(f"{role}: {fault}" for fault in _container_faults(container, volumes))
+    return found
+
+
+def _container_faults(container: dict[str, Any], volumes: list[str]) -> list[str]:
+    found = [f"a container has no {key}" for key in ("name", "image") if not container.get(key)]
+    words = (*container.get("command", ()), *(each["value"] for each in container.get("env", ())))
+    found += [f"{word!r} of the command or environment is no text" for word in words if not isinstance(word, str)]
+    for mount in container.get("volumeMounts", ()):
+        if mount["name"] not in volumes:
+            found.append(f"{mount['mountPath']} is to be volume {mount['name']}, which there is not")
+    for kind, amounts in container.get("resources", {}).items():
+        for what, amount in amounts.items():
+            if not QUANTITY.fullmatch(str(amount)):
+                found.append(f"{kind} of {what}: {amount!r} is no quantity such as 8, 500m or 64Gi")
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("-np", "--num-proc", type=int, required=True, help="ranks in all")
+    made.add_argument("--slots-per-host", type=int, default=8, help="ranks of each worker (8)")
+    made.add_argument("--image", required=True, help="with Python, Horovod, hvd_sparse, ssh and sshd")
+    made.add_argument("--name", default="hvd-sparse", help="of the job (hvd-sparse)")
+    made.add_argument("--namespace", help="(kubectl's own)")
+    made.add_argument("--working-dir", default="/work", help="where the command runs in the image (/work)")
+    made.add_argument("--gpus-per-host", type=int, help="of each worker (--slots-per-host); 0 for none")
+    made.add_argument("--cpu", default="60", help="cores of each worker (60)")
+    made.add_argument("--memory", default="400Gi", help="of each worker, its /dev/shm included (400Gi)")
+    made.add_argument("--shm-size", default="200Gi", help="of /dev/shm (200Gi)")
+    made.add_argument("--data-claim", default="data", help="persistent volume claim, seen as /mnt/data (data)")
+    made.add_argument("--local-dir", default="/var/tmp/datacache", help="on the node's disk; empty: gone with the pod")
+    made.add_argument("--network-interfaces", help="that ranks use, with commas (found by Horovod)")
+    made.add_argument("--start-timeout", type=int, default=120, help="seconds (120)")
+    made.add_argument("--fusion-threshold-mb", type=int, default=1, help="(1: hvd_sparse makes its own buckets)")
+    made.add_argument("--cycle-time-ms", type=float, default=1.0, help="(1)")
+    made.add_argument("--dry-run", action="store_true", help="check and print the job")
+    made.add_argument("command", nargs="+", help="what every rank runs, after --")
+    return made
+
+
+def main() -> None:
+    """Prints the job, or hands it to kubectl."""
+    options = parser().parse_args()
+    if options.gpus_per_host is None:
+        options.gpus_per_host = options.slots_per_host
+    try:
+        job = make_job(options)
+    except ValueError as error:
+        sys.exit(str(error))
+    wrong = faults(job)
+    if wrong:
+        sys.exit("The job cannot be: " + "; ".join(wrong))
+    text = yaml.safe_dump(job, sort_keys=False)
+    if options.dry_run:
+        print(text, end="")
+        return
+    if shutil.which("kubectl") is None:
+        sys.exit("There is no kubectl: install it, or give what --dry-run prints to `kubectl apply -f -`.")
+    sys.exit(subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True).returncode)
+
+
+if __name__ == "__main__":
+    main()

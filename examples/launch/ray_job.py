@@ -1,0 +1,151 @@
+"""Starts ranks on a Ray cluster by Horovod's runner for Ray (horovod.ray.RayExecutor), with Gloo.
+
+    python -m examples.launch.ray_job --num-hosts 2 --slots-per-host 4 -- examples.keras_digits --epochs 20
+
+Every rank runs a module, as `python -m` would. The folder that it is imported from must be on all hosts, under the
+same path. --address is ray.init's: "auto" for the cluster that this machine belongs to, "local" for a new one on this
+machine. With --dry-run the module is looked for, the cluster is asked what it has where there is one, and placement,
+variables and call are printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import runpy
+import sys
+from typing import Any
+
+HANDED_ON = ("HVD_SPARSE_", "HOROVOD_", "DATACACHE_", "DATA_DIR", "NCCL_", "TF_", "OMP_", "KERAS_")
+
+
+def run_module(module: str, arguments: list[str], folder: str) -> None:
+    """What each worker does: `python -m MODULE ARGUMENTS` from a folder."""
+    os.chdir(folder)
+    sys.path.insert(0, folder)
+    sys.argv = [module, *arguments]
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
+
+
+def placement(options: argparse.Namespace) -> dict[str, Any]:
+    """The arguments of RayExecutor: as many workers on each host, as hvd_sparse wants them."""
+    if options.num_hosts < 1 or options.slots_per_host < 1:
+        raise ValueError(
+            f"Expected at least one host with one worker, got --num-hosts {options.num_hosts} and --slots-per-host "
+            f"{options.slots_per_host}."
+        )
+    return {
+        "num_hosts": options.num_hosts,
+        "num_workers_per_host": options.slots_per_host,
+        "cpus_per_worker": options.cpus_per_worker,
+        "use_gpu": options.gpus_per_worker > 0,
+        "gpus_per_worker": options.gpus_per_worker or None,
+    }
+
+
+def variables(options: argparse.Namespace) -> dict[str, str]:
+    """What is set for all ranks: Horovod's by the options, and those of this process that matter to training."""
+    handed_on = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
+    return {
+        **handed_on,
+        "HOROVOD_FUSION_THRESHOLD": str(options.fusion_threshold_mb * 2**20),
+        "HOROVOD_CYCLE_TIME": f"{options.cycle_time_ms:g}",
+    }
+
+
+def lacking(nodes: list[dict[str, Any]], wanted: dict[str, Any]) -> str | None:
+    """What a cluster lacks for a placement, in words; None where nothing."""
+    cpus = wanted["num_workers_per_host"] * wanted["cpus_per_worker"]
+    gpus = wanted["num_workers_per_host"] * (wanted["gpus_per_worker"] or 0)
+    fit = [
+        node
+        for node in nodes
+        if node["Alive"] and node["Resources"].get("CPU", 0) >= cpus and node["Resources"].get("GPU", 0) >= gpus
+    ]
+    if len(fit) >= wanted["num_hosts"]:
+        return None
+    return (
+        f"{len(fit)} of {len(nodes)} hosts of the cluster have {cpus} cores and {gpus} GPUs; {wanted['num_hosts']} are "
+        "wanted. Take fewer hosts, or fewer --slots-per-host."
+    )
+
+
+def start(options: argparse.Namespace, wanted: dict[str, Any]) -> None:
+    """Starts the workers, runs the module on all of them, and ends them."""
+    import ray
+    from horovod.ray import RayExecutor
+
+    settings = RayExecutor.create_settings(
+        timeout_s=options.start_timeout,
+        nics=set(options.network_interfaces.split(",")) if options.network_interfaces else None,
+    )
+    executor = RayExecutor(settings, use_current_placement_group=False, **wanted)
+    executor.start(extra_env_vars=variables(options))
+    try:
+        executor.run(run_module, args=[options.module, options.arguments, os.getcwd()])
+    finally:
+        executor.shutdown()
+        ray.shutdown()
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    made.add_argument("--num-hosts", type=int, default=1, help="machines (1)")
+    made.add_argument("--slots-per-host", type=int, default=1, help="ranks on each (1)")
+    made.add_argument("--cpus-per-worker", type=int, default=1, help="cores of each rank (1)")
+    made.add_argument("--gpus-per-worker", type=int, default=0, help="GPUs of each rank (0)")
+    made.add_argument("--address", default="auto", help="of the Ray cluster (auto)")
+    made.add_argument("--network-interfaces", help="that ranks use, with commas (found by Horovod)")
+    made.add_argument("--start-timeout", type=int, default=120, help="seconds (120)")
+    made.add_argument("--fusion-threshold-mb", type=int, default=1, help="(1: hvd_sparse makes its own buckets)")
+    made.add_argument("--cycle-time-ms", type=float, default=1.0, help="(1)")
+    made.add_argument("--dry-run", action="store_true", help="check, and print what would be run")
+    made.add_argument("module", help="what every rank runs")
+    made.add_argument("arguments", nargs="*", help="of the module")
+    return made
+
+
+def _nodes(address: str) -> list[dict[str, Any]] | str:
+    """The hosts of the cluster, or why they cannot be told."""
+    if importlib.util.find_spec("ray") is None:
+        return "Ray is not installed: pip install ray."
+    import ray
+
+    try:
+        ray.init(address=address, ignore_reinit_error=True, log_to_driver=True)
+    except ConnectionError as error:
+        return f"No Ray cluster answers at {address}: {error}"
+    return ray.nodes()
+
+
+def main() -> None:
+    """Checks, and starts the ranks or tells what would be started."""
+    options = parser().parse_args()
+    if importlib.util.find_spec(options.module) is None:
+        sys.exit(f"Python finds no module {options.module} from {os.getcwd()}.")
+    try:
+        wanted = placement(options)
+    except ValueError as error:
+        sys.exit(str(error))
+    if options.dry_run and options.address == "local":
+        nodes: list[dict[str, Any]] | str = "A cluster of this machine alone would be started."
+    else:
+        nodes = _nodes(options.address)
+    missing = nodes if isinstance(nodes, str) else lacking(nodes, wanted)
+    if options.dry_run:
+        arguments = ", ".join(f"{name}={value!r}" for name, value in wanted.items())
+        print(f"# {options.num_hosts * options.slots_per_host} ranks on {options.num_hosts} hosts")
+        print(f"# {missing or 'the cluster has room for them'}")
+        print(f"RayExecutor({arguments}).start(extra_env_vars={json.dumps(variables(options))})")
+        print(f"python -m {options.module} {' '.join(options.arguments)}".rstrip())
+        return
+    if missing:
+        sys.exit(missing)
+    start(options, wanted)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,77 @@
+#!/usr/bin/env bash
+# Starts ranks under Slurm: on a login node it submits itself by sbatch, inside the allocation it starts the ranks.
+#
+#   examples/launch/slurm.sh --nodes 16 --slots-per-host 8 -- python -m examples.imagenet --data /shared/imagenet
+#   sbatch --nodes 2 --ntasks-per-node 4 examples/launch/slurm.sh -- python -m examples.keras_digits
+#
+# --launcher horovodrun (Gloo) goes from node to node by ssh, which the cluster must allow inside a job; --launcher srun
+# needs none, but Horovod built with an MPI that knows Slurm's PMI (srun --mpi=list names what there is).
+#SBATCH --job-name=hvd_sparse
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=8
+#SBATCH --output=%x-%j.log
+set -euo pipefail
+# sbatch runs a copy of this file elsewhere, so the folder of the original comes along.
+HVD_SPARSE_LAUNCH=${HVD_SPARSE_LAUNCH:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)}
+[[ -r $HVD_SPARSE_LAUNCH/common.sh ]] || HVD_SPARSE_LAUNCH=${SLURM_SUBMIT_DIR:-.}/examples/launch
+# shellcheck source-path=SCRIPTDIR source=common.sh
+source "$HVD_SPARSE_LAUNCH/common.sh"
+
+VALUES+=([--nodes]=2 [--slots-per-host]=8 [--launcher]=horovodrun [--mpi]=pmix [--partition]="" [--time]="" [--gpus-per-node]="")
+GIVEN=("$@")
+
+submit() {
+    local arguments=(--nodes "${VALUES[--nodes]}" --ntasks-per-node "${VALUES[--slots-per-host]}") name
+    for name in --partition --time --gpus-per-node; do
+        [[ -z ${VALUES[$name]} ]] || arguments+=("$name" "${VALUES[$name]}")
+    done
+    command -v sbatch >/dev/null || [[ -n $DRY_RUN ]] || fail "there is no sbatch: run this on a login node of the cluster."
+    note "$((VALUES[--nodes] * VALUES[--slots-per-host])) ranks on ${VALUES[--nodes]} nodes, by ${VALUES[--launcher]}"
+    set_variable HVD_SPARSE_LAUNCH "$HVD_SPARSE_LAUNCH"
+    local handed=()
+    for name in "${GIVEN[@]:0:${#GIVEN[@]}-${#COMMAND[@]}}"; do
+        [[ $name == --dry-run ]] || handed+=("$name")
+    done
+    run sbatch "${arguments[@]}" "$HVD_SPARSE_LAUNCH/slurm.sh" "${handed[@]}" "${COMMAND[@]}"
+}
+
+# SLURM_TASKS_PER_NODE is 8(x2),4 for nodes with 8, 8 and 4 tasks.
+resolve_allocation() {
+    local names slots=() part count
+    command -v scontrol >/dev/null || fail "there is no scontrol, which tells the names of the allocation's nodes."
+    names=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || fail "scontrol does not know the nodes $SLURM_JOB_NODELIST."
+    for part in ${SLURM_TASKS_PER_NODE//,/ }; do
+        [[ $part =~ ^([0-9]+)(\(x([0-9]+)\))?$ ]] || fail "SLURM_TASKS_PER_NODE is $SLURM_TASKS_PER_NODE; expected 8(x2)."
+        for ((count = 0; count < ${BASH_REMATCH[3]:-1}; count++)); do
+            slots+=("${BASH_REMATCH[1]}")
+        done
+    done
+    local index=0 name list=""
+    for name in $names; do
+        list+=,$name:${slots[index]:-0}
+        ((index += 1))
+    done
+    VALUES[--hosts]=${list#,}
+}
+
+start_srun() {
+    command -v srun >/dev/null || fail "there is no srun here."
+    set_mpi_variables
+    [[ -z $INTERFACE ]] || set_variable OMPI_MCA_btl_tcp_if_include "$INTERFACE"
+    describe_ranks
+    run srun --mpi "${VALUES[--mpi]}" --nodes "${#HOST_NAMES[@]}" --ntasks "$NUM_PROC" \
+        --ntasks-per-node "${HOST_SLOTS[0]}" --cpu-bind none --kill-on-bad-exit "${COMMAND[@]}"
+}
+
+parse_options "$@"
+[[ ${VALUES[--launcher]} =~ ^(srun|horovodrun)$ ]] || fail "--launcher is srun or horovodrun, got ${VALUES[--launcher]}."
+[[ ${VALUES[--nodes]} =~ ^[1-9][0-9]*$ && ${VALUES[--slots-per-host]} =~ ^[1-9][0-9]*$ ]] \
+    || fail "--nodes and --slots-per-host want whole numbers, got ${VALUES[--nodes]} and ${VALUES[--slots-per-host]}."
+check_command
+if [[ -z ${SLURM_JOB_NODELIST:-} ]]; then
+    submit
+    exit
+fi
+resolve_allocation
+resolve_hosts
+"start_${VALUES[--launcher]}"

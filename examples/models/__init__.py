@@ -1,0 +1,1 @@
+"""The networks that examples and benchmarks train, of any width; each is written once, here."""

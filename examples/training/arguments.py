@@ -1,0 +1,232 @@
+"""The command line that all training scripts share, and what is made of it."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import inspect
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+
+import hvd_sparse as hvd
+from examples.training import rates
+from hvd_sparse import keras_hooks
+from hvd_sparse.aggregators import Aggregator
+
+OPTIMIZERS = ("sgd", "momentum", "lars", "lamb", "adam")
+PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
+NORMS_EVERY = 100  # steps, in TensorBoard
+NOT_DECAYED = ("bias", "gamma", "beta")  # the variables of Keras that weight decay leaves alone, as in LARS and LAMB
+_STAGE = re.compile(r"(?:(\d+):)?([a-z0-9_]+)(?:@([0-9.e-]+)|\((.*)\))?")
+_BETWEEN_STAGES = re.compile(r",(?![^(]*\))")  # a comma outside parentheses
+
+
+def parser(description: str, batch: str = "samples", sized: bool = True, **defaults: Any) -> argparse.ArgumentParser:
+    """A parser of the common arguments; a script adds its own.
+
+    Args:
+        description: of `--help`.
+        batch: what `--batch-size` counts.
+        sized: whether there are --epochs and --batch-size; otherwise the script says them in `begin`'s options.
+        defaults: by the names of the arguments, such as epochs=28, which has none otherwise; nor has batch_size.
+    """
+    made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    exchange = made.add_argument_group("exchange")
+    exchange.add_argument(
+        "--recipe",
+        default="dense",
+        help="a recipe of hvd.recipes, as hitopk@0.001 or sparcml_buckets(k=8, bits=4), or one after another by epoch: "
+        "hitopk@0.001,13:torus2d",
+    )
+    exchange.add_argument("--density", type=float, default=0.01, help="of recipes without @ (default %(default)s)")
+    exchange.add_argument("--wire-dtype", help="float32, float16 or bfloat16: how values travel")
+    _add_optimizer(made.add_argument_group("optimizer"))
+    run = made.add_argument_group("run")
+    if sized:
+        run.add_argument("--epochs", type=int)
+        run.add_argument("--batch-size", type=int, help=f"{batch} a rank and step")
+    run.add_argument("--precision", choices=PRECISIONS, default="float32")
+    run.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation")
+    run.add_argument("--checkpoint-dir", help="training goes on from the newest checkpoint that is there")
+    run.add_argument("--resume", action="store_true", help="fail where there is no checkpoint to go on from")
+    run.add_argument("--tensorboard", metavar="DIR")
+    run.add_argument("--log", metavar="FILE", help="a JSON line an epoch (default CHECKPOINT_DIR/log.jsonl, if given)")
+    run.add_argument(
+        "--target", type=target, metavar="METRIC=VALUE", help="tells when it is reached, such as top5=0.93"
+    )
+    made.set_defaults(**defaults)
+    return made
+
+
+def _add_optimizer(group: Any) -> None:
+    group.add_argument("--optimizer", choices=OPTIMIZERS, default="momentum")
+    group.add_argument("--learning-rate", type=float, default=0.1, help="the highest, for all ranks together")
+    group.add_argument("--momentum", type=float, default=0.9)
+    group.add_argument("--nesterov", action="store_true")
+    group.add_argument("--weight-decay", type=float, default=0.0)
+    group.add_argument("--trust-coefficient", type=float, default=0.001, help="of LARS")
+    group.add_argument("--label-smoothing", type=float, default=0.0)
+    group.add_argument("--warmup-epochs", type=float, default=0.0, help="from --warmup-from to the highest, linearly")
+    group.add_argument("--warmup-from", type=float, default=0.0, help="share of the highest rate")
+    group.add_argument("--schedule", choices=rates.DECAYS, default="cosine", help="after the warm-up")
+    group.add_argument("--power", type=float, default=2.0, help="of the polynomial decay")
+    group.add_argument("--final-rate", type=float, default=0.0, help="share of the highest rate at the end")
+
+
+def begin(options: argparse.Namespace) -> None:
+    """Starts Horovod, and sets random seeds and precision; what is wrong with the arguments is said here.
+
+    Every rank gets a seed of its own; the broadcast makes their variables equal.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    if not options.epochs or options.epochs < 1:
+        raise ValueError(f"Expected at least 1 epoch, got --epochs {options.epochs}.")
+    if options.resume and not options.checkpoint_dir:
+        raise ValueError("Expected --checkpoint-dir with --resume: there is nothing else to go on from.")
+    recipe(options)
+    hvd.init()
+    saved = bool(options.checkpoint_dir) and any(Path(options.checkpoint_dir).glob("epoch-*"))
+    if options.resume and not hvd.topology.world().gather_descriptions(saved, "training.saved")[0]:
+        raise ValueError(f"--resume was given, and {options.checkpoint_dir} has no checkpoint: leave it out to begin.")
+    keras.utils.set_random_seed(options.seed * 1_000 + hvd.rank())
+    keras.mixed_precision.set_global_policy(options.precision)
+
+
+def recipe(options: argparse.Namespace) -> Aggregator:
+    """What `--recipe`, `--density` and `--wire-dtype` say; ValueError as of `recipe_of`."""
+    return recipe_of(options.recipe, options.density, options.wire_dtype)
+
+
+def recipe_of(text: str, density: float, wire_dtype: str | None = None) -> Aggregator:
+    """A recipe as scripts write it, see `--help` of `--recipe`.
+
+    Args:
+        text: a recipe, or several after one another by epoch.
+        density: of recipes that take one and do not say it.
+        wire_dtype: likewise; None leaves it to the recipe.
+
+    Raises:
+        ValueError: where there is no such recipe or argument, or the stages do not ascend from epoch 0.
+    """
+    defaults = {"density": density} | ({"wire_dtype": wire_dtype} if wire_dtype else {})
+    stages = [_stage(each.strip(), defaults) for each in _BETWEEN_STAGES.split(text)]
+    return stages[0][1] if len(stages) == 1 and stages[0][0] == 0 else hvd.recipes.schedule(stages)
+
+
+def _stage(text: str, defaults: dict[str, Any]) -> tuple[int, Aggregator]:
+    """From EPOCH:NAME@DENSITY or EPOCH:NAME(ARGUMENTS), of which only the name must be there."""
+    matched = _STAGE.fullmatch(text)
+    maker = getattr(hvd.recipes, matched[2], None) if matched and not matched[2].startswith("_") else None
+    if matched is None or not inspect.isfunction(maker) or matched[2] == "schedule":
+        raise ValueError(
+            "Expected a recipe of hvd.recipes, as hitopk, hitopk@0.001, sparcml_buckets(k=8, bits=4) or "
+            f"hitopk@0.001,13:torus2d, got {text!r}."
+        )
+    taken = inspect.signature(maker).parameters
+    if matched[3] and "density" not in taken:
+        raise ValueError(f"Expected no density for the recipe {matched[2]}, which takes none, got {text!r}.")
+    given = {"density": float(matched[3])} if matched[3] else _named(matched[4] or "", text)
+    unknown = [name for name in given if name not in taken]
+    if unknown:
+        raise ValueError(f"Expected arguments of {matched[2]}, {', '.join(taken)}, got {unknown[0]} in {text!r}.")
+    usual = {name: value for name, value in defaults.items() if name in taken}
+    return int(matched[1] or 0), maker(**{**usual, **given})
+
+
+def _named(arguments: str, text: str) -> dict[str, Any]:
+    """From NAME=LITERAL, NAME=LITERAL."""
+    try:
+        call = ast.parse(f"recipe({arguments})", mode="eval").body
+        if isinstance(call, ast.Call) and not call.args:
+            return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError):
+        pass
+    raise ValueError(f"Expected arguments by name, as in sparcml_buckets(k=8, bits=4), got {text!r}.")
+
+
+def optimizer(
+    options: argparse.Namespace, rate: float | keras.optimizers.schedules.LearningRateSchedule, **exchange: Any
+) -> keras.optimizers.Optimizer:
+    """The distributed optimizer that the options name.
+
+    Args:
+        options: of `parser`.
+        rate: as made by `rates.make`.
+        exchange: further arguments of `hvd.DistributedOptimizer`.
+
+    Raises:
+        ValueError: where the recipe cannot be.
+    """
+    if options.tensorboard:  # to be told before the first exchange, which may be that of `agree`
+        exchange.setdefault("telemetry", hvd.Telemetry(norms_every=NORMS_EVERY))
+    return hvd.DistributedOptimizer(_inner(options, rate), aggregator=recipe(options), **exchange)
+
+
+def _inner(options: argparse.Namespace, rate: Any) -> keras.optimizers.Optimizer:
+    decay = options.weight_decay
+    if options.optimizer in ("lars", "lamb"):
+        import lars  # compiled code of its own, which the other optimizers do not need
+
+        if options.optimizer == "lamb":
+            return lars.LAMB(rate, weight_decay=decay)
+        return lars.LARS(
+            rate,
+            momentum=options.momentum,
+            weight_decay=decay,
+            trust_coefficient=options.trust_coefficient,
+            nesterov=options.nesterov,
+        )
+    if options.optimizer == "adam":
+        made = keras.optimizers.Adam(rate, beta_2=0.98, epsilon=1e-9, weight_decay=decay or None)
+    else:
+        momentum = options.momentum if options.optimizer == "momentum" else 0.0
+        made = keras.optimizers.SGD(rate, momentum, options.nesterov and momentum > 0, weight_decay=decay or None)
+    made.exclude_from_weight_decay(var_names=list(NOT_DECAYED))
+    return made
+
+
+def agree(model: keras.Model, epoch: int = 0) -> None:
+    """Builds a compiled model's optimizer and has it exchange zeros once; a collective.
+
+    The ranks agree on their buckets then. Otherwise that is done while the first step is traced, and as variables are
+    made in it, TensorFlow traces it again, which takes as long once more.
+
+    Args:
+        model: compiled with what `optimizer` made; all its gradients are dense.
+        epoch: in which training begins, for recipes that change by epoch.
+    """
+    variables = model.trainable_variables
+    if not model.optimizer.built:
+        model.optimizer.build(variables)
+    exchange = keras_hooks.exchange_of(model.optimizer)
+    exchange.set_epoch(epoch)
+    exchange([keras.ops.zeros_like(variable) for variable in variables], variables)
+
+
+def target(text: str) -> tuple[str, float]:
+    """From METRIC=VALUE to both.
+
+    Raises:
+        argparse.ArgumentTypeError: where it is not of this form.
+    """
+    name, _, value = text.partition("=")
+    try:
+        return name, float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"Expected METRIC=VALUE, such as top5=0.93, got {text!r}.") from None
+
+
+def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Parses the command line, or these words; a wrong argument ends the script with a sentence."""
+    options = made.parse_args(arguments)
+    try:
+        recipe(options)
+    except ValueError as error:
+        made.error(str(error))
+    return options

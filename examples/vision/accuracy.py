@@ -1,0 +1,105 @@
+"""Accuracy on held-out images, exact over all ranks, and what has to be the same on all of them for it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from examples.vision import augment
+from examples.vision.samples import Samples
+from hvd_sparse.callbacks.base import DistributedCallback
+from hvd_sparse.communicator import Communicator
+
+_SUMS = ("loss", "top1", "top5", "samples")
+
+
+class Accuracy:
+    """Top-1 and top-5 accuracy and mean cross entropy over all held-out samples, each counted once, on one rank.
+
+    Attributes:
+        samples: held-out ones.
+        size: height and width of the network's input.
+        batch: images a rank and step.
+    """
+
+    def __init__(self, model: keras.Model):
+        """Takes the model that is to be evaluated."""
+        self.samples: Samples | None = None
+        self.size = self.batch = 0
+        shapes = tf.TensorSpec([None, None, None, 3], tf.float32), tf.TensorSpec([None], tf.int64)
+        self._step = tf.function(lambda images, labels: _sums(model, images, labels), input_signature=shapes)
+
+    def __call__(self, _: keras.Model) -> dict[str, float]:
+        """A collective; the same on every rank.
+
+        Raises:
+            RuntimeError: where the ranks together have counted another number of samples than there are.
+        """
+        assert self.samples is not None
+        own = tf.zeros([len(_SUMS)], tf.float64)
+        for images, labels in self.samples.once(self.batch):
+            own += self._step(augment.held_out(images, self.size), labels)
+        sums = dict(zip(_SUMS, hvd.topology.world().allreduce(own, "sum", "accuracy").numpy().tolist(), strict=True))
+        count = sums.pop("samples")
+        if count != len(self.samples):
+            raise RuntimeError(f"Expected {len(self.samples)} held-out samples, the ranks have counted {count:.0f}.")
+        return {name: total / count for name, total in sums.items()}
+
+
+def _sums(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+    """float64 [4], in the order of `_SUMS`."""
+    logits = tf.cast(model(images, training=False), tf.float32)
+    loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+    within = [tf.math.in_top_k(labels, logits, k) for k in (1, 5)]
+    return tf.stack([tf.reduce_sum(tf.cast(each, tf.float64)) for each in (loss, *within, tf.ones_like(labels))])
+
+
+class AverageStatistics(DistributedCallback):
+    """Averages what batch normalisation has seen over the ranks at the end of each epoch.
+
+    Moving means and variances are not trained, so each rank has its own; evaluation takes them for the whole model.
+    """
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        average(self.model.non_trainable_weights, hvd.topology.world())
+
+
+def average(variables: Sequence[Any], world: Communicator) -> None:
+    """Gives all ranks the mean of their values of some Keras variables; a collective."""
+    if world.size == 1 or not variables:
+        return
+    flat = tf.concat([tf.reshape(tf.cast(each.value, tf.float32), [-1]) for each in variables], 0)
+    means = (world.allreduce(flat, "sum", "accuracy.average") / world.size).numpy()
+    ends = np.cumsum([int(np.prod(each.shape)) for each in variables])
+    for variable, part in zip(variables, np.split(means, ends[:-1]), strict=True):
+        variable.assign(part.reshape(variable.shape))
+
+
+class Beside:
+    """What a checkpoint holds beside the model, to be given to `datacache.DataCache.training`.
+
+    That is what the ranks keep back (`hvd.checkpoint`), and what else is not the same on all of them: the states of
+    random seeds, and between the ends of epochs the moving means and variances.
+
+    Args:
+        model: built.
+    """
+
+    def __init__(self, model: keras.Model):
+        saved_by_keras = {id(variable) for variable in model.weights}
+        seeds = [variable for variable in model.variables if id(variable) not in saved_by_keras]
+        self._own = [*seeds, *model.non_trainable_weights]
+
+    def save(self, path: os.PathLike, of: Any) -> None:
+        """A collective."""
+        hvd.checkpoint.save(path, of, own_variables=self._own)
+
+    def restore(self, path: os.PathLike, of: Any) -> bool | None:
+        """A collective."""
+        return hvd.checkpoint.restore(path, of, own_variables=self._own)
