@@ -20,7 +20,7 @@ STEPS = 20
 DENSITY = 0.02
 SIZES = (1, 7, 1000, 4099, 65537)
 NARROW = (("float16", "bfloat16"), ("bfloat16", "float16"), ("float32", "float16"), ("float16", "float32"))
-RECIPES = ["dense", "torus2d", "topk", "mstopk", "hitopk"]
+RECIPES = ["dense", "torus2d", "topk", "mstopk", "hitopk", "sparcml", "sparcml_buckets"]
 STAGES = ["hitopk", "torus2d", "topk", "dense", "mstopk"]
 EPOCHS = [0] * 5 + [1] * 2 + [2] * 5 + [3] + [4] * 5 + [0] * 2
 
@@ -30,7 +30,9 @@ def divisors(ranks):
 
 
 def every_shape(ranks):
-    return [{"local_size": n} for n in divisors(ranks)]
+    """All of them up to four ranks; with more, those that fewer ranks cannot have: several nodes of several ranks."""
+    shapes = {6: [2, 3], 8: [4]}.get(ranks, divisors(ranks))
+    return [{"local_size": n} for n in shapes]
 
 
 class Line(NamedTuple):
@@ -108,7 +110,7 @@ def compare(lines, local_size, in_graph=True, steps=STEPS):
 @case(over=every_shape, limit=180)
 def results_and_residuals_are_those_of_the_simulations(local_size):
     # Nodes make no difference to flat recipes, and their simulation of the largest vector is slow.
-    flat = {"dense", "topk", "mstopk"} if local_size > 1 else set()
+    flat = {"dense", "topk", "mstopk", "sparcml", "sparcml_buckets"} if local_size > 1 else set()
     floats = [Line(name, size) for name in RECIPES for size in SIZES if size < SIZES[-1] or name not in flat]
     integers = [Line(name, size, "integers") for name in ("dense", "torus2d") for size in SIZES]
     compare([*floats, *integers], local_size)
@@ -120,7 +122,7 @@ def results_and_residuals_are_those_of_the_simulations_in_eager_code(local_size)
     compare([*lines, Line("schedule", 1000, "integers")], local_size, in_graph=False, steps=8)
 
 
-@case(ranks=(2, 4), over=lambda ranks: [{"local_size": n, "dtype": d, "wire": w} for n in (1, 2) for d, w in NARROW])
+@case(ranks=(2, 4), over=lambda ranks: [{"local_size": ranks // 2, "dtype": d, "wire": w} for d, w in NARROW])
 def results_and_residuals_are_those_of_the_simulations_in_narrow_dtypes(local_size, dtype, wire):
     compare([Line(name, size, "floats", dtype, wire) for name in RECIPES for size in (1, 7, 1000)], local_size)
 
@@ -132,7 +134,10 @@ def a_schedule_of_recipes_is_its_simulation(local_size):
 
 @case(over=every_shape)
 def what_went_in_is_what_came_out_and_what_is_kept(local_size):
-    """By every recipe, and across the changes of recipe of a schedule; exactly, as integers divisible by P are."""
+    """By every recipe, and across the changes of recipe of a schedule; exactly, as integers divisible by P are.
+
+    What is rounded to a few bits on the way is kept, too, but for float32's own rounding.
+    """
     hvd.init(local_size=local_size)
     recipes = {name: AGGREGATORS[name].make(DENSITY, "float32") for name in RECIPES}
     recipes["schedule"] = members.switching(STAGES, DENSITY, "float32")
@@ -148,10 +153,13 @@ def what_went_in_is_what_came_out_and_what_is_kept(local_size):
         recipes["schedule"].set_epoch(states["schedule"], EPOCHS[step])
         means = exchange(tf.constant(drawn("integers", size, "float32", step)[hvd.rank()]))
         came_out = {name: came_out[name] + hvd.size() * means[name].numpy() for name in recipes}
-    went_in = np.sum([drawn("integers", size, "float32", step) for step in range(STEPS)], axis=(0, 1))
+    vectors = np.array([drawn("integers", size, "float32", step) for step in range(STEPS)])
+    largest = np.abs(vectors).sum(axis=(0, 1)).max()  # no sum, scale or error on the way is larger
     for name, recipe in recipes.items():
         kept = hvd.topology.world().allreduce(recipe.owed(states[name]), "sum", f"kept.{name}").numpy()
-        np.testing.assert_array_equal(came_out[name] + kept, went_in, err_msg=name)
+        exact = name == "schedule" or AGGREGATORS[name].exact
+        bound = 0.0 if exact else 8 * STEPS * hvd.size() * 2.0**-24 * largest
+        np.testing.assert_allclose(came_out[name] + kept, vectors.sum(axis=(0, 1)), rtol=0, atol=bound, err_msg=name)
 
 
 @case(over=every_shape)

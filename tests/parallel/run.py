@@ -140,6 +140,7 @@ def run_shared(selected: Sequence[cases.Case], record: Record) -> None:
 
     from hvd_sparse import topology
 
+    os.environ[topology.DYNAMIC_VARIABLE] = "1"  # cases have nodes of different sizes
     topology.init()
     watch = Watch(record)
     for number, case in enumerate(selected):
