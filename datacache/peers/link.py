@@ -213,7 +213,7 @@ class Link:
             self._begin_with(State.KNOCKING)
         elif self._state in (State.GREETING, State.KNOCKING):
             if now - self._began > (patience.silence if self._met else patience.arrival):
-                self._fail("it does not answer")
+                self._fail(f"it does not answer{self._hint()}")
             elif self._socket is None and now >= self._again:
                 self._connect()
         elif self._state is State.READY and self._asked:
@@ -257,8 +257,11 @@ class Link:
     def _look_at_connection(self) -> None:
         while self._monitor is not None and self._monitor.poll(0):
             zmq.utils.monitor.recv_monitor_message(self._monitor)
-            hint = " (with CURVE, also where the secrets differ)" if self._caller.encrypt else ""
-            self._lost(f"the connection was refused or has ended{hint}")
+            self._lost(f"the connection was refused or has ended{self._hint()}")
+
+    def _hint(self) -> str:
+        """CURVE tells neither side why: a connection ends, or where the last try is under way, nothing comes."""
+        return " (with CURVE, also where the secrets differ)" if self._caller.encrypt else ""
 
     def _lost(self, reason: str) -> None:
         """Tries again where the owner was never met, and may be about to start; fails otherwise."""

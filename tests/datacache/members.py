@@ -7,13 +7,13 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-from benchmarks import photographs
 from datacache import tfrecord
 from datacache.disk import DiskLevel
 from datacache.levels import Level
 from datacache.slab import Slab, needed
 from datacache.sources import ImageFolder, Indexed, Source, TFRecords
 from datacache.tmpfs import TmpfsLevel
+from examples import photographs
 
 COUNT = 12
 

@@ -12,10 +12,10 @@ import pytest
 from PIL import Image
 
 import datacache
-from benchmarks import photographs
 from datacache import World, counters
 from datacache.errors import DecodeError, NoSpaceError, SourceChangedError
 from datacache.order import permutation
+from examples import photographs
 from tests.datacache import members
 
 COUNT, SIDE = 30, 8

@@ -32,7 +32,7 @@ from tests.datacache.test_cache import (  # noqa: F401 - fixtures
 )
 from tests.datacache.test_levels import record
 
-KILLS = {"Slab": 80, "DiskLevel": 80, "DataCache": 40, "TmpfsLevel": 80, "serve": 40}
+KILLS = {"Slab": 45, "DiskLevel": 45, "DataCache": 35, "TmpfsLevel": 45, "serve": 35}
 FLIPS = {"payload": 240, "label": 120, "checksum": 120, "state": 40, "offset": 40, "length": 40}
 FLIPS_ON_DISK = {"payload": 280, "label": 60, "checksum": 60}
 RECORDS, LENGTH = 8, 200_000  # so long that a kill finds the writer in the middle of one

@@ -6,11 +6,11 @@ import struct
 import numpy as np
 import pytest
 
-from benchmarks import photographs
 from datacache import tfrecord
 from datacache.errors import DamagedFileError, SourceChangedError
 from datacache.listing import NO_LABEL, Listing
 from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+from examples import photographs
 from tests.datacache import members
 
 source = pytest.mark.parametrize("make", members.SOURCES.values(), ids=members.SOURCES)

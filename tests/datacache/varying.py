@@ -9,8 +9,8 @@ import numpy as np
 from PIL import Image
 
 import datacache
-from benchmarks import photographs
 from datacache.order import permutation
+from examples import photographs
 
 COUNT = 30
 SHAPE = (None, None, 3)
