@@ -36,7 +36,8 @@ def render(sections: Sequence[Section], seconds: float, command: str) -> str:
     text = [
         f"# The cache of the input, {about['date']}",
         "",
-        f"`{command}` on {about['processor']}; commit {about['commit']}; {seconds / 60:.0f} minutes. What is measured "
+        f"`{command}` on {about['processor']}; commit {about['commit']}; "
+        f"{about['stolen']} of the cores' time stolen by the host; {seconds / 60:.0f} minutes. What is measured "
         "and how stands at the head of each section's module in benchmarks/.",
         "",
         "## Targets",

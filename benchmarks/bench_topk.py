@@ -204,7 +204,8 @@ def render(cells: list[dict], recall: list[dict], isa: str) -> str:
         "",
         f"`make bench-topk` on {about['processor']}, {isa}, one thread unless it says otherwise; TensorFlow "
         f"{tf.__version__}, NumPy {about['numpy']}{', PyTorch ' + torch.__version__ if torch else ', no PyTorch'}; "
-        f"commit {about['commit']}. Gaussian input, all arms in turn, results checked while timed.",
+        f"commit {about['commit']}; {about['stolen']} of the cores' time stolen by the host. Gaussian input, all "
+        "arms in turn, results checked while timed.",
         "",
         "Medians (95th percentile) in multiples of one read pass; the first row is that pass in milliseconds.",
         "",

@@ -290,7 +290,8 @@ def render(cells: list[dict]) -> str:
         f"# Selection on a GPU, {about['date']}",
         "",
         f"`python -m benchmarks.bench_topk_gpu` on {torch.cuda.get_device_name()}; PyTorch {torch.__version__}, "
-        f"CUDA {torch.version.cuda}{', CuPy ' + cupy.__version__ if cupy else ', no CuPy'}; commit {about['commit']}. "
+        f"CUDA {torch.version.cuda}{', CuPy ' + cupy.__version__ if cupy else ', no CuPy'}; commit {about['commit']}; "
+        f"{about['stolen']} of the cores' time stolen by the host. "
         "Gaussian input, all arms in turn, results checked while timed.",
         "",
         "Medians (95th percentile) in multiples of one read pass.",

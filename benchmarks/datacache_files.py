@@ -35,9 +35,10 @@ from typing import Any
 import numpy as np
 
 import datacache
-from benchmarks import photographs, report, slow_files
+from benchmarks import report, slow_files
 from benchmarks.report import Section, Verdict
 from benchmarks.slow_files import SlowFiles
+from examples import photographs
 
 Progress = Callable[[str], Any]
 OURS = "datacache"

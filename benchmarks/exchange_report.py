@@ -214,7 +214,8 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
     lines = [
         f"# The exchange, {about['date']}",
         "",
-        f"`make bench-exchange` on {about['processor']} for all ranks together; commit {about['commit']}; one core "
+        f"`make bench-exchange` on {about['processor']} for all ranks together; commit {about['commit']}; "
+        f"{about['stolen']} of the cores' time stolen by the host; one core "
         f"reads {read_rate / 1e9:.0f} GB/s; TCP's congestion control is {runs[0]['congestion']}. Medians of at least "
         f"{DENSE_ROUNDS} rounds of dense arms, {SPARSE_ROUNDS} of others.",
         "",

@@ -16,6 +16,15 @@ import numpy as np
 RESULTS = pathlib.Path(__file__).parent / "results"
 
 
+def _processor_times() -> np.ndarray:
+    """Of all cores together since the machine was started, as /proc/stat lists them; the eighth was stolen."""
+    with open("/proc/stat") as file:
+        return np.array(file.readline().split()[1:9], dtype=np.int64)
+
+
+_AT_START = _processor_times()
+
+
 @dataclasses.dataclass
 class Arm:
     """Something to be timed.
@@ -68,8 +77,13 @@ def interleave(arms: Mapping[str, Arm], rounds: int, before: Callable[[], object
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on: processor, cores, versions, date."""
+    """What the figures depend on: processor, cores, versions, date.
+
+    "stolen" is the share of the cores' time since this process began that the host gave to other machines: where it is
+    more than a trifle, absolute figures are too slow and ratios are noisy.
+    """
     names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    elapsed = _processor_times() - _AT_START
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     return {
         "date": datetime.date.today().isoformat(),
@@ -77,6 +91,7 @@ def machine() -> dict[str, str]:
         "python": platform.python_version(),
         "numpy": np.__version__,
         "commit": commit.stdout.strip() or "unknown",
+        "stolen": f"{elapsed[-1] / max(1, elapsed.sum()):.1%}",
     }
 
 

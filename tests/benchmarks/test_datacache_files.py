@@ -5,8 +5,9 @@ import json
 import pytest
 from PIL import Image
 
-from benchmarks import bench_datacache, datacache_files, photographs, report, slow_files, timing
+from benchmarks import bench_datacache, datacache_files, report, slow_files, timing
 from benchmarks.datacache_files import OURS, RIVALS, Plan
+from examples import photographs
 from tests.benchmarks import needs
 
 FILES, BATCH = 64, 32

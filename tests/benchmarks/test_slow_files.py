@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 import datacache
-from benchmarks import photographs, slow_files
+from benchmarks import slow_files
 from benchmarks.slow_files import SlowFiles
+from examples import photographs
 from tests.benchmarks import needs
 
 ROOT = pathlib.Path(__file__).parents[2]

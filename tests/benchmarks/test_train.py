@@ -10,62 +10,12 @@ import pytest
 from benchmarks import bench_train, timing, train_breakdown, train_models
 from benchmarks.cluster import Cluster
 from benchmarks.train_breakdown import PARTS, Marks
-from benchmarks.train_models import Images, Sentences
 from tests.benchmarks import needs
 
 ARMS = ["Horovod", "no exchange", "dense", "hitopk", "auto", "Horovod, A/A"]
 
 
-def parameters(model):
-    return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)
-
-
-# ---- models ----
-
-
-def test_resnet50_at_full_width_is_that_of_the_paper():
-    model = train_models.resnet50(Images(width=1, image=224, batch=1))
-    assert parameters(model) == 25_557_032  # 25.6M: torchvision's, too
-    assert model.output_shape == (None, 1000)
-
-
-def test_resnet50_halves_the_image_five_times():
-    model = train_models.resnet50(Images(width=1 / 16, image=96, batch=1))
-    before_the_mean = next(layer for layer in model.layers if "global_average_pooling" in layer.name).input
-    assert before_the_mean.shape == (None, 3, 3, 128)
-
-
-def test_vgg19_at_full_width_is_that_of_the_paper():
-    model = train_models.vgg19(Images(width=1, image=224, batch=1))
-    assert parameters(model) == 143_667_240  # 143.7M
-    assert model.output_shape == (None, 1000)
-
-
-@pytest.mark.parametrize("sizes, stated", [((512, 2048, 8), 65e6), ((1024, 4096, 16), 213e6)])
-def test_the_transformers_of_vaswani_have_about_what_they_state(sizes, stated):
-    model = train_models.transformer(Sentences(width=1, length=8, batch=1), *sizes)
-    features, hidden, _ = sizes
-    attention, normalisation = 4 * (features + 1) * features, 2 * features
-    dense = (features + 1) * hidden + (hidden + 1) * features
-    encoder, decoder = attention + dense + 2 * normalisation, 2 * attention + dense + 3 * normalisation
-    assert parameters(model) == 6 * (encoder + decoder) + 37_000 * features
-    assert abs(parameters(model) - stated) < 0.03 * stated
-    assert model.output_shape == (None, 8, 37_000)
-
-
-def test_the_decoder_does_not_see_what_it_is_to_tell():
-    model = train_models.transformer(Sentences(width=1 / 8, length=6, batch=1, vocabulary=11))
-    source = np.arange(6)[np.newaxis]
-    target = np.array([[1, 2, 3, 4, 5, 6]])
-    changed = np.array([[1, 2, 3, 4, 9, 6]])
-    one, other = (np.asarray(model([source, each])) for each in (target, changed))
-    np.testing.assert_allclose(one[:, :4], other[:, :4], atol=1e-5)
-    assert np.max(np.abs(one[:, 4:] - other[:, 4:])) > 1e-3
-
-
-def test_a_width_that_leaves_no_whole_channels_is_refused():
-    with pytest.raises(ValueError, match="whole numbers of channels, got 0.3 of 64"):
-        train_models.resnet50(Images(width=0.3, image=32, batch=1))
+# ---- batches ----
 
 
 @pytest.mark.parametrize("name", train_models.TASKS)

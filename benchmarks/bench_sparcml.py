@@ -1,0 +1,188 @@
+"""SparCML's collectives against each other and Horovod's dense all-reduce, as in its Fig. 3: `make bench-sparcml`.
+
+Vectors of 2^24 float32, of which every rank has some rows; index sets are uniform but where said. Time against the
+number of ranks at a density of 0.781%, and against the density; one rank a node, nodes being network namespaces behind
+shaped links (benchmarks/cluster.py), so root is needed. An arm is one call in eager code: tf.IndexedSlices with
+ascending indices are there before, its result after; for Horovod's dense all-reduce the dense vector is there, and
+making it does not count. "horovod, slices" is horovod.allreduce of the slices, which gathers values and indices and
+combines nothing. In each cell all arms take turns, every result is checked, and what the nodes' interfaces have
+counted is reported. "A/A" is a second arm that does what the first does: their difference is noise.
+
+Then what a collective that runs in the background costs beside a computation that takes as long (section 7): 2 ranks,
+tf.matmul of rows as they are found to fit, one thread for TensorFlow a rank. Exposed is the time of both together less
+that of the computation alone.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import timing
+from benchmarks.cluster import Cluster, bits_per_second, raw_rate, unavailable
+from benchmarks.sparcml_report import (
+    AUTO_AGAIN,
+    DENSE_ARMS,
+    FIXED,
+    HOROVOD_SLICES,
+    draw,
+    overlaps_of,
+    render,
+    rows_of,
+)
+from hvd_sparse import notebook
+
+FIG_3 = 1 / 128  # 0.781%
+_MANY = 0.1  # density from which every arm takes as long as a dense one
+_OVERLAP_NODES = 2
+_RANK_LIMIT = 900.0  # seconds for one number of nodes
+
+
+class Plan(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        size: N, rows of the vector.
+        nodes: P, of one rank, at the density of Fig. 3.
+        densities: for `swept` nodes.
+        swept: nodes for which densities vary.
+        identical: density of a cell whose index sets are the same on all ranks; at half of all rows, the most that
+            travel sparse, splitting costs as much as of dense rows.
+        rounds: of arms that take milliseconds, and of those that take as long as a dense one.
+        overlaps: collectives and densities that run beside a computation.
+    """
+
+    size: int
+    nodes: Sequence[int]
+    densities: Sequence[float]
+    swept: int
+    identical: float
+    rounds: tuple[int, int]
+    overlaps: Sequence[tuple[str, float]]
+
+
+WHOLE = Plan(
+    size=2**24,
+    nodes=(2, 4, 8),
+    densities=(0.0001, 0.001, FIG_3, 1 / 32, 1 / 8, 1.0),
+    swept=4,
+    identical=0.5,
+    rounds=(12, 3),
+    overlaps=(
+        ("recursive_doubling", FIG_3),
+        ("split_allgather", FIG_3),
+        ("dynamic", FIG_3),
+        ("recursive_doubling", 1 / 8),
+    ),
+)
+QUICK = WHOLE._replace(
+    size=2**22, nodes=(2, 4), densities=(0.001, FIG_3, 1.0), rounds=(6, 2), overlaps=WHOLE.overlaps[:2]
+)
+
+
+def cells_of(plan: Plan, nodes: int) -> list[dict[str, Any]]:
+    """What is measured with one number of nodes."""
+    cells = [_cell(plan, density, "uniform") for density in (plan.densities if nodes == plan.swept else [])]
+    if nodes in plan.nodes and all(cell["density"] != FIG_3 for cell in cells):
+        cells.append(_cell(plan, FIG_3, "uniform"))
+    if nodes == plan.swept:
+        cells.append(_cell(plan, plan.identical, "identical"))
+    return cells
+
+
+def _cell(plan: Plan, density: float, sets: str) -> dict[str, Any]:
+    """One cell; where ranks bring many rows Horovod's gather of slices, which grows by the ranks, is left out."""
+    often, seldom = plan.rounds
+    many = density >= _MANY
+    arms = [*DENSE_ARMS, *FIXED, "auto", AUTO_AGAIN, *([] if many else [HOROVOD_SLICES])]
+    slow = (*DENSE_ARMS, "dense_ring", "dynamic", HOROVOD_SLICES)  # the last one is slow to check
+    rounds = {arm: seldom if many or arm in slow else often for arm in arms}
+    return {"size": plan.size, "density": density, "sets": sets, "rounds": rounds, "warm": 1 if many else 2}
+
+
+def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[dict[str, Any]]) -> dict[str, Any]:
+    """Runs cells and overlaps on a cluster of their own.
+
+    Args:
+        nodes: of one rank each.
+        rate: of their links, as tc writes it.
+        cells: each {"size", "density", "sets", "rounds": {arm: rounds}, "warm": rounds before these}.
+        overlaps: each {"size", "density", "collective", "rounds"}.
+
+    Returns:
+        What rank 0 of benchmarks/sparcml_rank.py writes, and what it was measured on.
+
+    Raises:
+        RuntimeError: where a rank fails, as it does when a result is wrong.
+    """
+    with tempfile.TemporaryDirectory() as name, Cluster(nodes, 1, rate) as cluster:
+        folder = pathlib.Path(name)
+        reached = raw_rate(cluster)
+        print(f"{nodes} ranks, {rate}: one connection reaches {reached / 1e6:,.0f} Mbit/s", flush=True)
+        (folder / "job.json").write_text(json.dumps({"cells": cells, "overlaps": overlaps}))
+        files = [str(folder / "job.json"), str(folder / "results.json")]
+        # What is measured of links is kept for this cluster alone: the next one has the same addresses and other links.
+        environment = {notebook.CACHE_VARIABLE: name}
+        command = [sys.executable, "-m", "benchmarks.sparcml_rank", *files]
+        statuses = cluster.run(command, environment, _RANK_LIMIT)
+        if any(statuses):
+            raise RuntimeError(f"the {nodes} ranks ended with {statuses}")
+        results = json.loads((folder / "results.json").read_text())
+    return {"nodes": nodes, "rate": rate, "reached": reached, "congestion": cluster.congestion, **results}
+
+
+def measure_all(plan: Plan, rates: Sequence[str], dry: bool) -> str:
+    """Measures everything, one number of nodes after another; returns the report."""
+    runs: list[dict[str, Any]] = []
+    text = ""
+    for rate in rates:
+        for nodes in sorted({*plan.nodes, plan.swept, _OVERLAP_NODES}):
+            overlaps = [
+                {"size": plan.size, "collective": collective, "density": density, "rounds": plan.rounds[0]}
+                for collective, density in (plan.overlaps if nodes == _OVERLAP_NODES else ())
+            ]
+            runs.append(measure(nodes, rate, cells_of(plan, nodes), overlaps))
+            rows, overlapped = rows_of(runs), overlaps_of(runs)
+            text = render(runs, rows, overlapped)
+            if not dry:  # after each, so that what fails later loses nothing
+                write(runs, rows, overlapped, text)
+    return text
+
+
+def write(runs: list[dict], rows: list[dict], overlapped: list[dict], text: str) -> None:
+    """Writes what there is so far as JSON, Markdown and a picture."""
+    data = {"machine": timing.machine(), "runs": runs, "rows": rows, "overlaps": overlapped}
+    stem = timing.write_results("sparcml", data, text)
+    draw(rows, f"{stem}.png")
+    print(f"Written to {stem}.json, .md and .png", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rates", default="1gbit", help="of the links, separated by commas (1gbit)")
+    parser.add_argument("--swept", type=int, default=4, help="ranks for which the density varies (4)")
+    parser.add_argument("--quick", action="store_true", help="two minutes: short vectors, few cells; writes no results")
+    parser.add_argument("--dry", action="store_true", help="write no results")
+    options = parser.parse_args()
+    reason = unavailable()
+    if reason is not None:
+        sys.exit(reason)
+    rates = options.rates.split(",")
+    try:
+        for rate in rates:
+            bits_per_second(rate)
+    except ValueError as error:
+        parser.error(str(error))
+    if options.swept < 2:
+        parser.error(f"expected --swept of at least 2 ranks, got {options.swept}")
+    plan = (QUICK if options.quick else WHOLE)._replace(swept=options.swept)
+    print(measure_all(plan, rates, options.dry or options.quick))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""The trainings of the convergence study: each gives a learner that trains from the start with a recipe and a seed.
+
+With the same seed all recipes begin with the same weights and see the same samples in the same order, and the same
+noise. All settings are the same for all recipes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import math
+import random
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks import convergence_data
+from benchmarks.convergence_settings import ARMS, MODELS, ImageSettings, TranslationSettings
+from examples import translation
+from examples.models import small
+from examples.training import arguments
+from hvd_sparse.aggregators import Aggregator
+
+EVALUATED = 256  # crops at a time
+
+
+class ImageLearner:
+    """Trains one small network on crops of photographs.
+
+    Args:
+        make_model: from a number of classes.
+        recipe: of the exchange.
+        settings: the same for all recipes.
+    """
+
+    def __init__(self, make_model: Callable[[int], keras.Model], recipe: Aggregator, settings: ImageSettings):
+        self.settings = settings
+        self._make_model = make_model
+        self._data = convergence_data.crops("left", settings.train, 0)
+        held_out = convergence_data.crops("right", settings.held_out, 0)
+        noise = np.random.default_rng(1)
+        held_out = held_out._replace(images=convergence_data.noisy(held_out.images, settings.noise, noise))
+        rank, size = hvd.rank(), hvd.size()
+        self._watched = convergence_data.Crops(*(each[: settings.watched] for each in held_out)).part(rank, size)
+        self._held_out = held_out.part(rank, size)
+        self._classes = int(self._data.labels.max()) + 1
+        self._steps = settings.train // (settings.batch * size)  # an epoch
+        self._model = make_model(self._classes)
+        self._optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(_Rate(settings, self._steps), momentum=0.9), aggregator=recipe
+        )
+        self._optimizer.build(self._model.trainable_variables)
+        self._step = tf.function(self._update).get_concrete_function(
+            tf.TensorSpec([settings.batch, convergence_data.SIDE, convergence_data.SIDE, 1]),
+            tf.TensorSpec([settings.batch], tf.int32),
+        )  # traced, not run: the exchange has its state, and nothing has changed it
+        self._right = tf.function(self._count_right)
+        kept = [variable for state in self._optimizer.exchange.states for variable in state.variables]
+        self._state = [(variable, variable.numpy()) for variable in kept]
+
+    def _update(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            logits = self._model(images, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+            kernels = [variable.value for variable in variables if len(variable.shape) > 1]
+            loss += self.settings.decay * tf.add_n([tf.nn.l2_loss(kernel) for kernel in kernels])
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        self._optimizer.apply(gradients, variables)
+        return loss
+
+    def _count_right(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        logits = self._model(images, training=False)
+        counts = [tf.reduce_sum(tf.cast(tf.nn.in_top_k(labels, logits, k), tf.int32)) for k in (1, 5)]
+        return counts[0], counts[1]
+
+    def train(self, seed: int) -> dict[str, Any]:
+        """Trains from the start.
+
+        Returns:
+            final: top-1 accuracy in points on all held-out crops; top5: likewise; curve: top-1 of the watched ones
+            after each epoch; weights: a digest of the trained ones, the same on all ranks; loss: the mean of each
+            epoch, of this rank.
+        """
+        self._reset(seed)
+        settings, curve, losses, sums = self.settings, [], [], None
+        order = np.random.default_rng([seed, 0])
+        for epoch in range(settings.epochs):
+            losses.append(self._train_epoch(order.permutation(settings.train), [seed, 1, epoch]))
+            self._share_statistics()
+            curve.append(self._accuracy(self._watched)[0])
+            if epoch >= settings.epochs - settings.averaged:
+                sums = [np.asarray(v) + (0 if sums is None else sums[i]) for i, v in enumerate(self._model.weights)]
+        if sums is not None:
+            for variable, total in zip(self._model.weights, sums, strict=True):
+                variable.assign(total / settings.averaged)
+        top1, top5 = self._accuracy(self._held_out)
+        return {"final": top1, "top5": top5, "curve": curve, "loss": losses, "weights": self._digest()}
+
+    def _train_epoch(self, order: np.ndarray, seed: list[int]) -> float:
+        batch, rank, size = self.settings.batch, hvd.rank(), hvd.size()
+        noise = np.random.default_rng([*seed, rank])
+        losses = []
+        for step in range(self._steps):
+            chosen = order[(step * size + rank) * batch :][:batch]
+            images = convergence_data.noisy(self._data.images[chosen], self.settings.noise, noise)
+            losses.append(self._step(tf.constant(images), tf.constant(self._data.labels[chosen])))
+        loss = float(np.mean(losses))
+        if not math.isfinite(loss):
+            raise ArithmeticError(f"The loss is {loss}: take a lower learning rate than {self.settings.rate}.")
+        return loss
+
+    def _reset(self, seed: int) -> None:
+        """Weights by the seed; the optimizer and the exchange as they were before the first step."""
+        random.seed(seed)  # Keras draws the seeds of its initializers from it; all ranks begin alike
+        fresh = self._make_model(self._classes)
+        for variable, value in zip(self._model.variables, fresh.variables, strict=True):
+            variable.assign(value)
+        for variable in self._optimizer.variables:
+            variable.assign(np.zeros(variable.shape, variable.dtype))
+        for variable, value in self._state:
+            variable.assign(value)
+
+    def _share_statistics(self) -> None:
+        """Batch normalisation's moving statistics, each rank's own while training, become the mean over ranks."""
+        world = hvd.topology.world()
+        for number, variable in enumerate(self._model.non_trainable_weights):
+            variable.assign(world.allreduce(variable.value, "sum", f"convergence.statistics.{number}") / world.size)
+
+    def _accuracy(self, own: convergence_data.Crops) -> list[float]:
+        """Top-1 and top-5 in points, over the parts of all ranks."""
+        counts = np.zeros(3, np.int32)
+        for begin in range(0, len(own.labels), EVALUATED):
+            images, labels = own.images[begin : begin + EVALUATED], own.labels[begin : begin + EVALUATED]
+            counts += [int(count) for count in (*self._right(images, labels), len(labels))]
+        total = hvd.topology.world().allreduce(tf.constant(counts), "sum", "convergence.right").numpy()
+        return [100.0 * float(right) / float(total[2]) for right in total[:2]]
+
+    def _digest(self) -> str:
+        """Of the trained weights; AssertionError where ranks differ."""
+        weights = b"".join(np.ascontiguousarray(variable).tobytes() for variable in self._model.trainable_variables)
+        digest = hashlib.sha256(weights).hexdigest()[:16]
+        everyones = hvd.topology.world().gather_descriptions(digest, "convergence.weights")
+        if len(set(everyones)) > 1:
+            raise AssertionError(f"The ranks' weights differ at the end: {everyones}")
+        return digest
+
+
+class _Rate(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear to the highest rate, then to 0 as a cosine."""
+
+    def __init__(self, settings: ImageSettings, steps: int):
+        self._rate, self._warm_up = settings.rate, max(1.0, settings.warm_up * steps)
+        self._total = float(settings.epochs * steps)
+
+    def __call__(self, step: Any) -> Any:
+        step = keras.ops.cast(step, "float32")
+        done = (step - self._warm_up) / (self._total - self._warm_up)
+        falling = 0.5 * (1.0 + keras.ops.cos(math.pi * keras.ops.clip(done, 0.0, 1.0)))
+        return self._rate * keras.ops.minimum((step + 1.0) / self._warm_up, falling)
+
+
+class TranslationLearner:
+    """Trains a model of examples/translation.py on the pairs of message catalogues that the machine has.
+
+    Every run makes its graph anew: there `train` is the whole of a script.
+
+    Args:
+        recipe: of the exchange, as the script takes it.
+        density: of recipes that take one.
+        settings: the same for all recipes.
+    """
+
+    def __init__(self, recipe: str, density: float, settings: TranslationSettings):
+        self._words = [*settings.options, "--recipe", recipe, "--density", str(density)]
+        self._task = translation.prepare(translation.parse(self._words))
+
+    def train(self, seed: int) -> dict[str, Any]:
+        """Trains from the start.
+
+        Returns:
+            As `ImageLearner.train`; final: BLEU of the test's translations; top5: of its pieces, told the right
+            beginning, in points; curve: BLEU of validation; loss: of validation.
+        """
+        keras.utils.clear_session()
+        outcome = translation.train(translation.parse([*self._words, "--seed", str(seed)]), self._task)
+        return {
+            "final": outcome.test["bleu"],
+            "top5": 100.0 * outcome.test["top5"],
+            "curve": [line["bleu"] for line in outcome.lines],
+            "loss": [line["loss"] for line in outcome.lines],
+            "weights": outcome.weights[:16],
+        }
+
+
+NETWORKS = {"small_resnet": small.small_resnet, "small_vgg": small.small_vgg}
+
+
+def make(model: str, arm: str, density: float, changed: dict[str, Any]) -> ImageLearner | TranslationLearner:
+    """A learner for a model of the study, by names; `changed` are settings that differ from its own."""
+    settings = dataclasses.replace(MODELS[model], **changed)
+    if isinstance(settings, TranslationSettings):
+        return TranslationLearner(ARMS[arm].recipe, density, settings)
+    return ImageLearner(NETWORKS[model], arguments.recipe_of(ARMS[arm].recipe, density), settings)

@@ -1,0 +1,121 @@
+"""What each of bench_lars.py's ranks does: trust ratios alone and shared, and whole steps with and without a choice.
+
+Elapsed time of a round is that of the slowest rank; processor time is a rank's own, with all of its threads, those of
+Horovod and of the exchange included.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks.lars_arms import (
+    ALONE,
+    CHOSEN,
+    HOROVOD,
+    SHARED,
+    UNSHARED,
+    UNSHARED_AGAIN,
+    Tensors,
+    elements_of,
+    gradients_of,
+    layers_of,
+    our_optimizer,
+    our_ratios,
+    our_step,
+)
+from hvd_sparse import topology
+
+SLOTS = {"LARS": 0, "LAMB": 2}  # that the ratios are computed from
+SECONDS = 0.15  # that an arm's calls of one round take, so that processor time can be read off
+
+
+def measure(rounds: int, models: list[str]) -> list[dict[str, Any]]:
+    """All cells; alike on every rank."""
+    cells = []
+    for model in models:
+        layers = layers_of(model)
+        for name in SLOTS:
+            cell = {"model": model, "optimizer": name, "elements": elements_of(layers)}
+            gradients = gradients_of(layers)
+            cell["ratios"] = _timed(_ratio_arms(name, Tensors(layers, SLOTS[name]), gradients), rounds)
+            chosen = our_optimizer(name, parallel=True)
+            cell["steps"] = _timed(_step_arms(name, layers, gradients, chosen), rounds)
+            assert chosen.choice is not None
+            cells.append(cell | {"way": chosen.choice.way, "choice": str(chosen.choice)})
+    return cells
+
+
+def _ratio_arms(name: str, tensors: Tensors, gradients: list[tf.Tensor]) -> dict[str, Callable[[], Any]]:
+    arms = {
+        arm: tf.function(lambda communicator=communicator: our_ratios(name, tensors, gradients, communicator))
+        for arm, communicator in ((ALONE, None), (SHARED, topology.node()), (HOROVOD, topology.world()))
+    }
+    alone = arms[ALONE]().numpy().tobytes()
+    for arm, run in arms.items():
+        assert run().numpy().tobytes() == alone, f"{arm} has other bits than {ALONE}"
+    return arms
+
+
+def _step_arms(name: str, layers: list, gradients: list[tf.Tensor], chosen: Any) -> dict[str, Callable[[], Any]]:
+    plain, other = Tensors(layers), Tensors(layers)
+    step = our_step(our_optimizer(name), plain, gradients)
+    choosing = our_step(chosen, other, gradients)
+    for run in (step, choosing):
+        run()
+    for first, second in zip(plain.weights, other.weights, strict=True):
+        assert first.numpy().tobytes() == second.numpy().tobytes(), "a step with shared norms has other bits"
+    return {UNSHARED: step, CHOSEN: choosing, UNSHARED_AGAIN: step}
+
+
+def _timed(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
+    """For each arm, of all rounds: the slowest rank's elapsed and the busiest rank's processor milliseconds a call."""
+    world = topology.world()
+    times: dict[str, list[list[float]]] = {arm: [] for arm in arms}
+    calls = {arm: _calls(run) for arm, run in arms.items()}
+    for _ in range(rounds):
+        for arm, run in arms.items():
+            world.allreduce(tf.constant(0), "max", "bench.begin")
+            elapsed, busy = time.perf_counter(), time.process_time()
+            for _ in range(calls[arm]):
+                run()
+            taken = [time.perf_counter() - elapsed, time.process_time() - busy]
+            worst = world.allreduce(tf.constant(taken, tf.float64), "max", "bench.taken").numpy()
+            times[arm].append((1e3 * worst / calls[arm]).tolist())
+    return {
+        arm: {"elapsed": [row[0] for row in rows], "processor": [row[1] for row in rows]} for arm, rows in times.items()
+    }
+
+
+def _calls(run: Callable[[], Any]) -> int:
+    """How many calls a round has; the same on every rank."""
+    run()
+    began = time.perf_counter()
+    run()
+    longest = topology.world().allreduce(tf.constant(time.perf_counter() - began, tf.float64), "max", "bench.calls")
+    return int(np.clip(SECONDS / float(longest), 1, 200))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("path", type=pathlib.Path, help="where the first rank writes what was measured")
+    parser.add_argument("--models", default="resnet50,transformer,small")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    hvd.init()
+    cells = measure(options.rounds, options.models.split(","))
+    if hvd.rank() == 0:
+        options.path.write_text(json.dumps(cells))
+    hvd.shutdown()
+
+
+if __name__ == "__main__":
+    main()

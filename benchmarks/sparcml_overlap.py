@@ -1,0 +1,98 @@
+"""A collective in the background of a computation that takes as long (SparCML section 7), for sparcml_rank.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks.exchange_rank import Clock
+from hvd_sparse import collectives
+
+ARMS = ("computation", "collective", "one after the other", "overlapped")
+_INNER = 1024  # rows and columns of the matrix that is multiplied with
+_FIRST = 64  # rows of the first product that is timed
+_REPEATS = 5
+
+
+class Taken(NamedTuple):
+    """What was measured.
+
+    Attributes:
+        seconds: of this rank, for each arm and round.
+        matmul: shapes of the two matrices, [rows, inner, columns].
+    """
+
+    seconds: dict[str, list[float]]
+    matmul: list[int]
+
+
+def run_overlap(
+    name: str,
+    slices: tf.IndexedSlices,
+    check: Callable[[str, Any], None],
+    rounds: int,
+    number: int,
+    clock: Clock,
+) -> Taken:
+    """Times a collective, a computation that takes as long, one after the other, and both at a time.
+
+    Args:
+        name: of the collective.
+        slices: what this rank brings.
+        check: raises where a result is wrong.
+        rounds: of each arm, after two that do not count.
+        number: of this call, for the names of collectives.
+        clock: that all ranks meet by.
+    """
+    world = hvd.topology.world()
+    called: Callable[..., Any] = getattr(collectives, name)
+
+    def collective() -> Any:
+        return called(slices, world, name=f"overlap.{number}")
+
+    left, right = matrices(_slowest(clock, collective), clock)
+
+    def overlapped() -> Any:
+        handle = collectives.start(called, slices, world, name=f"overlap.{number}")
+        tf.matmul(left, right)
+        return handle.wait()
+
+    def in_order() -> Any:
+        result = collective()
+        tf.matmul(left, right)
+        return result
+
+    arms = dict(zip(ARMS, (lambda: tf.matmul(left, right), collective, in_order, overlapped), strict=True))
+    seconds: dict[str, list[float]] = {arm: [] for arm in ARMS}
+    for turn in range(-2, rounds):
+        for arm, run in arms.items():
+            result, taken = clock.time(run)
+            if arm != ARMS[0]:
+                check(f"{name}, {arm}", result)
+            if turn >= 0:
+                seconds[arm].append(taken)
+    return Taken(seconds, [left.shape[0], _INNER, _INNER])
+
+
+def matrices(wanted: float, clock: Clock) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two matrices whose product takes about `wanted` seconds on the slowest rank while all ranks make it."""
+    right = tf.ones([_INNER, _INNER])
+    rows = _FIRST
+    for _ in range(4):  # products of few rows are slower by the row
+        left = tf.ones([rows, _INNER])
+        rows = max(1, round(rows * wanted / _slowest(clock, lambda left=left: tf.matmul(left, right))))
+    return tf.ones([rows, _INNER]), right
+
+
+def _slowest(clock: Clock, run: Callable[[], Any]) -> float:
+    """The median of a few rounds after one that does not count, each as long as its slowest rank."""
+    taken = []
+    for _ in range(1 + _REPEATS):
+        _, elapsed = clock.time(run)
+        slowest = hvd.topology.world().allreduce(tf.constant(elapsed, tf.float64), "max", "overlap.slowest")
+        taken.append(float(slowest))
+    return float(np.median(taken[1:]))

@@ -1,0 +1,158 @@
+"""What one rank does for bench_sparcml.py: python -m benchmarks.sparcml_rank JOB RESULTS.
+
+JOB is a JSON file: {"cells": [...], "overlaps": [...]}, as of `bench_sparcml.measure`. Rank 0 writes RESULTS: for each
+cell and arm the seconds of each round (the slowest rank's), the bytes that each node's interface has sent over all
+rounds, and what `auto` chose; for each overlap the seconds of each round. Every result is compared with the sum that
+Horovod makes of the dense vectors; values are small integers, so that it has to be exact. If one is wrong the run ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import pathlib
+import time
+from collections.abc import Callable
+from typing import Any
+
+import horovod.tensorflow as horovod
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks.exchange_rank import Clock, forget, idle_bytes_per_second, sent_bytes
+from benchmarks.sparcml_overlap import run_overlap
+from benchmarks.sparcml_report import AUTO_AGAIN, DENSE_ARMS, HOROVOD_SLICES
+from hvd_sparse import collectives
+
+Call = Callable[[], Any]
+
+
+class Sum:
+    """What a cell is about: this rank's rows, and what the sum over all ranks has to be.
+
+    Attributes:
+        slices: float32 values of 1 to 4, ascending indices.
+        dense: [size], the same as a vector.
+    """
+
+    def __init__(self, size: int, density: float, sets: str):
+        drawn = np.random.default_rng(0 if sets == "identical" else 1 + hvd.rank())
+        kept = max(1, round(size * density))
+        indices = np.sort(drawn.choice(size, kept, replace=False, shuffle=False)).astype(np.int32)
+        values = drawn.integers(1, 5, kept).astype(np.float32)
+        vector = np.zeros(size, np.float32)
+        vector[indices] = values
+        self.slices = tf.IndexedSlices(tf.constant(values), tf.constant(indices), tf.constant([size]))
+        self.dense = tf.constant(vector)
+        self._total = horovod.allreduce(self.dense, op=horovod.Sum, name="total").numpy()
+        self._indices = np.flatnonzero(self._total)
+        self._values = self._total[self._indices]
+
+    @property
+    def union(self) -> int:
+        """Rows that at least one rank has."""
+        return len(self._indices)
+
+    def check(self, name: str, result: Any) -> None:
+        """Raises AssertionError where a result is not the sum, to the bit."""
+        if not self._is_right(result):
+            raise AssertionError(f"{name}: rank {hvd.rank()} got a wrong result")
+
+    def _is_right(self, result: Any) -> bool:
+        if not isinstance(result, tf.IndexedSlices):
+            return np.array_equal(result.numpy(), self._total)
+        values, indices = result.values.numpy(), result.indices.numpy()
+        if (np.diff(indices) <= 0).any():  # as Horovod gathers them
+            return np.array_equal(np.bincount(indices, values, len(self._total)), self._total)
+        there = np.flatnonzero(values)  # of a piece that travelled dense all rows are there
+        return np.array_equal(indices[there], self._indices) and np.array_equal(values[there], self._values)
+
+
+def make_arm(name: str, brought: Sum, number: int) -> Call:
+    """The call that an arm's name stands for."""
+    if name in DENSE_ARMS:
+        return lambda: horovod.allreduce(brought.dense, op=horovod.Sum, name=f"{name}.{number}")
+    if name == HOROVOD_SLICES:
+        return lambda: horovod.allreduce(brought.slices, op=horovod.Sum, name=f"{name}.{number}")
+    collective = getattr(collectives, "auto" if name == AUTO_AGAIN else name)
+    return functools.partial(collective, brought.slices, hvd.topology.world(), name=f"{name}.{number}")
+
+
+def takes_part(number: int, rounds: int, of: int) -> bool:
+    """Whether an arm that is timed `rounds` times, evenly among `of` rounds, is in round `number`."""
+    return number * rounds // of < (number + 1) * rounds // of
+
+
+def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
+    """Times the arms of one cell in turn."""
+    brought = Sum(cell["size"], cell["density"], cell["sets"])
+    arms = {name: make_arm(name, brought, number) for name in cell["rounds"]}
+    seconds: dict[str, list[float]] = {name: [] for name in arms}
+    sent = dict.fromkeys(arms, 0)
+    rounds = max(cell["rounds"].values())
+    for turn in range(-cell["warm"], rounds):
+        for name, arm in arms.items():
+            if turn >= 0 and not takes_part(turn, cell["rounds"][name], rounds):
+                continue
+            before = sent_bytes()
+            result, taken = clock.time(arm)
+            clock.meet()
+            if turn >= 0:
+                seconds[name].append(taken)
+                sent[name] += sent_bytes() - before
+            brought.check(name, result)
+            del result  # else its memory could not be used again
+    world = hvd.topology.world()
+    chosen = {name: collectives.auto.chosen(world, f"{name}.{number}") for name in arms if name.startswith("auto")}
+    return {"seconds": seconds, "sent": sent, "chosen": chosen, "union": brought.union}
+
+
+def slowest(own: dict[str, list[float]], everyones: list[dict[str, list[float]]]) -> dict[str, list[float]]:
+    """The slowest rank's seconds of each round, arms in the order of this rank's own."""
+    return {name: np.max([rank[name] for rank in everyones], axis=0).tolist() for name in own}
+
+
+def gather_cell(own: dict[str, Any]) -> dict[str, Any]:
+    """A cell's figures: the slowest rank's seconds, and the bytes that each node has sent."""
+    everyones = hvd.topology.world().gather_descriptions(own, "cell")
+    seconds = slowest(own["seconds"], [rank["seconds"] for rank in everyones])
+    sent = {name: [rank["sent"][name] for rank in everyones] for name in own["sent"]}
+    return {**own, "seconds": seconds, "sent": sent}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", type=pathlib.Path)
+    parser.add_argument("results", type=pathlib.Path)
+    options = parser.parse_args()
+    job = json.loads(options.job.read_text())
+    hvd.init(local_size=1)
+    world, clock = hvd.topology.world(), Clock()
+    clock.meet()
+    results: dict[str, Any] = {"idle": idle_bytes_per_second(clock), "cells": [], "overlaps": []}
+    for number, cell in enumerate(job["cells"]):
+        began = time.perf_counter()
+        figures = gather_cell(run_cell(cell, number, clock))
+        results["cells"].append({**cell, **figures})
+        forget()
+        medians = {name: 1e3 * float(np.median(taken)) for name, taken in figures["seconds"].items()}
+        shown = ", ".join(f"{name} {median:.1f}" for name, median in medians.items())
+        if world.rank == 0:
+            spent = time.perf_counter() - began
+            print(f"  density {cell['density']:.4%}, {cell['sets']} ({spent:.0f} s): ms {shown}", flush=True)
+    for number, overlap in enumerate(job["overlaps"]):
+        brought = Sum(overlap["size"], overlap["density"], "uniform")
+        taken = run_overlap(overlap["collective"], brought.slices, brought.check, overlap["rounds"], number, clock)
+        seconds = slowest(taken.seconds, world.gather_descriptions(taken.seconds, "overlap"))
+        results["overlaps"].append({**overlap, "matmul": taken.matmul, "seconds": seconds})
+        forget()
+    if world.rank == 0:
+        part = options.results.with_suffix(".part")
+        part.write_text(json.dumps(results))
+        part.replace(options.results)
+
+
+if __name__ == "__main__":
+    main()
