@@ -20,7 +20,7 @@ demo: setup     ## 4 ranks as 2 nodes of 2 train on real images with five recipe
 	@$(RUN) -m examples.demo
 
 test: lint types  ## lint, types and all tests, those under horovodrun included
-	@$(RUN) -m pytest
+	@$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 bench-%: setup  ## selection against its rivals; other benchmarks are named after their file in benchmarks/
 	@$(RUN) -m benchmarks.bench_$*
@@ -37,7 +37,7 @@ build: $(DONE)/requirements  ## the native libraries, where their sources have c
 	@$(RUN) setup.py --quiet build_ext --inplace
 
 clean:          ## removes all of it but the cached Horovod wheel
-	@rm -rf $(VENV) build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json
+	@rm -rf $(VENV) build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
 	@find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(DONE)/environment:

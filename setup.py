@@ -5,7 +5,7 @@ compiled without TensorFlow in sight, so that it stays usable without it. Both g
 is found, and HVD_SPARSE_WITH_CUDA is not 0, ops/X_gpu.cu go into hvd_sparse/_cuda.so, a plain C library. A package that
 is to be usable alone gets a folder of ops/ and a `Library` of its own: the kernels of ops/datacache/ go into
 datacache/_native.so, which is compiled and loaded without TensorFlow, and its operations, with those kernels that they
-call, into datacache/_ops.so.
+call, into datacache/_ops.so; the same holds for ops/lars/ and lars/.
 """
 
 import concurrent.futures
@@ -64,11 +64,15 @@ def operations_of(folder):
     return tuple(sorted(ROOT.glob(f"ops/{folder}/*_op.cc")))
 
 
+CPU_FEATURES = ROOT / "ops" / "cpu_features.cc"  # for every library whose kernels differ by instruction set
 LIBRARIES = (
     Library("hvd_sparse._ops", tuple(sorted(ROOT.glob("ops/*.cc")))),
     Library("hvd_sparse._cuda", tuple(sorted(ROOT.glob("ops/*_gpu.cu"))) if WITH_CUDA else ()),
     Library("datacache._native", kernels_of("datacache")),
     Library("datacache._ops", (*operations_of("datacache"), *kernels_of("datacache"))),
+    Library("lars._cuda", tuple(sorted(ROOT.glob("ops/lars/*_gpu.cu"))) if WITH_CUDA else ()),
+    Library("lars._native", (*kernels_of("lars"), CPU_FEATURES)),
+    Library("lars._ops", (*operations_of("lars"), *kernels_of("lars"), CPU_FEATURES)),
 )
 
 

@@ -1,9 +1,14 @@
 """Settings for all tests: quiet TensorFlow on few threads, nothing kept of what other runs have measured, and examples
 by hypothesis that are the same on each run.
+
+Tests can be shared out over processes, `pytest -n 2 --dist loadgroup`, as `make test` does.
 """
 
 import atexit
+import collections
 import os
+import pathlib
+import resource
 import shutil
 import tempfile
 
@@ -14,7 +19,68 @@ os.environ["HVD_SPARSE_CACHE"] = tempfile.mkdtemp(prefix="hvd_sparse_tests")
 atexit.register(shutil.rmtree, os.environ["HVD_SPARSE_CACHE"], ignore_errors=True)
 
 import hypothesis  # noqa: E402 - TensorFlow reads the environment when it is first imported
+import pytest  # noqa: E402
 
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=60, database=None)
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=40, database=None)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
+
+MULTI_RANK = pathlib.Path(__file__).with_name("test_parallel.py")
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+def pytest_collection_modifyitems(items):
+    """Says which tests one process runs together, and begins with those that take longest."""
+    for item in items:
+        item.add_marker(pytest.mark.xdist_group(_group(item)))
+    items.sort(key=lambda item: item.path != MULTI_RANK)
+
+
+def _group(item):
+    """A module, as it may share a fixture; or the multi-rank cases that share a launch."""
+    if item.path != MULTI_RANK:
+        return item.path.relative_to(item.config.rootpath).as_posix()
+    case = item.callspec.params["case"]
+    return f"{case.ranks} ranks" if case.launch is None else f"{case.ranks} ranks, {case.name}"
+
+
+# ---- what takes the time: the processor's, as several tests share the cores ----
+
+SLOWEST = 30
+_seconds: collections.Counter[str] = collections.Counter()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item):
+    """Adds up the processor time of each group of tests, that of the processes which it has started and awaited too."""
+    before = _processor_seconds()
+    try:
+        return (yield)
+    finally:
+        _seconds[_group(item)] += _processor_seconds() - before
+
+
+def pytest_sessionfinish(session):
+    """A process that runs tests for another one hands over what it has counted."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["processor_seconds"] = dict(_seconds)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node):
+    """Takes what such a process has handed over."""
+    _seconds.update(getattr(node, "workeroutput", {}).get("processor_seconds", {}))
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Tells the most expensive groups."""
+    if sum(_seconds.values()) < 60:
+        return
+    terminalreporter.section(f"processor time: {sum(_seconds.values()):.0f} s, of it")
+    for group, seconds in _seconds.most_common(SLOWEST):
+        terminalreporter.write_line(f"{seconds:7.0f} s  {group}")
+
+
+def _processor_seconds():
+    usages = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)

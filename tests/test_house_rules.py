@@ -33,8 +33,9 @@ LAYERS = [
     },
     {"recipes"},
     {"aggregators"},
-    {"collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
-    {"communicator", "costs", "host_names", "notebook", "ops", "shared_memory", "spec", "topology"},
+    {"collective_costs", "collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
+    {"communicator", "notebook", "shared_memory", "spec", "streams", "topology"},
+    {"costs", "host_names", "nodes", "ops", "rendezvous"},
 ]
 CACHE_LAYERS = [
     {"__main__"},
@@ -46,18 +47,17 @@ CACHE_LAYERS = [
     {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
     {"errors", "files", "mapping", "native", "rendezvous"},
 ]
-LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS}
+LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]
+LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS, "lars": LARS_LAYERS}
 NOT_IN_CACHE = {"hvd_sparse", "horovod", "keras", "lars", "tensorflow"}  # but for the modules below
 CACHE_WITH = {"dataset": {"tensorflow"}, "training": {"keras", "tensorflow"}, "rendezvous": {"horovod", "tensorflow"}}
 KERAS_INSIDES = "keras_hooks"
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make"}
-
 LONGEST = 400
 LONGER: dict[str, str] = {}  # file -> why it is in one piece
-
-FOLDERS = ("hvd_sparse", "datacache", "ops", "tests", "examples", "benchmarks", "tools", "docs")
+FOLDERS = ("hvd_sparse", "datacache", "lars", "ops", "tests", "examples", "benchmarks", "tools", "docs")
 TEXTS = {".py", ".cc", ".h", ".cu", ".cuh", ".inc", ".sh", ".md"}
 
 Sources = dict[str, ast.Module]
