@@ -128,6 +128,7 @@ def reduce(
     dtype: tf.DType,
     op: str = "sum",
     dense_above: int | tf.Tensor | None = None,
+    before: int = 0,
 ) -> tf.Tensor:
     """Combines messages of the same vector, in their order, in one pass over all of them (SparCML 5.1).
 
@@ -138,6 +139,7 @@ def reduce(
         dtype: of the elements.
         op: "sum", "max", "min" or "product".
         dense_above: rows; `delta` by default.
+        before: words of something else that stand before each message; even.
 
     Returns:
         int32 [words].
@@ -149,6 +151,7 @@ def reduce(
         messages=messages,
         size=size,
         width=width,
+        before=before,
         dense_above=_limit(dense_above, size, width, dtype),
         T=_dtype(dtype),
         combine=_operation(op),

@@ -77,6 +77,15 @@ class Messages {
 
   bool at_end() const { return at_ == length_; }
 
+  absl::Status skip(int64_t words) {
+    if (words > length_ - at_) {
+      return invalid_argument("Expected ", words, " words before message ", streams_.size(), ", from word ", at_,
+                              " on, got ", length_ - at_);
+    }
+    at_ += words;
+    return absl::OkStatus();
+  }
+
   absl::Status read(const hvds_rows& rows) {
     hvds_stream stream;
     int64_t position = 0;

@@ -82,6 +82,7 @@ REGISTER_OP("HvdStreamReduce")
     .Output("message: int32")
     .Attr("T: {half, float, double}")
     .Attr("combine: {'sum', 'max', 'min', 'product'} = 'sum'")
+    .Attr("before: int >= 0 = 0")
     .SetShapeFn(message_shape);
 
 REGISTER_OP("HvdStreamConcat")
@@ -213,7 +214,11 @@ class SplitOp final : public StreamOp {
 
 class ReduceOp final : public StreamOp {
  public:
-  using StreamOp::StreamOp;
+  explicit ReduceOp(OpKernelConstruction* context) : StreamOp(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("before", &before_));
+    OP_REQUIRES(context, before_ % 2 == 0,
+                invalid_argument("Expected an even number of words before each message, got ", before_));
+  }
 
  protected:
   absl::Status compute(OpKernelContext* context) override {
@@ -223,6 +228,7 @@ class ReduceOp final : public StreamOp {
     Messages messages;
     TF_RETURN_IF_ERROR(messages.open(context, context->input(0)));
     do {
+      TF_RETURN_IF_ERROR(messages.skip(before_));
       TF_RETURN_IF_ERROR(messages.read(rows));
     } while (!messages.at_end());
     const int64_t dense_above = context->input(3).scalar<int64_t>()();
@@ -235,6 +241,9 @@ class ReduceOp final : public StreamOp {
                        hvds_stream_reduce(messages.streams(), messages.number(), &rows, combine(), dense_above,
                                           room.flat<int32_t>().data(), threads.get()));
   }
+
+ private:
+  int before_ = 0;
 };
 
 class ConcatOp final : public StreamOp {

@@ -16,8 +16,8 @@ import tensorflow as tf
 from hvd_sparse import collective_costs
 from hvd_sparse.collective_costs import CANDIDATES, Load, Transport
 from hvd_sparse.collectives.allgather import combine_gathered
-from hvd_sparse.collectives.contribution import Contribution, Layout, Result, bring
-from hvd_sparse.collectives.dynamic import combine_dense
+from hvd_sparse.collectives.contribution import HEAD, Contribution, Layout, Result, bring
+from hvd_sparse.collectives.dynamic import combine_brought, combine_dense
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
 from hvd_sparse.communicator import Communicator
@@ -34,6 +34,8 @@ _LONG = 0.02  # seconds after which nothing larger is sent
 _COLD, _REPEATS = 3, 5
 _JUDGED, _REMEMBERED = 2, 4  # calls of a candidate after which it is judged, and those that count
 _TIMED = 1 << 16  # rows of the streams whose combining is timed
+_GATHER = CANDIDATES.index("allgather")
+_MORE = 2  # times the rows of a call that the next one may bring, if they are to be gathered at once
 
 
 class Auto:
@@ -42,8 +44,9 @@ class Auto:
     The expected time is that of `collective_costs`: what the four send follows from the rows that ranks bring and
     from how the union of their index sets grows. At first that is taken as of uniform index sets (SparCML B.1, the
     worst case); afterwards as it was seen in former calls of the same name, by which all ranks choose alike. In eager
-    code each call is timed, too, and the next one tells all ranks how long it took: a candidate that took longer than
-    expected is expected to take as much longer again.
+    code calls are timed, too, and the next one tells all ranks how long it took: a candidate that took longer than
+    expected is expected to take as much longer again. Once the all-gather has been chosen and timed, the messages of
+    the next calls of that name go with the check of the call, so that it is the only one; such calls are not timed.
 
     Args:
         transport: what calls take, the same on every rank, which is then relied on; measured on the first call where it
@@ -83,8 +86,8 @@ class Auto:
         Raises:
             ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
         """
-        told = self._seen_of(communicator, name).trials.told() if tf.executing_eagerly() else 0
-        brought = bring("auto", slices, communicator, op, name, dense_above, told)
+        told, along = self._seen_of(communicator, name).told() if tf.executing_eagerly() else (0, -1)
+        brought = bring("auto", slices, communicator, op, name, dense_above, told, along)
         if communicator.size == 1:
             if tf.executing_eagerly():
                 return brought.result(brought.message)
@@ -97,7 +100,8 @@ class Auto:
             return brought.vector(vector)
         if self._transport is None:
             seen.trials.learn(brought.notes)
-        return _eagerly(brought, float(brought.counts.mean()), communicator, name, chooser, seen)
+        timed = self._transport is None and (_looks(seen.calls) or not seen.trials.judged(_GATHER))
+        return _eagerly(brought, communicator, name, chooser, seen, timed)
 
     def chosen(self, communicator: Communicator, name: str = "auto") -> str | None:
         """What the last call of this name took, None where there was none."""
@@ -127,11 +131,25 @@ class _Seen:
     """What is known of former calls, as a variable [3], so that graphs can change it, and of eager ones their times.
 
     How many there were; `universe / kept` of the last one that told, or 0; and what the last one took.
+
+    Attributes:
+        trials: the times.
+        along: rows up to which a rank's message goes along with the next call's greeting.
     """
 
     def __init__(self) -> None:
         self.trials = _Trials()
+        self.along = -1
         self.variable = tf.Variable([0.0, 0.0, 0.0], trainable=False, dtype=tf.float64, name="auto_seen")
+
+    @property
+    def calls(self) -> int:
+        """How many there were; in eager code."""
+        return int(self.variable[0])
+
+    def told(self) -> tuple[int, int]:
+        """What this rank tells all others in the next call, and the rows up to which its message goes along."""
+        return self.trials.told(), self.along
 
 
 class _Trials:
@@ -157,7 +175,11 @@ class _Trials:
 
     def factors(self) -> list[float]:
         """By which expected times are to be multiplied."""
-        return [min(ratios) if len(ratios) >= _JUDGED else 1.0 for ratios in self._ratios]
+        return [min(ratios) if self.judged(choice) else 1.0 for choice, ratios in enumerate(self._ratios)]
+
+    def judged(self, choice: int) -> bool:
+        """Whether a candidate was timed often enough."""
+        return len(self._ratios[choice]) >= _JUDGED
 
     def begin(self, choice: int, expected: float) -> None:
         """A call begins."""
@@ -171,6 +193,12 @@ class _Chooser:
         self._layout = layout
         self._ranks = ranks
         self._transport = transport
+
+    @property
+    def greeting(self) -> float:
+        """Seconds of the check of a call."""
+        link = self._transport.allgather
+        return link.latency + 4 * HEAD * (self._ranks - 1) / link.bandwidth
 
     def choose(self, kept: float, spread: float) -> int:
         """The number of the candidate to be taken; of equal ones the first."""
@@ -193,26 +221,45 @@ class _Chooser:
 
 
 def _eagerly(
-    brought: Contribution, kept: float, communicator: Communicator, name: str, chooser: _Chooser, seen: _Seen
+    brought: Contribution, communicator: Communicator, name: str, chooser: _Chooser, seen: _Seen, timed: bool
 ) -> Result:
-    """The result, by an algorithm that is chosen now, where a rank brings `kept` rows in the mean."""
-    layout, message = brought.layout, brought.message
-    calls, spread, _ = seen.variable.numpy()
+    """The result, by an algorithm that is chosen now; `timed` says whether the next call is to be, too."""
+    assert brought.counts is not None
+    kept, (calls, spread, _) = float(brought.counts.mean()), seen.variable.numpy()
     expected = chooser.expected(kept, spread)
-    choice = int(np.argmin(np.multiply(expected, seen.trials.factors())))
-    seen.trials.begin(choice, expected[choice])
-    begun = time.perf_counter()
-    if CANDIDATES[choice] == "dynamic":
-        vector = combine_dense(layout, message, communicator, name, brought.full)
-        seen.trials.elapsed = time.perf_counter() - begun
-        tells = not brought.full and _looks(int(calls))  # full vectors say nothing of how index sets overlap
-        union = int(_rows_there(layout, vector)) if tells else -1
+    likely = np.multiply(expected, seen.trials.factors())
+    likely[_GATHER] -= chooser.greeting  # which it can do without
+    choice = int(np.argmin(likely))
+    seen.along = _MORE * int(brought.counts.max()) if choice == _GATHER and not timed else -1
+    if brought.gathered is not None:
+        choice = _GATHER
+        seen.trials.begin(choice, expected[choice])
+        result, union = _combined(brought, brought.layout.reduce(brought.gathered, HEAD))
     else:
-        message = _SPARSE[CANDIDATES[choice]](layout, message, communicator, name)
-        seen.trials.elapsed = time.perf_counter() - begun
-        union = int(message[1]) if int(message[0]) == 0 else -1
+        seen.trials.begin(choice, expected[choice])
+        result, union = _taking(choice, brought, communicator, name, int(calls), seen.trials)
     seen.variable.assign([calls + 1, chooser.spread(kept, union, spread), choice])
-    return brought.vector(vector) if CANDIDATES[choice] == "dynamic" else brought.result(message)
+    return result
+
+
+def _taking(
+    choice: int, brought: Contribution, communicator: Communicator, name: str, calls: int, trials: _Trials
+) -> tuple[Result, int]:
+    """The result by one candidate, timed, and the rows of the union, -1 where they are not known."""
+    begun = time.perf_counter()
+    if CANDIDATES[choice] != "dynamic":
+        message = _SPARSE[CANDIDATES[choice]](brought.layout, brought.message, communicator, name)
+        trials.elapsed = time.perf_counter() - begun
+        return _combined(brought, message)
+    vector = combine_brought(brought, communicator, name)
+    trials.elapsed = time.perf_counter() - begun
+    tells = not brought.full and _looks(calls)  # full vectors say nothing of how index sets overlap
+    return brought.vector(vector), int(_rows_there(brought.layout, vector)) if tells else -1
+
+
+def _combined(brought: Contribution, message: tf.Tensor) -> tuple[Result, int]:
+    """The result that a combined message is, and its rows, -1 where it is dense."""
+    return brought.result(message), int(message[1]) if int(message[0]) == 0 else -1
 
 
 def _in_graph(

@@ -15,7 +15,10 @@ from hvd_sparse.communicator import Communicator
 
 Result: TypeAlias = "tf.IndexedSlices | tf.Tensor"
 
+HEAD = 6  # words before each message that goes along with a greeting; even, as messages begin at even words
+
 _INDICES = (tf.int32, tf.int64)
+_PIECE = 1 << 14
 
 
 class Layout(NamedTuple):
@@ -65,9 +68,9 @@ class Layout(NamedTuple):
         limits = [self.piece(part, parts).dense_above for part in range(parts)]
         return streams.split(message, self.size, self.width, self.dtype, parts, self.op, limits)
 
-    def reduce(self, messages: tf.Tensor) -> tf.Tensor:
-        """One message of several of this vector."""
-        return streams.reduce(messages, self.size, self.width, self.dtype, self.op, self.given)
+    def reduce(self, messages: tf.Tensor, before: int = 0) -> tf.Tensor:
+        """One message of several of this vector, with `before` words of something else before each."""
+        return streams.reduce(messages, self.size, self.width, self.dtype, self.op, self.given, before)
 
     def concat(self, messages: tf.Tensor, parts: int) -> tf.Tensor:
         """One message of those of all pieces."""
@@ -88,23 +91,36 @@ class Contribution(NamedTuple):
     Attributes:
         slices: as they came.
         layout: of the vector.
-        message: all rows of this rank.
+        packed: the message of all rows of this rank; None where they are the vector itself, all rows in order.
         counts: [P], the rows of each rank's message; None in a graph.
-        notes: [P], the number that each rank gave to be told; None in a graph.
         checks: what has to have run before a result may be used.
+        notes: [P], the number that each rank gave to be told; None in a graph.
+        gathered: the messages of all ranks, HEAD words before each, where every rank sent its own with its greeting.
     """
 
     slices: tf.IndexedSlices
     layout: Layout
-    message: tf.Tensor
+    packed: tf.Tensor | None
     counts: np.ndarray | None
     checks: tuple[Any, ...]
     notes: np.ndarray | None = None
+    gathered: tf.Tensor | None = None
+
+    @property
+    def message(self) -> tf.Tensor:
+        """Of all rows of this rank."""
+        return self.layout.pack(self.slices.values, self.slices.indices) if self.packed is None else self.packed
 
     @property
     def full(self) -> bool:
         """Whether every rank is known to bring as many rows as would travel dense; the same on all ranks."""
         return self.counts is not None and bool(self.counts.min() >= self.layout.dense_above)
+
+    def dense(self) -> tf.Tensor:
+        """All rows of this rank as a vector [size, width]."""
+        if self.packed is None:
+            return tf.reshape(self.slices.values, [-1, self.layout.width])
+        return self.layout.dense(self.packed)
 
     def result(self, message: tf.Tensor) -> Result:
         """What the caller gets of the combined message: slices, or a tensor where it is dense and code is eager."""
@@ -129,6 +145,7 @@ def bring(
     name: str,
     dense_above: int | None,
     note: int = 0,
+    along: int = -1,
 ) -> Contribution:
     """Checks slices, lets all ranks agree that they were called alike, and packs; a collective.
 
@@ -140,44 +157,83 @@ def bring(
         name: the same on every rank, unique among the collectives in flight.
         dense_above: rows above which a message is dense, or None.
         note: an int32 that all ranks are told beside, in eager code.
+        along: rows up to which a message goes to all ranks with the greeting, in eager code.
 
     Raises:
         ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
     """
+    eager = tf.executing_eagerly()
     fault = _fault(slices, op, dense_above)
+    whole = eager and not fault and _is_whole(slices)
+    if eager and not fault and not whole:
+        fault = _index_fault(slices)
     layout = None if fault else _layout(slices, op, dense_above)
-    message = layout.pack(slices.values, slices.indices) if layout and tf.executing_eagerly() else None
+    whole = whole and slices.indices.shape[0] > along
+    packed = layout.pack(slices.values, slices.indices) if layout and eager and not whole else None
     told = {} if layout is None else _describe(collective, layout)
-    count = -1 if message is None else int(message[1])
-    counts, notes = _greet(told, fault, (count, note), communicator, name)
+    rows = _rows_brought(layout, packed, whole)
+    sent = packed if rows <= along else None
+    greeted = _greet(told, fault, (rows, note), sent, communicator, name)
     assert layout is not None, "the ranks have been told of the fault"
-    if message is not None:
-        return Contribution(slices, layout, message, counts, (), notes)
+    if eager:
+        return Contribution(slices, layout, packed, greeted.counts, (), greeted.notes, greeted.gathered)
     if communicator.size == 1:
         return Contribution(slices, layout, layout.pack(slices.values, slices.indices), None, ())
     indices, check = _bounded(slices.indices, layout.size, communicator, name)
     return Contribution(slices, layout, layout.pack(slices.values, indices), None, (check,))
 
 
+class _Greeted(NamedTuple):
+    """What all ranks have told each other, see `Contribution`."""
+
+    counts: np.ndarray
+    notes: np.ndarray
+    gathered: tf.Tensor | None
+
+
 def _greet(
-    told: dict[str, Any], fault: str | None, own: tuple[int, int], communicator: Communicator, name: str
-) -> tuple[np.ndarray, np.ndarray]:
+    told: dict[str, Any],
+    fault: str | None,
+    own: tuple[int, int],
+    message: tf.Tensor | None,
+    communicator: Communicator,
+    name: str,
+) -> _Greeted:
     """Lets all ranks know at once whether one of them brings a fault or was called otherwise, and their own numbers."""
     if communicator.size == 1:
         if fault:
             raise ValueError(f"{name}: {fault}")
-        return np.array(own[:1], np.int32), np.array(own[1:], np.int32)
+        return _Greeted(np.array(own[:1], np.int32), np.array(own[1:], np.int32), None)
     mark = zlib.crc32(json.dumps(told, sort_keys=True).encode()) - 2**31  # as an int32
+    words = 0 if message is None else int(message.shape[0])
     with tf.init_scope():
-        greeting = tf.constant([[int(fault is not None), mark, *own]], tf.int32)
-        everyone = communicator.allgather(greeting, f"{name}.greeting", [1] * communicator.size).numpy()
+        head = tf.constant([int(fault is not None), mark, *own, words, 0], tf.int32)
+        greeting = head if message is None else tf.concat([head, message], 0)
+        gathered = communicator.allgather(greeting, f"{name}.greeting")
+    everyone = _heads(gathered.numpy(), communicator.size)
     if everyone[:, 0].any():
         faults = communicator.gather_descriptions(fault, f"{name}.faults")
         brought = [f"rank {rank}: {text}" for rank, text in zip(communicator.ranks, faults, strict=True) if text]
         raise ValueError(f"{name}: {'; '.join(brought)}")
     if (everyone[:, 1] != everyone[0, 1]).any():
         communicator.agree(told, f"the collective {name}", f"{name}.disagreement")
-    return everyone[:, 2], everyone[:, 3]
+    return _Greeted(everyone[:, 2], everyone[:, 3], gathered if everyone[:, 4].all() else None)
+
+
+def _heads(words: np.ndarray, ranks: int) -> np.ndarray:
+    """What stands before the message of each rank, [P, HEAD]."""
+    heads, at = [], 0
+    for _ in range(ranks):
+        heads.append(words[at : at + HEAD])
+        at += HEAD + int(words[at + 4])
+    return np.stack(heads)
+
+
+def _rows_brought(layout: Layout | None, packed: tf.Tensor | None, whole: bool) -> int:
+    """How many rows this rank brings, -1 where that is not known yet."""
+    if layout is not None and whole:
+        return layout.size
+    return -1 if packed is None else int(packed[1])
 
 
 def _describe(collective: str, layout: Layout) -> dict[str, Any]:
@@ -228,13 +284,28 @@ def _shape_fault(slices: tf.IndexedSlices, shape: list[int]) -> str | None:
         return f"expected indices [k], got shape {indices}"
     if not values.is_compatible_with([indices[0] if indices.rank else None, *shape[1:]]):
         return f"expected values {['k', *shape[1:]]} for {indices} indices and a dense_shape of {shape}, got {values}"
-    if not tf.executing_eagerly():
-        return None
+    return None
+
+
+def _is_whole(slices: tf.IndexedSlices) -> bool:
+    """Whether the indices are 0, 1, 2 and so on, of all rows; looks at each once, in pieces that a cache holds."""
     numbers = slices.indices.numpy()
-    if not len(numbers) or (numbers.min() >= 0 and numbers.max() < shape[0]):
+    if not len(numbers) or len(numbers) != int(tf.get_static_value(slices.dense_shape)[0]):
+        return False
+    counted = np.arange(min(len(numbers), _PIECE), dtype=numbers.dtype)
+    for begin in range(0, len(numbers), _PIECE):
+        piece = numbers[begin : begin + _PIECE]
+        if not np.array_equal(piece - begin, counted[: len(piece)]):
+            return False
+    return True
+
+
+def _index_fault(slices: tf.IndexedSlices) -> str | None:
+    numbers, size = slices.indices.numpy(), int(tf.get_static_value(slices.dense_shape)[0])
+    if not len(numbers) or (numbers.min() >= 0 and numbers.max() < size):
         return None
-    place = np.flatnonzero((numbers < 0) | (numbers >= shape[0]))[0]
-    return f"expected indices in [0, {shape[0]}), got {numbers[place]} at place {place}"
+    place = np.flatnonzero((numbers < 0) | (numbers >= size))[0]
+    return f"expected indices in [0, {size}), got {numbers[place]} at place {place}"
 
 
 def _bounded(indices: tf.Tensor, size: int, communicator: Communicator, name: str) -> tuple[tf.Tensor, Any]:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse.collectives.contribution import Layout, bring
+from hvd_sparse.collectives.contribution import Contribution, Layout, bring
 from hvd_sparse.collectives.split_allgather import own_piece
 from hvd_sparse.communicator import REDUCTIONS, Communicator
 from hvd_sparse.quantizers import QSGD
@@ -63,11 +63,11 @@ def dynamic(
     Steps and bytes sent per rank: P - 1 to split and P - 1 to gather (as a ring); at most k rows of 4 bytes and their
     values (a piece in which that is more than all its values travels dense), and (P - 1) / P of all values or codes.
     In eager code, where each rank brings as many rows as would travel dense, vectors are all-reduced, in as many steps
-    and bytes.
+    and bytes; an element that is -0 on all ranks may then be -0.
     """
     if quantizer is None:
         brought = bring("dynamic", slices, communicator, op, name, dense_above)
-        return brought.vector(combine_dense(brought.layout, brought.message, communicator, name, brought.full))
+        return brought.vector(combine_brought(brought, communicator, name))
     none = tf.zeros([0], tf.float32)
     quantized = dynamic_quantized(slices, communicator, quantizer, none, 0, name, dense_above, op)
     told = f"{name}: expected finite values, as they are to be quantized; there were others in the piece of rank"
@@ -137,12 +137,15 @@ def combine_quantized(
     return QuantizedTotal(total, values - decoded, fault)
 
 
-def combine_dense(
-    layout: Layout, message: tf.Tensor, communicator: Communicator, name: str, full: bool = False
-) -> tf.Tensor:
-    """The vector [size, width] of this rank's message and those of all others; `full` as of `Contribution`."""
-    if full and layout.op in REDUCTIONS:
-        return communicator.allreduce(layout.dense(message), layout.op, f"{name}.reduce")
+def combine_brought(brought: Contribution, communicator: Communicator, name: str) -> tf.Tensor:
+    """The vector [size, width] of what this rank and all others bring."""
+    if brought.full and brought.layout.op in REDUCTIONS:
+        return communicator.allreduce(brought.dense(), brought.layout.op, f"{name}.reduce")
+    return combine_dense(brought.layout, brought.message, communicator, name)
+
+
+def combine_dense(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:
+    """The vector [size, width] of this rank's message and those of all others."""
     own = _own_values(layout, message, communicator, name)
     rows = [layout.rows_of(part, communicator.size) for part in range(communicator.size)]
     return communicator.allgather(own, f"{name}.gather", rows)

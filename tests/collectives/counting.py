@@ -5,6 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hvd_sparse import streams
+from hvd_sparse.collectives.contribution import HEAD
 from hvd_sparse.communicator import Communicator
 
 
@@ -21,22 +22,25 @@ class CountingCommunicator(Communicator):
         sent: bytes of the collective itself.
         calls: of the collective itself.
         agreeing: calls by which the ranks agree.
+        gathers: all all-gathers that were handed on.
     """
 
     def __init__(self, carrier: Communicator):
         super().__init__(carrier.name, carrier.ranks, carrier.rank)
         self.carrier = carrier
-        self.steps = self.sent = self.calls = self.agreeing = 0
+        self.steps = self.sent = self.calls = self.agreeing = self.gathers = 0
 
     def exchange(self, tensor, to, source, name):
         self._count(1, 0 if to is None else tensor.shape[0], tensor)
         return self.carrier.exchange(tensor, to, source, name)
 
     def _allgather(self, tensor, name, lengths):
-        if name.endswith((".greeting", ".faults", ".counts", ".disagreement.lengths", ".disagreement.text")):
-            self.agreeing += 1
-        else:
-            self._count(self.size - 1, (self.size - 1) * tensor.shape[0], tensor)
+        telling = name.endswith((".greeting", ".faults", ".counts", ".disagreement.lengths", ".disagreement.text"))
+        carried = tensor.shape[0] - HEAD if name.endswith(".greeting") else 0 if telling else tensor.shape[0]
+        self.agreeing += telling
+        self.gathers += 1
+        if carried or not telling:
+            self._count(self.size - 1, (self.size - 1) * carried, tensor)
         return self.carrier._allgather(tensor, name, lengths)
 
     def _alltoall_ragged(self, tensor, splits, name):

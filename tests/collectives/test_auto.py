@@ -11,7 +11,8 @@ from hvd_sparse.collectives.auto import _Trials
 from hvd_sparse.communicator import LoneCommunicator
 from hvd_sparse.costs import Link
 from tests import threads
-from tests.collectives.vectors import FREE, GOOD, index_sets, slices_of
+from tests.collectives.counting import CountingCommunicator
+from tests.collectives.vectors import FREE, GOOD, dense_of, expected_of, index_sets, slices_of
 
 
 class TestAuto:
@@ -31,10 +32,10 @@ class TestAuto:
         assert all(chosen == results[0] for chosen in results)
         return results[0]
 
-    def test_small_data_goes_in_pairs_and_large_in_pieces(self):
-        """SparCML 5.3: latency against bandwidth, and pairs read again what they had combined."""
+    def test_few_rows_go_in_pairs_and_many_in_pieces(self):
+        """SparCML 5.3: latency against bandwidth; few rows of sets that overlap, as all of them go in one call else."""
         calls = Transport(Link(0.4e-4, 1e8), Link(1.5e-4, 1e8), Link(1.5e-4, 1e8), byte=2e-9)
-        assert self.choices(Auto(calls), ["overlapping"], 100000, 0.0001) == ["recursive_doubling"]
+        assert self.choices(Auto(calls), ["identical"] * 3, 100000, 0.01)[-1] == "recursive_doubling"
         assert self.choices(Auto(calls), ["overlapping"], 100000, 0.08) == ["split_allgather"]
 
     def test_little_data_goes_in_one_call_where_pairs_take_as_long_as_all(self):
@@ -85,3 +86,22 @@ class TestAuto:
 
     def test_nothing_is_chosen_before_the_first_call(self):
         assert Auto(FREE).chosen(LoneCommunicator()) is None
+
+    def test_messages_go_with_the_check_of_a_call_once_the_all_gather_was_chosen(self):
+        """The second call is the check alone; where a rank brings many more rows, all go after it."""
+        few, more, many = (index_sets("overlapping", 3, 1000, density) for density in (0.01, 0.02, 0.3))
+        calls = [few, few, more, many, few, few, [*few[:2], many[2]], few]
+        auto = Auto(Transport(Link(1.0, 1e9), Link(1.0, 1e9), Link(1e-5, 1e9)))
+
+        def one_rank(grid):
+            found, counter = [], CountingCommunicator(grid.world)
+            for sets in calls:
+                before = counter.gathers
+                total = auto(slices_of(sets[counter.rank], [1000]), counter)
+                found.append((counter.gathers - before, dense_of(total, (1000,), "sum").tolist()))
+            return found
+
+        results = threads.run(3, 3, one_rank)
+        for number, sets in enumerate(calls):
+            total = expected_of([slices_of(each, [1000]) for each in sets], (1000,), "sum").tolist()
+            assert [result[number] for result in results] == [((2, 1, 1, 2, 1, 1, 2, 1)[number], total)] * 3

@@ -109,6 +109,15 @@ class TestResult:
         check(collective, brought, [97, *row], op)
 
     @every
+    @pytest.mark.parametrize("op", ["sum", "max", "product"])
+    @pytest.mark.parametrize("ordered", [1, 3])
+    def test_whole_vectors_are_combined_as_they_are(self, collective, op, ordered):
+        """Every row in order, on all ranks or on one, so many that the indices are looked at piece by piece."""
+        rows = np.arange(2**14 + 3)
+        brought = [slices_of(rows if rank < ordered else rows[::-1], [len(rows)], seed=rank) for rank in range(3)]
+        check(collective, brought, [len(rows)], op)
+
+    @every
     @pytest.mark.parametrize("ranks", [3, 6])
     def test_has_the_same_bits_on_all_ranks_whatever_the_floats(self, collective, ranks):
         drawn = np.random.default_rng(0)

@@ -345,6 +345,17 @@ def test_words_that_are_left_over_are_refused():
         streams.concat(GOOD, 10, 1, tf.float32, 2)
 
 
+def test_words_before_each_message_are_passed_over():
+    other = np.array([9, -1], np.int32)
+    between = np.concatenate([other, GOOD, other, GOOD])
+    expected = streams.reduce(np.concatenate([GOOD, GOOD]), 5, 1, tf.float32)
+    same_bits(streams.reduce(between, 5, 1, tf.float32, before=2).numpy(), expected.numpy())
+    with pytest.raises(tf.errors.InvalidArgumentError, match="2 words before message 2, from word 16 on, got 1"):
+        streams.reduce(np.append(between, np.int32(0)), 5, 1, tf.float32, before=2)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Expected an even number of words .*, got 3"):
+        streams.reduce(between, 5, 1, tf.float32, before=3)
+
+
 def test_a_message_of_another_dtype_or_width_is_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match="expected 8 words for 2 rows of 1 elements, got 6"):
         streams.slices(GOOD, 5, 1, tf.float64)
