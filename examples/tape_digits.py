@@ -23,6 +23,7 @@ def main() -> None:
     options = parser.parse_args()
 
     hvd.init()  # <-
+    keras.utils.set_random_seed(hvd.rank())
     data = digits.load(seed=0)
     images, labels = digits.share(data, hvd.rank(), hvd.size())  # <-
     batches = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels)).batch(16)

@@ -115,7 +115,7 @@ class PlannedExchange:
         with tf.control_dependencies(done):
             step = self.step.assign_add(1)
             if self._telemetry is not None:
-                exposed = self._time(exchange.mean for exchange in exchanges) - ready
+                exposed = self._time([ready, *(exchange.mean for exchange in exchanges)]) - ready  # read after it
                 self._telemetry.record(step, exchanges, gradients, exposed)
             means: dict[str, Gradient] = {}
             for bucket, exchange in zip(self.plan.buckets, in_buckets, strict=True):

@@ -1,5 +1,6 @@
 """The ImageNet script: stages, layouts, samples, augmentation, accuracy, and a run that is killed and goes on."""
 
+import contextlib
 import json
 import re
 import threading
@@ -318,19 +319,20 @@ TINY = (
 
 def run(tmp_path, name, words=()):
     command = ["-m", "examples.imagenet", *TINY, "--cache-dir", str(tmp_path / "cache"), *words]
-    return launch.horovodrun(2, [*command, "--checkpoint-dir", str(tmp_path / name)], limit=220)
+    return launch.horovodrun(2, [*command, "--checkpoint-dir", str(tmp_path / name)], limit=600)
 
 
 def kill_in_mid_epoch(tmp_path, name):
-    """Starts a run and kills its ranks once one has saved in the middle of the second epoch; its output."""
+    """Starts a run and kills its ranks once one has saved in the middle of an epoch from the second on; its output."""
     found = []
     thread = threading.Thread(target=lambda: found.append(run(tmp_path, name)))
     thread.start()
-    while thread.is_alive() and not list((tmp_path / name).glob("epoch-000001-position-*[1-9]?.weights.h5")):
+    while thread.is_alive() and not list((tmp_path / name).glob("epoch-00000[123]-position-*[1-9]?.weights.h5")):
         time.sleep(0.005)
     for process in psutil.Process().children(recursive=True):
-        if "examples.imagenet" in process.cmdline() and "horovod.runner.launch" not in process.cmdline():
-            process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # as Horovod ends the others once one is gone
+            if "examples.imagenet" in process.cmdline() and "horovod.runner.launch" not in process.cmdline():
+                process.kill()
     thread.join()
     return found[0]
 

@@ -377,7 +377,7 @@ def _trains(ended):
 
 def test_horovodrun_trains(tmp_path):
     (tmp_path / "hosts").write_text("# this machine\nlocalhost slots=2\n")
-    _trains(run("horovodrun.sh", "--hostfile", str(tmp_path / "hosts"), "--", *TRAIN, limit=180))
+    _trains(run("horovodrun.sh", "--hostfile", str(tmp_path / "hosts"), "--", *TRAIN, limit=600))
 
 
 def _mpi():
@@ -394,4 +394,4 @@ def test_mpirun_trains():
     reason = _mpi()
     if reason:
         pytest.skip(reason)
-    _trains(run("mpirun.sh", "-H", "localhost:2", "--", *TRAIN, limit=180))
+    _trains(run("mpirun.sh", "-H", "localhost:2", "--", *TRAIN, limit=600))

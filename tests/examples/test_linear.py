@@ -257,7 +257,7 @@ def test_coordinate_descent_refuses_a_loss_without_a_derivative(narrow):
 
 
 def run(words):
-    return launch.horovodrun(2, ["-m", "examples.linear", *words], limit=180)
+    return launch.horovodrun(2, ["-m", "examples.linear", *words], limit=600)
 
 
 def test_two_processes_learn_what_one_does(wide, alone, tmp_path):

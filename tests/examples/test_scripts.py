@@ -9,7 +9,7 @@ from tests.parallel import launch
 
 @pytest.mark.parametrize("script", ["keras_digits", "tape_digits"])
 def test_a_script_trains_on_two_ranks(script):
-    ended = launch.horovodrun(2, ["-m", f"examples.{script}", "--epochs", "6"], limit=180)
+    ended = launch.horovodrun(2, ["-m", f"examples.{script}", "--epochs", "6"], limit=600)
     assert ended.status == 0, ended.output
     accuracy = re.search(r"test accuracy (\d\.\d+)", ended.output)
     assert accuracy and float(accuracy[1]) > 0.8, ended.output

@@ -13,6 +13,7 @@ import pytest
 
 from tests.gpu.library import ROOT
 
+LIMIT = 300  # seconds until it is a hang: TensorFlow's libraries may have to be read from a disk first
 QUESTION = """
 import ctypes, sys
 for library in sys.argv[1:-2]:
@@ -77,7 +78,7 @@ def ask(library, folder):
     libraries = [str(framework / f"libtensorflow_{part}.so.2") for part in ("framework", "cc")]
     command = [sys.executable, "-c", QUESTION, *libraries, str(copy), f"{library.prefix}_gpu_registered"]
     talkative = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "0"}
-    answer = subprocess.run(command, env=talkative, capture_output=True, text=True, timeout=60, check=True)
+    answer = subprocess.run(command, env=talkative, capture_output=True, text=True, timeout=LIMIT, check=True)
     return bool(int(answer.stdout)), answer.stderr
 
 
