@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import functools
 import mmap
 import os
@@ -29,6 +30,9 @@ def reserve(descriptor: int, size: int) -> None:
     Raises:
         OSError: where the device has not as many.
     """
+    device = os.fstatvfs(descriptor)
+    if device.f_blocks and device.f_bavail * device.f_frsize < size:  # it is not filled to find out: others use it
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     os.ftruncate(descriptor, size)
     for begin in range(0, size - _HUGE + 1, _HUGE):
         os.pwrite(descriptor, b"\0", begin)  # the kernel makes a huge page only of a range that has a page already

@@ -156,9 +156,9 @@ class ReadThrough:
             record, origin = self._held(self.memory, index, self._decoder.layout), "memory"
             if record is None:
                 record, origin = self._decoded_sample(index, seconds)
-                if index in self._owned:
-                    self._keep(self.memory, index, record)
-        self._counters.add(f"samples.{origin}")
+            self._counters.add(f"samples.{origin}")  # before others find it in memory: who has all finds all counted
+            if origin != self.memory.name and index in self._owned:
+                self._keep(self.memory, index, record)
         return Fetched(record, origin, seconds)
 
     def fetch_record(self, index: int) -> Record:

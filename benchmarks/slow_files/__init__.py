@@ -231,7 +231,7 @@ def _random_reads(path: Path, limit: float, most: int = 100) -> float:
     try:
         pages = max(1, os.fstat(descriptor).st_size // _PAGE)
         began = time.perf_counter()
-        while len(taken) < most and time.perf_counter() - began < limit:
+        while not taken or (len(taken) < most and time.perf_counter() - began < limit):
             taken.append(_timed_read(descriptor, places.randrange(pages) * _PAGE))
     finally:
         os.close(descriptor)

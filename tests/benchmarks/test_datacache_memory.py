@@ -1,28 +1,50 @@
 """The benchmark of the memory level runs whole, on little data; what it says about speed is not looked at."""
 
-import mmap
-import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
 
 from benchmarks import datacache_memory
 from benchmarks.datacache_memory import BATCH, OURS, PROCESSES, RIVAL, SHARED
 
 
-def test_it_measures_all_arms_and_leaves_nothing_in_shared_memory(tmp_path):
+def test_it_measures_all_arms_and_leaves_nothing_in_shared_memory(tmp_path, monkeypatch):
     said = []
-    made = datacache_memory.measure(tmp_path, said.append, samples=PROCESSES * BATCH, rounds=1)
+    with tempfile.TemporaryDirectory(dir=SHARED) as own:  # others may have theirs there at the same time
+        monkeypatch.setattr(datacache_memory, "SHARED", Path(own))
+        made = datacache_memory.measure(tmp_path, said.append, samples=PROCESSES * BATCH, rounds=1)
+        assert not list(Path(own).iterdir())
     assert {"memcpy", "slab", "numpy take", "LMDB on tmpfs", OURS, RIVAL} <= set(made.figures["us a sample"])
     assert all(taken > 0 for taken in made.figures["us a sample"].values())
     (shared,) = [verdict for verdict in made.verdicts if verdict.what.startswith("PSS")]
     assert shared.met and 0.99 < made.figures["shared"]
-    assert len(said) == 3 and not list(SHARED.glob("datacache-benchmark-*"))
+    assert len(said) == 3
+
+
+MAPPER = """
+import mmap, sys
+with open(sys.argv[1], "r+b") as file:
+    mapped = mmap.mmap(file.fileno(), 40960)
+assert len(bytes(mapped)) == 40960
+print("mapped", flush=True)
+sys.stdin.readline()
+mapped.close()
+print("closed", flush=True)
+sys.stdin.readline()
+"""
 
 
 def test_what_a_process_has_of_slabs_is_read_from_its_mappings(tmp_path):
+    """One of its own: this one may have slabs of earlier tests, until they are collected."""
     path = tmp_path / "some.slab"
     path.write_bytes(bytes(40960))
-    with open(path, "r+b") as file:
-        mapped = mmap.mmap(file.fileno(), 40960)
-    assert len(bytes(mapped)) == 40960
-    assert datacache_memory.share_of(os.getpid()) == 40960
-    mapped.close()
-    assert datacache_memory.share_of(os.getpid()) == 0
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", MAPPER, str(path)], **pipes) as mapper:
+        assert mapper.stdout.readline() == "mapped\n"
+        assert datacache_memory.share_of(mapper.pid) == 40960
+        mapper.stdin.write("\n")
+        mapper.stdin.flush()
+        assert mapper.stdout.readline() == "closed\n"
+        assert datacache_memory.share_of(mapper.pid) == 0
+        mapper.stdin.close()

@@ -152,7 +152,7 @@ def test_no_operation_is_faster_than_the_latency(source):
 @needs.fuse
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_no_more_operations_are_in_flight_than_may_be(source, in_flight):
-    with SlowFiles(source, latency="20ms", in_flight=in_flight) as slow:
+    with SlowFiles(source, latency="100ms", in_flight=in_flight) as slow:  # long, so that they meet
         names = [path.relative_to(source) for path in source.rglob("*.bin")]
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -160,7 +160,7 @@ def test_no_more_operations_are_in_flight_than_may_be(source, in_flight):
         elapsed = time.monotonic() - began
         counted = slow.counted()
         assert counted.most_in_flight == in_flight
-        assert elapsed >= 0.02 * counted.all_operations / in_flight
+        assert elapsed >= 0.1 * counted.all_operations / in_flight
 
 
 @needs.fuse
@@ -168,7 +168,7 @@ def test_lookups_in_one_folder_overlap(source):
     """The kernel looks up one name of a directory at a time, so that a lookup's latency must not be paid there."""
     for number in range(40):
         (source / "folder 0" / f"many {number}").touch()
-    with SlowFiles(source, latency="20ms") as slow, concurrent.futures.ThreadPoolExecutor(8) as pool:
+    with SlowFiles(source, latency="100ms") as slow, concurrent.futures.ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: os.stat(slow.mount / "folder 0" / f"many {number}"), range(40)))
         counted = slow.counted()
     assert counted.operations["lookup"] >= 41
@@ -176,7 +176,8 @@ def test_lookups_in_one_folder_overlap(source):
 
 
 @needs.fuse
-def test_calibration_says_what_is_reached(source):
+def test_calibration_says_what_is_reached(source, monkeypatch):
+    monkeypatch.setattr(slow_files, "drop_caches", lambda: False)  # the machine's: other tests count what is read again
     with SlowFiles(source, rate="5MB/s", latency="5ms", in_flight=4) as slow:
         found = slow.calibrate(limit=0.3)
     assert 0 < found.one <= 5e6 and 0 < found.rate <= 5e6

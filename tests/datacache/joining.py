@@ -66,6 +66,7 @@ def run(folder: Path, local_size: int) -> None:
     source = datacache.Indexed(sample, COUNT, "samples of the tests of Horovod", labels=range(COUNT))
     places = {"local_dir": folder / f"local-{world.node}", "memory_dir": folder / "shm"}
     cache = datacache.DataCache(source, decode, **places, world=world, peer_timeout=5)
+    world.barrier()  # all serve: whoever takes longer to open its cache than others wait for it is not what is tested
     right = [is_right(cache, epoch) for epoch in range(2)]
     world.barrier()
     numbers = cache.counters.numbers()

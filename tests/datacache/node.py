@@ -24,6 +24,7 @@ from datacache.order import permutation
 COUNT, BATCH, BYTES = 120, 5, 3000
 SECRET = "a secret of this test's own"
 ROOT = Path(__file__).parents[2]
+_held: list[socket.socket] = []  # until this process ends
 
 
 def sample(index: int) -> bytes:
@@ -37,12 +38,16 @@ def decode(payload: bytes) -> np.ndarray:
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses of the loopback device that nobody uses."""
-    taken = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
-    found = [f"127.0.0.1:{each.getsockname()[1]}" for each in taken]
+    """Addresses of the loopback device that nobody uses, and whose ports the system gives to nobody from now on.
+
+    Sockets that are bound and do not listen hold them; servers can bind there too, one by one.
+    """
+    taken = [socket.socket() for _ in range(count)]
+    _held.extend(taken)
     for each in taken:
-        each.close()
-    return found
+        each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        each.bind(("127.0.0.1", 0))
+    return [f"127.0.0.1:{each.getsockname()[1]}" for each in taken]
 
 
 def expected(rank: int, ranks: int, epoch: int) -> tuple[np.ndarray, np.ndarray]:

@@ -14,6 +14,7 @@ from datacache.peers.link import Caller, Patience
 from datacache.peers.session import Channel, Greeting
 
 SECRET, DATA, BYTES, COUNT = b"the secret of this test", "data", 1000, 20
+LIMIT = 120_000  # milliseconds, for what does not come
 
 
 def record(index):
@@ -91,7 +92,7 @@ class Asker:
         """The next message, other than a sign of life."""
         said = {"kind": "wait"}
         while said["kind"] == "wait":
-            assert self.socket.poll(20_000), "nothing came"
+            assert self.socket.poll(LIMIT), "nothing came"
             self.frames = self.socket.recv_multipart()
             said = msgpack.unpackb(self.frames[0])
             if len(self.frames) == 3:
@@ -143,7 +144,7 @@ class Owner:
         return [header, payload, self.sending.tag(header, payload)]
 
     def hear(self):
-        assert self.socket.poll(20_000), "nothing came"
+        assert self.socket.poll(LIMIT), "nothing came"
         self._identity, header, *self.rest = self.socket.recv_multipart()
         return msgpack.unpackb(header)
 

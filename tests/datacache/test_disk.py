@@ -127,14 +127,16 @@ def test_a_device_that_is_full_keeps_what_it_has(tmp_path):
 def test_processes_that_open_and_close_at_the_same_time_are_not_in_each_others_way(tmp_path):
     """LMDB's last user destroys its mutexes while the next one may be about to take them for good ones."""
     DiskLevel(tmp_path / "disk", 1 << 20).close()
-    children = [os.fork() for _ in range(3)]
-    if 0 in children:
-        try:
-            for _ in range(500):
-                level = DiskLevel(tmp_path / "disk", 1 << 20)
-                assert level.get(1) is None
-                level.close()
-            os._exit(0)
-        finally:
-            os._exit(1)
-    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0, 0]
+    children = []
+    for _ in range(6):
+        children.append(os.fork())
+        if children[-1] == 0:
+            try:
+                for _ in range(500):
+                    level = DiskLevel(tmp_path / "disk", 1 << 20)
+                    assert level.get(1) is None
+                    level.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+    assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 6

@@ -154,8 +154,8 @@ def test_a_forked_child_has_locks_of_its_own(tmp_path):
     with locks.hold(1):
         child = os.fork()
         if child == 0:
-            signal.alarm(1)
             signal.signal(signal.SIGALRM, lambda *_: os._exit(3))
+            signal.alarm(1)
             with locks.hold(1):
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3

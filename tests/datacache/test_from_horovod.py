@@ -14,7 +14,7 @@ from tests.parallel.launch import ROOT, horovodrun
 def test_ranks_meet_and_serve_each_other(ranks, sparse, tmp_path):
     each = ranks // 2
     options = {"folder": str(tmp_path), "local_size": each, "sparse": sparse}
-    ended = horovodrun(ranks, ["-m", "tests.datacache.joining", json.dumps(options)], 220)
+    ended = horovodrun(ranks, ["-m", "tests.datacache.joining", json.dumps(options)], 600)
     assert ended.status == 0, ended.output
     seen = [json.loads((tmp_path / f"rank-{rank}.json").read_text()) for rank in range(ranks)]
     for rank, found in enumerate(seen):

@@ -125,7 +125,7 @@ class TestLevel:
         readers = [threading.Thread(target=read) for _ in range(2)]
         for reader in readers:
             reader.start()
-        writer = subprocess.run([sys.executable, "-c", WRITER, type(kept).__name__, str(tmp_path)], timeout=60)
+        writer = subprocess.run([sys.executable, "-c", WRITER, type(kept).__name__, str(tmp_path)], timeout=600)
         done.set()
         for reader in readers:
             reader.join()

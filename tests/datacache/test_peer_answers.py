@@ -29,7 +29,7 @@ def owner(place):
 
 @pytest.fixture
 def client(place, tally):
-    made = Client([place, place], caller(tally, silence=5))
+    made = Client([place, place], caller(tally, silence=60))
     yield made
     made.close()
     made.close()

@@ -20,7 +20,7 @@ from tests.datacache import resuming
 from tests.datacache.resuming import BATCH, COUNT, EPOCHS
 from tests.parallel.launch import QUIET, ROOT, horovodrun
 
-LIMIT = 200  # seconds, for what hangs
+LIMIT = 600  # seconds, for what hangs
 
 
 def run_script(folder, ranks=1, launcher=False, **settings):

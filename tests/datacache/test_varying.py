@@ -139,7 +139,7 @@ def test_two_processes_share_one_copy(images, tmp_path):
         (level,) = memory.directory(images.options["memory_dir"]).iterdir()
         assert sum(sample.nbytes for sample in images.samples) < (level / "data.mdb").stat().st_size < 4 << 20
         tell_all()
-        assert [other.wait(60) for other in others] == [0, 0]
+        assert [other.wait(600) for other in others] == [0, 0]
         assert not level.exists()
     finally:
         for other in others:
