@@ -15,6 +15,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 PATIENCE = 30.0  # seconds to wait for other ranks; then Horovod finds out by itself what is wrong
+_ANSWER = 30.0  # seconds to wait for an answer of the launcher, which has it at once
 _POLL = 0.05
 
 
@@ -39,14 +40,14 @@ class Store(NamedTuple):
     def put(self, key: object, value: Any) -> None:
         """Puts what JSON can say under a key."""
         request = urllib.request.Request(f"{self.url}/{key}", json.dumps(value).encode(), method="PUT")
-        urllib.request.urlopen(request, timeout=PATIENCE)
+        urllib.request.urlopen(request, timeout=_ANSWER)
 
     def get(self, key: object, patience: float = PATIENCE) -> Any:
         """The value under a key, as soon as it is there; TimeoutError where it does not come."""
         deadline = time.monotonic() + patience
         while True:
             try:
-                with urllib.request.urlopen(f"{self.url}/{key}", timeout=PATIENCE) as answer:
+                with urllib.request.urlopen(f"{self.url}/{key}", timeout=_ANSWER) as answer:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
                 if error.code != 404:

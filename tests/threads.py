@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from hvd_sparse.communicator import Communicator, Grid, LoneCommunicator
 
-PATIENCE = 30.0  # seconds that a rank waits for the others
+PATIENCE = 300.0  # seconds that a rank waits for the others: only a fault lets them not come, however busy the machine
 _REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 RANKS = (1, 2, 3, 4, 6, 8)
+LIMIT = 300.0  # seconds of a case: far more than any takes, with more ranks than cores and others' tests beside
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +56,7 @@ _registered: dict[tuple[int, str], Case] = {}
 def case(
     ranks: Sequence[int] = RANKS,
     over: Callable[[int], Iterable[dict[str, Any]]] = lambda ranks: [{}],
-    limit: float = 60,
+    limit: float = LIMIT,
     launch: Launch | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Registers a function as a case for each number of ranks and each set of arguments.

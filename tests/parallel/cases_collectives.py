@@ -33,7 +33,7 @@ def agrees(got, brought, op="sum"):
 GROUPS = {"world": list(ALL), "node": ["recursive_doubling", "split_allgather", "dynamic"]}
 
 
-@case(ranks=(2, 4), over=lambda ranks: [{"group": group} for group in GROUPS], limit=180)
+@case(ranks=(2, 4), over=lambda ranks: [{"group": group} for group in GROUPS])
 def results_are_dense_results(group):
     """By Horovod, and among the ranks of a host by shared memory; eagerly and in a graph."""
     communicator = getattr(hvd.topology, group)()

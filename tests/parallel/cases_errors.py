@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import socket
 
 import numpy as np
@@ -13,7 +15,7 @@ from hvd_sparse import nodes
 from hvd_sparse.spec import Spec
 from tests.members import AGGREGATORS
 from tests.parallel.cases import Launch, case
-from tests.parallel.run import number_of
+from tests.parallel.run import meet, number_of
 from tests.parallel.training import raises
 from tests.simulation import Shape, integers, same_bits
 
@@ -217,6 +219,8 @@ def exchange_until_a_rank_dies(local_size):
     aggregator = hvd.recipes.hitopk(DENSITY)
     state = aggregator.init(SIZE)
     for step in range(1000):
+        if step == 5:  # no rank is in the step before any more, in which it would get a broken connection as its error
+            meet("fifth", range(hvd.size()) if number_of()[0] == 1 else [])
         if number_of()[0] == 1 and step == 5:
             os._exit(9)
         aggregator.aggregate(tf.constant(own(step)[0]), state)
@@ -231,4 +235,6 @@ def a_rank_that_dies_is_an_error_on_the_others():
 @case(ranks=(4,), launch=Launch(dies=(0, 1, 2, 3)))
 def a_rank_that_dies_takes_the_others_along():
     """With process sets Horovod cannot close down in order and aborts, which horovodrun tells."""
-    exchange_until_a_rank_dies(local_size=2)
+    with contextlib.suppress(tf.errors.OpError):  # of a neighbour that has ended, where that is noticed first
+        exchange_until_a_rank_dies(local_size=2)
+    signal.pause()

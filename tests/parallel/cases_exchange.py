@@ -107,7 +107,7 @@ def compare(lines, local_size, in_graph=True, steps=STEPS):
     assert len(set(grid.world.gather_descriptions(digest.hexdigest(), "digest"))) == 1, "the replicas differ"
 
 
-@case(over=every_shape, limit=180)
+@case(over=every_shape)
 def results_and_residuals_are_those_of_the_simulations(local_size):
     # Nodes make no difference to flat recipes, and their simulation of the largest vector is slow.
     flat = {"dense", "topk", "mstopk", "sparcml", "sparcml_buckets"} if local_size > 1 else set()

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse import aggregators
-from tests.parallel.cases import Launch, case
+from tests.parallel.cases import LIMIT, Launch, case
 from tests.parallel.training import L, distributed, own_data
 
 
@@ -44,7 +44,7 @@ def waits_in_the_backward_pass(x):
     """The gradients of the layers before it are computed only when the first bucket's mean has arrived."""
 
     def wait(upstream):
-        assert Signalling.arrived.wait(timeout=20), "the first bucket's exchange waits for the last gradient"
+        assert Signalling.arrived.wait(timeout=LIMIT / 2), "the first bucket's exchange waits for the last gradient"
         return upstream
 
     def backward(upstream):

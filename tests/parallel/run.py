@@ -37,18 +37,29 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
+from hvd_sparse.rendezvous import Store
 from tests.parallel import cases
 
-GRACE = 5.0  # seconds that the other ranks get: to end a case in which one has failed, or to tell how they ended it
+GRACE = 15.0  # seconds that the other ranks get: to end a case in which one has failed, or to tell how they ended it
+SET_UP = 300.0  # seconds to make ready for a case, of which the first also waits for the imports of other ranks
 _POLL = 0.2
 
 
 def number_of() -> tuple[int, int]:
     """This rank and the number of ranks, as the launcher set them."""
     return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
+
+
+def meet(name: str, others: Iterable[int]) -> None:
+    """Tells that this rank has come, and waits until others have; without Horovod, which may yet have to start."""
+    store = Store.of_job(f"tests.{name}")
+    assert store is not None, "such a case needs the store of horovodrun --gloo"
+    store.put(number_of()[0], True)
+    for other in others:
+        store.get(other, SET_UP)
 
 
 class Record:
@@ -88,13 +99,14 @@ class Watch:
     def __init__(self, record: Record):
         self._record = record
         self._lock = threading.Lock()
-        self._current: tuple[int, cases.Case, float] | None = None
+        self._current: tuple[int, cases.Case, float, float] | None = None
         self._told = False
         threading.Thread(target=self._run, daemon=True).start()
 
-    def begin(self, number: int, case: cases.Case) -> None:
+    def begin(self, number: int, case: cases.Case, limit: float) -> None:
+        """From now on a case, or what makes ready for it, may take so many seconds."""
         with self._lock:
-            self._current, self._told = (number, case, time.monotonic()), False
+            self._current, self._told = (number, case, limit, time.monotonic()), False
 
     def told(self) -> None:
         """The case's outcome is on record; what is watched from now on is only the meeting after it."""
@@ -113,13 +125,13 @@ class Watch:
                 if self._current is None:
                     bereaved_since = None
                     continue
-                number, case, since = self._current
+                number, case, limit, since = self._current
                 now = time.monotonic()
                 failed = self._record.failed_ranks(number)
                 bereaved_since = (bereaved_since or now) if failed and not self._told else None
-                late = now - since > case.limit + (GRACE if self._told else 0)
+                late = now - since > limit + (GRACE if self._told else 0)
                 if late or (bereaved_since and now - bereaved_since > GRACE):
-                    reason = f"still running after {case.limit} s" if late else f"waiting for rank {', '.join(failed)}"
+                    reason = f"still running after {limit} s" if late else f"waiting for rank {', '.join(failed)}"
                     self._give_up(case, reason, now - since)
 
     def _give_up(self, case: cases.Case, reason: str, seconds: float) -> None:
@@ -144,10 +156,13 @@ def run_shared(selected: Sequence[cases.Case], record: Record) -> None:
     topology.init()
     watch = Watch(record)
     for number, case in enumerate(selected):
-        watch.begin(number, case)
+        watch.begin(number, case, SET_UP)
         topology.init(local_size=case.ranks)
         tf.keras.backend.clear_session()
         tf.keras.utils.set_random_seed(0)
+        # All begin together: a rank that is still making ready would be told to wait for one that has failed already.
+        topology.world().allreduce(tf.constant(0), "max", f"ready.{number}")
+        watch.begin(number, case, case.limit)
         if not _attempt(case, record):
             record.mark_failed(number)
         watch.told()
@@ -160,7 +175,9 @@ def run_alone(case: cases.Case, record: Record) -> None:
     """Runs the only case of a launch; a rank is given time to end by itself when the launcher asks it to stop."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     watch = Watch(record)
-    watch.begin(0, case)
+    watch.begin(0, case, SET_UP)
+    meet("begin", range(case.ranks))  # what the library then waits for are no imports
+    watch.begin(0, case, case.limit)
     _attempt(case, record)
     watch.end()
 
