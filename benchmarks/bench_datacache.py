@@ -17,11 +17,19 @@ from typing import Any
 
 from matplotlib.figure import Figure
 
-from benchmarks import datacache_files, datacache_memory, datacache_peers, report, slow_files, timing
+from benchmarks import (
+    datacache_files,
+    datacache_files_report,
+    datacache_memory,
+    datacache_peers,
+    report,
+    slow_files,
+    timing,
+)
 from benchmarks.report import Section
 
 QUESTIONS: tuple[ModuleType, ...] = (datacache_files, datacache_memory, datacache_peers)
-PICTURES = {datacache_files: datacache_files.draw}  # those that have one
+PICTURES = {datacache_files: datacache_files_report.draw}  # those that have one
 
 
 def name_of(question: ModuleType) -> str:

@@ -2,11 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from benchmarks import bench_datacache, datacache_files, report, slow_files, timing
-from benchmarks.datacache_files import OURS, RIVALS, Plan
+from benchmarks import bench_datacache, datacache_files, datacache_files_report, report, slow_files, timing
+from benchmarks.datacache_files import Plan
+from benchmarks.datacache_files_report import OURS, RIVALS
 from examples import photographs
 from tests.benchmarks import needs
 
@@ -31,6 +33,7 @@ def epochs(*seconds):
 def made_up(waited=0.01, again=0):
     """Figures of one round at one rate, as `measure` makes them: round numbers, so that ratios are known."""
     ours = [{"seconds": 5.0, "waited": 4.0, "steps": 10}, {"seconds": 1.0, "waited": waited, "steps": 10}]
+    pairs = [[1.0, 0.8], [1.0, 0.8], [2.0, 1.6]]
     fill = {
         "cold": {"open": 1.0, "epoch": 4.0, "bytes": 160_000_000, "operations": 1000},
         "warm": {"open": 0.1, "epoch": 0.4, "bytes": again, "operations": again},
@@ -38,7 +41,7 @@ def made_up(waited=0.01, again=0):
     link = {
         "calibration": [{"one": 2e7, "rate": 5e7, "latency": 0.001}],
         "fill": [fill],
-        OURS: [{"open": 0.0, "epochs": ours, "synthetic": epochs(0.8, 0.8), "bytes": 160_000_000, "operations": 1000}],
+        OURS: [{"open": 0.0, "epochs": ours, "pairs": pairs, "bytes": 160_000_000, "operations": 1000}],
     }
     for number, name in enumerate(RIVALS):
         run = {"open": 0.0, "epochs": epochs(6.0 + number, 6.0 + number), "bytes": 320_000_000, "operations": 3000}
@@ -60,14 +63,16 @@ def made_up(waited=0.01, again=0):
 
 
 def test_ratios_are_those_of_the_figures_against_the_better_rival():
-    found = datacache_files.summary(made_up(), "50MB/s")
-    assert found == pytest.approx({"waiting": 300, "throughput": 2, "step": 1.25, "cold": 0.8, "warm": 10})
+    found = datacache_files_report.summary(made_up(), "50MB/s")
+    assert found == pytest.approx(
+        {"waiting": 300, "throughput": 2, "step": 1.25, "cold": 0.8, "warm": 10, "pairs": 3, "spread": np.log(2) / 2}
+    )
 
 
 def test_targets_are_met_or_missed():
-    met = [verdict.met for verdict in datacache_files.verdicts(made_up())]
+    met = [verdict.met for verdict in datacache_files_report.verdicts(made_up())]
     assert met == [True, True, True, True, False, False, True]
-    missed = datacache_files.verdicts(made_up(waited=1.0, again=7))
+    missed = datacache_files_report.verdicts(made_up(waited=1.0, again=7))
     assert [verdict.met for verdict in missed[1:3]] == [False, False]
     assert missed[1].measured == "7, 7"
 
@@ -83,7 +88,7 @@ def test_a_small_run_reads_each_byte_once_and_is_reported(tmp_path, monkeypatch)
     monkeypatch.setattr(timing, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(slow_files, "drop_caches", lambda: False)  # the machine's: other tests count what is read again
     told = []
-    section = datacache_files.measure(tmp_path, told.append, Plan(FILES, ("100MB/s",), epochs=2, rounds=1))
+    section = datacache_files.measure(tmp_path, told.append, Plan(FILES, ("100MB/s",), epochs=2, rounds=1, pairs=1))
     figures = section.figures
     link = figures["links"]["100MB/s"]
     assert (
