@@ -12,7 +12,7 @@ import resource
 import shutil
 import tempfile
 
-from tests.parallel.launch import QUIET
+from tests.parallel.launch import QUIET, SECONDS
 
 os.environ.update(QUIET)
 os.environ["HVD_SPARSE_CACHE"] = tempfile.mkdtemp(prefix="hvd_sparse_tests")
@@ -51,6 +51,7 @@ def _group(item):
 
 SLOWEST = 30
 _seconds: collections.Counter[str] = collections.Counter()
+_cases: dict[str, float] = {}  # of which many share a launch
 
 
 @pytest.hookimpl(wrapper=True)
@@ -75,13 +76,23 @@ def pytest_testnodedown(node):
     _seconds.update(getattr(node, "workeroutput", {}).get("processor_seconds", {}))
 
 
+def pytest_runtest_logreport(report):
+    """Notes how long a multi-rank case took."""
+    for name, value in report.user_properties:
+        if name == SECONDS:
+            _cases[report.nodeid.partition("[")[2][:-1]] = value
+
+
 def pytest_terminal_summary(terminalreporter):
-    """Tells the most expensive groups."""
+    """Tells the most expensive groups, and the multi-rank cases that took longest."""
     if sum(_seconds.values()) < 60:
         return
     terminalreporter.section(f"processor time: {sum(_seconds.values()):.0f} s, of it")
     for group, seconds in _seconds.most_common(SLOWEST):
         terminalreporter.write_line(f"{seconds:7.0f} s  {group}")
+    terminalreporter.section(f"multi-rank cases: {sum(_cases.values()):.0f} s, of it")
+    for case in sorted(_cases, key=_cases.__getitem__, reverse=True)[:SLOWEST]:
+        terminalreporter.write_line(f"{_cases[case]:7.0f} s  {case}")
 
 
 def _processor_seconds():

@@ -3,6 +3,7 @@
 import pytest
 
 from tests.parallel import cases, launch, networks
+from tests.parallel.launch import SECONDS
 
 CASES = cases.load(cases.suites())
 
@@ -18,6 +19,7 @@ def test_case(case, results, request):
         pytest.skip(networks.unavailable())
     if not results.has(case):
         results.launch(_same_launch(case, request.session.items))
+    request.node.user_properties.append((SECONDS, results.seconds(case)))
     failure = results.failure(case)
     assert failure is None, failure
 

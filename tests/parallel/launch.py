@@ -20,6 +20,7 @@ from tests.parallel import cases, networks
 ROOT = pathlib.Path(__file__).parents[2]
 START = 300.0  # seconds for the launcher and for the imports of all ranks, however busy the machine
 RELAUNCHES = 3
+SECONDS = "seconds of a multi-rank case"
 
 # One thread a rank, as several ranks share this machine's cores; and no log noise.
 QUIET = {
@@ -118,6 +119,10 @@ class Results:
     def of(self, case: cases.Case) -> list[Outcome | None]:
         """How the case ended on each rank; None where a rank never began it."""
         return self._outcomes.get((case.ranks, case.name), [None] * case.ranks)
+
+    def seconds(self, case: cases.Case) -> float:
+        """How long a case took, by the rank that took longest."""
+        return max((outcome.seconds for outcome in self.of(case) if outcome), default=0.0)
 
     def failure(self, case: cases.Case) -> str | None:
         """What went wrong in a case, rank by rank; None where it passed on every rank."""
