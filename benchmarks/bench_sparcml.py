@@ -5,8 +5,9 @@ number of ranks at a density of 0.781%, and against the density; one rank a node
 shaped links (benchmarks/cluster.py), so root is needed. An arm is one call in eager code: tf.IndexedSlices with
 ascending indices are there before, its result after; for Horovod's dense all-reduce the dense vector is there, and
 making it does not count. "horovod, slices" is horovod.allreduce of the slices, which gathers values and indices and
-combines nothing. In each cell all arms take turns, every result is checked, and what the nodes' interfaces have
-counted is reported. "A/A" is a second arm that does what the first does: their difference is noise.
+combines nothing. Auto has tried its candidates before, in eight calls. In each cell all arms take turns, every result is
+checked, and what the nodes' interfaces have counted is reported. "A/A" is a second arm that does what the first does:
+their difference is noise.
 
 Then what a collective that runs in the background costs beside a computation that takes as long (section 7): 2 ranks,
 tf.matmul of rows as they are found to fit, one thread for TensorFlow a rank. Exposed is the time of both together less
@@ -40,6 +41,7 @@ from hvd_sparse import notebook
 FIG_3 = 1 / 128  # 0.781%
 _MANY = 0.1  # density from which every arm takes as long as a dense one
 _OVERLAP_NODES = 2
+_TRIES = 8  # calls in which auto tries its four candidates, each twice
 _RANK_LIMIT = 900.0  # seconds for one number of nodes
 
 
@@ -102,7 +104,8 @@ def _cell(plan: Plan, density: float, sets: str) -> dict[str, Any]:
     arms = [*DENSE_ARMS, *FIXED, "auto", AUTO_AGAIN, *([] if many else [HOROVOD_SLICES])]
     slow = (*DENSE_ARMS, "dense_ring", "dynamic", HOROVOD_SLICES)  # the last one is slow to check
     rounds = {arm: seldom if many or arm in slow else often for arm in arms}
-    return {"size": plan.size, "density": density, "sets": sets, "rounds": rounds, "warm": 1 if many else 2}
+    cell = {"size": plan.size, "density": density, "sets": sets, "rounds": rounds, "warm": 1 if many else 2}
+    return {**cell, "tries": _TRIES}
 
 
 def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[dict[str, Any]]) -> dict[str, Any]:
@@ -111,7 +114,8 @@ def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[d
     Args:
         nodes: of one rank each.
         rate: of their links, as tc writes it.
-        cells: each {"size", "density", "sets", "rounds": {arm: rounds}, "warm": rounds before these}.
+        cells: each {"size", "density", "sets", "rounds": {arm: rounds}, "warm": rounds before these, "tries": calls of
+            auto before all}.
         overlaps: each {"size", "density", "collective", "rounds"}.
 
     Returns:

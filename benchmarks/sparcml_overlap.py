@@ -16,6 +16,8 @@ ARMS = ("computation", "collective", "one after the other", "overlapped")
 _INNER = 1024  # rows and columns of the matrix that is multiplied with
 _FIRST = 64  # rows of the first product that is timed
 _REPEATS = 5
+_CLOSE = 0.05  # by which the two may differ in time
+_TRIES = 12
 
 
 class Taken(NamedTuple):
@@ -54,7 +56,7 @@ def run_overlap(
     def collective() -> Any:
         return called(slices, world, name=f"overlap.{number}")
 
-    left, right = matrices(_slowest(clock, collective), clock)
+    left, right = matrices(collective, clock)
 
     def overlapped() -> Any:
         handle = collectives.start(called, slices, world, name=f"overlap.{number}")
@@ -78,14 +80,20 @@ def run_overlap(
     return Taken(seconds, [left.shape[0], _INNER, _INNER])
 
 
-def matrices(wanted: float, clock: Clock) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two matrices whose product takes about `wanted` seconds on the slowest rank while all ranks make it."""
+def matrices(collective: Callable[[], Any], clock: Clock) -> tuple[tf.Tensor, tf.Tensor]:
+    """Two matrices whose product takes as long as the collective on the slowest rank while all ranks make it.
+
+    Both are timed again each time: products of few rows are slower by the row, and first calls of a name are slow.
+    """
     right = tf.ones([_INNER, _INNER])
     rows = _FIRST
-    for _ in range(4):  # products of few rows are slower by the row
+    for _ in range(_TRIES):
         left = tf.ones([rows, _INNER])
-        rows = max(1, round(rows * wanted / _slowest(clock, lambda left=left: tf.matmul(left, right))))
-    return tf.ones([rows, _INNER]), right
+        ratio = _slowest(clock, collective) / _slowest(clock, lambda left=left: tf.matmul(left, right))
+        if abs(ratio - 1) < _CLOSE:
+            break
+        rows = max(1, round(rows * ratio))
+    return left, right
 
 
 def _slowest(clock: Clock, run: Callable[[], Any]) -> float:

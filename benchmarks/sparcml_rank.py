@@ -92,6 +92,8 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0)
     rounds = max(cell["rounds"].values())
+    for arm in [arm for name, arm in arms.items() if name.startswith("auto")] * cell["tries"]:
+        arm()
     for turn in range(-cell["warm"], rounds):
         for name, arm in arms.items():
             if turn >= 0 and not takes_part(turn, cell["rounds"][name], rounds):

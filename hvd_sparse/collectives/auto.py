@@ -259,7 +259,8 @@ def _taking(
 
 def _combined(brought: Contribution, message: tf.Tensor) -> tuple[Result, int]:
     """The result that a combined message is, and its rows, -1 where it is dense."""
-    return brought.result(message), int(message[1]) if int(message[0]) == 0 else -1
+    form, rows = (int(word) for word in np.asarray(message)[:2])
+    return brought.result(message), rows if form == 0 else -1
 
 
 def _in_graph(

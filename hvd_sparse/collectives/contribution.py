@@ -124,7 +124,7 @@ class Contribution(NamedTuple):
 
     def result(self, message: tf.Tensor) -> Result:
         """What the caller gets of the combined message: slices, or a tensor where it is dense and code is eager."""
-        if tf.executing_eagerly() and int(message[0]) == 1:
+        if tf.executing_eagerly() and np.asarray(message)[0] == 1:
             return self.vector(self.layout.dense(message))
         with tf.control_dependencies(self.checks):
             values, indices = streams.slices(message, self.layout.size, self.layout.width, self.layout.dtype)
@@ -210,7 +210,7 @@ def _greet(
         head = tf.constant([int(fault is not None), mark, *own, words, 0], tf.int32)
         greeting = head if message is None else tf.concat([head, message], 0)
         gathered = communicator.allgather(greeting, f"{name}.greeting")
-    everyone = _heads(gathered.numpy(), communicator.size)
+    everyone = _heads(np.asarray(gathered), communicator.size)
     if everyone[:, 0].any():
         faults = communicator.gather_descriptions(fault, f"{name}.faults")
         brought = [f"rank {rank}: {text}" for rank, text in zip(communicator.ranks, faults, strict=True) if text]
@@ -233,7 +233,7 @@ def _rows_brought(layout: Layout | None, packed: tf.Tensor | None, whole: bool) 
     """How many rows this rank brings, -1 where that is not known yet."""
     if layout is not None and whole:
         return layout.size
-    return -1 if packed is None else int(packed[1])
+    return -1 if packed is None else int(np.asarray(packed)[1])
 
 
 def _describe(collective: str, layout: Layout) -> dict[str, Any]:
@@ -289,7 +289,7 @@ def _shape_fault(slices: tf.IndexedSlices, shape: list[int]) -> str | None:
 
 def _is_whole(slices: tf.IndexedSlices) -> bool:
     """Whether the indices are 0, 1, 2 and so on, of all rows; looks at each once, in pieces that a cache holds."""
-    numbers = slices.indices.numpy()
+    numbers = np.asarray(slices.indices)  # no copy, as numpy() makes
     if not len(numbers) or len(numbers) != int(tf.get_static_value(slices.dense_shape)[0]):
         return False
     counted = np.arange(min(len(numbers), _PIECE), dtype=numbers.dtype)
@@ -301,7 +301,7 @@ def _is_whole(slices: tf.IndexedSlices) -> bool:
 
 
 def _index_fault(slices: tf.IndexedSlices) -> str | None:
-    numbers, size = slices.indices.numpy(), int(tf.get_static_value(slices.dense_shape)[0])
+    numbers, size = np.asarray(slices.indices), int(tf.get_static_value(slices.dense_shape)[0])
     if not len(numbers) or (numbers.min() >= 0 and numbers.max() < size):
         return None
     place = np.flatnonzero((numbers < 0) | (numbers >= size))[0]
