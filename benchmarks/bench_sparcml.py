@@ -5,9 +5,9 @@ number of ranks at a density of 0.781%, and against the density; one rank a node
 shaped links (benchmarks/cluster.py), so root is needed. An arm is one call in eager code: tf.IndexedSlices with
 ascending indices are there before, its result after; for Horovod's dense all-reduce the dense vector is there, and
 making it does not count. "horovod, slices" is horovod.allreduce of the slices, which gathers values and indices and
-combines nothing. Auto has tried its candidates before, in eight calls. In each cell all arms take turns, every result is
-checked, and what the nodes' interfaces have counted is reported. "A/A" is a second arm that does what the first does:
-their difference is noise.
+combines nothing. Auto has tried its candidates before, in eight calls. In each cell all arms take turns, every result
+is checked, and what the nodes' interfaces have counted is reported. "A/A" is a second arm that does what the first
+does: their difference is noise.
 
 Then what a collective that runs in the background costs beside a computation that takes as long (section 7): 2 ranks,
 tf.matmul of rows as they are found to fit, one thread for TensorFlow a rank. Exposed is the time of both together less
