@@ -39,7 +39,7 @@ def results_are_dense_results(group):
     communicator = getattr(hvd.topology, group)()
     for number, name in enumerate(GROUPS[group]):
         collective = ALL[name]
-        for op, row in (("sum", ()), ("max", (3,))):
+        for op, row in (("sum", ()), ("max", (3,)))[: 1 + hvd.size() // 4]:
             brought = everyones(number, row=row)
             own = brought[communicator.rank]
             told = f"{name}.{op}".replace(" ", "")

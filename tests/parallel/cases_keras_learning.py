@@ -31,6 +31,11 @@ def ways_of_training(ranks):
         for jit in ("auto", False, "auto on a GPU", "our train step")
     ]
     others = [{"recipe": recipe, "policy": "float32", "jit": "auto"} for recipe in RECIPES if recipe != "hitopk"]
+    ways = [
+        way
+        for way in ways
+        if (way["policy"], way["jit"]) not in (("float32", "auto on a GPU"), ("mixed_float16", False))
+    ]
     return ways + others if ranks == 2 else [ways[0], others[1]]
 
 

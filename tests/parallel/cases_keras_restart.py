@@ -38,8 +38,7 @@ def trained_with_checkpoints(folder, epochs, recipe, policy="float32"):
 @case(
     ranks=(2, 4),
     over=lambda ranks: [
-        *({"recipe": recipe, "policy": "float32"} for recipe in ("dense", "topk") if ranks == 2),
-        {"recipe": "hitopk", "policy": "mixed_float16"},
+        {"recipe": "topk", "policy": "float32"} if ranks == 2 else {"recipe": "hitopk", "policy": "mixed_float16"}
     ],
 )
 def a_stopped_run_ends_with_the_bits_of_one_that_was_not(recipe, policy):
