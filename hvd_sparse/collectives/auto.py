@@ -100,8 +100,7 @@ class Auto:
             return brought.vector(vector)
         if self._transport is None:
             seen.trials.learn(brought.notes)
-        timed = self._transport is None and (_looks(seen.calls) or not seen.trials.judged(_GATHER))
-        return _eagerly(brought, communicator, name, chooser, seen, timed)
+        return _eagerly(brought, communicator, name, chooser, seen, learns=self._transport is None)
 
     def chosen(self, communicator: Communicator, name: str = "auto") -> str | None:
         """What the last call of this name took, None where there was none."""
@@ -141,11 +140,6 @@ class _Seen:
         self.trials = _Trials()
         self.along = -1
         self.variable = tf.Variable([0.0, 0.0, 0.0], trainable=False, dtype=tf.float64, name="auto_seen")
-
-    @property
-    def calls(self) -> int:
-        """How many there were; in eager code."""
-        return int(self.variable[0])
 
     def told(self) -> tuple[int, int]:
         """What this rank tells all others in the next call, and the rows up to which its message goes along."""
@@ -221,15 +215,16 @@ class _Chooser:
 
 
 def _eagerly(
-    brought: Contribution, communicator: Communicator, name: str, chooser: _Chooser, seen: _Seen, timed: bool
+    brought: Contribution, communicator: Communicator, name: str, chooser: _Chooser, seen: _Seen, learns: bool
 ) -> Result:
-    """The result, by an algorithm that is chosen now; `timed` says whether the next call is to be, too."""
+    """The result, by an algorithm that is chosen now; `learns` says whether times of calls count."""
     assert brought.counts is not None
     kept, (calls, spread, _) = float(brought.counts.mean()), seen.variable.numpy()
     expected = chooser.expected(kept, spread)
     likely = np.multiply(expected, seen.trials.factors())
     likely[_GATHER] -= chooser.greeting  # which it can do without
     choice = int(np.argmin(likely))
+    timed = learns and (_looks(int(calls)) or not seen.trials.judged(_GATHER))  # the next call, too
     seen.along = _MORE * int(brought.counts.max()) if choice == _GATHER and not timed else -1
     if brought.gathered is not None:
         choice = _GATHER
