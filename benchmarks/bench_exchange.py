@@ -37,7 +37,7 @@ SIZES = {"1M": 10**6, "25M": 25 * 10**6, "110M": 110 * 10**6}
 DENSITIES = (0.001, 0.01, 0.1)
 WHOLE_GRID = "2x2,4x1,4x2@100mbit,1gbit,10gbit"
 LITERAL = ("2DTAR, literal", "NaiveAG, literal")
-WARM = 3  # rounds that do not count
+WARM = 5  # rounds that do not count
 SHORT, SPARSE_SHORT = 4, 2  # times as many rounds where one takes milliseconds, or is one of a sparse recipe
 _RANK_LIMIT = 1500.0  # seconds for one shape and link
 # What a rank's memory has to hold, in vectors of the gradient's size: gradient, its pieces, mean and what is checked;
