@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
     Attributes:
         characters: of a file that n-grams are taken of.
-        exchanges: of gradient descent, the dense one first.
+        exchanges: of gradient descent with the pieces in flight at once, the dense one first.
         repetitions: of each launch that is timed.
         passes: of these.
         learnt: passes of the launch whose accuracy is compared.
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     """
 
     characters: int = 2_000
-    exchanges: tuple[str, ...] = (DENSE, "auto", GATHERED)
+    exchanges: tuple[tuple[str, int], ...] = ((DENSE, 1), ("auto", 1), (GATHERED, 1), (GATHERED, 2))
     repetitions: int = 2
     passes: int = 5
     learnt: int = 20
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
 
 
 WHOLE = Plan()
-QUICK = Plan(1_000, (DENSE, "auto"), 1, 2, 5, 10, 2_000)
+QUICK = Plan(1_000, ((DENSE, 1), ("auto", 1)), 1, 2, 5, 10, 2_000)
 
 
 def make_data(folder: pathlib.Path, plan: Plan) -> dict[str, dict[str, str]]:
@@ -96,7 +96,11 @@ def measure(plan: Plan, rate: str) -> dict[str, Any]:
         reached = raw_rate(cluster)
         print(f"{NODES} ranks, {rate}: one connection reaches {reached / 1e6:,.0f} Mbit/s", flush=True)
         passes = {"passes": str(plan.passes)}
-        timed = [{**data["sgd"], **passes, "exchange": each, "learning-rate": "4"} for each in plan.exchanges]
+        timed = [
+            {**data["sgd"], **passes, "exchange": each, "learning-rate": "4"}
+            | ({"pieces": str(pieces)} if pieces > 1 else {})
+            for each, pieces in plan.exchanges
+        ]
         descent = {**data["cd"], **passes, "iterations": str(plan.iterations)}
         timed += [{**descent, "exchange": each} for each in (DENSE, GATHERED)]
         runs = [launch(cluster, folder, options) for _ in range(plan.repetitions) for options in timed]
@@ -117,11 +121,17 @@ def scikit_learn(options: dict[str, str]) -> float:
 # ---- what came out ----
 
 
+def _arm(run: dict[str, Any]) -> tuple[str, str]:
+    """What a launch was one of."""
+    pieces = f", {run['pieces']} pieces" if "pieces" in run else ""
+    return run["method"], f"{run['exchange']}{pieces}"
+
+
 def rows_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a method and exchange: means over passes, medians over launches."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for method, exchange in dict.fromkeys((run["method"], run["exchange"]) for run in runs):
-        same = [run for run in runs if (run["method"], run["exchange"]) == (method, exchange)]
+    for method, exchange in dict.fromkeys(map(_arm, runs)):
+        same = [run for run in runs if _arm(run) == (method, exchange)]
         medians = {name: float(np.median([run[name] for run in same])) for name in ("seconds", "communication")}
         each = [run["communication"] for run in same]
         counted = {name: same[0][name] for name in ("steps", "entries", "entries_of_all", "passes", "weights")}

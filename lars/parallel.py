@@ -129,8 +129,9 @@ def _count(size: int, block: int) -> int:
 
 
 def _pieces(tensor: tf.Tensor, size: int, block: int) -> list[tf.Tensor]:
-    lengths = block_sizes([size], block)
-    return tf.split(tf.reshape(tensor, [-1]), lengths) if lengths else []
+    flat = tf.reshape(tensor, [-1])
+    # Slices, for tf.split copies each piece, also those that are other ranks' work.
+    return [tf.slice(flat, [block * number], [length]) for number, length in enumerate(block_sizes([size], block))]
 
 
 def _stacked(fn: Callable[[tf.Tensor], tf.Tensor], tensors: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:

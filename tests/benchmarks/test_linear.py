@@ -30,6 +30,13 @@ def test_times_are_medians_over_launches_and_compared_with_the_dense_ones():
     assert second["times_dense"] == pytest.approx(31) and [row["times_dense"] for row in descent] == [1, 10]
 
 
+def test_pieces_in_flight_are_an_arm_of_their_own():
+    given = figures()["runs"]
+    rows = bench_linear.rows_of([*given, {**given[1], "pieces": 2, "communication": 0.05}])
+    assert [row["exchange"] for row in rows if row["method"] == "sgd"] == ["dense", "auto", "auto, 2 pieces"]
+    assert rows[-1]["times_dense"] == pytest.approx(62)
+
+
 def test_each_target_can_be_missed():
     assert [verdict.met for verdict in bench_linear.verdicts(figures())] == [True] * 5
     missed = figures(sparse=0.4, loss=0.500001, weights="b")
