@@ -1,7 +1,8 @@
 """What is timed by bench_exchange.py: a gradient in, its mean over all ranks out, by ours and by others.
 
 An arm is a function of the gradient [d] that returns the mean in consecutive pieces, selection, feedback and scatter
-included. Ours exchange in buckets of the size that the optimizer makes, all at once, as they would a model's gradients.
+included. Ours exchange in buckets of 25 MiB, all at once. (For recipes that send all of it the optimizer makes smaller
+ones: they leave earlier in a backward pass, which is not timed here, and cost calls, which would be.)
 The literal rivals are written from the papers with TensorFlow's and Horovod's own operations.
 """
 

@@ -19,6 +19,8 @@ from hvd_sparse.spec import Spec
 MIB = 2**20
 FIRST_BUCKET_BYTES = 1 * MIB
 BUCKET_BYTES = 25 * MIB
+LEAST_BUCKET_BYTES = 1 * MIB
+DENSE_BUCKETS = 8
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
@@ -118,6 +120,25 @@ class Plan(NamedTuple):
             )
 
 
+def usual_bucket_bytes(gradients: Mapping[str, Gradient], shapes: Mapping[str, Sequence[int]], sends_all: bool) -> int:
+    """The size of buckets where none is asked for: an eighth of all if all of it is sent, within bounds.
+
+    A bucket leaves when its last gradient is ready, and what the last bucket takes on the wire nothing hides; so what
+    is sent whole goes in several buckets, however small the model. Of a selection little is on the wire, and each
+    bucket costs the latency of a call; so there the buckets are large.
+
+    Args:
+        gradients: by unique name.
+        shapes: of the variables.
+        sends_all: whether the recipe sends all of each gradient.
+    """
+    if not sends_all:
+        return BUCKET_BYTES
+    dense = {name: gradient for name, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)}
+    total = sum(math.prod(shapes[name]) * gradient.dtype.size for name, gradient in dense.items())
+    return min(BUCKET_BYTES, max(LEAST_BUCKET_BYTES, total // DENSE_BUCKETS))
+
+
 def make_plan(
     gradients: Mapping[str, Gradient],
     shapes: Mapping[str, Sequence[int]],
@@ -130,7 +151,8 @@ def make_plan(
         gradients: by unique name, in the order of the model's variables.
         shapes: of the variables.
         bucket_bytes: a bucket is closed before it would pass this; a larger variable has a bucket of its own.
-        first_bucket_bytes: the same for the first bucket of all.
+        first_bucket_bytes: the first bucket of all is closed once it holds this much. (If it were closed before it
+            would pass this, the bias of the last layer alone would cost a call in each step.)
     """
     done: list[list[str]] = []
     open_buckets: dict[tf.DType, list[str]] = {}
@@ -139,13 +161,14 @@ def make_plan(
     for name in ready_order(dense):
         dtype = dense[name].dtype
         cost = math.prod(shapes[name]) * dtype.size
-        limit = bucket_bytes if done else first_bucket_bytes
-        if dtype in open_buckets and filled[dtype] + cost > limit:
+        if dtype in open_buckets and filled[dtype] + cost > bucket_bytes:
             done.append(open_buckets.pop(dtype))
         if dtype not in open_buckets:
             open_buckets[dtype], filled[dtype] = [], 0
         open_buckets[dtype].append(name)
         filled[dtype] += cost
+        if not done and filled[dtype] >= first_bucket_bytes:
+            done.append(open_buckets.pop(dtype))
     done.extend(open_buckets.values())
     buckets = tuple(
         Bucket(dense[names[0]].dtype, tuple(Segment(name, tuple(shapes[name])) for name in names)) for names in done

@@ -35,8 +35,9 @@ class GradientExchange:
         name: collectives are named after it; a number is added where the process has used it already.
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors, in the buckets; by default their rows travel
             exactly, whatever the aggregator.
-        bucket_bytes: size of a bucket; a larger variable has one of its own.
-        first_bucket_bytes: size of the first one.
+        bucket_bytes: size of a bucket; a larger variable has one of its own. By default 25 MiB, and an eighth of all
+            gradients, at least 1 MiB, where the recipe sends all of them (`buckets.usual_bucket_bytes`).
+        first_bucket_bytes: the first one is closed once it holds this much.
         scale_local_gradients: divide the gradients of local variables by the number of ranks, as Horovod does.
         telemetry: measures the exchanges.
         learning_rate: gives that of the optimizer that applies the means, as `lambda: optimizer.learning_rate`; only
@@ -51,7 +52,7 @@ class GradientExchange:
         aggregator: Aggregator | None = None,
         name: str = "GradientExchange",
         sparse_as_dense: bool = False,
-        bucket_bytes: int = buckets.BUCKET_BYTES,
+        bucket_bytes: int | None = None,
         first_bucket_bytes: int = buckets.FIRST_BUCKET_BYTES,
         scale_local_gradients: bool = True,
         telemetry: Telemetry | None = None,
@@ -217,7 +218,9 @@ class GradientExchange:
 
     def _plan_for(self, gradients: Mapping[str, Gradient], shapes: Mapping[str, tuple[int, ...]]) -> PlannedExchange:
         if self._planned is None:
-            plan = buckets.make_plan(gradients, shapes, self._bucket_bytes, self._first_bucket_bytes)
+            usual = buckets.usual_bucket_bytes(gradients, shapes, self.aggregator.sends_all)
+            size = usual if self._bucket_bytes is None else self._bucket_bytes
+            plan = buckets.make_plan(gradients, shapes, size, self._first_bucket_bytes)
             with tf.init_scope():
                 self._planned = self._begin(plan)
         self._planned.plan.check(gradients)

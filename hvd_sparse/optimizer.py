@@ -23,7 +23,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     aggregator: Aggregator | None = None,
     compression: Any = Compression.none,
     sparse_as_dense: bool = False,
-    bucket_bytes: int = buckets.BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     first_bucket_bytes: int = buckets.FIRST_BUCKET_BYTES,
     local_layers: Iterable[keras.layers.Layer] | keras.layers.Layer = (),
     scale_local_gradients: bool = True,
@@ -47,8 +47,9 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         aggregator: a recipe of `hvd.recipes`; the default is dense.
         compression: `hvd.Compression.fp16` sends dense gradients as float16. Recipes take `wire_dtype` instead.
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors; by default their rows travel exactly.
-        bucket_bytes: gradients are exchanged in buckets of this size.
-        first_bucket_bytes: size of the first bucket; a small one starts earlier.
+        bucket_bytes: gradients are exchanged in buckets of this size; by default 25 MiB, and an eighth of all gradients
+            where the recipe sends all of them (`GradientExchange`).
+        first_bucket_bytes: the first bucket is closed once it holds this much; a small one starts earlier.
         local_layers: layers whose variables are not exchanged.
         scale_local_gradients: divide the gradients of local variables by P, as Horovod does.
         telemetry: measures the exchanges.

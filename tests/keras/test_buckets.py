@@ -81,6 +81,20 @@ def test_the_first_bucket_is_small_and_the_later_ones_large():
     assert names(plan) == [["h"], ["g", "f", "e"], ["d", "c", "b"], ["a"]]
 
 
+def test_the_first_bucket_is_not_closed_before_it_holds_enough():
+    plan = plan_of({"a": ones(10), "kernel": ones(20), "bias": ones(1)}, bucket_bytes=120, first_bucket_bytes=40)
+    assert names(plan) == [["bias", "kernel"], ["a"]]
+
+
+@pytest.mark.parametrize(
+    "mib, sends_all, wanted", [(100, False, 25), (1, False, 25), (100, True, 12.5), (4, True, 1), (1000, True, 25)]
+)
+def test_what_is_sent_whole_goes_in_eight_buckets(mib, sends_all, wanted):
+    gradients = {"a": tf.zeros([1]), "table": slices(5, 3)}  # rows travel apart
+    found = buckets.usual_bucket_bytes(gradients, {"a": (mib * 2**18,), "table": (2**30, 3)}, sends_all)
+    assert found == wanted * 2**20
+
+
 def test_a_large_variable_has_a_bucket_of_its_own():
     plan = plan_of({"a": ones(1), "large": ones(1000), "c": ones(1)}, bucket_bytes=40, first_bucket_bytes=40)
     assert names(plan) == [["c"], ["large"], ["a"]]
