@@ -3,9 +3,9 @@
 Four ranks of one node each, network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. Data are
 what examples/make_ngrams.py makes of the Python files of this machine: 16.6M dimensions as Webspam for stochastic
 gradient descent, 3.2M as URL for coordinate descent. A row is one launch of examples/linear.py; dense and sparse ones
-take turns. Times are of a pass, on average over the passes: the slowest rank's whole, and what ranks spend in the
-exchange in the mean. They meet before each exchange (--meet), so that waiting for the slowest rank's arithmetic is told
-apart, and of the dense all-reduce the making of its vector does not count.
+take turns. Times are of a pass, on average over all passes but the first, in which buffers are made: the slowest rank's
+whole, and what ranks spend in the exchange in the mean. They meet before each exchange (--meet), so that waiting for
+the slowest rank's arithmetic is told apart, and of the dense all-reduce the making of its vector does not count.
 
 Beside that losses after each pass are compared, and the accuracy on held-out files with that of scikit-learn's
 SGDClassifier, which has the same loss, the same regularisation and the same files.
@@ -43,7 +43,7 @@ class Plan(NamedTuple):
 
     Attributes:
         characters: of a file that n-grams are taken of.
-        exchanges: of gradient descent with the pieces in flight at once, the dense one first.
+        exchanges: of gradient descent, the dense one first.
         repetitions: of each launch that is timed.
         passes: of these.
         learnt: passes of the launch whose accuracy is compared.
@@ -52,7 +52,7 @@ class Plan(NamedTuple):
     """
 
     characters: int = 2_000
-    exchanges: tuple[tuple[str, int], ...] = ((DENSE, 1), ("auto", 1), (GATHERED, 1), (GATHERED, 2))
+    exchanges: tuple[str, ...] = (DENSE, "auto", GATHERED)
     repetitions: int = 2
     passes: int = 5
     learnt: int = 20
@@ -61,7 +61,7 @@ class Plan(NamedTuple):
 
 
 WHOLE = Plan()
-QUICK = Plan(1_000, ((DENSE, 1), ("auto", 1)), 1, 2, 5, 10, 2_000)
+QUICK = Plan(1_000, (DENSE, "auto"), 1, 2, 5, 10, 2_000)
 
 
 def make_data(folder: pathlib.Path, plan: Plan) -> dict[str, dict[str, str]]:
@@ -96,11 +96,7 @@ def measure(plan: Plan, rate: str) -> dict[str, Any]:
         reached = raw_rate(cluster)
         print(f"{NODES} ranks, {rate}: one connection reaches {reached / 1e6:,.0f} Mbit/s", flush=True)
         passes = {"passes": str(plan.passes)}
-        timed = [
-            {**data["sgd"], **passes, "exchange": each, "learning-rate": "4"}
-            | ({"pieces": str(pieces)} if pieces > 1 else {})
-            for each, pieces in plan.exchanges
-        ]
+        timed = [{**data["sgd"], **passes, "exchange": each, "learning-rate": "4"} for each in plan.exchanges]
         descent = {**data["cd"], **passes, "iterations": str(plan.iterations)}
         timed += [{**descent, "exchange": each} for each in (DENSE, GATHERED)]
         runs = [launch(cluster, folder, options) for _ in range(plan.repetitions) for options in timed]
@@ -121,19 +117,13 @@ def scikit_learn(options: dict[str, str]) -> float:
 # ---- what came out ----
 
 
-def _arm(run: dict[str, Any]) -> tuple[str, str]:
-    """What a launch was one of."""
-    pieces = f", {run['pieces']} pieces" if "pieces" in run else ""
-    return run["method"], f"{run['exchange']}{pieces}"
-
-
 def rows_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """One row a method and exchange: means over passes, medians over launches."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
-    for method, exchange in dict.fromkeys(map(_arm, runs)):
-        same = [run for run in runs if _arm(run) == (method, exchange)]
-        medians = {name: float(np.median([run[name] for run in same])) for name in ("seconds", "communication")}
-        each = [run["communication"] for run in same]
+    for method, exchange in dict.fromkeys((run["method"], run["exchange"]) for run in runs):
+        same = [run for run in runs if (run["method"], run["exchange"]) == (method, exchange)]
+        medians = {name: float(np.median([_warm(run, name) for run in same])) for name in ("seconds", "communication")}
+        each = [_warm(run, "communication") for run in same]
         counted = {name: same[0][name] for name in ("steps", "entries", "entries_of_all", "passes", "weights")}
         rows[method, exchange] = {"method": method, "exchange": exchange, **medians, "each": each, **counted}
     for (method, _), row in rows.items():
@@ -141,6 +131,11 @@ def rows_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
         losses = [[each["loss"] for each in kept["passes"]] for kept in (row, rows[method, DENSE])]
         row["loss_gap"] = float(np.max(np.abs(np.subtract(*losses)) / losses[1]))
     return list(rows.values())
+
+
+def _warm(run: dict[str, Any], name: str) -> float:
+    """The mean over all passes but the first."""
+    return float(np.mean([each[name] for each in run["passes"][1:]]))
 
 
 def verdicts(figures: dict[str, Any]) -> list[report.Verdict]:

@@ -197,7 +197,7 @@ def draw(rows: Sequence[dict[str, Any]], path: str) -> None:
         axis.set_title(f"{panel[0]}, {panel[1]}, {panel[2]}")
         axis.tick_params(axis="x", rotation=60)
     axes[0].set_ylabel("ms a step")
-    axes[0].legend(fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     figure.savefig(path, dpi=120)
 
 

@@ -271,16 +271,18 @@ def draw(rows: list[dict], path: str) -> None:
     panels = sorted({(row["shape"], row["rate"]) for row in shown})
     figure = Figure(figsize=(4.2 * len(panels), 4), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
+    arms = dict.fromkeys(row["arm"] for row in shown if "A/A" not in row["arm"])
+    colours = {arm: f"C{number % 10}" for number, arm in enumerate(arms)}
     for axis, panel in zip(axes, panels, strict=True):
         chosen = [row for row in shown if (row["shape"], row["rate"]) == panel]
-        for arm in dict.fromkeys(row["arm"] for row in chosen):
+        for arm, colour in colours.items():
             points = [(row["density"], row["ms"]) for row in chosen if row["arm"] == arm]
-            if arm in SPARSE:
-                axis.loglog(*zip(*points, strict=True), "o-", label=arm)
-            elif "A/A" not in arm:
-                axis.axhline(points[0][1], linestyle="--", label=arm, color=f"C{len(arm) % 10}")
+            if points and arm in SPARSE:
+                axis.loglog(*zip(*points, strict=True), "o-", label=arm, color=colour)
+            elif points:
+                axis.axhline(points[0][1], linestyle="--", label=arm, color=colour)
         axis.set(title=f"{panel[0]}, {panel[1]}", xlabel="density")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("ms")
-    axes[-1].legend(fontsize="small")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     figure.savefig(path, dpi=120)

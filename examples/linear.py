@@ -63,7 +63,6 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     made.add_argument("--json", type=Path, metavar="FILE", help="gets all figures")
     sgd = made.add_argument_group("of sgd")
     sgd.add_argument("--batch-size", type=_whole, help="samples a rank and step; 1,000")
-    sgd.add_argument("--pieces", type=_whole, help="that gradients are exchanged in, all in flight at once; 1")
     sgd.add_argument("--learning-rate", type=float, help="by default one that is small enough for any data")
     sgd.add_argument(
         "--schedule", choices=SCHEDULES, help="rate, rate / (1 + decay t), rate / sqrt(1 + decay t); constant"
@@ -80,11 +79,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         made.error(
             f"--method {options.method} has --exchange {', '.join(METHODS[options.method])}, not {options.exchange}"
         )
-    for name in _ONLY_CD if options.method == "sgd" else (*_ONLY_SGD, "pieces"):
+    for name in _ONLY_CD if options.method == "sgd" else _ONLY_SGD:
         if getattr(options, name) is not None:
             made.error(f"--{name.replace('_', '-')} is no option of --method {options.method}")
-    if options.exchange == exchange.DENSE and options.pieces is not None:
-        made.error("--pieces is no option of --exchange dense, which Horovod sends in one")
     return options
 
 
@@ -157,11 +154,10 @@ def train(options: argparse.Namespace, world: Communicator) -> dict[str, Any]:
         ValueError: on every rank alike, where a file cannot be read or options do not fit.
     """
     given = data.load(world, options.train, options.test, options.features, everywhere=options.method == "cd")
-    exchanged = Exchange(options.exchange, world, given.features + 1, options.meet, options.pieces or 1)
+    exchanged = Exchange(options.exchange, world, given.features + 1, options.meet)
     model = make_model(options, world, given, exchanged)
     about = {"ranks": world.size, "samples": given.samples, "features": given.features, "nonzeros": given.nonzeros}
     about |= {name: getattr(options, name) for name in ("method", "loss", "exchange", "l2", "seed")} | model.settings
-    about |= {} if options.pieces is None else {"pieces": options.pieces}
     tell = print if world.rank == 0 else _silent
     tell(", ".join(f"{name} {_figure(value)}" for name, value in about.items()), flush=True)
     passes: list[dict[str, float]] = []

@@ -61,8 +61,8 @@ class Bucket(NamedTuple):
     def unpack(self, vector: tf.Tensor) -> dict[str, tf.Tensor]:
         """Takes a vector [size] apart into tensors of the variables' shapes.
 
-        TensorFlow copies no slice that begins at a multiple of 64 bytes, as most do: sizes of layers are multiples of
-        16. `tf.split` copies each piece.
+        TensorFlow copies no slice that begins and ends at multiples of 64 bytes, as most do: sizes of layers are
+        multiples of 16. `tf.split` copies each piece.
         """
         pieces, begin = {}, 0
         for segment in self.segments:

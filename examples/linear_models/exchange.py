@@ -1,7 +1,7 @@
 """How the ranks put their sparse vectors together: a sum for gradients, a gathering for coordinates of disjoint slices.
 
-Nothing is left out or rounded beyond float32. What a rank spends in the exchange is on the clock; making tensors out of
-NumPy's arrays is not.
+Nothing is left out or rounded beyond float32. What a rank spends in the exchange is on the clock; copies from and to
+NumPy are not.
 """
 
 from __future__ import annotations
@@ -47,8 +47,6 @@ class Exchange:
         communicator: the ranks.
         size: of the vectors.
         meet: whether ranks wait for each other before each exchange, by an all-reduce of 4 bytes.
-        pieces: that a vector is cut into for a sum, all in flight at once: what is there of one is combined while the
-            next one is on the wire. A dense exchange goes in one.
 
     Attributes:
         seconds: spent in exchanges so far; unless ranks meet before, waiting for the slowest of them is part of it.
@@ -58,10 +56,9 @@ class Exchange:
         received: entries of what came out, in all of them.
     """
 
-    def __init__(self, kind: str, communicator: Communicator, size: int, meet: bool = False, pieces: int = 1):
+    def __init__(self, kind: str, communicator: Communicator, size: int, meet: bool = False):
         self.kind = kind
         self._communicator, self._size, self._meet = communicator, size, meet
-        self._bounds = [piece * size // pieces for piece in range(pieces + 1)]
         self.seconds, self.waiting = 0.0, 0.0
         self.count, self.sent, self.received = 0, 0, 0
         if kind == AUTO and communicator.size > 1:
@@ -75,8 +72,9 @@ class Exchange:
             given = tf.constant(vector)
             summed = self._timed(lambda: self._communicator.allreduce(given, "sum", "linear.sum"))
             return self._counted(own, Entries(None, summed.numpy()))
-        pieces = self._cut(own)
-        return self._counted(own, self._timed(lambda: self._sum(pieces)))
+        slices, collective = self._slices(own), getattr(hvd.collectives, self.kind)
+        summed = self._timed(lambda: collective(slices, self._communicator, name="linear.sum"))
+        return self._counted(own, _entries(summed))
 
     def gather(self, own: Entries, vector: np.ndarray, bounds: list[int], counts: list[int]) -> Entries:
         """Everyone's new elements, each rank's out of its own slice of a vector that all have.
@@ -91,7 +89,7 @@ class Exchange:
             The new elements of all; after a dense exchange those that differ from what was there before.
         """
         if self.kind == GATHERED:
-            slices = _slices(own, self._size)
+            slices = self._slices(own)
             gathered = self._timed(
                 lambda: hvd.collectives.allgather_sum(slices, self._communicator, "linear.gather", counts)
             )
@@ -104,26 +102,8 @@ class Exchange:
         changed = np.flatnonzero(whole != vector)
         return self._counted(own, Entries(changed.astype(np.int32), whole[changed]))
 
-    def _cut(self, own: Entries) -> list[tf.IndexedSlices]:
-        """The pieces of a vector."""
-        assert own.indices is not None, "not a dense vector"
-        places = np.searchsorted(own.indices, self._bounds)
-        pieces = []
-        for begin, end, first, last in zip(self._bounds, self._bounds[1:], places, places[1:], strict=False):
-            piece = Entries(own.indices[first:last] - np.int32(begin), own.values[first:last])
-            pieces.append(_slices(piece, end - begin))
-        return pieces
-
-    def _sum(self, pieces: list[tf.IndexedSlices]) -> Entries:
-        """Sums pieces that are in flight at once, or the one that there is."""
-        collective = getattr(hvd.collectives, self.kind)
-        if len(pieces) == 1:
-            return _entries(collective(pieces[0], self._communicator, name="linear.sum"))
-        handles = [
-            hvd.collectives.start(collective, piece, self._communicator, f"linear.sum.{number}")
-            for number, piece in enumerate(pieces)
-        ]
-        return _joined([_entries(handle.wait()) for handle in handles], self._bounds)
+    def _slices(self, own: Entries) -> tf.IndexedSlices:
+        return tf.IndexedSlices(tf.constant(own.values), tf.constant(own.indices), tf.constant([self._size], tf.int64))
 
     def _timed(self, exchanged: Callable[[], T]) -> T:
         begun = time.perf_counter()
@@ -142,25 +122,7 @@ class Exchange:
         return result
 
 
-def _slices(entries: Entries, size: int) -> tf.IndexedSlices:
-    return tf.IndexedSlices(tf.constant(entries.values), tf.constant(entries.indices), tf.constant([size], tf.int64))
-
-
-def _joined(pieces: list[Entries], bounds: list[int]) -> Entries:
-    """The vector that was cut at these bounds; as one where all elements are there if no piece is sparse."""
-    values = np.concatenate([piece.values for piece in pieces])
-    if all(piece.indices is None for piece in pieces):
-        return Entries(None, values)
-    indices = np.empty(len(values), np.int32)
-    at = 0
-    for piece, begin in zip(pieces, bounds, strict=False):
-        end = at + len(piece.values)
-        indices[at:end] = begin + (np.arange(end - at, dtype=np.int32) if piece.indices is None else piece.indices)
-        at = end
-    return Entries(indices, values)
-
-
 def _entries(result: tf.IndexedSlices | tf.Tensor) -> Entries:
     if isinstance(result, tf.IndexedSlices):
-        return Entries(np.asarray(result.indices), np.asarray(result.values))  # no copies
-    return Entries(None, np.asarray(result))
+        return Entries(result.indices.numpy(), result.values.numpy())
+    return Entries(None, result.numpy())

@@ -8,19 +8,20 @@ from tests.benchmarks import needs
 
 
 def run(method, exchange, communication, losses, weights="a"):
-    passes = [{"loss": loss, "test_accuracy": 0.9} for loss in losses]
-    about = {"samples": 10, "nonzeros": 100, "steps": 3, "entries": 5.0, "entries_of_all": 9.0}
     times = {"seconds": communication + 0.5, "communication": communication}
-    return {"method": method, "exchange": exchange, "passes": passes, "weights": weights, **about, **times}
+    passes = [{"loss": loss, "test_accuracy": 0.9, **times} for loss in losses]
+    passes[0] |= {"seconds": 100.0, "communication": 90.0}  # the first one does not count
+    about = {"samples": 10, "nonzeros": 100, "steps": 3, "entries": 5.0, "entries_of_all": 9.0}
+    return {"method": method, "exchange": exchange, "passes": passes, "weights": weights, **about}
 
 
 def figures(sparse=0.1, loss=0.5, weights="a"):
     runs = [
         run("sgd", "dense", 3.0, [0.6, 0.5]),
         run("sgd", "auto", sparse, [0.6, loss]),
-        run("cd", "dense", 2.0, [0.6]),
+        run("cd", "dense", 2.0, [0.6, 0.6]),
     ]
-    runs += [run("sgd", "dense", 3.2, [0.6, 0.5]), run("cd", "allgather", 0.2, [0.6], weights)]
+    runs += [run("sgd", "dense", 3.2, [0.6, 0.5]), run("cd", "allgather", 0.2, [0.6, 0.6], weights)]
     return {"rate": "1gbit", "reached": 9e8, "runs": runs, "learnt": runs[0], "scikit_learn": 0.905}
 
 
@@ -28,13 +29,6 @@ def test_times_are_medians_over_launches_and_compared_with_the_dense_ones():
     first, second, *descent = bench_linear.rows_of(figures()["runs"])
     assert first["communication"] == pytest.approx(3.1) and first["each"] == [3.0, 3.2]
     assert second["times_dense"] == pytest.approx(31) and [row["times_dense"] for row in descent] == [1, 10]
-
-
-def test_pieces_in_flight_are_an_arm_of_their_own():
-    given = figures()["runs"]
-    rows = bench_linear.rows_of([*given, {**given[1], "pieces": 2, "communication": 0.05}])
-    assert [row["exchange"] for row in rows if row["method"] == "sgd"] == ["dense", "auto", "auto, 2 pieces"]
-    assert rows[-1]["times_dense"] == pytest.approx(62)
 
 
 def test_each_target_can_be_missed():

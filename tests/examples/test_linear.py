@@ -167,12 +167,12 @@ def test_options_that_do_not_fit_are_refused(words):
 # ---- learning ----
 
 
-def train(words, ranks=1, in_order=True):
-    """The figures of a run, by threads; without `in_order` several collectives may be in flight."""
+def train(words, ranks=1):
+    """The figures of a run, by threads."""
     options = linear.parse(words)
     if ranks == 1:
         return linear.train(options, LoneCommunicator())
-    everyone = threads.run(ranks, 1, lambda grid: linear.train(options, grid.world), in_order)
+    everyone = threads.run(ranks, 1, lambda grid: linear.train(options, grid.world))
     assert all(each == everyone[0] for each in everyone)
     return everyone[0]
 
@@ -199,26 +199,6 @@ def test_losses_are_those_of_one_rank_for_every_exchange(wide, alone, kind, rank
         np.testing.assert_allclose(curve(figures, name), curve(alone, name), rtol=0, atol=1e-6)
     assert curve(figures)[2] < curve(figures)[0] < np.log(2)
     assert figures["samples"] == alone["samples"] and figures["nonzeros"] == alone["nonzeros"]
-
-
-def test_pieces_in_flight_at_once_sum_to_the_same_bits(wide):
-    words = [*files(wide), *SGD, "--exchange", "allgather", "--batch-size", "20"]
-    whole, cut = train(words, 2), train([*words, "--pieces", "3"], 2, in_order=False)
-    assert cut["weights"] == whole["weights"] and cut["entries_of_all"] == whole["entries_of_all"]
-
-
-@pytest.mark.parametrize("there", [[0, 1, 3], [2, 3], [0, 1, 2, 3], []])
-def test_pieces_may_be_dense_or_empty(there):
-    given = Entries(np.array(there, np.int32), np.arange(1, 1 + len(there), dtype=np.float32))
-    found = exchange.Exchange("allgather", LoneCommunicator(), 4, pieces=2).sum(given)
-    assert found.indices is None if len(there) == 4 else found.indices.tolist() == there
-    assert found.values.tolist() == given.values.tolist()
-
-
-def test_a_dense_exchange_is_not_cut(capsys):
-    with pytest.raises(SystemExit):
-        linear.parse(["--train", "x", "--exchange", "dense", "--pieces", "2"])
-    assert "--pieces is no option of --exchange dense" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("method, kind", [("sgd", "split_allgather"), ("sgd", "dense"), ("cd", "allgather")])
@@ -281,8 +261,7 @@ def run(words):
 
 
 def test_two_processes_learn_what_one_does(wide, alone, tmp_path):
-    words = ["--exchange", "recursive_doubling", "--pieces", "2", "--batch-size", "20", "--meet"]
-    words += ["--json", str(tmp_path / "told.json")]
+    words = ["--exchange", "recursive_doubling", "--batch-size", "20", "--meet", "--json", str(tmp_path / "told.json")]
     ended = run([*files(wide), *SGD, *words])
     assert ended.status == 0, ended.output
     figures = json.loads((tmp_path / "told.json").read_text())

@@ -150,3 +150,14 @@ def test_gradients_that_come_and_go_are_refused(later, problem):
     plan.check({"a": ones(1), "b": ones(1)})
     with pytest.raises(ValueError, match=problem):
         plan.check(later)
+
+
+def test_means_are_taken_out_without_copies_where_they_are_aligned():
+    (bucket,) = plan_of({"odd": ones(5), "late": ones(64), "early": ones(32)}).buckets
+    vector = tf.random.normal([bucket.size])
+    begins = {name: address(piece) - address(vector) for name, piece in bucket.unpack(vector).items()}
+    assert begins["early"] == 0 and begins["late"] == 4 * 32 and begins["odd"] != 4 * 96
+
+
+def address(tensor):
+    return np.asarray(tensor).__array_interface__["data"][0]
