@@ -56,6 +56,19 @@ class Store(NamedTuple):
                 raise TimeoutError(f"Expected {key} in the launcher's store within {patience:g} s, it did not come.")
             time.sleep(_POLL)
 
+    def clear(self, key: object, attempts: int) -> None:
+        """Has the store forget a scope of Horovod's own, of which this is a key; nothing where it has forgotten it.
+
+        It forgets a scope once as many deletions were asked for as it has ranks, and with it all that was asked for in
+        others: so one asks again.
+        """
+        for _ in range(attempts):
+            try:
+                urllib.request.urlopen(f"{self.url}/{key}", timeout=_ANSWER)
+            except urllib.error.HTTPError:
+                return
+            urllib.request.urlopen(urllib.request.Request(f"{self.url}/{key}", method="DELETE"), timeout=_ANSWER)
+
     def verdict(self, count: int, judge: Callable[[list[Any]], Any]) -> Any:
         """What rank 0 makes of everything that was told, of the values of keys 0 to count - 1; the same on all ranks.
 
@@ -82,3 +95,19 @@ class Store(NamedTuple):
             return self.get(key, deadline - time.monotonic())
         except TimeoutError:
             return None
+
+
+def forget_addresses() -> None:
+    """Has the launcher's store forget the addresses at which Horovod's ranks have found each other.
+
+    All ranks call it, once all of them are connected and before any of them starts Horovod again. Horovod 0.28.1 does
+    this itself, but its store clears what ranks have said of all scopes whenever one of them is complete. The addresses
+    that are then left would be taken for new ones when Horovod is started again, and ranks would be refused.
+    """
+    job = os.environ
+    firsts = {"global": "RANK", f"local_{job.get('HOROVOD_HOSTNAME')}": "LOCAL_RANK"}
+    firsts[f"cross_{job.get('HOROVOD_LOCAL_RANK')}"] = "CROSS_RANK"
+    for scope, place in firsts.items():
+        store = Store.of_job(scope)
+        if store is not None and job.get(f"HOROVOD_{place}") == "0":
+            store.clear(0, attempts=4 * int(job["HOROVOD_SIZE"]))  # others that clear theirs may have it begin again

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hvd_sparse import host_names, nodes, shared_memory
 from hvd_sparse.communicator import Communicator, Grid, LoneCommunicator, unknown
-from hvd_sparse.rendezvous import Store
+from hvd_sparse.rendezvous import Store, forget_addresses
 
 Compression = _horovod.Compression
 Average, Sum, Min, Max, Product, Adasum = (
@@ -184,7 +184,8 @@ def init(local_size: int | None = None) -> None:
         RuntimeError: on every rank alike: where Horovod was started for other nodes than these.
     """
     global _grid
-    if not _horovod.is_initialized():
+    starts = not _horovod.is_initialized()
+    if starts:
         host_names.check()
         _start(local_size)
     everyone = list(range(_horovod.size()))
@@ -195,6 +196,9 @@ def init(local_size: int | None = None) -> None:
         else LoneCommunicator("world")
     )
     places = world_communicator.gather_descriptions(nodes.place(local_size), "topology.places")
+    if starts:
+        forget_addresses()  # all are connected: they have met
+        world_communicator.gather_descriptions(None, "topology.forgotten")
     rows = nodes.arrange(places)
     _grid = Grid(
         world_communicator,

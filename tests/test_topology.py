@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import urllib.request
 
 import pytest
-from horovod.runner.http.http_server import KVStoreServer
+from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+from horovod.runner.http.http_server import KVStoreServer, RendezvousServer
 
 from hvd_sparse import host_names, nodes, rendezvous
 from hvd_sparse.rendezvous import Store
@@ -162,3 +164,66 @@ def test_ranks_that_come_and_go_have_no_store_in_common(job, monkeypatch):
     assert Store.of_job("scope").url.endswith("/scope")
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
     assert Store.of_job("scope") is None
+
+
+# ---- addresses of an earlier start ----
+
+
+@pytest.fixture
+def launcher():
+    """The store of horovodrun for two ranks on one host."""
+    server = RendezvousServer()
+    port = server.start()
+    server.init(get_host_assignments([HostInfo("here", 2)], 2, 2))
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+def delete(url):
+    urllib.request.urlopen(urllib.request.Request(url, method="DELETE"))
+
+
+def ranks_find_each_other(launcher, racing):
+    """What two ranks put and delete; `racing`, one is done with all scopes before the other with its host's."""
+    for scope, ranks in (("global", (0, 1)), ("local_here", (0, 1)), ("cross_0", (0,)), ("cross_1", (0,))):
+        for rank in ranks:
+            Store(f"{launcher}/{scope}").put(rank, "an address")
+    for key in ("global/0", "global/1", "local_here/0"):
+        delete(f"{launcher}/{key}")
+    for key in ("cross_0/0", "local_here/1") if racing else ("local_here/1", "cross_0/0"):
+        delete(f"{launcher}/{key}")
+    delete(f"{launcher}/cross_1/0")
+
+
+def left(launcher):
+    scopes = {"global": 2, "local_here": 2, "cross_0": 1, "cross_1": 1}
+    return {
+        f"{scope}/{rank}" for scope, ranks in scopes.items() for rank in range(ranks) if there(launcher, scope, rank)
+    }
+
+
+def there(launcher, scope, rank):
+    try:
+        return bool(Store(f"{launcher}/{scope}").get(rank, patience=0.0))
+    except TimeoutError:
+        return False
+
+
+def forget(launcher, monkeypatch, rank):
+    port = launcher.rpartition(":")[2]
+    places = {"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "SIZE": 2, "HOSTNAME": "here", "CONTROLLER": "gloo"}
+    for name, value in {**places, "GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port}.items():
+        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
+    rendezvous.forget_addresses()
+
+
+@pytest.mark.parametrize("racing", [False, True])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_addresses_are_forgotten_whatever_the_order_in_which_ranks_were_done(launcher, monkeypatch, racing, order):
+    ranks_find_each_other(launcher, racing)
+    assert left(launcher) == ({"local_here/0", "local_here/1"} if racing else set())
+    for rank in order:
+        forget(launcher, monkeypatch, rank)
+    assert not left(launcher)
+    ranks_find_each_other(launcher, racing=False)
+    assert not left(launcher), "what was asked for before counts no more"
