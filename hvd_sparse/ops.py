@@ -28,6 +28,8 @@ _OPERATIONS = (
     "HvdSparseFeedbackMstopk",
     "HvdSparseFeedbackBucketTopk",
     "HvdSparseSumParts",
+    "HvdSparseMean",
+    "HvdSparseSpoil",
     "HvdSparsePack",
     "HvdSparseUnpack",
     "HvdSparseSum",
@@ -193,6 +195,43 @@ def sum_parts(parts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return _library().hvd_sparse_sum_parts(parts=_floats(parts, "parts"))
 
 
+def mean(total: tf.Tensor, divisor: float | tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
+    """Divides a sum, and looks in the same pass whether it is finite.
+
+    Args:
+        total: [d] float32, float16 or bfloat16.
+        divisor: a number or a scalar tensor.
+        dtype: of the result, float32, float16 or bfloat16.
+
+    Returns:
+        mean: [d] of dtype: total / divisor in float32, rounded to nearest even. It takes the place of total where
+            nobody else holds that.
+        spoiled: [] bool, whether an element of it is a NaN or an infinity.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where total is no vector or divisor no scalar.
+    """
+    return _library().hvd_sparse_mean(
+        total=_floats(total, "total"), divisor=tf.cast(divisor, tf.float32), dtype=_float_type(dtype, "dtype")
+    )
+
+
+def spoil(values: tf.Tensor, spoiled: tf.Tensor) -> tf.Tensor:
+    """Makes the first value NaN where a vector is of no use, so that it tells those that receive it.
+
+    Args:
+        values: [k] float32, float16 or bfloat16.
+        spoiled: [] bool.
+
+    Returns:
+        The values, uncopied, where they are not spoiled or there are none.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where values is no vector or spoiled no scalar.
+    """
+    return _library().hvd_sparse_spoil(values=_floats(values, "values"), spoiled=spoiled)
+
+
 def pack(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     """Puts values and indices into one message, so that one collective carries both (CommLib Algorithm 2, line 11).
 
@@ -266,7 +305,8 @@ def check_faults(faults: tf.Tensor, labels: Sequence[str], remedy: str) -> tf.Te
     """Raises where a rank's gradient was not finite.
 
     Args:
-        faults: int32 [b], the largest code of all ranks: 0, or 1 + the number of a rank.
+        faults: int32 [b], the largest code of all ranks: 0, or 1 + the number of a rank; -1 where no rank's gradient is
+            at fault, and the sum over the ranks is not finite all the same.
         labels: b strings, what each code is about.
         remedy: what the user can do, the end of the message.
 
@@ -293,43 +333,6 @@ def clock(unknown: tf.Tensor) -> tf.Tensor:
         [] float64, seconds.
     """
     return _library().hvd_sparse_clock(unknown=unknown)
-
-
-def shared_exchange(
-    vector: tf.Tensor,
-    group: int,
-    channel: str,
-    starts: Sequence[int],
-    lengths: Sequence[int],
-    offsets: Sequence[int],
-    received_size: int,
-) -> tf.Tensor:
-    """Sends each rank of this host a piece of a vector, and gives what they have sent (ops/shared_memory.h).
-
-    Args:
-        vector: [d], any type of fixed size.
-        group: the number that `hvds_neighbours_open` gave.
-        channel: the same on every rank, unique among the exchanges in flight.
-        starts: where each rank's piece begins in the vector.
-        lengths: its elements.
-        offsets: where it goes in what that rank receives.
-        received_size: the elements that this rank receives.
-
-    Returns:
-        [received_size], in the memory in which it was received.
-
-    Raises:
-        tf.errors.AbortedError: where a rank has left or ended.
-    """
-    return _library().hvd_sparse_shared_exchange(
-        vector=vector,
-        group=group,
-        channel=channel,
-        starts=starts,
-        lengths=lengths,
-        offsets=offsets,
-        received_size=received_size,
-    )
 
 
 @functools.cache

@@ -48,12 +48,12 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str) 
     gathered = world.allgather(message, f"{name}.rows")
     summed, indices = _sum_equal(tf.bitcast(gathered[:, 1:], tf.float32), gathered[:, 0])
     mean = tf.reshape(tf.cast(summed / float(world.size), slices.values.dtype), [-1, *segment.shape[1:]])
-    finite = tf.reduce_all(tf.math.is_finite(own))
     count = tf.size(slices.indices)
     traffic = ring_traffic(world, grid, (world.size - 1) * count * 4 * (1 + width))
     return Exchange(
         mean=tf.IndexedSlices(mean, indices, tf.constant(segment.shape)),
-        fault=tf.where(finite, 0, world.world_rank + 1),
+        fault=lambda: tf.where(_finite(own), 0, world.world_rank + 1),
+        spoiled=~_finite(summed),
         updates=(),
         metrics={
             "bytes_inside": traffic.inside,
@@ -62,6 +62,10 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str) 
             "total": count * width,
         },
     )
+
+
+def _finite(values: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_all(tf.math.is_finite(values))
 
 
 def _sum_equal(values: tf.Tensor, indices: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

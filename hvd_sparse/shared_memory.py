@@ -109,17 +109,17 @@ class SharedMemoryCommunicator(Communicator):
         offsets: Sequence[int],
         rows: int,
     ) -> tf.Tensor:
-        """Sends each rank a run of rows, to the place in its memory where it wants them."""
+        """Sends each rank a run of rows, to the place in its memory where it wants them (ops/shared_memory.h)."""
         shape = tensor.shape[1:]
         width = shape.num_elements()
-        received = ops.shared_exchange(
-            self._unknown(tf.reshape(tensor, [-1])),
-            self.group,
-            f"{self.name}.{name}",
-            [width * start for start in starts],
-            [width * length for length in lengths],
-            [width * offset for offset in offsets],
-            width * rows,
+        received = ops.library().hvd_sparse_shared_exchange(
+            vector=self._unknown(tf.reshape(tensor, [-1])),
+            group=self.group,
+            channel=f"{self.name}.{name}",
+            starts=[width * start for start in starts],
+            lengths=[width * length for length in lengths],
+            offsets=[width * offset for offset in offsets],
+            received_size=width * rows,
         )
         return tf.reshape(received, [rows, *shape])
 

@@ -52,7 +52,8 @@ class CheckFaultsOp : public OpKernel {
     for (int64_t i = 0; i < expected; ++i) {
       const int32_t fault = faults.flat<int32_t>()(i);
       if (fault == 0) continue;
-      found += (found.empty() ? "" : ", ") + labels_[i] + " on rank " + std::to_string(fault - 1);
+      found += (found.empty() ? "" : ", ") + labels_[i];
+      found += fault > 0 ? " on rank " + std::to_string(fault - 1) : " in the sum over the ranks, of whom none has any";
     }
     OP_REQUIRES(context, found.empty(),
                 invalid_argument("The gradient holds a NaN or an infinity: ", found, ". ", remedy_));

@@ -26,6 +26,14 @@ int32_t hvds_sum_parts(const void* parts, enum hvds_dtype dtype, int32_t count, 
 // Whether all elements of x [size] are finite.
 bool hvds_all_finite(const float* x, int64_t size, const hvds_parallel* parallel);
 
+// mean[i] = total[i] / divisor, computed in float32 and rounded to the type of mean; returns whether all of it is finite.
+//   total: [size] of `dtype`; mean: [size] of `mean_dtype`, and may be total itself where both are of one type.
+bool hvds_mean(const void* total, enum hvds_dtype dtype, float divisor, void* mean, enum hvds_dtype mean_dtype,
+               int64_t size, const hvds_parallel* parallel);
+
+// A copy of values [size], size >= 1, whose first one is NaN: it tells those that receive it that they are of no use.
+void hvds_spoil(const void* values, enum hvds_dtype dtype, int64_t size, void* marked);
+
 // The length in words of 32 bits of a message with this many entries: an index each, and the values, padded to a word.
 int64_t hvds_message_words(int64_t count, enum hvds_dtype dtype);
 

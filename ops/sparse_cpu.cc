@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <utility>
 #include <vector>
 
@@ -150,6 +151,20 @@ int32_t sum_parts(const Part* parts, int count, int64_t size, float* sum, const 
   return finite ? 0 : blame(parts, count, size);
 }
 
+// ---- mean ----
+
+// Divides elements first to last; returns whether all quotients are finite.
+template <typename Element, typename Mean>
+bool mean_range(const Element* total, float divisor, Mean* mean, int64_t first, int64_t last) {
+  bool finite = true;
+  for (int64_t begin = first; begin < last; begin += kWindow) {
+    const int64_t length = std::min(kWindow, last - begin);
+    for (int64_t i = begin; i < begin + length; ++i) mean[i] = narrow<Mean>(widen(total[i]) / divisor);
+    finite &= all_finite(mean + begin, length);
+  }
+  return finite;
+}
+
 // ---- sparse_sum ----
 
 // Entries whose indices ascend, and the values that belong to them.
@@ -289,6 +304,26 @@ extern "C" int32_t hvds_sum_parts(const void* parts, hvds_dtype dtype, int32_t c
 extern "C" bool hvds_all_finite(const float* x, int64_t size, const hvds_parallel* parallel) {
   return hvds::all_of_ranges(
       parallel, size, [&](int64_t first, int64_t last) { return hvds::all_finite(x + first, last - first); });
+}
+
+extern "C" bool hvds_mean(const void* total, hvds_dtype dtype, float divisor, void* mean, hvds_dtype mean_dtype,
+                          int64_t size, const hvds_parallel* parallel) {
+  return hvds::with_type(dtype, [&](auto* value) {
+    return hvds::with_type(mean_dtype, [&](auto* element) {
+      using Mean = std::remove_const_t<std::remove_pointer_t<decltype(element)>>;
+      return hvds::all_of_ranges(parallel, size, [&](int64_t first, int64_t last) {
+        return hvds::mean_range(static_cast<decltype(value)>(total), divisor, static_cast<Mean*>(mean), first, last);
+      });
+    });
+  });
+}
+
+extern "C" void hvds_spoil(const void* values, hvds_dtype dtype, int64_t size, void* marked) {
+  std::memcpy(marked, values, size * hvds::item_size(dtype));
+  hvds::with_type(dtype, [&](auto* element) {
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(element)>>;
+    *static_cast<Element*>(marked) = hvds::narrow<Element>(std::numeric_limits<float>::quiet_NaN());
+  });
 }
 
 extern "C" int64_t hvds_message_words(int64_t count, hvds_dtype dtype) {

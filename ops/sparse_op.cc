@@ -32,6 +32,23 @@ absl::Status sum_parts_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
+absl::Status mean_shape(InferenceContext* c) {
+  ShapeHandle total, ignored;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &total));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &ignored));
+  c->set_output(0, total);
+  c->set_output(1, c->Scalar());
+  return absl::OkStatus();
+}
+
+absl::Status spoil_shape(InferenceContext* c) {
+  ShapeHandle values, ignored;
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &values));
+  TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &ignored));
+  c->set_output(0, values);
+  return absl::OkStatus();
+}
+
 absl::Status pack_shape(InferenceContext* c) {
   ShapeHandle values, indices;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &values));
@@ -79,6 +96,22 @@ REGISTER_OP("HvdSparseSumParts")
     .Output("fault: int32")
     .Attr("T: {float, half, bfloat16}")
     .SetShapeFn(sum_parts_shape);
+
+REGISTER_OP("HvdSparseMean")
+    .Input("total: T")
+    .Input("divisor: float")
+    .Output("mean: dtype")
+    .Output("spoiled: bool")
+    .Attr("T: {float, half, bfloat16}")
+    .Attr("dtype: {float, half, bfloat16}")
+    .SetShapeFn(mean_shape);
+
+REGISTER_OP("HvdSparseSpoil")
+    .Input("values: T")
+    .Input("spoiled: bool")
+    .Output("marked: T")
+    .Attr("T: {float, half, bfloat16}")
+    .SetShapeFn(spoil_shape);
 
 REGISTER_OP("HvdSparsePack")
     .Input("values: T")
@@ -141,6 +174,61 @@ absl::Status check_entries(const Tensor& values, const Tensor& indices) {
   return invalid_argument("Expected values [k] and indices [k] of the same length, got shapes ",
                           values.shape().DebugString(), " and ", indices.shape().DebugString());
 }
+
+class MeanOp : public OpKernel {
+ public:
+  explicit MeanOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("dtype", &dtype_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& total = context->input(0);
+    OP_REQUIRES(context, total.dims() == 1 && context->input(1).dims() == 0,
+                invalid_argument("Expected a total [d] and a scalar divisor, got shapes ", total.shape().DebugString(),
+                                 " and ", context->input(1).shape().DebugString()));
+    Tensor* mean = nullptr;
+    OP_REQUIRES_OK(context, mean_output(context, &mean));
+    Tensor* spoiled = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &spoiled));
+    const DeviceThreads threads(context);
+    spoiled->scalar<bool>()() =
+        !hvds_mean(total.data(), dtype_of(total.dtype()), context->input(1).scalar<float>()(), mean->data(),
+                   dtype_of(dtype_), total.NumElements(), threads.get());
+  }
+
+ private:
+  // In place of the total where nobody else holds it.
+  absl::Status mean_output(OpKernelContext* context, Tensor** mean) {
+    const TensorShape shape = context->input(0).shape();
+    if (context->input(0).dtype() == dtype_ &&
+        context->forward_input_to_output_with_shape(0, 0, shape, mean)) {
+      return absl::OkStatus();
+    }
+    return means_.allocate(context, 0, shape, mean);
+  }
+
+  tensorflow::DataType dtype_;
+  KeptOutputs means_;
+};
+
+class SpoilOp : public OpKernel {
+ public:
+  using OpKernel::OpKernel;
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& values = context->input(0);
+    OP_REQUIRES(context, values.dims() == 1 && context->input(1).dims() == 0,
+                invalid_argument("Expected values [k] and a scalar spoiled, got shapes ",
+                                 values.shape().DebugString(), " and ", context->input(1).shape().DebugString()));
+    if (!context->input(1).scalar<bool>()() || values.NumElements() == 0) {
+      context->set_output(0, values);
+      return;
+    }
+    Tensor* marked = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, values.shape(), &marked));
+    hvds_spoil(values.data(), dtype_of(values.dtype()), values.NumElements(), marked->data());
+  }
+};
 
 class PackOp : public OpKernel {
  public:
@@ -241,6 +329,8 @@ class SparseSumOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdSparseSumParts").Device(DEVICE_CPU), SumPartsOp);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseMean").Device(DEVICE_CPU), MeanOp);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseSpoil").Device(DEVICE_CPU), SpoilOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparsePack").Device(DEVICE_CPU), PackOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseUnpack").Device(DEVICE_CPU), UnpackOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseSum").Device(DEVICE_CPU), SparseSumOp);

@@ -240,6 +240,44 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_and_spoils_nothing(name, 
         assert f"rank {poisoned}" in text and "Nothing was written" in text
 
 
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_ranks_ask_whose_fault_it_is_only_where_there_is_one(name, monkeypatch):
+    """What is exchanged tells that all is well; sums in SparCML's streams do not."""
+    asked = []
+    carried = threads.ThreadCommunicator._allreduce
+
+    def heard(self, tensor, op, called):
+        asked.extend([called] if called.endswith(".commit") else [])
+        return carried(self, tensor, op, called)
+
+    monkeypatch.setattr(threads.ThreadCommunicator, "_allreduce", heard)
+    recipe = AGGREGATORS[name].make(0.1, "float32")
+
+    def one_rank(grid):
+        state = recipe.init(Spec(40, grid))
+        recipe.aggregate(tf.ones([40]), state)
+        before = len(asked) if grid.world.rank == 0 else None
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 3"):
+            recipe.aggregate(tf.fill([40], np.nan if grid.world.rank == 3 else 1.0), state)
+        return before
+
+    before = threads.run(4, 2, one_rank)[0]
+    assert (before > 0) == name.startswith("sparcml")
+    assert len(asked) == (8 if name.startswith("sparcml") else 4)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_a_sum_over_the_ranks_that_overflows_stops_all_of_them(name):
+    recipe = AGGREGATORS[name].make(1.0, "float32")
+
+    def one_rank(grid):
+        state = recipe.init(Spec(9, grid))
+        with pytest.raises(tf.errors.InvalidArgumentError, match="in the sum over the ranks, of whom none has any"):
+            recipe.aggregate(tf.fill([9], 3e38), state)
+
+    threads.run(2, 1, one_rank)
+
+
 @pytest.mark.parametrize("name", WIRED)
 @given(run=runs(fills=[integers], dtypes=["float32"], wires=["float16"]))
 def test_a_value_that_the_wire_cannot_carry_stops_all_ranks_and_spoils_nothing(name, run):

@@ -8,8 +8,9 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.transaction import Reduced, blame, nothing, ring_traffic
+from hvd_sparse.aggregators.transaction import Parts, Reduced, blame, nothing, ring_traffic
 from hvd_sparse.compressors import check_wire_dtype
+from hvd_sparse.spec import Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,19 +38,28 @@ class AllReduce(Aggregator):
         spec, communicator = state.spec, state.communicator
         if spec.size == 0:
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
-        summed, fault = ops.sum_parts(parts.rows)
+        summed, fault = self._own_sum(parts, spec)
         wire = tf.as_dtype(self.wire_dtype or spec.dtype)
         total = communicator.allreduce(tf.cast(summed, wire), "sum", f"{spec.name}.allreduce")
         ranks = communicator.size
         sent = 2 * (ranks - 1) * spec.size * wire.size // ranks
+        mean, spoiled = ops.mean(total, divisor, spec.dtype)
         return Reduced(
-            total=tf.cast(tf.cast(total, tf.float32) / float(divisor), spec.dtype),
-            fault=blame(fault, parts.sources, spec.grid),
+            total=mean,
+            fault=fault,
             updates=(),
             traffic=ring_traffic(communicator, spec.grid, sent),
             kept=spec.size,
             considered=spec.size,
+            spoiled=spoiled,
         )
+
+    def _own_sum(self, parts: Parts, spec: Spec) -> tuple[tf.Tensor, tf.Tensor]:
+        """The sum of this rank's parts, and the fault that is seen on the way; a single part is not looked at."""
+        if len(parts.sources) == 1:
+            return tf.reshape(parts.rows, [spec.size]), tf.constant(0)
+        summed, fault = ops.sum_parts(parts.rows)
+        return summed, blame(fault, parts.sources, spec.grid)
 
     def owed(self, state):
         return tf.zeros([state.spec.size], tf.float32)

@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse import topology
-from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense
+from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense, own_fault
 from hvd_sparse.communicator import Communicator
 from hvd_sparse.spec import Spec, describe
 
@@ -103,9 +103,15 @@ class Aggregator(abc.ABC):
             row = tf.ensure_shape(vector, [spec.size])[tf.newaxis]
             reduced = self.reduce(Parts(row, (world.world_rank,)), world.size, state)
             mean = dense(reduced.total, spec.size, world.size, spec.dtype)
+
+        def fault() -> tf.Tensor:
+            seen = reduced.fault
+            return seen if reduced.spoiled is None else tf.maximum(seen, own_fault(row, world.world_rank))
+
         return Exchange(
             mean=mean,
-            fault=reduced.fault,
+            fault=fault,
+            spoiled=reduced.spoiled,
             updates=reduced.updates,
             metrics={
                 "bytes_inside": reduced.traffic.inside,

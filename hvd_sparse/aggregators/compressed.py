@@ -6,9 +6,9 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse import collectives
+from hvd_sparse import collectives, ops
 from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.transaction import Parts, Reduced, Update, blame, nothing, ring_traffic
+from hvd_sparse.aggregators.transaction import Parts, Reduced, Update, blame, marked, nothing, ring_traffic
 from hvd_sparse.communicator import Communicator
 from hvd_sparse.compressors import Compressor, Selection
 
@@ -33,7 +33,7 @@ class Compressed(Aggregator):
         if spec.size == 0:
             return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
         selection = self.compressor.compress(parts.rows, state.inner)
-        total, sent = _gathered(selection, communicator, f"{spec.name}.allgather_sum")
+        total, spoiled, sent = _gathered(selection, communicator, f"{spec.name}.allgather_sum")
         return Reduced(
             total=total,
             fault=blame(selection.fault, parts.sources, spec.grid),
@@ -41,6 +41,7 @@ class Compressed(Aggregator):
             traffic=ring_traffic(communicator, spec.grid, (communicator.size - 1) * sent),
             kept=collectives.count(selection.slices),
             considered=spec.size,
+            spoiled=spoiled,
         )
 
     def owed(self, state):
@@ -61,12 +62,16 @@ class Compressed(Aggregator):
 
 
 def _gathered(selection: Selection, communicator: Communicator, name: str):
-    """The contributions of all ranks, and the bytes of this rank's."""
+    """The contributions of all ranks, whether they are spoiled, and the bytes of this rank's."""
     slices, coded = selection.slices, selection.coded
     if coded is None:
-        return collectives.allgather_sum(slices, communicator, name), collectives.message_bytes(slices)
+        values = ops.spoil(slices.values, selection.fault != 0)
+        slices = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
+        total = collectives.allgather_sum(slices, communicator, name)
+        starts = [rank * collectives.count(slices) for rank in range(communicator.size)]
+        return total, marked(total.values, starts), collectives.message_bytes(slices)
     total = collectives.allgather_coded(slices, coded.codes, coded.scales, coded.quantizer, communicator, name)
-    return total, collectives.coded_bytes(slices, coded.codes, coded.scales)
+    return total, None, collectives.coded_bytes(slices, coded.codes, coded.scales)
 
 
 def _no_slices(parts: Parts, dtype: tf.DType) -> tf.IndexedSlices:

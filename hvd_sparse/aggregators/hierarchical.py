@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
+from collections.abc import Sequence
 
 import tensorflow as tf
 
-from hvd_sparse import collectives
+from hvd_sparse import collectives, ops
 from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.transaction import Parts, Traffic, dense
+from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, dense, marked
 from hvd_sparse.communicator import Communicator
 from hvd_sparse.spec import Spec, own_shard, shards
 
@@ -51,9 +53,9 @@ class Hierarchical(Aggregator):
         spec, node = state.spec, state.communicator
         shard, scattered = self._scatter(parts, spec, node)
         reduced = self.inner.reduce(shard, divisor, state.inner)
-        total, gathered = self._gather(reduced.total, divisor, state)
+        total, spoiled, gathered = self._gather(reduced, divisor, state)
         traffic = reduced.traffic.plus(Traffic(inside=scattered + gathered))
-        return reduced._replace(total=total, traffic=traffic)
+        return reduced._replace(total=total, spoiled=spoiled, traffic=traffic)
 
     def owed(self, state):
         own = own_shard(state.spec.size, state.communicator)
@@ -82,21 +84,24 @@ class Hierarchical(Aggregator):
         rows = tf.reshape(received, [node.size, own or -1])
         return Parts(rows, node.ranks), (spec.size - own) * spec.dtype.size
 
-    def _gather(self, total: tf.Tensor | tf.IndexedSlices, divisor: int, state: Level):
-        """The whole vector's total out of its shards, and the bytes sent for it."""
+    def _gather(self, reduced: Reduced, divisor: int, state: Level):
+        """The whole vector's total out of its shards, whether it is spoiled, and the bytes sent for it."""
         spec, node = state.spec, state.communicator
         if node.size == 1:
-            return total, 0
+            return reduced.total, reduced.spoiled, 0
         own = own_shard(spec.size, node)
+        sizes = [each.size for each in shards(spec.size, node.size)]
+        told = reduced.spoiled if min(sizes) > 0 else None  # an empty shard has no value that could tell
         name = f"{spec.name}.all_gather"
         counts = self._sparse_counts(spec)
         if counts is None:
-            shard = dense(total, own.size, divisor, spec.dtype)
-            sizes = [each.size for each in shards(spec.size, node.size)]
-            return node.allgather(shard, name, sizes), (node.size - 1) * own.size * spec.dtype.size
-        placed = tf.IndexedSlices(total.values, total.indices + own.offset, tf.constant([spec.size]))
-        sent = (node.size - 1) * collectives.message_bytes(placed)
-        return collectives.allgather_sum(placed, node, name, counts), sent
+            shard = _marked_as(told, dense(reduced.total, own.size, divisor, spec.dtype))
+            mean = node.allgather(shard, name, sizes)
+            return mean, _seen(told, mean, sizes), (node.size - 1) * own.size * spec.dtype.size
+        values, indices = _marked_as(told, reduced.total.values), reduced.total.indices + own.offset
+        placed = tf.IndexedSlices(values, indices, tf.constant([spec.size]))
+        total = collectives.allgather_sum(placed, node, name, counts)
+        return total, _seen(told, total.values, counts), (node.size - 1) * collectives.message_bytes(placed)
 
     def _sparse_counts(self, spec: Spec) -> list[int] | None:
         """Entries of each shard's sum where index and value pairs are fewer bytes than dense shards, else None."""
@@ -108,3 +113,13 @@ class Hierarchical(Aggregator):
                 return None
             counts.append(count)
         return counts if 8 * sum(counts) < spec.dtype.size * spec.size else None
+
+
+def _marked_as(spoiled: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
+    """What a rank hands on: it tells whether it is spoiled, where that is known."""
+    return values if spoiled is None else ops.spoil(values, spoiled)
+
+
+def _seen(spoiled: tf.Tensor | None, gathered: tf.Tensor, lengths: Sequence[int]) -> tf.Tensor | None:
+    """Whether any of what was handed on is spoiled; None where that was not told."""
+    return None if spoiled is None else marked(gathered, [0, *itertools.accumulate(lengths[:-1])])

@@ -31,6 +31,7 @@ class _Outputs(NamedTuple):
 
     total: tf.Tensor
     fault: tf.Tensor
+    spoiled: tf.Tensor
     counts: tf.Tensor
     values: list[list[tf.Tensor]]
 
@@ -152,6 +153,7 @@ class Schedule(Aggregator):
         return _Outputs(
             total=dense(reduced.total, level.spec.size, divisor, tf.float32),
             fault=reduced.fault,
+            spoiled=_told(reduced, level.spec),
             counts=tf.stack([tf.cast(count, tf.int64) for count in counts]),
             values=values,
         )
@@ -166,6 +168,7 @@ class Schedule(Aggregator):
         return Reduced(
             total=tf.cast(tf.ensure_shape(outputs.total, [state.spec.size]), state.spec.dtype),
             fault=outputs.fault,
+            spoiled=outputs.spoiled,
             updates=(*advanced, *self._flushes(stage, switched, state)),
             traffic=Traffic(inside, across),
             kept=kept,
@@ -182,3 +185,11 @@ class Schedule(Aggregator):
             for update in aggregator.restored(level, nothing_owed)
         ]
         return [*cleared, Update(state.holder, stage)]
+
+
+def _told(reduced: Reduced, spec: Spec) -> tf.Tensor:
+    """Whether what a stage has exchanged is spoiled; where it does not tell, ranks ask each other: all branches do."""
+    if reduced.spoiled is not None:
+        return reduced.spoiled
+    faults = spec.grid.world.allreduce(reduced.fault, "max", f"{spec.name}.fault")
+    return faults != 0

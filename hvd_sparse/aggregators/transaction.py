@@ -3,11 +3,16 @@
 An exchange is a transaction: it computes the mean and the new state, and the state is written only after all
 ranks agree that nobody's gradient held a NaN or an infinity. So a step that fails, fails on every rank and leaves
 every residual as it was.
+
+Ranks agree on it by what they exchange anyway, wherever they can: a NaN or an infinity of one rank is one in a dense
+sum, and a rank that sends a selection, or hands on a part of the mean, makes its first value NaN when it knows of a
+fault. All ranks receive the same bits and look at the same places. Only once something is wrong do they ask each other
+whose fault it is; a collective of its own in every step would cost as much as the smallest exchange.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -59,6 +64,8 @@ class Reduced(NamedTuple):
         traffic: what this rank sent.
         kept: elements that this rank chose to send.
         considered: elements among which it chose.
+        spoiled: [] bool, whether any rank's vector is not finite, the same on every rank that has exchanged; None where
+            what was exchanged does not tell it, and ranks have to ask each other.
     """
 
     total: tf.Tensor | tf.IndexedSlices
@@ -67,6 +74,7 @@ class Reduced(NamedTuple):
     traffic: Traffic
     kept: int | tf.Tensor
     considered: int
+    spoiled: tf.Tensor | None = None
 
 
 class Exchange(NamedTuple):
@@ -74,13 +82,16 @@ class Exchange(NamedTuple):
 
     Attributes:
         mean: [size], in the vector's dtype, the same bits on every rank.
-        fault: [] int32 as this rank sees it: 0, or 1 + the world rank whose vector is not finite.
+        fault: computes, [] int32, whose fault it is as this rank sees it: 0, or 1 + the world rank whose vector is not
+            finite.
+        spoiled: see `Reduced`.
         updates: what `commit` writes.
         metrics: bytes_inside, bytes_across, kept, total; each a number or a scalar tensor.
     """
 
     mean: tf.Tensor
-    fault: tf.Tensor
+    fault: Callable[[], tf.Tensor]
+    spoiled: tf.Tensor | None
     updates: tuple[Update, ...]
     metrics: dict[str, Any]
 
@@ -98,18 +109,40 @@ def commit(exchanges: Sequence[Exchange], labels: Sequence[str], world: Communic
         Tensors on which everything that uses the means must depend.
 
     Raises:
-        tf.errors.InvalidArgumentError: on every rank alike where a rank's vector was not finite; it names rank, label
-            and remedy, and nothing is written.
+        tf.errors.InvalidArgumentError: on every rank alike where a rank's vector was not finite, or the sum over the
+            ranks; it names label, rank and remedy, and nothing is written.
 
-    Steps and bytes: one all-reduce of 4 bytes an exchange; it runs beside the exchanges.
+    Steps and bytes: none while all is well and every exchange tells it; else one all-reduce of 4 bytes an exchange.
     """
-    faults = world.allreduce(tf.stack([exchange.fault for exchange in exchanges]), "max", name)
-    checked = ops.check_faults(faults, list(labels), REMEDY)
+    checked = ops.check_faults(_faults(exchanges, world, name), list(labels), REMEDY)
     with tf.control_dependencies([checked]):
         for exchange in exchanges:
             for update in exchange.updates:
                 _assign(update)
     return [checked]
+
+
+def _faults(exchanges: Sequence[Exchange], world: Communicator, name: str) -> tf.Tensor:
+    """What `ops.check_faults` takes, [exchanges] int32, the same on every rank."""
+
+    def asked() -> tf.Tensor:
+        return world.allreduce(tf.stack([exchange.fault() for exchange in exchanges]), "max", name)
+
+    told = [exchange.spoiled for exchange in exchanges if exchange.spoiled is not None]
+    if len(told) < len(exchanges):
+        return asked()
+    spoiled = tf.stack(told)
+
+    def blamed() -> tf.Tensor:
+        faults = asked()
+        return tf.where(spoiled & (faults == 0), -1, faults)
+
+    return tf.cond(tf.reduce_any(spoiled), blamed, lambda: tf.zeros([len(exchanges)], tf.int32))
+
+
+def marked(values: tf.Tensor, starts: Sequence[int | tf.Tensor]) -> tf.Tensor:
+    """Whether any of the vectors that lie one after the other in `values`, from `starts` on, was spoiled, [] bool."""
+    return tf.reduce_any(tf.math.is_nan(tf.gather(values, tf.stack(list(starts)))))
 
 
 def _assign(update: Update) -> None:
@@ -140,6 +173,12 @@ def nothing(parts: Parts, total: tf.Tensor | tf.IndexedSlices) -> Reduced:
     have yet to begin the step.
     """
     return Reduced(total, tf.size(parts.rows), (), Traffic(), 0, 0)
+
+
+def own_fault(row: tf.Tensor, rank: int) -> tf.Tensor:
+    """0, or 1 + this world rank where its own vector, [1, size], is not finite; [] int32."""
+    _, fault = ops.sum_parts(row)
+    return tf.where(fault == 0, 0, rank + 1)
 
 
 def blame(fault: tf.Tensor, sources: Sequence[int], grid: Grid) -> tf.Tensor:

@@ -55,6 +55,18 @@ void check_sum_parts(int64_t size, hvds_dtype dtype, const hvds_parallel* parall
   }
 }
 
+void check_mean(int64_t size, hvds_dtype dtype, const hvds_parallel* parallel) {
+  const std::unique_ptr<char[]> total = ones(size, dtype);
+  const std::unique_ptr<float[]> mean(new float[size]);
+  expect(hvds_mean(total.get(), dtype, 2, mean.get(), HVDS_FLOAT32, size, parallel), "finite");
+  for (int64_t i = 0; i < size; ++i) expect(mean[i] == 0.5f, "half of one");
+  expect(hvds_mean(total.get(), dtype, 1, total.get(), dtype, size, parallel), "finite in place");
+  if (size == 0) return;
+  const std::unique_ptr<char[]> marked(new char[size * item_size(dtype)]);
+  hvds_spoil(total.get(), dtype, size, marked.get());
+  expect(!hvds_mean(marked.get(), dtype, 2, mean.get(), HVDS_FLOAT32, size, parallel), "spoiled");
+}
+
 void check_messages(int64_t size, hvds_dtype dtype) {
   const int32_t counts[] = {int32_t(size), 0, int32_t(size)};
   const int64_t words = hvds_message_words(size, dtype);
@@ -98,6 +110,7 @@ int main() {
       for (const int64_t size : kSizes) {
         for (const hvds_dtype dtype : kTypes) {
           check_sum_parts(size, dtype, parallel);
+          check_mean(size, dtype, parallel);
           check_messages(size, dtype);
           check_sparse_sum(size, dtype, true, parallel);
           check_sparse_sum(size, dtype, false, parallel);

@@ -1,4 +1,4 @@
-"""sum_parts, pack, unpack, sparse_sum and check_faults against NumPy, to the bit."""
+"""sum_parts, pack, unpack and sparse_sum against NumPy, to the bit."""
 
 import re
 
@@ -207,20 +207,6 @@ def test_a_negative_zero_is_added_to_zero():
     same_bits(ops.sparse_sum([-0.0], [1], 2).numpy(), np.zeros(2, np.float32))
 
 
-# ---- check_faults ----
-
-
-def test_no_fault_passes():
-    assert ops.check_faults([0, 0], ["a", "b"], "Do this.").numpy().tolist() == [0, 0]
-
-
-def test_a_fault_names_label_rank_and_remedy():
-    with pytest.raises(tf.errors.InvalidArgumentError) as raised:
-        ops.check_faults([0, 3, 1], ["a", "the bucket", "c"], "Do this.")
-    text = "The gradient holds a NaN or an infinity: the bucket on rank 2, c on rank 0. Do this."
-    assert text in str(raised.value)
-
-
 # ---- arguments that cannot be ----
 
 ONE = np.ones(1, np.float32)
@@ -228,6 +214,18 @@ FIRST = np.zeros(1, np.int32)
 BAD_CALLS = {
     "parts of one dimension": (lambda: ops.sum_parts(ONE), "Expected parts [n, d] with n of at least 1, got shape [1]"),
     "no part": (lambda: ops.sum_parts(np.zeros((0, 3), np.float32)), "with n of at least 1, got shape [0,3]"),
+    "a sum of two dimensions": (
+        lambda: ops.mean(np.ones((2, 1), np.float32), 2, tf.float32),
+        "Expected a total [d] and a scalar divisor, got shapes [2,1] and []",
+    ),
+    "a divisor that is no scalar": (
+        lambda: ops.mean(ONE, tf.constant([2.0]), tf.float32),
+        "Expected a total [d] and a scalar divisor, got shapes [1] and [1]",
+    ),
+    "spoilt values of two dimensions": (
+        lambda: ops.spoil(np.ones((2, 1), np.float32), True),
+        "Expected values [k] and a scalar spoiled, got shapes [2,1] and []",
+    ),
     "packed lengths": (
         lambda: ops.pack(np.ones(2, np.float32), FIRST),
         "Expected values [k] and indices [k] of the same length, got shapes [2] and [1]",
@@ -290,6 +288,8 @@ def test_bad_arguments_are_refused_in_words(case):
     "call",
     [
         lambda bad: ops.sum_parts(bad[np.newaxis]),
+        lambda bad: ops.mean(bad, 2, tf.float32),
+        lambda bad: ops.spoil(bad, True),
         lambda bad: ops.pack(bad, FIRST),
         lambda bad: ops.sparse_sum(bad, FIRST, 1),
     ],
@@ -315,6 +315,8 @@ def test_shapes_are_known_when_a_graph_is_made():
     @tf.function
     def graph(values, indices, parts):
         shapes.append([tensor.shape.as_list() for tensor in ops.sum_parts(parts)])
+        shapes.append([tensor.shape.as_list() for tensor in ops.mean(values, 2, tf.float32)])
+        shapes.append(ops.spoil(values, tf.reduce_all(indices > 0)).shape.as_list())
         message = ops.pack(values, indices)
         shapes.append(message.shape.as_list())
         shapes.append([tensor.shape.as_list() for tensor in ops.unpack(message, [3], values.dtype)])
@@ -322,7 +324,7 @@ def test_shapes_are_known_when_a_graph_is_made():
         shapes.append(ops.check_faults(tf.zeros([2], tf.int32), ["a", "b"], "").shape.as_list())
 
     graph(tf.ones([3], tf.float16), tf.range(3), tf.ones([2, 5]))
-    assert shapes == [[[5], []], [5], [[3], [3]], [9], [2]]
+    assert shapes == [[[5], []], [[3], []], [3], [5], [[3], [3]], [9], [2]]
 
 
 def test_shapes_may_be_unknown_when_a_graph_is_made():
@@ -348,6 +350,9 @@ def test_shapes_may_be_unknown_when_a_graph_is_made():
     "make",
     [
         lambda: ops.sum_parts(tf.zeros([3])),
+        lambda: ops.mean(tf.zeros([3, 1]), 2, tf.float32),
+        lambda: ops.mean(tf.zeros([3]), tf.constant([2.0]), tf.float32),
+        lambda: ops.spoil(tf.zeros([3, 1]), tf.constant(True)),
         lambda: ops.pack(tf.zeros([3]), tf.zeros([2], tf.int32)),
         lambda: ops.unpack(tf.zeros([3, 1], tf.int32), tf.zeros([1], tf.int32), tf.float32),
         lambda: ops.sparse_sum(tf.zeros([3]), tf.zeros([2], tf.int32), 5),
