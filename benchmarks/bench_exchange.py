@@ -41,8 +41,10 @@ WARM = 5  # rounds that do not count
 SHORT, SPARSE_SHORT = 4, 2  # times as many rounds where one takes milliseconds, or is one of a sparse recipe
 _RANK_LIMIT = 1500.0  # seconds for one shape and link
 # What a rank's memory has to hold, in vectors of the gradient's size: gradient, its pieces, mean and what is checked;
-# and for an arm that keeps something from round to round two residuals, the old and the new, and what it works on.
+# and for an arm that keeps something from round to round two residuals, the old and the new, and what it works on. Ours
+# that send all of it have no residual, but outputs that their kernels use again, and shared memory.
 _PASSING, _KEPT = 5, 3
+_KEEPING = (*SPARSE, "dense", "torus2d")
 _PROCESS = 0.35e9  # bytes of a rank without any vector
 _SPARE = 1.5e9  # bytes of the machine that are left alone
 
@@ -138,7 +140,7 @@ def groups_of(arms: Sequence[str], size: int, ranks: int, available: float) -> l
         return []
     groups: list[list[str]] = [[]]
     for arm in arms:
-        if arm in SPARSE and sum(each in SPARSE for each in groups[-1]) == kept_at_once:
+        if arm in _KEEPING and sum(each in _KEEPING for each in groups[-1]) == kept_at_once:
             groups.append([])
         groups[-1].append(arm)
     return groups
