@@ -155,23 +155,26 @@ def measure(shape: tuple[int, int], rate: str, cells: list[dict], launcher: str)
         reached = raw_rate(cluster)
         told = f"one connection reaches {reached / 1e6:,.0f} Mbit/s ({cluster.congestion})"
         print(f"{nodes}x{local}, {rate}: {told}", flush=True)
-        job = {"local": local, "address": cluster.address(0), "port": 29500, "cells": cells}
-        (folder / "job.json").write_text(json.dumps(job))
-        command = [
-            sys.executable,
-            "-m",
-            "benchmarks.exchange_rank",
-            str(folder / "job.json"),
-            str(folder / "results.json"),
-        ]
+        job = {"local": local, "address": cluster.address(0), "port": 29500}
+        files = [str(folder / "job.json"), str(folder / "results.json")]
+        command = [sys.executable, "-m", "benchmarks.exchange_rank", *files]
         # What auto measures is kept for this cluster alone: the next one has the same addresses and other links.
         environment = {"GLOO_SOCKET_IFNAME": "eth0", notebook.CACHE_VARIABLE: name}
-        statuses = cluster.run(command, environment, _RANK_LIMIT, launcher)
-        if any(statuses):
-            raise RuntimeError(f"the ranks of {nodes}x{local} at {rate} ended with {statuses}")
-        results = json.loads((folder / "results.json").read_text())
+        parts = []
+        for together in launches(cells):
+            (folder / "job.json").write_text(json.dumps({**job, "cells": together}))
+            statuses = cluster.run(command, environment, _RANK_LIMIT, launcher)
+            if any(statuses):
+                raise RuntimeError(f"the ranks of {nodes}x{local} at {rate} ended with {statuses}")
+            parts.append(json.loads((folder / "results.json").read_text()))
     about = {"shape": list(shape), "rate": rate, "reached": reached, "congestion": cluster.congestion}
-    return {**about, **results}
+    return {**about, **parts[0], "cells": [cell for part in parts for cell in part["cells"]]}
+
+
+def launches(cells: Sequence[dict]) -> list[list[dict]]:
+    """Cells that share the ranks of one start, then those whose arms fill the memory, each with ranks of its own."""
+    small = [cell for cell in cells if len(cell["groups"]) == 1]
+    return [small, *([cell] for cell in cells if len(cell["groups"]) > 1)]
 
 
 def _fits(cell: dict, ranks: int) -> bool:

@@ -182,6 +182,13 @@ def idle_bytes_per_second(clock: Clock) -> list[float]:
     return everyones[:: hvd.topology.node().size]
 
 
+def write(results: dict, path: pathlib.Path) -> None:
+    """Writes JSON by temporary name and rename."""
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(results))
+    part.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)
@@ -193,15 +200,15 @@ def main() -> None:
     clock = Clock()
     clock.meet()
     results = {"idle": idle_bytes_per_second(clock), "cluster": planner.measure(), "cells": []}
+    if hvd.rank() == 0:
+        write(results, options.results)
     for cell in job["cells"]:
         own = run_cell(cell, job, clock)
         everyones = hvd.topology.world().gather_descriptions(own, "cell")
         if hvd.rank() == 0:
             merged = merge(own, everyones)
             results["cells"].append({**cell, **merged})
-            part = options.results.with_suffix(".part")
-            part.write_text(json.dumps(results))
-            part.replace(options.results)
+            write(results, options.results)
             medians = {name: 1e3 * float(np.median(taken)) for name, taken in merged["seconds"].items()}
             shown = ", ".join(f"{name} {median:.0f}" for name, median in medians.items())
             print(f"  d = {cell['size']:,}, density {cell['density']}: ms {shown}", flush=True)

@@ -25,6 +25,14 @@ def test_a_cell_for_which_there_is_no_memory_has_no_groups():
     assert bench_exchange.groups_of(ARMS, 110 * 10**6, 8, 20e9) == []
 
 
+def test_a_cell_that_fills_the_memory_has_ranks_of_its_own():
+    one, two = {"groups": [ARMS]}, {"groups": [ARMS]}
+    large, larger = {"groups": [ARMS[:3], ARMS[3:]]}, {"groups": [[arm] for arm in ARMS]}
+    assert bench_exchange.launches([one, large, two, larger]) == [[one, two], [large], [larger]]
+    assert bench_exchange.launches([large]) == [[], [large]]
+    assert bench_exchange.launches([]) == [[]]
+
+
 def row(arm, ms, density=0.01, decided=()):
     cell = {"shape": "2x2", "rate": "1gbit", "size": "25M", "density": density}
     return {**cell, "arm": arm, "ms": ms, "decided": list(decided)}
