@@ -22,7 +22,7 @@ class ImageSettings:
         averaged: the last epochs whose weights, one set an epoch, are averaged for the end; 0 takes the last weights.
     """
 
-    epochs: int = 12
+    epochs: int = 24
     train: int = 8192
     held_out: int = 16384
     watched: int = 2048
