@@ -20,19 +20,12 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from benchmarks import convergence_tasks
 from benchmarks.convergence_settings import MEASURES
-from benchmarks.exchange_rank import forget
+from benchmarks.exchange_rank import forget, write_json
 
 
 def file_of(folder: pathlib.Path, run: dict[str, Any]) -> pathlib.Path:
     """Where the result of a run lies."""
     return folder / f"{run['model']}-{run['recipe']}-{run['seed']}.json"
-
-
-def write(path: pathlib.Path, data: Any) -> None:
-    """Writes JSON by temporary name and rename."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(data))
-    part.replace(path)
 
 
 def main() -> None:
@@ -54,7 +47,7 @@ def main() -> None:
         result = learner.train(run["seed"])
         if hvd.rank() == 0:
             seconds = time.perf_counter() - began
-            write(
+            write_json(
                 file_of(folder, run),
                 {**run, **result, "seconds": seconds, "fingerprint": job["fingerprints"][run["model"]]},
             )

@@ -182,10 +182,10 @@ def idle_bytes_per_second(clock: Clock) -> list[float]:
     return everyones[:: hvd.topology.node().size]
 
 
-def write(results: dict, path: pathlib.Path) -> None:
+def write_json(path: pathlib.Path, data: Any) -> None:
     """Writes JSON by temporary name and rename."""
     part = path.with_suffix(".part")
-    part.write_text(json.dumps(results))
+    part.write_text(json.dumps(data))
     part.replace(path)
 
 
@@ -201,14 +201,14 @@ def main() -> None:
     clock.meet()
     results = {"idle": idle_bytes_per_second(clock), "cluster": planner.measure(), "cells": []}
     if hvd.rank() == 0:
-        write(results, options.results)
+        write_json(options.results, results)
     for cell in job["cells"]:
         own = run_cell(cell, job, clock)
         everyones = hvd.topology.world().gather_descriptions(own, "cell")
         if hvd.rank() == 0:
             merged = merge(own, everyones)
             results["cells"].append({**cell, **merged})
-            write(results, options.results)
+            write_json(options.results, results)
             medians = {name: 1e3 * float(np.median(taken)) for name, taken in merged["seconds"].items()}
             shown = ", ".join(f"{name} {median:.0f}" for name, median in medians.items())
             print(f"  d = {cell['size']:,}, density {cell['density']}: ms {shown}", flush=True)

@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.exchange_rank import Clock, forget, idle_bytes_per_second, sent_bytes
+from benchmarks.exchange_rank import Clock, forget, idle_bytes_per_second, sent_bytes, write_json
 from benchmarks.sparcml_overlap import run_overlap
 from benchmarks.sparcml_report import AUTO_AGAIN, DENSE_ARMS, HOROVOD_SLICES
 from hvd_sparse import collectives
@@ -151,9 +151,7 @@ def main() -> None:
         results["overlaps"].append({**overlap, "matmul": taken.matmul, "seconds": seconds})
         forget()
     if world.rank == 0:
-        part = options.results.with_suffix(".part")
-        part.write_text(json.dumps(results))
-        part.replace(options.results)
+        write_json(options.results, results)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from benchmarks import train_breakdown, train_models
-from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes
+from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes, write_json
 from benchmarks.train_arms import AGAIN, HOROVOD, NOTHING, Arm
 
 BLOCK = 3  # steps of one arm in a run, before it is the next one's turn
@@ -164,9 +164,7 @@ def main() -> None:
             "memory": sum(rank["memory"] for rank in everyones),
             "arms": {name: merged(name, everyones) for name in records},
         }
-        part = options.results.with_suffix(".part")
-        part.write_text(json.dumps(results))
-        part.replace(options.results)
+        write_json(options.results, results)
 
 
 if __name__ == "__main__":
