@@ -38,7 +38,7 @@ DENSITIES = (0.001, 0.01, 0.1)
 WHOLE_GRID = "2x2,4x1,4x2@100mbit,1gbit,10gbit"
 LITERAL = ("2DTAR, literal", "NaiveAG, literal")
 WARM = 5  # rounds that do not count
-SHORT, SPARSE_SHORT = 4, 2  # times as many rounds where one takes milliseconds, or is one of a sparse recipe
+SHORT, SPARSE_SHORT = 16, 2  # times as many rounds where one takes milliseconds, or is one of a sparse recipe
 _RANK_LIMIT = 1500.0  # seconds for one shape and link
 # What a rank's memory has to hold, in vectors of the gradient's size: gradient, its pieces, mean and what is checked;
 # and for an arm that keeps something from round to round two residuals, the old and the new, and what it works on. Ours
