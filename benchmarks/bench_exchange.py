@@ -71,7 +71,11 @@ def cells_of(
     rivals: Sequence[str],
     left_out: Sequence[str] = (),
 ) -> list[dict]:
-    """The cells of one shape and link; dense arms take part at the first density only, as they do not depend on it."""
+    """The cells of one shape and link.
+
+    Dense arms do not depend on the density: they take part at the first only, but for those that take milliseconds. For
+    them the machine's speed differs more from one cell to the next than one arm from another.
+    """
     cells = []
     for name in sizes:
         for number, density in enumerate(densities):
@@ -92,7 +96,7 @@ def _rounds(arm: str, name: str, rate: str) -> int:
     often = SPARSE_ROUNDS if sparse else DENSE_ROUNDS
     if rate == "100mbit" or name == "110M":
         return often
-    if name == "1M":
+    if _brief(name, rate):
         return SHORT * often
     return SPARSE_SHORT * often if sparse else often
 
@@ -105,16 +109,25 @@ def _warm(arm: str, name: str, rate: str) -> int:
 
 
 def _arms_of(name: str, rate: str, density: float, rivals: Sequence[str] | None) -> list[str]:
-    """Who takes part in a cell; rivals is None where dense arms do not."""
+    """Who takes part in a cell; rivals is None after the first of a size."""
     if _endless(name, rate):
         return ["hitopk"] if rivals is None else [DENSE[0], "hitopk"]
-    arms = [*([] if rivals is None else [*DENSE, *rivals]), *SPARSE]
+    if rivals is None:
+        dense = [arm for arm in DENSE if arm not in LITERAL] if _brief(name, rate) else []
+    else:
+        dense = [*DENSE, *rivals]
+    arms = [*dense, *SPARSE]
     # The literal ones take minutes where a link is slow or a vector long, and their selection where k is large.
     return [
         arm
         for arm in arms
         if arm not in LITERAL or (name != "110M" and rate != "100mbit" and (arm in DENSE or density <= 0.01))
     ]
+
+
+def _brief(name: str, rate: str) -> bool:
+    """Whether a dense exchange takes milliseconds."""
+    return name == "1M" and rate != "100mbit"
 
 
 def _endless(name: str, rate: str) -> bool:

@@ -126,7 +126,7 @@ def choices(rows: list[dict]) -> list[dict]:
     for row in rows:
         if row["arm"] != "auto":
             continue
-        there = {other["arm"]: other["ms"] for other in rows if _same_cell(other, row)}
+        there = _beside(rows, row)
         if not set(DENSE[:2]) <= set(there):
             continue
         by_itself = there.get(row["decided"][0]) if len(row["decided"]) == 1 else None
@@ -146,10 +146,14 @@ def choices(rows: list[dict]) -> list[dict]:
     return found
 
 
-def _same_cell(row: dict, other: dict) -> bool:
-    """Whether two rows can be compared; dense arms, timed once, belong to the cells of all densities."""
-    same = all(row[what] == other[what] for what in ("shape", "rate", "size"))
-    return same and (row["arm"] in DENSE or row["density"] == other["density"])
+def _beside(rows: list[dict], cell: dict) -> dict[str, float]:
+    """Milliseconds of the arms that a cell can be held against: its own, and the dense ones timed in another.
+
+    A dense exchange does not depend on the density; where it takes long only the first cell of its size has it.
+    """
+    same = [row for row in rows if all(row[what] == cell[what] for what in ("shape", "rate", "size"))]
+    once = {row["arm"]: row["ms"] for row in reversed(same) if row["arm"] in DENSE}
+    return once | {row["arm"]: row["ms"] for row in same if row["density"] == cell["density"]}
 
 
 def choices_table(rows: list[dict]) -> list[str]:
@@ -195,7 +199,7 @@ def verdicts(rows: list[dict]) -> list[report.Verdict]:
     def find(target: Target, arm: str) -> float | None:
         where = {"shape": f"{target.shape[0]}x{target.shape[1]}", "rate": target.rate, "size": "25M"}
         cell = {**where, "density": target.density}
-        return next((row["ms"] for row in rows if row["arm"] == arm and _same_cell(row, cell)), None)
+        return _beside(rows, cell).get(arm)
 
     made = []
     for target in TARGETS:

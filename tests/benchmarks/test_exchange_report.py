@@ -33,6 +33,17 @@ def test_a_cell_that_fills_the_memory_has_ranks_of_its_own():
     assert bench_exchange.launches([]) == [[]]
 
 
+def test_dense_arms_of_milliseconds_are_timed_beside_all_densities_and_others_once():
+    def dense(name, rate):
+        cells = bench_exchange.cells_of((2, 2), rate, [name], bench_exchange.DENSITIES, ["torch.distributed"])
+        return [[arm for arm in cell["rounds"] if arm not in exchange_report.SPARSE] for cell in cells]
+
+    ours_and_horovod = ["horovod.allreduce", "horovod.allreduce, A/A", "dense", "torus2d"]
+    everyone = [*exchange_report.DENSE, "torch.distributed"]
+    assert dense("1M", "10gbit") == [everyone, ours_and_horovod, ours_and_horovod]
+    assert dense("25M", "10gbit") == [everyone, [], []]
+
+
 def row(arm, ms, density=0.01, decided=()):
     cell = {"shape": "2x2", "rate": "1gbit", "size": "25M", "density": density}
     return {**cell, "arm": arm, "ms": ms, "decided": list(decided)}
@@ -54,6 +65,13 @@ def test_auto_is_held_against_the_best_recipe_of_its_cell_and_against_horovod():
     assert (choice["best"], choice["chose"]) == ("hitopk", ["topk"])
     assert choice["against_same"] == pytest.approx(11 / 40 - 1)
     assert (choice["regret"], choice["against_horovod"], choice["noise"]) == pytest.approx((0.1, -0.89, 0.04))
+
+
+def test_auto_is_held_against_dense_arms_of_its_own_cell_where_there_are_some():
+    (choice,) = exchange_report.choices([*ROWS, row("horovod.allreduce", 55.0), row("torus2d", 5.0)])
+    assert (choice["best"], choice["against_horovod"]) == ("torus2d", pytest.approx(11 / 55 - 1))
+    again = [row("horovod.allreduce", 1.0, 0.1), *ROWS, row("horovod.allreduce", 2.0, 0.1)]
+    assert exchange_report.choices(again)[0]["against_horovod"] == pytest.approx(11 / 1 - 1), "the first that was timed"
 
 
 def test_auto_that_loses_to_horovod_is_counted():
