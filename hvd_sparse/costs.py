@@ -53,7 +53,8 @@ class Cluster(NamedTuple):
         memory: bytes per second at which one rank passes over its memory while all do.
         entry: seconds for which a rank is busy with one index and value, when it selects it and again when it adds it.
         reducing: `across` as all-reduces fill it, and all-gathers over all ranks: Gloo's all-gather between two nodes'
-            ranks sends in one direction at a time, a longer ring in both. None where there is no difference.
+            ranks sends in one direction at a time, a longer ring in both. Its latency is that of any message of such a
+            ring; that of `inside` was measured as a call's and has its negotiation. None where there is no difference.
     """
 
     nodes: int
@@ -181,8 +182,11 @@ def _flat_ring(cluster: Cluster, each: float) -> float:
     """The same over all ranks, node after node: every message waits for the slowest link on its way."""
     if cluster.ranks == 1:
         return 0.0
+    inside = cluster.inside
+    if cluster.reducing is not None:
+        inside = inside._replace(latency=cluster.reducing.latency)
     links = [cluster.rings] if cluster.nodes > 1 else []
-    links += [cluster.inside] if cluster.local > 1 else []
+    links += [inside] if cluster.local > 1 else []
     return (cluster.ranks - 1) * max(link.message(each) for link in links)
 
 

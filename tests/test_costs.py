@@ -84,8 +84,14 @@ def test_the_orderings_of_figures_7_and_8(size):
 def test_rings_go_by_the_link_as_they_fill_it(cluster, size, density, recipe):
     twice = Link(cluster.across.latency / 2, 2 * cluster.across.bandwidth)
     as_measured = costs.MODELS[recipe](cluster._replace(reducing=twice), size, density, 4)
-    by_all = costs.MODELS[recipe](cluster._replace(across=twice), size, density, 4)
-    assert as_measured == (by_all if recipe != "hitopk" else costs.MODELS[recipe](cluster, size, density, 4))
+    of_a_ring = cluster.inside._replace(latency=twice.latency)  # in place of that of a call
+    expected = {
+        "dense": cluster._replace(across=twice, inside=of_a_ring),
+        "topk": cluster._replace(across=twice, inside=of_a_ring),
+        "torus2d": cluster._replace(across=twice),
+        "hitopk": cluster,
+    }
+    assert as_measured == costs.MODELS[recipe](expected[recipe], size, density, 4)
 
 
 @given(clusters, sizes, st.floats(1e-4, 1))
