@@ -181,7 +181,8 @@ def measure(shape: tuple[int, int], rate: str, cells: list[dict], launcher: str)
                 raise RuntimeError(f"the ranks of {nodes}x{local} at {rate} ended with {statuses}")
             parts.append(json.loads((folder / "results.json").read_text()))
     about = {"shape": list(shape), "rate": rate, "reached": reached, "congestion": cluster.congestion}
-    return {**about, **parts[0], "cells": [cell for part in parts for cell in part["cells"]]}
+    done = sorted((cell for part in parts for cell in part["cells"]), key=lambda cell: (cell["size"], cell["density"]))
+    return {**about, **parts[0], "cells": done}
 
 
 def launches(cells: Sequence[dict]) -> list[list[dict]]:

@@ -14,6 +14,7 @@ from hvd_sparse import costs
 
 DENSE = ("horovod.allreduce", "horovod.allreduce, A/A", "dense", "torus2d", "2DTAR, literal")
 DENSE_ROUNDS, SPARSE_ROUNDS = 3, 5
+_COLUMNS = 4  # panels side by side
 
 
 class Target(NamedTuple):
@@ -272,21 +273,27 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
 def draw(rows: list[dict], path: str) -> None:
     """Milliseconds by density for 25M, one panel a shape and link."""
     shown = [row for row in rows if row["size"] == "25M"] or rows
-    panels = sorted({(row["shape"], row["rate"]) for row in shown})
-    figure = Figure(figsize=(4.2 * len(panels), 4), layout="constrained")
-    axes = np.atleast_1d(figure.subplots(1, len(panels), sharey=True))
+    places = {(row["shape"], row["rate"]) for row in shown}
+    panels = sorted(places, key=lambda place: (place[0], bits_per_second(place[1])))
+    columns = min(_COLUMNS, len(panels))
+    lines = -(-len(panels) // columns)
+    figure = Figure(figsize=(4.2 * columns + 2, 4 * lines), layout="constrained")
+    axes = np.atleast_1d(figure.subplots(lines, columns, sharey=True)).flatten()
     arms = dict.fromkeys(row["arm"] for row in shown if "A/A" not in row["arm"])
     colours = {arm: f"C{number % 10}" for number, arm in enumerate(arms)}
-    for axis, panel in zip(axes, panels, strict=True):
+    for axis, panel in zip(axes, panels, strict=False):
         chosen = [row for row in shown if (row["shape"], row["rate"]) == panel]
         for arm, colour in colours.items():
-            points = [(row["density"], row["ms"]) for row in chosen if row["arm"] == arm]
+            points = sorted((row["density"], row["ms"]) for row in chosen if row["arm"] == arm)
             if points and arm in SPARSE:
                 axis.loglog(*zip(*points, strict=True), "o-", label=arm, color=colour)
             elif points:
                 axis.axhline(points[0][1], linestyle="--", label=arm, color=colour)
         axis.set(title=f"{panel[0]}, {panel[1]}", xlabel="density")
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("ms")
+    for axis in axes[len(panels) :]:
+        axis.set_axis_off()
+    for axis in axes[::columns]:
+        axis.set_ylabel("ms")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
     figure.savefig(path, dpi=120)
