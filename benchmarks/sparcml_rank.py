@@ -2,8 +2,9 @@
 
 JOB is a JSON file: {"cells": [...], "overlaps": [...]}, as of `bench_sparcml.measure`. Rank 0 writes RESULTS: for each
 cell and arm the seconds of each round (the slowest rank's), the bytes that each node's interface has sent over all
-rounds, and what `auto` chose; for each overlap the seconds of each round. Every result is compared with the sum that
-Horovod makes of the dense vectors; values are small integers, so that it has to be exact. If one is wrong the run ends.
+rounds, and what `auto` chose in each; for each overlap the seconds of each round. Every result is compared with the sum
+that Horovod makes of the dense vectors; values are small integers, so that it has to be exact. If one is wrong the run
+ends.
 """
 
 from __future__ import annotations
@@ -91,6 +92,8 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
     arms = {name: make_arm(name, brought, number) for name in cell["rounds"]}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0)
+    chosen: dict[str, list[str]] = {name: [] for name in arms if name.startswith("auto")}  # it goes on learning
+    world = hvd.topology.world()
     rounds = max(cell["rounds"].values())
     for arm in [arm for name, arm in arms.items() if name.startswith("auto")] * cell["tries"]:
         arm()
@@ -104,10 +107,10 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
             if turn >= 0:
                 seconds[name].append(taken)
                 sent[name] += sent_bytes() - before
+                if name in chosen:
+                    chosen[name].append(collectives.auto.chosen(world, f"{name}.{number}"))
             brought.check(name, result)
             del result  # else its memory could not be used again
-    world = hvd.topology.world()
-    chosen = {name: collectives.auto.chosen(world, f"{name}.{number}") for name in arms if name.startswith("auto")}
     return {"seconds": seconds, "sent": sent, "chosen": chosen, "union": brought.union}
 
 

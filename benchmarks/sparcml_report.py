@@ -24,7 +24,7 @@ _BYTES = 4  # of a float32
 
 
 def claimed_bytes(arm: str, cell: dict, nodes: int) -> float:
-    """Payload that a rank is expected to send in one call; of `auto` that of what it chose last."""
+    """Payload that a rank is expected to send in one call; of `auto` the mean over what it chose in each round."""
     size, kept = cell["size"], max(1, round(cell["size"] * cell["density"]))
     if arm in DENSE_ARMS:
         return 2 * (nodes - 1) / nodes * _BYTES * size
@@ -33,7 +33,7 @@ def claimed_bytes(arm: str, cell: dict, nodes: int) -> float:
     universe = kept if cell["sets"] == "identical" else size
     limit = streams.delta(size, 1, tf.float32)
     load = collective_costs.Load(nodes, size, 1, _BYTES, kept, universe, limit)
-    return collective_costs.sent(cell["chosen"].get(arm, arm), load)
+    return float(np.mean([collective_costs.sent(each, load) for each in cell["chosen"].get(arm, [arm])]))
 
 
 def rows_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
@@ -53,7 +53,7 @@ def rows_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
                         "sets": cell["sets"],
                         "union": cell["union"] / cell["size"],
                         "arm": arm,
-                        "chosen": cell["chosen"].get(arm),
+                        "chosen": cell["chosen"].get(arm, [None])[-1],
                         "rounds": len(seconds),
                         "ms": 1e3 * median,
                         "p95_ms": 1e3 * float(np.percentile(seconds, 95)),

@@ -77,7 +77,7 @@ def made_up_cell(density, sets, union, ms, chosen):
     size = 2**24
     seconds = {arm: [taken / 1e3] * 3 for arm, taken in ms.items()}
     sent = {arm: [3e6, 6e6] for arm in ms}
-    both = {"auto": chosen, sparcml_report.AUTO_AGAIN: chosen}
+    both = {"auto": [chosen], sparcml_report.AUTO_AGAIN: [chosen]}
     cell = {"size": size, "density": density, "sets": sets, "union": round(union * size)}
     return {**cell, "seconds": seconds, "sent": sent, "chosen": both}
 
@@ -130,6 +130,18 @@ def test_claimed_bytes_are_those_of_the_cost_model():
     assert sparcml_report.claimed_bytes("recursive_doubling", identical, 4) == 2 * (8 + 8 * 2**23)
 
 
+def test_auto_that_changes_its_mind_claims_what_each_round_sends():
+    cell = {
+        "size": 2**14,
+        "density": 0.001,
+        "sets": "uniform",
+        "chosen": {"auto": ["dynamic", "allgather", "allgather"]},
+    }
+    dynamic, gathered = (sparcml_report.claimed_bytes(arm, cell, 4) for arm in ("dynamic", "allgather"))
+    assert dynamic != gathered
+    assert sparcml_report.claimed_bytes("auto", cell, 4) == pytest.approx((dynamic + 2 * gathered) / 3)
+
+
 def test_tables_and_picture_are_made(tmp_path):
     run = made_up_run()
     rows, overlapped = sparcml_report.rows_of([run]), sparcml_report.overlaps_of([run])
@@ -154,7 +166,8 @@ def test_two_ranks_measure_everything():
     for cell in run["cells"]:
         assert list(cell["seconds"]) == list(cell["rounds"])
         assert {name: len(taken) for name, taken in cell["seconds"].items()} == cell["rounds"]
-        assert set(cell["chosen"].values()) <= set(collective_costs.CANDIDATES)
+        for arm, chosen in cell["chosen"].items():
+            assert len(chosen) == cell["rounds"][arm] and set(chosen) <= set(collective_costs.CANDIDATES)
     assert [cell["union"] for cell in run["cells"][2:]] == [2**14, 2**13]
     for row in sparcml_report.rows_of([run]):
         assert row["claimed"] * 0.95 < row["counted"], row  # a piece may have a few rows less than the mean one
