@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Collection
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,6 +114,6 @@ _PAIRS = (
 )
 
 
-def pairs(model: str) -> list[Pair]:
-    """The pairs of a model's arms."""
-    return [pair for pair in _PAIRS if {pair.one, pair.other} <= set(TRAINED[model])]
+def pairs(arms: Collection[str]) -> list[Pair]:
+    """The pairs of these arms."""
+    return [pair for pair in _PAIRS if {pair.one, pair.other} <= set(arms)]

@@ -130,10 +130,26 @@ def test_a_section_pairs_by_seed_and_judges():
 
 
 def test_every_arm_but_the_dense_one_is_compared_with_it():
-    for model, arms in bench_convergence.TRAINED.items():
-        pairs = bench_convergence.pairs(model)
+    for arms in bench_convergence.TRAINED.values():
+        pairs = bench_convergence.pairs(arms)
         assert arms[0] == "torus2d" and {pair.one for pair in pairs if pair.other == "torus2d"} == set(arms[1:])
     assert str(pairs[0]) == "4 of 512 - 2DTAR-SGD" and pairs[0].wanted == 1.0
+
+
+def test_a_study_of_some_arms_has_their_pairs_alone():
+    runs = {run: outcome for run, outcome in made_up_runs().items() if run[1] in ("torus2d", "bucket16")}
+    section = bench_convergence.summarise(runs, "small_resnet")
+    assert list(section.figures["differences"]) == ["bucket16 - torus2d"]
+    assert list(section.figures["final"]) == ["torus2d", "bucket16"]
+    assert bench_convergence.table([section])[0] == "| model | 2DTAR-SGD | 16 of 512, 4 bits |"
+
+
+@pytest.mark.parametrize("recipes", ["torus2d,other", "bucket4"])
+def test_recipes_that_a_model_has_not_are_refused(recipes, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench_convergence", "--models", "small_vgg", "--recipes", recipes])
+    with pytest.raises(SystemExit):
+        bench_convergence.main()
+    assert f"that each model has, got {recipes}" in capsys.readouterr().err
 
 
 def test_a_seed_that_an_arm_lacks_is_in_no_pair():
@@ -234,7 +250,7 @@ def test_finished_runs_are_not_made_again(tmp_path, monkeypatch):
             (tmp_path / "a-new-one.json").write_text(json.dumps({**run, "final": 71.0, "fingerprint": made_with}))
 
     monkeypatch.setattr(bench_convergence, "train", train)
-    runs, _ = bench_convergence.study(tmp_path, ["small_vgg"], [0, 1], 0.01)
+    runs, _ = bench_convergence.study(tmp_path, {"small_vgg": bench_convergence.TRAINED["small_vgg"]}, [0, 1], 0.01)
     assert started == runs_of(1) and set(runs) == set(asked)
     assert bench_convergence.fingerprint("small_vgg", 0.02) != made_with
 
