@@ -51,7 +51,9 @@ MODELS: dict[str, Settings] = {
     "small_resnet": ImageSettings(),
     "small_vgg": ImageSettings(rate=0.05),
     "transformer": TranslationSettings(),
-    "lstm": TranslationSettings((*TranslationSettings().options, "--model", "lstm", "--width", "0.25", "--layers", "2")),
+    "lstm": TranslationSettings(
+        (*TranslationSettings().options, "--model", "lstm", "--width", "0.25", "--layers", "2")
+    ),
 }
 MEASURES = {"small_resnet": "top-1", "small_vgg": "top-1", "transformer": "BLEU", "lstm": "BLEU"}
 
