@@ -182,8 +182,8 @@ def arms_of(runs: Runs, model: str) -> list[str]:
 
 def finals(runs: Runs, model: str, recipe: str, what: str = "final") -> list[float]:
     """By seed; of the seeds that all arms have finished, so that they pair."""
-    seeds = sorted({seed for _, _, seed in runs})
-    whole = [seed for seed in seeds if all((model, arm, seed) in runs for arm in arms_of(runs, model))]
+    seeds, arms = sorted({seed for _, _, seed in runs}), arms_of(runs, model)
+    whole = [seed for seed in seeds if all((model, arm, seed) in runs for arm in arms)]
     return [runs[model, recipe, seed][what] for seed in whole]
 
 
@@ -288,7 +288,8 @@ def main() -> None:
     if not set(models) <= set(MODELS):
         parser.error(f"expected some of the models {', '.join(MODELS)}, got {options.models}")
     recipes = options.recipes.split(",")
-    if not set(recipes) <= set(ARMS) or not all(set(recipes) & set(TRAINED[model]) for model in models):
+    asked = {model: [arm for arm in TRAINED[model] if arm in recipes] for model in models}
+    if not set(recipes) <= set(ARMS) or not all(asked.values()):
         parser.error(f"expected some of the recipes {', '.join(ARMS)} that each model has, got {options.recipes}")
     if not 2 <= options.seeds <= len(STUDENT):
         parser.error(f"expected 2 to {len(STUDENT)} seeds, got {options.seeds}")
@@ -296,7 +297,6 @@ def main() -> None:
     if options.fresh:
         for path in options.folder.glob("*-*-*.json"):
             path.unlink()
-    asked = {model: [arm for arm in TRAINED[model] if arm in recipes] for model in models}
     runs, settings = study(options.folder, asked, seeds, options.density)
     sections = [summarise(runs, model) for model in models]
     about = {
