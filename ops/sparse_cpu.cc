@@ -11,6 +11,7 @@
 
 #include "cpu_features.h"
 #include "float_mode.h"
+#include "float_passes.h"
 #include "select_elements.h"
 #include "sparse.h"
 
@@ -76,50 +77,45 @@ bool all_finite(const Element* elements, int64_t count) {
   return (signs & 0x80000000u) == 0;
 }
 
-// sum = row 0 + row 1 ..., or sum + row 0 + row 1 ... where rows were added before, in this order.
-template <bool kFirst, int kRows, typename Part>
-void add_rows(const Part* rows, int64_t stride, int64_t count, float* __restrict sum) {
-  for (int64_t i = 0; i < count; ++i) {
-    float each = kFirst ? widen(rows[i]) : sum[i] + widen(rows[i]);
-    for (int row = 1; row < kRows; ++row) each += widen(rows[row * stride + i]);
-    sum[i] = each;
-  }
-}
-
-template <bool kFirst, typename Part>
-void add_up_to_four(int rows, const Part* first, int64_t stride, int64_t count, float* sum) {
-  if (rows == 1) return add_rows<kFirst, 1>(first, stride, count, sum);
-  if (rows == 2) return add_rows<kFirst, 2>(first, stride, count, sum);
-  if (rows == 3) return add_rows<kFirst, 3>(first, stride, count, sum);
-  return add_rows<kFirst, 4>(first, stride, count, sum);
-}
-
-template <typename Part>
-void sum_window(const Part* parts, int count, int64_t stride, int64_t length, float* sum) {
-  add_up_to_four<true>(std::min(count, 4), parts, stride, length, sum);
-  for (int part = 4; part < count; part += 4) {
-    add_up_to_four<false>(std::min(count - part, 4), parts + part * stride, stride, length, sum);
-  }
-}
-
-// Without the conversion instruction the bits are put together one by one, which takes four times as long.
-void sum_window(const Half* parts, int count, int64_t stride, int64_t length, float* sum) {
-  alignas(64) float wide[kWindow];
-  widen_all(parts, length, sum);
-  for (int part = 1; part < count; ++part) {
-    widen_all(parts + part * stride, length, wide);
-    add_rows<false, 1>(wide, length, length, sum);
-  }
-}
+bool all_finite(const float* elements, int64_t count) { return float_passes().all_finite(elements, count); }
 
 // Sums elements first to last; returns whether all sums are finite.
-template <typename Part>
-bool sum_range(const Part* parts, int count, int64_t size, int64_t first, int64_t last, float* sum) {
+bool sum_range(const float* parts, int count, int64_t size, int64_t first, int64_t last, float* sum) {
+  const FloatPasses& passes = float_passes();
   bool finite = true;
   for (int64_t begin = first; begin < last; begin += kWindow) {
     const int64_t length = std::min(kWindow, last - begin);
-    sum_window(parts + begin, count, size, length, sum + begin);
-    finite &= all_finite(sum + begin, length);
+    int part = std::min(count, kRowsAtOnce);
+    bool sums_finite = passes.sum[part - 1](parts + begin, size, sum + begin, length);
+    while (part < count) {
+      const int rows = std::min(count - part, kRowsAtOnce);
+      sums_finite = passes.add[rows - 1](parts + part * size + begin, size, sum + begin, length);
+      part += rows;
+    }
+    finite &= sums_finite;
+  }
+  return finite;
+}
+
+void widen_all(const Bfloat16* numbers, int64_t count, float* wide) {
+  for (int64_t i = 0; i < count; ++i) wide[i] = widen(numbers[i]);
+}
+
+// Parts of half the width are widened one by one: without the instruction for it, bit by bit takes four times as long.
+template <typename Part>
+bool sum_range(const Part* parts, int count, int64_t size, int64_t first, int64_t last, float* sum) {
+  const FloatPasses& passes = float_passes();
+  alignas(64) float wide[kWindow];
+  bool finite = true;
+  for (int64_t begin = first; begin < last; begin += kWindow) {
+    const int64_t length = std::min(kWindow, last - begin);
+    widen_all(parts + begin, length, sum + begin);
+    bool sums_finite = count > 1 || passes.all_finite(sum + begin, length);
+    for (int part = 1; part < count; ++part) {
+      widen_all(parts + part * size + begin, length, wide);
+      sums_finite = passes.add[0](wide, length, sum + begin, length);
+    }
+    finite &= sums_finite;
   }
   return finite;
 }
@@ -154,6 +150,10 @@ int32_t sum_parts(const Part* parts, int count, int64_t size, float* sum, const 
 // ---- mean ----
 
 // Divides elements first to last; returns whether all quotients are finite.
+bool mean_range(const float* total, float divisor, float* mean, int64_t first, int64_t last) {
+  return float_passes().divide(total + first, divisor, mean + first, last - first);
+}
+
 template <typename Element, typename Mean>
 bool mean_range(const Element* total, float divisor, Mean* mean, int64_t first, int64_t last) {
   bool finite = true;

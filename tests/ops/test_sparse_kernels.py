@@ -93,7 +93,8 @@ def test_the_kernels_keep_within_their_memory(tmp_path):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     compiler = shutil.which("c++")
     program = tmp_path / "sanitize_sparse"
-    sources = [OPS.parent / "tests" / "ops" / "sanitize_sparse.cc", OPS / "sparse_cpu.cc", OPS / "cpu_features.cc"]
+    kernels = [OPS / name for name in ("sparse_cpu.cc", "float_passes_cpu.cc", "cpu_features.cc")]
+    sources = [OPS.parent / "tests" / "ops" / "sanitize_sparse.cc", *kernels]
     flags = [
         "-std=c++17",
         "-g",
