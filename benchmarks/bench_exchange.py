@@ -38,7 +38,8 @@ DENSITIES = (0.001, 0.01, 0.1)
 WHOLE_GRID = "2x2,4x1,4x2@100mbit,1gbit,10gbit"
 LITERAL = ("2DTAR, literal", "NaiveAG, literal")
 WARM = 5  # rounds that do not count
-SHORT, SPARSE_SHORT = 16, 2  # times as many rounds where one takes milliseconds, or is one of a sparse recipe
+BRIEF_ROUNDS = {"1gbit": 48, "10gbit": 144}  # of all arms, where a dense exchange takes milliseconds
+SPARSE_SHORT = 2  # times as many rounds of a sparse recipe
 _RANK_LIMIT = 1500.0  # seconds for one shape and link
 # What a rank's memory has to hold, in vectors of the gradient's size: gradient, its pieces, mean and what is checked;
 # and for an arm that keeps something from round to round two residuals, the old and the new, and what it works on. Ours
@@ -97,7 +98,7 @@ def _rounds(arm: str, name: str, rate: str) -> int:
     if rate == "100mbit" or name == "110M":
         return often
     if _brief(name, rate):
-        return SHORT * often
+        return BRIEF_ROUNDS[rate]
     return SPARSE_SHORT * often if sparse else often
 
 
@@ -127,7 +128,7 @@ def _arms_of(name: str, rate: str, density: float, rivals: Sequence[str] | None)
 
 def _brief(name: str, rate: str) -> bool:
     """Whether a dense exchange takes milliseconds."""
-    return name == "1M" and rate != "100mbit"
+    return name == "1M" and rate in BRIEF_ROUNDS
 
 
 def _endless(name: str, rate: str) -> bool:

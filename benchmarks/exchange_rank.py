@@ -104,7 +104,10 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
 
 
 def run_group(group: list[str], cell: dict, gradient: tf.Tensor, job: dict, clock: Clock) -> dict[str, dict]:
-    """Times arms in turn, after rounds that do not count."""
+    """Times arms in turn, after rounds that do not count; each round begins with another one.
+
+    What an arm leaves behind, in caches and in threads that are yet to sleep, would else always fall to the same one.
+    """
     arms = {name: make_arm(name, cell["size"], cell["density"], job) for name in group}
     rounds, warm = ({name: cell[what][name] for name in group} for what in ("rounds", "warm"))
     seconds: dict[str, list[float]] = {name: [] for name in arms}
@@ -112,7 +115,9 @@ def run_group(group: list[str], cell: dict, gradient: tf.Tensor, job: dict, cloc
     wrong = dict.fromkeys(arms, 0)  # of the first two results
     spans = dict.fromkeys(arms, 0.0)  # seconds between the readings of the counters, waiting included
     for number in range(-max(warm.values()), max(rounds.values())):
-        for name, arm in arms.items():
+        first = number % len(group)
+        for name in group[first:] + group[:first]:
+            arm = arms[name]
             if not -warm[name] <= number < rounds[name]:
                 continue
             before, began = sent_bytes(), time.perf_counter()
