@@ -49,7 +49,7 @@ class Ours:
         return self._run(gradient)
 
     def _exchange(self, gradient: tf.Tensor) -> list[tf.Tensor]:
-        pieces = tf.split(gradient, self._sizes)
+        pieces = tf.split(gradient, self._sizes) if len(self._sizes) > 1 else [gradient]
         means = self._planned.exchange(dict(zip(self._names, pieces, strict=True)))
         return [means[name] for name in self._names]
 

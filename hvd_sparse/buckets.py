@@ -64,6 +64,8 @@ class Bucket(NamedTuple):
         TensorFlow copies no slice that begins and ends at multiples of 64 bytes, as most do: sizes of layers are
         multiples of 16. `tf.split` copies each piece.
         """
+        if len(self.segments) == 1:
+            return {self.segments[0].name: tf.reshape(vector, self.segments[0].shape)}
         pieces, begin = {}, 0
         for segment in self.segments:
             pieces[segment.name] = tf.reshape(tf.slice(vector, [begin], [segment.size]), segment.shape)

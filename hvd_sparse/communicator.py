@@ -58,7 +58,9 @@ class Communicator(abc.ABC):
         """
         if self.size == 1:
             return tf.identity(tensor)
-        return tf.ensure_shape(self._allreduce(tensor, op, name), tensor.shape)
+        reduced = self._allreduce(tensor, op, name)
+        reduced.set_shape(tensor.shape)
+        return reduced
 
     def allgather(self, tensor: tf.Tensor, name: str, lengths: Sequence[int] | None = None) -> tf.Tensor:
         """Concatenates the tensors of all ranks along the first dimension, in rank order.

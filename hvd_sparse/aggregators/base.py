@@ -100,7 +100,7 @@ class Aggregator(abc.ABC):
         spec = state.spec
         world = spec.grid.world
         with tf.name_scope(SCOPE):
-            row = tf.ensure_shape(vector, [spec.size])[tf.newaxis]
+            row = tf.reshape(vector, [1, spec.size])
             reduced = self.reduce(Parts(row, (world.world_rank,)), world.size, state)
             mean = dense(reduced.total, spec.size, world.size, spec.dtype)
 

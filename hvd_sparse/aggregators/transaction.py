@@ -131,13 +131,13 @@ def _faults(exchanges: Sequence[Exchange], world: Communicator, name: str) -> tf
     told = [exchange.spoiled for exchange in exchanges if exchange.spoiled is not None]
     if len(told) < len(exchanges):
         return asked()
-    spoiled = tf.stack(told)
 
     def blamed() -> tf.Tensor:
         faults = asked()
-        return tf.where(spoiled & (faults == 0), -1, faults)
+        return tf.where(tf.stack(told) & (faults == 0), -1, faults)
 
-    return tf.cond(tf.reduce_any(spoiled), blamed, lambda: tf.zeros([len(exchanges)], tf.int32))
+    spoiled = told[0] if len(told) == 1 else tf.reduce_any(tf.stack(told))
+    return tf.cond(spoiled, blamed, lambda: tf.zeros([len(exchanges)], tf.int32))
 
 
 def marked(values: tf.Tensor, starts: Sequence[int | tf.Tensor]) -> tf.Tensor:
