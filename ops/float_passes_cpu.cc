@@ -1,7 +1,6 @@
 #include "float_passes.h"
 
 #include "cpu_features.h"
-#include "select_elements.h"
 
 namespace hvds {
 
@@ -23,11 +22,15 @@ namespace {
 }  // namespace avx2
 #endif
 
-const FloatPasses& float_passes() {
+template <typename Element>
+const FloatPasses<Element>& float_passes() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (hvds_isa() >= HVDS_AVX2) return avx2::kPasses;  // wider ones wait for the same memory
+  if (hvds_isa() >= HVDS_AVX2) return avx2::kPasses<Element>;  // wider ones wait for the same memory
 #endif
-  return base::kPasses;
+  return base::kPasses<Element>;
 }
+
+template const FloatPasses<float>& float_passes<float>();
+template const FloatPasses<Bfloat16>& float_passes<Bfloat16>();
 
 }  // namespace hvds

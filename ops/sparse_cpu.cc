@@ -69,53 +69,51 @@ int task_count(const hvds_parallel* parallel, int64_t size) {
 
 template <typename Element>
 bool all_finite(const Element* elements, int64_t count) {
-  uint32_t signs = 0;
-  for (int64_t i = 0; i < count; ++i) {
-    // Carries into the sign exactly where all bits of the exponent are set.
-    signs |= (bits_of(widen(elements[i])) & 0x7fffffffu) + 0x00800000u;
-  }
-  return (signs & 0x80000000u) == 0;
+  return float_passes<Element>().all_finite(elements, count);
 }
 
-bool all_finite(const float* elements, int64_t count) { return float_passes().all_finite(elements, count); }
+bool all_finite(const Half* halves, int64_t count) {
+  uint16_t signs = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    // Carries into the sign exactly where all bits of the exponent are set.
+    signs |= uint16_t((halves[i].bits & 0x7fffu) + 0x0400u);
+  }
+  return (signs & 0x8000u) == 0;
+}
 
-// Sums elements first to last; returns whether all sums are finite.
-bool sum_range(const float* parts, int count, int64_t size, int64_t first, int64_t last, float* sum) {
-  const FloatPasses& passes = float_passes();
-  bool finite = true;
-  for (int64_t begin = first; begin < last; begin += kWindow) {
-    const int64_t length = std::min(kWindow, last - begin);
-    int part = std::min(count, kRowsAtOnce);
-    bool sums_finite = passes.sum[part - 1](parts + begin, size, sum + begin, length);
-    while (part < count) {
-      const int rows = std::min(count - part, kRowsAtOnce);
-      sums_finite = passes.add[rows - 1](parts + part * size + begin, size, sum + begin, length);
-      part += rows;
-    }
-    finite &= sums_finite;
+// Sets sum [length] to the sum of the parts, `stride` apart; returns whether all sums are finite.
+template <typename Part>
+bool sum_window(const Part* parts, int count, int64_t stride, int64_t length, float* sum) {
+  const FloatPasses<Part>& passes = float_passes<Part>();
+  int part = std::min(count, kRowsAtOnce);
+  bool finite = passes.sum[part - 1](parts, stride, sum, length);
+  while (part < count) {
+    const int rows = std::min(count - part, kRowsAtOnce);
+    finite = passes.add[rows - 1](parts + part * stride, stride, sum, length);
+    part += rows;
   }
   return finite;
 }
 
-void widen_all(const Bfloat16* numbers, int64_t count, float* wide) {
-  for (int64_t i = 0; i < count; ++i) wide[i] = widen(numbers[i]);
+// Halves are widened one part at a time: without the instruction for it, bit by bit takes four times as long.
+bool sum_window(const Half* parts, int count, int64_t stride, int64_t length, float* sum) {
+  const FloatPasses<float>& passes = float_passes<float>();
+  alignas(64) float wide[kWindow];
+  widen_all(parts, length, sum);
+  bool finite = count > 1 || passes.all_finite(sum, length);
+  for (int part = 1; part < count; ++part) {
+    widen_all(parts + part * stride, length, wide);
+    finite = passes.add[0](wide, length, sum, length);
+  }
+  return finite;
 }
 
-// Parts of half the width are widened one by one: without the instruction for it, bit by bit takes four times as long.
+// Sums elements first to last; returns whether all sums are finite.
 template <typename Part>
 bool sum_range(const Part* parts, int count, int64_t size, int64_t first, int64_t last, float* sum) {
-  const FloatPasses& passes = float_passes();
-  alignas(64) float wide[kWindow];
   bool finite = true;
   for (int64_t begin = first; begin < last; begin += kWindow) {
-    const int64_t length = std::min(kWindow, last - begin);
-    widen_all(parts + begin, length, sum + begin);
-    bool sums_finite = count > 1 || passes.all_finite(sum + begin, length);
-    for (int part = 1; part < count; ++part) {
-      widen_all(parts + part * size + begin, length, wide);
-      sums_finite = passes.add[0](wide, length, sum + begin, length);
-    }
-    finite &= sums_finite;
+    finite &= sum_window(parts + begin, count, size, std::min(kWindow, last - begin), sum + begin);
   }
   return finite;
 }
@@ -151,7 +149,11 @@ int32_t sum_parts(const Part* parts, int count, int64_t size, float* sum, const 
 
 // Divides elements first to last; returns whether all quotients are finite.
 bool mean_range(const float* total, float divisor, float* mean, int64_t first, int64_t last) {
-  return float_passes().divide(total + first, divisor, mean + first, last - first);
+  return float_passes<float>().divide(total + first, divisor, mean + first, last - first);
+}
+
+bool mean_range(const float* total, float divisor, Bfloat16* mean, int64_t first, int64_t last) {
+  return float_passes<Bfloat16>().divide(total + first, divisor, mean + first, last - first);
 }
 
 template <typename Element, typename Mean>
