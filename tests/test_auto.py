@@ -144,13 +144,30 @@ def test_of_those_that_are_about_as_fast_the_first_is_taken(seconds, chosen):
         ({"dense": [1.0], "topk": [9.0]}, ["dense", "topk"]),  # one round may have been disturbed
         ({"dense": [1.0, 1.1], "topk": [9.0, 9.1]}, ["dense"]),
         ({"dense": [1.0, 1.1], "topk": [9.0, 1.9]}, ["dense", "topk"]),
-        ({"dense": [1.0] * 4, "topk": [1.5] * 4}, ["dense", "topk"]),
-        ({"dense": [1.0] * 5, "topk": [1.5] * 5}, ["dense"]),
-        ({"dense": [1.0, 2.0, 1.5, 1.2, 1.1], "topk": [1.3, 1.7, 1.6, 1.0, 1.2]}, ["dense", "topk"]),
+        ({"dense": [1.0] * (rehearsal.ENOUGH - 1), "topk": [1.5] * (rehearsal.ENOUGH - 1)}, ["dense", "topk"]),
+        ({"dense": [1.0] * rehearsal.ENOUGH, "topk": [1.5] * rehearsal.ENOUGH}, ["dense"]),
+        (
+            {"dense": [1.0, 2.0, 1.5, 1.2, 1.1, 1.3, 1.6, 1.2], "topk": [1.3, 1.7, 1.6, 1.0, 1.2, 1.1, 1.4, 1.5]},
+            ["dense", "topk"],
+        ),
     ],
 )
 def test_one_that_was_disturbed_once_is_tried_again(seconds, left):
     assert rehearsal.still_in_running(seconds) == left
+
+
+@pytest.mark.parametrize(
+    "best, predicted, left",
+    [
+        ({"dense": 9.0}, {"dense": 1.0}, ["dense"]),
+        ({"dense": 9.0, "topk": 1.0}, {"dense": 8.0, "topk": 2.0}, ["topk"]),
+        ({"dense": 9.0, "topk": 1.0}, {"dense": 1.5, "topk": 2.0}, ["dense", "topk"]),  # was it disturbed?
+        ({"dense": 1.9, "topk": 1.0}, {"dense": 8.0, "topk": 0.1}, ["dense", "topk"]),  # was topk?
+        ({"dense": 9.0, "topk": 5.0}, {"dense": 9.0, "topk": 0.1}, ["dense", "topk"]),  # topk was
+    ],
+)
+def test_only_who_is_far_behind_as_was_foretold_is_not_timed_at_length(best, predicted, left):
+    assert rehearsal.worth_rounds(best, predicted) == left
 
 
 @pytest.mark.parametrize(

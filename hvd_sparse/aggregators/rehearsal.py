@@ -22,7 +22,7 @@ from hvd_sparse.spec import Spec
 HOPELESS = 3.0
 ROUNDS = 60  # where the budget allows: of 20 ms each, two cores shared by four ranks, the median of 15 is off by 5%
 LEAST = 3  # rounds that are made whatever they take
-ENOUGH = 5  # rounds before anybody is dropped for being a little slower: fewer do not tell the noise
+ENOUGH = 8  # rounds before anybody is dropped for being a little slower: fewer do not tell the noise
 FAR = 2.0  # times the best round of the fastest one, beyond which nobody's best round makes a further one worth while
 TIE = 0.03  # share of the time below which nobody is the faster one
 ROUND_SHARE = 0.1  # of the budget that the fastest candidate's round may take, for there to be several in flight
@@ -35,7 +35,8 @@ class Rehearsed(NamedTuple):
 
     Attributes:
         seconds: by name, of each round that counts, of the slowest rank; a round's exchanges follow one another. Of
-            those that fell far behind, the rounds until then. A round exchanges several vectors: `at_once`.
+            those that fell far behind, the rounds until then, or the best one before any counted. A round exchanges
+            several vectors: `at_once`.
         sent: by name, payload bytes that a node sends to others for one vector.
     """
 
@@ -87,7 +88,8 @@ def rehearse(
         predicted: seconds of a round of each; the same on every rank. Most promising first, each is tried unless it is
             predicted at more than `HOPELESS` times what the fastest so far has really taken, and takes long to try.
         together: vectors of a round; see `at_once`.
-        budget: seconds after which no further round begins; `LEAST` are made in any case.
+        budget: seconds of rounds, of those that may still win, after which no further one begins; `LEAST` are made in
+            any case.
         tell: is told what is being done.
     """
     rehearsed = _rehearse(dict(candidates), spec, predicted, together, budget, tell)
@@ -105,24 +107,22 @@ def _rehearse(
     tell: Callable[[str], None],
 ) -> Rehearsed:
     vectors = [_drawn(spec, spec.number + each) for each in range(together)]
-    affordable = budget / (2 * len(aggregators))  # seconds of one of the two exchanges that all begin with
+    affordable = budget / (2 * len(aggregators))  # seconds of a round of what all begin with
     trials: dict[str, _Trial] = {}
     for name in sorted(aggregators, key=predicted.__getitem__):
-        least = min((trial.median for trial in trials.values()), default=math.inf)
+        least = min((trial.best for trial in trials.values()), default=math.inf)
         if predicted[name] > max(HOPELESS * least, affordable):
             continue
         tell(f"trying {name} ...")
         trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"), vectors)
-        trials[name].begin()
-    in_running = list(trials)
+        trials[name].begin(2 if predicted[name] <= affordable else 1)
+    in_running = worth_rounds({name: trial.best for name, trial in trials.items()}, predicted)
     if len(in_running) > 1:
-        for trial in trials.values():
-            trial.seconds = []  # the first round was a cold one
+        for name in in_running:
+            trials[name].seconds = []
     for number in range(ROUNDS):
-        if number >= LEAST and sum(trial.spent for trial in trials.values()) > budget:
-            break
         in_running = still_in_running({name: trials[name].seconds for name in in_running})
-        if len(in_running) == 1:
+        if len(in_running) == 1 or (number >= LEAST and sum(trials[name].spent for name in in_running) > budget):
             break
         # Each round begins with another one: what a candidate leaves behind would else always fall to the same.
         first = number % len(in_running)
@@ -161,6 +161,17 @@ def still_in_running(seconds: Mapping[str, Sequence[float]]) -> list[str]:
     return [name for name, each in seconds.items() if not beats(seconds[best], each)]
 
 
+def worth_rounds(best: Mapping[str, float], predicted: Mapping[str, float]) -> list[str]:
+    """Those that may win yet after rounds by themselves: that were not far behind or, if so, that nobody had foretold.
+
+    Args:
+        best: seconds of the best round of each.
+        predicted: seconds of a round of each.
+    """
+    far = FAR * min(best.values())
+    return [name for name in best if min(best[name], predicted[name]) <= far]
+
+
 def beats(one: Sequence[float], other: Sequence[float]) -> bool:
     """Whether `one` is the faster by more than the noise: twice the standard error of the median difference.
 
@@ -189,16 +200,22 @@ class _Trial:
         self._run = tf.function(run, autograph=False, jit_compile=False)
 
     @property
-    def median(self) -> float:
-        return float(np.median(self.seconds))
+    def best(self) -> float:
+        return min(self.seconds)
 
-    def begin(self) -> None:
-        """Two rounds: one that makes the graph and does not count, and a first one."""
+    def begin(self, rounds: int) -> None:
+        """A round that makes the graph, and others of which the best is kept.
+
+        One of these is not enough where it can be helped: it has half of the memory given, and takes ten times as long
+        as a later one.
+        """
         world = self._spec.grid.world
         links.slowest(world, self._wait)
         everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
         self.sent = float(everyones) / self._spec.grid.cross.size / len(self._vectors)
-        self.exchange()
+        for _ in range(rounds):
+            self.exchange()
+        self.seconds, self.spent = [self.best], 0.0
 
     def exchange(self) -> None:
         """One more round."""
