@@ -130,6 +130,10 @@ def test_a_lone_rank_and_a_lone_candidate_are_not_measured(capsys, tmp_path):
         ({"dense": [1.0, 2.0, 3.0, 4.0, 5.0], "topk": [0.8, 1.8, 2.8, 3.8, 4.8]}, "topk"),  # the machine grew slower
         ({"dense": [0.9], "topk": [0.5]}, "topk"),
         ({"dense": [0.9] * 5, "torus2d": [1.0] * 7, "topk": [0.8] * 7}, "topk"),  # dense was dropped
+        (  # beaten in each of the rounds, the last one included, though not by much in the median
+            {"dense": [1.00, 2.00, 3.00, 4.0, 5.00, 4.0, 3.05, 2.0], "topk": [0.9, 1.9, 2.9, 3.9, 4.9, 3.9, 2.99, 1.9]},
+            "topk",
+        ),
         ({"dense": [9.0] * 5, "torus2d": [1.0, 1.1, 1.2], "topk": [1.1, 1.0, 1.2]}, "dense"),
     ],
 )

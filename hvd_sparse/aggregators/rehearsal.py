@@ -20,6 +20,7 @@ from hvd_sparse.spec import Spec
 # more than its part of the budget. The model knows neither how the ranks get into each other's way nor what the
 # transport does with small messages; a larger factor costs seconds at start-up, a smaller one the whole training.
 HOPELESS = 3.0
+WARM = 5  # rounds before any counts, where they take milliseconds
 ROUNDS = 60  # where the budget allows: of 20 ms each, two cores shared by four ranks, the median of 15 is off by 5%
 LEAST = 3  # rounds that are made whatever they take
 ENOUGH = 8  # rounds before anybody is dropped for being a little slower: fewer do not tell the noise
@@ -115,7 +116,7 @@ def _rehearse(
             continue
         tell(f"trying {name} ...")
         trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"), vectors)
-        trials[name].begin(2 if predicted[name] <= affordable else 1)
+        trials[name].begin(min(WARM, 1 + int(affordable / predicted[name])) if predicted[name] > 0 else WARM)
     in_running = worth_rounds({name: trial.best for name, trial in trials.items()}, predicted)
     if len(in_running) > 1:
         for name in in_running:
@@ -140,7 +141,7 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
     """
     last = max(len(rounds) for rounds in seconds.values())
     final = {name: rounds for name, rounds in seconds.items() if len(rounds) == last}
-    medians = {name: float(np.median(rounds)) for name, rounds in final.items()}
+    medians = {name: float(np.median(final[name])) for name in still_in_running(final)}
     least = min(medians.values())
     return next(name for name, median in medians.items() if median <= (1 + TIE) * least)
 
