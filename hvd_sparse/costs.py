@@ -27,15 +27,17 @@ class Link(NamedTuple):
         latency: seconds before the first byte of a message arrives (alpha).
         bandwidth: bytes per second (1 / beta).
         stream: bytes per second that one connection carries, where several are needed to fill the link.
+        call: seconds that a collective takes beside its messages, however many: until the ranks have agreed on it.
     """
 
     latency: float
     bandwidth: float
     stream: float = math.inf
+    call: float = 0.0
 
     def shared_by(self, senders: int) -> Link:
         """What each of several ranks that send at once has of it."""
-        return Link(self.latency, min(self.stream, self.bandwidth / senders))
+        return Link(self.latency, min(self.stream, self.bandwidth / senders), call=self.call)
 
     def message(self, size: float) -> float:
         """Seconds that a message of this many bytes takes."""
@@ -53,8 +55,7 @@ class Cluster(NamedTuple):
         memory: bytes per second at which one rank passes over its memory while all do.
         entry: seconds for which a rank is busy with one index and value, when it selects it and again when it adds it.
         reducing: `across` as all-reduces fill it, and all-gathers over all ranks: Gloo's all-gather between two nodes'
-            ranks sends in one direction at a time, a longer ring in both. Its latency is that of any message of such a
-            ring; that of `inside` was measured as a call's and has its negotiation. None where there is no difference.
+            ranks sends in one direction at a time, a longer ring in both. None where there is no difference.
     """
 
     nodes: int
@@ -83,7 +84,7 @@ def kept(size: float, density: float) -> int:
 
 def dense(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
     """A ring all-reduce over all ranks, node after node: 2 (P - 1) messages of 4 d / P bytes."""
-    return {"all-reduce": 2 * _flat_ring(cluster, element * size / cluster.ranks)}
+    return {"all-reduce": _flat_ring(cluster, element * size / cluster.ranks, passes=2)}
 
 
 def tree(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
@@ -97,7 +98,7 @@ def tree(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEME
     latency = 2 * ((cluster.local - 1) * cluster.inside.latency + height * cluster.across.latency)
     carried = (1 if cluster.nodes == 2 else 2) * element * size  # of two nodes each has one child in one of the trees
     slowest = cluster.across if cluster.nodes > 1 else cluster.inside
-    return {"all-reduce": latency + carried / min(slowest.stream, slowest.bandwidth)}
+    return {"all-reduce": slowest.call + latency + carried / min(slowest.stream, slowest.bandwidth)}
 
 
 def torus2d(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
@@ -106,7 +107,7 @@ def torus2d(cluster: Cluster, size: int, density: float = 1.0, element: int = EL
     across = cluster.rings.shared_by(cluster.local)
     return {
         "reduce-scatter": _ring(cluster.inside, cluster.local, element * shard),
-        "across nodes": 2 * _ring(across, cluster.nodes, element * shard / cluster.nodes),
+        "across nodes": _ring(across, cluster.nodes, element * shard / cluster.nodes, passes=2),
         "all-gather": _ring(cluster.inside, cluster.local, element * shard),
     }
 
@@ -173,21 +174,19 @@ def link_bytes(recipe: str, nodes: int, local: int, size: int, density: float) -
     raise ValueError(f"Expected dense, torus2d, topk, mstopk or hitopk, got {recipe!r}.")
 
 
-def _ring(link: Link, members: int, each: float) -> float:
-    """An all-gather or a reduce-scatter: members - 1 messages, one after the other."""
-    return (members - 1) * link.message(each) if members > 1 else 0.0
+def _ring(link: Link, members: int, each: float, passes: int = 1) -> float:
+    """An all-gather or a reduce-scatter, of an all-reduce both: members - 1 messages a pass, one after the other."""
+    return link.call + passes * (members - 1) * link.message(each) if members > 1 else 0.0
 
 
-def _flat_ring(cluster: Cluster, each: float) -> float:
+def _flat_ring(cluster: Cluster, each: float, passes: int = 1) -> float:
     """The same over all ranks, node after node: every message waits for the slowest link on its way."""
     if cluster.ranks == 1:
         return 0.0
-    inside = cluster.inside
-    if cluster.reducing is not None:
-        inside = inside._replace(latency=cluster.reducing.latency)
     links = [cluster.rings] if cluster.nodes > 1 else []
-    links += [inside] if cluster.local > 1 else []
-    return (cluster.ranks - 1) * max(link.message(each) for link in links)
+    links += [cluster.inside] if cluster.local > 1 else []
+    slowest = max(link.message(each) for link in links)
+    return max(link.call for link in links) + passes * (cluster.ranks - 1) * slowest
 
 
 def _scatter(cluster: Cluster, size: int, entries: int) -> float:

@@ -96,7 +96,9 @@ def _reduce_across(cross: Communicator, vector: tf.Tensor) -> None:
 
 
 def _fit(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: int, senders: int) -> costs.Link:
-    """Latency and bandwidth out of a small size and the first that takes long.
+    """What a call and what a byte takes, out of a small size and the first that takes long.
+
+    What a message adds to a call, whatever its bytes, is not told apart: it is less than calls differ by.
 
     Args:
         grid: who measures.
@@ -114,10 +116,11 @@ def _fit(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: i
     while large < _LONG and each < _LARGEST:
         each *= _STEP
         large = seconds(each)
-    if each == _SMALL:  # so slow that latency makes no difference
+    if each == _SMALL:  # so slow that calls make no difference
         return costs.Link(0.0, senders * messages * costs.ELEMENT * each / small)
     per_byte = max(large - small, 1e-9) / (messages * costs.ELEMENT * (each - _SMALL))
-    return costs.Link(max(0.0, small / messages - costs.ELEMENT * _SMALL * per_byte), senders / per_byte)
+    call = max(0.0, small - messages * costs.ELEMENT * _SMALL * per_byte)
+    return costs.Link(0.0, senders / per_byte, call=call)
 
 
 def _selection(grid: Grid) -> tuple[float, float]:
@@ -156,7 +159,8 @@ def _from_figures(grid: Grid, figures: dict[str, Any]) -> costs.Cluster:
 
 def _to_link(figures: dict[str, Any]) -> costs.Link:
     stream = math.inf if figures["stream"] is None else _number(figures["stream"], 1e-9)
-    return costs.Link(_number(figures["latency"], 0.0), _number(figures["bandwidth"], 1e-9), stream)
+    latency, call = _number(figures["latency"], 0.0), _number(figures["call"], 0.0)
+    return costs.Link(latency, _number(figures["bandwidth"], 1e-9), stream, call)
 
 
 def _number(value: Any, least: float) -> float:

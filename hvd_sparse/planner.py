@@ -66,10 +66,10 @@ def table(cluster: costs.Cluster, size: int, densities: Sequence[float] = DENSIT
     """Predicted milliseconds of every recipe by density, and the choice for each."""
     lines = [
         f"{cluster.nodes} nodes of {cluster.local} ranks, {size:,} elements",
-        f"inside a node:  {1e6 * cluster.inside.latency:9.1f} us, {8e-9 * cluster.inside.bandwidth:8.2f} Gbit/s"
+        f"inside a node:  {_latency(cluster.inside)}, {8e-9 * cluster.inside.bandwidth:8.2f} Gbit/s"
         if cluster.local > 1
         else "one rank a node",
-        f"across nodes:   {1e6 * cluster.across.latency:9.1f} us, {8e-9 * cluster.across.bandwidth:8.2f} Gbit/s a node"
+        f"across nodes:   {_latency(cluster.across)}, {8e-9 * cluster.across.bandwidth:8.2f} Gbit/s a node"
         if cluster.nodes > 1
         else "a single node",
         f"selection:      {1e-9 * cluster.memory:9.1f} GB/s a rank, {1e9 * cluster.entry:.1f} ns for each that is kept",
@@ -81,6 +81,11 @@ def table(cluster: costs.Cluster, size: int, densities: Sequence[float] = DENSIT
         times = "".join(f"{1e3 * chosen.seconds[name]:14.2f}" for name in CANDIDATES)
         lines.append(f"{density:<8g}{times}   {chosen.reason}")
     return "\n".join(lines)
+
+
+def _latency(link: costs.Link) -> str:
+    """Of a call of one message, in words."""
+    return f"{1e6 * (link.call + link.latency):9.1f} us"
 
 
 def simulated(settings: Sequence[str]) -> tuple[costs.Cluster, int]:

@@ -14,7 +14,7 @@ FREE = 1e30  # bytes per second: costs nothing
 COMMLIB = Cluster(16, 8, Link(1e-5, 60e9), Link(5e-5, 25e9 / 8, 1.2e9), 700e9)
 sizes = st.integers(1, 10**9)
 counts = st.integers(1, 64)
-links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e11), st.just(math.inf))
+links = st.builds(Link, st.floats(0, 1e-2), st.floats(1e6, 1e11), st.just(math.inf), st.just(0.0))
 clusters = st.builds(Cluster, counts, counts, links, links, st.floats(1e8, 1e12), st.just(0.0), st.none())
 
 
@@ -84,14 +84,25 @@ def test_the_orderings_of_figures_7_and_8(size):
 def test_rings_go_by_the_link_as_they_fill_it(cluster, size, density, recipe):
     twice = Link(cluster.across.latency / 2, 2 * cluster.across.bandwidth)
     as_measured = costs.MODELS[recipe](cluster._replace(reducing=twice), size, density, 4)
-    of_a_ring = cluster.inside._replace(latency=twice.latency)  # in place of that of a call
     expected = {
-        "dense": cluster._replace(across=twice, inside=of_a_ring),
-        "topk": cluster._replace(across=twice, inside=of_a_ring),
+        "dense": cluster._replace(across=twice),
+        "topk": cluster._replace(across=twice),
         "torus2d": cluster._replace(across=twice),
         "hitopk": cluster,
     }
     assert as_measured == costs.MODELS[recipe](expected[recipe], size, density, 4)
+
+
+@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(sorted(costs.MODELS)))
+def test_each_collective_is_agreed_on_once_however_many_messages_it_has(cluster, size, density, recipe):
+    inside, across = cluster.inside._replace(call=1e3), cluster.across._replace(call=1e6)
+    before, after = (
+        costs.seconds(recipe, each, size, density) for each in (cluster, cluster._replace(inside=inside, across=across))
+    )
+    of_node, of_nodes = 1e3 * (cluster.local > 1), 1e6 * (cluster.nodes > 1)
+    levels = 2 * of_node + of_nodes
+    calls = levels if recipe in ("torus2d", "hitopk") else max(of_node, of_nodes)
+    assert math.isclose(after - before, calls, abs_tol=1e-3)
 
 
 @given(clusters, sizes, st.floats(1e-4, 1))

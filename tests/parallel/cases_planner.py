@@ -35,7 +35,7 @@ def ranks_measure_alike_and_choose_alike(local_size):
     cluster = planner.measure()
     assert (cluster.nodes, cluster.local) == (hvd.size() // local_size, local_size)
     for link in (cluster.inside, cluster.across):
-        assert link.latency >= 0 and 0 < link.bandwidth < math.inf
+        assert link.latency == 0 <= link.call and 0 < link.bandwidth < math.inf
     assert cluster.memory > 0 and cluster.entry >= 0 and (cluster.reducing is None) == (cluster.nodes == 1)
     own = f"{cluster} {planner.plan(cluster, 10**6, 0.01).recipe}"
     everyones = hvd.topology.world().gather_descriptions(own, "planner.everyones")
