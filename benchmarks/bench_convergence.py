@@ -4,6 +4,7 @@ Four ranks as 2 nodes of 2 train a small ResNet and a small VGG (examples/models
 (convergence_data.py), and the Transformer and the LSTM cells of examples/translation.py on message catalogues, with
 
 - 2DTAR-SGD: recipes.torus2d, all of the gradient;
+- Dense-SGD: recipes.dense, the same sums in another order, so that its difference from 2DTAR-SGD is the study's noise;
 - TopK-SGD: recipes.topk, exact selection on each rank's gradient;
 - MSTopK-SGD: recipes.hitopk, MSTopK through HiTopKComm, selection on the sums over a node,
 

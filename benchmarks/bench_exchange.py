@@ -82,31 +82,32 @@ def cells_of(
         for number, density in enumerate(densities):
             arms = _arms_of(name, rate, density, rivals if number == 0 else None)
             arms = [arm for arm in arms if arm not in left_out]
-            rounds = {arm: _rounds(arm, name, rate) for arm in arms}
+            rounds = {arm: _rounds(arm, name, rate, density) for arm in arms}
             cell = {"name": name, "size": SIZES[name], "density": density, "rounds": rounds}
-            cell["warm"] = {arm: _warm(arm, name, rate) for arm in arms}
+            cell["warm"] = {arm: _warm(arm, name, rate, density) for arm in arms}
             cells.append({**cell, "steps": shape[1] > 1})
     return cells
 
 
-def _rounds(arm: str, name: str, rate: str) -> int:
+def _rounds(arm: str, name: str, rate: str, density: float) -> int:
     """How often an arm is timed."""
     if _endless(name, rate) and arm not in SPARSE:
         return 1
     sparse = arm in SPARSE and arm not in LITERAL
     often = SPARSE_ROUNDS if sparse else DENSE_ROUNDS
-    if rate == "100mbit" or name == "110M":
+    if name == "110M" or _lasting(arm, name, rate, density):
         return often
     if _brief(name, rate):
         return BRIEF_ROUNDS[rate]
     return SPARSE_SHORT * often if sparse else often
 
 
-def _warm(arm: str, name: str, rate: str) -> int:
+def _warm(arm: str, name: str, rate: str, density: float) -> int:
     """How many rounds do not count, before: what an arm keeps from round to round is only there after a few."""
     if _endless(name, rate) and arm not in SPARSE:
         return 0  # of a minute, the first round's allocations are nothing
-    return 1 if arm in LITERAL or rate == "100mbit" or (name == "110M" and arm in DENSE) else WARM
+    lasting = _lasting(arm, name, rate, density) or (name == "110M" and arm in DENSE)
+    return 1 if arm in LITERAL or lasting else WARM
 
 
 def _arms_of(name: str, rate: str, density: float, rivals: Sequence[str] | None) -> list[str]:
@@ -124,6 +125,11 @@ def _arms_of(name: str, rate: str, density: float, rivals: Sequence[str] | None)
         for arm in arms
         if arm not in LITERAL or (name != "110M" and rate != "100mbit" and (arm in DENSE or density <= 0.01))
     ]
+
+
+def _lasting(arm: str, name: str, rate: str, density: float) -> bool:
+    """Whether an exchange takes so many seconds that its first allocations are little of them."""
+    return rate == "100mbit" and name != "1M" and (arm not in SPARSE or density >= 0.1)
 
 
 def _brief(name: str, rate: str) -> bool:

@@ -73,13 +73,15 @@ class Arm:
 
 ARMS = {
     "torus2d": Arm("2DTAR-SGD", "torus2d"),
+    "dense": Arm("Dense-SGD", "dense"),
     "topk": Arm("TopK-SGD", "topk"),
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
     "bucket16": Arm("16 of 512, 4 bits", "sparcml_buckets(k=16, bits=4)"),
 }
-_COMMLIB = ("torus2d", "topk", "hitopk")
+# dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
+_COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
     "small_vgg": _COMMLIB,
@@ -110,6 +112,7 @@ _PAIRS = (
     Pair("hitopk", "topk", 1.0),
     Pair("hitopk", "torus2d"),
     Pair("topk", "torus2d"),
+    Pair("dense", "torus2d"),
     Pair("bucket4", "torus2d", 1.0),
     Pair("bucket8", "torus2d", 1.0),
     Pair("bucket16", "torus2d", 1.0),

@@ -44,6 +44,18 @@ def test_dense_arms_of_milliseconds_are_timed_beside_all_densities_and_others_on
     assert dense("25M", "10gbit") == [everyone, [], []]
 
 
+def test_only_what_takes_seconds_is_timed_after_one_round():
+    cells = bench_exchange.cells_of((4, 2), "100mbit", ["25M", "1M"], [0.001, 0.1], [])
+    warm = [(cell["warm"].get("torus2d"), cell["warm"]["topk"]) for cell in cells]
+    assert warm == [
+        (1, bench_exchange.WARM),
+        (None, 1),
+        (bench_exchange.WARM, bench_exchange.WARM),
+        (None, bench_exchange.WARM),
+    ]
+    assert cells[0]["rounds"]["topk"] > cells[1]["rounds"]["topk"] > cells[0]["rounds"]["torus2d"]
+
+
 def row(arm, ms, density=0.01, decided=()):
     cell = {"shape": "2x2", "rate": "1gbit", "size": "25M", "density": density}
     return {**cell, "arm": arm, "ms": ms, "decided": list(decided)}
