@@ -26,6 +26,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import os
@@ -301,7 +302,7 @@ def main() -> None:
     runs, settings = study(options.folder, asked, seeds, options.density)
     sections = [summarise(runs, model) for model in models]
     about = {
-        "command": "make bench-convergence" if len(sys.argv) == 1 else f"bench_convergence {' '.join(sys.argv[1:])}",
+        "command": command(sys.argv[1:]),
         "density": options.density,
         "seeds": seeds,
         "settings": settings,
@@ -318,6 +319,16 @@ def main() -> None:
     stem = timing.write_results("convergence", data, text)
     draw(sections, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
+
+
+def command(words: Sequence[str]) -> str:
+    """What makes the same results anywhere: the folder of finished runs is this machine's."""
+    asked = [
+        word
+        for before, word in itertools.pairwise(["", *words])
+        if before != "--folder" and not word.startswith("--folder")
+    ]
+    return f"bench_convergence {' '.join(asked)}" if asked else "make bench-convergence"
 
 
 def study(

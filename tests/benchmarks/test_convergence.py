@@ -152,6 +152,12 @@ def test_recipes_that_a_model_has_not_are_refused(recipes, monkeypatch, capsys):
     assert f"that each model has, got {recipes}" in capsys.readouterr().err
 
 
+def test_a_command_names_no_folder_of_this_machine():
+    assert bench_convergence.command(["--folder", "/somewhere", "--seeds", "3"]) == "bench_convergence --seeds 3"
+    assert bench_convergence.command(["--seeds", "3", "--folder=/somewhere"]) == "bench_convergence --seeds 3"
+    assert bench_convergence.command(["--folder", "/somewhere"]) == "make bench-convergence"
+
+
 def test_a_seed_that_an_arm_lacks_is_in_no_pair():
     runs = made_up_runs()
     del runs["small_vgg", "topk", 2]
