@@ -8,7 +8,8 @@ Four ranks as 2 nodes of 2 train a small ResNet and a small VGG (examples/models
 - TopK-SGD: recipes.topk, exact selection on each rank's gradient;
 - MSTopK-SGD: recipes.hitopk, MSTopK through HiTopKComm, selection on the sums over a node,
 
-these at density 0.01 (that of CommLib's Fig. 7 and 8; Table 2 states none); and as SparCML's Quantized TopK SGD
+these at density 0.01 (that of CommLib's Fig. 7 and 8; Table 2 states none), the Transformer also with MSTopK-SGD after
+two epochs of 2DTAR-SGD; and as SparCML's Quantized TopK SGD
 
 - 8 and 16 of 512, 4 bits: recipes.sparcml_buckets for the ResNet;
 - 4 of 512: the same without quantization for the LSTM cells,

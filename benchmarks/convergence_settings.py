@@ -76,6 +76,7 @@ ARMS = {
     "dense": Arm("Dense-SGD", "dense"),
     "topk": Arm("TopK-SGD", "topk"),
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
+    "warmed": Arm("MSTopK-SGD after two dense epochs", "torus2d,2:hitopk"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
     "bucket16": Arm("16 of 512, 4 bits", "sparcml_buckets(k=16, bits=4)"),
@@ -85,7 +86,7 @@ _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
     "small_vgg": _COMMLIB,
-    "transformer": _COMMLIB,
+    "transformer": (*_COMMLIB, "warmed"),
     "lstm": ("torus2d", "bucket4"),  # SparCML 8.3: Hansards
 }
 
@@ -113,6 +114,7 @@ _PAIRS = (
     Pair("hitopk", "torus2d"),
     Pair("topk", "torus2d"),
     Pair("dense", "torus2d"),
+    Pair("warmed", "torus2d"),
     Pair("bucket4", "torus2d", 1.0),
     Pair("bucket8", "torus2d", 1.0),
     Pair("bucket16", "torus2d", 1.0),
