@@ -205,6 +205,27 @@ def test_rows_are_made_dense(member):
     assert (results[0] != weight).all()
 
 
+@pytest.mark.parametrize("shape", [[3], [4]])
+def test_gradients_whose_shape_is_known_when_they_run(member, shape):
+    """The right one makes the same step; a wrong one is refused, and leaves weight and slots as they were."""
+    variables = [layers.variable("a/kernel", np.arange(1, 4, dtype="f4")) for _ in range(2)]
+    optimizers = [member.make(learning_rate=0.5, weight_decay=0.25) for _ in variables]
+    for optimizer, variable in zip(optimizers, variables, strict=True):
+        optimizer.build([variable])
+    step = tf.function(lambda gradient: optimizers[0].apply([gradient], [variables[0]]), [tf.TensorSpec(None)])
+    gradient = tf.range(1.0, shape[0] + 1)
+    if shape == [3]:
+        step(gradient)
+        optimizers[1].apply([gradient], [variables[1]])
+    else:
+        with pytest.raises(tf.errors.InvalidArgumentError, match="not compatible with expected shape"):
+            step(gradient)
+    for first, second in zip(
+        [variables[0], *optimizers[0].variables[2:]], [variables[1], *optimizers[1].variables[2:]], strict=True
+    ):
+        np.testing.assert_array_equal(first, second)
+
+
 def test_a_variable_without_gradient_is_left_alone():
     variables = [layers.variable("a/kernel", np.ones(2, "f4")), layers.variable("b/kernel", np.ones(2, "f4"))]
     optimizer = lars.LARS(0.5)
