@@ -251,10 +251,7 @@ def render(sections: Sequence[Section], about: dict[str, Any]) -> str:
         "Means over the seeds, and the deviation from seed to seed:",
         "",
         *table(sections),
-        "",
-        "## Targets",
-        "",
-        *report.table(verdicts),
+        *(["", "## Targets", "", *report.table(verdicts)] if verdicts else []),
     ]
     for section in sections:
         settings = ", ".join(f"{name} {value}" for name, value in about["settings"][section.title].items())

@@ -144,6 +144,17 @@ def test_a_study_of_some_arms_has_their_pairs_alone():
     assert bench_convergence.table([section])[0] == "| model | 2DTAR-SGD | 16 of 512, 4 bits |"
 
 
+def test_a_report_of_pairs_without_target_has_no_table_of_targets():
+    runs = {run: outcome for run, outcome in made_up_runs().items() if run[1] in ("torus2d", "warmed")}
+    section = bench_convergence.summarise(runs, "transformer")
+    about = {"command": "c", "density": 0.01, "seeds": [0], "minutes": 3.0, "settings": {"transformer": {"rate": 1}}}
+    text = bench_convergence.render([section], about)
+    assert "## Targets" not in text and "warmed - torus2d" in section.figures["differences"]
+    assert "## Targets" in bench_convergence.render(
+        [bench_convergence.summarise(made_up_runs(), "small_vgg")], {**about, "settings": {"small_vgg": {}}}
+    )
+
+
 @pytest.mark.parametrize("recipes", ["torus2d,other", "bucket4"])
 def test_recipes_that_a_model_has_not_are_refused(recipes, monkeypatch, capsys):
     monkeypatch.setattr("sys.argv", ["bench_convergence", "--models", "small_vgg", "--recipes", recipes])
