@@ -164,12 +164,12 @@ def _end(launcher: subprocess.Popen) -> None:
 
 
 def _show(lines: Any) -> str:
-    """Passes on rank 0's progress and returns the end of everything else, for when it fails."""
+    """Passes on rank 0's finished runs and epochs, and returns the end of everything else, for when it fails."""
     others = []
     for line in lines:
-        progress = re.match(r"\[0\]<stdout>:> (.*)", line)
+        progress = re.match(r"\[0\]<stdout>:(> |(?=epoch \d))(.*)", line)
         if progress:
-            print(f"  {progress[1]}", flush=True)
+            print(f"{'  ' if progress[1] else '    '}{progress[2]}", flush=True)
         else:
             others.append(line)
     return "".join(others[-60:])

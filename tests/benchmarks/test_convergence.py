@@ -272,6 +272,12 @@ def test_finished_runs_are_not_made_again(tmp_path, monkeypatch):
     assert bench_convergence.fingerprint("small_vgg", 0.02) != made_with
 
 
+def test_runs_and_epochs_are_shown_while_they_go_on(capsys):
+    said = ["[0]<stdout>:epoch 1, 9.0 s: bleu 2.1\n", "[1]<stdout>:epoch of another\n", "[0]<stdout>:> [1/2] lstm\n"]
+    assert bench_convergence._show([*said, "[0]<stderr>:epoch 1\n"]) == f"{said[1]}[0]<stderr>:epoch 1\n"
+    assert capsys.readouterr().out == "    epoch 1, 9.0 s: bleu 2.1\n  [1/2] lstm\n"
+
+
 def test_ranks_that_fail_are_an_error_with_what_they_said(tmp_path):
     job = {
         "local": 1,
