@@ -13,6 +13,7 @@ import argparse
 import functools
 import json
 import pathlib
+import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -87,7 +88,7 @@ def takes_part(number: int, rounds: int, of: int) -> bool:
 
 
 def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
-    """Times the arms of one cell in turn."""
+    """Times the arms of one cell in turn, in another order each round, the same on every rank."""
     brought = Sum(cell["size"], cell["density"], cell["sets"])
     arms = {name: make_arm(name, brought, number) for name in cell["rounds"]}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
@@ -97,12 +98,13 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
     rounds = max(cell["rounds"].values())
     for arm in [arm for name, arm in arms.items() if name.startswith("auto")] * cell["tries"]:
         arm()
+    order = random.Random(number)  # an arm that always follows the same one is faster or slower by what that one leaves
     for turn in range(-cell["warm"], rounds):
-        for name, arm in arms.items():
+        for name in order.sample(list(arms), len(arms)):
             if turn >= 0 and not takes_part(turn, cell["rounds"][name], rounds):
                 continue
             before = sent_bytes()
-            result, taken = clock.time(arm)
+            result, taken = clock.time(arms[name])
             clock.meet()
             if turn >= 0:
                 seconds[name].append(taken)

@@ -92,6 +92,7 @@ def made_up_run():
     )
     filled = made_up_cell(1.0, "uniform", 1.0, ms(dynamic=896.0, auto=1000.0), "dynamic")
     seconds = {"computation": [0.1], "collective": [0.1], "one after the other": [0.21], "overlapped": [0.13]}
+    seconds |= {"wait": [0.1], "overlapped with a wait": [0.11]}
     overlap = {"collective": "dynamic", "density": 0.01, "matmul": [9, 8, 7], "rounds": 1, "seconds": seconds}
     about = {"nodes": 4, "rate": "1gbit", "reached": 9e8, "congestion": "cubic", "idle": [1e3, 2e3]}
     return {**about, "cells": [sparse, filled], "overlaps": [overlap]}
@@ -147,7 +148,7 @@ def test_tables_and_picture_are_made(tmp_path):
     rows, overlapped = sparcml_report.rows_of([run]), sparcml_report.overlaps_of([run])
     text = sparcml_report.render([run], rows, overlapped)
     assert "| 4 | 1gbit | 0.1% | uniform | auto (split_allgather) | 3 | 20.6 (20.6) | 38.83 |" in text
-    assert "| [9, 8] [8, 7] | 100.0 | 100.0 | 210.0 | 130.0 | 30.0 | 0.30 |" in text
+    assert "| [9, 8] [8, 7] | 100.0 | 100.0 | 210.0 | 130.0 | 100.0 | 110.0 | 30.0 | 0.30 | 10.0 | 0.10 |" in text
     for block in text.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.strip().split("\n")}) == 1
