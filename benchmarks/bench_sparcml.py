@@ -74,7 +74,7 @@ WHOLE = Plan(
     densities=(0.0001, 0.001, FIG_3, 1 / 32, 1 / 8, 1.0),
     swept=4,
     identical=0.5,
-    rounds=(12, 7),
+    rounds=(20, 7),
     overlaps=(
         ("recursive_doubling", FIG_3),
         ("split_allgather", FIG_3),

@@ -11,6 +11,7 @@ from hvd_sparse.costs import Link
 INDEX = 4  # bytes of an index
 HEADER = 8  # bytes before the rows of a message
 _DISJOINT = 1e30  # rows of a vector so large that index sets drawn from it do not meet
+_PRECISE = 1e-6  # relative, of a size that is looked for
 
 
 class Load(NamedTuple):
@@ -86,7 +87,7 @@ def universe(kept: float, union: float, ranks: int) -> float:
     if union >= expected_union(kept, _DISJOINT, ranks) * (1 - 1e-9):
         return _DISJOINT
     low, high = math.log(kept), math.log(_DISJOINT)
-    for _ in range(100):
+    while high - low > _PRECISE:
         middle = (low + high) / 2
         low, high = (low, middle) if expected_union(kept, math.exp(middle), ranks) > union else (middle, high)
     return math.exp(high)

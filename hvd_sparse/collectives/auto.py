@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import threading
 import time
@@ -18,6 +17,7 @@ from hvd_sparse.collective_costs import CANDIDATES, Load, Transport
 from hvd_sparse.collectives.allgather import combine_gathered
 from hvd_sparse.collectives.contribution import HEAD, Contribution, Layout, Result, bring
 from hvd_sparse.collectives.dynamic import combine_brought, combine_dense
+from hvd_sparse.collectives.experience import Calls, Seen, Trials
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
 from hvd_sparse.communicator import Communicator
@@ -32,7 +32,6 @@ _NEUTRAL = {"sum": 0.0, "product": 1.0, "max": -np.inf, "min": np.inf}
 _SMALL, _LARGEST, _STEP = 1 << 6, 1 << 21, 16  # words that a rank sends to each other one while calls are timed
 _LONG = 0.02  # seconds after which nothing larger is sent
 _COLD, _REPEATS = 3, 5
-_JUDGED, _REMEMBERED = 2, 4  # calls of a candidate after which it is judged, and those that count
 _TIMED = 1 << 16  # rows of the streams whose combining is timed
 _GATHER = CANDIDATES.index("allgather")
 _MORE = 2  # times the rows of a call that the next one may bring, if they are to be gathered at once
@@ -59,7 +58,7 @@ class Auto:
     def __init__(self, transport: Transport | None = None):
         self._transport = transport
         self._measured: weakref.WeakKeyDictionary[Communicator, Transport] = weakref.WeakKeyDictionary()
-        self._seen: weakref.WeakKeyDictionary[Communicator, dict[str, _Seen]] = weakref.WeakKeyDictionary()
+        self._seen: weakref.WeakKeyDictionary[Communicator, dict[str, Seen]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._measuring: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
@@ -92,8 +91,9 @@ class Auto:
             if tf.executing_eagerly():
                 return brought.result(brought.message)
             return brought.vector(brought.layout.dense(brought.message))
+        seen = self._seen_of(communicator, name)
         with tf.init_scope():
-            transport, seen = self.transport(communicator), self._seen_of(communicator, name)
+            transport = self.transport(communicator)
         chooser = _Chooser(brought.layout, communicator.size, transport)
         if brought.counts is None or brought.notes is None:
             vector = _in_graph(brought.layout, brought.message, communicator, name, chooser, seen)
@@ -104,8 +104,8 @@ class Auto:
 
     def chosen(self, communicator: Communicator, name: str = "auto") -> str | None:
         """What the last call of this name took, None where there was none."""
-        calls, _, choice = self._seen_of(communicator, name).variable.numpy()
-        return CANDIDATES[int(choice)] if calls else None
+        seen = self._seen_of(communicator, name).read()
+        return CANDIDATES[int(seen.choice)] if seen.calls else None
 
     def transport(self, communicator: Communicator) -> Transport:
         """What calls take among these ranks; a collective where that is not known yet."""
@@ -118,66 +118,12 @@ class Auto:
                 self._measured[communicator] = measure(communicator)
             return self._measured[communicator]
 
-    def _seen_of(self, communicator: Communicator, name: str) -> _Seen:
+    def _seen_of(self, communicator: Communicator, name: str) -> Seen:
         with self._lock:
             by_name = self._seen.setdefault(communicator, {})
             if name not in by_name:
-                by_name[name] = _Seen()
+                by_name[name] = Seen()
             return by_name[name]
-
-
-class _Seen:
-    """What is known of former calls, as a variable [3], so that graphs can change it, and of eager ones their times.
-
-    How many there were; `universe / kept` of the last one that told, or 0; and what the last one took.
-
-    Attributes:
-        trials: the times.
-        along: rows up to which a rank's message goes along with the next call's greeting.
-    """
-
-    def __init__(self) -> None:
-        self.trials = _Trials()
-        self.along = -1
-        self.variable = tf.Variable([0.0, 0.0, 0.0], trainable=False, dtype=tf.float64, name="auto_seen")
-
-    def told(self) -> tuple[int, int]:
-        """What this rank tells all others in the next call, and the rows up to which its message goes along."""
-        return self.trials.told(), self.along
-
-
-class _Trials:
-    """How long calls took against what was expected, the same on every rank; what `elapsed` says is of this rank.
-
-    A first call is cold, so that a candidate is judged by the shorter of at least two.
-    """
-
-    def __init__(self) -> None:
-        self.elapsed = 0.0  # seconds of the last call
-        self._last: tuple[int, float] | None = None
-        self._ratios: list[collections.deque[float]] = [collections.deque(maxlen=_REMEMBERED) for _ in CANDIDATES]
-
-    def told(self) -> int:
-        """Microseconds of this rank's last call, 0 where there was none."""
-        return min(round(1e6 * self.elapsed), 2**31 - 1)
-
-    def learn(self, told: np.ndarray) -> None:
-        """Takes in what all ranks told."""
-        if self._last is not None and told.min() > 0:
-            choice, expected = self._last
-            self._ratios[choice].append(1e-6 * float(told.max()) / expected)
-
-    def factors(self) -> list[float]:
-        """By which expected times are to be multiplied."""
-        return [min(ratios) if self.judged(choice) else 1.0 for choice, ratios in enumerate(self._ratios)]
-
-    def judged(self, choice: int) -> bool:
-        """Whether a candidate was timed often enough."""
-        return len(self._ratios[choice]) >= _JUDGED
-
-    def begin(self, choice: int, expected: float) -> None:
-        """A call begins."""
-        self._last, self.elapsed = (choice, expected), 0.0
 
 
 class _Chooser:
@@ -215,11 +161,11 @@ class _Chooser:
 
 
 def _eagerly(
-    brought: Contribution, communicator: Communicator, name: str, chooser: _Chooser, seen: _Seen, learns: bool
+    brought: Contribution, communicator: Communicator, name: str, chooser: _Chooser, seen: Seen, learns: bool
 ) -> Result:
     """The result, by an algorithm that is chosen now; `learns` says whether times of calls count."""
     assert brought.counts is not None
-    kept, (calls, spread, _) = float(brought.counts.mean()), seen.variable.numpy()
+    kept, (calls, spread, _) = float(brought.counts.mean()), seen.read()
     expected = chooser.expected(kept, spread)
     likely = np.multiply(expected, seen.trials.factors())
     likely[_GATHER] -= chooser.greeting  # which it can do without
@@ -233,12 +179,12 @@ def _eagerly(
     else:
         seen.trials.begin(choice, expected[choice])
         result, union = _taking(choice, brought, communicator, name, int(calls), seen.trials)
-    seen.variable.assign([calls + 1, chooser.spread(kept, union, spread), choice])
+    seen.write(Calls(calls + 1, chooser.spread(kept, union, spread), choice))
     return result
 
 
 def _taking(
-    choice: int, brought: Contribution, communicator: Communicator, name: str, calls: int, trials: _Trials
+    choice: int, brought: Contribution, communicator: Communicator, name: str, calls: int, trials: Trials
 ) -> tuple[Result, int]:
     """The result by one candidate, timed, and the rows of the union, -1 where they are not known."""
     begun = time.perf_counter()
@@ -259,12 +205,13 @@ def _combined(brought: Contribution, message: tf.Tensor) -> tuple[Result, int]:
 
 
 def _in_graph(
-    layout: Layout, message: tf.Tensor, communicator: Communicator, name: str, chooser: _Chooser, seen: _Seen
+    layout: Layout, message: tf.Tensor, communicator: Communicator, name: str, chooser: _Chooser, seen: Seen
 ) -> tf.Tensor:
     """The vector, by an algorithm that is chosen when the graph runs."""
     counts = communicator.allgather(message[1:2], f"{name}.counts", [1] * communicator.size)
     kept = tf.reduce_mean(tf.cast(counts, tf.float64))
-    calls, spread, _ = tf.unstack(seen.variable.read_value())
+    variable = seen.variable()
+    calls, spread, _ = tf.unstack(variable.read_value())
 
     def choose(kept: np.ndarray, spread: np.ndarray) -> np.int32:
         return np.int32(chooser.choose(float(kept), float(spread)))
@@ -286,7 +233,7 @@ def _in_graph(
     choice = tf.ensure_shape(tf.numpy_function(choose, [kept, spread], tf.int32, stateful=False), [])
     vector, union = tf.switch_case(choice, branches)
     learnt = tf.numpy_function(learn, [kept, union, spread], tf.float64, stateful=False)
-    seen.variable.assign(tf.stack([calls + 1, tf.ensure_shape(learnt, []), tf.cast(choice, tf.float64)]))
+    variable.assign(tf.stack([calls + 1, tf.ensure_shape(learnt, []), tf.cast(choice, tf.float64)]))
     return vector
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from hvd_sparse.collective_costs import Transport
 from hvd_sparse.collectives import Auto
-from hvd_sparse.collectives.auto import _Trials
+from hvd_sparse.collectives.experience import Calls, Seen, Trials
 from hvd_sparse.communicator import LoneCommunicator
 from hvd_sparse.costs import Link
 from tests import threads
@@ -66,7 +67,7 @@ class TestAuto:
 
     def test_a_candidate_that_takes_longer_than_expected_twice_is_left(self):
         """All ranks hear of the slowest one's time; the shorter of two calls counts, as the first is cold."""
-        trials = _Trials()
+        trials = Trials()
         for told, factor in (([9, 4], 1.0), ([2, 6], 6.0), ([3, 3], 3.0), ([0, 5], 3.0)):
             trials.begin(1, 1e-6)
             trials.learn(np.array(told))
@@ -105,3 +106,19 @@ class TestAuto:
         for number, sets in enumerate(calls):
             total = expected_of([slices_of(each, [1000]) for each in sets], (1000,), "sum").tolist()
             assert [result[number] for result in results] == [((2, 1, 1, 2, 1, 1, 2, 1)[number], total)] * 3
+
+
+def test_graphs_and_eager_code_know_of_each_others_calls():
+    seen = Seen()
+    seen.write(Calls(3, 7.5, 2))
+
+    @tf.function
+    def call():
+        variable = seen.variable()
+        variable.assign(variable + [1, 0, -1])
+
+    call()
+    assert seen.read() == Calls(4, 7.5, 1)
+    seen.write(Calls(5, 2.5, 3))
+    call()
+    assert seen.read() == Calls(6, 2.5, 2)
