@@ -13,7 +13,7 @@ namespace hvds {
 namespace {
 
 constexpr int64_t kWorthATask = 65536;    // elements for which waking a thread pays
-constexpr int64_t kLargestBlock = 65536;  // rows
+constexpr int64_t kLargestBlock = 32768;  // rows
 constexpr int64_t kWorthABlock = 1024;    // entries for which going through a block's bitmap pays
 
 struct Totals {
