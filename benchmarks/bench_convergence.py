@@ -12,7 +12,7 @@ these at density 0.01 (that of CommLib's Fig. 7 and 8; Table 2 states none), the
 two epochs of 2DTAR-SGD; and as SparCML's Quantized TopK SGD
 
 - 8 and 16 of 512, 4 bits: recipes.sparcml_buckets for the ResNet;
-- 4 of 512: the same without quantization for the LSTM cells,
+- 4 of 512: the same without quantization for the LSTM cells, from the first step and after two epochs of 2DTAR-SGD,
 
 for five seeds. The same seed gives all arms the same first weights and the same samples with the same noise in the
 same order; all settings are the same for all arms (convergence_settings.py). So differences are paired by seed, and

@@ -78,6 +78,7 @@ ARMS = {
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
     "warmed": Arm("MSTopK-SGD after two dense epochs", "torus2d,2:hitopk"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
+    "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
     "bucket16": Arm("16 of 512, 4 bits", "sparcml_buckets(k=16, bits=4)"),
 }
@@ -87,7 +88,7 @@ TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
     "small_vgg": _COMMLIB,
     "transformer": (*_COMMLIB, "warmed"),
-    "lstm": ("torus2d", "bucket4"),  # SparCML 8.3: Hansards
+    "lstm": ("torus2d", "bucket4", "warmed4"),  # SparCML 8.3: Hansards
 }
 
 
@@ -116,6 +117,7 @@ _PAIRS = (
     Pair("dense", "torus2d"),
     Pair("warmed", "torus2d"),
     Pair("bucket4", "torus2d", 1.0),
+    Pair("warmed4", "torus2d"),
     Pair("bucket8", "torus2d", 1.0),
     Pair("bucket16", "torus2d", 1.0),
 )
