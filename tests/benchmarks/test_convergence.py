@@ -182,7 +182,7 @@ def test_table_and_picture_have_the_shape_of_commlibs(tmp_path):
     assert bench_convergence.table([sections[1]])[0] == "| model | 2DTAR-SGD | Dense-SGD | TopK-SGD | MSTopK-SGD |"
     first, *rest = bench_convergence.table(sections)
     assert first.endswith("| 4 of 512 | 4 of 512 after two dense epochs | 8 of 512, 4 bits | 16 of 512, 4 bits |")
-    assert "| small_vgg, top-1 | 76.00 ± 4.74 | 75.82 ± 4.76 | 75.64 ± 4.78 | 75.46 ± 4.79 |  |  |  |  |" in rest
+    assert "| small_vgg, top-1 | 76.00 ± 4.74 | 75.82 ± 4.76 | 75.64 ± 4.78 | 75.46 ± 4.79 |  |  |  |  |  |" in rest
     about = {"command": "c", "density": 0.01, "seeds": [0], "minutes": 3.0}
     text = bench_convergence.render(
         sections, {**about, "settings": dict.fromkeys(bench_convergence.MODELS, {"rate": 1})}
