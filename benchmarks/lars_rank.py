@@ -32,6 +32,7 @@ from benchmarks.lars_arms import (
     our_ratios,
     our_step,
 )
+from benchmarks.timing import shuffled
 from hvd_sparse import topology
 
 SLOTS = {"LARS": 0, "LAMB": 2}  # that the ratios are computed from
@@ -85,7 +86,8 @@ def _timed(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
     times: dict[str, list[list[float]]] = {arm: [] for arm in arms}
     calls = {arm: _calls(run) for arm, run in arms.items()}
     for number in range(rounds):
-        for arm, run in list(arms.items())[:: -1 if number % 2 else 1]:  # so that drift favours nobody
+        for arm in shuffled(arms, number):
+            run = arms[arm]
             world.allreduce(tf.constant(0), "max", "bench.begin")
             elapsed, busy = time.perf_counter(), time.process_time()
             for _ in range(calls[arm]):

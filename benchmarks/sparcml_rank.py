@@ -13,7 +13,6 @@ import argparse
 import functools
 import json
 import pathlib
-import random
 import time
 from collections.abc import Callable
 from typing import Any
@@ -26,6 +25,7 @@ import hvd_sparse as hvd
 from benchmarks.exchange_rank import Clock, forget, idle_bytes_per_second, sent_bytes, write_json
 from benchmarks.sparcml_overlap import run_overlap
 from benchmarks.sparcml_report import AUTO_AGAIN, DENSE_ARMS, HOROVOD_SLICES
+from benchmarks.timing import shuffled
 from hvd_sparse import collectives
 
 Call = Callable[[], Any]
@@ -98,9 +98,8 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
     rounds = max(cell["rounds"].values())
     for arm in [arm for name, arm in arms.items() if name.startswith("auto")] * cell["tries"]:
         arm()
-    order = random.Random(number)  # an arm that always follows the same one is faster or slower by what that one leaves
     for turn in range(-cell["warm"], rounds):
-        for name in order.sample(list(arms), len(arms)):
+        for name in shuffled(arms, 1000 * number + turn):
             if turn >= 0 and not takes_part(turn, cell["rounds"][name], rounds):
                 continue
             before = sent_bytes()

@@ -7,9 +7,10 @@ import datetime
 import json
 import pathlib
 import platform
+import random
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
@@ -47,6 +48,16 @@ class Timing:
     median: float
     p95: float
     rounds: int
+
+
+def shuffled(names: Iterable[str], seed: int) -> list[str]:
+    """Arms in the order of one round, the same on every rank.
+
+    An arm that always follows the same one is faster or slower by what that one leaves behind.
+    """
+    order = list(names)
+    random.Random(seed).shuffle(order)
+    return order
 
 
 def interleave(arms: Mapping[str, Arm], rounds: int, before: Callable[[], object]) -> dict[str, Timing]:

@@ -38,7 +38,7 @@ class Seen:
     def __init__(self) -> None:
         self.trials = Trials()
         self.along = -1
-        self._own = Calls()
+        self._own = Calls()  # until there is a variable
         self._shared: tf.Variable | None = None  # half a millisecond of an eager call
 
     def read(self) -> Calls:
@@ -47,8 +47,9 @@ class Seen:
 
     def write(self, calls: Calls) -> None:
         """Takes in another call; in eager code."""
-        self._own = calls
-        if self._shared is not None:
+        if self._shared is None:
+            self._own = calls
+        else:
             self._shared.assign(calls)
 
     def variable(self) -> tf.Variable:
