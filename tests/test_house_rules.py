@@ -35,7 +35,7 @@ LAYERS = [
     {"aggregators"},
     {"collective_costs", "collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
     {"communicator", "notebook", "shared_memory", "spec", "streams", "topology"},
-    {"costs", "host_names", "nodes", "ops", "rendezvous"},
+    {"costs", "host_names", "indices", "nodes", "ops", "rendezvous"},
 ]
 CACHE_LAYERS = [
     {"__main__"},
