@@ -62,6 +62,19 @@ class Communicator(abc.ABC):
         reduced.set_shape(tensor.shape)
         return reduced
 
+    def allreduce_each(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        """Combines several tensors over the ranks, each of them as soon as it is there.
+
+        For use in a graph: the transport may send what is ready at the same time together. Arguments and results as of
+        `allreduce`, for each tensor.
+        """
+        if self.size == 1:
+            return [tf.identity(tensor) for tensor in tensors]
+        reduced = self._allreduce_each(tensors, op, name)
+        for before, after in zip(tensors, reduced, strict=True):
+            after.set_shape(before.shape)
+        return reduced
+
     def allgather(self, tensor: tf.Tensor, name: str, lengths: Sequence[int] | None = None) -> tf.Tensor:
         """Concatenates the tensors of all ranks along the first dimension, in rank order.
 
@@ -197,6 +210,9 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def _allreduce(self, tensor: tf.Tensor, op: str, name: str) -> tf.Tensor: ...
+
+    def _allreduce_each(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        return [self._allreduce(tensor, op, f"{name}.{number}") for number, tensor in enumerate(tensors)]
 
     @abc.abstractmethod
     def _allgather(self, tensor: tf.Tensor, name: str, lengths: Sequence[int] | None) -> tf.Tensor: ...

@@ -31,6 +31,7 @@ _OPERATIONS = (
     "HvdSparseFeedbackBucketTopk",
     "HvdSparseSumParts",
     "HvdSparseMean",
+    "HvdSparseMeans",
     "HvdSparseSpoil",
     "HvdSparsePack",
     "HvdSparseUnpack",

@@ -115,11 +115,12 @@ class PlannedExchange:
         with tf.control_dependencies(done):
             step = self.step.assign_add(1)
             if self._telemetry is not None:
-                exposed = self._time([ready, *(exchange.mean for exchange in exchanges)]) - ready  # read after it
+                means_there = tf.nest.flatten([exchange.mean for exchange in exchanges], expand_composites=True)
+                exposed = self._time([ready, *means_there]) - ready  # read after it
                 self._telemetry.record(step, exchanges, gradients, exposed)
             means: dict[str, Gradient] = {}
-            for bucket, exchange in zip(self.plan.buckets, in_buckets, strict=True):
-                means.update(bucket.unpack(tf.identity(exchange.mean)))
+            for bucket, exchange in zip(self.buckets, in_buckets, strict=True):
+                means.update(bucket.means(exchange))
             for (segment, _), exchange in zip(self.plan.slices, in_rows, strict=True):
                 values = tf.identity(exchange.mean.values)
                 means[segment.name] = tf.IndexedSlices(values, exchange.mean.indices, exchange.mean.dense_shape)

@@ -74,6 +74,14 @@ class HorovodCommunicator(Communicator):
             return _REDUCTIONS[op](self._allgather(tensor[tf.newaxis], name, None), axis=0)
         return _horovod.allreduce(self._unknown(tensor), op=_OPS[op], **self._common(name))
 
+    def _allreduce_each(self, tensors, op, name):
+        # Not gathered, however small they are: Horovod sends small all-reduces together.
+        sent = [self._unknown(tensor) for tensor in tensors]
+        return [
+            _horovod.allreduce(tensor, op=_OPS[op], **self._common(f"{name}.{number}"))
+            for number, tensor in enumerate(sent)
+        ]
+
     def _allgather(self, tensor, name, lengths):
         return _values(_horovod.allgather(self._unknown(_carried(tensor)), **self._common(name)), tensor.dtype)
 
