@@ -16,7 +16,7 @@ import numpy as np
 
 from datacache import tfrecord
 from datacache.errors import SourceChangedError
-from datacache.listing import NO_LABEL, UNKNOWN_LENGTH, Listing
+from datacache.listing import NO_LABEL, UNKNOWN_LENGTH, Listing, label_of
 
 Progress = Callable[[int, int | None], None]  # (done, of how many, where that is known)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -235,9 +235,12 @@ class Indexed(Source):
             read: from index in [0, size) to bytes; called by several threads at once.
             size: number of samples.
             name: tells these data from any others; it is part of the fingerprint.
-            labels: [size] not negative; without them decoding must return the label.
+            labels: [size] integers, not negative; without them decoding must return the label.
+
+        Raises:
+            ValueError: where there is no sample or no name, or labels are not as many, negative or no integers.
         """
-        self._given = None if labels is None else np.fromiter(labels, np.int64)
+        self._given = None if labels is None else _labels(labels)
         if size < 1 or (self._given is not None and (len(self._given) != size or self._given.min() < 0)):
             counted = "no labels" if self._given is None else f"{len(self._given)} labels"
             raise ValueError(f"Expected at least 1 sample and a label >= 0 for each, got size={size} and {counted}.")
@@ -260,6 +263,12 @@ class Indexed(Source):
         if not isinstance(data, bytes):
             raise TypeError(f"Expected bytes of sample {index} from {self._name!r}, got {type(data).__name__}.")
         return data
+
+
+def _labels(given: Iterable[Any]) -> np.ndarray:
+    if isinstance(given, np.ndarray) and given.dtype.kind == "i" and given.ndim == 1:
+        return given.astype(np.int64)
+    return np.array([label_of(label, f"sample {index}") for index, label in enumerate(given)], np.int64)
 
 
 def _sorted_entries(path: str | Path) -> list[os.DirEntry[str]]:

@@ -102,13 +102,13 @@ class Store:
         )
 
     def load_layout(self, decode: str) -> Layout | None:
-        """What `save_layout` saved; None before."""
+        """What `save_layout` saved; None before, and where it was saved before labels were looked at."""
         known = files.read_json(self._layout(decode))
-        return Layout(known["dtype"], tuple(known["shape"])) if known else None
+        return Layout(known["dtype"], tuple(known["shape"])) if known and "labels" in known else None
 
     def save_layout(self, decode: str, layout: Layout) -> None:
         """Saves what decoded samples look like."""
-        files.write_json(self._layout(decode), layout._asdict())
+        files.write_json(self._layout(decode), {**layout._asdict(), "labels": "int64"})
 
     def close(self) -> None:
         """Lets others remove the directory."""
