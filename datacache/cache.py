@@ -292,7 +292,7 @@ class DataCache:
         """Serves this node's samples, or stands by while another process does, and gets ready to ask for others."""
         size, store = self.layout.size, self._store
         shape = "x".join(map(str, self.layout.shape))
-        data = f"{store.fingerprint}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
+        data = f"{store.listing.content()}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
         shelf = Shelf(self.world.owned(len(self)), size, self._levels[-1].gather, self._reader.fetch_record)
         self._serving = serve(self.world, data, shelf, self.counters, store.directory, _threads(self.world))
         self._owners = meet(self.world, data, size, len(self), peer_timeout, self.counters)

@@ -118,6 +118,11 @@ class Listing:
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
+    def content(self) -> str:
+        """As `fingerprint`, wherever the files lie: nodes may have mounted them in different places."""
+        placeless = {key: value for key, value in self.identity.items() if key != "path"}
+        return dataclasses.replace(self, identity=placeless).fingerprint()
+
     def save(self, directory: Path) -> None:
         """Writes a directory, which appears when it is whole; one that is there already is replaced."""
         part = directory.with_name(f".{os.getpid()}.{directory.name}.part")
