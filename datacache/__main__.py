@@ -119,8 +119,8 @@ def stats(options: argparse.Namespace) -> int:
     """Prints what all processes together have counted, and what the levels hold."""
     if not any((root / "manifest.json").exists() for root in kept_in(_source(options), options.local_dir)):
         raise FileNotFoundError(
-            f"Nothing is kept in {options.local_dir} of {options.images or options.tfrecords}: expected the directories "
-            "that `plan`, `warm` or a run was given."
+            f"Nothing is kept in {options.local_dir} of {options.images or options.tfrecords}: expected the "
+            "directories that `plan`, `warm` or a run was given."
         )
     with _store(options) as store:
         numbers = counters.total(store.stats)

@@ -74,7 +74,7 @@ class DataCache:
                 local disk. By default what all samples need, and where shapes vary, half of what memory_dir has free;
                 0 for no memory level.
             seed: of the order.
-            world: who reads; by default what Horovod's launcher says, or one process alone.
+            world: who reads; by default what the launcher says (see `World.from_environment`), or one process alone.
             disk_bytes: that each level on the local disk may take, 0 for none; the rest comes from the source.
             keep_decoded: keep decoded samples on the local disk too.
             memory_dir: a directory on a tmpfs.

@@ -163,9 +163,9 @@ class Listing:
 
 
 def label_of(value: Any, name: str) -> int:
-    """A label as it is kept: any integer that int64 holds, Python's, NumPy's or a tensor's, and a truth value as 0 or 1.
+    """A label as it is kept: an integer that int64 holds, Python's, NumPy's or a tensor's; a truth value is 0 or 1.
 
-    A float is none, even where it is whole, so that one kind of label does not pass for some samples and fail for others.
+    A float is none, even where it is whole: else labels of one kind would pass for some samples and fail for others.
 
     Raises:
         ValueError: for anything else, where rounding or reading it as a number would make another label of it.

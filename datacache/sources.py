@@ -137,9 +137,7 @@ class ImageFolder(_Files):
     of their paths.
     """
 
-    def __init__(
-        self, path: str | os.PathLike, suffixes: Sequence[str] = IMAGES, classes: Sequence[str] | None = None
-    ):
+    def __init__(self, path: str | os.PathLike, suffixes: Sequence[str] = IMAGES, classes: Sequence[str] | None = None):
         """Takes the directory, which files count, and which classes there are.
 
         Args:

@@ -1,4 +1,4 @@
-"""datacache: classes keep their numbers, a directory is one place however it is spelled, and a pipe is not waited for."""
+"""datacache: classes keep their numbers, a directory is one place however it is spelled, a pipe is refused."""
 
 from __future__ import annotations
 
