@@ -180,6 +180,7 @@ class DataCache:
         Args:
             batch_size: per rank.
             epoch: number of the epoch; seed and epoch decide the order of all samples, whatever the number of ranks.
+                Each pass over the dataset has this order, so that training wants another dataset for each epoch.
             position: how many samples of the epoch all ranks together have read before, to go on in mid-epoch.
             drop_remainder: leave out the last global batch where it is not full; otherwise it is divided evenly.
             map_func: from one sample and its label to whatever is batched, in TensorFlow, as for

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from datacache import waiting
 from datacache.counters import Counters
 from datacache.errors import DecodeError
 from datacache.files import IndexLocks
@@ -221,7 +222,9 @@ class ReadThrough:
         return record
 
     def _keep(self, level: Level, index: int, record: Record) -> None:
-        if not level.put(index, record):
+        with waiting.told(f"room for sample {index} in the {level.name} level, where one process writes at a time"):
+            kept = level.put(index, record)
+        if not kept:
             self._counters.add(f"not kept.{level.name}")
 
 

@@ -75,7 +75,7 @@ class Store:
             files.share(self._use)
             remove_unused(root, keep=self.fingerprint)
         self.quarantine = Quarantine(self.directory / "quarantine.jsonl")
-        self.locks = IndexLocks(self.directory / "fetching")
+        self.locks = IndexLocks(self.directory / "fetching", lambda index: source.describe(self.listing, index))
 
     @property
     def stats(self) -> Path:
