@@ -74,7 +74,7 @@ class DataCache:
                 local disk. By default what all samples need, and where shapes vary, half of what memory_dir has free;
                 0 for no memory level.
             seed: of the order.
-            world: who reads; by default what Horovod's launcher says, or one process alone.
+            world: who reads; by default what the launcher says (see `World.from_environment`), or one process alone.
             disk_bytes: that each level on the local disk may take, 0 for none; the rest comes from the source.
             keep_decoded: keep decoded samples on the local disk too.
             memory_dir: a directory on a tmpfs.
@@ -180,6 +180,7 @@ class DataCache:
         Args:
             batch_size: per rank.
             epoch: number of the epoch; seed and epoch decide the order of all samples, whatever the number of ranks.
+                Each pass over the dataset has this order, so that training wants another dataset for each epoch.
             position: how many samples of the epoch all ranks together have read before, to go on in mid-epoch.
             drop_remainder: leave out the last global batch where it is not full; otherwise it is divided evenly.
             map_func: from one sample and its label to whatever is batched, in TensorFlow, as for
@@ -292,7 +293,7 @@ class DataCache:
         """Serves this node's samples, or stands by while another process does, and gets ready to ask for others."""
         size, store = self.layout.size, self._store
         shape = "x".join(map(str, self.layout.shape))
-        data = f"{store.fingerprint}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
+        data = f"{store.listing.content()}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
         shelf = Shelf(self.world.owned(len(self)), size, self._levels[-1].gather, self._reader.fetch_record)
         self._serving = serve(self.world, data, shelf, self.counters, store.directory, _threads(self.world))
         self._owners = meet(self.world, data, size, len(self), peer_timeout, self.counters)

@@ -45,7 +45,7 @@ CACHE_LAYERS = [
     {"disk", "layout", "slab", "tmpfs"},
     {"levels", "memory", "sources"},
     {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
-    {"errors", "files", "mapping", "native", "rendezvous"},
+    {"errors", "files", "imports", "launchers", "mapping", "native", "rendezvous", "waiting"},
 ]
 LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]
 LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS, "lars": LARS_LAYERS}
