@@ -44,7 +44,7 @@ CACHE_LAYERS = [
     {"reader"},
     {"disk", "layout", "slab", "tmpfs"},
     {"levels", "memory", "sources"},
-    {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
+    {"buffers", "checkpoints", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
     {"errors", "files", "imports", "launchers", "mapping", "native", "rendezvous", "waiting"},
 ]
 LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]
