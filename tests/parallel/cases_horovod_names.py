@@ -266,16 +266,22 @@ def process_sets_are_shared_with_the_grid():
         hvd.add_process_set([0, 1])
 
 
+def stopped():
+    """Horovod stopped by all ranks, once all of them have come here."""
+    hvd.allreduce(1, op=hvd.Sum)
+    hvd.shutdown()
+
+
 @contextlib.contextmanager
 def started_anew(**options):
     """Horovod started again by this case; and at the end, again, as the other cases want it."""
     dynamic = os.environ.pop(hvd.topology.DYNAMIC_VARIABLE, "")
-    hvd.shutdown()
+    stopped()
     try:
         hvd.init(**options)
         yield
     finally:
-        hvd.shutdown()
+        stopped()
         os.environ[hvd.topology.DYNAMIC_VARIABLE] = dynamic
         hvd.init()
 
