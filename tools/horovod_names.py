@@ -42,7 +42,7 @@ ACCIDENTAL = {
     "gradient_aggregation_eager": _INSIDE,
     "inspect": _OTHER_PACKAGE,
     "is_version_greater_equal_than": "a comparison of version numbers, which Horovod's modules import",
-    "keras": "in horovod.tensorflow a module whose names are in hvd_sparse itself; elsewhere a package that is imported",
+    "keras": "in horovod.tensorflow a module whose names are in hvd_sparse itself; elsewhere a package",
     "mpi_ops": _INSIDE,
     "ops": "an inside of TensorFlow's, which Horovod's module imports",
     "os": _OTHER_PACKAGE,
