@@ -14,7 +14,7 @@ from hvd_sparse.gradient_exchange import resource
 from hvd_sparse.pairing import Label, compare
 
 MESSAGE_BYTES = 32 * 2**20  # of one broadcast, a larger variable has one of its own
-_REMEDY = "None was changed. Make the same model and the same optimizer on every rank, and build them on every rank or on none."
+_REMEDY = "None was changed. Make the same model and optimizer on every rank, and build both on every rank, or on none."
 
 
 @tf.autograph.experimental.do_not_convert
