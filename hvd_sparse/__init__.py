@@ -26,6 +26,7 @@ from hvd_sparse.gradient_exchange import GradientExchange
 from hvd_sparse.loss_scale import LossScaleOptimizer
 from hvd_sparse.optimizer import DistributedOptimizer
 from hvd_sparse.saving import load_model
+from hvd_sparse.sync_batch_norm import SyncBatchNormalization
 from hvd_sparse.tape import DistributedGradientTape
 from hvd_sparse.telemetry import Telemetry
 from hvd_sparse.topology import (
@@ -68,6 +69,7 @@ __all__ = [
     "Min",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "Telemetry",
     "aggregators",
     "allgather",

@@ -28,6 +28,7 @@ LAYERS = [
         "planned_exchange",
         "rows",
         "saving",
+        "sync_batch_norm",
         "tape",
         "telemetry",
         "train_step",

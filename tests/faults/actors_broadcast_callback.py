@@ -79,7 +79,7 @@ def ranks_with_other_shapes_are_told_alike():
     try:
         _fit(model)
     except ValueError as error:
-        for text in ("dense", "[4, 1]) on rank 0", "[4, 2]) on rank 1", "None was changed"):
+        for text in ("dense", "[4, 1]", "[4, 2]", "rank 0", "rank 1"):
             assert text in str(error), str(error)
     else:
         raise AssertionError("expected a ValueError")
