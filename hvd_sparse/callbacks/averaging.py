@@ -9,9 +9,9 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse import topology
-from hvd_sparse.broadcasting import broadcast
 from hvd_sparse.callbacks.base import DistributedCallback
 from hvd_sparse.gradient_exchange import resource
+from hvd_sparse.variables import broadcast_variables
 
 
 class BroadcastGlobalVariablesCallback(DistributedCallback):
@@ -116,7 +116,7 @@ def broadcast_state(model: keras.Model, root_rank: int, local_variables: Iterabl
     state = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
     distinct = {id(resource(variable)): resource(variable) for variable in state}
     shared = [variable for identity, variable in distinct.items() if identity not in left]
-    broadcast(shared, root_rank)
+    broadcast_variables(shared, root_rank)
 
 
 def _listed(variables: Any) -> list[Any]:
