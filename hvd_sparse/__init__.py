@@ -61,6 +61,7 @@ from hvd_sparse.objects import allgather_object, broadcast_object, broadcast_obj
 from hvd_sparse.optimizer import DistributedOptimizer
 from hvd_sparse.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvd_sparse.saving import load_model
+from hvd_sparse.sync_batch_norm import SyncBatchNormalization
 from hvd_sparse.tape import DistributedGradientTape
 from hvd_sparse.telemetry import Telemetry
 from hvd_sparse.topology import (
@@ -108,6 +109,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "Telemetry",
     "add_process_set",
     "aggregators",

@@ -75,6 +75,7 @@ class GradientExchange:
         self._epoch: int | None = None
         self._pending: tuple[Kept, Own | None] | None = None
         self._planned: PlannedExchange | None = None
+        self._agreed: str | None = None
 
     # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
     @tf.autograph.experimental.do_not_convert
@@ -166,7 +167,8 @@ class GradientExchange:
     def everywhere(self, condition: tf.Tensor) -> tf.Tensor:
         """Whether a condition ([] bool) holds on every rank, [] bool; a collective of 4 bytes."""
         world = topology.world()
-        return tf.cast(world.allreduce(tf.cast(condition, tf.int32), "min", f"{self._name}.everywhere"), tf.bool)
+        name = f"{self._agreed_name()}.everywhere"
+        return tf.cast(world.allreduce(tf.cast(condition, tf.int32), "min", name), tf.bool)
 
     @property
     def step(self) -> int:
@@ -226,10 +228,16 @@ class GradientExchange:
         self._planned.plan.check(gradients)
         return self._planned
 
+    def _agreed_name(self) -> str:
+        """The name that rank 0 has given: others may have made other exchanges before, and have counted on."""
+        if self._agreed is None:
+            self._agreed = topology.world().gather_descriptions(self._name, "gradients.name")[0]
+        return self._agreed
+
     def _begin(self, plan: buckets.Plan) -> PlannedExchange:
         topology.size()  # raises where hvd.init() was forgotten, which would let every rank train for itself
         planned = PlannedExchange(
-            self.aggregator, plan, topology.grid(), self._name, self.telemetry, self._learning_rate
+            self.aggregator, plan, topology.grid(), self._agreed_name(), self.telemetry, self._learning_rate
         )
         if self._pending is not None:
             planned.restore(*self._pending)
