@@ -24,9 +24,9 @@ from hvd_sparse import (
 )
 from hvd_sparse.gradient_exchange import GradientExchange
 from hvd_sparse.loss_scale import LossScaleOptimizer
-from hvd_sparse.optimizer import DistributedOptimizer
+from hvd_sparse.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvd_sparse.saving import load_model
-from hvd_sparse.tape import DistributedGradientTape
+from hvd_sparse.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvd_sparse.telemetry import Telemetry
 from hvd_sparse.topology import (
     Average,
@@ -66,6 +66,8 @@ __all__ = [
     "LossScaleOptimizer",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
     "Product",
     "Sum",
     "Telemetry",

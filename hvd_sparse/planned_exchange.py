@@ -61,6 +61,7 @@ class PlannedExchange:
         name: collectives are named after it.
         telemetry: measures the exchanges; None measures nothing, at no cost.
         learning_rate: of the optimizer that applies the means, where there is one.
+        sums: hand on the sums over all ranks in place of the means.
 
     Raises:
         ValueError: on every rank alike where plans, recipes or names differ, or the recipe cannot work with the plan.
@@ -74,20 +75,22 @@ class PlannedExchange:
         name: str,
         telemetry: Telemetry | None,
         learning_rate: Rate | None = None,
+        sums: bool = False,
     ):
         self.plan = plan
         self.grid = grid
         self._aggregator = aggregator
         self._name = name
         self._telemetry = telemetry
+        self._sums = sums
         specs = [
             bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets))
-            ._replace(learning_rate=learning_rate)
+            ._replace(learning_rate=learning_rate, sums=sums)
             .validate()
             for number, bucket in enumerate(plan.buckets)
         ]
         variables = {f"variable {name}": place for name, place in plan.placement().items()}
-        options = {"recipe": describe(aggregator), "name": name, "telemetry": telemetry is not None}
+        options = {"recipe": describe(aggregator), "name": name, "telemetry": telemetry is not None, "sums": sums}
         grid.world.agree(options | variables, "the gradients or the recipe", "gradients.agree")
         if aggregator.sums and plan.slices:
             raise ValueError(
@@ -107,7 +110,7 @@ class PlannedExchange:
         ready = self._time(gradients.values())
         in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
         in_rows = [
-            rows.exchange(gradients[segment.name], segment, self.grid, f"{self._name}.{segment.name}")
+            rows.exchange(gradients[segment.name], segment, self.grid, f"{self._name}.{segment.name}", self._sums)
             for segment, _ in self.plan.slices
         ]
         exchanges = [*in_buckets, *in_rows]

@@ -26,6 +26,8 @@ Average, Sum, Min, Max, Product, Adasum = (
     _horovod.Product,
     _horovod.Adasum,
 )
+ProcessSet = _horovod.ProcessSet
+global_process_set = _horovod.global_process_set
 allreduce = _horovod.allreduce
 allgather = _horovod.allgather
 alltoall = _horovod.alltoall

@@ -31,10 +31,10 @@ LAYERS = [
         "telemetry",
         "train_step",
     },
-    {"recipes"},
+    {"recipes", "wire"},
     {"aggregators"},
     {"collective_costs", "collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
-    {"communicator", "notebook", "shared_memory", "spec", "streams", "topology"},
+    {"communicator", "notebook", "shared_memory", "spec", "streams", "subgrid", "topology"},
     {"costs", "host_names", "nodes", "ops", "rendezvous"},
 ]
 CACHE_LAYERS = [
