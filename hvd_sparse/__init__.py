@@ -58,11 +58,11 @@ from hvd_sparse.horovod_names import (
 from hvd_sparse.joining import join
 from hvd_sparse.loss_scale import LossScaleOptimizer
 from hvd_sparse.objects import allgather_object, broadcast_object, broadcast_object_fn
-from hvd_sparse.optimizer import DistributedOptimizer
+from hvd_sparse.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvd_sparse.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvd_sparse.saving import load_model
 from hvd_sparse.sync_batch_norm import SyncBatchNormalization
-from hvd_sparse.tape import DistributedGradientTape
+from hvd_sparse.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvd_sparse.telemetry import Telemetry
 from hvd_sparse.topology import (
     cross_rank,
@@ -106,6 +106,8 @@ __all__ = [
     "LossScaleOptimizer",
     "Max",
     "Min",
+    "PartialDistributedGradientTape",
+    "PartialDistributedOptimizer",
     "ProcessSet",
     "Product",
     "Sum",

@@ -68,6 +68,7 @@ class PlannedExchange:
         name: collectives are named after it; the same on every rank.
         telemetry: measures the exchanges; None measures nothing, at no cost.
         learning_rate: of the optimizer that applies the means, where there is one.
+        sums: hand on the sums over all ranks in place of the means.
 
     Raises:
         ValueError: on every rank alike where plans or recipes differ, or the recipe cannot work with the plan.
@@ -81,19 +82,21 @@ class PlannedExchange:
         name: str,
         telemetry: Telemetry | None,
         learning_rate: Rate | None = None,
+        sums: bool = False,
     ):
         self.plan = plan
         self.grid = grid
         self._aggregator = aggregator
         self._name = name
         self._telemetry = telemetry
+        self._sums = sums
         specs = [
             bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets))
-            ._replace(learning_rate=learning_rate)
+            ._replace(learning_rate=learning_rate, sums=sums)
             .validate()
             for number, bucket in enumerate(plan.buckets)
         ]
-        options = {"recipe": describe(aggregator), "telemetry": telemetry is not None}
+        options = {"recipe": describe(aggregator), "telemetry": telemetry is not None, "sums": sums}
         grid.world.agree(options, "the gradients or the recipe", "gradients.agree")
         labels = [Label(variable, place) for variable, place in plan.placement().items()]
         compare(labels, grid.world, "the gradients", _REMEDY, "gradients.compare")
@@ -116,7 +119,7 @@ class PlannedExchange:
         ready = self._time(gradients.values())
         in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
         in_rows = [
-            rows.exchange(gradients[segment.name], segment, self.grid, f"{self._name}.slices{number}")
+            rows.exchange(gradients[segment.name], segment, self.grid, f"{self._name}.slices{number}", self._sums)
             for number, (segment, _) in enumerate(self.plan.slices)
         ]
         exchanges = [*in_buckets, *in_rows]

@@ -28,7 +28,7 @@ def merge(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(tf.cast(values, slices.values.dtype), indices, slices.dense_shape)
 
 
-def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str) -> Exchange:
+def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, sums: bool = False) -> Exchange:
     """Averages the rows of all ranks; a row that a rank did not touch counts as zero there.
 
     Args:
@@ -36,6 +36,7 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str) 
         segment: the variable.
         grid: all ranks.
         name: the same on every rank, unique among the exchanges in flight.
+        sums: add the rows up, and do not divide by P.
 
     Returns:
         An exchange without updates, whose mean is a `tf.IndexedSlices` with unique indices, the same bits on every
@@ -48,12 +49,13 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str) 
     """
     world = grid.world
     width = segment.size // segment.shape[0]
+    divisor = 1.0 if sums else float(world.size)
     own = tf.reshape(tf.cast(slices.values, tf.float32), [-1, width])
     message = tf.concat([marked_int32(slices.indices, "indices")[:, tf.newaxis], tf.bitcast(own, tf.int32)], axis=1)
     gathered = world.allgather(message, f"{name}.rows")
     with tf.control_dependencies([_inside(gathered[:, 0], segment)]):
         summed, indices = _sum_equal(tf.bitcast(gathered[:, 1:], tf.float32), gathered[:, 0])
-    mean = tf.reshape(tf.cast(summed / float(world.size), slices.values.dtype), [-1, *segment.shape[1:]])
+    mean = tf.reshape(tf.cast(summed / divisor, slices.values.dtype), [-1, *segment.shape[1:]])
     count = tf.size(slices.indices)
     traffic = ring_traffic(world, grid, (world.size - 1) * count * 4 * (1 + width))
     return Exchange(

@@ -20,7 +20,7 @@ LAYERS = [
         "telemetry",
         "train_step",
     },
-    {"recipes"},
+    {"recipes", "wire"},
     {"aggregators"},
     {"collective_costs", "collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
     {
@@ -38,6 +38,7 @@ LAYERS = [
         "shared_memory",
         "spec",
         "streams",
+        "subgrid",
         "topology",
         "values",
         "variables",

@@ -84,7 +84,7 @@ class Aggregator(abc.ABC):
             state: what `init` returned; it is advanced by one step.
 
         Returns:
-            The mean [size] in the same dtype, with the same bits on every rank.
+            The mean [size] in the same dtype, with the same bits on every rank; where the spec says so, the sum.
 
         Raises:
             tf.errors.InvalidArgumentError: on every rank alike where a rank's vector is not finite; the state is then
@@ -102,8 +102,8 @@ class Aggregator(abc.ABC):
         world = spec.grid.world
         with tf.name_scope(SCOPE):
             row = tf.reshape(vector, [1, spec.size])
-            reduced = self.reduce(Parts(row, (world.world_rank,)), world.size, state)
-            mean = dense(reduced.total, spec.size, world.size, spec.dtype)
+            reduced = self.reduce(Parts(row, (world.world_rank,)), spec.divisor, state)
+            mean = dense(reduced.total, spec.size, spec.divisor, spec.dtype)
 
         def fault() -> tf.Tensor:
             seen = reduced.fault

@@ -2,7 +2,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from horovod.tensorflow import Compression, Sum
 
 import hvd_sparse as hvd
 
@@ -11,45 +10,8 @@ def sgd(**options):
     return keras.optimizers.SGD(1.0, **options)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "remedy"),
-    [
-        ("backward_passes_per_step", 2, "gradient_accumulation_steps"),
-        ("op", Sum, "always the mean"),
-        ("gradient_predivide_factor", 2.0, "learning rate"),
-        ("groups", 3, "bucket_bytes"),
-        ("num_groups", 3, "bucket_bytes"),
-        ("process_set", object(), "local_layers"),
-        ("device_dense", "/gpu:0", "where their tensors are"),
-        ("device_sparse", "/cpu:0", "where their tensors are"),
-    ],
-)
-def test_horovods_other_arguments_are_refused_with_what_to_do(argument, value, remedy):
-    with pytest.raises(ValueError, match=f"{argument}=.*is not supported.*{remedy}"):
-        hvd.DistributedOptimizer(sgd(), **{argument: value})
-    with pytest.raises(ValueError, match=f"{argument}=.*is not supported.*{remedy}"):
-        hvd.DistributedGradientTape(tf.GradientTape(), **{argument: value})
-
-
-def test_horovods_defaults_are_taken():
-    hvd.DistributedOptimizer(
-        sgd(),
-        "name",
-        device_dense="",
-        device_sparse="",
-        compression=Compression.none,
-        gradient_predivide_factor=1.0,
-        op=hvd.Average,
-        backward_passes_per_step=1,
-        average_aggregated_gradients=True,
-        num_groups=0,
-        groups=None,
-        process_set=None,
-    )
-
-
 def test_an_unknown_argument_is_refused():
-    with pytest.raises(TypeError, match="Unknown argument 'densty'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'densty'"):
         hvd.DistributedOptimizer(sgd(), densty=0.1)
 
 
@@ -80,16 +42,6 @@ def test_a_strategy_is_refused():
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         with pytest.raises(ValueError, match="tf.distribute strategy"):
             hvd.DistributedOptimizer(sgd())
-
-
-def test_float16_compression_is_dense_with_a_float16_wire():
-    optimizer = hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16)
-    assert optimizer.exchange.aggregator == hvd.recipes.dense(wire_dtype="float16")
-
-
-def test_compression_beside_a_recipe_is_refused():
-    with pytest.raises(ValueError, match="wire_dtype='float16'"):
-        hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16, aggregator=hvd.recipes.topk(0.1))
 
 
 def test_state_that_no_config_holds_survives_wrapping():
