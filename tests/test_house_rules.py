@@ -19,6 +19,7 @@ LAYERS = [
         "bucket_exchange",
         "buckets",
         "callbacks",
+        "archives",
         "checkpoint",
         "gradient_exchange",
         "keras_hooks",
@@ -35,7 +36,7 @@ LAYERS = [
     {"aggregators"},
     {"collective_costs", "collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
     {"communicator", "notebook", "shared_memory", "spec", "streams", "topology"},
-    {"costs", "host_names", "nodes", "ops", "rendezvous"},
+    {"costs", "files", "host_names", "nodes", "ops", "rendezvous"},
 ]
 CACHE_LAYERS = [
     {"__main__"},
