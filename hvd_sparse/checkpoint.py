@@ -64,8 +64,8 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
         if exact:
             own = _written_own(exchange.own(), archives.digest(manifest, arrays), own_variables)
             written[own_path(path).name] = write(own_path(path), *own)
-    except OSError as error:
-        problem = str(error)
+    except Exception as error:  # the other ranks wait for what has become of it
+        problem = f"{type(error).__name__}: {error}"
     raise_together(problem, "write the residuals")
     return written
 

@@ -60,7 +60,7 @@ def load_model(
 def _check(path: str) -> None:
     """Makes sure that a file on this machine is there, and whole where it tells that by itself.
 
-    Keras reads weights past the checksums of its zip files where reading them whole has failed.
+    Otherwise what Keras raises is of any kind, and it goes on without the checksums where memory is short.
     """
     if "://" in path:
         return

@@ -16,6 +16,9 @@ from hvd_sparse.callbacks.averaging import broadcast_state
 from hvd_sparse.callbacks.base import DistributedCallback
 from hvd_sparse.gradient_exchange import resource
 
+_MOST = 8  # problems that a warning tells of
+_BY_HAND = "Weights that are whole can be loaded by hand: model.load_weights('.../model.weights.h5')."
+
 
 class CheckpointCallback(DistributedCallback):
     """Saves all that training needs to go on, and goes on from the newest whole checkpoint when `fit` begins.
@@ -58,12 +61,11 @@ class CheckpointCallback(DistributedCallback):
         passed_over: list[str] = []
         found = self._find(passed_over)
         if found is None and self.required:
-            why = "; ".join(passed_over) or "there is none at all"
-            raise FileNotFoundError(f"{self.directory} has no whole checkpoint to go on from: {why}.")
+            why = _listed(passed_over) or "there is none at all"
+            raise FileNotFoundError(f"{self.directory} has no whole checkpoint to go on from: {why}. {_BY_HAND}")
         if found is None and passed_over:
-            _warn(
-                f"{self.directory} has checkpoints, and none is whole: {'; '.join(passed_over)}. Training begins anew."
-            )
+            told = f"{self.directory} has checkpoints, and none is whole: {_listed(passed_over)}. Training begins anew."
+            _warn(told, _BY_HAND)
         if found is not None:
             self._restore(found, passed_over)
 
@@ -144,31 +146,30 @@ class CheckpointCallback(DistributedCallback):
             return None
         return folders.Checkpoint(*found)
 
+    def _lost_with(self, found: folders.Checkpoint) -> str | None:
+        """Why local variables of this rank, where it has any, cannot be had: they are in its own file alone."""
+        return self._own_problem(found) if self._has_local_variables() else None
+
     def _own_problem(self, found: folders.Checkpoint) -> str | None:
-        """Why this rank's own file in a checkpoint cannot be used."""
+        """Why this rank's own file in a checkpoint cannot be used; None where it can, or is not needed."""
+        folder = folders.path(self.directory, found.epoch)
         if found.ranks != topology.world().size:
-            return f"{folders.path(self.directory, found.epoch)} was written by {found.ranks} ranks"
+            return f"{folder} was written by {found.ranks} ranks" if self._has_local_variables() else None
         try:
-            folders.check_file(found, self._own_path(found))
+            folders.check_file(found, checkpoint.own_path(folder / folders.RESIDUALS))
         except OSError as error:
             return str(error)
         return None
 
-    def _lost_with(self, found: folders.Checkpoint) -> str | None:
-        """As `_own_problem`, where there are local variables, which are in no other file."""
-        return self._own_problem(found) if self.exchange and self.exchange.local_variables() else None
-
-    def _own_path(self, found: folders.Checkpoint) -> pathlib.Path:
-        return checkpoint.own_path(folders.path(self.directory, found.epoch) / folders.RESIDUALS)
+    def _has_local_variables(self) -> bool:
+        return self.exchange is not None and bool(self.exchange.local_variables())
 
     def _restore(self, found: folders.Checkpoint, passed_over: list[str]) -> None:
         exchange = self.required_exchange()
         folder = folders.path(self.directory, found.epoch)
         own_problem = self._own_problem(found)
-        lacking = checkpoint.collect(
-            own_problem if found.ranks == topology.world().size else None, "checkpoint.lacking"
-        )
-        _warn(*_sentences(folder, found, passed_over, lacking))
+        lacking = checkpoint.collect(own_problem, "checkpoint.lacking")
+        _warn(*_sentences(folder, found, [each for each in passed_over if each not in lacking], lacking))
         self._build()
         self._load_weights(folder / folders.WEIGHTS)
         broadcast_state(self.model, 0, exchange.local_variables())
@@ -176,7 +177,7 @@ class CheckpointCallback(DistributedCallback):
             folder / folders.RESIDUALS, exchange, self._own_variables(), use_own=own_problem is None
         )
         if taken.lacking:
-            _warn(f"{'; '.join(taken.lacking)}. {checkpoint.WITHOUT_OWN}")
+            _warn(f"{_listed(taken.lacking)}. {checkpoint.WITHOUT_OWN}")
         keras_hooks.resume_at(self.model, found.epoch + 1)
 
     def _load_weights(self, path: pathlib.Path) -> None:
@@ -221,12 +222,17 @@ def _sentences(
     """What there is to say of the checkpoint that training goes on from."""
     told = []
     if passed_over:
-        told.append(f"Not whole: {'; '.join(passed_over)}.")
+        told.append(f"Not whole: {_listed(passed_over)}.")
     if lacking:
-        told.append(f"{'; '.join(lacking)}. {checkpoint.WITHOUT_OWN}")
+        told.append(f"{_listed(lacking)}. {checkpoint.WITHOUT_OWN}")
     if not found.signed:
         told.append("It is of an earlier version, whose marker has no checksum; those of its other files are right.")
     return [f"Training goes on from {folder}.", *told] if told else []
+
+
+def _listed(problems: list[str]) -> str:
+    """The first of many problems."""
+    return "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
 
 
 def _warn(*sentences: str) -> None:
