@@ -19,7 +19,6 @@ LAYERS = [
         "bucket_exchange",
         "buckets",
         "callbacks",
-        "archives",
         "checkpoint",
         "gradient_exchange",
         "keras_hooks",
@@ -36,7 +35,7 @@ LAYERS = [
     {"aggregators"},
     {"collective_costs", "collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
     {"communicator", "notebook", "shared_memory", "spec", "streams", "topology"},
-    {"costs", "files", "host_names", "nodes", "ops", "rendezvous"},
+    {"archives", "costs", "files", "host_names", "nodes", "ops", "rendezvous"},
 ]
 CACHE_LAYERS = [
     {"__main__"},
