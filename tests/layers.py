@@ -43,7 +43,19 @@ LAYERS = [
         "values",
         "variables",
     },
-    {"costs", "eager", "encoding", "host_names", "indices", "nodes", "ops", "rendezvous", "stalls"},
+    {
+        "archives",
+        "costs",
+        "eager",
+        "encoding",
+        "files",
+        "host_names",
+        "indices",
+        "nodes",
+        "ops",
+        "rendezvous",
+        "stalls",
+    },
 ]
 CACHE_LAYERS = [
     {"__main__"},
