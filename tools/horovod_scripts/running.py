@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import pathlib
+import re
 import tempfile
 from collections.abc import Iterator
 
@@ -47,8 +48,14 @@ def run_script(script: Script, source: Source, ranks: int) -> tuple[Outcome, lis
             ended = launching.run(ranks, command, folder, LIMIT)
     if ended.status == 0:
         return Outcome("passed"), applied
-    reason = f"still running after {LIMIT:.0f} s\n" if ended.status is None else ""
-    return Outcome("failed", reason + ended.output[-SHOWN:]), applied
+    reason = f"still running after {LIMIT:.0f} s" if ended.status is None else raised(ended.output)
+    return Outcome("failed", reason), applied
+
+
+def raised(output: str) -> str:
+    """The line of the first exception in what ranks printed; without one, the end of all that was printed."""
+    found = re.search(r"^\[\d+\]<stderr>: ?((?:\w+\.)*\w*(?:Error|Exception)\b.*)$", output, flags=re.MULTILINE)
+    return found[1] if found else output[-SHOWN:]
 
 
 def _filled_in(argument: str, folder: pathlib.Path) -> str:
