@@ -42,7 +42,17 @@ def test_what_is_dropped_is_replaced_and_told(was, becomes):
     assert applied and all(change.reason for change in applied)
 
 
-@pytest.mark.parametrize("text", ["model.variables", "color=1", "opt.learning_rate = 1", "self.slr = 2", "x = config"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "model.variables",
+        "color=1",
+        "opt.learning_rate = 1",
+        "self.slr = 2",
+        "config = super().get_config()",
+        "tf.keras.losses.MSE",
+    ],
+)
 def test_the_rest_stays(text):
     assert rewrite(text) == (text, [])
 

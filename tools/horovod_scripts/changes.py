@@ -21,7 +21,7 @@ class Change:
 
 
 IMPORT = Change(
-    r"^(\s*)import horovod\.(?:tensorflow\.keras|tensorflow|keras) as (\w+)$",
+    r"^([ \t]*)import horovod\.(?:tensorflow\.keras|tensorflow|keras) as (\w+)$",
     r"\1import hvd_sparse as \2",
     "The one change that every script needs: the import line.",
 )
@@ -32,18 +32,18 @@ LAST_NAME = "Keras 3 has dropped the old name."
 
 # For examples and tests alike; those whose pattern is not found change nothing and are not listed.
 DROPPED = (
-    Change(r"^(\s*)(?:self\.)?config(?:\.gpu_options\.\w+)? = .*\n", "", SESSION),
-    Change(r"^\s*K\.set_session\(.*\)\n", "", SESSION),
+    Change(r"^[ \t]*(?:self\.)?config(?: = tf\.ConfigProto\(\)|\.gpu_options\.\w+ = .*)\n", "", SESSION),
+    Change(r"^[ \t]*K\.set_session\(.*\)\n", "", SESSION),
     Change(r"\blr=", "learning_rate=", LAST_NAME),
     Change(r"\b(opt|optimizer)\.lr\b", r"\1.learning_rate", LAST_NAME),
     Change(r"\b(\w*opt\w*)\.variables\(\)", r"\1.variables", "`variables` of a Keras 3 optimizer is a property."),
     Change(r"^from keras\.preprocessing", "from tensorflow.keras.preprocessing", LEGACY),
-    Change(r"\bkeras\.losses\.MSE\b", '"mse"', LAST_NAME),
-    Change(r"\bkeras\.losses\.mean_squared_error\b", '"mse"', "TensorFlow's view of Keras 3 lacks the function."),
+    Change(r"(?<!tf\.)\bkeras\.losses\.MSE\b", '"mse"', LAST_NAME),
+    Change(r"(?<!tf\.)\bkeras\.losses\.mean_squared_error\b", '"mse"', "Keras 3 lacks it under `tensorflow.keras`."),
     Change(r"\bkeras\.layers\.ThresholdedReLU\(0\.5\)", "keras.layers.ReLU(threshold=0.5)", LAST_NAME),
     Change(r"evaluate_generator\((\w+), (len\(\w+\)), workers=4\)", r"evaluate(\1, steps=\2)", LAST_NAME),
     Change(r"\bfit_generator\(", "fit(", LAST_NAME),
-    Change(r"^\s*workers=\d+,\n", "", "Keras 3's `fit` takes no number of workers."),
+    Change(r"^[ \t]*workers=\d+,\n", "", "Keras 3's `fit` takes no number of workers."),
     Change(r",\s*sample_weight_mode='temporal'", "", "Keras 3's `compile` knows no mode of sample weights."),
     Change(r"(checkpoint-\{epoch\})\.h5", r"\1.keras", "The format that Keras 3 saves models in."),
 )

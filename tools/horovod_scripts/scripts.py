@@ -82,8 +82,32 @@ SCRIPTS = (
     ),
 )
 
+_INSIDE = "It looked into Horovod's own optimizer."
+_NO_REF = Change(r"\b(var|v)\.ref\(\)", r"id(\1)", "Keras 3's variables have no `ref`.")
+
 TESTS = (
-    Tests("test/parallel/test_tensorflow2_keras.py"),
+    Tests(
+        "test/parallel/test_tensorflow2_keras.py",
+        (
+            Change(r"super\(\).__init__\(name=name", "super().__init__(0.1, name=name", "Keras 3 asks for a rate."),
+            Change(
+                r"def update_step\(self, gradient, variable\)",
+                "def update_step(self, gradient, variable, learning_rate)",
+                "Keras 3 hands the learning rate on.",
+            ),
+            Change(
+                r"^( *)grads_and_vars = (?:opt|hvd_optimizer)\._compute_gradients\(\s*(?:loss=)?loss, var_list=(\w+)\)",
+                r"\1with tf.GradientTape() as tape:\n\1    value = loss()\n"
+                r"\1grads_and_vars = list(zip(tape.gradient(value, \2), \2))",
+                "Keras 3's optimizers compute no gradients.",
+            ),
+            Change(
+                r",\s*experimental_aggregate_gradients=False", "", "Keras 3's `apply_gradients` has no such argument."
+            ),
+            Change(r"^ *aggregation_counter = .*\n *assert aggregation_counter == .*\n", "", _INSIDE),
+            _NO_REF,
+        ),
+    ),
     Tests("test/parallel/test_tensorflow2_keras_process_sets.py"),
     Tests("test/parallel/test_tensorflow.py"),
     Tests("test/parallel/test_tensorflow_process_sets.py"),
