@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd  # <- was: import horovod.keras as hvd
 from examples import photographs
+from examples.horovod.models import model_by_name
 
 
 def arguments() -> argparse.Namespace:
@@ -32,7 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup-epochs", type=float, default=1)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--wd", type=float, default=0.00005, help="weight decay")
-    parser.add_argument("--model", default="ResNet50", help="any of keras.applications")
+    parser.add_argument("--model", default="ResNet50", help="any of keras.applications, or LeNet")
     parser.add_argument("--image-size", type=int, default=64)
     return parser.parse_args()
 
@@ -68,11 +69,8 @@ def train_on(options: argparse.Namespace) -> None:
     if resume_from_epoch > 0 and hvd.rank() == 0:
         model = hvd.load_model(options.checkpoint_format.format(epoch=resume_from_epoch), compression=compression)
     else:
-        model = getattr(keras.applications, options.model)(
-            weights=None,
-            classes=len([path for path in options.train_dir.iterdir() if path.is_dir()]),
-            input_shape=(options.image_size, options.image_size, 3),
-        )
+        classes = len([path for path in options.train_dir.iterdir() if path.is_dir()])
+        model = model_by_name(options.model, options.image_size, classes)
         optimizer = keras.optimizers.SGD(
             learning_rate=initial_lr,  # <- was: lr=initial_lr
             momentum=options.momentum,

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd  # <- was: import horovod.tensorflow as hvd
 from examples.horovod.data import random_images
+from examples.horovod.models import model_by_name
 
 CLASSES = 1000
 
@@ -23,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     parser.add_argument("--density", type=float, help="send this share of the gradient")  # <- new
-    parser.add_argument("--model", default="MobileNet", help="any of keras.applications")
+    parser.add_argument("--model", default="MobileNet", help="any of keras.applications, or LeNet")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--num-warmup-batches", type=int, default=2)
@@ -37,7 +38,7 @@ def main() -> None:
         tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
 
     side = options.image_size
-    model = getattr(keras.applications, options.model)(weights=None, input_shape=(side, side, 3), classes=CLASSES)
+    model = model_by_name(options.model, side, CLASSES)
     optimizer = keras.optimizers.SGD(0.01)
     images, labels = (tf.constant(each) for each in random_images(options.batch_size, side, CLASSES))
     compression = hvd.Compression.fp16 if options.fp16_allreduce else hvd.Compression.none

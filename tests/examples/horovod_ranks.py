@@ -10,8 +10,7 @@ import traceback
 
 import keras
 
-# Model and images are the smallest that keras.applications takes.
-_TINY = ("--model", "MobileNet", "--image-size", "32", "--batch-size", "2")
+_TINY = ("--model", "LeNet", "--image-size", "32", "--batch-size", "2")
 _TIMED = (*_TINY, "--num-batches-per-iter", "1", "--num-iters", "2")
 _SHORT = ("--epochs", "2", "--steps", "24", "--batch-size", "32")
 RUNS = {
