@@ -6,7 +6,7 @@ import keras
 
 
 def model_by_name(name: str, side: int, classes: int) -> keras.Model:
-    """A model for images [count, side, side, 3]: any of `keras.applications`, or LeNet, which takes no time to trace."""
+    """A model for images [count, side, side, 3]: any of `keras.applications`, or LeNet, which is traced at once."""
     if name == "LeNet":
         return lenet(side, classes)
     return getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3), classes=classes)
