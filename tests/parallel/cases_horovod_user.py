@@ -10,7 +10,8 @@ import hvd_sparse as hvd
 from tests.parallel.cases import case
 from tests.parallel.training import L, assert_replicas_equal, on_every_rank, own_data, shared_folder
 
-RANKS = (2, 4)
+RANKS = (2,)
+BOTH = (2, 4)  # what is cheap
 
 
 def build(seed=None):
@@ -48,7 +49,7 @@ def broadcast_in_a_tape_loop():
     assert [np.array(variable).tobytes().hex() for variable in other.variables] == roots
 
 
-@case(ranks=RANKS)
+@case(ranks=BOTH)
 def allreduce_of_a_metric():
     mean = (hvd.size() - 1) / 2
     assert float(hvd.allreduce(hvd.rank(), name="number", op=hvd.Sum)) == mean * hvd.size()
@@ -57,12 +58,12 @@ def allreduce_of_a_metric():
     np.testing.assert_array_equal(hvd.allreduce(np.full(3, hvd.rank(), "f4"), name="array"), np.full(3, mean))
     metric = keras.metrics.Mean()
     metric.update_state([float(hvd.rank())] * (hvd.rank() + 1))  # more samples on some ranks than on others
-    total, count = hvd.allreduce([metric.total, metric.count], name="metric", op=hvd.Sum)
+    total, count = (hvd.allreduce(each, op=hvd.Sum) for each in (metric.total, metric.count))
     ranks = np.arange(hvd.size())
     assert float(total) == float((ranks * (ranks + 1)).sum()) and float(count) == float((ranks + 1).sum())
 
 
-@case(ranks=RANKS)
+@case(ranks=BOTH)
 def object_broadcast():
     own = {"epoch": hvd.rank(), "best": 0.25 * hvd.rank(), "names": ["a", "b"][: hvd.rank() + 1], "none": None}
     got = hvd.broadcast_object(own, root_rank=0, name="state")
