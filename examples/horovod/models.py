@@ -1,0 +1,29 @@
+"""The models that the examples take by name."""
+
+from __future__ import annotations
+
+import keras
+
+
+def model_by_name(name: str, side: int, classes: int) -> keras.Model:
+    """A model for images [count, side, side, 3]: any of `keras.applications`, or LeNet, which is traced at once."""
+    if name == "LeNet":
+        return lenet(side, classes)
+    return getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3), classes=classes)
+
+
+def lenet(side: int, classes: int) -> keras.Model:
+    """LeNet-5 with rectifiers, for images in colour."""
+    return keras.Sequential(
+        [
+            keras.Input((side, side, 3)),
+            keras.layers.Conv2D(6, 5, padding="same", activation="relu"),
+            keras.layers.AveragePooling2D(),
+            keras.layers.Conv2D(16, 5, activation="relu"),
+            keras.layers.AveragePooling2D(),
+            keras.layers.Flatten(),
+            keras.layers.Dense(120, activation="relu"),
+            keras.layers.Dense(84, activation="relu"),
+            keras.layers.Dense(classes, activation="softmax"),
+        ]
+    )

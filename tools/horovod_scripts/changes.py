@@ -1,0 +1,82 @@
+"""What is changed in a script of Horovod before it runs here, each change with its reason."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Iterable, Sequence
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+    """A replacement by regular expression, line by line where `^` and `$` are used, and why it is needed."""
+
+    pattern: str
+    replacement: str
+    reason: str
+
+    def apply(self, text: str) -> tuple[str, int]:
+        """The changed text, and how often something was replaced."""
+        return re.subn(self.pattern, self.replacement, text, flags=re.MULTILINE)
+
+
+IMPORT = Change(
+    r"^([ \t]*)import horovod\.(?:tensorflow\.keras|tensorflow|keras) as (\w+)$",
+    r"\1import hvd_sparse as \2",
+    "The one change that every script needs: the import line.",
+)
+
+SESSION = "TensorFlow 2 has no sessions."
+LEGACY = "Keras 3 keeps it under `tensorflow.keras` alone."
+LAST_NAME = "Keras 3 has dropped the old name."
+
+# For examples and tests alike; those whose pattern is not found change nothing and are not listed.
+DROPPED = (
+    Change(r"^[ \t]*(?:self\.)?config(?: = tf\.ConfigProto\(\)|\.gpu_options\.\w+ = .*)\n", "", SESSION),
+    Change(r"^[ \t]*K\.set_session\(.*\)\n", "", SESSION),
+    Change(r"\blr=", "learning_rate=", LAST_NAME),
+    Change(r"\b(opt|optimizer)\.lr\b", r"\1.learning_rate", LAST_NAME),
+    Change(r"\b(\w*opt\w*)\.variables\(\)", r"\1.variables", "`variables` of a Keras 3 optimizer is a property."),
+    Change(r"^from keras\.preprocessing", "from tensorflow.keras.preprocessing", LEGACY),
+    Change(r"(?<!tf\.)\bkeras\.losses\.MSE\b", '"mse"', LAST_NAME),
+    Change(r"(?<!tf\.)\bkeras\.losses\.mean_squared_error\b", '"mse"', "Keras 3 lacks it under `tensorflow.keras`."),
+    Change(r"\bkeras\.layers\.ThresholdedReLU\(0\.5\)", "keras.layers.ReLU(threshold=0.5)", LAST_NAME),
+    Change(r"evaluate_generator\((\w+), (len\(\w+\)), workers=4\)", r"evaluate(\1, steps=\2)", LAST_NAME),
+    Change(r"\bfit_generator\(", "fit(", LAST_NAME),
+    Change(r"^[ \t]*workers=\d+,\n", "", "Keras 3's `fit` takes no number of workers."),
+    Change(r",\s*sample_weight_mode='temporal'", "", "Keras 3's `compile` knows no mode of sample weights."),
+    Change(r"(checkpoint-\{epoch\})\.h5", r"\1.keras", "The format that Keras 3 saves models in."),
+)
+
+
+def shorter(pattern: str, replacement: str) -> Change:
+    """A change that only makes a script run for less long."""
+    return Change(pattern, replacement, "Shorter: the script has no option for it.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Applied:
+    """A change that was made: in how many places, and one of them as it was."""
+
+    reason: str
+    was: str
+    became: str
+    places: int
+
+
+def apply(text: str, changes: Iterable[Change]) -> tuple[str, list[Applied]]:
+    """The text with all changes made, and those that replaced something, in their order."""
+    applied = []
+    for change in changes:
+        found = re.search(change.pattern, text, flags=re.MULTILINE)
+        if found is None:
+            continue
+        was, became = found.group(0).strip(), found.expand(change.replacement).strip()
+        text, places = change.apply(text)
+        applied.append(Applied(change.reason, was, became, places))
+    return text, applied
+
+
+def rewrite(text: str, further: Sequence[Change] = ()) -> tuple[str, list[Applied]]:
+    """A script of Horovod as it runs here: the import line, what was dropped, and `further` changes of its own."""
+    return apply(text, [IMPORT, *DROPPED, *further])

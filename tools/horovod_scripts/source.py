@@ -1,0 +1,51 @@
+"""Where Horovod's scripts come from: a checkout, or an archive of one; both lie outside this repository."""
+
+from __future__ import annotations
+
+import pathlib
+import re
+import shutil
+import tarfile
+from collections.abc import Sequence
+
+
+class Source:
+    """Horovod's files, in a folder: those of a checkout, or what an archive (.tar, .tar.gz) holds.
+
+    Args:
+        path: the checkout or archive.
+        unpacked: an empty folder for what an archive holds.
+    """
+
+    def __init__(self, path: pathlib.Path, unpacked: pathlib.Path):
+        if not path.exists():
+            raise FileNotFoundError(f"{path} is not there: pass a checkout of Horovod, or an archive of its sources.")
+        self.root = path if path.is_dir() else _unpack(path, unpacked)
+        about = self.root / "horovod" / "__init__.py"
+        found = re.search(r"__version__ = ['\"]([^'\"]+)", about.read_text()) if about.is_file() else None
+        if found is None:
+            raise ValueError(
+                f"{path} is no checkout or archive of Horovod: it has no horovod/__init__.py with a version."
+            )
+        self.version = found[1]
+
+    def has(self, path: str) -> bool:
+        """Whether there is such a file; the archive that wheels are built from has neither examples nor tests."""
+        return (self.root / path).is_file()
+
+    def read(self, path: str) -> str:
+        return (self.root / path).read_text(encoding="utf8")
+
+    def copy_tests(self, folder: pathlib.Path) -> None:
+        """Copies what the tests import of each other."""
+        for name in ("utils", "parallel"):
+            shutil.copytree(self.root / "test" / name, folder / "test" / name, dirs_exist_ok=True)
+        shutil.copy(self.root / "test" / "conftest.py", folder / "test" / "conftest.py")
+
+
+def _unpack(path: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
+    with tarfile.open(path) as archive:
+        wanted: Sequence[tarfile.TarInfo] = [member for member in archive if "third_party" not in member.name]
+        archive.extractall(folder, wanted, filter="data")
+    (only, *others) = list(folder.iterdir())
+    return only if not others else folder
