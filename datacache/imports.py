@@ -51,7 +51,8 @@ class Import(NamedTuple):
 def found_in(code: types.CodeType) -> Iterator[Import]:
     """The import statements of a piece of code, in order, without those of functions defined in it."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-    guarded = [(entry.start, entry.end) for entry in dis.Bytecode(code).exception_entries]
+    entries = getattr(dis.Bytecode(code), "exception_entries", ())  # has no word in the documentation of dis
+    guarded = [(entry.start, entry.end) for entry in entries]
     for number, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
             level, names = (each.argval for each in steps[number - 2 : number])  # which are put on the stack for it
@@ -79,11 +80,13 @@ def is_packaged(module: str) -> bool:
         return is_installed(getattr(sys.modules[top], "__file__", None) or "")
     if spec is None:
         raise ModuleNotFoundError(f"No module named {top!r}")
-    return is_installed(spec.origin or next(iter(spec.submodule_search_locations or ()), ""))
+    return is_installed(spec.origin or next(iter(spec.submodule_search_locations or [""])))
 
 
 def load(wanted: Import, module: str) -> Iterator[tuple[str, Any]]:
     """What a statement brings: the modules on the way to the last one, or the names that are taken from it.
+
+    A folder that is a package without a file brings nothing of its own.
 
     Raises:
         ImportError: as the statement itself.
@@ -92,7 +95,9 @@ def load(wanted: Import, module: str) -> Iterator[tuple[str, Any]]:
         parts = module.split(".")
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[:end])
-            yield name, importlib.import_module(name)
+            loaded = importlib.import_module(name)
+            if getattr(loaded, "__file__", None) or not hasattr(loaded, "__path__"):
+                yield name, loaded
         return
     loaded = importlib.import_module(module)
     for name in wanted.names:
