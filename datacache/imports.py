@@ -72,15 +72,14 @@ def is_packaged(module: str) -> bool:
         ImportError: where there is none of that name.
     """
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names:
-        return True
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # it is loaded, and nothing has found it, such as __main__
         return is_installed(getattr(sys.modules[top], "__file__", None) or "")
     if spec is None:
         raise ModuleNotFoundError(f"No module named {top!r}")
-    return is_installed(spec.origin or next(iter(spec.submodule_search_locations or [""])))
+    file = spec.origin or next(iter(spec.submodule_search_locations or [""]))
+    return file in ("built-in", "frozen") or is_installed(file)
 
 
 def load(wanted: Import, module: str) -> Iterator[tuple[str, Any]]:
