@@ -116,7 +116,7 @@ class _Passes:
     def __init__(self) -> None:
         self._numbers = itertools.count()
 
-    def begin(self) -> np.ndarray:
+    def begin(self) -> np.int64:
         """The number of this pass; warns at the second."""
         number = next(self._numbers)
         if number == 1:

@@ -140,8 +140,7 @@ class _Walk:
                 f"attribute {_ATTRIBUTE} to a string that you change whenever its results change."
             ) from error
         for name, value in taken:
-            if getattr(value, "__file__", "") is not None or not hasattr(value, "__path__"):
-                self.describe(value, f"{name} in {where}")  # but for a folder that is a package without a file
+            self.describe(value, f"{name} in {where}")
         return None
 
     def _builtin(self, value: Any, where: str) -> None:

@@ -51,7 +51,8 @@ class Import(NamedTuple):
 def found_in(code: types.CodeType) -> Iterator[Import]:
     """The import statements of a piece of code, in order, without those of functions defined in it."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-    guarded = [(entry.start, entry.end) for entry in dis.Bytecode(code).exception_entries]
+    entries = getattr(dis.Bytecode(code), "exception_entries", ())  # has no word in the documentation of dis
+    guarded = [(entry.start, entry.end) for entry in entries]
     for number, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
             level, names = (each.argval for each in steps[number - 2 : number])  # which are put on the stack for it
@@ -71,19 +72,20 @@ def is_packaged(module: str) -> bool:
         ImportError: where there is none of that name.
     """
     top = module.partition(".")[0]
-    if top in sys.stdlib_module_names:
-        return True
     try:
         spec = importlib.util.find_spec(top)
     except ValueError:  # it is loaded, and nothing has found it, such as __main__
         return is_installed(getattr(sys.modules[top], "__file__", None) or "")
     if spec is None:
         raise ModuleNotFoundError(f"No module named {top!r}")
-    return is_installed(spec.origin or next(iter(spec.submodule_search_locations or ()), ""))
+    file = spec.origin or next(iter(spec.submodule_search_locations or [""]))
+    return file in ("built-in", "frozen") or is_installed(file)
 
 
 def load(wanted: Import, module: str) -> Iterator[tuple[str, Any]]:
     """What a statement brings: the modules on the way to the last one, or the names that are taken from it.
+
+    A folder that is a package without a file brings nothing of its own.
 
     Raises:
         ImportError: as the statement itself.
@@ -92,7 +94,9 @@ def load(wanted: Import, module: str) -> Iterator[tuple[str, Any]]:
         parts = module.split(".")
         for end in range(1, len(parts) + 1):
             name = ".".join(parts[:end])
-            yield name, importlib.import_module(name)
+            loaded = importlib.import_module(name)
+            if getattr(loaded, "__file__", None) or not hasattr(loaded, "__path__"):
+                yield name, loaded
         return
     loaded = importlib.import_module(module)
     for name in wanted.names:

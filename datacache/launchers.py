@@ -127,14 +127,13 @@ def _tasks_per_node(text: str) -> list[int]:
 
 def _of_tensorflow() -> Place | None:
     """Refuses several workers of TF_CONFIG: tf.distribute may divide their data too, which cannot be seen here."""
-    cluster, task = _tf_config()
+    cluster, own = _tf_config()
     addresses = {kind: list(cluster.get(kind, ())) for kind in _WORKERS}
     size = sum(map(len, addresses.values()))
-    if size <= 1 or task.get("type") == "evaluator":  # which reads all, for itself
+    if size <= 1 or own[0] == "evaluator":  # which reads all, for itself
         return None
     call = "world=datacache.World(rank=..., size=..., node=..., nodes=...)"
     workers = [(kind, index) for kind in _WORKERS for index in range(len(addresses[kind]))]
-    own = (task.get("type"), int(task.get("index", 0)))
     if own in workers:
         hosts = [str(addresses[kind][index]).rpartition(":")[0] for kind, index in workers]
         rank, different = workers.index(own), list(dict.fromkeys(hosts))
@@ -147,12 +146,13 @@ def _of_tensorflow() -> Place | None:
     )
 
 
-def _tf_config() -> tuple[dict[str, Any], dict[str, Any]]:
-    """The cluster and the task of TF_CONFIG, empty where it says nothing."""
+def _tf_config() -> tuple[dict[str, Any], tuple[str, int]]:
+    """The cluster of TF_CONFIG, empty where it names none, and this task's type and index."""
     text = os.environ.get("TF_CONFIG", "").strip()
     try:
         told = json.loads(text or "{}")
-        return dict(told.get("cluster") or {}), dict(told.get("task") or {})
+        task = dict(told.get("task") or {})
+        return dict(told.get("cluster") or {}), (str(task.get("type")), int(task.get("index", 0)))
     except (ValueError, TypeError, AttributeError):
         raise ValueError(f"Expected JSON with a cluster and a task in TF_CONFIG, got {text[:200]!r}.") from None
 

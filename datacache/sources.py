@@ -192,10 +192,20 @@ class ImageFolder(_Files):
     def read(self, listing: Listing, index: int) -> bytes:
         return self._read_from(listing, int(listing.file_of[index]), 0, int(listing.lengths[index]))
 
+    def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
+        yield from super().changes(listing, progress)
+        if self._classes is None:  # earlier versions passed over empty folders
+            for name in self._folders():
+                if name not in listing.classes:
+                    yield f"{self._root / name} has no listed image, and the classes after it are numbered without it."
+
+    def _folders(self) -> list[str]:
+        return [entry.name for entry in _sorted_entries(self._root) if entry.is_dir()]
+
     def _numbered(self, filled: set[str]) -> Sequence[str]:
         """The classes in the order of their numbers; `filled` are the folders that have images."""
         if self._classes is None:
-            folders = [entry.name for entry in _sorted_entries(self._root) if entry.is_dir()]
+            folders = self._folders()
             empty = [name for name in folders if name not in filled]
             if empty:
                 raise ValueError(

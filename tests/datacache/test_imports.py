@@ -112,6 +112,16 @@ def test_only_what_is_taken_of_a_module_counts(modules):
     assert len({whole for _, whole in found}) == 3
 
 
+def test_a_module_of_ones_own_with_a_name_of_pythons_is_ones_own(modules, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "this", raising=False)
+    found = []
+    for number in (1, 2):
+        modules(this=f"x = {number}")
+        found.append(fingerprint.of(made("from this import x")))
+        monkeypatch.delitem(sys.modules, "this")
+    assert found[0] != found[1]
+
+
 def test_what_may_be_absent_may_be(modules):
     body = "try:\n    import own_fast as f\nexcept ImportError:\n    f = None\nreturn f"
     absent = fingerprint.of(made(body))

@@ -58,6 +58,7 @@ REFUSED = {
     "the chief": (tf_config({"chief": ["a:1"], "worker": ["b:1"]}, type="chief"), "rank=0, size=2, node=0, nodes=2"),
     "no such worker": (tf_config({"worker": ["a:1", "b:1"]}, type="worker", index=2), r"names 2 workers.*rank=\.\.\."),
     "no JSON": ({"TF_CONFIG": "cluster"}, "Expected JSON with a cluster and a task in TF_CONFIG, got 'cluster'"),
+    "no index": (tf_config({}, type="worker", index="first"), "Expected JSON with a cluster and a task"),
     "no object": ({"TF_CONFIG": "[1]"}, "Expected JSON with a cluster and a task"),
 }
 

@@ -1,11 +1,15 @@
 """Where a source is kept: once however it is spelled, and what an earlier version kept under a spelling is found."""
 
+import concurrent.futures
+import shutil
+
 import numpy as np
 import pytest
 
 import datacache
-from datacache import store
+from datacache import World, store
 from datacache.sources import ImageFolder
+from tests.datacache.node import free_addresses
 
 NAMES = ("ant/0.jpg", "ant/1.jpg", "cat/0.jpg")
 
@@ -79,3 +83,23 @@ def test_a_file_is_read_by_the_name_that_was_given(link, opened, tmp_path):
     """Which a file system that is mounted when it is asked for may need; and messages name it so."""
     source = ImageFolder(link)
     assert str(link / NAMES[1]) in source.describe(source.scan(), 1)
+
+
+def test_nodes_that_have_mounted_it_in_different_places_serve_each_other(link, tmp_path):
+    shutil.copytree(tmp_path / "images", tmp_path / "elsewhere")  # with the times of files
+    peers = tuple(free_addresses(2))
+
+    def open_node(node):
+        world = World(node, 2, node, 2, peers, peers[node], b"the secret of this test")
+        source = ImageFolder((link, tmp_path / "elsewhere")[node])
+        places = {name: tmp_path / f"{name}-{node}" for name in ("local_dir", "memory_dir")}
+        return datacache.DataCache(source, decode, **places, world=world, peer_timeout=60)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        nodes = list(pool.map(open_node, range(2)))
+    with nodes[0], nodes[1]:
+        for epoch in range(4):  # with each other's samples among a rank's own
+            for _ in zip(*(node.batches(1, epoch, drop_remainder=True) for node in nodes), strict=True):
+                pass
+        assert sum(node.counters.numbers().get("samples.peers", 0) for node in nodes) > 0
+        assert all("refused.peers" not in node.counters.numbers() for node in nodes)

@@ -193,6 +193,14 @@ class TestImageFolder:
         member = ImageFolder(tmp_path, classes=("cat", "bee", "ant"))
         assert list(member.changes(member.scan())) == []
 
+    def test_an_empty_folder_that_was_passed_over_is_noticed(self, tmp_path):
+        self.folders(tmp_path, "ant/a.jpg", "cat/a.jpg")
+        listing = ImageFolder(tmp_path).scan()
+        (tmp_path / "bee").mkdir()
+        (told,) = ImageFolder(tmp_path).changes(listing)
+        assert told == f"{tmp_path}/bee has no listed image, and the classes after it are numbered without it."
+        assert list(ImageFolder(tmp_path, classes=["ant", "cat"]).changes(listing)) == []
+
     def test_other_classes_are_another_place_and_none_are_the_old_one(self, tmp_path):
         assert ImageFolder(tmp_path).identity == {
             "kind": "ImageFolder",
