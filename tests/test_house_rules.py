@@ -44,8 +44,19 @@ CACHE_LAYERS = [
     {"reader"},
     {"disk", "layout", "slab", "tmpfs"},
     {"levels", "memory", "sources"},
-    {"buffers", "checkpoints", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
-    {"errors", "files", "mapping", "native", "rendezvous"},
+    {
+        "buffers",
+        "checkpoints",
+        "counters",
+        "fingerprint",
+        "listing",
+        "order",
+        "progress",
+        "tfrecord",
+        "workers",
+        "world",
+    },
+    {"errors", "files", "mapping", "native", "rendezvous", "workers"},
 ]
 LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]
 LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS, "lars": LARS_LAYERS}

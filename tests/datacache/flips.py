@@ -72,7 +72,10 @@ def save(folder: Path) -> dict[int, list[str]]:
         training = cache.training(folder / "whole", BATCH, save_every=SAVED[0])
         try:
             built().fit(
-                training.dataset(), steps_per_epoch=training.steps_per_epoch, callbacks=[training, Look(seen)], verbose=0
+                training.dataset(),
+                steps_per_epoch=training.steps_per_epoch,
+                callbacks=[training, Look(seen)],
+                verbose=0,
             )
         except KeyboardInterrupt:
             pass
