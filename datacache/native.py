@@ -74,7 +74,7 @@ def tree_fault(file: int, page_bytes: int) -> str | None:
 
 
 def mend_value(file: int, page_bytes: int, key: bytes) -> str | None:
-    """Makes a damaged value one that LMDB can delete; why that cannot be, None where it can. See ops/datacache/tree.h."""
+    """Makes a damaged value one that LMDB can delete; returns why that cannot be, None where it can."""
     fault = library().datacache_tree_mend_value(file, page_bytes, key, len(key))
     return None if fault is None else fault.decode()
 

@@ -65,7 +65,7 @@ CACHE_LAYERS = [
     {"disk", "layout", "slab", "tmpfs"},
     {"levels", "memory", "sources"},
     {"buffers", "checkpoints", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
-    {"errors", "files", "imports", "launchers", "mapping", "native", "rendezvous", "waiting"},
+    {"errors", "files", "imports", "launchers", "mapping", "native", "rendezvous", "waiting", "workers"},
 ]
 LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]
 LAYERS_OF = {"hvd_sparse": LAYERS, "datacache": CACHE_LAYERS, "lars": LARS_LAYERS}
