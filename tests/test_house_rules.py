@@ -25,7 +25,7 @@ LAYERS = [
         *"communicator compression horovod_communicator horovod_names inputs joining notebook objects pairing".split(),
         *"process_sets reduce_scatter shared_memory spec streams topology values variables".split(),
     },
-    {"costs", "eager", "encoding", "host_names", "nodes", "ops", "rendezvous", "stalls"},
+    {"costs", "eager", "elastic", "encoding", "host_names", "nodes", "ops", "rendezvous", "stalls"},
 ]
 CACHE_LAYERS = [
     {"__main__"},
@@ -57,7 +57,7 @@ WITH_HOROVOD = {
 KERAS_INSIDES = "keras_hooks"
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # by Python, for all to use
+OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # by Python, for all to use
 LONGEST = 400
 LONGER: dict[str, str] = {}  # file -> why it is in one piece
 FOLDERS = ("hvd_sparse", "datacache", "lars", "ops", "tests", "examples", "benchmarks", "tools", "docs")
@@ -225,7 +225,7 @@ def private_interfaces(modules: Sources) -> list[str]:
 
 def private_names_of_others(modules: Sources) -> list[str]:
     """Underscored attributes that the package does not define itself, so that they are Keras's or TensorFlow's."""
-    ours = {defined for tree in modules.values() for defined in _defined(tree)} | DOCUMENTED
+    ours = {defined for tree in modules.values() for defined in _defined(tree)} | OF_PYTHON
     return [
         f"{name} line {line} uses {attribute}"
         for name, tree in modules.items()
