@@ -90,7 +90,7 @@ def by_dtype(
     groups: dict[tf.DType, list[int]] = collections.defaultdict(list)
     for place, tensor in enumerate(tensors):
         groups[tensor.dtype].append(place)
-    results = {}
+    results: dict[int, tf.Tensor] = {}
     for dtype, places in groups.items():
         own_name = name and (name if len(groups) == 1 else f"{name}_{dtype.name}")
         results.update(zip(places, run([tensors[place] for place in places], own_name), strict=True))

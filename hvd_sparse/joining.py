@@ -11,6 +11,7 @@ import tensorflow as tf
 _exchanges: weakref.WeakSet[Any] = weakref.WeakSet()  # which a rank that has joined would not answer
 
 
+@tf.autograph.experimental.do_not_convert
 def join() -> tf.Tensor:
     """Waits until all ranks have no more data; until then this one adds zeros to the others' `allreduce`.
 

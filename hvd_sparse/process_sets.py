@@ -10,9 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 import horovod.tensorflow as _horovod
-
-ProcessSet = _horovod.ProcessSet
-global_process_set = _horovod.global_process_set
+from horovod.tensorflow import ProcessSet, global_process_set
 
 DYNAMIC_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _ids: dict[tuple[int, ...], int] = {}  # of all sets but that of all ranks

@@ -216,7 +216,7 @@ def node() -> Communicator:
 
 
 def cross() -> Communicator:
-    """The ranks that have this rank's place in their nodes, one of each node, in node order."""
+    """The ranks that have this rank's place in their nodes, one of each node, in rank order."""
     return grid().cross
 
 

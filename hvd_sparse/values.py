@@ -16,7 +16,7 @@ import tensorflow as tf
 from hvd_sparse import reduce_scatter
 from hvd_sparse.compression import Compression
 from hvd_sparse.inputs import Widened, as_tensor, by_dtype, carried, compressed, dense, moved, values_of
-from hvd_sparse.process_sets import ProcessSet, global_process_set
+from hvd_sparse.process_sets import ProcessSet, global_process_set, require_member
 
 Average, Sum, Min, Max, Product, Adasum = (
     _horovod.Average,
@@ -68,6 +68,7 @@ def allreduce(
         ValueError: where `op` is unknown, or given beside `average`.
         NotImplementedError: for `Adasum` without MPI; for `tf.IndexedSlices` with factors or another `op` than these.
     """
+    require_member(process_set)
     if isinstance(average, str):
         name, average = average, None
     return _horovod.allreduce(
@@ -120,6 +121,7 @@ def grouped_allreduce(
         ValueError: as `allreduce` does.
         NotImplementedError: as `allreduce` does.
     """
+    require_member(process_set)
     op = _operation(op, average)
     common = {"op": op, "prescale_factor": prescale_factor, "postscale_factor": postscale_factor}
     common |= {"process_set": process_set, "ignore_name_scope": ignore_name_scope}
@@ -155,6 +157,7 @@ def allgather(
     Returns:
         [sum of the lengths, ...], the same on every rank.
     """
+    require_member(process_set)
     common = {"name": name, "ignore_name_scope": ignore_name_scope, "process_set": process_set}
     return moved(dense(tensor), lambda sent: _horovod.allgather(sent, **common))
 
@@ -177,6 +180,7 @@ def grouped_allgather(
     Returns:
         A list of tensors, in the order of `tensors`.
     """
+    require_member(process_set)
     common = {"ignore_name_scope": ignore_name_scope, "process_set": process_set}
 
     def gather(group: list[tf.Tensor], own_name: str | None) -> list[tf.Tensor]:
@@ -206,6 +210,7 @@ def broadcast(
     Returns:
         A tensor of the same shape and dtype, the same on every rank.
     """
+    require_member(process_set)
     common = {"name": name, "ignore_name_scope": ignore_name_scope, "process_set": process_set}
     return moved(dense(tensor), lambda sent: _horovod.broadcast(sent, root_rank, **common))
 
@@ -230,6 +235,7 @@ def alltoall(
     Returns:
         What has arrived, [rows, ...]; where `splits` were given also how many rows of it are from each rank, [P] int32.
     """
+    require_member(process_set)
     sent = dense(tensor)
     common = {"name": name, "ignore_name_scope": ignore_name_scope, "process_set": process_set}
     if splits is None:
@@ -274,6 +280,7 @@ def reducescatter(
         ValueError: where `op` is another one, or a number without dimensions is given.
         tf.errors.FailedPreconditionError: on every rank alike, where shapes or dtypes differ between ranks.
     """
+    require_member(process_set)
     wanted = [dense(tensor)]
     scatter = reduce_scatter.ReduceScatter(
         _sum_or_average(op), prescale_factor, postscale_factor, process_set, name, ignore_name_scope
@@ -310,6 +317,7 @@ def grouped_reducescatter(
         ValueError: as `reducescatter` does.
         tf.errors.FailedPreconditionError: as `reducescatter` does.
     """
+    require_member(process_set)
     op = _sum_or_average(op)
 
     def scatter(group: list[tf.Tensor], own_name: str | None) -> list[tf.Tensor]:

@@ -9,51 +9,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.layers import LAYERS_OF, WITH_HOROVOD
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CACHE = "hvd_sparse", "datacache"
-
-# Who may know whom: a module imports from its own layer and from those below. A new module must be given a place.
-LAYERS = [
-    {
-        *"arguments bucket_exchange buckets callbacks checkpoint gradient_exchange keras_hooks loss_scale".split(),
-        *"optimizer planned_exchange rows saving sync_batch_norm tape telemetry train_step".split(),
-    },
-    {"recipes"},
-    {"aggregators"},
-    {"collective_costs", "collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
-    {
-        *"communicator compression horovod_communicator horovod_names inputs joining notebook objects pairing".split(),
-        *"process_sets reduce_scatter shared_memory spec streams topology values variables".split(),
-    },
-    {"costs", "eager", "elastic", "encoding", "host_names", "nodes", "ops", "rendezvous", "stalls"},
-]
-CACHE_LAYERS = [
-    {"__main__"},
-    {"cache", "dataset", "training"},
-    {"batches", "peers", "store"},
-    {"reader"},
-    {"disk", "layout", "slab", "tmpfs"},
-    {"levels", "memory", "sources"},
-    {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
-    {"errors", "files", "mapping", "native", "rendezvous"},
-]
-LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]
-LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS, "lars": LARS_LAYERS}
 NOT_IN_CACHE = {"hvd_sparse", "horovod", "keras", "lars", "tensorflow"}  # but for the modules below
 CACHE_WITH = {"dataset": {"tensorflow"}, "training": {"keras", "tensorflow"}, "rendezvous": {"horovod", "tensorflow"}}
-# Who may know Horovod: all else talks to a `Communicator`, or to what these make of Horovod's names.
-WITH_HOROVOD = {
-    "compression",
-    "horovod_communicator",
-    "horovod_names",
-    "joining",
-    "objects",
-    "process_sets",
-    "reduce_scatter",
-    "topology",
-    "values",
-    "variables",
-}
 KERAS_INSIDES = "keras_hooks"
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}

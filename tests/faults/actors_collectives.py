@@ -50,19 +50,6 @@ def variables_of_an_optimizer():
     _require_same(model.optimizer.variables, expected)
 
 
-def variables_from_another_rank_in_a_function():
-    variable = keras.Variable(np.full([3], 1.0 + hvd.rank(), np.float32))
-
-    @tf.function
-    def step(is_first):
-        if is_first:
-            hvd.broadcast_variables([variable], root_rank=1)
-        return variable * 2.0
-
-    np.testing.assert_array_equal(step(True), [4.0, 4.0, 4.0])
-    np.testing.assert_array_equal(step(False), [4.0, 4.0, 4.0])
-
-
 def variables_of_other_names():
     """A rank that has made other objects before has other names for the same variables."""
     model = _model(before=hvd.rank() * 5)
@@ -127,12 +114,3 @@ def collectives_of_what_is_no_tensor_in_a_function():
     assert gathered.numpy().tolist() == [0, 1, 1, 2]
     assert float(sent) == 10.0 and float(largest) == 1.0
     assert swapped.numpy().tolist() == ([0, 1] if rank == 0 else [5, 6])
-
-
-def collectives_of_keras_variables():
-    variable = keras.Variable(EACH + hvd.rank())
-    assert hvd.allgather(variable).shape == (4, 2)
-    np.testing.assert_array_equal(hvd.broadcast(variable, root_rank=1), EACH + 1)
-    with tf.GradientTape() as tape:
-        mean = tf.reduce_sum(hvd.allreduce(variable))
-    np.testing.assert_array_equal(tape.gradient(mean, variable.value), np.ones([2, 2]))

@@ -141,6 +141,17 @@ def gradients_are_horovods():
 
 
 @case(ranks=RANKS)
+def collectives_of_keras_variables():
+    each = np.arange(4, dtype=np.float32).reshape(2, 2)
+    variable = keras.Variable(each + hvd.rank())
+    assert hvd.allgather(variable).shape == (2 * hvd.size(), 2)
+    same(hvd.broadcast(variable, root_rank=1), each + 1)
+    with tf.GradientTape() as tape:
+        mean = tf.reduce_sum(hvd.allreduce(variable))
+    same(tape.gradient(mean, variable.value), np.ones([2, 2]))
+
+
+@case(ranks=RANKS)
 def ops_are_refused_by_name():
     with raises(NotImplementedError, "hvd.Adasum exists with MPI only", "op=hvd.Average"):
         hvd.allreduce(1.0, op=hvd.Adasum)
@@ -197,6 +208,23 @@ def broadcasts_fill_several_messages():
     assert variables[-2].numpy().all() and float(variables[-1][0]) == 1.0
     values = hvd.broadcast_([keras.Variable(float(rank))], 0)
     assert float(values[0]) == 0.0
+
+
+@case(ranks=RANKS)
+def variables_are_broadcast_inside_a_function():
+    variables = [keras.Variable(np.full([3], 1.0 + hvd.rank(), np.float32)), tf.Variable(hvd.rank() == 1)]
+
+    @tf.function
+    def step(is_first):
+        if is_first:
+            hvd.broadcast_variables(variables[:1], root_rank=1)
+            hvd.broadcast_variables(variables[1:], root_rank=0)
+        return variables[0] * 2.0, variables[1].read_value()
+
+    for is_first in (True, False):
+        number, truth = step(is_first)
+        same(number, [4.0, 4.0, 4.0])
+        assert not truth
 
 
 @case(ranks=RANKS)
@@ -266,16 +294,22 @@ def process_sets_are_shared_with_the_grid():
         hvd.add_process_set([0, 1])
 
 
+def stopped():
+    """Horovod stopped by all ranks, once all of them have come here."""
+    hvd.allreduce(1, op=hvd.Sum)
+    hvd.shutdown()
+
+
 @contextlib.contextmanager
 def started_anew(**options):
     """Horovod started again by this case; and at the end, again, as the other cases want it."""
     dynamic = os.environ.pop(hvd.topology.DYNAMIC_VARIABLE, "")
-    hvd.shutdown()
+    stopped()
     try:
         hvd.init(**options)
         yield
     finally:
-        hvd.shutdown()
+        stopped()
         os.environ[hvd.topology.DYNAMIC_VARIABLE] = dynamic
         hvd.init()
 
