@@ -47,6 +47,7 @@ LAYERS = [
         "archives",
         "costs",
         "eager",
+        "elastic",
         "encoding",
         "files",
         "host_names",

@@ -18,7 +18,7 @@ CACHE_WITH = {"dataset": {"tensorflow"}, "training": {"keras", "tensorflow"}, "r
 KERAS_INSIDES = "keras_hooks"
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-DOCUMENTED = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # by Python, for all to use
+OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # by Python, for all to use
 LONGEST = 400
 LONGER: dict[str, str] = {}  # file -> why it is in one piece
 FOLDERS = ("hvd_sparse", "datacache", "lars", "ops", "tests", "examples", "benchmarks", "tools", "docs")
@@ -186,7 +186,7 @@ def private_interfaces(modules: Sources) -> list[str]:
 
 def private_names_of_others(modules: Sources) -> list[str]:
     """Underscored attributes that the package does not define itself, so that they are Keras's or TensorFlow's."""
-    ours = {defined for tree in modules.values() for defined in _defined(tree)} | DOCUMENTED
+    ours = {defined for tree in modules.values() for defined in _defined(tree)} | OF_PYTHON
     return [
         f"{name} line {line} uses {attribute}"
         for name, tree in modules.items()
