@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.eager import eagerly
 
 REDUCTIONS = ("sum", "min", "max")  # what ranks can reduce to
 
@@ -159,9 +160,12 @@ class Communicator(abc.ABC):
     def gather_descriptions(self, description: Any, name: str) -> list[Any]:
         """Collects a JSON-serialisable object from every rank, in rank order; runs at once, also under tf.function."""
         encoded = np.frombuffer(json.dumps(description, sort_keys=True).encode(), dtype=np.uint8)
-        with tf.init_scope():
+
+        def gather() -> tuple[np.ndarray, bytes]:
             lengths = self.allgather(tf.constant([len(encoded)], tf.int32), f"{name}.lengths").numpy()
-            text = self.allgather(tf.constant(encoded), f"{name}.text").numpy().tobytes()
+            return lengths, self.allgather(tf.constant(encoded), f"{name}.text").numpy().tobytes()
+
+        lengths, text = eagerly(gather)
         ends = np.cumsum(lengths)
         return [json.loads(text[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 

@@ -14,6 +14,7 @@ from hvd_sparse.aggregators import Aggregator, commit
 from hvd_sparse.bucket_exchange import BucketExchange
 from hvd_sparse.buckets import Gradient, Plan
 from hvd_sparse.communicator import Grid
+from hvd_sparse.joining import forbid_join
 from hvd_sparse.spec import Rate, describe
 from hvd_sparse.telemetry import Telemetry, timed
 
@@ -102,6 +103,7 @@ class PlannedExchange:
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}_step")
         if telemetry is not None:
             telemetry.create()
+        forbid_join(self)
 
     def exchange(self, gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
         """The means of gradients that the plan was made for; all state is written by then, or an error raised."""

@@ -9,46 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.layers import LAYERS_OF, WITH_HOROVOD
+
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE, CACHE = "hvd_sparse", "datacache"
-
-# Who may know whom: a module imports from its own layer and from those below. A new module must be given a place.
-LAYERS = [
-    {
-        "arguments",
-        "bucket_exchange",
-        "buckets",
-        "callbacks",
-        "checkpoint",
-        "gradient_exchange",
-        "keras_hooks",
-        "loss_scale",
-        "optimizer",
-        "planned_exchange",
-        "rows",
-        "saving",
-        "tape",
-        "telemetry",
-        "train_step",
-    },
-    {"recipes", "wire"},
-    {"aggregators"},
-    {"collective_costs", "collectives", "compressors", "error_feedback", "links", "planner", "quantizers"},
-    {"communicator", "notebook", "shared_memory", "spec", "streams", "subgrid", "topology"},
-    {"costs", "host_names", "nodes", "ops", "rendezvous"},
-]
-CACHE_LAYERS = [
-    {"__main__"},
-    {"cache", "dataset", "training"},
-    {"batches", "peers", "store"},
-    {"reader"},
-    {"disk", "layout", "slab", "tmpfs"},
-    {"levels", "memory", "sources"},
-    {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
-    {"errors", "files", "mapping", "native", "rendezvous"},
-]
-LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]
-LAYERS_OF = {PACKAGE: LAYERS, CACHE: CACHE_LAYERS, "lars": LARS_LAYERS}
 NOT_IN_CACHE = {"hvd_sparse", "horovod", "keras", "lars", "tensorflow"}  # but for the modules below
 CACHE_WITH = {"dataset": {"tensorflow"}, "training": {"keras", "tensorflow"}, "rendezvous": {"horovod", "tensorflow"}}
 KERAS_INSIDES = "keras_hooks"
@@ -151,7 +115,7 @@ def horovod_imports(modules: Sources) -> list[str]:
         f"{name} imports {imported}"
         for name, tree in modules.items()
         for imported in imports(tree)
-        if imported.partition(".")[0] == "horovod" and name != "topology"
+        if imported.partition(".")[0] == "horovod" and name not in WITH_HOROVOD
     ]
 
 
