@@ -17,6 +17,7 @@ from hvd_sparse import (
     collectives,
     compression,
     compressors,
+    elastic,
     error_feedback,
     ops,
     quantizers,
@@ -61,6 +62,7 @@ from hvd_sparse.objects import allgather_object, broadcast_object, broadcast_obj
 from hvd_sparse.optimizer import DistributedOptimizer, PartialDistributedOptimizer
 from hvd_sparse.process_sets import ProcessSet, add_process_set, global_process_set, remove_process_set
 from hvd_sparse.saving import load_model
+from hvd_sparse.sync_batch_norm import SyncBatchNormalization
 from hvd_sparse.tape import DistributedGradientTape, PartialDistributedGradientTape
 from hvd_sparse.telemetry import Telemetry
 from hvd_sparse.topology import (
@@ -110,6 +112,7 @@ __all__ = [
     "ProcessSet",
     "Product",
     "Sum",
+    "SyncBatchNormalization",
     "Telemetry",
     "add_process_set",
     "aggregators",
@@ -136,6 +139,7 @@ __all__ = [
     "cross_size",
     "cuda_built",
     "ddl_built",
+    "elastic",
     "error_feedback",
     "global_process_set",
     "gloo_built",

@@ -89,6 +89,7 @@ class GradientExchange:
         self._tensors = itertools.count(1)
         self._pending: tuple[Kept, Own | None] | None = None
         self._planned: PlannedExchange | None = None
+        self._agreed: str | None = None
 
     # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
     @tf.autograph.experimental.do_not_convert
@@ -184,8 +185,8 @@ class GradientExchange:
     @tf.autograph.experimental.do_not_convert
     def everywhere(self, condition: tf.Tensor) -> tf.Tensor:
         """Whether a condition ([] bool) holds on every rank, [] bool; a collective of 4 bytes."""
-        world = self.grid().world
-        return tf.cast(world.allreduce(tf.cast(condition, tf.int32), "min", f"{self._name}.everywhere"), tf.bool)
+        name = f"{self._agreed_name()}.everywhere"
+        return tf.cast(self.grid().world.allreduce(tf.cast(condition, tf.int32), "min", name), tf.bool)
 
     @tf.autograph.experimental.do_not_convert
     def reduce_tensor(self, gradient: Gradient | None) -> tf.Tensor | None:
@@ -205,12 +206,14 @@ class GradientExchange:
             )
         if gradient is None:
             return None
+        topology.size()  # raises where hvd.init() was forgotten
         world = self.grid().world
         dense = tf.convert_to_tensor(gradient)
         wire = getattr(self.aggregator, "wire_dtype", None) or dense.dtype
         # In eager code one follows the other, and a name for each step would fill the tables of Horovod.
         number = 0 if tf.executing_eagerly() else next(self._tensors)
-        total = tf.cast(world.allreduce(tf.cast(dense, wire), "sum", f"{self._name}.tensor{number}"), dense.dtype)
+        total = world.allreduce(tf.cast(dense, wire), "sum", f"{self._agreed_name()}.tensor{number}")
+        total = tf.cast(total, dense.dtype)
         return total if self._sums else total / world.size
 
     def scaled(self, gradient: Gradient) -> Gradient:
@@ -287,10 +290,22 @@ class GradientExchange:
         self._planned.plan.check(gradients)
         return self._planned
 
+    def _agreed_name(self) -> str:
+        """The name that rank 0 has given: others may have made other exchanges before, and have counted on."""
+        if self._agreed is None:
+            self._agreed = self.grid().world.gather_descriptions(self._name, "gradients.name")[0]
+        return self._agreed
+
     def _begin(self, plan: buckets.Plan) -> PlannedExchange:
         topology.size()  # raises where hvd.init() was forgotten, which would let every rank train for itself
         planned = PlannedExchange(
-            self.aggregator, plan, self.grid(), self._name, self.telemetry, self._learning_rate, self._sums
+            self.aggregator,
+            plan,
+            self.grid(),
+            self._agreed_name(),
+            self.telemetry,
+            self._learning_rate,
+            self._sums,
         )
         if self._pending is not None:
             planned.restore(*self._pending)

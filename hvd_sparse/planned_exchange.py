@@ -15,8 +15,14 @@ from hvd_sparse.bucket_exchange import BucketExchange
 from hvd_sparse.buckets import Gradient, Plan
 from hvd_sparse.communicator import Grid
 from hvd_sparse.joining import forbid_join
+from hvd_sparse.pairing import Label, compare
 from hvd_sparse.spec import Rate, describe
 from hvd_sparse.telemetry import Telemetry, timed
+
+_REMEDY = (
+    "Every rank must build the same model and pass the same recipe; look for a branch or a random choice that depends "
+    "on the rank."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,19 +59,19 @@ class Own:
 class PlannedExchange:
     """Averages gradients bucket by bucket, all at once, and ends all of them in one transaction.
 
-    Making one is a collective: the ranks compare what they are about to do.
+    Making one is a collective: the ranks compare what they are about to do. Variables are paired by their order.
 
     Args:
         aggregator: what exchanges the buckets.
         plan: which gradients there are, and where they lie.
         grid: who exchanges.
-        name: collectives are named after it.
+        name: collectives are named after it; the same on every rank.
         telemetry: measures the exchanges; None measures nothing, at no cost.
         learning_rate: of the optimizer that applies the means, where there is one.
         sums: hand on the sums over all ranks in place of the means.
 
     Raises:
-        ValueError: on every rank alike where plans, recipes or names differ, or the recipe cannot work with the plan.
+        ValueError: on every rank alike where plans or recipes differ, or the recipe cannot work with the plan.
     """
 
     def __init__(
@@ -90,9 +96,10 @@ class PlannedExchange:
             .validate()
             for number, bucket in enumerate(plan.buckets)
         ]
-        variables = {f"variable {name}": place for name, place in plan.placement().items()}
-        options = {"recipe": describe(aggregator), "name": name, "telemetry": telemetry is not None, "sums": sums}
-        grid.world.agree(options | variables, "the gradients or the recipe", "gradients.agree")
+        options = {"recipe": describe(aggregator), "telemetry": telemetry is not None, "sums": sums}
+        grid.world.agree(options, "the gradients or the recipe", "gradients.agree")
+        labels = [Label(variable, place) for variable, place in plan.placement().items()]
+        compare(labels, grid.world, "the gradients", _REMEDY, "gradients.compare")
         if aggregator.sums and plan.slices:
             raise ValueError(
                 f"{type(aggregator).__name__} hands on sums over the ranks, and rows of tf.IndexedSlices travel as "
@@ -112,8 +119,8 @@ class PlannedExchange:
         ready = self._time(gradients.values())
         in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
         in_rows = [
-            rows.exchange(gradients[segment.name], segment, self.grid, f"{self._name}.{segment.name}", self._sums)
-            for segment, _ in self.plan.slices
+            rows.exchange(gradients[segment.name], segment, self.grid, f"{self._name}.slices{number}", self._sums)
+            for number, (segment, _) in enumerate(self.plan.slices)
         ]
         exchanges = [*in_buckets, *in_rows]
         done = commit(exchanges, self._labels(), self.grid.world, f"{self._name}.commit")

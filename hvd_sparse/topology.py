@@ -13,7 +13,7 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse import host_names, nodes, process_sets, shared_memory
+from hvd_sparse import host_names, nodes, process_sets, shared_memory, stalls
 from hvd_sparse.communicator import Communicator, Grid, LoneCommunicator
 from hvd_sparse.compression import Compression
 from hvd_sparse.eager import eagerly
@@ -118,6 +118,7 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     )
     for process_set in own:
         process_sets.make_ready(process_set)
+    stalls.start(_horovod.rank(), len(everyone), f"hvd_sparse_stalls.{_starts}")
 
 
 def _start(local_size: int | None, own: Sequence[ProcessSet]) -> None:
@@ -183,6 +184,7 @@ def shutdown() -> None:
     """Stops Horovod; `init` may start it again."""
     global _grid
     _grid = None
+    stalls.stop()
     _forget()
     _horovod.shutdown()
 

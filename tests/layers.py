@@ -15,6 +15,7 @@ LAYERS = [
         "planned_exchange",
         "rows",
         "saving",
+        "sync_batch_norm",
         "tape",
         "telemetry",
         "train_step",
@@ -31,6 +32,7 @@ LAYERS = [
         "joining",
         "notebook",
         "objects",
+        "pairing",
         "process_sets",
         "reduce_scatter",
         "shared_memory",
@@ -41,7 +43,7 @@ LAYERS = [
         "values",
         "variables",
     },
-    {"costs", "eager", "encoding", "host_names", "nodes", "ops", "rendezvous"},
+    {"costs", "eager", "elastic", "encoding", "host_names", "nodes", "ops", "rendezvous", "stalls"},
 ]
 CACHE_LAYERS = [
     {"__main__"},

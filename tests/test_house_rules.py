@@ -18,7 +18,7 @@ CACHE_WITH = {"dataset": {"tensorflow"}, "training": {"keras", "tensorflow"}, "r
 KERAS_INSIDES = "keras_hooks"
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make"}
+OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # by Python, for all to use
 LONGEST = 400
 LONGER: dict[str, str] = {}  # file -> why it is in one piece
 FOLDERS = ("hvd_sparse", "datacache", "lars", "ops", "tests", "examples", "benchmarks", "tools", "docs")
@@ -186,7 +186,7 @@ def private_interfaces(modules: Sources) -> list[str]:
 
 def private_names_of_others(modules: Sources) -> list[str]:
     """Underscored attributes that the package does not define itself, so that they are Keras's or TensorFlow's."""
-    ours = {defined for tree in modules.values() for defined in _defined(tree)} | NAMED_TUPLE
+    ours = {defined for tree in modules.values() for defined in _defined(tree)} | OF_PYTHON
     return [
         f"{name} line {line} uses {attribute}"
         for name, tree in modules.items()
@@ -319,11 +319,7 @@ BROKEN = [
     (private_names_of_others, {"tape": "class C(K):\n    def m(self):\n        self._track(1)"}, "uses _track"),
     (unsafe_loading, {"ops": "import pickle"}, "ops imports pickle"),
     (unsafe_loading, {"ops": "np.load(path, allow_pickle=True)"}, "ops line 1 sets allow_pickle"),
-    (
-        framework_headers,
-        {"a.cc": '#include "a.h"\n#include "tensorflow/core/x.h"'},
-        "a.cc includes tensorflow/core/x.h",
-    ),
+    (framework_headers, {"a.cc": '#include "a.h"\n#include "tensorflow/core/x.h"'}, "includes tensorflow/core/x.h"),
     (framework_headers, {"a.cc": "# include <absl/strings/str_cat.h>"}, "a.cc includes absl/strings/str_cat.h"),
     (long_files, {"a.py": LONGEST + 1}, "a.py has 401 lines"),
 ]
@@ -338,7 +334,7 @@ def test_a_broken_rule_is_seen(rule, example, complaint):
 KEPT = [
     (
         upward_imports,
-        {"tape": "from hvd_sparse import recipes\nfrom hvd_sparse.ops import topk", "recipes": "", "ops": ""},
+        {"tape": "from hvd_sparse import recipes\nfrom hvd_sparse.ops import f", "recipes": "", "ops": ""},
     ),
     (circular_imports, {"a": "from hvd_sparse import b", "b": "from hvd_sparse import c", "c": ""}),
     (horovod_imports, {"topology": "import horovod.tensorflow"}),
