@@ -15,7 +15,7 @@ from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.buckets import Gradient
 from hvd_sparse.communicator import Grid
 from hvd_sparse.planned_exchange import Kept, Own, PlannedExchange, tensors
-from hvd_sparse.spec import Rate
+from hvd_sparse.spec import DTYPES, Rate
 from hvd_sparse.telemetry import Telemetry
 
 Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
@@ -28,6 +28,9 @@ class GradientExchange:
     The first call makes a plan: gradients of one dtype are laid end to end in buckets, in the order in which they
     become ready; all ranks compare their plans; each bucket gets the aggregator's state (its residual). From then on
     each call exchanges all buckets at once and ends them in one transaction (`aggregators.commit`).
+
+    Gradients of float64 have no buckets: dense recipes average each by an all-reduce of its own, as Horovod does, and
+    nobody looks whether they are finite; other recipes refuse them.
 
     It works eagerly and inside a `tf.function`; the state is never part of a model or of an optimizer's variables, so
     no broadcast touches it.
@@ -122,11 +125,13 @@ class GradientExchange:
         local = self._local_names(names, variables)
         shared = {name: gradient for name, gradient in named.items() if name not in local}
         own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local}
+        wide = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
+        shared = {name: gradient for name, gradient in shared.items() if name not in wide}
         planned = self._plan_for(shared, {name: tuple(v.shape) for name, v in zip(names, variables, strict=True)})
         if clip is None:
-            means = planned.exchange(shared)
+            means = {**planned.exchange(shared), **self._reduced(wide)}
         elif self.aggregator.sends_all:
-            means = _clipped(planned.exchange(shared), clip, 1.0)
+            means = _clipped({**planned.exchange(shared), **self._reduced(wide)}, clip, 1.0)
         else:
             ranks = planned.grid.world.size
             means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._sums else -0.5)))
@@ -180,9 +185,8 @@ class GradientExchange:
     @tf.autograph.experimental.do_not_convert
     def everywhere(self, condition: tf.Tensor) -> tf.Tensor:
         """Whether a condition ([] bool) holds on every rank, [] bool; a collective of 4 bytes."""
-        world = self.grid().world
         name = f"{self._agreed_name()}.everywhere"
-        return tf.cast(world.allreduce(tf.cast(condition, tf.int32), "min", name), tf.bool)
+        return tf.cast(self.grid().world.allreduce(tf.cast(condition, tf.int32), "min", name), tf.bool)
 
     @tf.autograph.experimental.do_not_convert
     def reduce_tensor(self, gradient: Gradient | None) -> tf.Tensor | None:
@@ -202,14 +206,14 @@ class GradientExchange:
             )
         if gradient is None:
             return None
+        topology.size()  # raises where hvd.init() was forgotten
         world = self.grid().world
         dense = tf.convert_to_tensor(gradient)
         wire = getattr(self.aggregator, "wire_dtype", None) or dense.dtype
         # In eager code one follows the other, and a name for each step would fill the tables of Horovod.
         number = 0 if tf.executing_eagerly() else next(self._tensors)
-        total = tf.cast(
-            world.allreduce(tf.cast(dense, wire), "sum", f"{self._agreed_name()}.tensor{number}"), dense.dtype
-        )
+        total = world.allreduce(tf.cast(dense, wire), "sum", f"{self._agreed_name()}.tensor{number}")
+        total = tf.cast(total, dense.dtype)
         return total if self._sums else total / world.size
 
     def scaled(self, gradient: Gradient) -> Gradient:
@@ -311,9 +315,16 @@ class GradientExchange:
         return planned
 
     def _standardised(self, gradient: Gradient) -> Gradient:
-        if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
+        if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense and gradient.dtype in DTYPES:
             return rows.merge(gradient)
         return tf.convert_to_tensor(gradient)
+
+    def _goes_apart(self, gradient: Gradient) -> bool:
+        """Whether a gradient is of a dtype that buckets do not hold, and may travel by itself: float64."""
+        return gradient.dtype not in DTYPES and self.aggregator.sends_all
+
+    def _reduced(self, wide: Mapping[str, Gradient]) -> dict[str, Any]:
+        return {name: self.reduce_tensor(gradient) for name, gradient in wide.items()}
 
     def _local_names(self, names: Sequence[str], variables: Sequence[Any]) -> set[str]:
         local = {id(resource(variable)) for variable in self.local_variables()}

@@ -156,6 +156,13 @@ def weights_file(model: keras.Model) -> memoryview:
     return content.getbuffer()
 
 
+class _Variables(list):
+    """An optimizer's variables: Keras's list, and Horovod's, which its scripts call."""
+
+    def __call__(self) -> list[Any]:
+        return self
+
+
 def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimizers.Optimizer], None] | None) -> type:
     """A subclass that exchanges gradients, under the same name.
 
@@ -177,6 +184,10 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
         @property
         def iterations(self):
             return self._iterations if passes.number > 1 else base.iterations.fget(self)
+
+        @property
+        def variables(self):
+            return _Variables(base.variables.fget(self))
 
         @property
         def exchange(self) -> GradientExchange:

@@ -157,6 +157,35 @@ def test_the_epoch_reaches_a_schedule():
     np.testing.assert_array_equal(variable, [0.0, -3.0])
 
 
+def test_variables_may_be_called_as_horovods_scripts_do():
+    variable = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(sgd(momentum=0.5))
+    optimizer.apply([tf.ones([1])], [variable])
+    assert optimizer.variables() == optimizer.variables and len(optimizer.variables) == 3
+
+
+@pytest.mark.parametrize("clipping", [{}, {"global_clipnorm": 1.0}])
+def test_dense_recipes_average_float64(clipping):
+    variable = keras.Variable([0.0, 0.0], dtype="float64")
+    optimizer = hvd.DistributedOptimizer(sgd(**clipping))
+    rows = tf.IndexedSlices(tf.constant([1.0, 3.0], tf.float64), tf.constant([1, 1]), tf.constant([2]))
+    optimizer.apply([rows], [variable])
+    np.testing.assert_allclose(variable, [0.0, -1.0 if clipping else -4.0], rtol=1e-7)
+
+
+def test_float64_and_float32_are_averaged_beside_each_other():
+    wide, narrow = keras.Variable([0.0], dtype="float64"), keras.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(sgd())
+    optimizer.apply([tf.constant([2.0], tf.float64), tf.constant([3.0])], [wide, narrow])
+    assert (float(wide[0]), float(narrow[0])) == (-2.0, -3.0)
+
+
+def test_sparse_recipes_refuse_float64():
+    optimizer = hvd.DistributedOptimizer(sgd(), aggregator=hvd.recipes.topk(0.5))
+    with pytest.raises(ValueError, match="Expected a vector of float32, float16 or bfloat16, got float64"):
+        optimizer.apply([tf.ones([2], tf.float64)], [keras.Variable([0.0, 0.0], dtype="float64")])
+
+
 def test_a_schedule_that_was_never_told_the_epoch_says_so():
     recipe = hvd.recipes.schedule([(0, hvd.recipes.topk(0.5))])
     optimizer = hvd.DistributedOptimizer(sgd(), aggregator=recipe)

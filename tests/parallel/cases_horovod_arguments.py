@@ -174,12 +174,15 @@ def two_process_sets_train_beside_each_other_in_fit():
 def gradients_of_tensors_are_averaged(in_function):
     rank, size = hvd.rank(), hvd.size()
     values, variable = [tf.constant([1.0, 2.0]), tf.constant(3.0)], tf.Variable([1.0, 1.0])
+    wide = tf.Variable([0.0], dtype=tf.float64)
 
     def step(factor):
         with tf.GradientTape() as tape:
             tape.watch(values)
             loss = factor * tf.reduce_sum(values[0] * variable) * values[1] + 2.0 * values[1]
-        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, {"t": values, "v": variable})
+            loss = tf.cast(loss, tf.float64) + tf.reduce_sum(tf.cast(factor, tf.float64) * wide)
+        sources = {"t": values, "v": variable, "w": wide}
+        return hvd.DistributedGradientTape(tape, op=hvd.Sum).gradient(loss, sources)
 
     for _ in range(2):
         sums = (tf.function(step) if in_function else step)(tf.constant(1.0 + rank))
@@ -187,6 +190,7 @@ def gradients_of_tensors_are_averaged(in_function):
     np.testing.assert_array_equal(sums["t"][0], [3 * total] * 2)
     np.testing.assert_array_equal(sums["t"][1], 3 * total + 2 * size)
     np.testing.assert_array_equal(sums["v"], [3 * total, 6 * total])
+    np.testing.assert_array_equal(sums["w"], [total])
 
 
 @case(ranks=(2,))
