@@ -142,7 +142,7 @@ def resume_at(model: keras.Model, epoch: int) -> None:
 def weights_file(model: keras.Model) -> memoryview:
     """The bytes of the file that `model.save_weights` would write."""
     content = io.BytesIO()
-    opened = h5py.File
+    opened: Any = h5py.File
 
     class File(opened):
         def __init__(self, name, *args, **kwargs):

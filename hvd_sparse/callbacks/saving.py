@@ -38,7 +38,7 @@ class CheckpointCallback(DistributedCallback):
     Args:
         directory: the same on every rank.
         every: save at the end of every so many epochs.
-        keep: how many whole checkpoints stay; older ones are removed, and nothing else is.
+        keep: how many whole checkpoints stay; what is older of ours is removed, and nothing of others.
         required: whether training must not begin anew.
 
     Raises:

@@ -141,6 +141,23 @@ def a_model_that_does_not_fit_is_an_error_on_all():
         raise AssertionError("expected an error")
 
 
+def a_model_file_that_is_damaged_or_gone_is_the_same_error_on_all():
+    directory = _shared_folder()
+    if hvd.rank() == 0:
+        compiled().save(directory / "model.keras")
+        content = bytearray((directory / "model.keras").read_bytes())
+        content[content.index(b"TREE")] ^= 1  # in the weights, which are in there as they are
+        (directory / "model.keras").write_bytes(content)
+    _everywhere(None)
+    for name, kind, told in (("model", OSError, "is damaged"), ("missing", FileNotFoundError, "is not there")):
+        try:
+            hvd.load_model(directory / f"{name}.keras")
+        except kind as error:
+            text = str(error)
+        assert text.startswith(str(directory / f"{name}.keras")) and told in text, text
+        assert len(set(_everywhere(text))) == 1
+
+
 def a_full_disk_is_an_error_on_all():
     directory = pathlib.Path(os.environ["SMALL_DISK"])
     model, states = trained(directory, 1)

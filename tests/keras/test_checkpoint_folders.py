@@ -48,11 +48,11 @@ def write_unsealed(path, manifest, arrays):
     return digest.hex()
 
 
-def make_older(folder):
-    """Turns a checkpoint into one of the first format."""
+def make_older(folder, ranks=1):
+    """Turns a checkpoint into one of the first format, of so many ranks."""
     manifest, arrays = hvd.checkpoint.read(folder / RESIDUALS)
     del manifest["exact"]
-    beside = write_unsealed(folder / RESIDUALS, manifest, arrays)
+    beside = write_unsealed(folder / RESIDUALS, {**manifest, "ranks": ranks}, arrays)
     manifest, arrays = hvd.checkpoint.read(folder / OWN)
     write_unsealed(folder / OWN, {**manifest, "beside": beside}, arrays)
     epoch = json.loads((folder / MARKER).read_text())["epoch"]
@@ -125,6 +125,17 @@ def test_single_bits_that_flip_in_an_archive_of_an_earlier_version(tmp_path):
             assert manifest["x"] == 1 and digest_of(manifest, found) == digest_of(manifest, arrays)
         (tmp_path / "a.npz").write_bytes(content)
     assert refused > 50 * FLIPS
+
+
+def test_local_variables_that_other_ranks_had_begin_anew_with_a_warning(tmp_path):
+    trained(tmp_path, 1)
+    make_older(tmp_path / "epoch-0000", ranks=2)
+    (told,) = resumed(compiled(), tmp_path)
+    assert "begins anew" not in told
+    model = compiled()
+    model.optimizer.register_local_var(model.layers[-1].kernel)
+    (told,) = resumed(model, tmp_path)
+    assert f"{tmp_path / 'epoch-0000'} was written by 2 ranks" in told and "local variables, begins anew" in told
 
 
 def test_a_seal_that_is_cut_off_is_missed(tmp_path):
