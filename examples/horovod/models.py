@@ -18,9 +18,9 @@ def lenet(side: int, classes: int) -> keras.Model:
         [
             keras.Input((side, side, 3)),
             keras.layers.Conv2D(6, 5, padding="same", activation="relu"),
-            keras.layers.AveragePooling2D(),
+            keras.layers.AveragePooling2D(2),
             keras.layers.Conv2D(16, 5, activation="relu"),
-            keras.layers.AveragePooling2D(),
+            keras.layers.AveragePooling2D(2),
             keras.layers.Flatten(),
             keras.layers.Dense(120, activation="relu"),
             keras.layers.Dense(84, activation="relu"),

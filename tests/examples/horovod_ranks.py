@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 import sys
 import tempfile
 import traceback
@@ -30,6 +31,7 @@ AGAIN = ("tensorflow2_keras_mnist_restart", ("--epochs", "3", *_SHORT[2:], "--di
 def run(name: str, arguments: tuple[str, ...], folder: str) -> None:
     """Runs an example as its command line does."""
     keras.backend.clear_session()
+    keras.utils.set_random_seed(int(os.environ["HOROVOD_RANK"]))
     sys.argv = [name, *(argument.replace("{0}", f"{folder}/{name}") for argument in arguments)]
     print(f"began {name}", flush=True)
     try:

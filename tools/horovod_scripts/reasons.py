@@ -16,7 +16,21 @@ class Reason:
     sentence: str
 
 
-REASONS: tuple[Reason, ...] = ()
+ELASTIC = (
+    "Ranks that come and go while a job runs are not supported: `hvd.elastic` refuses in words, and a job goes on with "
+    "another number of ranks by restart, as in `examples/horovod/tensorflow2_keras_mnist_restart.py`."
+)
+
+REASONS = (
+    Reason("examples/elastic/*", r"elastic", ELASTIC),
+    Reason("*::test_elastic_state", r"elastic", ELASTIC),
+    Reason("*::test_legacy_optimizer", r"legacy", "Keras 3 has no legacy optimizers."),
+    Reason(
+        "*::test_partial_distributed_optimizer",
+        r"_compute_gradients",
+        "It looks at what `_compute_gradients` of Keras 2's optimizers gives; Keras 3's have no such method.",
+    ),
+)
 
 
 def reason_for(name: str, said: str) -> str | None:
