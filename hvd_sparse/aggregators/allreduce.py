@@ -65,7 +65,8 @@ class AllReduce(Aggregator):
         spec, world = state.spec, state.communicator
         with tf.name_scope(SCOPE):
             totals = world.allreduce_each(tensors, "sum", f"{spec.name}.allreduce")
-            means, spoiled = _means(totals, world.size, carried)
+            # Each rank carries the same share, so that the sum over all ranks is P times as much.
+            means, spoiled = _means(totals, spec.divisor, carried * (world.size / spec.divisor))
 
         def fault() -> tf.Tensor:
             faults = [own_fault(tf.reshape(tensor, [1, -1]), world.world_rank) for tensor in tensors]
