@@ -149,21 +149,23 @@ class DiskLevel(Level):
     def _keep(self, index: int, record: Record) -> bool:
         """Puts a record; False where it does not fit."""
         value = _HEAD.pack(checksum(index, record), record.label) + record.payload
-        try:  # a record that is there could not be taken out
-            return self._write(lambda transaction: transaction.put(_KEY.pack(index), value, overwrite=False))
+        try:  # one that is there could not be taken out, and is not written over for the same reason
+            self._write(lambda transaction: transaction.put(_KEY.pack(index), value, overwrite=False))
         except NoSpaceError:
             return False
+        return True
 
-    def _take_out(self, transaction: lmdb.Transaction, key: bytes) -> bool:
+    def _take_out(self, transaction: lmdb.Transaction, key: bytes) -> None:
         """Deletes a value, whose pages must say what they are before."""
         descriptor = os.open(self._path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
         try:
-            return native.mend_value(descriptor, _OF_LMDB, key) is None and transaction.delete(key)
+            if native.mend_value(descriptor, _OF_LMDB, key) is None:
+                transaction.delete(key)
         finally:
             os.close(descriptor)
 
-    def _write(self, change: Callable[[lmdb.Transaction], bool]) -> bool:
-        """Changes the file in a transaction of its own; returns what the change returns.
+    def _write(self, change: Callable[[lmdb.Transaction], object]) -> None:
+        """Changes the file in a transaction of its own.
 
         Raises:
             NoSpaceError: where the size, or the disk, is used up.
@@ -173,13 +175,12 @@ class DiskLevel(Level):
             try:
                 _mark(self._path)
                 with environment.begin(write=True) as transaction:
-                    changed = change(transaction)
+                    change(transaction)
             except (lmdb.Error, OSError) as error:  # LMDB also calls it an I/O error when a disk is full
                 if not isinstance(error, lmdb.MapFullError) and _free(self._path) > _NEARLY_FULL:
                     raise
                 raise NoSpaceError(errno.ENOSPC, str(error)) from None
         self._wrote = True
-        return changed
 
 
 class _Environments:

@@ -34,7 +34,7 @@ with datacache.DataCache(
     source, lambda payload: np.frombuffer(payload, np.uint8), local, memory_bytes=0, world=datacache.World()
 ) as cache:
     training = cache.training(disk / "kept", 5, save_every=2)
-    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(1000), keras.layers.Dense(100)])
+    model = keras.Sequential([keras.Input([1]), keras.layers.Dense(100_000), keras.layers.Dense(1)])
     model.compile("sgd", "mse", jit_compile=False)
 
     class Fill(keras.callbacks.Callback):

@@ -129,10 +129,10 @@ def test_connections_without_the_secret_use_nobody_up(tmp_path):
         read_together(nodes, 0)
         before, served = descriptors(nodes[0].process), nodes[1].ask("numbers")["samples.peers"]
         silent = [socket.create_connection((host, int(port))) for _ in range(200)]
-        for _ in range(200):
-            idle = context.socket(zmq.DEALER)
-            idle.setsockopt(zmq.RECONNECT_IVL, -1)
-            idle.connect(f"tcp://{peers[0]}")
+        idle = [context.socket(zmq.DEALER) for _ in range(200)]
+        for each in idle:
+            each.setsockopt(zmq.RECONNECT_IVL, -1)
+            each.connect(f"tcp://{peers[0]}")
         assert until(lambda: descriptors(nodes[0].process) > before + 50)
         read_together(nodes, 1)
         assert nodes[1].ask("numbers")["samples.peers"] > served
