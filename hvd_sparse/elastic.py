@@ -1,7 +1,8 @@
 """Horovod's names for elastic training, which is not supported: ranks that come and go while training runs.
 
-Importing them works; whoever uses one is told what to do today. What comes close: `hvd.callbacks.CheckpointCallback`
-goes on from its newest whole checkpoint, also on another number of ranks, with nothing lost that was kept back.
+Importing them works; whoever uses one is told what to do today: `hvd.callbacks.CheckpointCallback` goes on from its
+newest whole checkpoint, on another number of ranks too, and nothing that was kept back is lost. `HorovodInternalError`
+is Horovod's own, so that scripts that catch it stay as they are.
 """
 
 from __future__ import annotations
@@ -9,15 +10,33 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-_TODAY = (
-    "is not supported yet, as ranks cannot come and go while training runs: give model.fit "
-    "hvd.callbacks.CheckpointCallback(directory), and start the job again, on any number of ranks, where it stopped."
-)
+from horovod.common.exceptions import HorovodInternalError
+
+__all__ = [
+    "CommitStateCallback",
+    "HorovodInternalError",
+    "KerasState",
+    "ObjectState",
+    "State",
+    "TensorFlowKerasState",
+    "TensorFlowState",
+    "UpdateBatchStateCallback",
+    "UpdateEpochStateCallback",
+    "run",
+]
+REFUSED = {
+    name: (
+        f"hvd.elastic.{name} is not supported yet, as ranks cannot come and go while training runs: give model.fit "
+        "hvd.callbacks.CheckpointCallback(directory), and start the job again where it stopped, on any number of ranks."
+    )
+    for name in __all__
+    if name != "HorovodInternalError"
+}
 
 
 class _Refused:
     def __init__(self, *arguments: Any, **options: Any):
-        raise RuntimeError(f"hvd.elastic.{type(self).__name__} {_TODAY}")
+        raise RuntimeError(REFUSED[type(self).__name__])
 
 
 class State(_Refused):
@@ -62,4 +81,4 @@ def run(func: Callable[..., Any]) -> NoReturn:
     Raises:
         RuntimeError: always, saying what to do instead.
     """
-    raise RuntimeError(f"hvd.elastic.run {_TODAY}")
+    raise RuntimeError(REFUSED["run"])

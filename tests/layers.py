@@ -74,6 +74,7 @@ LAYERS_OF = {"hvd_sparse": LAYERS, "datacache": CACHE_LAYERS, "lars": LARS_LAYER
 # Who may know Horovod: all else talks to a `Communicator`, or to what these make of Horovod's names.
 WITH_HOROVOD = {
     "compression",
+    "elastic",
     "horovod_communicator",
     "horovod_names",
     "joining",

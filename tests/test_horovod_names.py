@@ -13,24 +13,7 @@ from hvd_sparse import horovod_names
 from tools import horovod_names as names
 
 # Names that are made elsewhere, and are not there yet.
-COMING = {
-    "horovod.tensorflow.PartialDistributedGradientTape",
-    "horovod.tensorflow.SyncBatchNormalization",
-    "horovod.tensorflow.elastic",
-    "horovod.tensorflow.elastic.HorovodInternalError",
-    "horovod.tensorflow.elastic.ObjectState",
-    "horovod.tensorflow.elastic.TensorFlowKerasState",
-    "horovod.tensorflow.elastic.TensorFlowState",
-    "horovod.tensorflow.elastic.run",
-    "horovod.tensorflow.keras.callbacks.BestModelCheckpoint",
-    "horovod.tensorflow.keras.elastic",
-    "horovod.tensorflow.keras.elastic.CommitStateCallback",
-    "horovod.tensorflow.keras.elastic.KerasState",
-    "horovod.tensorflow.keras.elastic.TensorFlowKerasState",
-    "horovod.tensorflow.keras.elastic.UpdateBatchStateCallback",
-    "horovod.tensorflow.keras.elastic.UpdateEpochStateCallback",
-    "horovod.tensorflow.keras.elastic.run",
-}
+COMING = {"horovod.tensorflow.PartialDistributedGradientTape"}
 # What takes Keras's objects has Horovod's arguments by its own tests; what is refused takes any.
 OTHER_ARGUMENTS = {"DistributedGradientTape", "DistributedOptimizer", "PartialDistributedGradientTape"}
 SHARED = [

@@ -18,7 +18,7 @@ import horovod
 import horovod.tensorflow.keras
 
 import hvd_sparse
-from hvd_sparse import horovod_names
+from hvd_sparse import elastic, horovod_names
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "horovod_names.md"
 
@@ -79,6 +79,9 @@ _SCATTER = (
 # Names that work otherwise than Horovod's in something that a user may notice.
 DIFFERENCES: dict[str, str] = {
     "Adasum": "With MPI only; without it the call that names it says so.",
+    "SyncBatchNormalization": (
+        "Equals one process with all batches: ranks count by the sizes of theirs. Options go by name, without `renorm`."
+    ),
     "add_process_set": "Ranks that are not there are refused.",
     "allgather": "Also bfloat16, uint32 and uint64; numbers, lists, arrays and Keras's variables.",
     "allgather_object": _OBJECTS,
@@ -92,6 +95,7 @@ DIFFERENCES: dict[str, str] = {
         "Variables are paired by their places, not by name; their shapes are compared first, and a difference is one "
         "error on all ranks. Keras's variables and all dtypes of numbers. `inplace` has no effect."
     ),
+    "elastic": "Elastic training is not supported; its names can be imported, and say what to do instead.",
     "grouped_allgather": "dtypes may be mixed.",
     "grouped_allreduce": "dtypes may be mixed.",
     "grouped_reducescatter": f"dtypes may be mixed. {_SCATTER}",
@@ -150,8 +154,9 @@ def page() -> str:
 def _told(module: str, name: str) -> str:
     if ours(module, name) is None:
         return "**missing**"
-    if name in horovod_names.REFUSED:
-        return f"raises: {horovod_names.REFUSED[name]}"
+    refused = horovod_names.REFUSED | elastic.REFUSED
+    if name in refused:
+        return f"raises: {refused[name]}"
     return f"works, with differences: {DIFFERENCES[name]}" if name in DIFFERENCES else "works"
 
 

@@ -5,7 +5,7 @@ import pytest
 from tests.faults import ranks
 
 ACTORS = "actors_stalls"
-launched = ranks.fixture(ACTORS, count=2, limit=200.0, environment={"HVD_SPARSE_STALL_SECONDS": "2"})
+launched = ranks.fixture(ACTORS, count=2, environment={"HVD_SPARSE_STALL_SECONDS": "2"})
 
 
 @pytest.mark.parametrize("name", ranks.names(ACTORS))
