@@ -142,9 +142,9 @@ def a_model_that_does_not_fit_is_an_error_on_all():
 
 
 def a_model_file_that_is_damaged_or_gone_is_the_same_error_on_all():
-    directory = _shared_folder()
+    directory, model = _shared_folder(), compiled()
     if hvd.rank() == 0:
-        compiled().save(directory / "model.keras")
+        model.save(directory / "model.keras")
         content = bytearray((directory / "model.keras").read_bytes())
         content[content.index(b"TREE")] ^= 1  # in the weights, which are in there as they are
         (directory / "model.keras").write_bytes(content)
