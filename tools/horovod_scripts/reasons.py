@@ -27,7 +27,7 @@ REASONS = (
     Reason(
         "*::test_grad_aggregation_with_inf_grad",
         r"The gradient holds a NaN or an infinity",
-        "A gradient that is not finite ends the step on all ranks, in words and with nothing written; Horovod applies it.",
+        "A gradient that is not finite stops all ranks, in words and with nothing written; Horovod applies it.",
     ),
     Reason("*::test_legacy_optimizer", r"legacy", "Keras 3 has no legacy optimizers."),
     Reason(
