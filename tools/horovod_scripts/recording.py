@@ -16,6 +16,7 @@ FOLDER = "HOROVOD_SCRIPTS_RECORDS"
 DONE = "done.json"  # in that folder: the tests that are not to be run again
 GRACE = 20.0  # seconds after another rank has failed a test
 LIMIT = 300.0  # seconds of one test
+TOLD = 600  # characters of what a failure said
 _POLL = 0.5
 
 
@@ -74,17 +75,18 @@ class _Hooks:
 
     def pytest_runtest_logreport(self, report) -> None:
         if report.when == "call" or report.outcome != "passed":
-            self._record.write(report.nodeid, report.outcome, _last_line(report))
+            self._record.write(report.nodeid, report.outcome, _said(report))
 
     def pytest_collectreport(self, report) -> None:
         if report.failed:
-            self._record.write(report.nodeid, "failed", _last_line(report))
+            self._record.write(report.nodeid, "failed", _said(report))
 
 
-def _last_line(report) -> str:
+def _said(report) -> str:
     """The message of the exception, or the reason of a skip."""
     if report.outcome == "skipped":
         return str(report.longrepr[2])
     crash = getattr(report.longrepr, "reprcrash", None)
-    lines = str(crash.message if crash else report.longrepr or "").strip().splitlines()
-    return (lines[0] if crash and lines else lines[-1] if lines else "")[:300]
+    if crash is not None:
+        return " ".join(crash.message.split())[:TOLD]
+    return str(report.longrepr or "").strip()[-TOLD:]

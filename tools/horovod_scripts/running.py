@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import pathlib
 import re
@@ -18,6 +19,7 @@ from tools.horovod_scripts.source import Source
 LIMIT = 1200.0  # seconds of a script
 LIMIT_OF_TESTS = 3600.0  # of a file of tests
 CLASSES = 1000  # that ResNet-50 tells apart; folders without a photograph are classes, too
+LEFT = "a rank ended in it, or waited in it for another one that did not come"
 SHOWN = 1500  # characters of the end of what a failed script printed
 
 
@@ -95,15 +97,18 @@ def run_tests(tests: Tests, source: Source, ranks: int) -> tuple[dict[str, Outco
         text, applied = changes.rewrite(source.read(tests.path), tests.changes)
         (folder / tests.path).write_text(text, encoding="utf8")
         outcomes: dict[str, Outcome] = {}
-        while True:
-            records = folder / f"records{len(outcomes)}"
+        again: set[str] = set()  # what ranks were left in, perhaps by an earlier failure: run once more, by new ranks
+        for launch in itertools.count():
+            records = folder / f"records{launch}"
             records.mkdir()
             (records / recording.DONE).write_text(json.dumps(sorted(outcomes)))
             command = [*("-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tools.horovod_scripts.recording")]
             command += ["--rootdir", str(folder), tests.path]
             ended = launching.run(ranks, command, folder, LIMIT_OF_TESTS, {recording.FOLDER: str(records)})
             collected, found = read_records(records, ranks)
-            outcomes |= found
+            left = {name for name, outcome in found.items() if outcome.text == LEFT and list(found)[0] != name} - again
+            again |= left
+            outcomes |= {name: outcome for name, outcome in found.items() if name not in left}
             if not found or not collected - set(outcomes):
                 break
         if not outcomes:
@@ -138,6 +143,6 @@ def _together(ranks: list[list[Outcome] | None]) -> Outcome:
     if failed:
         return failed
     if not all(ranks):
-        return Outcome("failed", "a rank ended in it, or waited in it for another one that did not come")
+        return Outcome("failed", LEFT)
     skipped = [event for event in all_events if event.outcome == "skipped"]
     return skipped[0] if len(skipped) == len(all_events) else Outcome("passed")
