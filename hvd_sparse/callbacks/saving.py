@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import pathlib
 import warnings
@@ -208,9 +209,18 @@ class CheckpointCallback(DistributedCallback):
             self.model.optimizer.build(self.model.trainable_variables)
 
 
+class _WeightsFile(io.BytesIO):
+    """A file in memory to which Keras writes weights; it looks at the end of the name."""
+
+    def __str__(self) -> str:
+        return f"memory.{folders.WEIGHTS}"
+
+
 def _write_weights(model: keras.Model, path: pathlib.Path) -> str:
     """Writes the weights from memory, as HDF5 may end the process where a disk is full; gives the file's SHA-256."""
-    content = keras_hooks.weights_file(model)
+    made = _WeightsFile()
+    model.save_weights(made)
+    content = made.getbuffer()
     with files.replacing(path) as file:
         file.write(content)
     return hashlib.sha256(content).hexdigest()
