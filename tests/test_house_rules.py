@@ -43,19 +43,8 @@ CACHE_LAYERS = [
     {"batches", "peers", "store"},
     {"reader"},
     {"disk", "layout", "slab", "tmpfs"},
-    {"levels", "memory", "sources"},
-    {
-        "buffers",
-        "checkpoints",
-        "counters",
-        "fingerprint",
-        "listing",
-        "order",
-        "progress",
-        "tfrecord",
-        "workers",
-        "world",
-    },
+    {"checkpoints", "levels", "memory", "sources"},
+    {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
     {"errors", "files", "mapping", "native", "rendezvous", "workers"},
 ]
 LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]
