@@ -231,10 +231,12 @@ class DataCache:
             directory: of checkpoints, on a file system that all ranks share, or with `broadcast` that rank 0 has.
             batch_size: per rank; it may be another one when training goes on.
             save_every: how many batches; also at the end of each epoch. Rank 0 saves.
-            keep: how many checkpoints stay.
+            keep: how many checkpoints stay. Where the newest is damaged, all ranks go on from the one before it, with a
+                warning that names both; so at least 2.
             drop_remainder: as for `dataset`.
             broadcast: gives all ranks rank 0's value, such as `horovod.tensorflow.broadcast_object`.
             beside: a `datacache.training.Beside`, such as the module `hvd_sparse.checkpoint` for what ranks keep back.
+                A checkpoint counts as damaged where what is beside it is.
 
         Returns:
             A `datacache.training.Training`.

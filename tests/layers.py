@@ -64,8 +64,8 @@ CACHE_LAYERS = [
     {"batches", "peers", "store"},
     {"reader"},
     {"disk", "layout", "slab", "tmpfs"},
-    {"levels", "memory", "sources"},
-    {"buffers", "checkpoints", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
+    {"checkpoints", "levels", "memory", "sources"},
+    {"buffers", "counters", "fingerprint", "listing", "order", "progress", "tfrecord", "world"},
     {"errors", "files", "imports", "launchers", "mapping", "native", "rendezvous", "waiting", "workers"},
 ]
 LARS_LAYERS = [{"lamb", "lars"}, {"layerwise"}, {"choice", "parallel", "trust_ratio"}, {"ops"}]

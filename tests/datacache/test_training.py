@@ -248,7 +248,7 @@ def test_a_damaged_checkpoint_does_not_count_as_one_of_those_that_stay(make_cach
     older, newest = sorted((tmp_path / "kept").glob("epoch-*"))
     flip(newest, newest.stat().st_size // 2, 8)
     training = make_cache().training(tmp_path / "kept", BATCH, save_every=9)
-    fit(model, training, [Stop(0, 4)])  # of what was left: the save at the end of this fit is the first
+    fit(model, training, [Stop(0, 2)])  # beyond it; the save at the end of this fit is the first
     assert older.exists()
 
 
