@@ -71,18 +71,12 @@ def allreduce(
     require_member(process_set)
     if isinstance(average, str):
         name, average = average, None
-    return _horovod.allreduce(
-        as_tensor(tensor),
-        device_dense=device_dense,
-        device_sparse=device_sparse,
-        compression=Widened(compression),
-        op=_operation(op, average),
-        prescale_factor=prescale_factor,
-        postscale_factor=postscale_factor,
-        name=name,
-        process_set=process_set,
-        ignore_name_scope=ignore_name_scope,
-    )
+    common = {"prescale_factor": prescale_factor, "postscale_factor": postscale_factor, "op": _operation(op, average)}
+    common |= {"process_set": process_set, "ignore_name_scope": ignore_name_scope}
+    wanted = as_tensor(tensor)
+    if isinstance(wanted, tf.IndexedSlices):
+        return _rows(wanted, device_sparse, common)
+    return _horovod.allreduce(wanted, device_dense=device_dense, compression=Widened(compression), name=name, **common)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -135,10 +129,7 @@ def grouped_allreduce(
     whole = [each for each in wanted if not isinstance(each, tf.IndexedSlices)]
     reduced = iter(by_dtype(whole, reduce, name))
     return [
-        _horovod.allreduce(each, device_sparse=device_sparse, **common)
-        if isinstance(each, tf.IndexedSlices)
-        else next(reduced)
-        for each in wanted
+        _rows(each, device_sparse, common) if isinstance(each, tf.IndexedSlices) else next(reduced) for each in wanted
     ]
 
 
@@ -326,6 +317,17 @@ def grouped_reducescatter(
 
     with tf.device(device_dense):
         return by_dtype([dense(each) for each in tensors], scatter, None)
+
+
+def _rows(slices: tf.IndexedSlices, device: str, common: dict[str, Any]) -> tf.IndexedSlices:
+    """The rows of all ranks; bfloat16 travels as float32."""
+    dtype = slices.values.dtype
+    sent = tf.cast(slices.values, tf.float32) if dtype == tf.bfloat16 else slices.values
+    wide = tf.IndexedSlices(sent, slices.indices, slices.dense_shape)
+    reduced = _horovod.allreduce(wide, device_sparse=device, **common)
+    if dtype != tf.bfloat16:
+        return reduced
+    return tf.IndexedSlices(tf.cast(reduced.values, dtype), reduced.indices, reduced.dense_shape)
 
 
 def _operation(op: int | None, average: bool | None = None) -> int:

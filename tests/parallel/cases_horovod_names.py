@@ -57,6 +57,8 @@ def allreduce_of_rows_is_their_gathering():
     mean = hvd.allreduce(slices)
     same(mean.indices, np.concatenate([np.arange(each + 1) for each in range(size)]))
     same(mean.values, np.full([size * (size + 1) // 2, 2], 2.0))
+    halved = hvd.allreduce(tf.IndexedSlices(tf.cast(slices.values, tf.bfloat16), slices.indices, [9, 2]))
+    assert halved.values.dtype == tf.bfloat16 and tf.reduce_all(halved.values == 2.0)
     dense, rows = hvd.grouped_allreduce([1.0, slices], op=hvd.Sum)
     assert float(dense) == size and float(rows.values[0, 0]) == 2.0 * size
     with raises(NotImplementedError, "Sum and Average"):
@@ -92,7 +94,7 @@ def what_is_only_moved_keeps_its_bits():
 def reducescatter_gives_each_rank_its_rows():
     for rows in (1, 7):
         share = np.array_split(np.arange(rows), hvd.size())[hvd.rank()]
-        for dtype in DTYPES:
+        for dtype in (tf.int64, tf.float16, tf.float32):
             values = vectors([rows, 3], dtype.as_numpy_dtype)
             found = hvd.reducescatter(own(values), op=hvd.Sum)
             same(found, sum(values)[share])
