@@ -285,8 +285,7 @@ class DataCache:
     def _end(self, patience: float | None) -> None:
         detached = self._finalizer.detach()
         if detached is not None:
-            _, stop, parts, _ = detached
-            stop(*parts, patience=patience)
+            _stop(*detached[2], patience=patience)
 
     def _find_layout(self, decoder: Decoder) -> Layout:
         """What decoded samples look like, from the first one; asked once for all processes and runs."""
@@ -336,6 +335,7 @@ def _stop(
     levels: list[Level],
     store: Store,
     counters: Counters,
+    *,
     patience: float | None = None,
 ) -> None:
     if os.getpid() != process:  # all of it is the parent's

@@ -48,7 +48,7 @@ class Strangers:
 
     def know(self, frame: zmq.Frame) -> None:
         """Takes the connection that a message came by for a known one."""
-        self._found.pop(int(frame.get("__fd")), None)
+        self._found.pop(int(frame.get(zmq.SRCFD)), None)
 
     def seconds_left(self) -> float | None:
         """Until `look` may have something to close; None where there are no strangers."""

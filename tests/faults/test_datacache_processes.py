@@ -137,6 +137,8 @@ def test_connections_without_the_secret_use_nobody_up(tmp_path):
         read_together(nodes, 1)
         assert nodes[1].ask("numbers")["samples.peers"] > served
         assert until(lambda: descriptors(nodes[0].process) < before + 20)
+        read_together(nodes, 2)
+        assert "failures.peers" not in nodes[1].ask("numbers")
         for each in silent:
             each.close()
     finally:
