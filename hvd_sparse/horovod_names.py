@@ -5,9 +5,10 @@ Importing one of the latter works, as does `hasattr`; whoever uses it is told wh
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 import horovod.tensorflow as _horovod
+import tensorflow as tf
 
 ccl_built = _horovod.ccl_built
 check_extension = _horovod.check_extension
@@ -52,12 +53,20 @@ REFUSED = {
 }
 
 
-def broadcast_global_variables(root_rank: int) -> NoReturn:
-    """Is refused: Keras 3 has no collection of all variables.
+def broadcast_global_variables(root_rank: int) -> tf.Operation:
+    """Is refused but in a graph of TensorFlow 1: Keras 3 has no collection of all variables.
+
+    Args:
+        root_rank: whose variables all get.
+
+    Returns:
+        The operation that does it.
 
     Raises:
-        NotImplementedError: always, saying what to do instead.
+        NotImplementedError: outside such a graph, saying what to do instead.
     """
+    if not tf.executing_eagerly() and not tf.inside_function():
+        return _horovod.broadcast_global_variables(root_rank)
     raise NotImplementedError(REFUSED["broadcast_global_variables"])
 
 

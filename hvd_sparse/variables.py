@@ -50,7 +50,7 @@ def broadcast_variables(
         ValueError: on every rank alike, naming the first variable in which the ranks differ; where one is of another
             dtype, or no variable; where `root_rank` is none of the ranks.
     """
-    if not tf.executing_eagerly() and not tf.inside_function():
+    if _is_tensorflow_1():
         return _horovod.broadcast_variables(variables, root_rank, process_set=process_set, inplace=inplace)
     entries = [_Entry.of(variable) for variable in variables]
     require_member(process_set, root_rank)
@@ -80,7 +80,7 @@ def broadcast_(
     Args:
         variables: of Keras or TensorFlow.
         root_rank: whose values all get, as numbered among all ranks.
-        name: has no effect: variables are paired by their places.
+        name: has no effect but in a graph of TensorFlow 1: variables are paired by their places.
         process_set: who takes part.
 
     Returns:
@@ -90,8 +90,15 @@ def broadcast_(
         ValueError: as `broadcast_variables` does.
     """
     listed = list(variables)
+    if _is_tensorflow_1():
+        return _horovod.broadcast_(listed, root_rank, name=name, process_set=process_set)
     broadcast_variables(listed, root_rank, process_set)
     return [_Entry.of(variable).value() for variable in listed]
+
+
+def _is_tensorflow_1() -> bool:
+    """Whether a graph for a session is made, in which nothing can be compared while it is made."""
+    return not tf.executing_eagerly() and not tf.inside_function()
 
 
 class _Entry(NamedTuple):
