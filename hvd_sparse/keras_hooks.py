@@ -1,6 +1,6 @@
 """The only file that knows Keras's insides; tests/keras/test_hooks.py names the versions that it was tested with.
 
-Four places are touched, and nothing else of Keras:
+Five places are touched, and nothing else of Keras:
 
 - `_backend_update_step` of an optimizer, where Keras has accumulated gradients and is about to apply them: the
   exchange happens here. `_clip_gradients` and `_apply_weight_decay`, which Keras calls just before, move behind it.
@@ -10,6 +10,7 @@ Four places are touched, and nothing else of Keras:
 - `check_finite` of Keras's loss-scaling optimizer: whether a step is skipped decides whether gradients are exchanged,
   so around a distributed optimizer all ranks decide together.
 - `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`; and the velocities of optimizers.
+- `h5py.File`, by which Keras writes weights: to paths only, where they are wanted in memory.
 """
 
 from __future__ import annotations
@@ -17,10 +18,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+import h5py
 import keras
 import tensorflow as tf
 
@@ -29,6 +32,7 @@ from hvd_sparse.gradient_exchange import GradientExchange
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
+_NO_PLACE = "/dev/null/model.weights.h5"  # where nothing can be written by mistake
 _THRESHOLDS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -133,6 +137,23 @@ def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 def resume_at(model: keras.Model, epoch: int) -> None:
     """Makes the `fit` that is about to begin start at this epoch; to be called in `on_train_begin`."""
     model._initial_epoch = epoch
+
+
+def weights_file(model: keras.Model) -> memoryview:
+    """The bytes of the file that `model.save_weights` would write."""
+    content = io.BytesIO()
+    opened: Any = h5py.File
+
+    class File(opened):
+        def __init__(self, name, *args, **kwargs):
+            super().__init__(content if str(name) == _NO_PLACE else name, *args, **kwargs)
+
+    h5py.File = File
+    try:
+        model.save_weights(_NO_PLACE)
+    finally:
+        h5py.File = opened
+    return content.getbuffer()
 
 
 class _Variables(list):

@@ -43,7 +43,19 @@ LAYERS = [
         "values",
         "variables",
     },
-    {"costs", "eager", "elastic", "encoding", "host_names", "nodes", "ops", "rendezvous", "stalls"},
+    {
+        "archives",
+        "costs",
+        "eager",
+        "elastic",
+        "encoding",
+        "files",
+        "host_names",
+        "nodes",
+        "ops",
+        "rendezvous",
+        "stalls",
+    },
 ]
 CACHE_LAYERS = [
     {"__main__"},
