@@ -5,14 +5,16 @@ from __future__ import annotations
 import dataclasses
 import datetime
 import json
+import math
 import pathlib
 import platform
 import random
 import subprocess
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
+from scipy.stats import binom
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 
@@ -85,6 +87,26 @@ def interleave(arms: Mapping[str, Arm], rounds: int, before: Callable[[], object
         name: Timing(1e3 * float(np.median(taken)), 1e3 * float(np.percentile(taken, 95)), len(taken))
         for name, taken in seconds.items()
     }
+
+
+def paired_ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
+    """The median of one / other, pair by pair, and its 95% interval.
+
+    The interval is that of order statistics, which asks nothing of the distribution: how many of n pairs lie below
+    their median is binomial. With fewer than six pairs there is none, and it is all of the real line.
+
+    Args:
+        ones: figures of one arm.
+        others: of the other, in the same rounds.
+
+    Returns:
+        The median, and the interval's ends.
+    """
+    ratios = np.sort(np.asarray(ones, float) / np.asarray(others, float))
+    outside = next((rank for rank in range(len(ratios)) if binom.cdf(rank, len(ratios), 0.5) > 0.025), 0)
+    if outside == 0:
+        return float(np.median(ratios)), -math.inf, math.inf
+    return float(np.median(ratios)), float(ratios[outside - 1]), float(ratios[-outside])
 
 
 def machine() -> dict[str, str]:

@@ -21,6 +21,7 @@ from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compressors import Compressor
 
 HOROVOD, AGAIN, NOTHING = "Horovod", "Horovod, A/A", "no exchange"
+IMPORTED = "import line alone"
 _NEVER = 2**40
 
 
@@ -30,7 +31,7 @@ class Arm:
     All arms begin with the same weights and see the same batches, another sequence on each rank.
 
     Args:
-        name: `HOROVOD`, `NOTHING`, or a recipe of `hvd.recipes`.
+        name: `HOROVOD`, `NOTHING`, `IMPORTED`, or a recipe of `hvd.recipes`.
         task: what is trained.
         size: of the task's model.
         density: for recipes that take one.
@@ -49,9 +50,11 @@ class Arm:
         self._exchange: hvd.GradientExchange | None = None
         self._telemetry = hvd.Telemetry(norms_every=_NEVER)
         distributed: Callable[[tf.GradientTape], Any] = lambda tape: tape  # noqa: E731
-        self.sends_all = name == HOROVOD
+        self.sends_all = name in (HOROVOD, IMPORTED)
         if name == HOROVOD:
             distributed = horovod.DistributedGradientTape
+        elif name == IMPORTED:
+            distributed = hvd.DistributedGradientTape
         elif name != NOTHING:
             aggregator = recipe(name, density)
             self.sends_all = aggregator.sends_all

@@ -3,7 +3,8 @@
     python -m datacache plan --images /data/train --local-dir /scratch/cache --decode mycode:decode
     python -m datacache warm --images /data/train --local-dir /scratch/cache
 
-The source is named by --images (a folder for each class) or --tfrecords. `plan` lists it and forecasts what the levels
+The source is named by --images (a folder for each class, numbered in the order of their names or as --classes says) or
+--tfrecords. `plan` lists it and forecasts what the levels
 take. `warm` fills the local disk before a run. Both need --shape where decoded samples vary in shape, as DataCache
 does: --shape None,None,3 for colour images of any size. `verify` looks for changes of the source, and with --records
 for damaged records; it ends with status 1 where it finds any. `stats` says where samples came from and what readers
@@ -15,8 +16,10 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import contextlib
+import decimal
 import importlib
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Iterator
@@ -33,7 +36,7 @@ from datacache.levels import DamagedRecordError, Nowhere
 from datacache.progress import Bar
 from datacache.reader import Decoder, ReadThrough
 from datacache.sources import ImageFolder, Source, TFRecords
-from datacache.store import Store, directory_of, remove_unused
+from datacache.store import Store, kept_in, remove_unused
 from datacache.world import World
 
 _LOOKED_AT = 32  # samples, from which the size of all is told where it varies
@@ -114,6 +117,11 @@ def verify(options: argparse.Namespace) -> int:
 
 def stats(options: argparse.Namespace) -> int:
     """Prints what all processes together have counted, and what the levels hold."""
+    if not any((root / "manifest.json").exists() for root in kept_in(_source(options), options.local_dir)):
+        raise FileNotFoundError(
+            f"Nothing is kept in {options.local_dir} of {options.images or options.tfrecords}: expected the "
+            "directories that `plan`, `warm` or a run was given."
+        )
     with _store(options) as store:
         numbers = counters.total(store.stats)
         for level in ("memory", "peers", "decoded", "disk", "source"):
@@ -141,12 +149,12 @@ def stats(options: argparse.Namespace) -> int:
 
 def clear(options: argparse.Namespace) -> int:
     """Removes what nobody uses."""
-    root, levels = directory_of(_source(options), options.local_dir), memory.directory()
-    in_use = []
-    if root.exists():
+    in_use, levels = [], memory.directory()
+    for root in kept_in(_source(options), options.local_dir):
         with files.locked(root):
-            in_use += remove_unused(root)
-            if not in_use:
+            still_used = remove_unused(root)
+            in_use += still_used
+            if not still_used:
                 shutil.rmtree(root)
     if levels.exists():
         with files.locked(levels):
@@ -165,13 +173,14 @@ def _parser() -> argparse.ArgumentParser:
         source = command.add_mutually_exclusive_group(required=True)
         source.add_argument("--images", metavar="DIR", help="a folder of images for each class")
         source.add_argument("--tfrecords", metavar="DIR", help="TFRecord files")
+        command.add_argument("--classes", type=_classes, metavar="NAMES", help=_classes.__doc__)
         command.add_argument("--pattern", default="*.tfrecord*", help="of the TFRecord files' names")
         command.add_argument("--local-dir", metavar="DIR", required=True, help="on a disk of this machine")
         if run in (plan, warm):
             command.add_argument("--decode", metavar="MODULE:FUNCTION", help="from bytes to an array")
             command.add_argument("--shape", type=_shape, help="of the arrays, None where it varies, as in None,None,3")
         if run is warm:
-            command.add_argument("--disk-bytes", type=int, help="that each level on the local disk may take")
+            command.add_argument("--disk-bytes", type=bytes_in, metavar="SIZE", help=bytes_in.__doc__)
             command.add_argument("--workers", type=int, default=16, help="threads that read")
         if run is verify:
             command.add_argument("--records", action="store_true", help="read all records and check them")
@@ -180,7 +189,11 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _source(options: argparse.Namespace) -> Source:
-    return ImageFolder(options.images) if options.images else TFRecords(options.tfrecords, options.pattern)
+    if options.images:
+        return ImageFolder(options.images, classes=options.classes)
+    if options.classes is not None:
+        raise ValueError("Expected --classes with --images: the label of a TFRecord is in the record.")
+    return TFRecords(options.tfrecords, options.pattern)
 
 
 @contextlib.contextmanager
@@ -204,6 +217,26 @@ def _function(options: argparse.Namespace) -> Callable[[bytes], Any]:
 
 def _shape(text: str) -> tuple[int | None, ...]:
     return tuple(None if each.strip() == "None" else int(each) for each in text.split(","))
+
+
+def _classes(text: str) -> list[str]:
+    """The class folders in the order of their numbers: names with commas between them, or @FILE with one a line."""
+    if not text.startswith("@"):
+        return [name.strip() for name in text.split(",")]
+    try:
+        return [name.strip() for name in Path(text[1:]).read_text().splitlines() if name.strip()]
+    except OSError as error:
+        raise argparse.ArgumentTypeError(f"{text[1:]} cannot be read: {error.strerror}.") from None
+
+
+def bytes_in(text: str) -> int:
+    """What each level on the local disk may take: bytes, or 40G (powers of 1000) or 40Gi (of 1024), as for numfmt."""
+    parts = re.fullmatch(r"(\d+|\d+\.\d+(?=\s*[KMGTP]))\s*(?:([KMGTP])(i?))?B?", text.strip(), re.IGNORECASE)
+    if parts is None:
+        raise argparse.ArgumentTypeError(f"Expected bytes, such as 40000000000, 40G or 37.5GiB, got {text!r}.")
+    number, unit, binary = parts.groups()
+    power = " KMGTP".index((unit or " ").upper())
+    return int(decimal.Decimal(number) * (1024 if binary else 1000) ** power)
 
 
 def _reader(store: Store, level: Any, tally: Counters) -> ReadThrough:

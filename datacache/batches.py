@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import os
 import threading
 import time
 from typing import NamedTuple
@@ -16,6 +17,21 @@ from datacache.levels import Level
 from datacache.order import Schedule
 from datacache.peers.owners import Asked, Nobody
 from datacache.reader import Fetched, ReadThrough
+from datacache.workers import Workers
+
+
+def refuse_fork(process: int) -> None:
+    """Makes sure that this is the process of this id, and not a child that was forked from it.
+
+    Raises:
+        RuntimeError: where it is such a child: threads that fetch, and connections, are its parent's.
+    """
+    if os.getpid() != process:
+        raise RuntimeError(
+            f"This cache was opened by process {process}, and process {os.getpid()} was forked from it: only "
+            "DataCache.fetch works in a forked child. Open a DataCache in the child itself, with the same arguments: "
+            "what is on disk and in memory is shared by both."
+        )
 
 
 class Supply(NamedTuple):
@@ -32,7 +48,7 @@ class Supply(NamedTuple):
 
     reader: ReadThrough
     owners: Nobody
-    workers: concurrent.futures.Executor
+    workers: Workers
     counters: Counters
     ahead: int
     owner: object
@@ -53,7 +69,7 @@ class Ahead:
         """Takes what samples look like, which are wanted, by whom, and where they come from."""
         self.layout, self.schedule, self.rank = layout, schedule, rank
         self.ahead, self.counters = supply.ahead, supply.counters
-        self._supply, self._reader, self._owners = supply, supply.reader, supply.owners
+        self._supply, self._reader, self._owners, self._process = supply, supply.reader, supply.owners, os.getpid()
         self._next = 0  # the first batch whose samples have not been asked for
         self._fetching: dict[int, concurrent.futures.Future[Fetched]] = {}
         self._asked: dict[int, list[Asked]] = {}  # by number of the batch
@@ -70,6 +86,7 @@ class Ahead:
 
     def _request(self, step: int) -> None:
         """Has those samples of this batch and of the next ones fetched that are not in memory, each batch once."""
+        refuse_fork(self._process)
         with self._lock:
             begin = step if step == 0 else max(step, self._next)  # at 0 a new iteration begins
             end = min(step + 1 + self.ahead, len(self))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import concurrent.futures
+import atexit
+import logging
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from datacache import fingerprint, memory, slab
-from datacache.batches import Batches, Supply, VaryingBatches
+from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
 from datacache.counters import Counters
 from datacache.layout import Layout, parse_shape
 from datacache.levels import Level, Nowhere
@@ -25,10 +26,13 @@ from datacache.slab import Slab
 from datacache.sources import Progress, Source
 from datacache.store import Store
 from datacache.tmpfs import TmpfsLevel
+from datacache.workers import Workers
 from datacache.world import World
 
 _AHEAD = 4  # batches that are fetched ahead
 _FETCHING = 32  # threads of a node that fetch, at the least: most of them wait for the source while few decode
+_PATIENCE = 5.0  # seconds for what is being read, where a process is about to end
+_log = logging.getLogger(__name__)
 
 
 class DataCache:
@@ -74,7 +78,7 @@ class DataCache:
                 local disk. By default what all samples need, and where shapes vary, half of what memory_dir has free;
                 0 for no memory level.
             seed: of the order.
-            world: who reads; by default what Horovod's launcher says, or one process alone.
+            world: who reads; by default what the launcher says (see `World.from_environment`), or one process alone.
             disk_bytes: that each level on the local disk may take, 0 for none; the rest comes from the source.
             keep_decoded: keep decoded samples on the local disk too.
             memory_dir: a directory on a tmpfs.
@@ -130,10 +134,11 @@ class DataCache:
         except BaseException:
             _close(self._owners, self._serving, self._levels, self._store, self.counters)
             raise
-        self._workers = concurrent.futures.ThreadPoolExecutor(workers or _threads(self.world), "datacache")
-        self._finalizer = weakref.finalize(
-            self, _stop, self._workers, self._owners, self._serving, self._levels, self._store, self.counters
-        )
+        self._workers, self._process = Workers(workers or _threads(self.world), "datacache"), os.getpid()
+        parts = (self._workers, self._owners, self._serving, self._levels, self._store, self.counters)
+        self._finalizer = weakref.finalize(self, _stop, self._process, *parts)
+        self._finalizer.atexit = False  # as `_end_all` does it with less patience
+        _open.add(self)
 
     def __len__(self) -> int:
         """The number of samples."""
@@ -142,8 +147,11 @@ class DataCache:
     def __enter__(self) -> DataCache:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None or issubclass(kind, Exception):
+            self.close()
+        else:  # such as KeyboardInterrupt
+            self._end(_PATIENCE)
 
     @property
     def classes(self) -> tuple[str, ...]:
@@ -180,6 +188,7 @@ class DataCache:
         Args:
             batch_size: per rank.
             epoch: number of the epoch; seed and epoch decide the order of all samples, whatever the number of ranks.
+                Each pass over the dataset has this order, so that training wants another dataset for each epoch.
             position: how many samples of the epoch all ranks together have read before, to go on in mid-epoch.
             drop_remainder: leave out the last global batch where it is not full; otherwise it is divided evenly.
             map_func: from one sample and its label to whatever is batched, in TensorFlow, as for
@@ -243,7 +252,12 @@ class DataCache:
         return training.Training(needed, directory, save_every, keep, broadcast, beside)
 
     def prepare(self, schedule: Schedule) -> Batches | VaryingBatches:
-        """The batches of this rank, to be read by number."""
+        """The batches of this rank, to be read by number.
+
+        Raises:
+            RuntimeError: in a process that was forked from the one that made this.
+        """
+        refuse_fork(self._process)
         supply = Supply(self._reader, self._owners, self._workers, self.counters, _AHEAD, self)
         kind = VaryingBatches if self.layout.varies else Batches
         return kind(self.layout, schedule, self.world.rank, supply)
@@ -251,7 +265,8 @@ class DataCache:
     def fetch(self, index: int) -> tuple[np.ndarray, int]:
         """One sample, in its own shape, and its label, by index in the source; errors as from `Batches.read`.
 
-        Peers are not asked.
+        Peers are not asked. It may be called in a process that was forked from the one that made this, where nothing
+        else but `close`, which does nothing there, may be.
         """
         record = self._reader.fetch(index).record
         return self.layout.unpack(record.payload), record.label
@@ -260,8 +275,16 @@ class DataCache:
         """Waits for what is being fetched, saves counters and lets go of all levels; calling it again does nothing.
 
         Peers that still read get this node's samples from elsewhere from then on, so a job closes after all have read.
+        A process that ends, by Ctrl-C or otherwise, closes its caches too, but waits for 5 s at most for reads that do
+        not come back.
         """
-        self._finalizer()
+        self._end(None)
+
+    def _end(self, patience: float | None) -> None:
+        detached = self._finalizer.detach()
+        if detached is not None:
+            _, stop, parts, _ = detached
+            stop(*parts, patience=patience)
 
     def _find_layout(self, decoder: Decoder) -> Layout:
         """What decoded samples look like, from the first one; asked once for all processes and runs."""
@@ -292,7 +315,7 @@ class DataCache:
         """Serves this node's samples, or stands by while another process does, and gets ready to ask for others."""
         size, store = self.layout.size, self._store
         shape = "x".join(map(str, self.layout.shape))
-        data = f"{store.fingerprint}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
+        data = f"{store.listing.content()}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
         shelf = Shelf(self.world.owned(len(self)), size, self._levels[-1].gather, self._reader.fetch_record)
         self._serving = serve(self.world, data, shelf, self.counters, store.directory, _threads(self.world))
         self._owners = meet(self.world, data, size, len(self), peer_timeout, self.counters)
@@ -304,16 +327,23 @@ def _threads(world: World) -> int:
 
 
 def _stop(
-    workers: concurrent.futures.Executor,
+    process: int,
+    workers: Workers,
     owners: Nobody,
     serving: Idle,
     levels: list[Level],
     store: Store,
     counters: Counters,
+    patience: float | None = None,
 ) -> None:
+    if os.getpid() != process:  # all of it is the parent's
+        return
     owners.close()  # whoever waits for them goes on
-    workers.shutdown(cancel_futures=True)
-    _close(owners, serving, levels, store, counters)
+    ended = [workers.close(patience), serving.close(patience)]
+    if all(ended):
+        _close(owners, serving, levels, store, counters)
+    else:  # levels stay open, as threads use them
+        _log.warning("datacache: reads of %s have not come back, and are left alone.", store.source.identity)
 
 
 def _close(owners: Nobody, serving: Idle, levels: list[Level], store: Store, counters: Counters) -> None:
@@ -323,3 +353,12 @@ def _close(owners: Nobody, serving: Idle, levels: list[Level], store: Store, cou
         level.close()
     counters.save(store.stats)
     store.close()
+
+
+_open: weakref.WeakSet[DataCache] = weakref.WeakSet()
+
+
+@atexit.register
+def _end_all() -> None:
+    for cache in list(_open):
+        cache._end(_PATIENCE)

@@ -7,6 +7,7 @@ import errno
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -28,6 +29,7 @@ class Counters:
         self._others: list[Callable[[], Mapping[str, float]]] = []
         self._lock = threading.Lock()
         self._started = time.time()
+        _all.add(self)
 
     def add(self, name: str, amount: float = 1) -> None:
         """Counts."""
@@ -56,6 +58,18 @@ class Counters:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
+
+
+_all: weakref.WeakSet[Counters] = weakref.WeakSet()
+
+
+def _begin_anew() -> None:
+    """In a forked child: what was counted is the parent's, and another thread may have held the lock."""
+    for each in list(_all):
+        each._numbers, each._lock = collections.Counter(), threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
 
 
 def total(directory: Path) -> dict[str, float]:

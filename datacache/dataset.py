@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import itertools
 import json
 import threading
+import warnings
 import weakref
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +29,12 @@ from datacache.slab import Slab
 
 _AT_A_TIME = 2  # batches that are gathered at the same time
 _READY = 2  # batches that wait for the training step
+_AGAIN = (
+    "A dataset of one epoch is read a second time, in the same order: for training, make one for each epoch, as "
+    "fit(cache.dataset(batch_size, epoch), initial_epoch=epoch, epochs=epoch + 1), or give fit the endless one of "
+    "cache.training(...). For validation nothing is wrong; warnings.filterwarnings('ignore', 'A dataset of one epoch') "
+    "then says so."
+)
 _LIBRARY = Path(__file__).with_name("_ops.so")
 
 _Batch = tuple[tf.Tensor, tf.Tensor]
@@ -40,7 +48,7 @@ def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.
     """Makes a dataset of (samples, labels) of a rank's batches, in order.
 
     Args:
-        batches: what is read; the dataset may be iterated several times.
+        batches: what is read; the dataset may be iterated several times, and warns at the second, as all are alike.
         map_func: see `DataCache.dataset`.
 
     Returns:
@@ -51,7 +59,14 @@ def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.
         ImportError: where the native operations were compiled for another TensorFlow.
     """
     epoch = _Epoch(lambda _: batches, batches, batches.schedule.has_equal_batches, map_func)
-    made = epoch.dataset(tf.constant(0, tf.int64), *(tf.constant(each) for each in _plan(batches)))
+    plan, begin = [tf.constant(each) for each in _plan(batches)], _Passes().begin
+
+    def one_pass(_: tf.Tensor) -> tf.data.Dataset:
+        number = tf.numpy_function(begin, [], tf.int64)
+        number.set_shape([])
+        return epoch.dataset(number, *plan)
+
+    made = tf.data.Dataset.from_tensors(0).flat_map(one_pass)
     return made.apply(tf.data.experimental.assert_cardinality(len(batches)))
 
 
@@ -93,6 +108,20 @@ def make_stream(
         return epochs.dataset(number, order, spans)
 
     return tf.data.Dataset.counter(first_epoch).flat_map(epoch).prefetch(_READY)
+
+
+class _Passes:
+    """Counts how often a dataset of one epoch is read."""
+
+    def __init__(self) -> None:
+        self._numbers = itertools.count()
+
+    def begin(self) -> np.int64:
+        """The number of this pass; warns at the second."""
+        number = next(self._numbers)
+        if number == 1:
+            warnings.warn(_AGAIN, stacklevel=2)
+        return np.int64(number)
 
 
 def _plan(batches: AnyBatches) -> tuple[np.ndarray, np.ndarray]:

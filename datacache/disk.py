@@ -4,21 +4,29 @@ One process writes at a time, and the map's size is never changed while the file
 disk one by one: a killed process loses nothing, as the kernel has what it wrote. A machine that goes down may leave the
 file's tree in disorder, so a marker beside it names the boot in which it has been written since it was last forced to
 the disk, and a file with the marker of another boot is made anew.
+
+LMDB trusts its file: where the tree is damaged it reads outside the file or the page, and the process ends by SIGSEGV
+or SIGBUS. So who opens a level first follows its tree (a few bytes for each record, which an epoch needs anyway) and
+makes the level anew where anything is not as it was written. What records hold is looked at when they are read. Pages
+of the tree that a failing disk spoils while the level is open are not noticed before the next start: the process may
+end by a signal or an `lmdb.Error`, and a sample is missing, but never wrong.
 """
 
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import shutil
 import struct
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import lmdb
 import numpy as np
 
-from datacache import files
+from datacache import files, native
 from datacache.errors import NoSpaceError
 from datacache.levels import DamagedRecordError, Level, Record, checksum
 
@@ -33,6 +41,8 @@ READERS = 1024  # processes and threads that read at the same time
 _SLACK = 16 << 20  # for the free list, and for copies of the tree that old readers still need
 _NEARLY_FULL = 64 << 20  # bytes free, below which a failed write is taken for a full disk
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
+_OF_LMDB = os.sysconf("SC_PAGE_SIZE")  # bytes of a page of a file that it makes
+_log = logging.getLogger(__name__)
 
 
 def forecast(lengths: np.ndarray) -> int:
@@ -96,7 +106,8 @@ class DiskLevel(Level):
         return not self._full
 
     def drop(self, index: int) -> None:
-        self._write(lambda transaction: transaction.delete(_KEY.pack(index)))
+        """As `Level.drop`; on a disk that cannot be written it stays, never to be served."""
+        self._write(lambda transaction: self._take_out(transaction, _KEY.pack(index)))
 
     def used_bytes(self) -> int:
         return (self._path / "data.mdb").stat().st_blocks * 512
@@ -123,8 +134,11 @@ class DiskLevel(Level):
 
     def _get_ready(self, size: int) -> None:
         """Makes the directory fit for use; nobody has the level open."""
-        if not _is_sound(self._path):
-            _empty(self._path)
+        if (self._path / "data.mdb").exists():
+            fault = _fault(self._path)
+            if fault is not None:
+                _log.warning("datacache: %s is made anew, from the source: %s.", self._path, fault)
+                _empty(self._path)
         _set_size(self._path, size)
 
     def _environment(self) -> lmdb.Environment:
@@ -135,13 +149,22 @@ class DiskLevel(Level):
     def _keep(self, index: int, record: Record) -> bool:
         """Puts a record; False where it does not fit."""
         value = _HEAD.pack(checksum(index, record), record.label) + record.payload
-        try:
-            self._write(lambda transaction: transaction.put(_KEY.pack(index), value))
+        try:  # one that is there could not be taken out, and is not written over for the same reason
+            self._write(lambda transaction: transaction.put(_KEY.pack(index), value, overwrite=False))
         except NoSpaceError:
             return False
         return True
 
-    def _write(self, change) -> None:
+    def _take_out(self, transaction: lmdb.Transaction, key: bytes) -> None:
+        """Deletes a value, whose pages must say what they are before."""
+        descriptor = os.open(self._path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
+        try:
+            if native.mend_value(descriptor, _OF_LMDB, key) is None:
+                transaction.delete(key)
+        finally:
+            os.close(descriptor)
+
+    def _write(self, change: Callable[[lmdb.Transaction], object]) -> None:
         """Changes the file in a transaction of its own.
 
         Raises:
@@ -242,18 +265,17 @@ def _set_size(path: Path, size: int) -> None:
             raise
 
 
-def _is_sound(path: Path) -> bool:
-    """Whether the file may be used as it is; to be asked while nobody has it open."""
-    data, marker = path / "data.mdb", path / "unsynced"
-    if not data.exists():
-        return False
-    if marker.exists() and marker.read_text() != _BOOT.read_text():
-        return False  # the machine went down while it was written
+def _fault(path: Path) -> str | None:
+    """Why the file may not be used as it is, None where it may; to be asked while nobody has it open."""
+    marker = path / "unsynced"
+    if marker.exists() and marker.read_bytes() != _BOOT.read_bytes():
+        return "the machine went down while it was written"
+    descriptor = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
-        with lmdb.open(str(path), readonly=True, lock=False) as environment:
-            return data.stat().st_size >= (environment.info()["last_pgno"] + 1) * _PAGE
-    except lmdb.Error:
-        return False
+        fault = native.tree_fault(descriptor, _OF_LMDB)
+    finally:
+        os.close(descriptor)
+    return None if fault is None else f"it is damaged ({fault})"
 
 
 def _empty(path: Path) -> None:

@@ -9,10 +9,11 @@ import json
 import os
 import struct
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from datacache import waiting
 from datacache.errors import NoSpaceError, UnsuitableFileSystemError
 
 MOUNTS = Path("/proc/self/mounts")
@@ -101,7 +102,11 @@ def locked(path: Path) -> Iterator[None]:
     flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            with waiting.told(str(path), lambda: waiting.holders_of(descriptor)):
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
         os.close(descriptor)
@@ -148,15 +153,20 @@ class IndexLocks:
     A lock is a byte of a file, locked by an open file description of each thread's own.
     """
 
-    def __init__(self, path: Path):
-        self._path = path
+    def __init__(self, path: Path, name: Callable[[int], str] = "number {}".format):
+        """Takes the file, and what the thing of a number is called where it is waited for long."""
+        self._path, self._name = path, name
         self._own = threading.local()
 
     @contextlib.contextmanager
     def hold(self, index: int) -> Iterator[None]:
         """Holds a number's lock; waits for it. A thread holds one at a time."""
         descriptor = self._descriptor()
-        _set_lock(descriptor, fcntl.F_WRLCK, index)
+        try:
+            _set_lock(descriptor, fcntl.F_WRLCK, index, wait=False)
+        except (BlockingIOError, PermissionError):  # the system may say either
+            with waiting.told(self._name(index), lambda: waiting.holders_of(descriptor, index)):
+                _set_lock(descriptor, fcntl.F_WRLCK, index)
         try:
             yield
         finally:
@@ -170,8 +180,9 @@ class IndexLocks:
         return file.fileno()
 
 
-def _set_lock(descriptor: int, kind: int, index: int) -> None:
-    fcntl.fcntl(descriptor, fcntl.F_OFD_SETLKW, _LOCK.pack(kind, os.SEEK_SET, index, 1, 0))
+def _set_lock(descriptor: int, kind: int, index: int, wait: bool = True) -> None:
+    command = fcntl.F_OFD_SETLKW if wait else fcntl.F_OFD_SETLK
+    fcntl.fcntl(descriptor, command, _LOCK.pack(kind, os.SEEK_SET, index, 1, 0))
 
 
 def file_system(path: Path, mounts: Path = MOUNTS) -> str:

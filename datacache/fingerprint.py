@@ -1,8 +1,8 @@
 """The fingerprint of a decode function: it changes with all that decides what the function returns.
 
-That is its code, defaults and the values it closes over; the functions and constants of one's own that it names, and
-theirs in turn; and the versions of the installed packages whose functions it names. Python's version is part of it. A
-value that has no lasting description is an error, not a guess.
+That is its code, defaults and the values it closes over; the functions and constants of one's own that it names or
+imports when it runs, and theirs in turn; and the versions of the installed packages whose functions it names. Python's
+version is part of it. A value that has no lasting description is an error, not a guess.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import functools
 import importlib.metadata
 import os
 import sys
-import sysconfig
 import types
 from collections.abc import Callable
 from typing import Any
@@ -21,8 +20,9 @@ from typing import Any
 import numpy as np
 import xxhash
 
+from datacache import imports
+
 _ATTRIBUTE = "datacache_fingerprint"
-_INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
 _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
@@ -52,6 +52,7 @@ class _Walk:
     def __init__(self) -> None:
         self.digest = xxhash.xxh3_128(f"{sys.implementation.cache_tag}")
         self._seen: dict[int, int] = {}
+        self._listing = 0  # how many modules it is in, all of which is described, whether it is used or not
 
     def describe(self, value: Any, where: str) -> None:
         """Adds a value; `where` names it in an error."""
@@ -85,7 +86,7 @@ class _Walk:
             self.digest.update(encoded)
 
     def _function(self, value: types.FunctionType, where: str) -> None:
-        if _is_installed(value.__code__.co_filename):
+        if imports.is_installed(value.__code__.co_filename):
             return self._package(value.__module__, value.__qualname__)
         self._add("function", value.__qualname__)
         self._code(value.__code__, value.__globals__, where)
@@ -112,6 +113,35 @@ class _Walk:
         for name in code.co_names:
             if name in scope:
                 self.describe(scope[name], f"{name} in {where}")
+        for wanted in imports.found_in(code):
+            self._import(wanted, scope, where)
+        by_name = [name for name in imports.BY_NAME if name in code.co_names]
+        if by_name and not self._listing:
+            raise ValueError(
+                f"{where} calls {by_name[0]}, and which module that imports cannot be told before it runs: write an "
+                f"import statement, or set the function's attribute {_ATTRIBUTE} to a string that you change whenever "
+                "its results change."
+            )
+
+    def _import(self, wanted: imports.Import, scope: dict[str, Any], where: str) -> None:
+        """What is imported when the code runs: of one's own what it takes, of an installed package the version."""
+        self._add("import", str(wanted), *wanted.names)
+        try:
+            module = wanted.resolve(scope)
+            if imports.is_packaged(module):
+                return self._add("package", imports.installed_version(module.partition(".")[0]))
+            taken = list(imports.load(wanted, module))
+        except Exception as error:  # a module of one's own may raise anything
+            if isinstance(error, ImportError) and (wanted.may_fail or self._listing):
+                return self._add("absent")
+            raise ValueError(
+                f"{where} imports {wanted}, which fails here ({type(error).__name__}: {error}), so that a later change "
+                f"of it could not be told: make it importable before the cache is made, or set the function's "
+                f"attribute {_ATTRIBUTE} to a string that you change whenever its results change."
+            ) from error
+        for name, value in taken:
+            self.describe(value, f"{name} in {where}")
+        return None
 
     def _builtin(self, value: Any, where: str) -> None:
         self._package(value.__module__ or type(value).__module__, getattr(value, "__qualname__", value.__name__))
@@ -129,7 +159,7 @@ class _Walk:
             self.describe(part, where)
 
     def _class(self, value: type, where: str) -> None:
-        if _is_installed(_file_of(value.__module__)):
+        if imports.is_installed(_file_of(value.__module__)):
             return self._package(value.__module__, value.__qualname__)
         self._add("class", value.__qualname__)
         for name, member in sorted(vars(value).items()):
@@ -148,7 +178,7 @@ class _Walk:
 
     def _module(self, value: types.ModuleType, where: str) -> None:
         file = _file_of(value.__name__)
-        if _is_installed(file):
+        if imports.is_installed(file):
             return self._package(value.__name__, "")
         if not os.path.isfile(file):
             raise ValueError(
@@ -156,9 +186,11 @@ class _Walk:
             )
         with open(file, "rb") as text:
             self._add("module", text.read().hex())
+        self._listing += 1
         for name, member in sorted(vars(value).items()):
             if isinstance(member, types.ModuleType | types.FunctionType | type):
                 self.describe(member, f"{where}.{name}")
+        self._listing -= 1
         return None
 
     def _sequence(self, value: Any, where: str) -> None:
@@ -211,10 +243,6 @@ def _file_of(module: str) -> str:
     """The file of a module; "" for one of one's own that has none, such as a notebook."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return file or ("<frozen" if module.partition(".")[0] in sys.stdlib_module_names else "")
-
-
-def _is_installed(file: str) -> bool:
-    return file.startswith(("<frozen", *_INSTALLED))
 
 
 @functools.cache

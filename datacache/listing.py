@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import operator
 import os
 import shutil
 from collections.abc import Iterable, Sequence
@@ -72,9 +73,13 @@ class Listing:
         samples: Sequence[tuple[int, int, int, int]] | np.ndarray = (),
         classes: Sequence[str] = (),
     ) -> Listing:
-        """From what a scan has found; samples are rows of (file, offset, length, label)."""
+        """From what a scan has found; samples are rows of (file, offset, length, label).
+
+        Raises:
+            ValueError: where a row is not four integers that int64 holds; it names the sample.
+        """
         encoded = [os.fsencode(name) for name in names]
-        table = np.asarray(samples, np.int64).reshape(-1, 4)
+        table = _table(samples)
         return cls(
             identity,
             tuple(classes),
@@ -113,6 +118,11 @@ class Listing:
             digest.update(np.ascontiguousarray(column).data)
         return digest.hexdigest()
 
+    def content(self) -> str:
+        """As `fingerprint`, wherever the files lie: nodes may have mounted them in different places."""
+        placeless = {key: value for key, value in self.identity.items() if key != "path"}
+        return dataclasses.replace(self, identity=placeless).fingerprint()
+
     def save(self, directory: Path) -> None:
         """Writes a directory, which appears when it is whole; one that is there already is replaced."""
         part = directory.with_name(f".{os.getpid()}.{directory.name}.part")
@@ -150,6 +160,43 @@ class Listing:
 
     def _head(self) -> bytes:
         return json.dumps({"identity": self.identity, "classes": self.classes}, sort_keys=True).encode()
+
+
+def label_of(value: Any, name: str) -> int:
+    """A label as it is kept: an integer that int64 holds, Python's, NumPy's or a tensor's; a truth value is 0 or 1.
+
+    A float is none, even where it is whole: else labels of one kind would pass for some samples and fail for others.
+
+    Raises:
+        ValueError: for anything else, where rounding or reading it as a number would make another label of it.
+    """
+    try:
+        number = int(value) if isinstance(value, np.bool_) else operator.index(value)
+    except (TypeError, ValueError, AttributeError):  # of tensors that hold no single integer
+        number = None
+    if number is None or not -(2**63) <= number < 2**63:
+        raise ValueError(
+            f"Expected an integer label that int64 holds for {name}, got {value!r} ({type(value).__name__}): give it "
+            "the number of its class; what is no integer belongs into the array."
+        )
+    return number
+
+
+def _table(samples: Sequence[tuple[int, int, int, int]] | np.ndarray) -> np.ndarray:
+    """Rows of (file, offset, length, label) as int64 [n, 4]; errors as from `Listing.build`."""
+    try:
+        table = np.asarray(samples)
+    except ValueError:  # rows of unequal length
+        table = np.empty(0)
+    if len(samples) == 0:
+        return np.empty((0, 4), np.int64)
+    if table.shape == (len(samples), 4) and table.dtype.kind in "iu" and table.max() < 2**63:
+        return table.astype(np.int64)
+    for number, row in enumerate(samples):
+        if np.ndim(row) != 1 or len(row) != 4:
+            raise ValueError(f"Expected (file, offset, length, label) of sample {number}, got {row!r}.")
+        label_of(row[3], f"sample {number}")
+    raise ValueError(f"Expected integers (file, offset, length, label) of each sample, got {table.dtype}.")
 
 
 def _mapped(path: Path, dtype: type) -> np.ndarray:

@@ -23,6 +23,8 @@ _FUNCTIONS = {  # name: (result, arguments), as in ops/datacache/*.h
     "datacache_xxh3": (_U64, [_POINTER, ctypes.c_size_t, _U64]),
     "datacache_xxh3_copy": (_U64, [_POINTER, _POINTER, ctypes.c_size_t, _U64]),
     "datacache_crc32c": (ctypes.c_uint32, [_POINTER, ctypes.c_size_t]),
+    "datacache_tree_check": (ctypes.c_char_p, [ctypes.c_int, _U64]),
+    "datacache_tree_mend_value": (ctypes.c_char_p, [ctypes.c_int, _U64, _POINTER, _U64]),
     "datacache_slab_overhead": (_U64, [_U64]),
     "datacache_slab_footprint": (_U64, [_U64]),
     "datacache_slab_format": (None, [_SLAB]),
@@ -63,6 +65,18 @@ def crc32c(data: bytes) -> int:
 def xxh3(data: bytes, seed: int = 0) -> int:
     """XXH3, 64 bits, of bytes."""
     return library().datacache_xxh3(data, len(data), seed)
+
+
+def tree_fault(file: int, page_bytes: int) -> str | None:
+    """What is wrong with an open LMDB file, which nobody changes meanwhile; None where nothing is."""
+    fault = library().datacache_tree_check(file, page_bytes)
+    return None if fault is None else fault.decode()
+
+
+def mend_value(file: int, page_bytes: int, key: bytes) -> str | None:
+    """Makes a damaged value one that LMDB can delete; returns why that cannot be, None where it can."""
+    fault = library().datacache_tree_mend_value(file, page_bytes, key, len(key))
+    return None if fault is None else fault.decode()
 
 
 def address(array: np.ndarray) -> int:

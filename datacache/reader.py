@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from datacache import waiting
 from datacache.counters import Counters
 from datacache.errors import DecodeError
 from datacache.files import IndexLocks
 from datacache.layout import Layout, Shape, common
 from datacache.levels import DamagedRecordError, Level, Quarantine, Record
-from datacache.listing import NO_LABEL, Listing
+from datacache.listing import NO_LABEL, Listing, label_of
 from datacache.sources import Source
 
 _DTYPES = {"bool", "float16", "float32", "float64"} | {
@@ -65,14 +66,14 @@ class Decoder:
                 "function return a substitute."
             ) from error
         if isinstance(made, tuple):
-            made, label = made[0], int(made[1])
+            made, label = _parted(made, name)
+        elif label == NO_LABEL:
+            raise DecodeError(f"{name} has no label in the source: let the decode function return (array, label).")
         array = np.asarray(made, order="C")
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # a dtype's name does not tell its byte order
         layout = Layout(array.dtype.name, array.shape)
         if layout.dtype not in _DTYPES:
             raise DecodeError(f"Expected an array of numbers from decoding {name}, got {layout.dtype}.")
-        if label == NO_LABEL:
-            raise DecodeError(f"{name} has no label in the source: let the decode function return (array, label).")
         if self.layout is None:
             self.layout = layout if self._shape is None else layout._replace(shape=self._shape)
         if not self.layout.admits(layout):
@@ -221,8 +222,23 @@ class ReadThrough:
         return record
 
     def _keep(self, level: Level, index: int, record: Record) -> None:
-        if not level.put(index, record):
+        with waiting.told(f"room for sample {index} in the {level.name} level, where one process writes at a time"):
+            kept = level.put(index, record)
+        if not kept:
             self._counters.add(f"not kept.{level.name}")
+
+
+def _parted(made: tuple, name: str) -> tuple[Any, int]:
+    """The array and the label that a decode function has returned for a sample."""
+    if len(made) != 2:
+        raise DecodeError(
+            f"Expected an array, or (array, label), from decoding {name}, got a tuple of {len(made)}: only these two "
+            "are kept; put what else belongs to a sample into its array."
+        )
+    try:
+        return made[0], label_of(made[1], name)
+    except ValueError as error:
+        raise DecodeError(str(error)) from None
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import abc
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ import numpy as np
 
 from datacache import tfrecord
 from datacache.errors import SourceChangedError
-from datacache.listing import NO_LABEL, UNKNOWN_LENGTH, Listing
+from datacache.listing import NO_LABEL, UNKNOWN_LENGTH, Listing, label_of
 
 Progress = Callable[[int, int | None], None]  # (done, of how many, where that is known)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -33,6 +34,11 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
         """Kind and arguments, as JSON can hold them: two sources with the same identity are the same place."""
+
+    @property
+    def earlier_identity(self) -> dict[str, Any]:
+        """What earlier versions called the same place, to find what they have kept of it."""
+        return self.identity
 
     @abc.abstractmethod
     def scan(self, progress: Progress | None = None) -> Listing:
@@ -65,7 +71,12 @@ class _Files(Source):
     """Samples in files below a directory."""
 
     def __init__(self, path: str | os.PathLike):
-        self._root = Path(path).absolute()
+        self._root = Path(path).absolute()  # as it is spelled, which a mount on demand may need
+        self._place = os.path.realpath(self._root)  # one for all spellings
+
+    @property
+    def earlier_identity(self) -> dict[str, Any]:
+        return {**self.identity, "path": str(self._root)}
 
     def describe(self, listing: Listing, index: int) -> str:
         return f"sample {index} ({self._path(listing, int(listing.file_of[index]))})"
@@ -103,7 +114,7 @@ class _Files(Source):
         """Bytes of a file that is as it was listed, before and after they are read."""
         path = self._path(listing, file)
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait for a pipe's writer
         except FileNotFoundError:
             raise SourceChangedError(f"{path} was listed, but is gone: {_REMEDY}") from None
         try:
@@ -122,42 +133,94 @@ class _Files(Source):
 class ImageFolder(_Files):
     """A directory with a folder for each class, and the images of a class in it or below.
 
-    Labels are the numbers of the classes in the order of their names. Samples are in the order of their paths.
+    Labels are the numbers of the classes: in the order of their names, or as `classes` says. Samples are in the order
+    of their paths.
     """
 
-    def __init__(self, path: str | os.PathLike, suffixes: Sequence[str] = IMAGES):
-        """Takes the directory and the endings of the files that count, in lower case; case does not matter in names."""
+    def __init__(self, path: str | os.PathLike, suffixes: Sequence[str] = IMAGES, classes: Sequence[str] | None = None):
+        """Takes the directory, which files count, and which classes there are.
+
+        Args:
+            path: of the directory.
+            suffixes: endings of the files that count, in lower case; case does not matter in names.
+            classes: names of the class folders, in the order of their numbers, as Keras's `class_names`. A class may
+                then have no images here, or no folder, and keeps its number. By default the folders, in the order of
+                their names, each of which must have an image: else the numbers of those after it would depend on it.
+
+        Raises:
+            ValueError: where suffixes are no endings, or classes no list of different names of folders.
+        """
         super().__init__(path)
         if isinstance(suffixes, str) or not suffixes or not all(each.startswith(".") for each in suffixes):
             raise ValueError(f"Expected suffixes such as ('.jpg', '.png'), got {suffixes!r}.")
         self._suffixes = tuple(each.lower() for each in suffixes)
+        self._classes = None if classes is None else _class_names(classes)
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"kind": "ImageFolder", "path": str(self._root), "suffixes": list(self._suffixes)}
+        told = {"kind": "ImageFolder", "path": self._place, "suffixes": list(self._suffixes)}
+        return told if self._classes is None else {**told, "classes": list(self._classes)}
 
     def scan(self, progress: Progress | None = None) -> Listing:
+        """Lists all images; as `Source.scan`.
+
+        Raises:
+            ValueError: also where a folder has no image and classes are not given, where images are in a folder that
+                is not among them, and where what has the name of an image is no file.
+        """
         names, sizes, times = [], [], []
         for entry in self._entries():
             status = entry.stat()
+            _require_file(entry.path, status)
             names.append(os.path.relpath(entry.path, self._root))
             sizes.append(status.st_size)
             times.append(status.st_mtime_ns)
             if progress:
                 progress(len(names), None)
-        classes = sorted({name.partition(os.sep)[0] for name in names})
-        number = {name: label for label, name in enumerate(classes)}
-        labels = [number[name.partition(os.sep)[0]] for name in names]
         if not names:
             raise ValueError(
                 f"{self._root} has no file ending in {', '.join(self._suffixes)} inside a class folder: expected "
                 "CLASS/NAME.jpg; for other endings pass suffixes=(...)."
             )
+        folders = [name.partition(os.sep)[0] for name in names]
+        classes = self._numbered(set(folders))
+        number = {name: label for label, name in enumerate(classes)}
+        labels = [number[folder] for folder in folders]
         samples = np.stack([np.arange(len(names)), np.zeros(len(names)), sizes, labels], axis=1).astype(np.int64)
         return Listing.build(self.identity, names, sizes, times, samples, classes)
 
     def read(self, listing: Listing, index: int) -> bytes:
         return self._read_from(listing, int(listing.file_of[index]), 0, int(listing.lengths[index]))
+
+    def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
+        yield from super().changes(listing, progress)
+        if self._classes is None:  # earlier versions passed over empty folders
+            for name in self._folders():
+                if name not in listing.classes:
+                    yield f"{self._root / name} has no listed image, and the classes after it are numbered without it."
+
+    def _folders(self) -> list[str]:
+        return [entry.name for entry in _sorted_entries(self._root) if entry.is_dir()]
+
+    def _numbered(self, filled: set[str]) -> Sequence[str]:
+        """The classes in the order of their numbers; `filled` are the folders that have images."""
+        if self._classes is None:
+            folders = self._folders()
+            empty = [name for name in folders if name not in filled]
+            if empty:
+                raise ValueError(
+                    f"{self._root} has class folders without a file ending in {', '.join(self._suffixes)}: "
+                    f"{_few(empty)}. Whether they count decides the numbers of the classes after them: pass "
+                    "classes=[...], the names of all classes in order (--classes for the commands), or take them away."
+                )
+            return folders
+        unknown = sorted(filled.difference(self._classes))
+        if unknown:
+            raise ValueError(
+                f"{self._root} has images in folders that are not among classes=[{_few(self._classes)}]: "
+                f"{_few(unknown)}. Add them there, or take them away."
+            )
+        return self._classes
 
     def _names(self) -> Sequence[str]:
         return [os.path.relpath(entry.path, self._root) for entry in self._entries()]
@@ -185,18 +248,20 @@ class TFRecords(_Files):
 
     @property
     def identity(self) -> dict[str, Any]:
-        return {"kind": "TFRecords", "path": str(self._root), "pattern": self._pattern}
+        return {"kind": "TFRecords", "path": self._place, "pattern": self._pattern}
 
     def scan(self, progress: Progress | None = None) -> Listing:
         """Lists files and, by their headers, records; as `Source.scan`.
 
         Raises:
             DamagedFileError: where a file is not in the format.
+            ValueError: also where what has the name of a file is none.
         """
         names = self._names()
         statuses = [os.stat(self._root / name) for name in names]
         samples = []
         for number, (name, status) in enumerate(zip(names, statuses, strict=True)):
+            _require_file(self._root / name, status)
             with open(self._root / name, "rb", buffering=0) as file:
                 places = tfrecord.index(file, str(self._root / name), status.st_size)
                 samples += [(number, place.offset, place.length, NO_LABEL) for place in places]
@@ -219,7 +284,8 @@ class TFRecords(_Files):
     def _names(self) -> Sequence[str]:
         if not self._root.is_dir():
             raise NotADirectoryError(f"Expected a directory of TFRecord files, got {self._root}.")
-        return sorted(path.name for path in self._root.glob(self._pattern) if path.is_file())
+        found = self._root.glob(self._pattern)
+        return sorted(path.name for path in found if path.exists() and not path.is_dir())
 
 
 class Indexed(Source):
@@ -235,9 +301,12 @@ class Indexed(Source):
             read: from index in [0, size) to bytes; called by several threads at once.
             size: number of samples.
             name: tells these data from any others; it is part of the fingerprint.
-            labels: [size] not negative; without them decoding must return the label.
+            labels: [size] integers, not negative; without them decoding must return the label.
+
+        Raises:
+            ValueError: where there is no sample or no name, or labels are not as many, negative or no integers.
         """
-        self._given = None if labels is None else np.fromiter(labels, np.int64)
+        self._given = None if labels is None else _labels(labels)
         if size < 1 or (self._given is not None and (len(self._given) != size or self._given.min() < 0)):
             counted = "no labels" if self._given is None else f"{len(self._given)} labels"
             raise ValueError(f"Expected at least 1 sample and a label >= 0 for each, got size={size} and {counted}.")
@@ -260,6 +329,35 @@ class Indexed(Source):
         if not isinstance(data, bytes):
             raise TypeError(f"Expected bytes of sample {index} from {self._name!r}, got {type(data).__name__}.")
         return data
+
+
+def _labels(given: Iterable[Any]) -> np.ndarray:
+    if isinstance(given, np.ndarray) and given.dtype.kind == "i" and given.ndim == 1:
+        return given.astype(np.int64)
+    return np.array([label_of(label, f"sample {index}") for index, label in enumerate(given)], np.int64)
+
+
+def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
+    names = () if isinstance(classes, str) else tuple(classes)
+    if not names or len(set(names)) < len(names) or any(not isinstance(name, str) or os.sep in name for name in names):
+        raise ValueError(f"Expected classes as a list of different names of folders, got {classes!r}.")
+    return names
+
+
+def _few(names: Sequence[str]) -> str:
+    """Names for a message, the first ones where they are many."""
+    return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
+
+
+def _require_file(path: str | os.PathLike, status: os.stat_result) -> None:
+    """Refuses what cannot be read as a file, such as a pipe, which would be waited for."""
+    if not stat.S_ISREG(status.st_mode):
+        raise ValueError(f"Expected a file, got {_kind(status.st_mode)}: {os.fspath(path)}. Take it away.")
+
+
+def _kind(mode: int) -> str:
+    kinds = {stat.S_IFIFO: "a named pipe", stat.S_IFSOCK: "a socket", stat.S_IFDIR: "a directory"}
+    return kinds.get(stat.S_IFMT(mode), "a device")
 
 
 def _sorted_entries(path: str | Path) -> list[os.DirEntry[str]]:
@@ -286,6 +384,8 @@ def _require_unchanged(path: Path, descriptor: int, listing: Listing, file: int)
 
 def _difference(path: Path, status: os.stat_result, listing: Listing, file: int) -> str | None:
     size, time = int(listing.sizes[file]), int(listing.times[file])
+    if not stat.S_ISREG(status.st_mode):
+        return f"{path} has changed since it was listed: it is {_kind(status.st_mode)}."
     if (status.st_size, status.st_mtime_ns) == (size, time):
         return None
     return (

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -63,7 +64,9 @@ class Store:
         self.source = source
         root = directory_of(source, local_dir)
         files.refuse_remote(root, "local_dir")
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        root.parent.mkdir(parents=True, exist_ok=True)
+        _adopt(_directory(source.earlier_identity, local_dir), root)
+        root.mkdir(mode=0o700, exist_ok=True)
         with files.locked(root):
             known = None if relist else _known(root)
             self.listing, self.fingerprint = known or _list(source, root, progress)
@@ -72,7 +75,7 @@ class Store:
             files.share(self._use)
             remove_unused(root, keep=self.fingerprint)
         self.quarantine = Quarantine(self.directory / "quarantine.jsonl")
-        self.locks = IndexLocks(self.directory / "fetching")
+        self.locks = IndexLocks(self.directory / "fetching", lambda index: source.describe(self.listing, index))
 
     @property
     def stats(self) -> Path:
@@ -102,13 +105,13 @@ class Store:
         )
 
     def load_layout(self, decode: str) -> Layout | None:
-        """What `save_layout` saved; None before."""
+        """What `save_layout` saved; None before, and where it was saved before labels were looked at."""
         known = files.read_json(self._layout(decode))
-        return Layout(known["dtype"], tuple(known["shape"])) if known else None
+        return Layout(known["dtype"], tuple(known["shape"])) if known and "labels" in known else None
 
     def save_layout(self, decode: str, layout: Layout) -> None:
         """Saves what decoded samples look like."""
-        files.write_json(self._layout(decode), layout._asdict())
+        files.write_json(self._layout(decode), {**layout._asdict(), "labels": "int64"})
 
     def close(self) -> None:
         """Lets others remove the directory."""
@@ -136,9 +139,30 @@ class Store:
 
 def directory_of(source: Source, local_dir: str | os.PathLike) -> Path:
     """Where a source is kept, whatever its content."""
-    identity = source.identity
+    return _directory(source.identity, local_dir)
+
+
+def kept_in(source: Source, local_dir: str | os.PathLike) -> list[Path]:
+    """The directories in which anything is kept of a source, under the name that an earlier version gave it too."""
+    named = {_directory(each, local_dir) for each in (source.identity, source.earlier_identity)}
+    return sorted(root for root in named if root.exists())
+
+
+def _directory(identity: dict[str, Any], local_dir: str | os.PathLike) -> Path:
     digest = xxhash.xxh3_128(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Path(local_dir).absolute() / f"{identity['kind']}-{digest[:16]}"
+
+
+def _adopt(earlier: Path, root: Path) -> None:
+    """Goes on with what an earlier version has kept, where it called the same place otherwise, and nobody reads it."""
+    if earlier == root or root.exists() or not earlier.is_dir():
+        return
+    with files.locked(root.parent):  # by all who would adopt it
+        if root.exists() or not earlier.is_dir():
+            return
+        with files.locked(earlier):
+            if not any(files.is_in_use(each) for each in earlier.glob("*/use")):
+                earlier.rename(root)
 
 
 def remove_unused(root: Path, keep: str | None = None) -> list[Path]:

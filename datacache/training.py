@@ -1,33 +1,28 @@
 """Training that goes on where it was stopped: position in the data and state of the model, in one file.
 
 A checkpoint is a weights file of Keras, which also holds the optimizer's state, with the position as an attribute. It
-gets its name when it is whole and on the disk, so that model and position cannot disagree.
+gets its name when it is whole and on the disk, so that model and position cannot disagree; it has a digest, so that one
+that was damaged later is not taken for what it was: see `checkpoints`.
 """
 
 from __future__ import annotations
 
 import functools
-import json
 import logging
 import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-import h5py
 import keras
 import tensorflow as tf
 
-from datacache import dataset, files
+from datacache import checkpoints, dataset
 from datacache.batches import Batches, VaryingBatches
+from datacache.checkpoints import Checkpoint, DamagedCheckpointError
 from datacache.order import Schedule
 
-_FORMAT = "datacache training 1"
-_ATTRIBUTE = "datacache"
-_SUFFIX = ".weights.h5"
 _BESIDE = ".beside.npz"
-_PART = f".part{_SUFFIX}"  # one name for all: what a killed process leaves is overwritten
 _log = logging.getLogger(__name__)
 
 
@@ -54,13 +49,16 @@ class Input(NamedTuple):
 
 
 class Beside(Protocol):
-    """What saves more of an optimizer than Keras does; all ranks call both functions at the same step."""
+    """What saves more of an optimizer than Keras does; all ranks call `save` and `restore` at the same step."""
 
     def save(self, path: Path, of: Any, /) -> None:
         """Writes a file whole, and others beside it whose names begin with its name and end with .rankRofP."""
 
     def restore(self, path: Path, of: Any, /) -> Any:
         """Takes up what `save` wrote."""
+
+    def read(self, path: Path, /) -> Any:
+        """Raises an exception where a file that `save` wrote is not whole; called by one rank alone."""
 
 
 class Training(keras.callbacks.Callback):
@@ -88,8 +86,8 @@ class Training(keras.callbacks.Callback):
         self._input, self._directory, self._save_every, self._keep = input, Path(directory), save_every, keep
         self._beside = beside
         self.epoch = self.position = 0
-        self._checkpoint: Path | None = None
-        self._temporary: Any = None  # holds the file for as long as it is needed
+        self._checkpoint: Checkpoint | None = None
+        self._damaged: set[str] = set()  # names of checkpoints that do not count as such
         self._find(broadcast)
         if len(self._input.schedule(self.epoch, self.position)) == 0:  # what is left would be dropped
             self.epoch, self.position = self.epoch + 1, 0
@@ -132,7 +130,7 @@ class Training(keras.callbacks.Callback):
             raise ValueError(f"Expected steps_per_execution of 1, got {self.model.steps_per_execution}.")
         if self._checkpoint is not None:
             self._restore(self._checkpoint)
-            self._checkpoint = self._temporary = None
+            self._checkpoint = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if epoch != self.epoch:
@@ -159,23 +157,20 @@ class Training(keras.callbacks.Callback):
 
     def _save(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
-        path = self._path(_SUFFIX)
+        path = self._path(checkpoints.SUFFIX)
         if self._beside is not None:  # before the model has its name, so that what has one is whole
             self._beside.save(self._path(_BESIDE), self.model.optimizer)
         if self._input.rank == 0:
-            self._write_model(path)
-            self._remove("*", [each for each in _checkpoints(self._directory) if each.name <= path.name], self._keep)
+            checkpoints.write(path, self.model.save_weights, self._describe())
+            self._damaged.discard(path.name)
+            self._remove("*", self._whole_until(path.name), self._keep)
         else:  # one more, as rank 0 may still be writing
             own = f"*.rank{self._input.rank}of*"
             self._remove(own, sorted(self._directory.glob(f"epoch-{own}")), self._keep + 1)
 
-    def _write_model(self, path: Path) -> None:
-        part = self._directory / _PART
-        with files.needing_room_for(path):
-            self.model.save_weights(part, overwrite=True)
-            with h5py.File(part, "r+") as file:
-                file.attrs[_ATTRIBUTE] = json.dumps(self._describe())
-            files.rename_whole(part, path)
+    def _whole_until(self, name: str) -> list[Path]:
+        saved = checkpoints.in_order(self._directory)
+        return [each for each in saved if each.name <= name and each.name not in self._damaged]
 
     def _remove(self, pattern: str, saved: list[Path], keep: int) -> None:
         """Removes files that are older than the last ones of these."""
@@ -190,7 +185,6 @@ class Training(keras.callbacks.Callback):
 
     def _describe(self) -> dict[str, Any]:
         return {
-            "format": _FORMAT,
             "epoch": self.epoch,
             "position": self.position,
             "order": self._input.order,
@@ -199,26 +193,35 @@ class Training(keras.callbacks.Callback):
 
     def _find(self, broadcast: Callable[[Any], Any] | None) -> None:
         """Looks for the newest whole checkpoint, on rank 0 alone where it can tell the others."""
-        path, told = None, None
+        found = None
         if broadcast is None or self._input.rank == 0:
-            path, told = _newest(self._directory)
+            found, damaged = checkpoints.newest(self._directory, self._check_beside)
+            self._damaged.update(damaged)
         if broadcast is not None:
-            told, content = broadcast((told, path.read_bytes() if path is not None else None))
-            if path is None and content is not None:
-                self._temporary = tempfile.NamedTemporaryFile(suffix=_SUFFIX)
-                self._temporary.write(content)
-                self._temporary.flush()
-                path = Path(self._temporary.name)
-        if path is not None and told is not None:
-            self._check(told)
-            self.epoch, self.position, self._checkpoint = told["epoch"], told["position"], path
+            told = broadcast(None if found is None else tuple(found))
+            found = None if told is None else Checkpoint(*told)
+        if found is not None:
+            self._check(found.told)
+            self.epoch, self.position, self._checkpoint = found.told["epoch"], found.told["position"], found
+
+    def _check_beside(self, checkpoint: Path) -> None:
+        """Makes sure that what was saved beside a checkpoint is whole; where nothing was, that is for `restore`."""
+        path = checkpoint.with_name(_beside(checkpoint.name))
+        read = getattr(self._beside, "read", None)
+        if read is None or not path.exists():
+            return
+        try:
+            read(path)
+        except Exception as error:  # whatever a damaged file makes of whoever reads it
+            raise DamagedCheckpointError(f"what is saved beside it is damaged: {error}") from None
 
     def _check(self, told: dict[str, Any]) -> None:
-        if told.get("format") != _FORMAT or told["order"] != self._input.order:
+        known = (checkpoints.FORMAT, checkpoints.WITHOUT_DIGEST)
+        if told.get("format") not in known or told["order"] != self._input.order:
             raise ValueError(
                 f"{self._directory} has a checkpoint of {told.get('format')!r} with {told.get('order')}, expected "
-                f"{_FORMAT!r} with {self._input.order}: its position means other samples. Choose another directory, or "
-                "the seed and the source of that run."
+                f"{checkpoints.FORMAT!r} with {self._input.order}: its position means other samples. Choose another "
+                "directory, or the seed and the source of that run."
             )
         if told["content"] != self._input.content:
             _log.warning(
@@ -227,7 +230,7 @@ class Training(keras.callbacks.Callback):
                 self._directory,
             )
 
-    def _restore(self, path: Path) -> None:
+    def _restore(self, checkpoint: Checkpoint) -> None:
         if not self.model.built:
             raise ValueError(
                 "There is a checkpoint, and the model is not built: give it its input shape, or call it on a batch, "
@@ -236,22 +239,11 @@ class Training(keras.callbacks.Callback):
         optimizer = self.model.optimizer
         if optimizer is not None and not optimizer.built:
             optimizer.build(self.model.trainable_variables)
-        self.model.load_weights(path)
+        self.model.load_weights(checkpoints.WeightsFile(checkpoint.content))
         if self._beside is not None:
-            self._beside.restore(self._path(_BESIDE), optimizer)
+            self._beside.restore(self._directory / _beside(checkpoint.name), optimizer)
 
 
-def _checkpoints(directory: Path) -> list[Path]:
-    """From the oldest to the newest."""
-    return sorted(directory.glob(f"epoch-*{_SUFFIX}"))
-
-
-def _newest(directory: Path) -> tuple[Path | None, dict[str, Any] | None]:
-    """The newest checkpoint that can be opened, and what it says of itself."""
-    for path in reversed(_checkpoints(directory)):
-        try:
-            with h5py.File(path, "r") as file:
-                return path, json.loads(file.attrs[_ATTRIBUTE])
-        except (OSError, KeyError, ValueError) as error:
-            _log.warning("datacache: %s cannot be read (%s); the checkpoint before it is used.", path, error)
-    return None, None
+def _beside(name: str) -> str:
+    """The name of what is saved beside a checkpoint of this name."""
+    return name.removesuffix(checkpoints.SUFFIX) + _BESIDE

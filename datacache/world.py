@@ -8,18 +8,8 @@ import stat
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from datacache import rendezvous
+from datacache import launchers, rendezvous
 
-# (rank, size, local rank, local size), as the launchers tell them
-_LAUNCHERS = (
-    ("HOROVOD_RANK", "HOROVOD_SIZE", "HOROVOD_LOCAL_RANK", "HOROVOD_LOCAL_SIZE"),
-    (
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-    ),
-)
 _SECRET_BYTES = 16  # at least
 
 
@@ -79,7 +69,11 @@ class World:
         secret: bytes | None = None,
         encrypt: bool | None = None,
     ) -> World:
-        """What Horovod's launcher, or Open MPI's, has told this process; one process alone without either.
+        """What the launcher has told this process; one process alone without any.
+
+        Understood are Horovod's launcher, torchrun, Slurm's srun, and the mpiexec of Open MPI, MPICH, Intel MPI,
+        MVAPICH and Cray, with the same number of processes on each node; where the node is not told, ranks are taken
+        to be numbered node by node.
 
         Args:
             peers: see `World`; by default the variable DATACACHE_PEERS, addresses with commas between them.
@@ -87,8 +81,12 @@ class World:
             secret: by default what is in the file that the variable DATACACHE_SECRET_FILE names, blanks at its ends
                 left out; only its owner may be able to read it.
             encrypt: by default whether the variable DATACACHE_ENCRYPT is 1.
+
+        Raises:
+            ValueError: where nodes have unequal numbers of processes, or a launcher tells of other processes and not
+                which of them this is, or TF_CONFIG does, whose strategy may divide the data too.
         """
-        place = cls._of_launcher()
+        place = cls(*launchers.place())
         if peers is None:
             peers = [each.strip() for each in os.environ.get("DATACACHE_PEERS", "").split(",") if each.strip()]
         if not peers:
@@ -140,19 +138,6 @@ class World:
             self._barrier()
         elif self.size > 1:
             raise RuntimeError("Only a World of World.from_horovod can wait for other ranks.")
-
-    @classmethod
-    def _of_launcher(cls) -> World:
-        for names in _LAUNCHERS:
-            if all(name in os.environ for name in names):
-                rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
-                if size % local_size:
-                    raise ValueError(
-                        f"Expected equally many ranks on each node, got {size} ranks, {local_size} of them here."
-                    )
-                node = int(os.environ.get("HOROVOD_CROSS_RANK", (rank - local_rank) // local_size))
-                return cls(rank, size, node, size // local_size)
-        return cls()
 
     def owned(self, samples: int) -> range:
         """The samples that this node's memory is for: a block of them with peers, all of them without."""

@@ -22,7 +22,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import horovod.tensorflow as horovod
 import keras
 
 import datacache
@@ -237,7 +236,7 @@ class _Training:
 
     def _saving(self, samples: Samples, stage: Stage, beside: Beside | None = None) -> Training:
         directory, every = Path(self._options.checkpoint_dir), self._options.save_every
-        return samples.saving(directory, stage.batch, every, broadcast=horovod.broadcast_object, beside=beside)
+        return samples.saving(directory, stage.batch, every, broadcast=hvd.broadcast_object, beside=beside)
 
     def _steps(self, stage: Stage) -> int:
         steps = self._count // (stage.batch * hvd.size())

@@ -32,7 +32,7 @@ def main() -> None:
     optimizer = keras.optimizers.SGD(0.025 * hvd.size(), momentum=0.9)  # <-
     aggregator = hvd.recipes.hitopk(density=options.density)  # <- new
 
-    hvd.broadcast_variables([variable.value for variable in model.variables], root_rank=0)  # <-
+    hvd.broadcast_variables(model.variables, root_rank=0)  # <-
 
     @tf.function
     def step(batch, targets):

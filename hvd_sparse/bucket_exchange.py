@@ -27,6 +27,7 @@ class BucketExchange:
         self.state = aggregator.create(spec)
         self._world = spec.grid.world
         self._prefix = spec.name
+        self._apart = aggregator.takes_apart(spec.dtype)
         self._carried: tf.Variable | None = None
         if not aggregator.restored(self.state, tf.zeros([spec.size])):
             # [0] while there is nothing to carry, else [size]: this rank's share.
@@ -39,9 +40,17 @@ class BucketExchange:
         return f"{self._prefix} ({first})" if first == last else f"{self._prefix} ({first} .. {last})"
 
     def exchange(self, gradients: Mapping[str, tf.Tensor]) -> Exchange:
-        """Averages the bucket over all ranks, without writing the new state."""
-        vector = self.bucket.pack(gradients)
+        """Averages the bucket over all ranks, without writing the new state.
+
+        Where the recipe can, gradients are not laid end to end in a graph: Horovod sends them as they become ready, as
+        it does without this package, and puts together what fits. Eager calls wait for each other, so there they are.
+        """
         carried = self._carried
+        if self._apart and carried is not None and not tf.executing_eagerly():
+            tensors = [gradients[segment.name] for segment in self.bucket.segments]
+            exchange = self.aggregator.exchange_apart(tensors, self.state, carried.read_value())
+            return exchange._replace(updates=(*exchange.updates, Update(carried, tf.zeros([0]))))
+        vector = self.bucket.pack(gradients)
         if carried is None:
             return self.aggregator.exchange(vector, self.state)
         total = tf.cond(
@@ -51,6 +60,15 @@ class BucketExchange:
         )
         exchange = self.aggregator.exchange(total, self.state)
         return exchange._replace(updates=(*exchange.updates, Update(carried, tf.zeros([0]))))
+
+    def means(self, exchange: Exchange) -> dict[str, tf.Tensor]:
+        """The mean of each variable, once the exchange is committed."""
+        if isinstance(exchange.mean, list):
+            return {
+                segment.name: tf.identity(mean)
+                for segment, mean in zip(self.bucket.segments, exchange.mean, strict=True)
+            }
+        return self.bucket.unpack(tf.identity(exchange.mean))
 
     def kept(self) -> dict[str, np.ndarray]:
         """What all ranks together keep back, by variable; nothing where they keep nothing. A collective."""

@@ -6,35 +6,38 @@ is saved here, in two parts:
 - PATH, written by rank 0: for each variable the sum over all ranks of what they keep back. It fits any recipe,
   buckets and number of ranks P'; scaled by P' / P, each rank gets an equal share.
 - PATH.rank3of8, written by every rank: its own state, to the bit. Used where everything is as it was, so that training
-  goes on as if it had not stopped; where one is missing, all ranks use PATH.
+  goes on as if it had not stopped; where one is missing or damaged, all ranks use PATH, and a warning says so.
 
-Both are NumPy archives (.npz) without pickled objects, which numpy.load(path, allow_pickle=False) reads anywhere, with
-a JSON manifest and a SHA-256 of it all. They are written under a temporary name and renamed.
+Both are archives that numpy.load(path, allow_pickle=False) reads anywhere, whose every byte is checked: see
+`hvd_sparse/archives.py`. They get their names when they are whole and on the disk.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
 import pathlib
-import zipfile
-from collections.abc import Mapping, Sequence
-from typing import Any
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import keras_hooks, topology
+from hvd_sparse import archives, keras_hooks, topology
+from hvd_sparse.archives import read, write
 from hvd_sparse.gradient_exchange import GradientExchange
 from hvd_sparse.planned_exchange import Kept, Own
 
-_FORMAT = "hvd_sparse residuals 1"
-_MANIFEST, _DIGEST = "manifest", "sha256"
+__all__ = ["read", "restore", "save", "write"]
 Path = str | os.PathLike
+_OWN = "own "  # begins the names of variables that are not the same on every rank
+WITHOUT_OWN = (
+    "What was kept back is shared equally by all ranks, and what else those ranks had of their own, such as random "
+    "seeds and local variables, begins anew."
+)
 
 
-def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] = ()) -> None:
+def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] = ()) -> dict[str, str]:
     """Saves what is kept back; a collective: every rank calls it, at the same step.
 
     Args:
@@ -43,6 +46,9 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
         exact: also save each rank's own state, a file a rank.
         own_variables: variables that are not the same on every rank, to be saved beside it.
 
+    Returns:
+        The SHA-256 of each file that this rank wrote, by the file's name.
+
     Raises:
         OSError: on every rank alike where a rank cannot write, naming it.
         RuntimeError: before the first exchange.
@@ -50,20 +56,24 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
     exchange = _exchange_of(of)
     world = topology.world()
     kept = exchange.kept()
-    manifest, arrays = _written(kept, world.size)
-    problem = None
+    manifest, arrays = _written(kept, world.size, exact)
+    written, problem = {}, None
     try:
         if world.rank == 0:
-            write(path, manifest, arrays)
+            written[pathlib.Path(path).name] = write(path, manifest, arrays)
         if exact:
-            write(_own_path(path), *_written_own(exchange.own(), _digest(manifest, arrays), own_variables))
-    except OSError as error:
-        problem = str(error)
+            own = _written_own(exchange.own(), archives.digest(manifest, arrays), own_variables)
+            written[own_path(path).name] = write(own_path(path), *own)
+    except Exception as error:  # the other ranks wait for what has become of it
+        problem = f"{type(error).__name__}: {error}"
     raise_together(problem, "write the residuals")
+    return written
 
 
 def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | None:
     """Restores what `save` saved; a collective. PATH is read by rank 0 only.
+
+    Where a rank's own state cannot be had, rank 0 warns of it, and all ranks go on from the sums.
 
     Args:
         path: what `save` got.
@@ -77,53 +87,59 @@ def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | No
         OSError: on every rank alike where PATH cannot be read, or is damaged.
         ValueError: where its variables are not those of the optimizer.
     """
+    taken = take_up(path, of, own_variables)
+    if taken.lacking and topology.world().rank == 0:
+        warnings.warn(
+            f"Not every rank has its own state of {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}", stacklevel=2
+        )
+    if not taken.sealed:
+        warnings.warn(archives.UNSEALED.format(path), stacklevel=2)
+    return taken.goes_on
+
+
+class TakenUp(NamedTuple):
+    """How a restoring went.
+
+    Attributes:
+        goes_on: what `restore` returns.
+        lacking: for each rank whose own state was to be had and could not be, why; the same on every rank.
+        sealed: False on rank 0 where PATH is of the format whose bytes have no checksum.
+    """
+
+    goes_on: bool | None
+    lacking: list[str]
+    sealed: bool
+
+
+def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: bool = True) -> TakenUp:
+    """As `restore`, without warnings: it hands back what there is to warn of.
+
+    Args:
+        path: as for `restore`.
+        of: as for `restore`.
+        own_variables: as for `restore`.
+        use_own: whether this rank's own file may be used.
+    """
     exchange = _exchange_of(of)
-    manifest, arrays = _read_together(path)
-    own = _read_own(_own_path(path), _digest(manifest, arrays), own_variables)
-    scale = topology.world().size / manifest["ranks"]
+    world = topology.world()
+    manifest, arrays, sealed = _read_together(path)
+    found = _read_own(own_path(path), archives.digest(manifest, arrays), own_variables) if use_own else _Found()
+    # Files of their own are there for as many ranks as there were, and not at all where `exact` was False.
+    expected = manifest["ranks"] == world.size and manifest.get("exact", found.there)
+    lacking = collect(found.problem if expected else None, "checkpoint.own")
+    for variable, value in found.values:
+        variable.assign(value)
+    scale = world.size / manifest["ranks"]
     shapes = {name: tuple(shape) for name, shape in manifest["variables"]}
     residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
-    return exchange.restore(Kept(shapes, residuals, manifest["step"], manifest["counters"]), own)
+    kept = Kept(shapes, residuals, manifest["step"], manifest["counters"])
+    return TakenUp(exchange.restore(kept, found.own), lacking, sealed)
 
 
-def write(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes an archive under a temporary name, and renames it when all of it is on disk."""
-    path = pathlib.Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    text = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
-    numbered = {f"array{number}": array for number, array in enumerate(arrays.values())}
-    digest = np.frombuffer(bytes.fromhex(_digest(manifest, arrays)), np.uint8)
-    names = np.frombuffer(json.dumps(list(arrays)).encode(), np.uint8)
-    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            np.savez(file, allow_pickle=False, **{_MANIFEST: text, _DIGEST: digest, "names": names, **numbered})
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-
-
-def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The manifest and the arrays of an archive.
-
-    Raises:
-        OSError: where it is not there, not whole, or not what was written.
-    """
-    try:
-        with np.load(path, allow_pickle=False) as archive:
-            manifest = json.loads(archive[_MANIFEST].tobytes())
-            names = json.loads(archive["names"].tobytes())
-            arrays = {name: archive[f"array{number}"] for number, name in enumerate(names)}
-            expected = archive[_DIGEST].tobytes().hex()
-    except (ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise OSError(f"{path} is not a whole archive of residuals ({error}); use an older checkpoint.") from error
-    if manifest.get("format") != _FORMAT:
-        raise OSError(f"{path} holds {manifest.get('format')!r}, expected {_FORMAT!r}.")
-    if _digest(manifest, arrays) != expected:
-        raise OSError(f"{path} is damaged: its checksum is not the one that was written; use an older checkpoint.")
-    return manifest, arrays
+def own_path(path: Path) -> pathlib.Path:
+    """Where this rank's own state is."""
+    world = topology.world()
+    return pathlib.Path(f"{os.fspath(path)}.rank{world.rank}of{world.size}")
 
 
 def _exchange_of(of: Any) -> GradientExchange:
@@ -133,15 +149,11 @@ def _exchange_of(of: Any) -> GradientExchange:
     return exchange
 
 
-def _own_path(path: Path) -> str:
-    world = topology.world()
-    return f"{os.fspath(path)}.rank{world.rank}of{world.size}"
-
-
-def _written(kept: Kept, ranks: int) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _written(kept: Kept, ranks: int, exact: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     manifest = {
-        "format": _FORMAT,
+        "format": archives.FORMAT,
         "ranks": ranks,
+        "exact": exact,
         "step": kept.step,
         "counters": kept.counters,
         "variables": [[name, list(shape)] for name, shape in kept.shapes.items()],
@@ -150,8 +162,11 @@ def _written(kept: Kept, ranks: int) -> tuple[dict[str, Any], dict[str, np.ndarr
 
 
 def _written_own(own: Own, beside: str, variables: Sequence[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    manifest = {"format": _FORMAT, "beside": beside, "account": own.account}
-    return manifest, {**own.values, **{f"own {number}": _plain(variable) for number, variable in enumerate(variables)}}
+    manifest = {"format": archives.FORMAT, "beside": beside, "account": own.account}
+    return manifest, {
+        **own.values,
+        **{f"{_OWN}{number}": _plain(variable) for number, variable in enumerate(variables)},
+    }
 
 
 def _plain(variable: Any) -> np.ndarray:
@@ -160,30 +175,41 @@ def _plain(variable: Any) -> np.ndarray:
     return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
 
 
-def _read_own(path: Path, beside: str, variables: Sequence[Any]) -> Own | None:
+class _Found(NamedTuple):
+    """What a rank has of its own state: the state and the values of variables, or why it has none."""
+
+    own: Own | None = None
+    values: Sequence[tuple[Any, np.ndarray]] = ()
+    problem: str | None = None
+    there: bool = False
+
+
+def _read_own(path: pathlib.Path, beside: str, variables: Sequence[Any]) -> _Found:
     """This rank's own state where it is there, whole, and belongs to the archive of all ranks."""
+    there = path.exists()
     try:
-        manifest, arrays = read(path)
-    except OSError:
-        return None
-    if manifest["beside"] != beside:
-        return None
-    for number, variable in enumerate(variables):
-        value = arrays.pop(f"own {number}", None)
-        if value is not None:
-            variable.assign(value)
-    return Own(manifest["account"], arrays)
+        manifest, arrays, _ = archives.load(path)
+    except OSError as error:
+        return _Found(problem=str(error) if there else f"{path} is missing", there=there)
+    if manifest.get("beside") != beside:
+        return _Found(problem=f"{path} belongs to another checkpoint", there=there)
+    saved = [arrays.pop(name) for name in list(arrays) if name.startswith(_OWN)]
+    if [value.shape for value in saved] != [tuple(variable.shape) for variable in variables]:
+        return _Found(problem=f"{path} has other variables of this rank's own than the model here", there=there)
+    return _Found(Own(manifest["account"], arrays), list(zip(variables, saved, strict=True)), there=there)
 
 
-def _read_together(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _read_together(path: Path) -> archives.Archive:
     """What rank 0 reads, on every rank."""
     world = topology.world()
     manifest: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
-    problem = None
+    sealed, problem = True, None
     if world.rank == 0:
         try:
-            manifest, arrays = read(path)
+            manifest, arrays, sealed = archives.load(path)
+            if "variables" not in manifest:
+                problem = f"{path} holds the state of one rank, not what all of them kept back."
         except OSError as error:
             problem = str(error)
     raise_together(problem, "read the residuals")
@@ -192,20 +218,17 @@ def _read_together(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     for name in names:
         value = tf.constant(arrays.get(name, np.zeros(shapes[name], np.float32)))
         arrays[name] = world.broadcast(value, 0, "checkpoint.residual").numpy()
-    return manifest, arrays
+    return archives.Archive(manifest, arrays, sealed)
 
 
-def raise_together(problem: str | None, verb: str) -> None:
-    """Raises OSError on every rank where one of them has a problem; a collective."""
-    problems = topology.world().gather_descriptions(problem, "checkpoint.problems")
-    faulty = [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
+def collect(problem: str | None, name: str) -> list[str]:
+    """The problems of all ranks, each naming its rank; a collective."""
+    problems = topology.world().gather_descriptions(problem, name)
+    return [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
+
+
+def raise_together(problem: str | None, verb: str, kind: type[Exception] = OSError) -> None:
+    """Raises an error on every rank where one of them has a problem; a collective."""
+    faulty = collect(problem, "checkpoint.problems")
     if faulty:
-        raise OSError(f"Could not {verb}. {'; '.join(faulty)}")
-
-
-def _digest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
-    for name, array in arrays.items():
-        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
-        digest.update(np.ascontiguousarray(array).data)
-    return digest.hexdigest()
+        raise kind(f"Could not {verb}. {'; '.join(faulty)}")

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.eager import eagerly
 
 REDUCTIONS = ("sum", "min", "max")  # what ranks can reduce to
 
@@ -60,6 +61,19 @@ class Communicator(abc.ABC):
             return tf.identity(tensor)
         reduced = self._allreduce(tensor, op, name)
         reduced.set_shape(tensor.shape)
+        return reduced
+
+    def allreduce_each(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        """Combines several tensors over the ranks, each of them as soon as it is there.
+
+        For use in a graph: the transport may send what is ready at the same time together. Arguments and results as of
+        `allreduce`, for each tensor.
+        """
+        if self.size == 1:
+            return [tf.identity(tensor) for tensor in tensors]
+        reduced = self._allreduce_each(tensors, op, name)
+        for before, after in zip(tensors, reduced, strict=True):
+            after.set_shape(before.shape)
         return reduced
 
     def allgather(self, tensor: tf.Tensor, name: str, lengths: Sequence[int] | None = None) -> tf.Tensor:
@@ -159,9 +173,12 @@ class Communicator(abc.ABC):
     def gather_descriptions(self, description: Any, name: str) -> list[Any]:
         """Collects a JSON-serialisable object from every rank, in rank order; runs at once, also under tf.function."""
         encoded = np.frombuffer(json.dumps(description, sort_keys=True).encode(), dtype=np.uint8)
-        with tf.init_scope():
+
+        def gather() -> tuple[np.ndarray, bytes]:
             lengths = self.allgather(tf.constant([len(encoded)], tf.int32), f"{name}.lengths").numpy()
-            text = self.allgather(tf.constant(encoded), f"{name}.text").numpy().tobytes()
+            return lengths, self.allgather(tf.constant(encoded), f"{name}.text").numpy().tobytes()
+
+        lengths, text = eagerly(gather)
         ends = np.cumsum(lengths)
         return [json.loads(text[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
@@ -197,6 +214,9 @@ class Communicator(abc.ABC):
 
     @abc.abstractmethod
     def _allreduce(self, tensor: tf.Tensor, op: str, name: str) -> tf.Tensor: ...
+
+    def _allreduce_each(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
+        return [self._allreduce(tensor, op, f"{name}.{number}") for number, tensor in enumerate(tensors)]
 
     @abc.abstractmethod
     def _allgather(self, tensor: tf.Tensor, name: str, lengths: Sequence[int] | None) -> tf.Tensor: ...

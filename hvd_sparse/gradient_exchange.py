@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
-from hvd_sparse import buckets, recipes, rows, topology
+from hvd_sparse import arguments, buckets, recipes, rows, subgrid, topology
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.buckets import Gradient
+from hvd_sparse.communicator import Grid
 from hvd_sparse.planned_exchange import Kept, Own, PlannedExchange, tensors
-from hvd_sparse.spec import Rate
+from hvd_sparse.spec import DTYPES, Rate
 from hvd_sparse.telemetry import Telemetry
 
 Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
@@ -26,6 +28,9 @@ class GradientExchange:
     The first call makes a plan: gradients of one dtype are laid end to end in buckets, in the order in which they
     become ready; all ranks compare their plans; each bucket gets the aggregator's state (its residual). From then on
     each call exchanges all buckets at once and ends them in one transaction (`aggregators.commit`).
+
+    Gradients of float64 have no buckets: dense recipes average each by an all-reduce of its own, as Horovod does, and
+    nobody looks whether they are finite; other recipes refuse them.
 
     It works eagerly and inside a `tf.function`; the state is never part of a model or of an optimizer's variables, so
     no broadcast touches it.
@@ -42,9 +47,13 @@ class GradientExchange:
         telemetry: measures the exchanges.
         learning_rate: gives that of the optimizer that applies the means, as `lambda: optimizer.learning_rate`; only
             recipes with `as_published` ask for it, and a distributed optimizer brings its own.
+        op: `hvd.Average`, or `hvd.Sum` for P times the mean; what is kept back is in units of the gradient in both.
+        process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all others keep their own gradients and
+            are not waited for. It takes recipes of one level; None is all ranks.
 
     Raises:
-        TypeError: where the aggregator is none.
+        TypeError: where the aggregator or the process set is none.
+        ValueError: where `op` is another operation, or the recipe cannot work in a process set.
     """
 
     def __init__(
@@ -57,6 +66,8 @@ class GradientExchange:
         scale_local_gradients: bool = True,
         telemetry: Telemetry | None = None,
         learning_rate: Rate | None = None,
+        op: int | None = topology.Average,
+        process_set: Any = None,
     ):
         if aggregator is not None and not isinstance(aggregator, Aggregator):
             raise TypeError(
@@ -64,6 +75,8 @@ class GradientExchange:
             )
         self.aggregator = aggregator or recipes.dense()
         self.telemetry = telemetry
+        self._sums = arguments.is_sum(op)
+        self._process_set = arguments.own_set(process_set, self.aggregator)
         self._learning_rate = learning_rate
         self._name = _unique(name)
         self._sparse_as_dense = sparse_as_dense
@@ -73,8 +86,10 @@ class GradientExchange:
         self._local: list[Any] = []
         self._local_layers: list[keras.layers.Layer] = []
         self._epoch: int | None = None
+        self._tensors = itertools.count(1)
         self._pending: tuple[Kept, Own | None] | None = None
         self._planned: PlannedExchange | None = None
+        self._agreed: str | None = None
 
     # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
     @tf.autograph.experimental.do_not_convert
@@ -88,10 +103,12 @@ class GradientExchange:
             variables: Keras or TensorFlow variables; always the same ones.
             clip: called as clip(gradients, factor) to clip at factor times its thresholds: dense recipes clip the mean
                 at factor 1; sparse ones clip each rank's own gradient, before the residual is added, at 1 / sqrt(P),
-                so that the norm of what a threshold lets through is about the same.
+                so that the norm of what a threshold lets through is about the same. Of sums it is the sum that is
+                clipped, or what makes it up.
 
         Returns:
-            The means, in the same order; None where there was none; a local variable's own gradient.
+            The means, in the same order; None where there was none; a local variable's own gradient. With `op=hvd.Sum`
+            the sums.
 
         Raises:
             ValueError: on every rank alike where the ranks' first exchanges differ; on this rank where the gradients
@@ -107,14 +124,17 @@ class GradientExchange:
         }
         local = self._local_names(names, variables)
         shared = {name: gradient for name, gradient in named.items() if name not in local}
-        own = {name: self._scaled(gradient) for name, gradient in named.items() if name in local}
+        own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local}
+        wide = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
+        shared = {name: gradient for name, gradient in shared.items() if name not in wide}
         planned = self._plan_for(shared, {name: tuple(v.shape) for name, v in zip(names, variables, strict=True)})
         if clip is None:
-            means = planned.exchange(shared)
+            means = {**planned.exchange(shared), **self._reduced(wide)}
         elif self.aggregator.sends_all:
-            means = _clipped(planned.exchange(shared), clip, 1.0)
+            means = _clipped({**planned.exchange(shared), **self._reduced(wide)}, clip, 1.0)
         else:
-            means = planned.exchange(_clipped(shared, clip, planned.grid.world.size**-0.5))
+            ranks = planned.grid.world.size
+            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._sums else -0.5)))
         if clip is not None:
             # Apart from the others: a norm over both would differ between ranks, and the replicas would drift.
             own = _clipped(own, clip, 1.0)
@@ -165,8 +185,49 @@ class GradientExchange:
     @tf.autograph.experimental.do_not_convert
     def everywhere(self, condition: tf.Tensor) -> tf.Tensor:
         """Whether a condition ([] bool) holds on every rank, [] bool; a collective of 4 bytes."""
-        world = topology.world()
-        return tf.cast(world.allreduce(tf.cast(condition, tf.int32), "min", f"{self._name}.everywhere"), tf.bool)
+        name = f"{self._agreed_name()}.everywhere"
+        return tf.cast(self.grid().world.allreduce(tf.cast(condition, tf.int32), "min", name), tf.bool)
+
+    @tf.autograph.experimental.do_not_convert
+    def reduce_tensor(self, gradient: Gradient | None) -> tf.Tensor | None:
+        """Averages the gradient of a tensor that is no variable, by an all-reduce of its own; None stays None.
+
+        Args:
+            gradient: of the same shape on every rank; `tf.IndexedSlices` are exchanged as the dense tensor. Ranks have
+                to bring their tensors in the same order.
+
+        Raises:
+            TypeError: where the recipe keeps something back, which belongs to a variable.
+        """
+        if not self.aggregator.sends_all:
+            raise TypeError(
+                "Expected variables as sources, got a tensor: what a recipe keeps back belongs to a variable. Take the "
+                "gradients of tensors by a tape with a dense recipe, or average them with hvd.allreduce."
+            )
+        if gradient is None:
+            return None
+        topology.size()  # raises where hvd.init() was forgotten
+        world = self.grid().world
+        dense = tf.convert_to_tensor(gradient)
+        wire = getattr(self.aggregator, "wire_dtype", None) or dense.dtype
+        # In eager code one follows the other, and a name for each step would fill the tables of Horovod.
+        number = 0 if tf.executing_eagerly() else next(self._tensors)
+        total = world.allreduce(tf.cast(dense, wire), "sum", f"{self._agreed_name()}.tensor{number}")
+        total = tf.cast(total, dense.dtype)
+        return total if self._sums else total / world.size
+
+    def scaled(self, gradient: Gradient) -> Gradient:
+        """A local variable's gradient, which enters the model as if the other ranks' were zero."""
+        if not self._scale_local_gradients:
+            return gradient
+        size = self.grid().world.size
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+        return gradient / size
+
+    def grid(self) -> Grid:
+        """The ranks that exchange with each other."""
+        return topology.grid() if self._process_set is None else subgrid.of(self._process_set)
 
     @property
     def step(self) -> int:
@@ -187,7 +248,9 @@ class GradientExchange:
 
         Raises:
             RuntimeError: before the first exchange, when nothing is known yet.
+            ValueError: where a process set exchanges: checkpoints hold what all ranks keep back.
         """
+        self._require_all_ranks()
         return self._require_planned().kept()
 
     def own(self) -> Own:
@@ -209,8 +272,9 @@ class GradientExchange:
 
         Raises:
             ValueError: where the variables are not those of this exchange, neither by name nor by their order and their
-                shapes; before the first exchange it is raised by that.
+                shapes; before the first exchange it is raised by that. Also where a process set exchanges.
         """
+        self._require_all_ranks()
         if self._planned is None:
             self._pending = (kept, own)
             return None
@@ -226,10 +290,22 @@ class GradientExchange:
         self._planned.plan.check(gradients)
         return self._planned
 
+    def _agreed_name(self) -> str:
+        """The name that rank 0 has given: others may have made other exchanges before, and have counted on."""
+        if self._agreed is None:
+            self._agreed = self.grid().world.gather_descriptions(self._name, "gradients.name")[0]
+        return self._agreed
+
     def _begin(self, plan: buckets.Plan) -> PlannedExchange:
         topology.size()  # raises where hvd.init() was forgotten, which would let every rank train for itself
         planned = PlannedExchange(
-            self.aggregator, plan, topology.grid(), self._name, self.telemetry, self._learning_rate
+            self.aggregator,
+            plan,
+            self.grid(),
+            self._agreed_name(),
+            self.telemetry,
+            self._learning_rate,
+            self._sums,
         )
         if self._pending is not None:
             planned.restore(*self._pending)
@@ -239,27 +315,32 @@ class GradientExchange:
         return planned
 
     def _standardised(self, gradient: Gradient) -> Gradient:
-        if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense:
+        if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense and gradient.dtype in DTYPES:
             return rows.merge(gradient)
         return tf.convert_to_tensor(gradient)
+
+    def _goes_apart(self, gradient: Gradient) -> bool:
+        """Whether a gradient is of a dtype that buckets do not hold, and may travel by itself: float64."""
+        return gradient.dtype not in DTYPES and self.aggregator.sends_all
+
+    def _reduced(self, wide: Mapping[str, Gradient]) -> dict[str, Any]:
+        return {name: self.reduce_tensor(gradient) for name, gradient in wide.items()}
 
     def _local_names(self, names: Sequence[str], variables: Sequence[Any]) -> set[str]:
         local = {id(resource(variable)) for variable in self.local_variables()}
         return {name for name, variable in zip(names, variables, strict=True) if id(resource(variable)) in local}
 
-    def _scaled(self, gradient: Gradient) -> Gradient:
-        """A local variable's gradient, which enters the model as if the other ranks' were zero."""
-        if not self._scale_local_gradients:
-            return gradient
-        size = topology.world().size
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
-        return gradient / size
-
     def _require_planned(self) -> PlannedExchange:
         if self._planned is None:
             raise RuntimeError("Nothing is known before the first exchange: train at least one step first.")
         return self._planned
+
+    def _require_all_ranks(self) -> None:
+        if self._process_set is not None:
+            raise ValueError(
+                f"What {self._process_set} keeps back cannot be saved or restored: checkpoints hold what all ranks "
+                "keep back. Save model and optimizer by model.save, or leave process_set out."
+            )
 
     def _require_unplanned(self, subject: str) -> None:
         if self._planned is not None:

@@ -1,14 +1,16 @@
 """The only file that knows Keras's insides; tests/keras/test_hooks.py names the versions that it was tested with.
 
-Four places are touched, and nothing else of Keras:
+Five places are touched, and nothing else of Keras:
 
 - `_backend_update_step` of an optimizer, where Keras has accumulated gradients and is about to apply them: the
   exchange happens here. `_clip_gradients` and `_apply_weight_decay`, which Keras calls just before, move behind it.
 - `compile` of a model: XLA cannot compile Horovod's collectives, so a model with a distributed optimizer gets a train
-  step whose exchange stays outside (see `train_step.py`), or is refused in words.
+  step whose exchange stays outside (see `train_step.py`), or is refused in words. What Keras 3 dropped of its
+  arguments and Horovod's scripts still pass is dropped there, with a warning.
 - `check_finite` of Keras's loss-scaling optimizer: whether a step is skipped decides whether gradients are exchanged,
   so around a distributed optimizer all ranks decide together.
 - `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`; and the velocities of optimizers.
+- `h5py.File`, by which Keras writes weights: to paths only, where they are wanted in memory.
 """
 
 from __future__ import annotations
@@ -16,10 +18,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import io
 import warnings
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
 
+import h5py
 import keras
 import tensorflow as tf
 
@@ -28,14 +32,51 @@ from hvd_sparse.gradient_exchange import GradientExchange
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
+_NO_PLACE = "/dev/null/model.weights.h5"  # where nothing can be written by mistake
 _THRESHOLDS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
-def distribute(optimizer: keras.optimizers.Optimizer, exchange: GradientExchange) -> None:
-    """Makes an optimizer exchange its gradients from now on; the object, its variables and its config stay."""
+# Arguments of `compile` that scripts for Horovod pass and Keras 3 does not know: of some only None asks for nothing.
+_GONE = frozenset(
+    ("cloning", "experimental_run_tf_function", "experimental_steps_per_execution", "pss_evaluation_shards")
+)
+_GONE_IF_NONE = frozenset(("distribute", "sample_weight_mode", "target_tensors"))
+
+
+class Passes(NamedTuple):
+    """How gradients of several backward passes are put together, by Horovod's rules; one pass leaves it to Keras.
+
+    Attributes:
+        number: of passes in one step.
+        averaged: whether their sum is divided by that.
+    """
+
+    number: int = 1
+    averaged: bool = False
+
+
+_KERASS_OWN = Passes()
+
+
+def distribute(
+    optimizer: keras.optimizers.Optimizer,
+    exchange: GradientExchange,
+    passes: Passes = _KERASS_OWN,
+    again: Callable[[keras.optimizers.Optimizer], None] | None = None,
+) -> None:
+    """Makes an optimizer exchange its gradients from now on; the object, its variables and its config stay.
+
+    Args:
+        optimizer: not distributed yet.
+        exchange: what averages its gradients.
+        passes: how they are accumulated before.
+        again: makes another optimizer distributed as this one is; `from_config` calls it.
+    """
     # Not by setattr, which would make the residuals a part of checkpoints that one rank writes for all.
     vars(optimizer)[_EXCHANGE] = exchange
-    optimizer.__class__ = _distributed_class(type(optimizer))
+    if passes.number > 1:
+        optimizer.gradient_accumulation_steps = passes.number
+    optimizer.__class__ = _distributed_class(type(optimizer), passes, again)
 
 
 def exchange_of(optimizer: Any) -> GradientExchange | None:
@@ -98,15 +139,55 @@ def resume_at(model: keras.Model, epoch: int) -> None:
     model._initial_epoch = epoch
 
 
-def _distributed_class(base: Any) -> type:
+def weights_file(model: keras.Model) -> memoryview:
+    """The bytes of the file that `model.save_weights` would write."""
+    content = io.BytesIO()
+    opened: Any = h5py.File
+
+    class File(opened):
+        def __init__(self, name, *args, **kwargs):
+            super().__init__(content if str(name) == _NO_PLACE else name, *args, **kwargs)
+
+    h5py.File = File
+    try:
+        model.save_weights(_NO_PLACE)
+    finally:
+        h5py.File = opened
+    return content.getbuffer()
+
+
+class _Variables(list):
+    """An optimizer's variables: Keras's list, and Horovod's, which its scripts call."""
+
+    def __call__(self) -> list[Any]:
+        return self
+
+
+def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimizers.Optimizer], None] | None) -> type:
     """A subclass that exchanges gradients, under the same name.
 
     Its instances say by `__class__` that they are of the base class, so that whatever saves them (config, registered
     name, module) writes what can be loaded without this package.
     """
+    factor = 1 if passes.averaged else passes.number  # Keras hands on the mean of the passes
 
     class Distributed(base):
         __class__ = property(lambda self: base)
+
+        @classmethod
+        def from_config(cls, config, *args, **kwargs):
+            optimizer = base.from_config(config, *args, **kwargs)
+            if again is not None:
+                again(optimizer)
+            return optimizer
+
+        @property
+        def iterations(self):
+            return self._iterations if passes.number > 1 else base.iterations.fget(self)
+
+        @property
+        def variables(self):
+            return _Variables(base.variables.fget(self))
 
         @property
         def exchange(self) -> GradientExchange:
@@ -132,7 +213,8 @@ def _distributed_class(base: Any) -> type:
                 with _scaled_thresholds(self, factor):
                     return base._clip_gradients(self, gradients)
 
-            means = self.exchange(grads, trainable_variables, clip if _clips(self) else None)
+            summed = grads if factor == 1 else [gradient * factor for gradient in grads]
+            means = self.exchange(summed, trainable_variables, clip if _clips(self) else None)
             with tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)):
                 base._apply_weight_decay(self, trainable_variables)
             base._backend_update_step(self, means, trainable_variables, learning_rate)
@@ -164,6 +246,8 @@ def _hooked_compile(original: Any) -> Any:
 
     @functools.wraps(original)
     def compile(self, *args, **kwargs):
+        if exchange_of(kwargs.get("optimizer", args[0] if args else None)) is not None:
+            kwargs = _without_the_gone(kwargs)
         asked = signature.bind(self, *args, **kwargs).arguments
         forced = asked.get("jit_compile") is True and not asked.get("run_eagerly")
         if forced and exchange_of(asked.get("optimizer")) is not None and not train_step.is_compiled(self):
@@ -177,6 +261,18 @@ def _hooked_compile(original: Any) -> Any:
 
     setattr(compile, _HOOKED, True)
     return compile
+
+
+def _without_the_gone(asked: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `compile` that Keras 3 knows; a warning names the others."""
+    gone = [name for name, value in asked.items() if name in _GONE or (name in _GONE_IF_NONE and value is None)]
+    if gone:
+        warnings.warn(
+            f"Keras 3 has no {', '.join(f'{name}={asked[name]!r}' for name in gone)} in compile, and the exchange does "
+            "not need it: it is left out. Take it out of the call.",
+            stacklevel=3,
+        )
+    return {name: value for name, value in asked.items() if name not in gone}
 
 
 def _hooked_check_finite(original: Any) -> Any:

@@ -51,8 +51,8 @@ def arrange(places: Sequence[dict[str, Any]]) -> list[list[int]]:
 
 
 def columns(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The world ranks that have the same place in their nodes."""
-    return [list(column) for column in zip(*rows, strict=True)]
+    """The world ranks that have the same place in their nodes, in the order in which Horovod numbers a process set."""
+    return [sorted(column) for column in zip(*rows, strict=True)]
 
 
 def place(local_size: int | None) -> dict[str, Any]:

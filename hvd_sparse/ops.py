@@ -18,6 +18,8 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from hvd_sparse.indices import as_int32
+
 Number: TypeAlias = "int | tf.Tensor"
 
 _LIBRARY = Path(__file__).with_name("_ops.so")
@@ -29,6 +31,7 @@ _OPERATIONS = (
     "HvdSparseFeedbackBucketTopk",
     "HvdSparseSumParts",
     "HvdSparseMean",
+    "HvdSparseMeans",
     "HvdSparseSpoil",
     "HvdSparsePack",
     "HvdSparseUnpack",
@@ -66,7 +69,7 @@ def topk(x: tf.Tensor, k: Number) -> tuple[tf.Tensor, tf.Tensor]:
         tf.errors.InvalidArgumentError: where k is outside [0, d], or elements are not finite (it says how many, and
             where the first one is).
     """
-    return _library().hvd_sparse_topk(x=_floats(x, "x"), k=_integer(k, "k"))
+    return library().hvd_sparse_topk(x=_floats(x, "x"), k=_integer(k, "k"))
 
 
 def mstopk(x: tf.Tensor, k: Number, samplings: int = 30, seed: Number = 0) -> tuple[tf.Tensor, tf.Tensor]:
@@ -86,7 +89,7 @@ def mstopk(x: tf.Tensor, k: Number, samplings: int = 30, seed: Number = 0) -> tu
     Raises:
         tf.errors.InvalidArgumentError: as `topk`, and where samplings is less than 1.
     """
-    return _library().hvd_sparse_mstopk(
+    return library().hvd_sparse_mstopk(
         x=_floats(x, "x"), k=_integer(k, "k"), seed=_integer(seed, "seed"), samplings=samplings
     )
 
@@ -114,7 +117,7 @@ def feedback_topk(
     Raises:
         tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [0, d].
     """
-    return _library().hvd_sparse_feedback_topk(
+    return library().hvd_sparse_feedback_topk(
         parts=_floats(parts, "parts"),
         residual=residual,
         k=_integer(k, "k"),
@@ -146,7 +149,7 @@ def feedback_mstopk(
     Raises:
         tf.errors.InvalidArgumentError: as `feedback_topk`, and where samplings is less than 1.
     """
-    return _library().hvd_sparse_feedback_mstopk(
+    return library().hvd_sparse_feedback_mstopk(
         parts=_floats(parts, "parts"),
         residual=residual,
         k=_integer(k, "k"),
@@ -174,7 +177,7 @@ def feedback_bucket_topk(
     Raises:
         tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [1, bucket].
     """
-    return _library().hvd_sparse_feedback_bucket_topk(
+    return library().hvd_sparse_feedback_bucket_topk(
         parts=_floats(parts, "parts"), residual=residual, k=k, bucket=bucket, wire_dtype=_wire(wire_dtype)
     )
 
@@ -192,7 +195,7 @@ def sum_parts(parts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     Raises:
         tf.errors.InvalidArgumentError: where parts is no matrix or has no row.
     """
-    return _library().hvd_sparse_sum_parts(parts=_floats(parts, "parts"))
+    return library().hvd_sparse_sum_parts(parts=_floats(parts, "parts"))
 
 
 def mean(total: tf.Tensor, divisor: float | tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
@@ -211,7 +214,7 @@ def mean(total: tf.Tensor, divisor: float | tf.Tensor, dtype: tf.DType) -> tuple
     Raises:
         tf.errors.InvalidArgumentError: where total is no vector or divisor no scalar.
     """
-    return _library().hvd_sparse_mean(
+    return library().hvd_sparse_mean(
         total=_floats(total, "total"), divisor=tf.cast(divisor, tf.float32), dtype=_float_type(dtype, "dtype")
     )
 
@@ -229,7 +232,7 @@ def spoil(values: tf.Tensor, spoiled: tf.Tensor) -> tf.Tensor:
     Raises:
         tf.errors.InvalidArgumentError: where values is no vector or spoiled no scalar.
     """
-    return _library().hvd_sparse_spoil(values=_floats(values, "values"), spoiled=spoiled)
+    return library().hvd_sparse_spoil(values=_floats(values, "values"), spoiled=spoiled)
 
 
 def pack(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
@@ -237,7 +240,7 @@ def pack(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
 
     Args:
         values: [k] float32, float16 or bfloat16.
-        indices: [k] int32.
+        indices: [k] int32 or int64.
 
     Returns:
         int32 [k + ceil(k * itemsize / 4)]: the indices, then the values' bytes, padded with zeros to a whole word.
@@ -245,7 +248,7 @@ def pack(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
     Raises:
         tf.errors.InvalidArgumentError: where the two are not vectors of the same length.
     """
-    return _library().hvd_sparse_pack(values=_floats(values, "values"), indices=indices)
+    return library().hvd_sparse_pack(values=_floats(values, "values"), indices=as_int32(indices, "indices"))
 
 
 def unpack(messages: tf.Tensor, counts: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
@@ -262,7 +265,7 @@ def unpack(messages: tf.Tensor, counts: tf.Tensor, dtype: tf.DType) -> tuple[tf.
     Raises:
         tf.errors.InvalidArgumentError: where a count is negative, or counts and dtype do not give the messages' length.
     """
-    return _library().hvd_sparse_unpack(messages=messages, counts=counts, T=_float_type(dtype, "dtype"))
+    return library().hvd_sparse_unpack(messages=messages, counts=counts, T=_float_type(dtype, "dtype"))
 
 
 def sparse_sum(
@@ -277,7 +280,7 @@ def sparse_sum(
 
     Args:
         values: [t] float32, float16 or bfloat16.
-        indices: [t] int32; an index may occur again.
+        indices: [t] int32 or int64; an index may occur again.
         size: of the result, in [0, 2^31 - 1]; a number or a scalar tensor.
         divisor: each sum is divided by it once, in float32; a number or a scalar tensor.
         offset: the index of the first element of the result; a number or a scalar tensor.
@@ -291,9 +294,9 @@ def sparse_sum(
         tf.errors.InvalidArgumentError: where an index is outside [offset, offset + size) (it says which), or shapes do
             not fit together.
     """
-    return _library().hvd_sparse_sum(
+    return library().hvd_sparse_sum(
         values=_floats(values, "values"),
-        indices=indices,
+        indices=as_int32(indices, "indices"),
         size=_integer(size, "size"),
         divisor=tf.cast(divisor, tf.float32),
         offset=_integer(offset, "offset"),
@@ -316,7 +319,7 @@ def check_faults(faults: tf.Tensor, labels: Sequence[str], remedy: str) -> tf.Te
     Raises:
         tf.errors.InvalidArgumentError: where a code is not 0; it names label, rank and remedy.
     """
-    return _library().hvd_sparse_check_faults(faults=faults, labels=list(labels), remedy=remedy)
+    return library().hvd_sparse_check_faults(faults=faults, labels=list(labels), remedy=remedy)
 
 
 def clock(unknown: tf.Tensor) -> tf.Tensor:
@@ -332,22 +335,18 @@ def clock(unknown: tf.Tensor) -> tf.Tensor:
     Returns:
         [] float64, seconds.
     """
-    return _library().hvd_sparse_clock(unknown=unknown)
+    return library().hvd_sparse_clock(unknown=unknown)
 
 
 @functools.cache
 def kernels() -> ctypes.CDLL:
     """The library's plain C functions (ops/*.h)."""
-    _library()  # TensorFlow takes for its own only what a library registers while it loads it
+    library()  # TensorFlow takes for its own only what a library registers while it loads it
     return ctypes.CDLL(str(_LIBRARY))
 
 
 def library() -> ModuleType:
     """The operations as TensorFlow wraps them, for the modules that give other families of them types and errors."""
-    return _library()
-
-
-def _library() -> ModuleType:
     with _lock:  # ranks that are simulated by threads come here together
         return _load()
 

@@ -14,8 +14,15 @@ from hvd_sparse.aggregators import Aggregator, commit
 from hvd_sparse.bucket_exchange import BucketExchange
 from hvd_sparse.buckets import Gradient, Plan
 from hvd_sparse.communicator import Grid
+from hvd_sparse.joining import forbid_join
+from hvd_sparse.pairing import Label, compare
 from hvd_sparse.spec import Rate, describe
 from hvd_sparse.telemetry import Telemetry, timed
+
+_REMEDY = (
+    "Every rank must build the same model and pass the same recipe; look for a branch or a random choice that depends "
+    "on the rank."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,18 +59,19 @@ class Own:
 class PlannedExchange:
     """Averages gradients bucket by bucket, all at once, and ends all of them in one transaction.
 
-    Making one is a collective: the ranks compare what they are about to do.
+    Making one is a collective: the ranks compare what they are about to do. Variables are paired by their order.
 
     Args:
         aggregator: what exchanges the buckets.
         plan: which gradients there are, and where they lie.
         grid: who exchanges.
-        name: collectives are named after it.
+        name: collectives are named after it; the same on every rank.
         telemetry: measures the exchanges; None measures nothing, at no cost.
         learning_rate: of the optimizer that applies the means, where there is one.
+        sums: hand on the sums over all ranks in place of the means.
 
     Raises:
-        ValueError: on every rank alike where plans, recipes or names differ, or the recipe cannot work with the plan.
+        ValueError: on every rank alike where plans or recipes differ, or the recipe cannot work with the plan.
     """
 
     def __init__(
@@ -74,21 +82,24 @@ class PlannedExchange:
         name: str,
         telemetry: Telemetry | None,
         learning_rate: Rate | None = None,
+        sums: bool = False,
     ):
         self.plan = plan
         self.grid = grid
         self._aggregator = aggregator
         self._name = name
         self._telemetry = telemetry
+        self._sums = sums
         specs = [
             bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets))
-            ._replace(learning_rate=learning_rate)
+            ._replace(learning_rate=learning_rate, sums=sums)
             .validate()
             for number, bucket in enumerate(plan.buckets)
         ]
-        variables = {f"variable {name}": place for name, place in plan.placement().items()}
-        options = {"recipe": describe(aggregator), "name": name, "telemetry": telemetry is not None}
-        grid.world.agree(options | variables, "the gradients or the recipe", "gradients.agree")
+        options = {"recipe": describe(aggregator), "telemetry": telemetry is not None, "sums": sums}
+        grid.world.agree(options, "the gradients or the recipe", "gradients.agree")
+        labels = [Label(variable, place) for variable, place in plan.placement().items()]
+        compare(labels, grid.world, "the gradients", _REMEDY, "gradients.compare")
         if aggregator.sums and plan.slices:
             raise ValueError(
                 f"{type(aggregator).__name__} hands on sums over the ranks, and rows of tf.IndexedSlices travel as "
@@ -99,6 +110,7 @@ class PlannedExchange:
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}_step")
         if telemetry is not None:
             telemetry.create()
+        forbid_join(self)
 
     def exchange(self, gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
         """The means of gradients that the plan was made for; all state is written by then, or an error raised."""
@@ -107,19 +119,20 @@ class PlannedExchange:
         ready = self._time(gradients.values())
         in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
         in_rows = [
-            rows.exchange(gradients[segment.name], segment, self.grid, f"{self._name}.{segment.name}")
-            for segment, _ in self.plan.slices
+            rows.exchange(gradients[segment.name], segment, self.grid, f"{self._name}.slices{number}", self._sums)
+            for number, (segment, _) in enumerate(self.plan.slices)
         ]
         exchanges = [*in_buckets, *in_rows]
         done = commit(exchanges, self._labels(), self.grid.world, f"{self._name}.commit")
         with tf.control_dependencies(done):
             step = self.step.assign_add(1)
             if self._telemetry is not None:
-                exposed = self._time([ready, *(exchange.mean for exchange in exchanges)]) - ready  # read after it
+                means_there = tf.nest.flatten([exchange.mean for exchange in exchanges], expand_composites=True)
+                exposed = self._time([ready, *means_there]) - ready  # read after it
                 self._telemetry.record(step, exchanges, gradients, exposed)
             means: dict[str, Gradient] = {}
-            for bucket, exchange in zip(self.plan.buckets, in_buckets, strict=True):
-                means.update(bucket.unpack(tf.identity(exchange.mean)))
+            for bucket, exchange in zip(self.buckets, in_buckets, strict=True):
+                means.update(bucket.means(exchange))
             for (segment, _), exchange in zip(self.plan.slices, in_rows, strict=True):
                 values = tf.identity(exchange.mean.values)
                 means[segment.name] = tf.IndexedSlices(values, exchange.mean.indices, exchange.mean.dense_shape)

@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 PATIENCE = 30.0  # seconds to wait for other ranks; then Horovod finds out by itself what is wrong
 _ANSWER = 30.0  # seconds to wait for an answer of the launcher, which has it at once
 _POLL = 0.05
+# The launcher is on a host of the job: a proxy for what is outside it, which the environment may name, is not asked.
+_open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
 class Store(NamedTuple):
@@ -40,14 +42,14 @@ class Store(NamedTuple):
     def put(self, key: object, value: Any) -> None:
         """Puts what JSON can say under a key."""
         request = urllib.request.Request(f"{self.url}/{key}", json.dumps(value).encode(), method="PUT")
-        urllib.request.urlopen(request, timeout=_ANSWER)
+        _open(request, timeout=_ANSWER)
 
     def get(self, key: object, patience: float = PATIENCE) -> Any:
         """The value under a key, as soon as it is there; TimeoutError where it does not come."""
         deadline = time.monotonic() + patience
         while True:
             try:
-                with urllib.request.urlopen(f"{self.url}/{key}", timeout=_ANSWER) as answer:
+                with _open(f"{self.url}/{key}", timeout=_ANSWER) as answer:
                     return json.load(answer)
             except urllib.error.HTTPError as error:
                 if error.code != 404:
@@ -64,10 +66,10 @@ class Store(NamedTuple):
         """
         for _ in range(attempts):
             try:
-                urllib.request.urlopen(f"{self.url}/{key}", timeout=_ANSWER)
+                _open(f"{self.url}/{key}", timeout=_ANSWER)
             except urllib.error.HTTPError:
                 return
-            urllib.request.urlopen(urllib.request.Request(f"{self.url}/{key}", method="DELETE"), timeout=_ANSWER)
+            _open(urllib.request.Request(f"{self.url}/{key}", method="DELETE"), timeout=_ANSWER)
 
     def verdict(self, count: int, judge: Callable[[list[Any]], Any]) -> Any:
         """What rank 0 makes of everything that was told, of the values of keys 0 to count - 1; the same on all ranks.

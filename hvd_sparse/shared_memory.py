@@ -54,6 +54,9 @@ class SharedMemoryCommunicator(Communicator):
     def _allreduce(self, tensor, op, name):
         return self._carrier._allreduce(tensor, op, name)
 
+    def _allreduce_each(self, tensors, op, name):
+        return self._carrier._allreduce_each(tensors, op, name)
+
     def _broadcast(self, tensor, root, name):
         return self._carrier._broadcast(tensor, root, name)
 

@@ -27,6 +27,7 @@ class Spec(NamedTuple):
         in_flight: how many vectors are exchanged at the same time, this one among them; they share the links.
         learning_rate: gives the learning rate ([]) of the optimizer that applies the means, where there is one: the
             same on every rank, and asked at each exchange.
+        sums: whether ranks are to get the sum of their vectors in place of the mean.
     """
 
     size: int
@@ -37,6 +38,12 @@ class Spec(NamedTuple):
     number: int = 0
     in_flight: int = 1
     learning_rate: Rate | None = None
+    sums: bool = False
+
+    @property
+    def divisor(self) -> int:
+        """What the sum over all ranks is divided by in the end."""
+        return 1 if self.sums else self.grid.world.size
 
     def validate(self) -> Spec:
         """Returns itself.

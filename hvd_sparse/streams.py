@@ -25,6 +25,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.indices import as_int32
 
 DTYPES = (tf.float16, tf.float32, tf.float64)
 OPERATIONS = ("sum", "max", "min", "product")
@@ -41,7 +42,12 @@ def delta(size: int, width: int, dtype: tf.DType) -> int:
 
     Returns:
         floor(size * r / (4 + r)), r being the bytes of a row; 4 bytes are those of its index.
+
+    Raises:
+        ValueError: where size or width cannot be.
     """
+    if size < 0 or width < 1:
+        raise ValueError(f"Expected a size of at least 0 and a width of at least 1, got size {size} and width {width}.")
     row = width * _dtype(dtype).size
     return size * row // (_INDEX_BYTES + row)
 
@@ -59,7 +65,7 @@ def pack(
     Args:
         values: [k] or [k, ...] float16, float32 or float64; the width is the product of the dimensions after the first,
             which must be known.
-        indices: [k] int32 in any order. Rows of the same index are combined in the order in which they stand.
+        indices: [k] int32 or int64 in any order. Rows of the same index are combined in the order in which they stand.
             Ascending, unique indices are the fast path.
         size: rows of the vector; size * width < 2^31.
         op: "sum", "max", "min" or "product".
@@ -75,7 +81,7 @@ def pack(
     width = _width(values.shape)
     return ops.library().hvd_stream_pack(
         values=tf.reshape(values, [-1, width]),
-        indices=indices,
+        indices=as_int32(indices, "indices"),
         size=size,
         dense_above=_limit(dense_above, size, width, values.dtype),
         combine=_operation(op),

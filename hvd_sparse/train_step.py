@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
+
+from hvd_sparse.sync_batch_norm import synchronises
 
 _COMPILED = "_hvd_sparse_compiled"
 
@@ -18,7 +21,8 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
     To be called before or after `compile`, with any `jit_compile`. The model's own `train_step` (Keras's, or one that
     calls `self.optimizer.apply_gradients` or `apply` once) is traced with a stand-in for the optimizer that takes the
     gradients, so that sample weights, added losses, metrics, statistics of normalisation and loss scaling stay what
-    they are. Evaluation and prediction are not compiled. With `run_eagerly=True` nothing is.
+    they are. Evaluation and prediction are not compiled. With `run_eagerly=True` nothing is, nor with layers that meet
+    the other ranks in the forward pass (`SyncBatchNormalization`), which is told by a warning.
 
     All gradients leave the compiled part together, so that the exchange does not overlap with the backward pass.
 
@@ -32,6 +36,13 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
 
     def step(data):
         if model.run_eagerly:
+            return own_step(data)
+        if synchronises(model):
+            warnings.warn(
+                f"{model.name} is not compiled by XLA, which cannot compile the collectives of its "
+                "SyncBatchNormalization layers.",
+                stacklevel=2,
+            )
             return own_step(data)
         _build_optimizer(model)
         taker = _GradientTaker(model.optimizer)

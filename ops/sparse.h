@@ -31,6 +31,10 @@ bool hvds_all_finite(const float* x, int64_t size, const hvds_parallel* parallel
 bool hvds_mean(const void* total, enum hvds_dtype dtype, float divisor, void* mean, enum hvds_dtype mean_dtype,
                int64_t size, const hvds_parallel* parallel);
 
+// vector[i] += addend[i], added in float32 and rounded to the type of the vector; returns whether all of it is finite.
+//   addend: [size]; vector: [size] of `dtype`.
+bool hvds_add(const float* addend, void* vector, enum hvds_dtype dtype, int64_t size);
+
 // A copy of values [size], size >= 1, whose first one is NaN: it tells those that receive it that they are of no use.
 void hvds_spoil(const void* values, enum hvds_dtype dtype, int64_t size, void* marked);
 

@@ -320,6 +320,18 @@ extern "C" bool hvds_mean(const void* total, hvds_dtype dtype, float divisor, vo
   });
 }
 
+extern "C" bool hvds_add(const float* addend, void* vector, hvds_dtype dtype, int64_t size) {
+  const hvds::StandardFloats standard;
+  return hvds::with_type(dtype, [&](auto* type) {
+    using Element = std::remove_const_t<std::remove_pointer_t<decltype(type)>>;
+    auto* elements = static_cast<Element*>(vector);
+    for (int64_t i = 0; i < size; ++i) {
+      elements[i] = hvds::narrow<Element>(hvds::widen(elements[i]) + addend[i]);
+    }
+    return hvds::all_finite(elements, size);
+  });
+}
+
 extern "C" void hvds_spoil(const void* values, hvds_dtype dtype, int64_t size, void* marked) {
   std::memcpy(marked, values, size * hvds::item_size(dtype));
   hvds::with_type(dtype, [&](auto* element) {

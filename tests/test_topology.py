@@ -39,6 +39,11 @@ def test_ranks_are_grouped_by_host_and_size(hosts, local_size, rows):
     assert nodes.arrange(places(hosts, local_size)) == rows
 
 
+def test_ranks_across_nodes_stand_in_the_order_in_which_horovod_numbers_a_set():
+    rows = nodes.arrange(places("ababaa", 2))
+    assert nodes.columns(rows) == [[0, 1, 4], [2, 3, 5]]
+
+
 @pytest.mark.parametrize(
     "hosts, local_size, told",
     [

@@ -22,7 +22,9 @@ from datacache.levels import Record
 from datacache.native import address, library
 from datacache.peers import session, sockets, wire
 from datacache.peers.session import Channel, Greeting, Keys, RefusedError, Session
+from datacache.peers.strangers import Strangers
 from datacache.peers.wire import WireError
+from datacache.workers import Workers
 
 _MOST_CONNECTIONS = 4096  # that are known, or are about to be; the oldest is forgotten first
 _MOST_FILLING = 65536  # samples that are being fetched for others; what is asked beyond is not there
@@ -98,25 +100,34 @@ class Server:
         self._buffer_bytes = 0
         self._context, self._alarm = zmq.Context(), sockets.Alarm()
         self._socket = self._context.socket(zmq.ROUTER)
+        self._strangers = Strangers(self._socket)
         try:
             _bind(self._socket, bind, secret if encrypt else None)
         except BaseException:
             self._context.destroy(linger=0)
             self._alarm.close()
             raise
-        self._workers = concurrent.futures.ThreadPoolExecutor(workers, "datacache-serve")
+        self._workers = Workers(workers, "datacache-serve")
         self._thread = threading.Thread(target=self._run, name="datacache-server", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Stops; who waits for samples gets them from its own lower levels. Calling it again does nothing."""
+    def close(self, patience: float | None = None) -> bool:
+        """Stops; who waits for samples gets them from its own lower levels. Calling it again does nothing.
+
+        Args:
+            patience: seconds for what is being fetched, as for `Workers.close`.
+
+        Returns:
+            Whether nothing is being fetched any more.
+        """
         if self._closing or os.getpid() != self._process:
-            return
+            return True
         self._closing = True
         self._alarm.ring()
         self._thread.join()
-        self._workers.shutdown(cancel_futures=True)
+        ended = self._workers.close(patience)
         self._alarm.close()
+        return ended
 
     # ---- the thread ----
 
@@ -124,10 +135,12 @@ class Server:
         poller = zmq.Poller()
         poller.register(self._socket, zmq.POLLIN)
         poller.register(self._alarm.fileno(), zmq.POLLIN)
+        poller.register(self._strangers.monitor, zmq.POLLIN)
         try:
             while not self._closing:
-                poller.poll(int(1000 * _SIGN_OF_LIFE) if self._orders else None)
+                poller.poll(self._timeout())
                 self._alarm.quiet()
+                self._strangers.look()
                 self._receive_all()
                 while self._done:
                     self._finish(self._done.popleft())
@@ -135,16 +148,26 @@ class Server:
         finally:
             self._context.destroy(linger=0)
 
+    def _timeout(self) -> int | None:
+        """Milliseconds until something is to be done that nobody asks for."""
+        times = [_SIGN_OF_LIFE] if self._orders else []
+        left = self._strangers.seconds_left()
+        if left is not None:
+            times.append(left)
+        return 1 + int(1000 * min(times)) if times else None
+
     def _receive_all(self) -> None:
         while not self._closing:
             try:
-                identity, *frames = self._socket.recv_multipart(zmq.DONTWAIT, copy=True)
+                identity, *received = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
             try:
-                self._take(identity, frames)
+                self._take(identity.bytes, [frame.bytes for frame in received])
             except (WireError, RefusedError) as complaint:
-                self._refuse(identity, "message", str(complaint))
+                self._refuse(identity.bytes, "message", str(complaint))
+            if identity.bytes in self._sessions:
+                self._strangers.know(identity)
 
     def _take(self, identity: bytes, frames: Sequence[bytes]) -> None:
         if len(frames) == 1:

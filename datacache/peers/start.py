@@ -24,8 +24,9 @@ _log = logging.getLogger(__name__)
 class Idle:
     """Stands in for a `Standby` where nodes do not ask each other."""
 
-    def close(self) -> None:
-        """Stops; calling it again does nothing."""
+    def close(self, patience: float | None = None) -> bool:
+        """Stops; calling it again does nothing. What it takes and returns are those of `Server.close`."""
+        return True
 
 
 class Standby(Idle):
@@ -49,15 +50,15 @@ class Standby(Idle):
         if not self._try():
             self._thread.start()
 
-    def close(self) -> None:
+    def close(self, patience: float | None = None) -> bool:
         self._closing.set()
         if self._thread.ident is not None:
             self._thread.join()
-        if self._server is not None:
-            self._server.close()
+        ended = self._server is None or self._server.close(patience)
         if self._lock is not None:
             os.close(self._lock)
         self._server = self._lock = None
+        return ended
 
     def _wait(self) -> None:
         warned = False

@@ -157,7 +157,7 @@ def callbacks(
         saving: what saves and resumes; by default `hvd.callbacks.CheckpointCallback`, where there is --checkpoint-dir.
     """
     if saving is None and options.checkpoint_dir:
-        saving = hvd.callbacks.CheckpointCallback(options.checkpoint_dir)
+        saving = hvd.callbacks.CheckpointCallback(options.checkpoint_dir, required=options.resume)
     shown: list[keras.callbacks.Callback] = []
     if options.tensorboard:
         shown.append(hvd.callbacks.TelemetryCallback(options.tensorboard))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.transaction import Parts, Reduced, blame, nothing, ring_traffic
+from hvd_sparse.aggregators.base import SCOPE, Aggregator, Level
+from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, blame, nothing, own_fault, ring_traffic
 from hvd_sparse.compressors import check_wire_dtype
 from hvd_sparse.spec import Spec
+
+_ADDED = (tf.float32, tf.float16)  # what Horovod can add
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,6 +57,31 @@ class AllReduce(Aggregator):
             spoiled=spoiled,
         )
 
+    def takes_apart(self, dtype):
+        """It does where Horovod can add the gradients as they are."""
+        return dtype in _ADDED and self.wire_dtype in (None, dtype.name)
+
+    def exchange_apart(self, tensors, state, carried):
+        spec, world = state.spec, state.communicator
+        with tf.name_scope(SCOPE):
+            totals = world.allreduce_each(tensors, "sum", f"{spec.name}.allreduce")
+            # Each rank carries the same share, so that the sum over all ranks is P times as much.
+            means, spoiled = _means(totals, spec.divisor, carried * (world.size / spec.divisor))
+
+        def fault() -> tf.Tensor:
+            faults = [own_fault(tf.reshape(tensor, [1, -1]), world.world_rank) for tensor in tensors]
+            return tf.reduce_max(tf.stack(faults))
+
+        sent = 2 * (world.size - 1) * spec.size * spec.dtype.size // world.size
+        traffic = ring_traffic(world, spec.grid, sent)
+        metrics = {
+            "bytes_inside": traffic.inside,
+            "bytes_across": traffic.across,
+            "kept": spec.size,
+            "total": spec.size,
+        }
+        return Exchange(means, fault, spoiled, (), metrics)
+
     def _own_sum(self, parts: Parts, spec: Spec) -> tuple[tf.Tensor, tf.Tensor]:
         """The sum of this rank's parts, and the fault that is seen on the way; a single part is not looked at."""
         if len(parts.sources) == 1:
@@ -72,3 +100,18 @@ class AllReduce(Aggregator):
 
     def _create(self, spec, communicator):
         return Level(spec, communicator)
+
+
+def _means(totals: Sequence[tf.Tensor], divisor: int, carried: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+    """Divides sums in their place, and looks in the same pass whether they are finite.
+
+    Args:
+        totals: float32 or float16, all of one dtype, of any shapes.
+        divisor: of all of them.
+        carried: float32 [0], or as many elements as all totals have together, which are added to the quotients.
+
+    Returns:
+        The means, in the shapes of the totals, and whether one of them is not finite, [] bool.
+    """
+    divisor = tf.constant(divisor, tf.float32)
+    return ops.library().hvd_sparse_means(totals=totals, divisor=divisor, carried=carried)

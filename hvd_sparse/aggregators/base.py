@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import abc
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -30,7 +31,7 @@ class Aggregator(abc.ABC):
     """Averages a vector over all ranks, again and again.
 
     A member of this role implements the abstract methods; the others are final but for `set_epoch`,
-    `decided` and the properties.
+    `decided`, the two about tensors apart and the properties.
     """
 
     @property
@@ -83,7 +84,7 @@ class Aggregator(abc.ABC):
             state: what `init` returned; it is advanced by one step.
 
         Returns:
-            The mean [size] in the same dtype, with the same bits on every rank.
+            The mean [size] in the same dtype, with the same bits on every rank; where the spec says so, the sum.
 
         Raises:
             tf.errors.InvalidArgumentError: on every rank alike where a rank's vector is not finite; the state is then
@@ -101,8 +102,8 @@ class Aggregator(abc.ABC):
         world = spec.grid.world
         with tf.name_scope(SCOPE):
             row = tf.reshape(vector, [1, spec.size])
-            reduced = self.reduce(Parts(row, (world.world_rank,)), world.size, state)
-            mean = dense(reduced.total, spec.size, world.size, spec.dtype)
+            reduced = self.reduce(Parts(row, (world.world_rank,)), spec.divisor, state)
+            mean = dense(reduced.total, spec.size, spec.divisor, spec.dtype)
 
         def fault() -> tf.Tensor:
             seen = reduced.fault
@@ -120,6 +121,25 @@ class Aggregator(abc.ABC):
                 "total": reduced.considered,
             },
         )
+
+    def takes_apart(self, dtype: tf.DType) -> bool:
+        """Whether `exchange_apart` can exchange gradients of this dtype."""
+        return False
+
+    def exchange_apart(self, tensors: Sequence[tf.Tensor], state: Level, carried: tf.Tensor) -> Exchange:
+        """Averages the tensors that the vector consists of one by one, each as soon as it is there; in a graph.
+
+        Only members that say so by `takes_apart` do.
+
+        Args:
+            tensors: in the order and with the sizes of the spec's segments, in any shapes.
+            state: what `create` returned.
+            carried: float32 [0], or [size]: what each rank adds to the vector, the same on every rank.
+
+        Returns:
+            As `exchange`; its mean is a list of tensors in the shapes of `tensors`.
+        """
+        raise TypeError(f"{type(self).__name__} exchanges vectors only: call exchange(vector, state).")
 
     def restore(self, state: Level, kept: tf.Tensor) -> None:
         """Puts back what had been kept.

@@ -81,7 +81,7 @@ class Exchange(NamedTuple):
     """An exchange that has run but is not committed yet.
 
     Attributes:
-        mean: [size], in the vector's dtype, the same bits on every rank.
+        mean: [size], in the vector's dtype, the same bits on every rank; or a list of tensors that it consists of.
         fault: computes, [] int32, whose fault it is as this rank sees it: 0, or 1 + the world rank whose vector is not
             finite.
         spoiled: see `Reduced`.
@@ -89,7 +89,7 @@ class Exchange(NamedTuple):
         metrics: bytes_inside, bytes_across, kept, total; each a number or a scalar tensor.
     """
 
-    mean: tf.Tensor
+    mean: tf.Tensor | list[tf.Tensor]
     fault: Callable[[], tf.Tensor]
     spoiled: tf.Tensor | None
     updates: tuple[Update, ...]

@@ -19,6 +19,7 @@ class DistributedCallback(keras.callbacks.Callback):
         return keras_hooks.exchange_of(self.model.optimizer)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_begin(epoch, logs)
         if self.exchange is not None:
             self.exchange.set_epoch(epoch)
 

@@ -12,7 +12,7 @@ from benchmarks.cluster import Cluster
 from benchmarks.train_breakdown import PARTS, Marks
 from tests.benchmarks import needs
 
-ARMS = ["Horovod", "no exchange", "dense", "hitopk", "auto", "Horovod, A/A"]
+ARMS = ["Horovod", "no exchange", "import line alone", "dense", "hitopk", "auto", "Horovod, A/A"]
 
 
 # ---- batches ----
@@ -108,10 +108,18 @@ def test_rows_are_medians_over_blocks():
     assert (rows["hitopk"]["claimed"], rows["Horovod"]["claimed"]) == (2e6, None)
 
 
+def test_the_interval_of_a_median_is_that_of_order_statistics():
+    ones = np.arange(1.0, 21.0)
+    assert timing.paired_ratio(ones, np.ones(20)) == (10.5, 6.0, 15.0)
+    assert timing.paired_ratio(ones[:6] * 2, np.full(6, 2.0)) == (3.5, 1.0, 6.0)
+    assert timing.paired_ratio(ones[:5], np.ones(5)) == (3.0, -np.inf, np.inf)
+    assert timing.paired_ratio([6.0, 1.0], [2.0, 1.0])[0] == 2.0
+
+
 def test_tables_and_picture_are_made(tmp_path):
     rows = bench_train.rows_of([made_up_run()])
     text = bench_train.render([made_up_run()], rows)
-    assert "| vgg19 | 2x2, 1gbit | hitopk | 76.8 (64.0 to 80.0) | 1.60 | 80% | 2.00 | 1.33 |" in text
+    assert "| vgg19 | 2x2, 1gbit | hitopk | 76.8 (64.0 to 80.0) | 1.60 | 1.600 | 80% | 2.00 | 1.33 |" in text
     widths = {block.count("|", 0, block.index("\n")) for block in text.split("\n\n") if block.startswith("|")}
     for block in text.split("\n\n"):
         if block.startswith("|"):

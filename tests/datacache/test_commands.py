@@ -10,7 +10,7 @@ import pytest
 
 import datacache
 from datacache import counters, memory, slab
-from datacache.__main__ import main
+from datacache.__main__ import bytes_in, main
 from datacache.progress import Bar
 from tests.datacache.killing import orphan
 from tests.datacache.test_cache import COUNT, images, options  # noqa: F401 - fixtures
@@ -130,6 +130,51 @@ def test_clear_removes_memory_that_a_killed_run_left(run, sizes, monkeypatch):
     assert len(list(shared.glob("*/*.lmdb"))) == 1
     assert run("clear", source=sizes.path)[0] == 0
     assert list(shared.glob("*/*")) == []
+
+
+@pytest.mark.parametrize(
+    "text, size",
+    [
+        ("1100000", 1_100_000),
+        ("1100000B", 1_100_000),
+        ("40G", 40_000_000_000),
+        ("40gb", 40_000_000_000),
+        ("1.5T", 1_500_000_000_000),
+        ("2 KiB", 2048),
+        ("37.5Gi", 37.5 * 2**30),
+        ("1p", 10**15),
+        ("3M", 3_000_000),
+        ("0", 0),
+    ],
+)
+def test_a_size_is_read_as_numfmt_reads_it(text, size):
+    assert bytes_in(text) == size
+
+
+@pytest.mark.parametrize("text", ["-1", "40X", "G", "", "1.5", "1,5G", "40GiG"])
+def test_what_is_no_size_is_refused(text, run, capsys):
+    with pytest.raises(SystemExit):
+        run("warm", f"--disk-bytes={text}")
+    assert "argument --disk-bytes: Expected bytes, such as 40000000000, 40G or 37.5GiB" in capsys.readouterr().err
+
+
+def test_classes_are_given_in_order_or_in_a_file(run, tmp_path):
+    (tmp_path / "images" / "bee").mkdir()
+    status, _, err = run("plan")
+    assert status == 2 and "class folders without a file" in err and "'bee'" in err and "--classes" in err
+    names = ["zebra", "bee", *sorted(path.name for path in run.source.iterdir() if path.name != "bee")]
+    (tmp_path / "names").write_text("\n".join(names) + "\n")
+    assert run("plan", "--classes", ", ".join(names))[0] == 0
+    assert run("stats", "--classes", f"@{tmp_path / 'names'}")[0] == 0
+    assert run("stats")[0] == 2
+
+
+def test_classes_that_cannot_be_are_told(run, tmp_path, capsys):
+    assert main(["plan", "--tfrecords", str(tmp_path), "--local-dir", str(tmp_path), "--classes", "a"]) == 2
+    assert "Expected --classes with --images" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        run("plan", "--classes", f"@{tmp_path / 'absent'}")
+    assert "absent cannot be read" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("shape", ["3,,3", "None,x", ""])

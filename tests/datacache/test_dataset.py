@@ -11,6 +11,8 @@ from datacache import World, dataset
 from tests.datacache import members
 from tests.datacache.test_cache import COUNT, SIDE, assert_right, expected, images, options  # noqa: F401 - fixtures
 
+pytestmark = pytest.mark.filterwarnings("ignore:A dataset of one epoch is read a second time")
+
 
 @pytest.fixture
 def cache(images, options):  # noqa: F811

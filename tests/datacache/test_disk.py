@@ -7,7 +7,7 @@ import pytest
 
 from datacache import disk
 from datacache.disk import DiskLevel
-from tests.datacache import devices
+from tests.datacache import damage, devices
 from tests.datacache.members import SAMPLES
 from tests.datacache.test_levels import record
 
@@ -140,3 +140,41 @@ def test_processes_that_open_and_close_at_the_same_time_are_not_in_each_others_w
             finally:
                 os._exit(1)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 6
+
+
+# ---- what is damaged on the disk ----
+
+
+def zero_a_large_value(path):
+    """Zeroes the first page of a record that has pages of its own."""
+    content = bytearray((path / "data.mdb").read_bytes())
+    page = int(damage.pages(content, 4)[0]) * damage.PAGE
+    (path / "data.mdb").write_bytes(bytes(content[:page] + bytes(damage.PAGE) + content[page + damage.PAGE :]))
+
+
+def test_a_damaged_value_does_not_take_others_pages_along(path, caplog):
+    """LMDB would free as many pages as the damaged value says it has."""
+    zero_a_large_value(path)
+    kept = DiskLevel(path, SIZE)
+    (damaged,) = [index for index, found in enumerate(kept.collect(np.arange(SAMPLES))) if found is None]
+    assert kept.put(damaged, record(damaged)) and kept.collect(np.array([damaged])) == [None]  # it is not written over
+    kept.drop(damaged)
+    assert kept.get(damaged) is None and kept.put(damaged, record(damaged))
+    for index in range(SAMPLES, 2 * SAMPLES):
+        kept.put(index, record(index))
+    kept.close()
+    assert contents(path) == [record(index) for index in range(SAMPLES)] and not caplog.records
+
+
+def test_a_damaged_tree_is_told(path, caplog):
+    content = bytearray((path / "data.mdb").read_bytes())
+    content[int(damage.pages(content, 2)[-1]) * damage.PAGE] ^= 1
+    (path / "data.mdb").write_bytes(bytes(content))
+    assert contents(path) == [None] * SAMPLES
+    assert f"{path} is made anew, from the source: it is damaged (a page of a tree is another one)" in caplog.text
+
+
+@pytest.mark.parametrize("name", ["unsynced", "size.json", "lock.mdb", "use"])
+def test_a_damaged_file_beside_it_is_no_matter(name, path):
+    (path / name).write_bytes(bytes(range(128, 256)))
+    assert contents(path) in ([None] * SAMPLES, [record(index) for index in range(SAMPLES)])

@@ -129,6 +129,24 @@ class TestFiles:
         assert list(member.changes(listing)) == [f"{new} is new."]
 
     @in_files
+    def test_a_file_that_becomes_a_pipe_is_not_waited_for(self, make, tmp_path):
+        member, _ = make(tmp_path / "data")
+        listing = member.scan()
+        path = sorted(each for each in (tmp_path / "data").rglob("*") if each.is_file())[0]
+        path.unlink()
+        os.mkfifo(path)
+        with pytest.raises(SourceChangedError, match=f"{path} has changed .* it is a named pipe"):
+            member.read(listing, 0)
+        assert [each for each in member.changes(listing) if "named pipe" in each]
+
+    @in_files
+    def test_content_is_the_same_wherever_it_lies(self, make, tmp_path):
+        listing = make(tmp_path / "data")[0].scan()
+        (tmp_path / "data").rename(tmp_path / "moved")
+        moved = make_again(make, tmp_path / "moved").scan()
+        assert moved.fingerprint() != listing.fingerprint() and moved.content() == listing.content()
+
+    @in_files
     def test_progress_is_told(self, make, tmp_path):
         member, _ = make(tmp_path / "data")
         told = []
@@ -155,7 +173,6 @@ class TestImageFolder:
         for name in ("top.jpg", "cat/a.JPG", "cat/notes.txt", "cat/deep/er/ü b.png", ".hidden/c.jpg", "cat/.d.jpg"):
             (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
             (tmp_path / name).write_bytes(b"x")
-        (tmp_path / "empty").mkdir()
         listing = ImageFolder(tmp_path).scan()
         assert [listing.name(file) for file in range(listing.file_count)] == ["cat/a.JPG", "cat/deep/er/ü b.png"]
         assert len(ImageFolder(tmp_path, suffixes=(".txt",)).scan()) == 1
@@ -163,6 +180,50 @@ class TestImageFolder:
     def test_no_image_is_an_error_in_words(self, tmp_path):
         with pytest.raises(ValueError, match="no file ending in .jpg.*CLASS/NAME.jpg"):
             ImageFolder(tmp_path).scan()
+
+    def folders(self, path, *names):
+        for name in names:
+            (path / name).parent.mkdir(parents=True, exist_ok=True)
+            (path / name).write_bytes(b"x")
+
+    def test_classes_are_numbered_as_they_are_given(self, tmp_path):
+        self.folders(tmp_path, "ant/a.jpg", "cat/a.jpg", "cat/b.jpg", "empty/notes.txt")
+        listing = ImageFolder(tmp_path, classes=["cat", "bee", "ant"]).scan()
+        assert listing.classes == ("cat", "bee", "ant") and listing.labels.tolist() == [2, 0, 0]
+        member = ImageFolder(tmp_path, classes=("cat", "bee", "ant"))
+        assert list(member.changes(member.scan())) == []
+
+    def test_an_empty_folder_that_was_passed_over_is_noticed(self, tmp_path):
+        self.folders(tmp_path, "ant/a.jpg", "cat/a.jpg")
+        listing = ImageFolder(tmp_path).scan()
+        (tmp_path / "bee").mkdir()
+        (told,) = ImageFolder(tmp_path).changes(listing)
+        assert told == f"{tmp_path}/bee has no listed image, and the classes after it are numbered without it."
+        assert list(ImageFolder(tmp_path, classes=["ant", "cat"]).changes(listing)) == []
+
+    def test_other_classes_are_another_place_and_none_are_the_old_one(self, tmp_path):
+        assert ImageFolder(tmp_path).identity == {
+            "kind": "ImageFolder",
+            "path": str(tmp_path),
+            "suffixes": [".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff"],
+        }
+        made = [ImageFolder(tmp_path, classes=classes).identity for classes in (None, ["a", "b"], ["b", "a"])]
+        assert made[0] != made[1] != made[2] != made[0]
+
+    def test_images_in_a_folder_that_is_no_class_are_named(self, tmp_path):
+        self.folders(tmp_path, *(f"{name}/a.jpg" for name in "abcdefgh"))
+        with pytest.raises(ValueError, match="not among classes=.'a'.: 'b', 'c', 'd', 'e', 'f' and 2 more"):
+            ImageFolder(tmp_path, classes=["a"]).scan()
+        self.folders(tmp_path, "late/a.jpg")
+        listing = ImageFolder(tmp_path, classes=[*"abcdefgh", "late"]).scan()
+        self.folders(tmp_path, "later/a.jpg")
+        told = ImageFolder(tmp_path, classes=[*"abcdefgh", "late"]).changes(listing)
+        assert list(told) == [f"{tmp_path}/later/a.jpg is new."]
+
+    @pytest.mark.parametrize("classes", ["cat", [], ["a", "a"], ["a/b"], [1]])
+    def test_classes_that_cannot_be_are_refused(self, classes, tmp_path):
+        with pytest.raises(ValueError, match="Expected classes as a list of different names"):
+            ImageFolder(tmp_path, classes=classes)
 
     @pytest.mark.parametrize("suffixes", [".jpg", (), ("jpg",)])
     def test_suffixes_that_cannot_be_are_refused(self, suffixes, tmp_path):

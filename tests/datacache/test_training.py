@@ -17,6 +17,7 @@ import datacache
 from datacache import World
 from datacache.order import permutation
 from tests.datacache import resuming
+from tests.datacache.members import flip
 from tests.datacache.resuming import BATCH, COUNT, EPOCHS
 from tests.parallel.launch import QUIET, ROOT, horovodrun
 
@@ -116,6 +117,10 @@ def test_what_ranks_keep_back_goes_on_with_the_model(tmp_path):
     assert len(list((tmp_path / "whole" / "checkpoints").glob("*.weights.h5"))) == 2
     end_of("killed", death=[1, 4])
     shutil.copytree(tmp_path / "killed", tmp_path / "without")
+    shutil.copytree(tmp_path / "killed", tmp_path / "damaged")
+    newest = max((tmp_path / "damaged" / "checkpoints").glob("epoch-*.beside.npz"))
+    flip(newest, newest.stat().st_size // 2, 1)
+    assert end_of("damaged") == wanted  # from the checkpoint before
     assert end_of("killed") == wanted
     assert end_of("without", residuals=False) != wanted
 
@@ -233,9 +238,45 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(make_cache, model, tmp_
     newest.write_bytes(newest.read_bytes()[:1000])
     training = make_cache().training(tmp_path / "kept", BATCH, save_every=4, keep=1)
     assert (training.epoch, training.position) == (1, 4 * BATCH)
-    assert f"{newest} cannot be read" in caplog.text
+    assert f"{newest} cannot be read" in caplog.text and f"training goes on from {older.name}" in caplog.text
     fit(model, training)
     np.testing.assert_array_equal(model.get_weights()[0], EPOCHS)
+
+
+def test_a_damaged_checkpoint_does_not_count_as_one_of_those_that_stay(make_cache, model, tmp_path):
+    fit(model, make_cache().training(tmp_path / "kept", BATCH, save_every=3), [Stop(0, 7)])
+    older, newest = sorted((tmp_path / "kept").glob("epoch-*"))
+    flip(newest, newest.stat().st_size // 2, 8)
+    training = make_cache().training(tmp_path / "kept", BATCH, save_every=9)
+    fit(model, training, [Stop(0, 4)])  # of what was left: the save at the end of this fit is the first
+    assert older.exists()
+
+
+def test_where_no_checkpoint_is_whole_training_begins_anew(make_cache, model, tmp_path, caplog):
+    fit(model, make_cache().training(tmp_path / "kept", BATCH, save_every=4), [Stop(1, 5)])
+    for each in (tmp_path / "kept").glob("epoch-*"):
+        flip(each, each.stat().st_size - 5, 1)
+    training = make_cache().training(tmp_path / "kept", BATCH, save_every=4)
+    assert (training.epoch, training.position) == (0, 0)
+    assert caplog.text.count("its digest is wrong); none before it is whole, so training begins anew") == 2
+
+
+def test_the_file_is_one_of_keras_and_needs_its_digest(make_cache, model, tmp_path, caplog):
+    fit(model, make_cache().training(tmp_path / "kept", BATCH, save_every=4), [Stop(0, 5)])
+    path = max((tmp_path / "kept").glob("epoch-*"))
+    saved = model.get_weights()[0]
+    model.set_weights([np.zeros(COUNT)])
+    model.load_weights(path)
+    np.testing.assert_array_equal(model.get_weights()[0], saved)
+    position = make_cache().training(tmp_path / "kept", BATCH, save_every=4).position
+    path.write_bytes(path.read_bytes()[:-40])
+    assert make_cache().training(tmp_path / "kept", BATCH, save_every=4).position != position
+    assert "the digest at its end is missing" in caplog.text
+    with h5py.File(path, "r+") as file:  # as earlier versions wrote it
+        file.attrs["datacache"] = file.attrs["datacache"].replace("training 2", "training 1")
+    training = make_cache().training(tmp_path / "kept", BATCH, save_every=4)
+    assert training.position == position and "was written without a digest" in caplog.text
+    fit(model, training, [Stop(0, 1)])
 
 
 def test_the_shape_of_batches_is_known_where_all_are_equal(make_cache, tmp_path):

@@ -12,6 +12,8 @@ from datacache.order import permutation
 from tests.datacache.test_cache import SIDE, assert_right, expected, images, options  # noqa: F401 - fixtures
 from tests.datacache.varying import COUNT, Images
 
+pytestmark = pytest.mark.filterwarnings("ignore:A dataset of one epoch is read a second time")
+
 
 @pytest.fixture
 def folder(tmp_path):

@@ -23,7 +23,7 @@ import os
 import pathlib
 import tempfile
 import traceback
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import pytest
 
@@ -40,12 +40,18 @@ def names(module: str) -> list[str]:
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
 
 
-def fixture(module: str, count: int, limit: float = LIMIT, environment: Mapping[str, str] = {}):
-    """A pytest fixture that gives the `Launched` of a file."""
+def fixture(
+    module: str,
+    count: int,
+    limit: float = LIMIT,
+    environment: Mapping[str, str] = {},
+    prefix: Sequence[str] = (),
+):
+    """A pytest fixture that gives the `Launched` of a file; the prefix is put before the launcher."""
 
     @pytest.fixture(scope="module", name="launched")
     def launched():
-        return Launched(module, count, limit, environment)
+        return Launched(module, count, limit, environment, prefix)
 
     return launched
 
@@ -53,8 +59,16 @@ def fixture(module: str, count: int, limit: float = LIMIT, environment: Mapping[
 class Launched:
     """The outcomes of an actors file on `count` ranks; launched when they are first asked for."""
 
-    def __init__(self, module: str, count: int, limit: float = LIMIT, environment: Mapping[str, str] = {}):
-        self._module, self._count, self._limit, self._environment = module, count, limit, environment
+    def __init__(
+        self,
+        module: str,
+        count: int,
+        limit: float = LIMIT,
+        environment: Mapping[str, str] = {},
+        prefix: Sequence[str] = (),
+    ):
+        self._module, self._count, self._limit = module, count, limit
+        self._environment, self._prefix = environment, prefix
         self._faults: dict[str, str] = {}
 
     def require(self, name: str) -> None:
@@ -67,7 +81,7 @@ class Launched:
     def _launch(self, wanted: list[str]) -> None:
         with tempfile.TemporaryDirectory() as folder:
             command = ["-m", "tests.faults.ranks", self._module, "--only", *wanted, "--results", folder]
-            ended = horovodrun(self._count, command, self._limit, environment=self._environment)
+            ended = horovodrun(self._count, command, self._limit, environment=self._environment, prefix=self._prefix)
             outcomes = [_outcomes(pathlib.Path(folder) / f"rank{rank}.jsonl") for rank in range(self._count)]
         for name in wanted:
             texts = [_text(rank, outcome.get(name)) for rank, outcome in enumerate(outcomes)]

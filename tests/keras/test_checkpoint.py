@@ -1,3 +1,6 @@
+import hashlib
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -134,8 +137,25 @@ def test_without_its_own_file_a_rank_goes_on_from_the_sum(saved):
     path, kept = saved
     path.with_name("residuals.npz.rank0of1").unlink()
     exchange, _ = exchange_with("hitopk", steps=1)
-    assert checkpoint.restore(path, exchange) is False
+    with pytest.warns(UserWarning, match=r"rank 0: .*residuals.npz.rank0of1 is missing.*shared equally"):
+        assert checkpoint.restore(path, exchange) is False
     assert_kept(exchange, kept.residuals)
+
+
+def test_a_rank_whose_own_file_is_damaged_is_told_of(saved):
+    path, kept = saved
+    own = path.with_name("residuals.npz.rank0of1")
+    own.write_bytes(own.read_bytes()[:-100])
+    exchange, _ = exchange_with("hitopk", steps=1)
+    with pytest.warns(UserWarning, match=r"rank 0: .*residuals.npz.rank0of1 is (damaged|not a whole)"):
+        assert checkpoint.restore(path, exchange) is False
+    assert_kept(exchange, kept.residuals)
+
+
+def test_a_ranks_own_state_is_not_that_of_all(saved):
+    exchange, _ = exchange_with("hitopk", steps=1)
+    with pytest.raises(OSError, match="holds the state of one rank"):
+        checkpoint.restore(saved[0].with_name("residuals.npz.rank0of1"), exchange)
 
 
 def test_a_rank_does_not_take_its_own_file_of_another_checkpoint(saved, tmp_path):
@@ -145,14 +165,19 @@ def test_a_rank_does_not_take_its_own_file_of_another_checkpoint(saved, tmp_path
     checkpoint.save(path, exchange)
     path.with_name("residuals.npz.rank0of1").write_bytes(own)
     again, _ = exchange_with("hitopk", steps=1)
-    assert checkpoint.restore(path, again) is False
+    with pytest.warns(UserWarning, match="rank0of1 belongs to another checkpoint"):
+        assert checkpoint.restore(path, again) is False
     assert_kept(again, exchange.kept().residuals)
 
 
 def test_own_files_can_be_left_out(tmp_path):
     exchange, _ = exchange_with("hitopk", steps=1)
-    checkpoint.save(tmp_path / "residuals.npz", exchange, exact=False)
+    written = checkpoint.save(tmp_path / "residuals.npz", exchange, exact=False)
     assert [path.name for path in tmp_path.iterdir()] == ["residuals.npz"]
+    assert written == {"residuals.npz": hashlib.sha256((tmp_path / "residuals.npz").read_bytes()).hexdigest()}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        assert checkpoint.restore(tmp_path / "residuals.npz", exchange) is False
 
 
 def test_steps_that_seeds_and_densities_follow_go_on(saved):

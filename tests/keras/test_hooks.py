@@ -3,6 +3,7 @@
 import inspect
 import warnings
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -227,3 +228,14 @@ def test_a_loaded_model_with_loss_scaling_goes_on_distributed(tmp_path):
     assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
     loaded.fit(X, Y, verbose=0)
     assert keras_hooks.exchange_of(loaded.optimizer).step == 1
+
+
+def test_weights_in_memory_are_the_file_that_keras_writes(tmp_path):
+    opened, model = h5py.File, dense_model()
+    (tmp_path / "a.weights.h5").write_bytes(keras_hooks.weights_file(model))
+    assert h5py.File is opened
+    values = model.get_weights()
+    model.set_weights([np.zeros_like(value) for value in values])
+    model.load_weights(tmp_path / "a.weights.h5")
+    for value, expected in zip(model.get_weights(), values, strict=True):
+        np.testing.assert_array_equal(value, expected)

@@ -2,7 +2,6 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from horovod.tensorflow import Compression, Sum
 
 import hvd_sparse as hvd
 
@@ -11,45 +10,8 @@ def sgd(**options):
     return keras.optimizers.SGD(1.0, **options)
 
 
-@pytest.mark.parametrize(
-    ("argument", "value", "remedy"),
-    [
-        ("backward_passes_per_step", 2, "gradient_accumulation_steps"),
-        ("op", Sum, "always the mean"),
-        ("gradient_predivide_factor", 2.0, "learning rate"),
-        ("groups", 3, "bucket_bytes"),
-        ("num_groups", 3, "bucket_bytes"),
-        ("process_set", object(), "local_layers"),
-        ("device_dense", "/gpu:0", "where their tensors are"),
-        ("device_sparse", "/cpu:0", "where their tensors are"),
-    ],
-)
-def test_horovods_other_arguments_are_refused_with_what_to_do(argument, value, remedy):
-    with pytest.raises(ValueError, match=f"{argument}=.*is not supported.*{remedy}"):
-        hvd.DistributedOptimizer(sgd(), **{argument: value})
-    with pytest.raises(ValueError, match=f"{argument}=.*is not supported.*{remedy}"):
-        hvd.DistributedGradientTape(tf.GradientTape(), **{argument: value})
-
-
-def test_horovods_defaults_are_taken():
-    hvd.DistributedOptimizer(
-        sgd(),
-        "name",
-        device_dense="",
-        device_sparse="",
-        compression=Compression.none,
-        gradient_predivide_factor=1.0,
-        op=hvd.Average,
-        backward_passes_per_step=1,
-        average_aggregated_gradients=True,
-        num_groups=0,
-        groups=None,
-        process_set=None,
-    )
-
-
 def test_an_unknown_argument_is_refused():
-    with pytest.raises(TypeError, match="Unknown argument 'densty'"):
+    with pytest.raises(TypeError, match="unexpected keyword argument 'densty'"):
         hvd.DistributedOptimizer(sgd(), densty=0.1)
 
 
@@ -80,16 +42,6 @@ def test_a_strategy_is_refused():
     with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
         with pytest.raises(ValueError, match="tf.distribute strategy"):
             hvd.DistributedOptimizer(sgd())
-
-
-def test_float16_compression_is_dense_with_a_float16_wire():
-    optimizer = hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16)
-    assert optimizer.exchange.aggregator == hvd.recipes.dense(wire_dtype="float16")
-
-
-def test_compression_beside_a_recipe_is_refused():
-    with pytest.raises(ValueError, match="wire_dtype='float16'"):
-        hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16, aggregator=hvd.recipes.topk(0.1))
 
 
 def test_state_that_no_config_holds_survives_wrapping():
@@ -203,6 +155,35 @@ def test_the_epoch_reaches_a_schedule():
     optimizer.set_epoch(1)
     optimizer.apply([tf.constant([0.0, 0.0])], [variable])
     np.testing.assert_array_equal(variable, [0.0, -3.0])
+
+
+def test_variables_may_be_called_as_horovods_scripts_do():
+    variable = keras.Variable([1.0])
+    optimizer = hvd.DistributedOptimizer(sgd(momentum=0.5))
+    optimizer.apply([tf.ones([1])], [variable])
+    assert optimizer.variables() == optimizer.variables and len(optimizer.variables) == 3
+
+
+@pytest.mark.parametrize("clipping", [{}, {"global_clipnorm": 1.0}])
+def test_dense_recipes_average_float64(clipping):
+    variable = keras.Variable([0.0, 0.0], dtype="float64")
+    optimizer = hvd.DistributedOptimizer(sgd(**clipping))
+    rows = tf.IndexedSlices(tf.constant([1.0, 3.0], tf.float64), tf.constant([1, 1]), tf.constant([2]))
+    optimizer.apply([rows], [variable])
+    np.testing.assert_allclose(variable, [0.0, -1.0 if clipping else -4.0], rtol=1e-7)
+
+
+def test_float64_and_float32_are_averaged_beside_each_other():
+    wide, narrow = keras.Variable([0.0], dtype="float64"), keras.Variable([0.0])
+    optimizer = hvd.DistributedOptimizer(sgd())
+    optimizer.apply([tf.constant([2.0], tf.float64), tf.constant([3.0])], [wide, narrow])
+    assert (float(wide[0]), float(narrow[0])) == (-2.0, -3.0)
+
+
+def test_sparse_recipes_refuse_float64():
+    optimizer = hvd.DistributedOptimizer(sgd(), aggregator=hvd.recipes.topk(0.5))
+    with pytest.raises(ValueError, match="Expected a vector of float32, float16 or bfloat16, got float64"):
+        optimizer.apply([tf.ones([2], tf.float64)], [keras.Variable([0.0, 0.0], dtype="float64")])
 
 
 def test_a_schedule_that_was_never_told_the_epoch_says_so():

@@ -135,13 +135,49 @@ def test_local_layers_are_not_exchanged():
     assert len(exchange.kept().shapes) == 2
 
 
-def test_tensors_are_no_sources():
+def of_tensors(wrap, in_function=False):
+    """The gradients of x * x * w by a tensor x and a variable w."""
+    value, variable = tf.constant([1.0, 2.0]), tf.Variable([3.0, 4.0])
+
+    def step():
+        with tf.GradientTape() as tape:
+            tape.watch(value)
+            loss = value * value * variable
+        return wrap(tape).gradient(loss, [value, variable])
+
+    return (tf.function(step) if in_function else step)()
+
+
+@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("recipe", [None, hvd.recipes.dense("float16"), hvd.recipes.torus2d()])
+def test_tensors_may_be_sources_of_dense_recipes(recipe, in_function):
+    means = of_tensors(lambda tape: hvd.DistributedGradientTape(tape, aggregator=recipe), in_function)
+    np.testing.assert_array_equal(means, [[6.0, 16.0], [1.0, 4.0]])
+
+
+def test_a_recipe_that_keeps_something_back_takes_variables_only():
+    with pytest.raises(TypeError, match="Expected variables as sources.*belongs to a variable.*hvd.allreduce"):
+        of_tensors(lambda tape: hvd.DistributedGradientTape(tape, RECIPE))
+
+
+def test_rows_of_a_tensor_are_averaged_as_the_dense_gradient():
+    table = tf.zeros([3, 2])
     with tf.GradientTape() as tape:
-        value = tf.constant([1.0])
-        tape.watch(value)
-        loss = value * value
-    with pytest.raises(TypeError, match="Expected variables as sources"):
-        hvd.DistributedGradientTape(tape).gradient(loss, [value])
+        tape.watch(table)
+        loss = tf.reduce_sum(tf.gather(table, [2, 0, 2]))
+    mean = hvd.DistributedGradientTape(tape).gradient(loss, table)
+    np.testing.assert_array_equal(mean, [[1, 1], [0, 0], [2, 2]])
+
+
+def test_local_and_global_gradients_can_be_told_apart():
+    shared, local = tf.Variable([1.0]), tf.Variable([2.0])
+    with tf.GradientTape() as tape:
+        loss = 3.0 * shared + 4.0 * local
+    tape = hvd.DistributedGradientTape(tape)
+    tape.register_local_source(local)
+    of_local, of_others = tape.get_local_and_global_gradients(loss, [shared, local], use_generic_names=True)
+    assert [(source is local, float(gradient)) for source, gradient in of_local] == [(True, 4.0)]
+    assert [(source is shared, float(gradient)) for source, gradient in of_others] == [(True, 3.0)]
 
 
 def test_an_exchange_brings_its_own_options():

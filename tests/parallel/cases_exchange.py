@@ -14,6 +14,7 @@ from hvd_sparse.spec import Spec
 from tests import members, simulation
 from tests.members import AGGREGATORS
 from tests.parallel.cases import case
+from tests.parallel.training import raises
 from tests.simulation import DTYPES, Shape, same_bits
 
 STEPS = 20
@@ -207,3 +208,26 @@ def collectives_carry_every_dtype_and_nothing(dtype):
     )
     assert world.allgather(ones[:0], "empty").shape == [0]
     assert world.alltoall(ones[:0], [0] * world.size, "none").shape == [0]
+
+
+@case(ranks=(1, 2, 3, 4), over=lambda ranks: [{"dtype": dtype} for dtype in ("float32", "float16", "bfloat16")])
+def dense_gradients_apart_are_those_end_to_end(dtype):
+    """In a graph each gradient goes by itself, in eager code all of a bucket together; the means are the same."""
+    ranks, rank = hvd.size(), hvd.rank()
+    shapes = [(), (3, 2), (1000,), (7, 11)]
+    variables = [tf.Variable(tf.zeros(shape, dtype), name=f"v{number}") for number, shape in enumerate(shapes)]
+    every = [[(np.ones(shape) * ranks * (1 + each + n)) for n, shape in enumerate(shapes)] for each in range(ranks)]
+    own = [tf.constant(gradient, dtype) for gradient in every[rank]]
+    exchange = hvd.GradientExchange()
+    graph = tf.function(lambda gradients: exchange(gradients, variables), autograph=False)
+    eager, traced = exchange(own, variables), graph(own)
+    for position, (end_to_end, apart) in enumerate(zip(eager, traced, strict=True)):
+        expected = np.mean([gradients[position] for gradients in every], axis=0)
+        np.testing.assert_array_equal(end_to_end.numpy().astype("f8"), expected)
+        same_bits(apart.numpy(), end_to_end.numpy())
+    bad = [gradient * (np.inf if rank == ranks - 1 and number == 2 else 1) for number, gradient in enumerate(own)]
+    with raises(tf.errors.InvalidArgumentError, "v3:0 .. v0:0", f"rank {ranks - 1}"):
+        graph(bad)
+    for apart, end_to_end in zip(graph(own), eager, strict=True):
+        same_bits(apart.numpy(), end_to_end.numpy())
+    assert exchange.step == 3

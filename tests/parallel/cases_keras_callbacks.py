@@ -11,7 +11,16 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse.callbacks.averaging import broadcast_state
 from tests.parallel.cases import case
-from tests.parallel.training import L, assert_replicas_equal, distributed, network, on_every_rank, own_data, raises
+from tests.parallel.training import (
+    L,
+    assert_replicas_equal,
+    distributed,
+    network,
+    on_every_rank,
+    own_data,
+    raises,
+    shared_folder,
+)
 
 
 @case(ranks=(2, 4), over=lambda ranks: [{"built": built} for built in ("all", "some", "none")])
@@ -49,6 +58,25 @@ def broadcast_leaves_residuals_alone():
         np.testing.assert_array_equal(value, own[name])
     digests = on_every_rank({name: value.tobytes().hex() for name, value in own.items()})
     assert digests[0] != digests[1]
+
+
+@case(ranks=(2,))
+def the_best_model_is_written_by_rank_0():
+    """By the ranks' mean: rank 1's losses alone would have the first epoch as the best."""
+    folder = shared_folder()
+    model = network()
+    model.compile(distributed(), "mse")
+    best = hvd.callbacks.BestModelCheckpoint("loss", filepath=folder / f"best{hvd.rank()}.keras")
+    callbacks = keras.callbacks.CallbackList([hvd.callbacks.MetricAverageCallback(), best], model=model)
+    callbacks.on_train_begin()
+    losses = [[2.0, 1.0, 3.0], [1.0, 1.5, 3.0]][hvd.rank()]
+    for epoch, loss in enumerate(losses):
+        for weight in model.weights:
+            weight.assign(keras.ops.full(weight.shape, epoch))
+        callbacks.on_epoch_begin(epoch)
+        callbacks.on_epoch_end(epoch, {"loss": loss})
+    assert on_every_rank(sorted(path.name for path in folder.iterdir())) == [["best0.keras"]] * hvd.size()
+    assert all(np.all(weight == 1.0) for weight in hvd.load_model(folder / "best0.keras").get_weights())
 
 
 @case(ranks=(2, 4))

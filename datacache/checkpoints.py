@@ -1,0 +1,146 @@
+"""Checkpoint files of `training`: weights of Keras, the position as an attribute, and at the end a digest of it all.
+
+What comes after the end of an HDF5 file is of no matter to those who read one, so `keras.Model.load_weights` and every
+other reader take a checkpoint as it is. The attribute says that there is a digest, so that a file without one is either
+of an earlier version or damaged. All is made in memory and written at once: HDF5 cannot bear a disk that fills.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import xxhash
+
+from datacache import files
+
+SUFFIX = ".weights.h5"
+FORMAT = "datacache training 2"
+WITHOUT_DIGEST = "datacache training 1"  # what earlier versions wrote
+_ATTRIBUTE = "datacache"
+_PART = f".part{SUFFIX}"  # one name for all: what a killed process leaves is overwritten
+_MAGIC = b"datacache digest"
+_TRAILER = struct.Struct("<16sQ16s")  # magic, bytes before this, their XXH3 of 128 bits
+_log = logging.getLogger(__name__)
+
+
+class DamagedCheckpointError(Exception):
+    """A checkpoint that is not what was written."""
+
+
+class WeightsFile(io.BytesIO):
+    """An HDF5 file in memory; Keras looks at the end of its name."""
+
+    def __str__(self) -> str:
+        return f"memory{SUFFIX}"
+
+
+class Checkpoint(NamedTuple):
+    """A whole checkpoint.
+
+    Attributes:
+        name: of the file.
+        content: of the file.
+        told: what it says of itself.
+    """
+
+    name: str
+    content: bytes
+    told: dict[str, Any]
+
+
+def write(path: Path, save_weights: Callable[[WeightsFile], Any], told: dict[str, Any]) -> None:
+    """Writes a checkpoint, which gets its name when it is whole and on the disk.
+
+    Args:
+        path: ends in `SUFFIX`.
+        save_weights: of the model, into the file that it is given.
+        told: what the checkpoint says of itself, as JSON can hold it; its format is added.
+
+    Raises:
+        NoSpaceError: where the disk is full.
+    """
+    made, part = WeightsFile(), path.with_name(_PART)
+    save_weights(made)
+    with h5py.File(made, "r+") as file:
+        file.attrs[_ATTRIBUTE] = json.dumps({"format": FORMAT, **told})
+    content = made.getbuffer()
+    try:
+        with files.needing_room_for(path), open(part, "wb") as file:
+            file.write(content)
+            file.write(_TRAILER.pack(_MAGIC, len(content), _digest(content)))
+        files.rename_whole(part, path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read(path: Path) -> Checkpoint:
+    """Reads a checkpoint; one of an earlier version, which has no digest, with a warning.
+
+    Raises:
+        DamagedCheckpointError: where it is not what was written.
+        OSError: where it cannot be read.
+    """
+    content = path.read_bytes()
+    has_digest = content[-_TRAILER.size :].startswith(_MAGIC)
+    if has_digest:
+        _compare(content)
+    try:
+        with h5py.File(WeightsFile(content), "r") as file:
+            told = json.loads(file.attrs[_ATTRIBUTE])
+            said = told["format"]
+    except Exception as error:  # HDF5 has many for a file that is none
+        raise DamagedCheckpointError(f"it is no checkpoint: {error}") from None
+    if not has_digest and said != WITHOUT_DIGEST:
+        raise DamagedCheckpointError("the digest at its end is missing")
+    if not has_digest:
+        _log.warning("datacache: %s was written without a digest, by an earlier version: it is taken for whole.", path)
+    return Checkpoint(path.name, content, told)
+
+
+def in_order(directory: Path) -> list[Path]:
+    """The checkpoints of a directory, whole or not, from the oldest to the newest."""
+    return sorted(directory.glob(f"epoch-*{SUFFIX}"))
+
+
+def newest(directory: Path, check: Callable[[Path], None]) -> tuple[Checkpoint | None, list[str]]:
+    """Finds the newest whole checkpoint; warns of those after it, by name.
+
+    Args:
+        directory: where checkpoints are.
+        check: of what lies beside a checkpoint; raises `DamagedCheckpointError` where that is not whole.
+
+    Returns:
+        The checkpoint, None where none is whole, and the names of those that are not.
+    """
+    complaints: dict[str, str] = {}
+    found = None
+    for path in reversed(in_order(directory)):
+        try:
+            found = read(path)
+            check(path)
+            break
+        except (DamagedCheckpointError, OSError) as error:
+            found, complaints[path.name] = None, str(error)
+    instead = f"training goes on from {found.name}" if found else "none before it is whole, so training begins anew"
+    for name, complaint in complaints.items():
+        _log.warning("datacache: %s cannot be read (%s); %s.", directory / name, complaint, instead)
+    return found, list(complaints)
+
+
+def _compare(content: bytes) -> None:
+    _, length, digest = _TRAILER.unpack(content[-_TRAILER.size :])
+    if length != len(content) - _TRAILER.size:
+        raise DamagedCheckpointError(f"it has {len(content) - _TRAILER.size} bytes before its digest, not {length}")
+    if digest != _digest(memoryview(content)[:length]):
+        raise DamagedCheckpointError("its digest is wrong")
+
+
+def _digest(content: Any) -> bytes:
+    return xxhash.xxh3_128(content).digest()

@@ -1,0 +1,84 @@
+"""Connections whose other side has not shown yet that it knows the job's secret: none may stay for long.
+
+ZeroMQ keeps a connection for as long as the other side answers its heartbeats, whatever is said; so whoever reaches the
+port could use up the process's file descriptors. ZeroMQ has no call to end one connection, but tells of each which
+descriptor it has, and takes one that is shut down for one that the other side has ended.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket as sockets
+import time
+from collections import OrderedDict
+from typing import Any, NamedTuple
+
+import zmq
+import zmq.utils.monitor
+
+_LONGEST = 5.0  # seconds for a handshake
+_BRIEF = 1.0  # seconds, for which more strangers than the most are borne: all processes of a job may come at once
+_MOST = 64
+_ENDED = (
+    zmq.EVENT_DISCONNECTED
+    | zmq.EVENT_CLOSED
+    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
+    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
+    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+)
+
+
+class _Stranger(NamedTuple):
+    since: float
+    peer: Any  # its address, None where it was gone before it could be asked
+
+
+class Strangers:
+    """The connections of a bound socket that are not known yet, by descriptor, the oldest first.
+
+    Attributes:
+        monitor: the socket that is to be polled for `look`.
+    """
+
+    def __init__(self, socket: zmq.Socket):
+        """Takes a socket that is about to be bound; all is done by its thread from then on."""
+        self.monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | _ENDED)
+        self._found: OrderedDict[int, _Stranger] = OrderedDict()
+
+    def know(self, frame: zmq.Frame) -> None:
+        """Takes the connection that a message came by for a known one."""
+        self._found.pop(int(frame.get("__fd")), None)
+
+    def seconds_left(self) -> float | None:
+        """Until `look` may have something to close; None where there are no strangers."""
+        if not self._found:
+            return None
+        oldest = next(iter(self._found.values()))
+        limit = _BRIEF if len(self._found) > _MOST else _LONGEST
+        return max(0.0, oldest.since + limit - time.monotonic())
+
+    def look(self) -> None:
+        """Takes note of who has come and gone, and ends the connections of strangers that stay too long."""
+        while self.monitor.poll(0):
+            told = zmq.utils.monitor.recv_monitor_message(self.monitor)
+            descriptor = int(told["value"])
+            self._found.pop(descriptor, None)
+            if told["event"] == zmq.EVENT_ACCEPTED:
+                self._found[descriptor] = _Stranger(time.monotonic(), _peer(descriptor))
+        while self.seconds_left() == 0:
+            descriptor, stranger = self._found.popitem(last=False)
+            _shut_down(descriptor, stranger.peer)
+
+
+def _peer(descriptor: int) -> Any:
+    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as connection:
+        return connection.getpeername()
+    return None
+
+
+def _shut_down(descriptor: int, peer: Any) -> None:
+    """Ends the connection with this peer, and not what else the descriptor may stand for by now."""
+    with contextlib.suppress(OSError), sockets.socket(fileno=os.dup(descriptor)) as connection:
+        if peer is not None and connection.getpeername() == peer:
+            connection.shutdown(sockets.SHUT_RDWR)

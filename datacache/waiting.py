@@ -1,0 +1,141 @@
+"""Says when something of other processes is waited for long, and who holds it.
+
+A process that was stopped keeps its locks, and would else hold up all others without a word.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+_AFTER = 5.0  # seconds, until something is said
+_SELDOM = 60.0  # seconds between two sentences, in the end
+_LOOK = 0.5  # seconds between two looks at what is waited for
+_log = logging.getLogger(__name__)
+
+Holders = Callable[[], Sequence[int]]
+
+
+class _Wait(NamedTuple):
+    what: str
+    holders: Holders
+    since: float
+
+
+class _Watch:
+    """Looks at all that this process waits for, on a thread that lives for as long as there is anything."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waits: dict[int, _Wait] = {}  # the oldest first
+        self._numbers = itertools.count()
+        self._is_looking = False
+        self._interval, self._silent_until = _AFTER, 0.0
+
+    def begin(self, wait: _Wait) -> int:
+        """Begins to look at a wait; returns what ends it."""
+        with self._lock:
+            number = next(self._numbers)
+            self._waits[number] = wait
+            if not self._is_looking:
+                with contextlib.suppress(RuntimeError):  # as Python ends no thread begins, and nothing is said
+                    threading.Thread(target=self._look, name="datacache waiting", daemon=True).start()
+                    self._is_looking = True
+        return number
+
+    def end(self, number: int) -> None:
+        """Ends what `begin` began."""
+        with self._lock:
+            del self._waits[number]
+
+    def _look(self) -> None:
+        while True:
+            time.sleep(_LOOK)
+            now = time.monotonic()
+            with self._lock:
+                if not self._waits:
+                    self._is_looking = False
+                    return
+                oldest, others = next(iter(self._waits.values())), len(self._waits) - 1
+                if now - oldest.since < _AFTER or now < self._silent_until:
+                    continue
+                self._silent_until = now + self._interval
+                self._interval = min(2 * self._interval, _SELDOM)
+            _say(oldest, others, now - oldest.since)
+
+
+_watch = _Watch()
+
+
+def _watch_anew() -> None:
+    """In a forked child, which has neither the thread nor what it waits for, and perhaps a lock that nobody opens."""
+    global _watch
+    _watch = _Watch()
+
+
+os.register_at_fork(after_in_child=_watch_anew)
+
+
+@contextlib.contextmanager
+def told(what: str, holders: Holders = tuple) -> Iterator[None]:
+    """Around what may wait for other processes: says so in the log after some seconds, and then more and more seldom.
+
+    Args:
+        what: is waited for, as in "waiting for ...".
+        holders: the processes that hold it, as far as can be told; asked when there is something to say.
+    """
+    watch = _watch
+    number = watch.begin(_Wait(what, holders, time.monotonic()))
+    try:
+        yield
+    finally:
+        watch.end(number)
+
+
+def holders_of(descriptor: int, first: int = 0) -> list[int]:
+    """The processes that hold a lock of an open file, by its first byte; only those that this user may look into."""
+    inode = str(os.fstat(descriptor).st_ino)
+    return [int(process.name) for process in Path("/proc").glob("[0-9]*") if _holds(process, inode, str(first))]
+
+
+def _holds(process: Path, inode: str, first: str) -> bool:
+    with contextlib.suppress(OSError):  # it has ended, or is another user's
+        for file in os.scandir(process / "fdinfo"):
+            with contextlib.suppress(OSError):
+                if any(_is_lock(line, inode, first) for line in Path(file.path).read_text().splitlines()):
+                    return True
+    return False
+
+
+def _is_lock(line: str, inode: str, first: str) -> bool:
+    """Of a line such as "lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:2146665 7 7"; devices are named in several ways."""
+    words = line.split()
+    return words[:1] == ["lock:"] and len(words) > 7 and words[6].rpartition(":")[2] == inode and words[7] == first
+
+
+def _say(wait: _Wait, others: int, seconds: float) -> None:
+    held = " and ".join(_describe(process) for process in wait.holders()) or "somebody who cannot be told from here"
+    more = f", and for {others} more" if others else ""
+    _log.warning("datacache: waiting for %s for %.0f s now%s; it is held by %s.", wait.what, seconds, more, held)
+
+
+def _describe(process: int) -> str:
+    """A process with its command; with what to do where it was stopped."""
+    if process == os.getpid():
+        return f"this process itself ({process})"
+    try:
+        command = " ".join(Path(f"/proc/{process}/cmdline").read_text(errors="replace").replace("\0", " ").split())
+        state = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()[0]
+    except OSError:
+        return f"process {process}, which has ended"
+    told_of = f"process {process} ({command[:80]})"
+    if state not in "Tt":
+        return told_of
+    return f"{told_of}, which is stopped: continue it with `kill -CONT {process}`, or end it"

@@ -1,0 +1,88 @@
+"""Files that get their names when they are whole and on the disk, and what tells whether they still are."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import pathlib
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+_CHUNK = 1 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what some network file systems say of a folder
+
+
+@contextlib.contextmanager
+def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
+    """Opens a file to write (and to read), which takes the place of `path` at the end, when all of it is on the disk.
+
+    Folders that are missing are made. Where anything fails, `path` is as it was, and nothing is left beside it.
+
+    Raises:
+        OSError: where it cannot be written, naming it.
+    """
+    path = pathlib.Path(path)
+    temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+    with _naming(path):
+        make_folder(path.parent)
+        try:
+            with open(temporary, "w+b") as file:
+                yield file
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        finally:
+            temporary.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _naming(path: pathlib.Path) -> Iterator[None]:
+    """Tells of a full disk which file had no room, which the system's own error leaves out."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _FULL:
+            raise
+        told = f"{path} could not be written: {error.strerror}. Make room there, or choose another directory"
+        raise OSError(error.errno, told) from error
+
+
+def make_folder(folder: pathlib.Path) -> None:
+    """Makes a folder, and those above it, whose names are on the disk then; does nothing where it is there."""
+    if folder.is_dir():
+        return
+    make_folder(folder.parent)
+    folder.mkdir(exist_ok=True)
+    sync_folder(folder.parent)
+
+
+def sync_folder(folder: pathlib.Path) -> None:
+    """Makes the names in a folder last, where its file system can."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in _CANNOT_SYNC:
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def sha256(path: str | os.PathLike) -> str:
+    """The SHA-256 of a file; OSError where it cannot be read."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def sha256_of_start(file: BinaryIO, length: int) -> Any:
+    """The SHA-256 of a file's first bytes, to which more can be added."""
+    file.seek(0)
+    digest = hashlib.sha256()
+    while length > 0 and (chunk := file.read(min(_CHUNK, length))):
+        digest.update(chunk)
+        length -= len(chunk)
+    return digest

@@ -1,0 +1,83 @@
+"""Horovod's questions and helpers as they are, and its names that have no use beside Keras 3, which say so.
+
+Importing one of the latter works, as does `hasattr`; whoever uses it is told what to do instead.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import horovod.tensorflow as _horovod
+
+ccl_built = _horovod.ccl_built
+check_extension = _horovod.check_extension
+check_num_rank_power_of_2 = _horovod.check_num_rank_power_of_2
+cuda_built = _horovod.cuda_built
+ddl_built = _horovod.ddl_built
+gloo_built = _horovod.gloo_built
+gloo_enabled = _horovod.gloo_enabled
+gpu_available = _horovod.gpu_available
+handle_average_backwards_compatibility = _horovod.handle_average_backwards_compatibility
+is_homogeneous = _horovod.is_homogeneous
+local_rank_op = _horovod.local_rank_op
+local_size_op = _horovod.local_size_op
+mpi_built = _horovod.mpi_built
+mpi_enabled = _horovod.mpi_enabled
+mpi_threads_supported = _horovod.mpi_threads_supported
+nccl_built = _horovod.nccl_built
+process_set_included_op = _horovod.process_set_included_op
+rank_op = _horovod.rank_op
+refs_to_vars = _horovod.refs_to_vars
+rocm_built = _horovod.rocm_built
+size_op = _horovod.size_op
+split_list = _horovod.split_list
+start_timeline = _horovod.start_timeline
+stop_timeline = _horovod.stop_timeline
+vars_to_refs = _horovod.vars_to_refs
+
+REFUSED = {
+    "BroadcastGlobalVariablesHook": (
+        "hvd.BroadcastGlobalVariablesHook is a hook of TensorFlow 1's sessions: give model.fit "
+        "hvd.callbacks.BroadcastGlobalVariablesCallback(0), or call hvd.broadcast_variables(model.variables, 0) in a "
+        "loop of your own."
+    ),
+    "LocalGradientAggregationHelper": (
+        "hvd.LocalGradientAggregationHelper adds up gradients inside TensorFlow 1's optimizers: pass "
+        "backward_passes_per_step=n to hvd.DistributedOptimizer."
+    ),
+    "broadcast_global_variables": (
+        "hvd.broadcast_global_variables broadcasts what a graph of TensorFlow 1 has collected, and Keras 3 collects "
+        "nothing: call hvd.broadcast_variables(model.variables, root_rank), and the same with optimizer.variables."
+    ),
+}
+
+
+def broadcast_global_variables(root_rank: int) -> NoReturn:
+    """Is refused: Keras 3 has no collection of all variables.
+
+    Raises:
+        NotImplementedError: always, saying what to do instead.
+    """
+    raise NotImplementedError(REFUSED["broadcast_global_variables"])
+
+
+class BroadcastGlobalVariablesHook:
+    """Is refused: it belongs to TensorFlow 1's sessions.
+
+    Raises:
+        NotImplementedError: always, saying what to do instead.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        raise NotImplementedError(REFUSED["BroadcastGlobalVariablesHook"])
+
+
+class LocalGradientAggregationHelper:
+    """Is refused: Keras accumulates gradients.
+
+    Raises:
+        NotImplementedError: always, saying what to do instead.
+    """
+
+    def __init__(self, *arguments: Any, **options: Any):
+        raise NotImplementedError(REFUSED["LocalGradientAggregationHelper"])

@@ -1,0 +1,175 @@
+"""Sets of ranks that run collectives together: Horovod's, which users and the grid of nodes share.
+
+Horovod has at most one set of the same ranks. The grid may have made one that a user asks for, or the other way round:
+so each has an object of their own, and a set of which the grid makes use stays when a user removes theirs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+import horovod.tensorflow as _horovod
+from horovod.tensorflow import ProcessSet, global_process_set
+
+DYNAMIC_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
+_ids: dict[tuple[int, ...], int] = {}  # of all sets but that of all ranks
+_of_grid: set[tuple[int, ...]] = set()
+
+
+def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
+    """Makes a process set while Horovod runs; every rank calls it, with the same ranks.
+
+    Args:
+        process_set: a `ProcessSet`, or world ranks.
+
+    Returns:
+        The set, ready for `process_set=`.
+
+    Raises:
+        ValueError: where Horovod was started without dynamic process sets, ranks are not there, or a user has such a
+            set already.
+    """
+    made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
+    size = _horovod.size()
+    if not can_be(made, size):
+        raise ValueError(
+            f"Expected some of the ranks 0 to {size - 1} as a process set, got {made.ranks}: hvd.global_process_set "
+            "is that of all."
+        )
+    if not is_dynamic():
+        raise ValueError(
+            "Process sets can be added after the start only where Horovod was started for it: pass "
+            f"hvd.init(process_sets='dynamic'), or the sets themselves, or set {DYNAMIC_VARIABLE}=1 from the start."
+        )
+    key = tuple(made.ranks)
+    if key in _of_grid:
+        made.process_set_id = _ids[key]
+        return made
+    _ids[key] = _horovod.add_process_set(made).process_set_id
+    return made
+
+
+def remove_process_set(process_set: ProcessSet) -> bool:
+    """Removes a process set while Horovod runs; every rank calls it.
+
+    Returns:
+        Whether it was there and could be removed; `process_set` is of no use then.
+
+    Raises:
+        ValueError: where Horovod was started without dynamic process sets.
+    """
+    key = tuple(process_set.ranks or ())
+    if process_set.process_set_id and key in _of_grid:
+        process_set.process_set_id = None
+        return True
+    removed = _horovod.remove_process_set(process_set)
+    if removed:
+        _ids.pop(key, None)
+    return removed
+
+
+def can_be(process_set: ProcessSet, size: int) -> bool:
+    """Whether a process set is one of some, but not all, of so many ranks."""
+    ranks = process_set.ranks or []
+    return 0 < len(ranks) < size and len(set(ranks)) == len(ranks) and 0 <= min(ranks) and max(ranks) < size
+
+
+def make_ready(process_set: ProcessSet) -> None:
+    """Gives a set that `init` was asked for its place among those that Horovod has; every rank calls it.
+
+    Raises:
+        ValueError: on every rank alike, where it is not there and cannot be added.
+    """
+    key = tuple(process_set.ranks)
+    if key in _ids:
+        process_set.process_set_id = _ids[key]
+    else:
+        add_process_set(process_set)
+
+
+def is_dynamic() -> bool:
+    """Whether process sets can be added after Horovod has started."""
+    return os.environ.get(DYNAMIC_VARIABLE, "0") not in ("", "0")
+
+
+def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
+    """The sets that `init` was asked for; "dynamic" asks for none, but that they can be added later.
+
+    Raises:
+        ValueError: where one is no process set, or two have the same ranks.
+    """
+    if isinstance(process_sets, str):
+        if process_sets.lower() != "dynamic":
+            raise ValueError(f"Expected process sets, or 'dynamic', as process_sets, got {process_sets!r}.")
+        os.environ[DYNAMIC_VARIABLE] = "1"
+        return []
+    wanted = [each if isinstance(each, ProcessSet) else ProcessSet(each) for each in process_sets or ()]
+    keys = [tuple(each.ranks or ()) for each in wanted]
+    if not all(keys):
+        raise ValueError("Expected the ranks of each process set, got an empty one or an MPI communicator: list them.")
+    if len(set(keys)) < len(keys):
+        raise ValueError(
+            f"Expected process sets of different ranks, got {[list(key) for key in keys]}: name each once."
+        )
+    return wanted
+
+
+def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = ()) -> None:
+    """Starts Horovod with a user's sets and those of the grid; the same on every rank."""
+    forget()
+    users = {tuple(each.ranks): each for each in own}
+    grids = {group: ProcessSet(list(group)) for group in sorted(groups) if group not in users}
+    _horovod.init(process_sets=[*own, *grids.values()])
+    _ids.update({key: each.process_set_id for key, each in {**users, **grids}.items()})
+
+
+def of_grid(ranks: Sequence[int]) -> ProcessSet:
+    """The process set of a group of the grid, made where it is not there; every rank calls it, in the same order.
+
+    Raises:
+        RuntimeError: on every rank alike, where it is not there and cannot be added.
+    """
+    key = tuple(ranks)
+    if len(key) == _horovod.size():
+        return global_process_set
+    if key not in _ids and not is_dynamic():
+        raise RuntimeError(
+            f"Horovod was started for other nodes than one with the ranks {list(key)}: start it by "
+            "hvd_sparse.init(local_size=...), after hvd_sparse.shutdown() where it is running; or set "
+            f"{DYNAMIC_VARIABLE}=1 from the start, with which small messages take two to three times as long."
+        )
+    if key not in _ids:
+        _ids[key] = _horovod.add_process_set(list(key)).process_set_id
+    _of_grid.add(key)
+    handle = ProcessSet(list(key))
+    handle.process_set_id = _ids[key]
+    return handle
+
+
+def forget() -> None:
+    """Drops what is of no use once Horovod has stopped."""
+    _ids.clear()
+    _of_grid.clear()
+
+
+def require_member(process_set: ProcessSet, root_rank: int | None = None) -> None:
+    """Refuses a process set that is not ready or without this rank, and a root outside it.
+
+    Raises:
+        ValueError: saying which of them it is.
+    """
+    if process_set.process_set_id is None:
+        raise ValueError(
+            f"The process set of the ranks {process_set.ranks} is not part of Horovod: pass it to "
+            "hvd.init(process_sets=[...]) or hvd.add_process_set."
+        )
+    size = _horovod.size()  # says so where Horovod was not started
+    ranks = process_set.ranks if process_set.process_set_id else list(range(size))
+    if _horovod.rank() not in ranks:
+        raise ValueError(
+            f"Rank {_horovod.rank()} is not in the process set of the ranks {ranks}: call its collectives only where "
+            "process_set.included()."
+        )
+    if root_rank is not None and root_rank not in ranks:
+        raise ValueError(f"Expected one of the ranks {ranks} as root_rank, got {root_rank!r}.")

@@ -1,0 +1,66 @@
+"""A child that is forked while threads fetch: what it may do, and what it leaves alone."""
+
+import os
+import traceback
+
+import numpy as np
+import pytest
+
+import datacache
+from datacache import counters
+
+COUNT = 60
+
+
+@pytest.fixture
+def cache(tmp_path):
+    source = datacache.Indexed(lambda index: np.int64(index).tobytes(), COUNT, "numbers", labels=range(COUNT))
+    options = {"world": datacache.World(), "memory_dir": tmp_path / "shm"}
+    with datacache.DataCache(source, lambda each: np.frombuffer(each, np.int64), tmp_path / "local", **options) as made:
+        yield made
+
+
+def in_child(work):
+    """Runs work in a forked child, and makes sure that it returns."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+            os._exit(0)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_single_samples_are_fetched(cache):
+    next(cache.batches(4, 0))
+
+    def work():
+        for index in range(COUNT):
+            assert cache.fetch(index)[1] == index
+        cache.close()
+
+    in_child(work)
+    assert sum(len(labels) for _, labels in cache.batches(4, 0)) == COUNT
+
+
+def test_batches_are_refused(cache):
+    begun = cache.batches(4, 0)
+    next(begun)
+
+    def work():
+        for batches in (lambda: begun, lambda: cache.batches(4, 1)):
+            with pytest.raises(RuntimeError, match=r"was forked from it.*Open a DataCache in the child itself"):
+                next(batches())
+
+    in_child(work)
+    assert sum(len(labels) for _, labels in begun) == COUNT - 4
+
+
+def test_nothing_is_counted_twice(cache, tmp_path):
+    assert sum(len(labels) for _, labels in cache.batches(4, 0)) == COUNT
+    in_child(cache.close)
+    in_child(lambda: cache.counters.save(tmp_path / "stats"))
+    assert counters.total(tmp_path / "stats") == {}

@@ -1,0 +1,71 @@
+"""Labels: which kinds are taken, at every level, and what an older run has kept of those that are not."""
+
+import json
+
+import numpy as np
+import pytest
+
+import datacache
+from datacache.listing import Listing, label_of
+
+COUNT = 6
+
+
+@pytest.fixture
+def levels(tmp_path):
+    return {"local_dir": tmp_path / "local", "memory_dir": tmp_path / "shm", "world": datacache.World()}
+
+
+@pytest.mark.parametrize(
+    "label", [3, -1, True, np.bool_(True), np.int8(-4), np.uint64(2**62), np.array(5), 2**63 - 1, -(2**63)], ids=repr
+)
+def test_every_integer_comes_back_from_every_level(label, levels):
+    source = datacache.Indexed(lambda index: bytes([index]), COUNT, "bytes")
+
+    def decode(payload):
+        return np.frombuffer(payload, np.uint8), label
+
+    decode.datacache_fingerprint = repr(label)
+    for _ in range(2):  # decoded, then from disk
+        with datacache.DataCache(source, decode, keep_decoded=True, **levels) as cache:
+            for epoch in range(2):  # the second from memory
+                assert {each for _, labels in cache.batches(2, epoch) for each in labels.tolist()} == {int(label)}
+
+
+def test_tensors_are_taken_where_they_hold_an_integer():
+    import tensorflow as tf
+
+    assert label_of(tf.constant(3), "sample 0") == 3
+    for wrong in (tf.constant(0.5), tf.constant("7"), tf.constant([1, 2])):
+        with pytest.raises(ValueError, match="integer label that int64 holds for sample 0"):
+            label_of(wrong, "sample 0")
+
+
+def test_rows_of_a_listing_are_integers_of_int64():
+    assert len(Listing.build({})) == 0
+    assert Listing.build({}, samples=np.array([[0, 1, 2, 3]], np.uint16)).labels.tolist() == [3]
+    for rows in (np.full((2, 4), 2**63, np.uint64), np.zeros((2, 4)), np.zeros(4, int), [(0, 0.5, 1, 1)]):
+        with pytest.raises(ValueError, match="Expected"):
+            Listing.build({}, samples=rows)
+
+
+def test_labels_that_an_older_run_has_cut_are_not_served(levels):
+    """Its decoded samples are on disk, so that decoding would not be asked again."""
+    source = datacache.Indexed(lambda index: bytes([index]), COUNT, "bytes")
+    label = 0
+
+    def decode(payload):
+        return np.frombuffer(payload, np.uint8), label
+
+    decode.datacache_fingerprint = "version 1"
+    with datacache.DataCache(source, decode, keep_decoded=True, **levels) as cache:
+        list(cache.batches(2, 0))
+    (layout,) = levels["local_dir"].glob("*/*/layout-*.json")
+    layout.write_text(json.dumps({key: json.loads(layout.read_text())[key] for key in ("dtype", "shape")}))
+    with datacache.DataCache(source, decode, keep_decoded=True, **levels) as cache:
+        assert {each for _, labels in cache.batches(2, 0) for each in labels.tolist()} == {0}
+        assert cache.counters.numbers()["samples.decoded"] == COUNT
+    layout.write_text(json.dumps({key: json.loads(layout.read_text())[key] for key in ("dtype", "shape")}))
+    label = 0.5
+    with pytest.raises(datacache.DecodeError, match="got 0.5"):
+        datacache.DataCache(source, decode, keep_decoded=True, **levels)

@@ -1,0 +1,105 @@
+"""Where a source is kept: once however it is spelled, and what an earlier version kept under a spelling is found."""
+
+import concurrent.futures
+import shutil
+
+import numpy as np
+import pytest
+
+import datacache
+from datacache import World, store
+from datacache.sources import ImageFolder
+from tests.datacache.node import free_addresses
+
+NAMES = ("ant/0.jpg", "ant/1.jpg", "cat/0.jpg")
+
+
+class AsSpelled(ImageFolder):
+    """As earlier versions named a place."""
+
+    @property
+    def identity(self):
+        return {**super().identity, "path": str(self._root)}
+
+
+def decode(payload):
+    return np.frombuffer(payload, np.uint8)
+
+
+@pytest.fixture
+def link(tmp_path):
+    """Another name of a folder of images."""
+    for number, name in enumerate(NAMES):
+        (tmp_path / "images" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "images" / name).write_bytes(bytes([number]))
+    (tmp_path / "link").symlink_to(tmp_path / "images")
+    return tmp_path / "link"
+
+
+@pytest.fixture
+def opened(tmp_path):
+    """Opens a cache of a source."""
+
+    def open_cache(source):
+        levels = {"memory_bytes": 0, "world": datacache.World()}
+        return datacache.DataCache(source, decode, tmp_path / "local", **levels)
+
+    return open_cache
+
+
+def origins(cache):
+    """Reads all, and says where it came from."""
+    with cache:
+        assert sorted(label for _, labels in cache.batches(2, 0) for label in labels.tolist()) == [0, 0, 1]
+    return {name: count for name, count in cache.counters.numbers().items() if name.startswith("samples.")}
+
+
+def test_what_an_earlier_version_kept_is_taken_over(link, opened, tmp_path):
+    assert origins(opened(AsSpelled(link)))["samples.source"] >= len(NAMES) - 1
+    (earlier,) = (tmp_path / "local").iterdir()
+    assert origins(opened(ImageFolder(link))) == {"samples.disk": len(NAMES)}
+    (kept,) = (tmp_path / "local").iterdir()
+    assert kept != earlier and kept == store.directory_of(ImageFolder(tmp_path / "images"), tmp_path / "local")
+    assert origins(opened(ImageFolder(tmp_path / "images"))) == {"samples.disk": len(NAMES)}
+
+
+def test_what_is_still_read_under_the_earlier_name_stays(link, opened, tmp_path):
+    with opened(AsSpelled(link)) as earlier:
+        assert "samples.source" in origins(opened(ImageFolder(link)))
+        assert len(list((tmp_path / "local").iterdir())) == 2
+        assert origins(earlier)
+    assert len(store.kept_in(ImageFolder(link), tmp_path / "local")) == 2
+    assert len(store.kept_in(ImageFolder(tmp_path / "images"), tmp_path / "local")) == 1
+
+
+def test_nothing_is_taken_over_where_it_is_spelled_as_it_is(link, opened, tmp_path):
+    assert ImageFolder(tmp_path / "images").earlier_identity == ImageFolder(tmp_path / "images").identity
+    assert ImageFolder(link).earlier_identity == AsSpelled(link).identity != ImageFolder(link).identity
+    indexed = datacache.Indexed(lambda index: b"", 1, "name")
+    assert indexed.earlier_identity == indexed.identity
+
+
+def test_a_file_is_read_by_the_name_that_was_given(link, opened, tmp_path):
+    """Which a file system that is mounted when it is asked for may need; and messages name it so."""
+    source = ImageFolder(link)
+    assert str(link / NAMES[1]) in source.describe(source.scan(), 1)
+
+
+def test_nodes_that_have_mounted_it_in_different_places_serve_each_other(link, tmp_path):
+    shutil.copytree(tmp_path / "images", tmp_path / "elsewhere")  # with the times of files
+    peers = tuple(free_addresses(2))
+
+    def open_node(node):
+        world = World(node, 2, node, 2, peers, peers[node], b"the secret of this test")
+        source = ImageFolder((link, tmp_path / "elsewhere")[node])
+        places = {name: tmp_path / f"{name}-{node}" for name in ("local_dir", "memory_dir")}
+        return datacache.DataCache(source, decode, **places, world=world, peer_timeout=60)
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        nodes = list(pool.map(open_node, range(2)))
+    with nodes[0], nodes[1]:
+        for epoch in range(4):  # with each other's samples among a rank's own
+            for _ in zip(*(node.batches(1, epoch, drop_remainder=True) for node in nodes), strict=True):
+                pass
+        assert sum(node.counters.numbers().get("samples.peers", 0) for node in nodes) > 0
+        assert all("refused.peers" not in node.counters.numbers() for node in nodes)

@@ -1,0 +1,75 @@
+"""What two ranks do for test_stalls.py: they wait for each other until that is told, and are then let go."""
+
+from __future__ import annotations
+
+import io
+import sys
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+
+
+class _Heard(io.TextIOBase):
+    """Takes the place of stderr; once both ranks have been named Horovod is stopped, which ends all waiting."""
+
+    def __init__(self):
+        self.text = ""
+        self.stopping = threading.Thread(target=hvd.shutdown)
+
+    def write(self, text):
+        self.text += text
+        if "rank 0 waits" in self.text and "rank 1 waits" in self.text and not self.stopping.ident:
+            self.stopping.start()
+        return len(text)
+
+
+def _stall(act, *texts):
+    """What rank 0 is told, once both ranks wait in `act`."""
+    hvd.init()
+    rank, heard, stderr = hvd.rank(), _Heard(), sys.stderr
+    sys.stderr = heard if rank == 0 else stderr
+    try:
+        act(rank)
+    except Exception as error:
+        assert "shut down" in str(error), str(error)
+    else:
+        raise AssertionError("the ranks did not wait for each other")
+    finally:
+        sys.stderr = stderr
+    if rank == 0:
+        heard.stopping.join()
+    else:
+        hvd.shutdown()
+    for text in texts if rank == 0 else ():
+        assert text in heard.text, heard.text
+
+
+def _train(rank):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    samples = 6 - 2 * rank
+    x, y = np.zeros((samples, 3), "f4"), np.zeros((samples, 2), "f4")
+    model.fit(x, y, batch_size=1, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
+
+
+def a_rank_has_fewer_batches():
+    """It averages its metrics where the other still trains."""
+    _stall(
+        _train,
+        "rank 0 waits in a step of fit (epoch 1, batch 5, actors_stalls.py line",
+        "rank 1 waits in the collective metrics.agree.lengths (MetricAverageCallback.on_epoch_end, epoch 1",
+        "steps_per_epoch",
+    )
+
+
+def _meet(rank):
+    value = tf.constant([1.0])
+    hvd.allreduce(value, name="loss") if rank == 0 else hvd.broadcast(value, 0, name="start")
+
+
+def eager_collectives_differ():
+    _stall(_meet, "rank 0 waits in the collective loss (", "rank 1 waits in the collective start (", "actors_stalls.py")

@@ -1,0 +1,45 @@
+"""Collectives of what users have at hand, and the start of Horovod where users start it."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from tests.faults import ranks
+
+
+@pytest.fixture(scope="module")
+def launched():
+    return ranks.Launched("actors_collectives", count=2)
+
+
+@pytest.fixture(scope="module")
+def starting():
+    return ranks.Launched("actors_starting", count=2, environment={ranks.STARTED: "0"})
+
+
+@pytest.mark.parametrize("name", ranks.names("actors_collectives"))
+def test_collectives(name, launched):
+    launched.require(name)
+
+
+@pytest.mark.parametrize("name", ranks.names("actors_starting"))
+def test_the_start(name, starting):
+    starting.require(name)
+
+
+def test_variables_of_a_lone_rank():
+    hvd.init()
+    model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
+    hvd.broadcast_variables(model.variables, root_rank=0)
+
+
+def test_a_number_of_a_lone_rank():
+    hvd.init()
+    assert float(hvd.allreduce(2.5)) == 2.5
+
+
+def test_a_lone_rank_starts_in_a_graph():
+    with tf.Graph().as_default():
+        hvd.init()
+    assert hvd.size() == 1

@@ -1,0 +1,69 @@
+"""datacache: who waits for what a stopped process holds says so, with the sample or the lock and the process."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+
+LIMIT = 60  # seconds without a word, after which there will be none
+# The first process stops itself while it holds the sample, or while it lists the source.
+READ = """
+import os, signal, sys
+import numpy as np
+import datacache
+
+def stop(of):
+    if sys.argv[2] == of:
+        print("stopping", flush=True)
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+class Source(datacache.Indexed):
+    def scan(self, progress=None):
+        stop("listing")
+        return super().scan(progress)
+
+def read(index):
+    stop("sample")
+    return bytes([index])
+
+def decode(payload):
+    return np.frombuffer(payload, np.uint8)
+
+source = Source(read, 3, "bytes", labels=range(3))
+with datacache.DataCache(source, decode, sys.argv[1], memory_bytes=0, world=datacache.World()) as cache:
+    print(sum(len(labels) for _, labels in cache.batches(1, 0)), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def started(folder, stops):
+    command = [sys.executable, "-c", READ, str(folder), stops]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.parametrize("stops, what", [("sample", r"sample \d"), ("listing", "local/Indexed-")])
+def test_who_is_held_up_by_a_stopped_process_says_so(stops, what, tmp_path):
+    with contextlib.ExitStack() as stack:
+        first = stack.enter_context(started(tmp_path / "local", stops))
+        assert first.stdout.readline() == "stopping\n"
+        os.waitid(os.P_PID, first.pid, os.WSTOPPED | os.WNOWAIT)
+        second = stack.enter_context(started(tmp_path / "local", "nowhere"))
+        limit = threading.Timer(LIMIT, second.kill)
+        limit.start()
+        said = second.stderr.readline()
+        limit.cancel()
+        assert re.search(f"waiting for .*{what}.* s now.* held by process {first.pid} .*which is stopped", said), said
+        first.send_signal(signal.SIGCONT)
+        assert second.communicate(timeout=LIMIT)[0] == "3\n"

@@ -1,0 +1,215 @@
+"""What `hvd.callbacks.CheckpointCallback` goes on from, what it removes, and files of earlier versions."""
+
+import hashlib
+import json
+import random
+
+import keras
+import numpy as np
+import pytest
+
+import hvd_sparse as hvd
+from tests.faults.checkpoints import (
+    FLIPS,
+    MARKER,
+    RESIDUALS,
+    WEIGHTS,
+    assert_same,
+    compiled,
+    fit,
+    flip,
+    folders,
+    resumed,
+    state,
+    trained,
+)
+
+OWN = f"{RESIDUALS}.rank0of1"
+
+
+def digest_of(manifest, arrays):
+    """As the first format took it."""
+    digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
+    for name, array in arrays.items():
+        digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        digest.update(np.ascontiguousarray(array).data)
+    return digest.digest()
+
+
+def write_unsealed(path, manifest, arrays):
+    """An archive as the first format had it."""
+    manifest = {**manifest, "format": "hvd_sparse residuals 1"}
+    encoded = {"manifest": json.dumps(manifest), "names": json.dumps(list(arrays))}
+    texts = {name: np.frombuffer(text.encode(), np.uint8) for name, text in encoded.items()}
+    digest = digest_of(manifest, arrays)
+    numbered = {f"array{number}": array for number, array in enumerate(arrays.values())}
+    with open(path, "wb") as file:
+        np.savez(file, sha256=np.frombuffer(digest, np.uint8), **texts, **numbered)
+    return digest.hex()
+
+
+def make_older(folder, ranks=1):
+    """Turns a checkpoint into one of the first format, of so many ranks."""
+    manifest, arrays = hvd.checkpoint.read(folder / RESIDUALS)
+    del manifest["exact"]
+    beside = write_unsealed(folder / RESIDUALS, {**manifest, "ranks": ranks}, arrays)
+    manifest, arrays = hvd.checkpoint.read(folder / OWN)
+    write_unsealed(folder / OWN, {**manifest, "beside": beside}, arrays)
+    epoch = json.loads((folder / MARKER).read_text())["epoch"]
+    weights = hashlib.sha256((folder / WEIGHTS).read_bytes()).hexdigest()
+    (folder / MARKER).write_text(json.dumps({"epoch": epoch, "weights sha256": weights}))
+
+
+@pytest.fixture
+def older(tmp_path):
+    """A model and its states, with two checkpoints of the first format."""
+    model, states = trained(tmp_path, 2)
+    for name in folders(tmp_path):
+        make_older(tmp_path / name)
+    return model, states
+
+
+def test_a_checkpoint_of_an_earlier_version_is_taken_with_a_warning(older, tmp_path):
+    model, states = older
+    (told,) = resumed(model, tmp_path)
+    assert f"goes on from {tmp_path / 'epoch-0001'}" in told and "earlier version" in told
+    assert_same(state(model), states[1])
+    with pytest.warns(UserWarning, match="earlier version"):
+        hvd.checkpoint.restore(tmp_path / "epoch-0001" / RESIDUALS, model.optimizer)
+
+
+@pytest.mark.parametrize("name", [MARKER, WEIGHTS, RESIDUALS, OWN])
+def test_single_bits_that_flip_in_an_earlier_version_do_no_harm(older, tmp_path, name):
+    """What no checksum covers holds nothing that counts."""
+    model, states = older
+    generator, path = random.Random(name), tmp_path / "epoch-0001" / name
+    content = path.read_bytes()
+    for _ in range(FLIPS):
+        flip(path, generator)
+        (told,) = resumed(model, tmp_path)
+        went_on = f"goes on from {tmp_path / 'epoch-0001'}" in told
+        assert_same(state(model), states[1 if went_on else 0])
+        assert went_on or f"{tmp_path / 'epoch-0001'}/" in told
+        path.write_bytes(content)
+
+
+def test_single_bits_that_flip_in_the_weights(tmp_path):
+    """The other files: tests/faults/test_checkpoints.py."""
+    model, states = trained(tmp_path, 2)
+    generator, path = random.Random(0), tmp_path / "epoch-0001" / WEIGHTS
+    content = path.read_bytes()
+    for _ in range(FLIPS):
+        flip(path, generator)
+        (told,) = resumed(model, tmp_path)
+        assert f"{path} is damaged" in told
+        assert_same(state(model), states[0])
+        path.write_bytes(content)
+
+
+def test_single_bits_that_flip_in_an_archive_of_an_earlier_version(tmp_path):
+    """It is what was written, or one error, whatever the parsers make of it."""
+    arrays = {"a": np.arange(12, dtype="f4").reshape(3, 4), "b": np.float32(3)}
+    write_unsealed(tmp_path / "a.npz", {"x": 1}, arrays)
+    content, generator = (tmp_path / "a.npz").read_bytes(), random.Random(0)
+    with pytest.warns(UserWarning, match="earlier version"):
+        hvd.checkpoint.read(tmp_path / "a.npz")
+    refused = 0
+    for _ in range(100 * FLIPS):
+        flip(tmp_path / "a.npz", generator)
+        try:
+            manifest, found = hvd.checkpoint.read(tmp_path / "a.npz")
+        except OSError as error:
+            assert str(tmp_path / "a.npz") in str(error)
+            refused += 1
+        else:
+            assert manifest["x"] == 1 and digest_of(manifest, found) == digest_of(manifest, arrays)
+        (tmp_path / "a.npz").write_bytes(content)
+    assert refused > 50 * FLIPS
+
+
+def test_local_variables_that_other_ranks_had_begin_anew_with_a_warning(tmp_path):
+    trained(tmp_path, 1)
+    make_older(tmp_path / "epoch-0000", ranks=2)
+    (told,) = resumed(compiled(), tmp_path)
+    assert "begins anew" not in told
+    model = compiled()
+    model.optimizer.register_local_var(model.layers[-1].kernel)
+    (told,) = resumed(model, tmp_path)
+    assert f"{tmp_path / 'epoch-0000'} was written by 2 ranks" in told and "local variables, begins anew" in told
+
+
+def test_a_seal_that_is_cut_off_is_missed(tmp_path):
+    trained(tmp_path, 1)
+    path = tmp_path / "epoch-0000" / RESIDUALS
+    path.write_bytes(path.read_bytes()[:-1])
+    with pytest.raises(OSError, match="damaged|not a whole archive"):
+        hvd.checkpoint.read(path)
+
+
+def test_numpy_alone_reads_an_archive(tmp_path):
+    hvd.checkpoint.write(tmp_path / "a.npz", {"format": "hvd_sparse residuals 2"}, {"x": np.arange(3)})
+    with np.load(tmp_path / "a.npz", allow_pickle=False) as archive:
+        assert archive["array0"].tolist() == [0, 1, 2]
+
+
+def test_a_checkpoint_can_be_required(tmp_path):
+    callback = hvd.callbacks.CheckpointCallback(tmp_path, required=True)
+    with pytest.raises(FileNotFoundError, match="no whole checkpoint to go on from: there is none at all"):
+        fit(compiled(), callback, epochs=1)
+    trained(tmp_path, 1)
+    fit(compiled(), callback, epochs=2)
+    for name in folders(tmp_path):
+        (tmp_path / name / WEIGHTS).unlink()
+    with pytest.raises(FileNotFoundError, match="no whole checkpoint to go on from: .*epoch-0001.* is missing"):
+        fit(compiled(), callback, epochs=3)
+
+
+def test_what_others_put_into_our_folders_stays(tmp_path):
+    class Note(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            (tmp_path / f"epoch-{epoch:04d}" / "notes.txt").touch()
+
+    fit(compiled(), hvd.callbacks.CheckpointCallback(tmp_path, keep=1), Note(), epochs=2)
+    assert folders(tmp_path / "epoch-0000") == ["notes.txt"]
+    assert folders(tmp_path / "epoch-0001") == sorted([MARKER, WEIGHTS, RESIDUALS, OWN, "notes.txt"])
+
+
+def test_an_interrupted_checkpoint_goes_when_it_is_old(tmp_path):
+    (tmp_path / "epoch-0000").mkdir()
+    (tmp_path / "epoch-0000" / f"{RESIDUALS}.123.tmp").touch()
+    fit(compiled(), hvd.callbacks.CheckpointCallback(tmp_path, keep=2), initial_epoch=1, epochs=4)
+    assert folders(tmp_path) == ["epoch-0002", "epoch-0003"]
+
+
+def test_an_epoch_that_is_saved_again_is_whole(tmp_path):
+    model, _ = trained(tmp_path, 1)
+    callback = hvd.callbacks.CheckpointCallback(tmp_path)
+    callback.set_model(model)
+    callback.on_epoch_end(0)
+    assert resumed(model, tmp_path) == []
+
+
+def test_the_weights_are_those_that_keras_writes(tmp_path):
+    model, _ = trained(tmp_path, 1)
+    values = [np.array(each) for each in model.get_weights()]
+    model.set_weights([np.zeros_like(each) for each in values])
+    model.load_weights(tmp_path / "epoch-0000" / WEIGHTS)
+    for value, expected in zip(model.get_weights(), values, strict=True):
+        np.testing.assert_array_equal(value, expected)
+
+
+def test_a_model_file_is_loaded_right_or_refused(tmp_path):
+    compiled().save(tmp_path / "model.keras")
+    content, generator = (tmp_path / "model.keras").read_bytes(), random.Random(0)
+    expected = hvd.load_model(tmp_path / "model.keras").get_weights()
+    for _ in range(FLIPS):
+        flip(tmp_path / "model.keras", generator)
+        try:
+            found = hvd.load_model(tmp_path / "model.keras").get_weights()
+        except OSError as error:
+            assert "model.keras is damaged" in str(error)
+        else:
+            assert all(np.array_equal(*each) for each in zip(found, expected, strict=True))
+        (tmp_path / "model.keras").write_bytes(content)
+    with pytest.raises(FileNotFoundError, match="missing.keras is not there"):
+        hvd.load_model(tmp_path / "missing.keras")

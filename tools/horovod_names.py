@@ -1,0 +1,174 @@
+"""Writes docs/horovod_names.md: what becomes of each public name of Horovod 0.28.1 for TensorFlow and Keras.
+
+    .venv/bin/python -m tools.horovod_names            # writes it
+    .venv/bin/python -m tools.horovod_names --print    # shows it
+
+The names are those of dir() of Horovod's modules that do not begin with an underscore, but for `ACCIDENTAL`. A name is
+there if hvd_sparse has it in the same place; tests/test_horovod_names.py fails where one is not.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import pathlib
+from typing import Any
+
+import horovod
+import horovod.tensorflow.keras
+
+import hvd_sparse
+from hvd_sparse import elastic, horovod_names
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "horovod_names.md"
+
+# Horovod's module -> where its names are in hvd_sparse.
+PLACES = {
+    "horovod.tensorflow": "hvd_sparse",
+    "horovod.tensorflow.keras": "hvd_sparse",
+    "horovod.tensorflow.keras.callbacks": "hvd_sparse.callbacks",
+    "horovod.tensorflow.compression": "hvd_sparse.compression",
+    "horovod.tensorflow.elastic": "hvd_sparse.elastic",
+    "horovod.tensorflow.keras.elastic": "hvd_sparse.elastic",
+}
+
+_OTHER_PACKAGE = "a package that Horovod's module imports"
+_INSIDE = "a module in which Horovod defines what it exports elsewhere; take the name from hvd_sparse"
+# What dir() shows of Horovod's modules that is none of its names, and why.
+ACCIDENTAL = {
+    "K": "Keras's backend, which Horovod's module imports",
+    "functions": _INSIDE,
+    "gradient_aggregation": _INSIDE,
+    "gradient_aggregation_eager": _INSIDE,
+    "inspect": _OTHER_PACKAGE,
+    "is_version_greater_equal_than": "a comparison of version numbers, which Horovod's modules import",
+    "keras": "in horovod.tensorflow a module whose names are in hvd_sparse itself; elsewhere a package",
+    "mpi_ops": _INSIDE,
+    "ops": "an inside of TensorFlow's, which Horovod's module imports",
+    "os": _OTHER_PACKAGE,
+    "run_fn": "what horovod.tensorflow.elastic.run is made of",
+    "sync_batch_norm": _INSIDE,
+    "tf": _OTHER_PACKAGE,
+    "util": _INSIDE,
+    "version": _OTHER_PACKAGE,
+    "warnings": _OTHER_PACKAGE,
+}
+# What horovod.tensorflow.elastic shows of horovod.tensorflow, where it is listed.
+FROM_ABOVE = {
+    "horovod.tensorflow.elastic": {
+        "broadcast_object",
+        "broadcast_object_fn",
+        "broadcast_variables",
+        "init",
+        "rank",
+        "shutdown",
+    },
+}
+
+_KERAS_ORDER = (
+    "Arguments have `horovod.tensorflow`'s order; a text in second place is taken for the name, as Keras's is."
+)
+_OBJECTS = (
+    "Sent as JSON and raw arrays, which nothing is run to read: numbers, texts, bytes, arrays, tensors, and lists, "
+    "tuples, sets and dictionaries of them. `pickled=True` is Horovod's own way. `session` has no effect."
+)
+_SCATTER = (
+    "An all-to-all and a sum in rank order, as Horovod's own gives wrong sums through Gloo now and then. float16 is "
+    "added as float32."
+)
+# Names that work otherwise than Horovod's in something that a user may notice.
+DIFFERENCES: dict[str, str] = {
+    "Adasum": "With MPI only; without it the call that names it says so.",
+    "SyncBatchNormalization": (
+        "Equals one process with all batches: ranks count by the sizes of theirs. Options go by name, without `renorm`."
+    ),
+    "add_process_set": "Ranks that are not there are refused.",
+    "allgather": "Also bfloat16, uint32 and uint64; numbers, lists, arrays and Keras's variables.",
+    "allgather_object": _OBJECTS,
+    "allreduce": f"Also bfloat16 (as float32); numbers, lists, arrays and Keras's variables. {_KERAS_ORDER}",
+    "alltoall": "Also bfloat16, uint32 and uint64; numbers, lists, arrays and Keras's variables.",
+    "broadcast": "Also bfloat16, uint32 and uint64; numbers, lists, arrays and Keras's variables.",
+    "broadcast_": "Variables are paired by their places, not by name; `name` has no effect.",
+    "broadcast_object": _OBJECTS,
+    "broadcast_object_fn": f"Works without a session. {_OBJECTS}",
+    "broadcast_variables": (
+        "Variables are paired by their places, not by name; their shapes are compared first, and a difference is one "
+        "error on all ranks. Keras's variables and all dtypes of numbers. `inplace` has no effect."
+    ),
+    "elastic": "Elastic training is not supported; its names can be imported, and say what to do instead.",
+    "grouped_allgather": "dtypes may be mixed.",
+    "grouped_allreduce": "dtypes may be mixed.",
+    "grouped_reducescatter": f"dtypes may be mixed. {_SCATTER}",
+    "init": (
+        "Also arranges the ranks as nodes (`local_size`). `comm` may only be the list of all ranks; `process_sets` may "
+        "also hold lists of ranks, and must be the same on every rank. Works while a graph is made."
+    ),
+    "join": (
+        "For `allreduce` calls of one's own; refused in words where `DistributedOptimizer` or "
+        "`DistributedGradientTape` has exchanged, as their exchange gathers."
+    ),
+    "reducescatter": f"{_SCATTER} Arguments have `horovod.tensorflow`'s order.",
+    "refs_to_vars": "For TensorFlow's variables; those of Keras have no `ref()`.",
+    "remove_process_set": "A set that the grid of nodes uses as well stays for the grid.",
+    "vars_to_refs": "For TensorFlow's variables; those of Keras have no `ref()`.",
+}
+
+_HEAD = """# Horovod's names
+
+Each public name of Horovod {version} for TensorFlow and Keras, and what becomes of it with
+`import hvd_sparse as hvd`. Made by `.venv/bin/python -m tools.horovod_names`; a test compares this page with what that
+makes. A name that "raises" can be imported, and says the sentence when it is used.
+"""
+
+
+def public_names(module: str) -> list[str]:
+    """The names that are Horovod's own in one of its modules."""
+    shown = dir(importlib.import_module(module))
+    left = set(ACCIDENTAL) | FROM_ABOVE.get(module, set())
+    return [name for name in shown if not name.startswith("_") and name not in left]
+
+
+def ours(module: str, name: str) -> Any:
+    """What hvd_sparse has under a name of one of Horovod's modules; None where it has nothing."""
+    place = PLACES[module].removeprefix("hvd_sparse").lstrip(".")
+    holder = getattr(hvd_sparse, place, None) if place else hvd_sparse
+    return getattr(holder, name, None)
+
+
+def missing() -> list[str]:
+    """Names of Horovod's, as "module.name", that are not in hvd_sparse."""
+    return [f"{module}.{name}" for module in PLACES for name in public_names(module) if ours(module, name) is None]
+
+
+def page() -> str:
+    """The text of the page."""
+    parts = [_HEAD.format(version=horovod.__version__)]
+    for module, place in PLACES.items():
+        parts.append(f"\n## `{module}`: in `{place}`\n\n| name | here |\n|---|---|\n")
+        parts += [f"| `{name}` | {_told(module, name)} |\n" for name in public_names(module)]
+    parts.append("\n## Left out\n\nWhat dir() of these modules shows besides, and is none of Horovod's names:\n\n")
+    parts += [f"- `{name}`: {reason}\n" for name, reason in sorted(ACCIDENTAL.items())]
+    return "".join(parts)
+
+
+def _told(module: str, name: str) -> str:
+    if ours(module, name) is None:
+        return "**missing**"
+    refused = horovod_names.REFUSED | elastic.REFUSED
+    if name in refused:
+        return f"raises: {refused[name]}"
+    return f"works, with differences: {DIFFERENCES[name]}" if name in DIFFERENCES else "works"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Writes docs/horovod_names.md.")
+    parser.add_argument("--print", action="store_true", help="show it and write nothing")
+    if parser.parse_args().print:
+        print(page(), end="")
+        return
+    PAGE.write_text(page())
+    print(f"Wrote {PAGE}.")
+
+
+if __name__ == "__main__":
+    main()
