@@ -90,8 +90,9 @@ def broadcast_(
         ValueError: as `broadcast_variables` does.
     """
     listed = list(variables)
-    broadcast_variables(listed, root_rank, process_set)
-    return [_Entry.of(variable).value() for variable in listed]
+    done = broadcast_variables(listed, root_rank, process_set)
+    with tf.control_dependencies([] if done is None else [done]):
+        return [_Entry.of(variable).value() for variable in listed]
 
 
 class _Entry(NamedTuple):
