@@ -234,7 +234,7 @@ class DataCache:
             keep: how many checkpoints stay. Where the newest is damaged, all ranks go on from the one before it, with a
                 warning that names both; so at least 2.
             drop_remainder: as for `dataset`.
-            broadcast: gives all ranks rank 0's value, such as `horovod.tensorflow.broadcast_object`.
+            broadcast: gives all ranks rank 0's value, such as `hvd_sparse.broadcast_object`, which does not pickle.
             beside: a `datacache.training.Beside`, such as the module `hvd_sparse.checkpoint` for what ranks keep back.
                 A checkpoint counts as damaged where what is beside it is.
 

@@ -134,8 +134,9 @@ class PlannedExchange:
             for bucket, exchange in zip(self.buckets, in_buckets, strict=True):
                 means.update(bucket.means(exchange))
             for (segment, _), exchange in zip(self.plan.slices, in_rows, strict=True):
-                values = tf.identity(exchange.mean.values)
-                means[segment.name] = tf.IndexedSlices(values, exchange.mean.indices, exchange.mean.dense_shape)
+                mean: Any = exchange.mean  # rows
+                values = tf.identity(mean.values)
+                means[segment.name] = tf.IndexedSlices(values, mean.indices, mean.dense_shape)
             return means
 
     def set_epoch(self, epoch: int) -> None:

@@ -78,6 +78,14 @@ _SCATTER = (
 )
 # Names that work otherwise than Horovod's in something that a user may notice.
 DIFFERENCES: dict[str, str] = {
+    "DistributedGradientTape": (
+        "Also takes a recipe (`aggregator=`), and tells of NaN and infinities on all ranks. Gradients are fused in "
+        "buckets where a recipe selects, so `groups` and `num_groups` change nothing."
+    ),
+    "DistributedOptimizer": (
+        "Also takes a recipe (`aggregator=`), and tells of NaN and infinities on all ranks. The order of arguments "
+        "is `horovod.tensorflow.keras`'s; `horovod.tensorflow`'s is recognised. An optimizer in use is refused."
+    ),
     "Adasum": "With MPI only; without it the call that names it says so.",
     "SyncBatchNormalization": (
         "Equals one process with all batches: ranks count by the sizes of theirs. Options go by name, without `renorm`."
