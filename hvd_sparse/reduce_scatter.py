@@ -55,13 +55,14 @@ class ReduceScatter(NamedTuple):
 
     def _scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         size, rank = self.process_set.size(), self.process_set.rank()
-        with tf.control_dependencies(self._compare(tensors)):
-            scaled = [_scale(tensor, self.before) for tensor in tensors]
+        # Sent along, though it has no elements: an optimised graph drops a reduction that only control edges leave.
+        compared = [tf.reshape(each, [-1]) for each in self._compare(tensors)]
+        scaled = [_scale(tensor, self.before) for tensor in tensors]
         shares = [_share(tensor, size) for tensor in tensors]  # rows of each tensor for each rank
         pieces = [tf.split(tensor, rows, num=size) for tensor, rows in zip(scaled, shares, strict=True)]
         by_rank = [[tf.reshape(of_tensor[to], [-1]) for of_tensor in pieces] for to in range(size)]
         lengths = tf.stack([tf.add_n([tf.size(piece) for piece in sent]) for sent in by_rank])
-        flat = tf.concat([piece for sent in by_rank for piece in sent], axis=0)
+        flat = tf.concat([*compared, *(piece for sent in by_rank for piece in sent)], axis=0)
         received, _ = _horovod.alltoall(flat, lengths, name=self.name and f"{self.name}_pieces", **self._common)
         own = [of_tensor[rank] for of_tensor in pieces]
         whole = self._combine(tf.reshape(received, [size, lengths[rank]]), size)
