@@ -112,10 +112,11 @@ def train_on(options: argparse.Namespace) -> None:
 
 
 def batches(directory: pathlib.Path, batch_size: int, side: int) -> tf.data.Dataset:
-    """Shuffled batches of the images of a folder, each rank's in another order."""
-    return keras.utils.image_dataset_from_directory(
+    """Shuffled batches of the images of a folder, from -1 to 1, each rank's in another order."""
+    data = keras.utils.image_dataset_from_directory(
         directory, image_size=(side, side), batch_size=batch_size, seed=hvd.rank(), verbose=False
     )
+    return data.map(lambda images, labels: (images / 127.5 - 1.0, labels))
 
 
 def distort(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
