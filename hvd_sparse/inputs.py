@@ -19,10 +19,15 @@ def as_tensor(value: Any) -> tf.Tensor | tf.IndexedSlices:
     """What a user passes, as a tensor: numbers, lists, arrays and variables of Keras and TensorFlow."""
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(as_tensor(value.values), as_tensor(value.indices), value.dense_shape)
-    if isinstance(value, keras.Variable):
-        value = value.value
-    tensor = tf.convert_to_tensor(value)
+    tensor = tf.convert_to_tensor(_without_keras(value))
     return tensor if isinstance(value, tf.Tensor | tf.Variable) else not_a_constant(tensor)
+
+
+def _without_keras(value: Any) -> Any:
+    """The TensorFlow variables of Keras's, in lists, too."""
+    if isinstance(value, list | tuple):
+        return [_without_keras(each) for each in value]
+    return value.value if isinstance(value, keras.Variable) else value
 
 
 def dense(value: Any) -> tf.Tensor:

@@ -39,6 +39,12 @@ def test_a_number_of_a_lone_rank():
     assert float(hvd.allreduce(2.5)) == 2.5
 
 
+def test_a_list_of_variables_of_a_lone_rank():
+    hvd.init()
+    total = hvd.allreduce([keras.Variable([1.0, 2.0]), keras.Variable([3.0, 4.0])])
+    assert total.numpy().tolist() == [[1, 2], [3, 4]]
+
+
 def test_a_lone_rank_starts_in_a_graph():
     with tf.Graph().as_default():
         hvd.init()
