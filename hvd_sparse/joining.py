@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-_exchanges: weakref.WeakSet[Any] = weakref.WeakSet()  # which a rank that has joined would not answer
+_forbidden = False  # the same on every rank: whether gradients were exchanged since Horovod was started
 
 
 @tf.autograph.experimental.do_not_convert
@@ -19,10 +16,10 @@ def join() -> tf.Tensor:
         The rank that joined last, [] int32.
 
     Raises:
-        RuntimeError: where this process exchanges gradients by `DistributedOptimizer`, `DistributedGradientTape` or
+        RuntimeError: where gradients were exchanged by `DistributedOptimizer`, `DistributedGradientTape` or
             `GradientExchange`, which gather: nobody can answer for a rank that has left.
     """
-    if _exchanges:
+    if _forbidden:
         raise RuntimeError(
             "hvd.join() cannot answer for this rank in the exchange of gradients, which gathers: give every rank the "
             "same number of batches, as by dataset.repeat() with steps_per_epoch=int(hvd.allreduce(steps, op=hvd.Min))."
@@ -30,6 +27,13 @@ def join() -> tf.Tensor:
     return _horovod.join()
 
 
-def forbid_join(exchange: object) -> None:
-    """As long as this object lives, `join` is refused."""
-    _exchanges.add(exchange)
+def forbid_join() -> None:
+    """From now on `join` is refused."""
+    global _forbidden
+    _forbidden = True
+
+
+def allow_join() -> None:
+    """Ends that, as Horovod is started anew."""
+    global _forbidden
+    _forbidden = False

@@ -110,7 +110,7 @@ class PlannedExchange:
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}_step")
         if telemetry is not None:
             telemetry.create()
-        forbid_join(self)
+        forbid_join()
 
     def exchange(self, gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
         """The means of gradients that the plan was made for; all state is written by then, or an error raised."""

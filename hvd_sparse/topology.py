@@ -13,7 +13,7 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse import host_names, nodes, process_sets, shared_memory, stalls
+from hvd_sparse import host_names, joining, nodes, process_sets, shared_memory, stalls
 from hvd_sparse.communicator import Communicator, Grid, LoneCommunicator
 from hvd_sparse.compression import Compression
 from hvd_sparse.eager import eagerly
@@ -282,6 +282,7 @@ def _node(rows: Sequence[Sequence[int]], world_communicator: Communicator) -> Co
 
 def _forget() -> None:
     """Drops what is of no use once Horovod has stopped."""
+    joining.allow_join()
     process_sets.forget()
     for node_communicator in _nodes.values():
         shared_memory.disconnect(node_communicator)
