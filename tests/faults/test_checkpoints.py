@@ -30,7 +30,10 @@ from tests.faults.checkpoints import (
     trained,
 )
 
-hvd.init()
+
+@pytest.fixture(autouse=True, scope="module")
+def started():
+    hvd.init()
 
 
 # ---- which checkpoints stay ----
