@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from datacache import fingerprint, memory, slab
+from datacache import fingerprint, memory, slab, waiting
 from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
 from datacache.counters import Counters
 from datacache.layout import Layout, parse_shape
@@ -355,6 +355,7 @@ def _close(owners: Nobody, serving: Idle, levels: list[Level], store: Store, cou
         level.close()
     counters.save(store.stats)
     store.close()
+    waiting.settle()
 
 
 _open: weakref.WeakSet[DataCache] = weakref.WeakSet()

@@ -36,7 +36,8 @@ class _Watch:
         self._lock = threading.Lock()
         self._waits: dict[int, _Wait] = {}  # the oldest first
         self._numbers = itertools.count()
-        self._is_looking = False
+        self._thread: threading.Thread | None = None  # while it is there
+        self._settled = threading.Event()
         self._interval, self._silent_until = _AFTER, 0.0
 
     def begin(self, wait: _Wait) -> int:
@@ -44,10 +45,11 @@ class _Watch:
         with self._lock:
             number = next(self._numbers)
             self._waits[number] = wait
-            if not self._is_looking:
+            if self._thread is None:
+                thread = threading.Thread(target=self._look, name="datacache waiting", daemon=True)
                 with contextlib.suppress(RuntimeError):  # as Python ends no thread begins, and nothing is said
-                    threading.Thread(target=self._look, name="datacache waiting", daemon=True).start()
-                    self._is_looking = True
+                    thread.start()
+                    self._thread = thread
         return number
 
     def end(self, number: int) -> None:
@@ -55,13 +57,22 @@ class _Watch:
         with self._lock:
             del self._waits[number]
 
+    def settle(self) -> None:
+        """Ends the thread where nothing is waited for, and waits for its end."""
+        with self._lock:
+            thread = None if self._waits else self._thread
+            self._settled.set()
+        if thread is not None:
+            thread.join()
+
     def _look(self) -> None:
         while True:
-            time.sleep(_LOOK)
+            self._settled.wait(_LOOK)
             now = time.monotonic()
             with self._lock:
+                self._settled.clear()
                 if not self._waits:
-                    self._is_looking = False
+                    self._thread = None
                     return
                 oldest, others = next(iter(self._waits.values())), len(self._waits) - 1
                 if now - oldest.since < _AFTER or now < self._silent_until:
@@ -97,6 +108,11 @@ def told(what: str, holders: Holders = tuple) -> Iterator[None]:
         yield
     finally:
         watch.end(number)
+
+
+def settle() -> None:
+    """Ends the thread that looks, where this process waits for nothing; for when a cache is closed."""
+    _watch.settle()
 
 
 def holders_of(descriptor: int, first: int = 0) -> list[int]:
