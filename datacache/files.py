@@ -107,7 +107,10 @@ def locked(path: Path) -> Iterator[None]:
         except BlockingIOError:
             with waiting.told(str(path), lambda: waiting.holders_of(descriptor)):
                 fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+        try:
+            yield
+        finally:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the open file, too
     finally:
         os.close(descriptor)
 

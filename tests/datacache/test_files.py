@@ -1,5 +1,6 @@
 """Whole files, locks that end with their process, and what lies on which file system."""
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -159,3 +160,21 @@ def test_a_forked_child_has_locks_of_its_own(tmp_path):
             with locks.hold(1):
                 os._exit(0)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+
+
+def test_a_child_that_was_forked_under_a_lock_does_not_keep_it(tmp_path):
+    path, (reads, writes) = tmp_path / "lock", os.pipe()
+    with files.locked(path):
+        child = os.fork()
+        if child == 0:
+            os.read(reads, 1)  # lives until the test is done with it
+            os._exit(0)
+    try:
+        descriptor = os.open(path, os.O_RDWR)
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(descriptor)
+    finally:
+        os.write(writes, b".")
+        os.waitpid(child, 0)
+        os.close(reads)
+        os.close(writes)

@@ -1,6 +1,8 @@
 """A child that is forked while threads fetch: what it may do, and what it leaves alone."""
 
 import os
+import signal
+import threading
 import traceback
 
 import numpy as np
@@ -10,6 +12,7 @@ import datacache
 from datacache import counters
 
 COUNT = 60
+LIMIT = 120  # seconds of a child, which takes one: then it hangs
 
 
 @pytest.fixture
@@ -31,7 +34,11 @@ def in_child(work):
             traceback.print_exc()
         finally:
             os._exit(1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    limit = threading.Timer(LIMIT, os.kill, (child, signal.SIGABRT))  # pytest has Python tell then where it is
+    limit.start()
+    status = os.waitpid(child, 0)[1]
+    limit.cancel()
+    assert os.waitstatus_to_exitcode(status) == 0
 
 
 def test_single_samples_are_fetched(cache):
