@@ -51,7 +51,6 @@ __all__ = [
     "world",
 ]
 
-FUSION_BYTES = str(2**20)  # our buckets need no fusion, which copies them in and out and makes them wait for each other
 
 _grid: Grid | None = None
 _nodes: dict[tuple[int, ...], Communicator] = {}
@@ -128,7 +127,6 @@ def _start(local_size: int | None, own: Sequence[ProcessSet]) -> None:
     three times as long.
     """
     global _starts
-    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", FUSION_BYTES)
     _forget()
     _starts += 1
     rows = None if process_sets.is_dynamic() else _rows_ahead(local_size, own)
