@@ -57,7 +57,7 @@ MODELS = ("resnet50", "vgg19", "transformer")
 RECIPES = ("dense", "torus2d", "topk", "hitopk")
 FIRST = ("Horovod", "no exchange", "import line alone")
 AGAIN = "Horovod, A/A"
-HOROVOD_FUSION = str(128 * 2**20)  # bytes; ours, which asks for less where nothing is set, loses a little by it
+HOROVOD_FUSION = str(128 * 2**20)  # bytes, its default
 _RANK_LIMIT = 1500.0  # seconds for one model, shape and link
 
 
