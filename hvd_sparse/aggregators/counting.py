@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from hvd_sparse.aggregators.transaction import Traffic, ring_traffic
-from hvd_sparse.communicator import Communicator, Grid
+from hvd_sparse.transport.communicator import Communicator, Grid
 
 
 class Counted(Communicator):

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import collective_costs
-from hvd_sparse.collective_costs import CANDIDATES, Load, Transport
 from hvd_sparse.collectives.allgather import combine_gathered
+from hvd_sparse.collectives.call_history import Calls, Seen, Trials
 from hvd_sparse.collectives.contribution import HEAD, Contribution, Layout, Result, bring
 from hvd_sparse.collectives.dynamic import combine_brought, combine_dense
-from hvd_sparse.collectives.experience import Calls, Seen, Trials
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
-from hvd_sparse.communicator import Communicator
 from hvd_sparse.costs import Link
+from hvd_sparse.costs import collectives as collective_costs
+from hvd_sparse.costs.collectives import CANDIDATES, Load, Transport
+from hvd_sparse.transport.communicator import Communicator
 
 _SPARSE = {
     "recursive_doubling": combine_pairs,

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.collective_costs import CANDIDATES
+from hvd_sparse.costs.collectives import CANDIDATES
 
 _JUDGED, _REMEMBERED = 2, 4  # calls of a candidate after which it is judged, and those that count
 

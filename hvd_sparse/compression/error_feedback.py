@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse.compressors import Compressor
+from hvd_sparse.compression.selectors import Compressor
 from hvd_sparse.spec import Spec
 
 

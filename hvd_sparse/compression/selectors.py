@@ -10,7 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.spec import Spec
 
 Density = float | Callable[[tf.Tensor], tf.Tensor]

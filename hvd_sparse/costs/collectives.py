@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from hvd_sparse.costs import Link
+from hvd_sparse.costs.recipes import Link
 
 INDEX = 4  # bytes of an index
 HEADER = 8  # bytes before the rows of a message

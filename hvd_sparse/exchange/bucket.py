@@ -7,10 +7,10 @@ from collections.abc import Mapping
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import telemetry
 from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.aggregators.transaction import Update
-from hvd_sparse.buckets import Bucket
+from hvd_sparse.exchange import telemetry
+from hvd_sparse.exchange.plan import Bucket
 from hvd_sparse.spec import Spec
 
 

@@ -10,13 +10,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse import arguments, buckets, recipes, rows, subgrid, topology
+from hvd_sparse import recipes
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.buckets import Gradient
-from hvd_sparse.communicator import Grid
-from hvd_sparse.planned_exchange import Kept, Own, PlannedExchange, tensors
+from hvd_sparse.exchange import arguments, rows
+from hvd_sparse.exchange import plan as buckets
+from hvd_sparse.exchange.plan import Gradient
+from hvd_sparse.exchange.planned import Kept, Own, PlannedExchange, tensors
+from hvd_sparse.exchange.telemetry import Telemetry
+from hvd_sparse.horovod_api.values import Average
 from hvd_sparse.spec import DTYPES, Rate
-from hvd_sparse.telemetry import Telemetry
+from hvd_sparse.transport import subgrid, topology
+from hvd_sparse.transport.communicator import Grid
 
 Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
 _names: collections.Counter[str] = collections.Counter()
@@ -66,7 +70,7 @@ class GradientExchange:
         scale_local_gradients: bool = True,
         telemetry: Telemetry | None = None,
         learning_rate: Rate | None = None,
-        op: int | None = topology.Average,
+        op: int | None = Average,
         process_set: Any = None,
     ):
         if aggregator is not None and not isinstance(aggregator, Aggregator):

@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 
 class Label(NamedTuple):

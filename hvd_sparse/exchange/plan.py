@@ -13,8 +13,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from hvd_sparse.communicator import Grid
 from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Grid
 
 MIB = 2**20
 FIRST_BUCKET_BYTES = 1 * MIB

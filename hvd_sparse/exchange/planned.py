@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import rows
 from hvd_sparse.aggregators import Aggregator, commit
-from hvd_sparse.bucket_exchange import BucketExchange
-from hvd_sparse.buckets import Gradient, Plan
-from hvd_sparse.communicator import Grid
-from hvd_sparse.joining import forbid_join
-from hvd_sparse.pairing import Label, compare
+from hvd_sparse.exchange import rows
+from hvd_sparse.exchange.bucket import BucketExchange
+from hvd_sparse.exchange.pairing import Label, compare
+from hvd_sparse.exchange.plan import Gradient, Plan
+from hvd_sparse.exchange.telemetry import Telemetry, timed
 from hvd_sparse.spec import Rate, describe
-from hvd_sparse.telemetry import Telemetry, timed
+from hvd_sparse.transport.communicator import Grid
+from hvd_sparse.transport.joining import forbid_join
 
 _REMEDY = (
     "Every rank must build the same model and pass the same recipe; look for a branch or a random choice that depends "

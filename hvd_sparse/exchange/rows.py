@@ -8,9 +8,9 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hvd_sparse.aggregators.transaction import Exchange, ring_traffic
-from hvd_sparse.buckets import Segment
-from hvd_sparse.communicator import Grid
+from hvd_sparse.exchange.plan import Segment
 from hvd_sparse.indices import OUTSIDE, marked_int32
+from hvd_sparse.transport.communicator import Grid
 
 
 def merge(slices: tf.IndexedSlices) -> tf.IndexedSlices:

@@ -10,9 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.aggregators import Aggregator, Auto, Exchange, Schedule
-from hvd_sparse.buckets import Gradient
-from hvd_sparse.compressors import Compressor
+from hvd_sparse.aggregators import Aggregator, Exchange, Schedule
+from hvd_sparse.compression.selectors import Compressor
+from hvd_sparse.exchange.plan import Gradient
+from hvd_sparse.tuning.auto import Auto
 
 _COUNTS = ("bytes_inside", "bytes_across", "kept", "total")
 _FIELDS = ("step", *_COUNTS, "exposed_seconds", "gradient_norm")

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvd_sparse.aggregators import Aggregator, AsPublished, SparseAllReduce
-from hvd_sparse.compressors import Compressor, Quantized
+from hvd_sparse.compression.selectors import Compressor, Quantized
 
 _OWN_CODE = (AsPublished, Quantized, SparseAllReduce)  # their values travel as float32 or in a few bits
 

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.communicator import unknown
+from hvd_sparse.transport.communicator import unknown
 
 _BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}  # what Horovod does not move -> what it moves, of the same size
 _never_written: list[tf.Variable] = []

@@ -9,9 +9,9 @@ import horovod.tensorflow as _horovod
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import encoding
-from hvd_sparse.eager import eagerly
-from hvd_sparse.process_sets import ProcessSet, global_process_set, require_member
+from hvd_sparse.horovod_api import encoding
+from hvd_sparse.transport.eager import eagerly
+from hvd_sparse.transport.process_sets import ProcessSet, global_process_set, require_member
 
 _ENCODED, _ERROR = 0, 1  # what a message holds
 

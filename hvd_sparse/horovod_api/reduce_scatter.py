@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse.inputs import not_a_constant
+from hvd_sparse.horovod_api.inputs import not_a_constant
 
 _SUMMED_AS = {tf.float16: tf.float32}  # rounded once, not at each addition
 

@@ -13,10 +13,10 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse import reduce_scatter
 from hvd_sparse.compression import Compression
-from hvd_sparse.inputs import Widened, as_tensor, by_dtype, carried, compressed, dense, moved, values_of
-from hvd_sparse.process_sets import ProcessSet, global_process_set, require_member
+from hvd_sparse.horovod_api import reduce_scatter
+from hvd_sparse.horovod_api.inputs import Widened, as_tensor, by_dtype, carried, compressed, dense, moved, values_of
+from hvd_sparse.transport.process_sets import ProcessSet, global_process_set, require_member
 
 Average, Sum, Min, Max, Product, Adasum = (
     _horovod.Average,

@@ -12,9 +12,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.eager import eagerly
-from hvd_sparse.inputs import not_a_constant
-from hvd_sparse.process_sets import ProcessSet, global_process_set, require_member
+from hvd_sparse.horovod_api.inputs import not_a_constant
+from hvd_sparse.transport.eager import eagerly
+from hvd_sparse.transport.process_sets import ProcessSet, global_process_set, require_member
 
 MESSAGE_BYTES = 2**22  # variables travel together until a message has so many; a larger one has its own
 _MOVED = "bfloat16 bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"

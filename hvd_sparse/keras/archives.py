@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
-from hvd_sparse import files
+from hvd_sparse.keras import files
 
 FORMAT = "hvd_sparse residuals 2"
 _UNSEALED_FORMAT = "hvd_sparse residuals 1"

@@ -23,10 +23,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import archives, keras_hooks, topology
-from hvd_sparse.archives import read, write
-from hvd_sparse.gradient_exchange import GradientExchange
-from hvd_sparse.planned_exchange import Kept, Own
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.exchange.planned import Kept, Own
+from hvd_sparse.keras import archives, hooks
+from hvd_sparse.keras.archives import read, write
+from hvd_sparse.transport import topology
 
 __all__ = ["read", "restore", "save", "write"]
 Path = str | os.PathLike
@@ -143,7 +144,7 @@ def own_path(path: Path) -> pathlib.Path:
 
 
 def _exchange_of(of: Any) -> GradientExchange:
-    exchange = of if isinstance(of, GradientExchange) else keras_hooks.exchange_of(of)
+    exchange = of if isinstance(of, GradientExchange) else hooks.exchange_of(of)
     if exchange is None:
         raise TypeError(f"Expected a distributed optimizer or a GradientExchange, got {type(of).__name__}.")
     return exchange

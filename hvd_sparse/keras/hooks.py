@@ -24,8 +24,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from hvd_sparse import train_step
-from hvd_sparse.gradient_exchange import GradientExchange
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.keras import train_step
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"

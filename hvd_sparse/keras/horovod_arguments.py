@@ -10,18 +10,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse import recipes, topology, wire
-from hvd_sparse.aggregators import Aggregator, Auto, Hierarchical
-from hvd_sparse.topology import Compression
+from hvd_sparse import recipes
+from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.compression import Compression
+from hvd_sparse.exchange import wire
+from hvd_sparse.exchange.arguments import is_sum, own_set
+from hvd_sparse.horovod_api.values import Average, Sum
 
-_OPS = {
-    topology.Average: "hvd.Average",
-    topology.Sum: "hvd.Sum",
-    topology.Adasum: "hvd.Adasum",
-    topology.Min: "hvd.Min",
-    topology.Max: "hvd.Max",
-    topology.Product: "hvd.Product",
-}
 _HALVES = ("float16",)  # whose sums over many ranks can overflow
 # The order of horovod.tensorflow's DistributedOptimizer; that of horovod.tensorflow.keras is our own.
 _WITH_LOCKING = (
@@ -46,7 +41,7 @@ _WITH_LOCKING = (
 def exchange_options(
     aggregator: Any = None,
     compression: Any = Compression.none,
-    op: Any = topology.Average,
+    op: Any = Average,
     gradient_predivide_factor: float = 1.0,
     num_groups: int = 0,
     groups: Any = None,
@@ -71,7 +66,7 @@ def exchange_options(
     _check_groups(num_groups, groups)
     return {
         "aggregator": chosen,
-        "op": topology.Sum if is_sum(op) else topology.Average,
+        "op": Sum if is_sum(op) else Average,
         "process_set": own_set(process_set, chosen),
     }
 
@@ -90,50 +85,6 @@ def choose(aggregator: Any, compression: Any) -> Any:
             "recipe: pass aggregator=hvd.recipes.hitopk(density=0.01)."
         )
     return wire.with_wire_dtype(recipes.dense() if aggregator is None else aggregator, "float16")
-
-
-def is_sum(op: Any) -> bool:
-    """Whether gradients are added up, and not averaged.
-
-    Raises:
-        ValueError: where it is another of Horovod's operations, or none.
-    """
-    name = None if isinstance(op, bool) else _OPS.get(op) if isinstance(op, int) else None
-    if op is None or name == "hvd.Average":
-        return False
-    if name == "hvd.Sum":
-        return True
-    if name == "hvd.Adasum":
-        raise ValueError(
-            "op=hvd.Adasum is not supported for gradients here: Horovod has it with MPI alone, and not for Keras "
-            "optimizers. Use hvd.Average; under MPI, in a loop of your own, call hvd.allreduce(gradient, "
-            "op=hvd.Adasum) on the gradients of a plain tf.GradientTape."
-        )
-    raise ValueError(
-        f"op={name or repr(op)} is not supported for gradients: use hvd.Average or hvd.Sum. Tensors of other kinds are "
-        "reduced by hvd.allreduce(tensor, op=...)."
-    )
-
-
-def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
-    """The process set in which gradients are exchanged; None for all ranks.
-
-    Raises:
-        TypeError: where it is no process set.
-        ValueError: where the recipe exchanges by nodes, which a process set does not have.
-    """
-    if process_set is None or process_set is topology.global_process_set:
-        return None
-    if not isinstance(process_set, topology.ProcessSet):
-        raise TypeError(f"Expected process_set to be an hvd.ProcessSet, got {type(process_set).__name__}.")
-    by_nodes = next((part for part in wire.parts(aggregator) if isinstance(part, (Hierarchical, Auto))), None)
-    if by_nodes is not None:
-        raise ValueError(
-            f"process_set={process_set} cannot be had beside {type(by_nodes).__name__}, which exchanges inside the "
-            "nodes of all ranks and across them. In a process set use a recipe of one level, as hvd.recipes.dense(), "
-            "topk(density), mstopk(density) or sparcml(density)."
-        )
-    return process_set
 
 
 def in_either_order(function: Callable[..., Any]) -> Callable[..., Any]:

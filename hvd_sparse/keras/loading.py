@@ -10,10 +10,10 @@ from typing import Any
 
 import keras
 
-from hvd_sparse import keras_hooks
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.optimizer import distribute, without_loss_scaling
-from hvd_sparse.topology import Compression
+from hvd_sparse.compression import Compression
+from hvd_sparse.keras import hooks
+from hvd_sparse.keras.optimizer import distribute, without_loss_scaling
 
 
 def load_model(
@@ -64,7 +64,7 @@ def load_model(
     optimizer = without_loss_scaling(model.optimizer)
     _say_how_it_accumulates(optimizer, options)
     distribute(optimizer, aggregator, compression, **options)
-    keras_hooks.adopt(model)
+    hooks.adopt(model)
     return model
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import keras
 
-from hvd_sparse import keras_hooks
+from hvd_sparse.keras import hooks
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
@@ -25,7 +25,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     """
 
     def __init__(self, inner_optimizer, *args, **kwargs):
-        if keras_hooks.exchange_of(inner_optimizer) is None:
+        if hooks.exchange_of(inner_optimizer) is None:
             raise ValueError(
                 f"Expected a distributed optimizer to be wrapped, got {type(inner_optimizer).__name__}: make it one by "
                 "hvd.DistributedOptimizer(optimizer) first."

@@ -11,16 +11,18 @@ from typing import Any, TypeAlias
 import keras
 import tensorflow as tf
 
-from hvd_sparse import arguments, buckets, keras_hooks, telemetry
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.gradient_exchange import GradientExchange
+from hvd_sparse.compression import Compression
+from hvd_sparse.exchange import plan, telemetry
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.horovod_api.values import Average
+from hvd_sparse.keras import hooks, horovod_arguments
 from hvd_sparse.spec import Rate
-from hvd_sparse.topology import Average, Compression
 
 Layers: TypeAlias = "Iterable[keras.layers.Layer] | keras.layers.Layer | None"
 
 
-@arguments.in_either_order
+@horovod_arguments.in_either_order
 def DistributedOptimizer(  # noqa: N802 - Horovod's name
     optimizer: keras.optimizers.Optimizer,
     name: str | None = None,
@@ -39,7 +41,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     *,
     aggregator: Aggregator | None = None,
     bucket_bytes: int | None = None,
-    first_bucket_bytes: int = buckets.FIRST_BUCKET_BYTES,
+    first_bucket_bytes: int = plan.FIRST_BUCKET_BYTES,
     local_layers: Layers = (),
     telemetry: telemetry.Telemetry | None = None,
     use_locking: bool = False,
@@ -195,8 +197,8 @@ def distribute(
         average_aggregated_gradients=average_aggregated_gradients,
         **options,
     )
-    horovods = _taken_by(arguments.exchange_options, options)
-    asked = arguments.exchange_options(aggregator, compression, **horovods)
+    horovods = _taken_by(horovod_arguments.exchange_options, options)
+    asked = horovod_arguments.exchange_options(aggregator, compression, **horovods)
     own = {key: value for key, value in options.items() if key not in horovods}
     unknown = sorted(set(own) - set(_taken_by(GradientExchange, own)))
     if unknown:
@@ -205,7 +207,7 @@ def distribute(
     brought = {"name": optimizer.name, "learning_rate": _rate_of(optimizer)}
     exchange = GradientExchange(**{**brought, **own, **asked})
     exchange.register_local_layers(as_layers(local_layers))
-    keras_hooks.distribute(optimizer, exchange, passes, again)
+    hooks.distribute(optimizer, exchange, passes, again)
 
 
 def as_layers(local_layers: Layers) -> list[keras.layers.Layer]:
@@ -242,7 +244,7 @@ def _taken_by(function: Any, options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name in known}
 
 
-def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -> keras_hooks.Passes:
+def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -> hooks.Passes:
     """How Horovod would accumulate, for an optimizer that may accumulate so already, as one out of a file."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"Expected backward_passes_per_step to be a whole number, at least 1, got {count!r}.")
@@ -252,7 +254,7 @@ def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -
             f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}: pass the same number, or compile "
             "the model with a new optimizer."
         )
-    return keras_hooks.Passes(count, bool(averaged))
+    return hooks.Passes(count, bool(averaged))
 
 
 def _require_new(optimizer: Any) -> None:
@@ -261,7 +263,7 @@ def _require_new(optimizer: Any) -> None:
             f"Expected a Keras optimizer, as keras.optimizers.SGD(0.1), got {type(optimizer).__name__}; for other "
             "optimizers average the gradients with hvd.DistributedGradientTape."
         )
-    if keras_hooks.exchange_of(optimizer) is not None:
+    if hooks.exchange_of(optimizer) is not None:
         raise ValueError(
             f"The optimizer {optimizer.name} is distributed already, and a second exchange would average averages: "
             "wrap it once."

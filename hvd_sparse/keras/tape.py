@@ -10,16 +10,18 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse import arguments
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.gradient_exchange import GradientExchange, resource
-from hvd_sparse.optimizer import Layers, as_layers
+from hvd_sparse.compression import Compression
+from hvd_sparse.exchange.gradients import GradientExchange, resource
+from hvd_sparse.horovod_api.values import Average
+from hvd_sparse.keras import horovod_arguments
+from hvd_sparse.keras.optimizer import Layers, as_layers
 from hvd_sparse.spec import describe
-from hvd_sparse.topology import Average, Compression, ProcessSet
+from hvd_sparse.transport.process_sets import ProcessSet
 
 # A loop makes a new tape for each step, but what is kept back has to outlive it: by recipe and variables.
 _exchanges: dict[tuple[str, tuple[int, ...]], GradientExchange] = {}
-_NOTHING_ASKED = {**arguments.exchange_options(), "sparse_as_dense": False, "scale_local_gradients": True}
+_NOTHING_ASKED = {**horovod_arguments.exchange_options(), "sparse_as_dense": False, "scale_local_gradients": True}
 
 
 class DistributedGradientTape:
@@ -79,7 +81,7 @@ class DistributedGradientTape:
     ):
         if isinstance(device_dense, GradientExchange) and aggregator is None:
             aggregator, device_dense = device_dense, ""
-        asked = arguments.exchange_options(
+        asked = horovod_arguments.exchange_options(
             None if isinstance(aggregator, GradientExchange) else aggregator,
             compression,
             op,

@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.sync_batch_norm import synchronises
+from hvd_sparse.keras.sync_batch_norm import synchronises
 
 _COMPILED = "_hvd_sparse_compiled"
 

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.eager import eagerly
+from hvd_sparse.transport.eager import eagerly
 
 REDUCTIONS = ("sum", "min", "max")  # what ranks can reduce to
 

@@ -8,7 +8,7 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse.communicator import Communicator, unknown
+from hvd_sparse.transport.communicator import Communicator, unknown
 
 _OPS = {"sum": _horovod.Sum, "min": _horovod.Min, "max": _horovod.Max}
 _REDUCTIONS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max}

@@ -11,7 +11,7 @@ import socket
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_sparse.rendezvous import Store
+from hvd_sparse.transport.launcher_store import Store
 
 SCOPE = "hvd_sparse_host_names"
 

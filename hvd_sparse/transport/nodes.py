@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from hvd_sparse import host_names
+from hvd_sparse.transport import host_names
 
 LOCAL_SIZE_VARIABLE = "HVD_SPARSE_LOCAL_SIZE"
 

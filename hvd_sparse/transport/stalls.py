@@ -17,7 +17,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from hvd_sparse.rendezvous import Store
+from hvd_sparse.transport.launcher_store import Store
 
 SECONDS_VARIABLE = "HVD_SPARSE_STALL_SECONDS"
 USUAL_SECONDS = 10.0
@@ -28,9 +28,14 @@ _REMEDY = (
 )
 _LOOKS = 4  # in that time
 _COLLECTIVES = ("allgather", "allreduce", "alltoall", "alltoall_ragged", "broadcast", "exchange", "reducescatter")
-_CARRIERS = ("horovod.", "hvd_sparse.communicator", "hvd_sparse.values", "hvd_sparse.reduce_scatter")
+_CARRIERS = (
+    "horovod.",
+    "hvd_sparse.transport.communicator",
+    "hvd_sparse.horovod_api.values",
+    "hvd_sparse.horovod_api.reduce_scatter",
+)
 _STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
-_NOT_THE_USERS = (os.path.dirname(__file__), *sysconfig.get_paths().values(), "<")
+_NOT_THE_USERS = (os.path.dirname(os.path.dirname(__file__)), *sysconfig.get_paths().values(), "<")
 
 _running: list[threading.Event] = []  # what ends the watch
 
@@ -77,7 +82,10 @@ def place_of(frame: FrameType | None) -> Place | None:
     frames = list(_outwards(frame))
     if not frames or not _is_inside(frames[0], ("tensorflow.", "keras.", "horovod.")) and not _is_generated(frames[0]):
         return None
-    if any(each.f_code.co_name == "join" and _is_inside(each, ("horovod.", "hvd_sparse.joining")) for each in frames):
+    if any(
+        each.f_code.co_name == "join" and _is_inside(each, ("horovod.", "hvd_sparse.transport.joining"))
+        for each in frames
+    ):
         return None
     collective = next((each for each in reversed(frames) if _is_collective(each)), None)
     where = ", ".join(text for text in (_progress(frames), _users_line(frames)) if text)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_sparse import topology
-from hvd_sparse.communicator import Grid, LoneCommunicator
+from hvd_sparse.transport import topology
+from hvd_sparse.transport.communicator import Grid, LoneCommunicator
 
 _members: dict[tuple[int, ...], topology.HorovodCommunicator] = {}
 

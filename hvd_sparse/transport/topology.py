@@ -13,28 +13,17 @@ from typing import Any
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-from hvd_sparse import host_names, joining, nodes, process_sets, shared_memory, stalls
-from hvd_sparse.communicator import Communicator, Grid, LoneCommunicator
-from hvd_sparse.compression import Compression
-from hvd_sparse.eager import eagerly
-from hvd_sparse.horovod_communicator import HorovodCommunicator
-from hvd_sparse.process_sets import DYNAMIC_VARIABLE, ProcessSet, global_process_set
-from hvd_sparse.rendezvous import Store, forget_addresses
-from hvd_sparse.values import Adasum, Average, Max, Min, Product, Sum
-from hvd_sparse.variables import broadcast_variables
+from hvd_sparse.transport import host_names, joining, nodes, process_sets, shared_memory, stalls
+from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicator
+from hvd_sparse.transport.eager import eagerly
+from hvd_sparse.transport.horovod_communicator import HorovodCommunicator
+from hvd_sparse.transport.launcher_store import Store, forget_addresses
+from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE, ProcessSet, global_process_set
 
 __all__ = [
-    "Adasum",
-    "Average",
-    "Compression",
     "DYNAMIC_VARIABLE",
     "HorovodCommunicator",
-    "Max",
-    "Min",
     "ProcessSet",
-    "Product",
-    "Sum",
-    "broadcast_variables",
     "cross",
     "cross_rank",
     "cross_size",

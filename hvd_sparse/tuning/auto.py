@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import costs, links
+from hvd_sparse import costs
 from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.rehearsal import TIE, Rehearsed, at_once, fastest, rehearse
-from hvd_sparse.communicator import Communicator
-from hvd_sparse.compressors import check_density
-from hvd_sparse.notebook import Notebook
+from hvd_sparse.compression.selectors import check_density
 from hvd_sparse.spec import Spec, describe
+from hvd_sparse.transport.communicator import Communicator
+from hvd_sparse.tuning import links
+from hvd_sparse.tuning.cache import Notebook
+from hvd_sparse.tuning.trials import TIE, Rehearsed, at_once, fastest, rehearse
 
 BUDGET = 4.0  # seconds
 

@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-import hvd_sparse
-from hvd_sparse import host_names
-from hvd_sparse.communicator import Communicator, Grid
+from hvd_sparse._version import __version__
+from hvd_sparse.transport import host_names
+from hvd_sparse.transport.communicator import Communicator, Grid
 
 CACHE_VARIABLE = "HVD_SPARSE_CACHE"
 KEPT_FOR = 7 * 24 * 3600.0  # seconds after which a cluster is measured anew: networks change under the same names
@@ -132,7 +132,7 @@ def _account(grid: Grid, hosts: list[str]) -> dict[str, Any]:
         "transport": _transport(grid.world),
         "node": type(grid.node).__name__,
         "gpus": len(tf.config.list_physical_devices("GPU")),
-        "version": hvd_sparse.__version__,
+        "version": __version__,
     }
 
 

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import costs, ops, topology
-from hvd_sparse.communicator import Communicator, Grid
-from hvd_sparse.notebook import Notebook
+from hvd_sparse import costs, ops
+from hvd_sparse.transport import topology
+from hvd_sparse.transport.communicator import Communicator, Grid
+from hvd_sparse.tuning.cache import Notebook
 
 Progress = Callable[[str], Any]
 _COLD, _REPEATS = 3, 5  # an operation that keeps its outputs has made them after three rounds

@@ -14,10 +14,12 @@ import sys
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hvd_sparse import costs, links, topology
+from hvd_sparse import costs
 from hvd_sparse.costs import CANDIDATES
-from hvd_sparse.links import measure
-from hvd_sparse.notebook import Notebook
+from hvd_sparse.transport import topology
+from hvd_sparse.tuning import links
+from hvd_sparse.tuning.cache import Notebook
+from hvd_sparse.tuning.links import measure
 
 MODEL_SIZES = {"resnet50": 25_600_000, "vgg19": 143_700_000, "transformer": 110_000_000}  # parameters
 DENSITIES = (0.001, 0.01, 0.1)
@@ -171,7 +173,3 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if first:
         print(table(cluster, options.size), flush=True)
         print(f"Kept for hvd.recipes.auto in {notebook.path}", flush=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import links
 from hvd_sparse.aggregators.base import Aggregator, Level
 from hvd_sparse.aggregators.transaction import commit
 from hvd_sparse.spec import Spec
+from hvd_sparse.tuning import links
 
 # How many times as fast as predicted a recipe would have to be to win, for it not to be tried where trying it takes
 # more than its part of the budget. The model knows neither how the ranks get into each other's way nor what the

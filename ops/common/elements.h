@@ -1,6 +1,6 @@
 // The element types of the GPU kernels and their conversions, the same bits on the host and on the device.
-#ifndef HVD_SPARSE_OPS_SELECT_ELEMENTS_H_
-#define HVD_SPARSE_OPS_SELECT_ELEMENTS_H_
+#ifndef HVD_SPARSE_OPS_ELEMENTS_H_
+#define HVD_SPARSE_OPS_ELEMENTS_H_
 
 #include <cstdint>
 #include <cstring>
@@ -82,4 +82,4 @@ HVDS_BOTH inline Half narrow<Half>(float value) {
 
 }  // namespace hvds
 
-#endif  // HVD_SPARSE_OPS_SELECT_ELEMENTS_H_
+#endif  // HVD_SPARSE_OPS_ELEMENTS_H_

@@ -2,7 +2,7 @@
 #include <string>
 #include <vector>
 
-#include "op_support.h"
+#include "../common/op_support.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"

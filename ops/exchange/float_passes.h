@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "select_elements.h"
+#include "../common/elements.h"
 
 namespace hvds {
 

@@ -1,6 +1,6 @@
 #include "float_passes.h"
 
-#include "cpu_features.h"
+#include "../common/cpu_features.h"
 
 namespace hvds {
 

@@ -1,5 +1,5 @@
 // Several sums become means in place, in one operation, and are looked at on the way.
-#include "op_support.h"
+#include "../common/op_support.h"
 #include "sparse.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

@@ -9,10 +9,10 @@
 #include <immintrin.h>
 #endif
 
-#include "cpu_features.h"
-#include "float_mode.h"
+#include "../common/cpu_features.h"
+#include "../common/float_mode.h"
 #include "float_passes.h"
-#include "select_elements.h"
+#include "../common/elements.h"
 #include "sparse.h"
 
 namespace hvds {

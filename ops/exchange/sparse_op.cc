@@ -1,7 +1,7 @@
 // TensorFlow operations around the selection; the arithmetic is in sparse.h.
 #include <limits>
 
-#include "op_support.h"
+#include "../common/op_support.h"
 #include "sparse.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"

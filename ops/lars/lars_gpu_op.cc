@@ -6,7 +6,7 @@
 // Compiled, and the passes are tested elsewhere (tests/gpu); not yet run under TensorFlow on a GPU.
 #include <vector>
 
-#include "../gpu_library_op.h"
+#include "../common/gpu_library_op.h"
 #include "list_op.h"
 #include "passes_gpu.h"
 

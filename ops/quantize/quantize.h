@@ -13,7 +13,7 @@
 
 #include <stdint.h>
 
-#include "parallel.h"
+#include "../common/parallel.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -5,8 +5,8 @@
 #include <cmath>
 #include <limits>
 
-#include "cpu_features.h"
-#include "float_mode.h"
+#include "../common/cpu_features.h"
+#include "../common/float_mode.h"
 #include "quantize_kernels.h"
 
 namespace hvds {

@@ -4,7 +4,7 @@
 #include <limits>
 #include <string>
 
-#include "op_support.h"
+#include "../common/op_support.h"
 #include "quantize.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

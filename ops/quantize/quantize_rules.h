@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "quantize.h"
-#include "select_elements.h"
+#include "../common/elements.h"
 
 namespace hvds {
 

@@ -4,7 +4,7 @@
 
 #include <limits>
 
-#include "op_support.h"
+#include "../common/op_support.h"
 
 namespace hvds {
 

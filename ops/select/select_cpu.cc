@@ -2,7 +2,7 @@
 #include <new>
 #include <type_traits>
 
-#include "cpu_features.h"
+#include "../common/cpu_features.h"
 #include "select_cpu_call.h"
 
 namespace hvds {

@@ -5,8 +5,8 @@
 
 #include <array>
 
-#include "cpu_features.h"
-#include "dtype.h"
+#include "../common/cpu_features.h"
+#include "../common/dtype.h"
 #include "select_cpu_kernels.h"
 
 #define HVDS_ISA avx2

@@ -6,8 +6,8 @@
 #endif
 #include <immintrin.h>
 
-#include "cpu_features.h"
-#include "dtype.h"
+#include "../common/cpu_features.h"
+#include "../common/dtype.h"
 #include "select_cpu_kernels.h"
 
 #define HVDS_ISA avx512

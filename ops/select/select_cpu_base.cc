@@ -3,8 +3,8 @@
 #include <emmintrin.h>
 #endif
 
-#include "cpu_features.h"
-#include "dtype.h"
+#include "../common/cpu_features.h"
+#include "../common/dtype.h"
 #include "select_cpu_kernels.h"
 
 #define HVDS_ISA base

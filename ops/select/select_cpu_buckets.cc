@@ -3,7 +3,7 @@
 #include <functional>
 #include <new>
 
-#include "cpu_features.h"
+#include "../common/cpu_features.h"
 #include "select_cpu_call.h"
 
 namespace hvds {

@@ -6,8 +6,8 @@
 #include <memory>
 #include <vector>
 
-#include "float_mode.h"
-#include "parallel.h"
+#include "../common/float_mode.h"
+#include "../common/parallel.h"
 #include "select.h"
 #include "select_cpu_kernels.h"
 #include "select_cpu_rank.h"

@@ -1,6 +1,6 @@
 // The selection in one pass over memory: a sample bounds the magnitude sought from below, a scan collects what reaches
 // that bound, and the rest is settled among these candidates.
-#include "cpu_features.h"
+#include "../common/cpu_features.h"
 #include "select_cpu_call.h"
 
 namespace hvds {

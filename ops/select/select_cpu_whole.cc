@@ -1,5 +1,5 @@
 // The selection in several passes, for inputs that mislead the sample or make Algorithm 1 draw from most of the vector.
-#include "cpu_features.h"
+#include "../common/cpu_features.h"
 #include "select_cpu_call.h"
 
 namespace hvds {

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "dtype.h"
+#include "../common/dtype.h"
 
 #ifdef __cplusplus
 extern "C" {

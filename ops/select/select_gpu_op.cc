@@ -8,7 +8,7 @@
 // Compiled, and its parts are tested elsewhere (tests/gpu); not yet run under TensorFlow on a GPU.
 #include <vector>
 
-#include "gpu_library_op.h"
+#include "../common/gpu_library_op.h"
 #include "select_arguments.h"
 #include "select_gpu.h"
 

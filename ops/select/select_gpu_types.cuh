@@ -4,7 +4,7 @@
 
 #include <cuda_runtime.h>
 
-#include "select_elements.h"
+#include "../common/elements.h"
 #include "select_rules.h"
 
 namespace hvds {

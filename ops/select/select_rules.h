@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "select_elements.h"
+#include "../common/elements.h"
 
 namespace hvds {
 

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "op_support.h"
+#include "../common/op_support.h"
 #include "shared_memory.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"

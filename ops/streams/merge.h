@@ -19,8 +19,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "dtype.h"
-#include "parallel.h"
+#include "../common/dtype.h"
+#include "../common/parallel.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -4,7 +4,7 @@
 #include <numeric>
 #include <type_traits>
 
-#include "float_mode.h"
+#include "../common/float_mode.h"
 #include "merge_message.h"
 
 namespace hvds {

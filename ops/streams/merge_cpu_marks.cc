@@ -3,7 +3,7 @@
 #include <immintrin.h>
 #endif
 
-#include "cpu_features.h"
+#include "../common/cpu_features.h"
 #include "merge_walk.h"
 
 namespace hvds {

@@ -5,7 +5,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "float_mode.h"
+#include "../common/float_mode.h"
 #include "merge_message.h"
 
 namespace hvds {

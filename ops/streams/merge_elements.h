@@ -6,7 +6,7 @@
 #include <limits>
 
 #include "merge.h"
-#include "select_elements.h"
+#include "../common/elements.h"
 
 namespace hvds {
 

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "merge.h"
-#include "op_support.h"
+#include "../common/op_support.h"
 
 namespace hvds {
 

@@ -4,7 +4,7 @@
 
 #include "merge.h"
 #include "merge_messages_op.h"
-#include "op_support.h"
+#include "../common/op_support.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 

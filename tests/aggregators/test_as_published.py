@@ -11,9 +11,9 @@ import tensorflow as tf
 
 from hvd_sparse import recipes
 from hvd_sparse.aggregators import Aggregator, AsPublished, Hierarchical
-from hvd_sparse.communicator import Grid
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Grid
 from tests import simulation, threads
 from tests.gpu import reference
 from tests.ops import quantize_reference

@@ -8,11 +8,11 @@ import tensorflow as tf
 
 from hvd_sparse import recipes
 from hvd_sparse.aggregators import Compressed, Hierarchical, SparseAllReduce
-from hvd_sparse.communicator import Grid
-from hvd_sparse.compressors import MSTopK, Quantized, TopK
-from hvd_sparse.error_feedback import ErrorFeedback
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.selectors import MSTopK, Quantized, TopK
 from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Grid
 from tests import simulation, threads
 from tests.gpu import reference
 from tests.ops import quantize_reference

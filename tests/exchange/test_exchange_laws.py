@@ -10,10 +10,11 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_sparse import costs, links
+from hvd_sparse import costs
 from hvd_sparse.aggregators import commit
-from hvd_sparse.notebook import Notebook
 from hvd_sparse.spec import Spec
+from hvd_sparse.tuning import links
+from hvd_sparse.tuning.cache import Notebook
 from tests import members, threads
 from tests.members import AGGREGATORS
 from tests.simulation import DTYPES, Shape, constants, floats, integers, same_bits

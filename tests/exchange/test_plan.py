@@ -2,8 +2,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse import buckets
-from hvd_sparse.communicator import Grid
+from hvd_sparse.exchange import plan as buckets
+from hvd_sparse.transport.communicator import Grid
 
 
 def plan_of(gradients, **limits):

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hypothesis import strategies as given
 from hypothesis.extra import numpy as arrays
 
-from hvd_sparse import encoding
+from hvd_sparse.horovod_api import encoding
 
 HASHED = given.one_of(
     given.none(), given.booleans(), given.integers(), given.floats(allow_nan=False), given.text(), given.binary()

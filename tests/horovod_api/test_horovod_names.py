@@ -9,7 +9,7 @@ import horovod.tensorflow as horovod
 import pytest
 
 import hvd_sparse as hvd
-from hvd_sparse import horovod_names
+from hvd_sparse.horovod_api import names as horovod_names
 from tools import horovod_names as names
 
 # What takes Keras's objects has Horovod's arguments by its own tests; what is refused takes any.

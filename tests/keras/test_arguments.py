@@ -10,7 +10,7 @@ from horovod.tensorflow import ProcessSet, global_process_set
 
 import hvd_sparse as hvd
 from hvd_sparse.aggregators import AllReduce, Hierarchical
-from hvd_sparse.compressors import BucketTopK
+from hvd_sparse.compression.selectors import BucketTopK
 from tests.keras.training import GRADIENTS, model_with, saved, sgd, trained
 
 # ---- the names and their order ----

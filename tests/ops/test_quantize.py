@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
 from tests.ops.quantize_reference import reference
 from tests.simulation import same_bits
 

@@ -10,8 +10,8 @@ import pytest
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import KVStoreServer, RendezvousServer
 
-from hvd_sparse import host_names, nodes, rendezvous
-from hvd_sparse.rendezvous import Store
+from hvd_sparse.transport import host_names, launcher_store, nodes
+from hvd_sparse.transport.launcher_store import Store
 from tests.parallel.launch import ROOT
 
 HERE = {"machine": "here", "loopback": None}
@@ -128,7 +128,7 @@ def test_hosts_in_order_go_on(job):
 
 
 def test_a_host_that_does_not_answer_is_left_to_horovod(job, monkeypatch):
-    monkeypatch.setattr(rendezvous, "PATIENCE", 0.2)
+    monkeypatch.setattr(launcher_store, "PATIENCE", 0.2)
     host_names.check()
 
 
@@ -156,7 +156,7 @@ def test_rank_0_judges_what_all_told_and_the_others_get_it(job, monkeypatch):
 
 
 def test_a_rank_that_does_not_come_is_none_to_the_judge_and_rank_0_an_error(job, monkeypatch):
-    monkeypatch.setattr(rendezvous, "PATIENCE", 0.2)
+    monkeypatch.setattr(launcher_store, "PATIENCE", 0.2)
     monkeypatch.setenv("HOROVOD_RANK", "1")
     with pytest.raises(RuntimeError, match="Rank 0 did not start within 0.6 s"):
         job.verdict(2, None)
@@ -219,7 +219,7 @@ def forget(launcher, monkeypatch, rank):
     places = {"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "SIZE": 2, "HOSTNAME": "here", "CONTROLLER": "gloo"}
     for name, value in {**places, "GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port}.items():
         monkeypatch.setenv(f"HOROVOD_{name}", str(value))
-    rendezvous.forget_addresses()
+    launcher_store.forget_addresses()
 
 
 @pytest.mark.parametrize("racing", [False, True])

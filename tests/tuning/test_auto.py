@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse import links, recipes
-from hvd_sparse.aggregators import Auto, Hierarchical, rehearsal
-from hvd_sparse.communicator import Grid
+from hvd_sparse import recipes
+from hvd_sparse.aggregators import Hierarchical
 from hvd_sparse.costs import CANDIDATES, Cluster, Link
-from hvd_sparse.notebook import KEPT_FOR, Notebook
+from hvd_sparse.exchange.telemetry import part_names, running, timed
 from hvd_sparse.spec import Spec, describe
-from hvd_sparse.telemetry import part_names, running, timed
+from hvd_sparse.transport.communicator import Grid
+from hvd_sparse.tuning import links, trials
+from hvd_sparse.tuning.auto import Auto
+from hvd_sparse.tuning.cache import KEPT_FOR, Notebook
 from tests import figures, threads
 
 SIZE, DENSITY, RANKS, LOCAL = 1000, 0.05, 4, 2
@@ -58,7 +60,7 @@ def test_all_ranks_choose_what_was_measured_to_be_fastest(measured):
     folder, chosen = measured
     (rehearsed,) = figures.rehearsals(figures.read(folder))
     in_order = {name: rehearsed["seconds"][name] for name in CANDIDATES if name in rehearsed["seconds"]}
-    assert chosen == everyone(rehearsal.fastest(in_order))
+    assert chosen == everyone(trials.fastest(in_order))
 
 
 @pytest.mark.parametrize("winner", CANDIDATES)
@@ -138,7 +140,7 @@ def test_a_lone_rank_and_a_lone_candidate_are_not_measured(capsys, tmp_path):
     ],
 )
 def test_of_those_that_are_about_as_fast_the_first_is_taken(seconds, chosen):
-    assert rehearsal.fastest(seconds) == chosen
+    assert trials.fastest(seconds) == chosen
 
 
 @pytest.mark.parametrize(
@@ -148,8 +150,8 @@ def test_of_those_that_are_about_as_fast_the_first_is_taken(seconds, chosen):
         ({"dense": [1.0], "topk": [9.0]}, ["dense", "topk"]),  # one round may have been disturbed
         ({"dense": [1.0, 1.1], "topk": [9.0, 9.1]}, ["dense"]),
         ({"dense": [1.0, 1.1], "topk": [9.0, 1.9]}, ["dense", "topk"]),
-        ({"dense": [1.0] * (rehearsal.ENOUGH - 1), "topk": [1.5] * (rehearsal.ENOUGH - 1)}, ["dense", "topk"]),
-        ({"dense": [1.0] * rehearsal.ENOUGH, "topk": [1.5] * rehearsal.ENOUGH}, ["dense"]),
+        ({"dense": [1.0] * (trials.ENOUGH - 1), "topk": [1.5] * (trials.ENOUGH - 1)}, ["dense", "topk"]),
+        ({"dense": [1.0] * trials.ENOUGH, "topk": [1.5] * trials.ENOUGH}, ["dense"]),
         (
             {"dense": [1.0, 2.0, 1.5, 1.2, 1.1, 1.3, 1.6, 1.2], "topk": [1.3, 1.7, 1.6, 1.0, 1.2, 1.1, 1.4, 1.5]},
             ["dense", "topk"],
@@ -157,7 +159,7 @@ def test_of_those_that_are_about_as_fast_the_first_is_taken(seconds, chosen):
     ],
 )
 def test_one_that_was_disturbed_once_is_tried_again(seconds, left):
-    assert rehearsal.still_in_running(seconds) == left
+    assert trials.still_in_running(seconds) == left
 
 
 @pytest.mark.parametrize(
@@ -171,7 +173,7 @@ def test_one_that_was_disturbed_once_is_tried_again(seconds, left):
     ],
 )
 def test_only_who_is_far_behind_as_was_foretold_is_not_timed_at_length(best, predicted, left):
-    assert rehearsal.worth_rounds(best, predicted) == left
+    assert trials.worth_rounds(best, predicted) == left
 
 
 @pytest.mark.parametrize(
@@ -179,7 +181,7 @@ def test_only_who_is_far_behind_as_was_foretold_is_not_timed_at_length(best, pre
     [(1, 0.01, 1), (3, 0.01, 3), (4, 0.1, 4), (17, 0.1, 4), (17, 0.14, 2), (17, 0.3, 1), (17, 9.0, 1), (3, 0.0, 3)],
 )
 def test_fewer_are_tried_at_once_where_one_takes_long(in_flight, fastest, at_once):
-    assert rehearsal.at_once(Spec(SIZE, Grid.lone(), in_flight=in_flight), fastest, budget=4.0) == at_once
+    assert trials.at_once(Spec(SIZE, Grid.lone(), in_flight=in_flight), fastest, budget=4.0) == at_once
 
 
 def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsys):
@@ -286,7 +288,7 @@ def test_other_ranks_get_what_the_first_one_knows(tmp_path):
 
 
 def test_a_rehearsal_as_a_graph_frees_its_states_and_touches_no_random_numbers():
-    spec, names, made = Spec(rehearsal.LARGE, Grid.lone(), name="freed"), [], []
+    spec, names, made = Spec(trials.LARGE, Grid.lone(), name="freed"), [], []
 
     def noting(create, **how):
         variable = create(**how)
@@ -297,7 +299,7 @@ def test_a_rehearsal_as_a_graph_frees_its_states_and_touches_no_random_numbers()
     expected = tf.random.normal([3]).numpy()
     tf.random.set_seed(1)
     with tf.variable_creator_scope(noting):
-        rehearsed = rehearsal.rehearse(RECIPE.candidates, spec, dict.fromkeys(CANDIDATES, 0.0), 2, 0.0, names.append)
+        rehearsed = trials.rehearse(RECIPE.candidates, spec, dict.fromkeys(CANDIDATES, 0.0), 2, 0.0, names.append)
     np.testing.assert_array_equal(tf.random.normal([3]), expected)
     assert set(rehearsed.seconds) == set(CANDIDATES) == {text.split()[1] for text in names}
     assert all(len(rounds) >= 1 and min(rounds) > 0 for rounds in rehearsed.seconds.values())

@@ -2,9 +2,10 @@
 
 import pytest
 
-from hvd_sparse import costs, planner
-from hvd_sparse.communicator import Grid
+from hvd_sparse import costs
 from hvd_sparse.costs import Cluster, Link
+from hvd_sparse.transport.communicator import Grid
+from hvd_sparse.tuning import planner
 
 SLOW = Cluster(16, 8, Link(1e-5, 60e9), Link(5e-5, 25e9 / 8), 300e9)
 WORDS = ["nodes=16", "local=8", "inter=25Gbit", "intra=480Gbit", "model=resnet50"]

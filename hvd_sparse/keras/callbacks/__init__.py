@@ -3,11 +3,11 @@
 Each of them tells a recipe that changes by epoch which epoch begins.
 """
 
-from hvd_sparse.callbacks.averaging import BroadcastGlobalVariablesCallback, MetricAverageCallback
-from hvd_sparse.callbacks.best_model import BestModelCheckpoint
-from hvd_sparse.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
-from hvd_sparse.callbacks.measuring import TelemetryCallback
-from hvd_sparse.callbacks.saving import CheckpointCallback
+from hvd_sparse.keras.callbacks.averaging import BroadcastGlobalVariablesCallback, MetricAverageCallback
+from hvd_sparse.keras.callbacks.best_model import BestModelCheckpoint
+from hvd_sparse.keras.callbacks.checkpoint import CheckpointCallback
+from hvd_sparse.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from hvd_sparse.keras.callbacks.telemetry import TelemetryCallback
 
 __all__ = [
     "BestModelCheckpoint",

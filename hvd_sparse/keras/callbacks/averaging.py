@@ -8,10 +8,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse import topology
-from hvd_sparse.callbacks.base import DistributedCallback
-from hvd_sparse.gradient_exchange import resource
-from hvd_sparse.variables import broadcast_variables
+from hvd_sparse.exchange.gradients import resource
+from hvd_sparse.horovod_api.variables import broadcast_variables
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport import topology
 
 
 class BroadcastGlobalVariablesCallback(DistributedCallback):

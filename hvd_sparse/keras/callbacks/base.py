@@ -6,8 +6,8 @@ from typing import Any
 
 import keras
 
-from hvd_sparse import keras_hooks
-from hvd_sparse.gradient_exchange import GradientExchange
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.keras import hooks
 
 
 class DistributedCallback(keras.callbacks.Callback):
@@ -16,7 +16,7 @@ class DistributedCallback(keras.callbacks.Callback):
     @property
     def exchange(self) -> GradientExchange | None:
         """What exchanges the gradients of the model's optimizer; None where that is not distributed."""
-        return keras_hooks.exchange_of(self.model.optimizer)
+        return hooks.exchange_of(self.model.optimizer)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_begin(epoch, logs)

@@ -7,8 +7,8 @@ from typing import Any
 
 import keras
 
-from hvd_sparse import topology
-from hvd_sparse.callbacks.base import DistributedCallback
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport import topology
 
 
 class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):

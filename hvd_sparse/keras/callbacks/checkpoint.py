@@ -11,11 +11,12 @@ from typing import Any
 
 import keras
 
-from hvd_sparse import checkpoint, files, keras_hooks, topology
-from hvd_sparse.callbacks import folders
-from hvd_sparse.callbacks.averaging import broadcast_state
-from hvd_sparse.callbacks.base import DistributedCallback
-from hvd_sparse.gradient_exchange import resource
+from hvd_sparse.exchange.gradients import resource
+from hvd_sparse.keras import checkpoint, files, hooks
+from hvd_sparse.keras.callbacks import folders
+from hvd_sparse.keras.callbacks.averaging import broadcast_state
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport import topology
 
 _MOST = 8  # problems that a warning tells of
 _BY_HAND = "Weights that are whole can be loaded by hand: model.load_weights('.../model.weights.h5')."
@@ -179,7 +180,7 @@ class CheckpointCallback(DistributedCallback):
         )
         if taken.lacking:
             _warn(f"{_listed(taken.lacking)}. {checkpoint.WITHOUT_OWN}")
-        keras_hooks.resume_at(self.model, found.epoch + 1)
+        hooks.resume_at(self.model, found.epoch + 1)
 
     def _load_weights(self, path: pathlib.Path) -> None:
         problem = None
@@ -195,7 +196,7 @@ class CheckpointCallback(DistributedCallback):
         shared = {id(resource(variable)) for variable in self.model.weights}
         seeds = [variable for variable in self.model.variables if id(resource(variable)) not in shared]
         local = self.required_exchange().local_variables()
-        return [*seeds, *local, *keras_hooks.slots(self.model.optimizer, local)]
+        return [*seeds, *local, *hooks.slots(self.model.optimizer, local)]
 
     def _build(self) -> None:
         problem = None

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from hvd_sparse import archives, files
+from hvd_sparse.keras import archives, files
 
 MARKER, WEIGHTS, RESIDUALS = "whole.json", "model.weights.h5", "residuals.npz"
 _FORMAT = "hvd_sparse checkpoint 2"

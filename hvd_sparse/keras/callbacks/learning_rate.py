@@ -7,8 +7,9 @@ from typing import Any
 
 import keras
 
-from hvd_sparse import keras_hooks, topology
-from hvd_sparse.callbacks.base import DistributedCallback
+from hvd_sparse.keras import hooks
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport import topology
 
 
 class LearningRateScheduleCallback(DistributedCallback):
@@ -82,7 +83,7 @@ class LearningRateScheduleCallback(DistributedCallback):
         old, new = _learning_rate(optimizer), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
         if self.momentum_correction and old and new != old:
-            for velocity in keras_hooks.velocities(optimizer):
+            for velocity in hooks.velocities(optimizer):
                 velocity.assign(velocity * (new / old))
 
 

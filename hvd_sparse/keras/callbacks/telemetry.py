@@ -7,9 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse import topology
-from hvd_sparse.callbacks.base import DistributedCallback
-from hvd_sparse.telemetry import Telemetry
+from hvd_sparse.exchange.telemetry import Telemetry
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport import topology
 
 
 class TelemetryCallback(DistributedCallback):
