@@ -4,7 +4,7 @@
     .venv/bin/python -m tools.horovod_names --print    # shows it
 
 The names are those of dir() of Horovod's modules that do not begin with an underscore, but for `ACCIDENTAL`. A name is
-there if hvd_sparse has it in the same place; tests/test_horovod_names.py fails where one is not.
+there if hvd_sparse has it in the same place; tests/horovod_api/test_horovod_names.py fails where one is not.
 """
 
 from __future__ import annotations

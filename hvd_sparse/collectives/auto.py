@@ -40,7 +40,7 @@ _MORE = 2  # times the rows of a call that the next one may bring, if they are t
 class Auto:
     """Picks recursive_doubling, split_allgather, dynamic or allgather for each call; called as they are.
 
-    The expected time is that of `collective_costs`: what the four send follows from the rows that ranks bring and
+    The expected time is that of `costs.collectives`: what the four send follows from the rows that ranks bring and
     from how the union of their index sets grows. At first that is taken as of uniform index sets (SparCML B.1, the
     worst case); afterwards as it was seen in former calls of the same name, by which all ranks choose alike. In eager
     code calls are timed, too, and the next one tells all ranks how long it took: a candidate that took longer than

@@ -2,8 +2,8 @@
 
 A vector has `size` rows of `width` elements; a flat one has width 1. A row that is absent is the operation's neutral
 element: 0 for "sum", -inf for "max", +inf for "min", 1 for "product". A message is an int32 tensor [words], sparse or
-dense, whose content `ops/merge.h` describes; its length is even and follows from its content, so messages may lie one
-after the other in one tensor. Size, width, dtype and operation are not sent: all ranks must give the same.
+dense, whose content ops/streams/merge.h describes; its length is even and follows from its content, so messages may
+lie one after the other in one tensor. Size, width, dtype and operation are not sent: all ranks must give the same.
 
 Every element of a result is ((neutral o x_0) o x_1) o ... in the order in which the x_j stand or the messages come,
 whatever the form of the messages; so a lone -0 becomes +0 in a sum. float16 is computed in float32 and rounded after

@@ -28,9 +28,10 @@ def is_sum(op: Any) -> bool:
             "optimizers. Use hvd.Average; under MPI, in a loop of your own, call hvd.allreduce(gradient, "
             "op=hvd.Adasum) on the gradients of a plain tf.GradientTape."
         )
+    told = f"hvd.{name}" if name else repr(op)
     raise ValueError(
-        f"op={repr(op) if name is None else f'hvd.{name}'} is not supported for gradients: use hvd.Average or hvd.Sum. Tensors of other kinds are "
-        "reduced by hvd.allreduce(tensor, op=...)."
+        f"op={told} is not supported for gradients: use hvd.Average or hvd.Sum. Tensors of other kinds are reduced by "
+        "hvd.allreduce(tensor, op=...)."
     )
 
 

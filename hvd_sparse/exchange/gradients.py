@@ -45,7 +45,7 @@ class GradientExchange:
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors, in the buckets; by default their rows travel
             exactly, whatever the aggregator.
         bucket_bytes: size of a bucket; a larger variable has one of its own. By default 25 MiB, and an eighth of all
-            gradients, at least 1 MiB, where the recipe sends all of them (`buckets.usual_bucket_bytes`).
+            gradients, at least 1 MiB, where the recipe sends all of them (`plan.usual_bucket_bytes`).
         first_bucket_bytes: the first one is closed once it holds this much.
         scale_local_gradients: divide the gradients of local variables by the number of ranks, as Horovod does.
         telemetry: measures the exchanges.

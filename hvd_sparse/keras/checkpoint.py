@@ -9,7 +9,7 @@ is saved here, in two parts:
   goes on as if it had not stopped; where one is missing or damaged, all ranks use PATH, and a warning says so.
 
 Both are archives that numpy.load(path, allow_pickle=False) reads anywhere, whose every byte is checked: see
-`hvd_sparse/archives.py`. They get their names when they are whole and on the disk.
+`hvd_sparse/keras/archives.py`. They get their names when they are whole and on the disk.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ class SharedMemoryCommunicator(Communicator):
 
     Args:
         carrier: the same ranks; it carries all-reduce, broadcast, and all-gather of unknown lengths.
-        group: its number in the native library (ops/shared_memory.h).
+        group: its number in the native library (ops/shared_memory/shared_memory.h).
     """
 
     def __init__(self, carrier: Communicator, group: int):
@@ -112,7 +112,7 @@ class SharedMemoryCommunicator(Communicator):
         offsets: Sequence[int],
         rows: int,
     ) -> tf.Tensor:
-        """Sends each rank a run of rows, to the place in its memory where it wants them (ops/shared_memory.h)."""
+        """Sends each rank a run of rows, to the place in its memory where it wants them (shared_memory.h)."""
         shape = tensor.shape[1:]
         width = shape.num_elements()
         received = ops.library().hvd_sparse_shared_exchange(

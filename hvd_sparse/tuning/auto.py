@@ -40,8 +40,8 @@ class Auto(Aggregator):
     random vectors like this one, in turn, for a few seconds, as many at once as are in flight in training (at most
     four, and fewer where that takes long). The fastest by the median is taken, of those within 3% of it the first in
     the list. A line says which and why. What was measured is kept for vectors of the same size, and for a week's runs
-    on the same cluster (`notebook`), so that they choose alike at once; `python -m hvd_sparse.planner` measures anew.
-    All ranks choose alike: they go by the figures of the first rank, or of all.
+    on the same cluster (`tuning.cache`), so that they choose alike at once; `python -m hvd_sparse.planner` measures
+    anew. All ranks choose alike: they go by the figures of the first rank, or of all.
 
     A single rank, having nobody to exchange with, takes the first candidate, and so does a list of one.
 

@@ -1,4 +1,4 @@
-"""The C interface of ops/select/select_gpu.h by ctypes: on a GPU with whatever can hold its memory, or emulated on the CPU."""
+"""The C interface of select_gpu.h by ctypes: on a GPU by what can hold its memory, or emulated on the CPU."""
 
 import copy
 import ctypes

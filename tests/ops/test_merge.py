@@ -1,4 +1,4 @@
-"""Sparse streams (hvd_sparse/streams.py) against NumPy, to the bit."""
+"""Sparse streams (hvd_sparse/collectives/streams.py) against NumPy, to the bit."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""QSGD (hvd_sparse/quantizers.py) against NumPy, to the bit, and its two moments."""
+"""QSGD (hvd_sparse/compression/quantizers.py) against NumPy, to the bit, and its two moments."""
 
 import numpy as np
 import pytest
