@@ -1,11 +1,11 @@
 """Builds the native libraries in ops/ with the flags of the TensorFlow that is there; the rest is in pyproject.toml.
 
-ops/X_op.cc registers operations with TensorFlow and is compiled with its flags; every other ops/X.cc is a kernel and is
-compiled without TensorFlow in sight, so that it stays usable without it. Both go into hvd_sparse/_ops.so. Where nvcc
-is found, and HVD_SPARSE_WITH_CUDA is not 0, ops/X_gpu.cu go into hvd_sparse/_cuda.so, a plain C library. A package that
-is to be usable alone gets a folder of ops/ and a `Library` of its own: the kernels of ops/datacache/ go into
-datacache/_native.so, which is compiled and loaded without TensorFlow, and its operations, with those kernels that they
-call, into datacache/_ops.so; the same holds for ops/lars/ and lars/.
+ops/ has a folder for each subject, and ops/common/ under them. X_op.cc registers operations with TensorFlow and is
+compiled with its flags; every other X.cc is a kernel and is compiled without TensorFlow in sight, so that it stays
+usable without it. Both go into hvd_sparse/_ops.so. Where nvcc is found, and HVD_SPARSE_WITH_CUDA is not 0, X_gpu.cu
+go into hvd_sparse/_cuda.so, a plain C library. A package that is to be usable alone has a `Library` of its own: the
+kernels of ops/datacache/ go into datacache/_native.so, which is compiled and loaded without TensorFlow, and its
+operations, with those kernels that they call, into datacache/_ops.so; the same holds for ops/lars/ and lars/.
 """
 
 import concurrent.futures
@@ -56,23 +56,28 @@ def is_registration(source):
     return source.stem.endswith("_op")
 
 
-def kernels_of(folder):
-    return tuple(sorted(path for path in ROOT.glob(f"ops/{folder}/*.cc") if not is_registration(path)))
+def sources_of(*folders, pattern="*.cc"):
+    """The sources in folders of ops/."""
+    return tuple(path for folder in folders for path in sorted(ROOT.glob(f"ops/{folder}/{pattern}")))
 
 
-def operations_of(folder):
-    return tuple(sorted(ROOT.glob(f"ops/{folder}/*_op.cc")))
+def kernels_of(*folders):
+    return tuple(path for path in sources_of(*folders) if not is_registration(path))
 
 
-CPU_FEATURES = ROOT / "ops" / "cpu_features.cc"  # for every library whose kernels differ by instruction set
+def cuda_of(*folders):
+    return sources_of(*folders, pattern="*_gpu.cu") if WITH_CUDA else ()
+
+
+EXCHANGE = ("common", "exchange", "quantize", "select", "shared_memory", "streams")
 LIBRARIES = (
-    Library("hvd_sparse._ops", tuple(sorted(ROOT.glob("ops/*.cc")))),
-    Library("hvd_sparse._cuda", tuple(sorted(ROOT.glob("ops/*_gpu.cu"))) if WITH_CUDA else ()),
+    Library("hvd_sparse._ops", sources_of(*EXCHANGE)),
+    Library("hvd_sparse._cuda", cuda_of(*EXCHANGE)),
     Library("datacache._native", kernels_of("datacache")),
-    Library("datacache._ops", (*operations_of("datacache"), *kernels_of("datacache"))),
-    Library("lars._cuda", tuple(sorted(ROOT.glob("ops/lars/*_gpu.cu"))) if WITH_CUDA else ()),
-    Library("lars._native", (*kernels_of("lars"), CPU_FEATURES)),
-    Library("lars._ops", (*operations_of("lars"), *kernels_of("lars"), CPU_FEATURES)),
+    Library("datacache._ops", sources_of("datacache")),
+    Library("lars._cuda", cuda_of("lars")),
+    Library("lars._native", kernels_of("common", "lars")),
+    Library("lars._ops", sources_of("common", "lars")),
 )
 
 

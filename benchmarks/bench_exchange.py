@@ -31,7 +31,7 @@ from benchmarks import mpirun, timing
 from benchmarks.cluster import LAUNCHERS, Cluster, raw_rate, unavailable
 from benchmarks.exchange_arms import SPARSE
 from benchmarks.exchange_report import DENSE, DENSE_ROUNDS, SPARSE_ROUNDS, draw, render, rows_of
-from hvd_sparse import notebook
+from hvd_sparse.tuning import cache
 
 SIZES = {"1M": 10**6, "25M": 25 * 10**6, "110M": 110 * 10**6}
 DENSITIES = (0.001, 0.01, 0.1)
@@ -179,7 +179,7 @@ def measure(shape: tuple[int, int], rate: str, cells: list[dict], launcher: str)
         files = [str(folder / "job.json"), str(folder / "results.json")]
         command = [sys.executable, "-m", "benchmarks.exchange_rank", *files]
         # What auto measures is kept for this cluster alone: the next one has the same addresses and other links.
-        environment = {"GLOO_SOCKET_IFNAME": "eth0", notebook.CACHE_VARIABLE: name}
+        environment = {"GLOO_SOCKET_IFNAME": "eth0", cache.CACHE_VARIABLE: name}
         parts = []
         for together in launches(cells):
             (folder / "job.json").write_text(json.dumps({**job, "cells": together}))

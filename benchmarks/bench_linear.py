@@ -28,7 +28,7 @@ from benchmarks import report, timing
 from benchmarks.cluster import Cluster, bits_per_second, raw_rate, unavailable
 from examples import make_ngrams
 from examples.linear_models import libsvm
-from hvd_sparse import notebook
+from hvd_sparse.tuning import cache
 
 NODES = 4
 DIMENSIONS = {"sgd": 16_609_143, "cd": 3_231_961}  # Webspam, URL
@@ -82,7 +82,7 @@ def launch(cluster: Cluster, folder: pathlib.Path, options: dict[str, str]) -> d
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "examples.linear", *words, "--meet", "--json", str(path)]
     # What is measured of links is kept for this cluster alone: the next one has the same addresses and other links.
-    statuses = cluster.run(command, {notebook.CACHE_VARIABLE: str(folder)}, _LIMIT)
+    statuses = cluster.run(command, {cache.CACHE_VARIABLE: str(folder)}, _LIMIT)
     if any(statuses):
         raise RuntimeError(f"the ranks of {' '.join(words)} ended with {statuses}")
     return json.loads(path.read_text())

@@ -1,7 +1,7 @@
 """CommLib's cluster on paper, and beyond it: `make bench-paper`. A calculation, nothing is timed.
 
 16 nodes of 8 V100 behind 25 Gbit/s Ethernet: the times of CommLib's Fig. 7 and 8 with the orderings that 5.3 states,
-the throughputs of Tables 3 and 4, and 1 to 1,024 such nodes. The formulas are those of hvd_sparse/costs.py, the
+the throughputs of Tables 3 and 4, and 1 to 1,024 such nodes. The formulas are those of hvd_sparse/costs/recipes.py, the
 constants and assumptions those of benchmarks/paper_model.py.
 """
 
@@ -139,7 +139,7 @@ def render(found: dict[str, Any]) -> str:
         [
             f"# CommLib on paper, {about['date']}",
             "",
-            f"`make bench-paper`, commit {about['commit']}: a calculation by the formulas of `hvd_sparse/costs.py` "
+            f"`make bench-paper`, commit {about['commit']}: a calculation by the formulas of `hvd_sparse.costs` "
             f"for {model.NODES} nodes of {model.LOCAL} V100 behind 25 Gbit/s.",
         ],
         ["## Constants, fitted on Dense-SGD and 2DTAR-SGD of Table 3 (8 cells)", "", *_constants(found)],

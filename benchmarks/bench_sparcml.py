@@ -36,7 +36,7 @@ from benchmarks.sparcml_report import (
     render,
     rows_of,
 )
-from hvd_sparse import notebook
+from hvd_sparse.tuning import cache
 
 FIG_3 = 1 / 128  # 0.781%
 _MANY = 0.1  # density from which every arm takes as long as a dense one
@@ -131,7 +131,7 @@ def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[d
         (folder / "job.json").write_text(json.dumps({"cells": cells, "overlaps": overlaps}))
         files = [str(folder / "job.json"), str(folder / "results.json")]
         # What is measured of links is kept for this cluster alone: the next one has the same addresses and other links.
-        environment = {notebook.CACHE_VARIABLE: name}
+        environment = {cache.CACHE_VARIABLE: name}
         command = [sys.executable, "-m", "benchmarks.sparcml_rank", *files]
         statuses = cluster.run(command, environment, _RANK_LIMIT)
         if any(statuses):

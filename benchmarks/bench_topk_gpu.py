@@ -41,7 +41,7 @@ FLOAT32 = 0
 
 
 class Kernels:
-    """ops/select_gpu.h on PyTorch's memory and stream, all of it float32."""
+    """ops/select/select_gpu.h on PyTorch's memory and stream, all of it float32."""
 
     def __init__(self, folder: pathlib.Path):
         self._native = library.on_gpu(folder).native

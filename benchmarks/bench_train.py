@@ -51,7 +51,7 @@ from matplotlib.figure import Figure
 from benchmarks import timing
 from benchmarks.cluster import Cluster, raw_rate, unavailable
 from benchmarks.train_breakdown import PARTS
-from hvd_sparse import notebook
+from hvd_sparse.tuning import cache
 
 MODELS = ("resnet50", "vgg19", "transformer")
 RECIPES = ("dense", "torus2d", "topk", "hitopk")
@@ -68,7 +68,7 @@ def measure(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
         (folder / "job.json").write_text(json.dumps(job))
         files = [str(folder / "job.json"), str(folder / "results.json")]
         # Horovod's arm needs the fusion that is its default; what auto measures is kept for this cluster alone.
-        environment = {"HOROVOD_FUSION_THRESHOLD": HOROVOD_FUSION, notebook.CACHE_VARIABLE: name}
+        environment = {"HOROVOD_FUSION_THRESHOLD": HOROVOD_FUSION, cache.CACHE_VARIABLE: name}
         command = [sys.executable, "-m", "benchmarks.train_rank", *files]
         statuses = cluster.run(command, environment, limit=_RANK_LIMIT)
         if any(statuses):

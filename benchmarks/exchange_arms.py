@@ -16,8 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import buckets, collectives, ops
-from hvd_sparse.planned_exchange import PlannedExchange
+from hvd_sparse import collectives, ops
+from hvd_sparse.exchange import plan as buckets
+from hvd_sparse.exchange.planned import PlannedExchange
 from hvd_sparse.spec import own_shard, shards
 
 SPARSE = ("topk", "mstopk", "hitopk", "auto", "NaiveAG, literal")  # keep part of the gradient from round to round

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from benchmarks import exchange_arms
-from hvd_sparse import planner
+from hvd_sparse.tuning import planner
 
 IDLE_SECONDS = 2.0
 _COUNTERS = pathlib.Path("/sys/class/net/eth0/statistics")

@@ -41,7 +41,7 @@ def message(indices: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 class Merger:
-    """ops/merge.h: one set of messages of flat float32 vectors, summed; reading and checking them is a part of it."""
+    """ops/streams/merge.h: one set of messages of flat float32 vectors, summed, reading and checking included."""
 
     def __init__(self, messages: list[np.ndarray], size: int, dense_above: int):
         self._library = ops.kernels()
@@ -83,7 +83,7 @@ class Merger:
 
 
 class Coder:
-    """ops/quantize.h for a vector of one size."""
+    """ops/quantize/quantize.h for a vector of one size."""
 
     def __init__(self, size: int, bits: int, bucket: int = 1024):
         self._library = ops.kernels()

@@ -15,7 +15,7 @@ from scipy.optimize import least_squares
 
 from hvd_sparse import costs
 from hvd_sparse.costs import Cluster, Link
-from hvd_sparse.planner import MODEL_SIZES
+from hvd_sparse.tuning.planner import MODEL_SIZES
 
 NODES, LOCAL = 16, 8
 DENSITY = 0.01

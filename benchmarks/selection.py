@@ -110,7 +110,7 @@ class Rivals:
 
 
 class Kernels:
-    """ops/select.h."""
+    """ops/select/select.h."""
 
     def __init__(self) -> None:
         self._library = ctypes.CDLL(str(pathlib.Path(ops.__file__).with_name("_ops.so")))

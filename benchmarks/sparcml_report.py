@@ -11,7 +11,8 @@ from matplotlib.figure import Figure
 
 from benchmarks import report, timing
 from benchmarks.cluster import bits_per_second
-from hvd_sparse import collective_costs, streams
+from hvd_sparse.collectives import streams
+from hvd_sparse.costs import collectives as collective_costs
 
 DENSE_ARMS = ("horovod", "horovod, A/A")
 HOROVOD_SLICES = "horovod, slices"

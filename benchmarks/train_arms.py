@@ -18,7 +18,7 @@ from benchmarks import train_models
 from benchmarks.train_breakdown import Marks
 from hvd_sparse import ops
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.compressors import Compressor
+from hvd_sparse.compression.selectors import Compressor
 
 HOROVOD, AGAIN, NOTHING = "Horovod", "Horovod, A/A", "no exchange"
 IMPORTED = "import line alone"

@@ -36,7 +36,7 @@ from examples.linear_models.data import Data
 from examples.linear_models.exchange import Exchange
 from examples.linear_models.losses import LOSSES, Loss
 from examples.linear_models.sgd import SCHEDULES, GradientDescent
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 METHODS = {"sgd": exchange.SUMS, "cd": exchange.GATHERINGS}
 USUAL = {"sgd": "auto", "cd": exchange.GATHERED}

@@ -36,7 +36,7 @@ from examples.text.batches import Encoded, TrainingBatches
 from examples.text.corpus import Corpus, Pair
 from examples.text.vocabulary import PAD, Vocabulary
 from examples.training import arguments, losses, monitor, rates
-from hvd_sparse.callbacks.base import DistributedCallback
+from hvd_sparse.keras.callbacks.base import DistributedCallback
 
 _COMMON = {
     "optimizer": "adam",

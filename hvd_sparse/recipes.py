@@ -11,18 +11,17 @@ from hvd_sparse.aggregators import (
     Aggregator,
     AllReduce,
     AsPublished,
-    Auto,
     Compressed,
     Hierarchical,
     Mean,
     Schedule,
     SparseAllReduce,
 )
-from hvd_sparse.aggregators.auto import BUDGET
-from hvd_sparse.compressors import BucketTopK, Compressor, Density, MSTopK, Quantized, TopK
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.selectors import BucketTopK, Compressor, Density, MSTopK, Quantized, TopK
 from hvd_sparse.costs import CANDIDATES
-from hvd_sparse.error_feedback import ErrorFeedback
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.tuning.auto import BUDGET, Auto
 
 
 def mean(wire_dtype: str | None = None) -> Aggregator:

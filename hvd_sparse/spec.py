@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse.communicator import Communicator, Grid
+from hvd_sparse.transport.communicator import Communicator, Grid
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16)
 Rate = Callable[[], Any]

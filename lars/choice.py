@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from hvd_sparse.topology import Communicator
+    from hvd_sparse.transport.communicator import Communicator
 
 ALONE, NODE, WORLD = "each rank alone", "shared by the node", "shared by all ranks"
 # By how much of the time sharing must win in the median, and in what part of the rounds it must win at all: less may be

@@ -12,7 +12,7 @@ from lars import ops, trust_ratio
 from lars.layerwise import BIAS_AND_NORMALISATION, Group, LayerwiseOptimizer, at_least_zero, slots
 
 if TYPE_CHECKING:
-    from hvd_sparse.topology import Communicator
+    from hvd_sparse.transport.communicator import Communicator
 
 
 @keras.saving.register_keras_serializable("lars")

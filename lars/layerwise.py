@@ -23,7 +23,7 @@ from lars.choice import Choice
 from lars.parallel import block_sizes, parallel_range
 
 if TYPE_CHECKING:
-    from hvd_sparse.topology import Communicator
+    from hvd_sparse.transport.communicator import Communicator
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import tensorflow as tf
 
 if TYPE_CHECKING:
-    from hvd_sparse.topology import Communicator
+    from hvd_sparse.transport.communicator import Communicator
 
 
 def parallel_map(

@@ -9,7 +9,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hvd_sparse.notebook import CACHE_VARIABLE
+from hvd_sparse.tuning.cache import CACHE_VARIABLE
 
 
 @contextlib.contextmanager

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from hvd_sparse import collectives, recipes
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.compressors import BucketTopK, Compressor, MSTopK, Quantized, TopK
-from hvd_sparse.error_feedback import ErrorFeedback
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.selectors import BucketTopK, Compressor, MSTopK, Quantized, TopK
 from tests import simulation
 from tests.simulation import Shape
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import ml_dtypes
 import numpy as np
 
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
 from tests.gpu import reference
 from tests.ops import quantize_reference
 

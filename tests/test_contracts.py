@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.communicator import Grid
-from hvd_sparse.compressors import kept_count
+from hvd_sparse.compression.selectors import kept_count
 from hvd_sparse.spec import Spec, describe
+from hvd_sparse.transport.communicator import Grid
 from tests import members, simulation, threads
 from tests.simulation import DTYPES
 

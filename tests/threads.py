@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.communicator import Communicator, Grid, LoneCommunicator
+from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicator
 
 PATIENCE = 300.0  # seconds that a rank waits for the others: only a fault lets them not come, however busy the machine
 _REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}

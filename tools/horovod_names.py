@@ -4,7 +4,7 @@
     .venv/bin/python -m tools.horovod_names --print    # shows it
 
 The names are those of dir() of Horovod's modules that do not begin with an underscore, but for `ACCIDENTAL`. A name is
-there if hvd_sparse has it in the same place; tests/test_horovod_names.py fails where one is not.
+there if hvd_sparse has it in the same place; tests/horovod_api/test_horovod_names.py fails where one is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ import horovod
 import horovod.tensorflow.keras
 
 import hvd_sparse
-from hvd_sparse import elastic, horovod_names
+from hvd_sparse import elastic
+from hvd_sparse.horovod_api import names
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "horovod_names.md"
 
@@ -162,7 +163,7 @@ def page() -> str:
 def _told(module: str, name: str) -> str:
     if ours(module, name) is None:
         return "**missing**"
-    refused = horovod_names.REFUSED | elastic.REFUSED
+    refused = names.REFUSED | elastic.REFUSED
     if name in refused:
         return f"raises: {refused[name]}"
     return f"works, with differences: {DIFFERENCES[name]}" if name in DIFFERENCES else "works"

@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../ops/parallel.h"
+#include "../../ops/common/parallel.h"
 
 namespace {
 
@@ -18,7 +18,7 @@ struct Moments {
   float most;
 };
 
-// The mean in the order that ops/select.h documents, so that results can be compared to the bit.
+// The mean in the order that ops/select/select.h documents, so that results can be compared to the bit.
 Moments measure(const float* x, int64_t size) {
   double total = 0.0;
   float most = 0.0f;

@@ -20,7 +20,7 @@ import numpy as np
 from examples.linear_models.data import Data
 from examples.linear_models.exchange import Entries, Exchange
 from examples.linear_models.losses import LOSSES, Loss
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 
 class CoordinateDescent:

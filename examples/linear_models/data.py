@@ -12,7 +12,7 @@ from scipy import sparse
 
 from examples.linear_models import libsvm
 from examples.linear_models.libsvm import Samples
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 T = TypeVar("T")
 

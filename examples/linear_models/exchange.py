@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from examples.linear_models import data
 from examples.linear_models.data import Data
 from examples.linear_models.exchange import Entries, Exchange
 from examples.linear_models.losses import Loss
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 _SMALLEST = 2.0**-20  # of the scale; then it is multiplied in
 

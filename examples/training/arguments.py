@@ -14,8 +14,8 @@ import keras
 
 import hvd_sparse as hvd
 from examples.training import rates
-from hvd_sparse import keras_hooks
 from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.keras import hooks
 
 OPTIMIZERS = ("sgd", "momentum", "lars", "lamb", "adam")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
@@ -204,7 +204,7 @@ def agree(model: keras.Model, epoch: int = 0) -> None:
     variables = model.trainable_variables
     if not model.optimizer.built:
         model.optimizer.build(variables)
-    exchange = keras_hooks.exchange_of(model.optimizer)
+    exchange = hooks.exchange_of(model.optimizer)
     exchange.set_epoch(epoch)
     exchange([keras.ops.zeros_like(variable) for variable in variables], variables)
 

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 
 import hvd_sparse as hvd
-from hvd_sparse.callbacks.base import DistributedCallback
+from hvd_sparse.keras.callbacks.base import DistributedCallback
 
 Evaluate = Callable[[keras.Model], dict[str, float]]
 _TABLE = "dawnbench.tsv"

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
-from hvd_sparse.callbacks.base import DistributedCallback
+from hvd_sparse.keras.callbacks.base import DistributedCallback
 
 DECAYS = ("cosine", "polynomial", "inverse-sqrt", "constant")
 

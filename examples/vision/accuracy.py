@@ -13,8 +13,8 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from examples.vision import augment
 from examples.vision.samples import Samples
-from hvd_sparse.callbacks.base import DistributedCallback
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport.communicator import Communicator
 
 _SUMS = ("loss", "top1", "top5", "samples")
 

@@ -2,7 +2,6 @@
 
 from hvd_sparse.aggregators.allreduce import AllReduce
 from hvd_sparse.aggregators.as_published import AsPublished
-from hvd_sparse.aggregators.auto import Auto
 from hvd_sparse.aggregators.base import Aggregator
 from hvd_sparse.aggregators.compressed import Compressed
 from hvd_sparse.aggregators.hierarchical import Hierarchical
@@ -15,7 +14,6 @@ __all__ = [
     "Aggregator",
     "AllReduce",
     "AsPublished",
-    "Auto",
     "Compressed",
     "Exchange",
     "Hierarchical",

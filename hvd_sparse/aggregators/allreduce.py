@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvd_sparse import ops
 from hvd_sparse.aggregators.base import SCOPE, Aggregator, Level
 from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, blame, nothing, own_fault, ring_traffic
-from hvd_sparse.compressors import check_wire_dtype
+from hvd_sparse.compression.selectors import check_wire_dtype
 from hvd_sparse.spec import Spec
 
 _ADDED = (tf.float32, tf.float16)  # what Horovod can add

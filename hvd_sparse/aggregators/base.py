@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse import topology
 from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense, own_fault
-from hvd_sparse.communicator import Communicator
 from hvd_sparse.spec import Spec, describe
+from hvd_sparse.transport import topology
+from hvd_sparse.transport.communicator import Communicator
 
 # XLA refuses a function that holds an exchange, and names the operations: so their names say what to do.
 SCOPE = "hvd_sparse_cannot_be_compiled_by_XLA.leave_out_jit_compile_or_use_hvd.compiled_train_step"

@@ -9,8 +9,8 @@ import tensorflow as tf
 from hvd_sparse import collectives, ops
 from hvd_sparse.aggregators.base import Aggregator, Level
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Update, blame, marked, nothing, ring_traffic
-from hvd_sparse.communicator import Communicator
-from hvd_sparse.compressors import Compressor, Selection
+from hvd_sparse.compression.selectors import Compressor, Selection
+from hvd_sparse.transport.communicator import Communicator
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,8 +11,8 @@ import tensorflow as tf
 from hvd_sparse import collectives, ops
 from hvd_sparse.aggregators.base import Aggregator, Level
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, dense, marked
-from hvd_sparse.communicator import Communicator
 from hvd_sparse.spec import Spec, own_shard, shards
+from hvd_sparse.transport.communicator import Communicator
 
 
 @dataclasses.dataclass(frozen=True)

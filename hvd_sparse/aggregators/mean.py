@@ -9,8 +9,8 @@ import tensorflow as tf
 from hvd_sparse.aggregators.allreduce import AllReduce
 from hvd_sparse.aggregators.base import Aggregator
 from hvd_sparse.aggregators.hierarchical import Hierarchical
-from hvd_sparse.communicator import Grid
-from hvd_sparse.compressors import check_wire_dtype
+from hvd_sparse.compression.selectors import check_wire_dtype
+from hvd_sparse.transport.communicator import Grid
 
 
 @dataclasses.dataclass(frozen=True)

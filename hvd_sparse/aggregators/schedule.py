@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators.base import Aggregator, Level
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, Update, dense
-from hvd_sparse.communicator import Communicator
 from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Communicator
 
 _NO_EPOCH = -1
 

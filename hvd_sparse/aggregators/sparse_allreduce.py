@@ -6,20 +6,21 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse import collective_costs, collectives
+from hvd_sparse import collectives
 from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.counted import Counted
+from hvd_sparse.aggregators.counting import Counted
 from hvd_sparse.aggregators.transaction import Reduced, Update, blame, nothing
-from hvd_sparse.collective_costs import CANDIDATES, Load
 from hvd_sparse.collectives.allgather import combine_gathered
 from hvd_sparse.collectives.contribution import Layout
 from hvd_sparse.collectives.dynamic import combine_dense, combine_quantized
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
-from hvd_sparse.communicator import Communicator
-from hvd_sparse.compressors import Compressor, harmless
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.selectors import Compressor, harmless
+from hvd_sparse.costs import collectives as collective_costs
+from hvd_sparse.costs.collectives import CANDIDATES, Load
 from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Communicator
 
 _SPARSE = {
     "recursive_doubling": combine_pairs,

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.communicator import Communicator, Grid
+from hvd_sparse.transport.communicator import Communicator, Grid
 
 REMEDY = (
     "Nothing was written: variables, residuals and checkpoints are as before this step. Look for a learning rate that "

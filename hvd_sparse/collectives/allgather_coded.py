@@ -5,8 +5,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hvd_sparse.collectives.allgather_sum import count
-from hvd_sparse.communicator import Communicator
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.transport.communicator import Communicator
 
 
 def allgather_coded(

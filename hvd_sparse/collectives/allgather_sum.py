@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 
 def allgather_sum(

@@ -12,16 +12,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import collective_costs
-from hvd_sparse.collective_costs import CANDIDATES, Load, Transport
 from hvd_sparse.collectives.allgather import combine_gathered
+from hvd_sparse.collectives.call_history import Calls, Seen, Trials
 from hvd_sparse.collectives.contribution import HEAD, Contribution, Layout, Result, bring
 from hvd_sparse.collectives.dynamic import combine_brought, combine_dense
-from hvd_sparse.collectives.experience import Calls, Seen, Trials
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
-from hvd_sparse.communicator import Communicator
 from hvd_sparse.costs import Link
+from hvd_sparse.costs import collectives as collective_costs
+from hvd_sparse.costs.collectives import CANDIDATES, Load, Transport
+from hvd_sparse.transport.communicator import Communicator
 
 _SPARSE = {
     "recursive_doubling": combine_pairs,
@@ -40,7 +40,7 @@ _MORE = 2  # times the rows of a call that the next one may bring, if they are t
 class Auto:
     """Picks recursive_doubling, split_allgather, dynamic or allgather for each call; called as they are.
 
-    The expected time is that of `collective_costs`: what the four send follows from the rows that ranks bring and
+    The expected time is that of `costs.collectives`: what the four send follows from the rows that ranks bring and
     from how the union of their index sets grows. At first that is taken as of uniform index sets (SparCML B.1, the
     worst case); afterwards as it was seen in former calls of the same name, by which all ranks choose alike. In eager
     code calls are timed, too, and the next one tells all ranks how long it took: a candidate that took longer than

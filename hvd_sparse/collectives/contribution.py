@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import streams
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.collectives import streams
+from hvd_sparse.transport.communicator import Communicator
 
 Result: TypeAlias = "tf.IndexedSlices | tf.Tensor"
 

@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from hvd_sparse.collectives.contribution import Contribution, Layout, bring
 from hvd_sparse.collectives.split_allgather import own_piece
-from hvd_sparse.communicator import REDUCTIONS, Communicator
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.transport.communicator import REDUCTIONS, Communicator
 
 
 class QuantizedTotal(NamedTuple):

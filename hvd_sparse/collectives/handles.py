@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 NUMBERED = 64  # names that are given to calls that bring none; each is made ready once, see Communicator.in_background
 

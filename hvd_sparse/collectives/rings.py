@@ -7,7 +7,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from hvd_sparse.collectives.contribution import Result, bring
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 _DENSE = {"sum": tf.add, "max": tf.maximum, "min": tf.minimum, "product": tf.multiply}
 

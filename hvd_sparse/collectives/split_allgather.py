@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hvd_sparse.collectives.contribution import Layout, Result, bring
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 
 def split_allgather(

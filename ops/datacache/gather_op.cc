@@ -2,7 +2,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../op_support.h"
+#include "../common/op_support.h"
 #include "lent_slabs.h"
 #include "slab.h"
 #include "tensorflow/core/framework/op.h"

@@ -5,7 +5,7 @@
 
 #include <cfloat>
 
-#include "../select_elements.h"
+#include "../common/elements.h"
 
 #define LARS_ISA avx512
 #define LARS_KERNELS kAvx512Kernels

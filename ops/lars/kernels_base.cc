@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "../select_elements.h"
+#include "../common/elements.h"
 
 #define LARS_ISA base
 #define LARS_KERNELS kBaseKernels

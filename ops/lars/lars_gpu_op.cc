@@ -1,12 +1,12 @@
 // The GPU's kernels of the operations of LARS and LAMB; the arithmetic is in passes_gpu.h.
 //
-// As ops/select_gpu_op.cc: this library is compiled without CUDA, looks for _cuda.so in its own folder when it is
+// As select_gpu_op.cc: this library is compiled without CUDA, looks for _cuda.so in its own folder when it is
 // loaded, and registers kernels for the GPU only where that is found and fits.
 //
 // Compiled, and the passes are tested elsewhere (tests/gpu); not yet run under TensorFlow on a GPU.
 #include <vector>
 
-#include "../gpu_library_op.h"
+#include "../common/gpu_library_op.h"
 #include "list_op.h"
 #include "passes_gpu.h"
 

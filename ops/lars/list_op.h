@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-#include "../op_support.h"
+#include "../common/op_support.h"
 #include "list.h"
 #include "variables_op.h"
 

@@ -5,8 +5,8 @@
 #include <new>
 #include <vector>
 
-#include "../cpu_features.h"
-#include "../float_mode.h"
+#include "../common/cpu_features.h"
+#include "../common/float_mode.h"
 #include "list.h"
 
 namespace lars {

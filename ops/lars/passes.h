@@ -10,7 +10,7 @@
 
 #include <stdint.h>
 
-#include "../parallel.h"
+#include "../common/parallel.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <utility>
 
-#include "../select_elements.h"
+#include "../common/elements.h"
 #include "list.h"
 
 #define HVDS_INLINE __device__ inline

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "../op_support.h"
+#include "../common/op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from benchmarks import bench_sparcml, sparcml_report
 from benchmarks.sparcml_overlap import ARMS
-from hvd_sparse import collective_costs
+from hvd_sparse.costs import collectives as collective_costs
 from tests.benchmarks import needs
 
 TINY = bench_sparcml.WHOLE._replace(

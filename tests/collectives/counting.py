@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_sparse import streams
+from hvd_sparse.collectives import streams
 from hvd_sparse.collectives.contribution import HEAD
-from hvd_sparse.communicator import Communicator
+from hvd_sparse.transport.communicator import Communicator
 
 
 class CountingCommunicator(Communicator):

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.collective_costs import Transport
 from hvd_sparse.collectives import Auto
-from hvd_sparse.collectives.experience import Calls, Seen, Trials
-from hvd_sparse.communicator import LoneCommunicator
+from hvd_sparse.collectives.call_history import Calls, Seen, Trials
 from hvd_sparse.costs import Link
+from hvd_sparse.costs.collectives import Transport
+from hvd_sparse.transport.communicator import LoneCommunicator
 from tests import threads
 from tests.collectives.counting import CountingCommunicator
 from tests.collectives.vectors import FREE, GOOD, dense_of, expected_of, index_sets, slices_of

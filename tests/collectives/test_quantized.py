@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import collectives
-from hvd_sparse.communicator import LoneCommunicator
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.transport.communicator import LoneCommunicator
 from tests import threads
 from tests.collectives.vectors import counted, errors_of, expected_of, slices_of
 

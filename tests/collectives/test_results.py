@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import collectives
-from hvd_sparse.communicator import LoneCommunicator
+from hvd_sparse.transport.communicator import LoneCommunicator
 from tests import threads
 from tests.collectives.vectors import (
     ALL,

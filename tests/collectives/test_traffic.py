@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse import collective_costs, streams
-from hvd_sparse.collective_costs import Load
+from hvd_sparse.collectives import streams
+from hvd_sparse.costs import collectives as collective_costs
+from hvd_sparse.costs.collectives import Load
 from tests.collectives.vectors import ALL, counted, index_sets, slices_of
 
 

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import collectives
-from hvd_sparse.collective_costs import Transport
 from hvd_sparse.collectives import Auto
 from hvd_sparse.costs import Link
+from hvd_sparse.costs.collectives import Transport
 from tests import threads
 from tests.collectives.counting import CountingCommunicator
 

@@ -19,7 +19,7 @@ from examples import linear, make_ngrams
 from examples.linear_models import exchange, libsvm
 from examples.linear_models.exchange import Entries
 from examples.linear_models.sgd import SCHEDULES, ScaledVector
-from hvd_sparse.communicator import LoneCommunicator
+from hvd_sparse.transport.communicator import LoneCommunicator
 from tests import threads
 from tests.parallel import launch
 

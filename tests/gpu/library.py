@@ -1,4 +1,4 @@
-"""The C interface of ops/select_gpu.h by ctypes: on a GPU with whatever can hold its memory, or emulated on the CPU."""
+"""The C interface of select_gpu.h by ctypes: on a GPU by what can hold its memory, or emulated on the CPU."""
 
 import copy
 import ctypes
@@ -232,7 +232,7 @@ def on_gpu(folder):
     if not library.exists():
         library = folder / "_cuda.so"
         flags = "-std=c++17 -O3 --fmad=false -arch=native -shared -Xcompiler=-fPIC".split()
-        subprocess.run(["nvcc", *flags, str(ROOT / "ops" / "select_gpu.cu"), "-o", str(library)], check=True)
+        subprocess.run(["nvcc", *flags, str(ROOT / "ops" / "select" / "select_gpu.cu"), "-o", str(library)], check=True)
     return Selection(library, gpu_memory())
 
 

@@ -37,7 +37,7 @@ class Library(NamedTuple):
 
 SELECTION = ("error", "workspace", "topk", "mstopk", "feedback_topk", "feedback_mstopk")
 LIBRARIES = [
-    Library("hvd_sparse", "select_gpu.h", "hvds", tuple(f"hvds_gpu_{name}" for name in SELECTION)),
+    Library("hvd_sparse", "select/select_gpu.h", "hvds", tuple(f"hvds_gpu_{name}" for name in SELECTION)),
     Library(
         "lars",
         "lars/passes_gpu.h",

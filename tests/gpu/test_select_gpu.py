@@ -3,7 +3,7 @@
 The same cases run on the kernels emulated on the CPU (see emulated/cuda_runtime.h), with so little slack that small
 vectors reach every path, and on a GPU where there is one. With PyTorch or CuPy:
 
-    python -m pytest --confcutdir=tests/gpu tests/gpu  # compiles ops/select_gpu.cu where the package is not built
+    python -m pytest --confcutdir=tests/gpu tests/gpu  # compiles select_gpu.cu where the package is not built
     compute-sanitizer --tool memcheck python -m pytest --confcutdir=tests/gpu tests/gpu -k gpu
 """
 

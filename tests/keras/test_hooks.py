@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import keras_hooks, train_step
+from hvd_sparse.keras import hooks, train_step
 
 TESTED_VERSIONS = ("3.15",)
 # Taken when the tests are collected, before any of them has made an optimizer.
-HOOKED_BY_IMPORT = hasattr(keras.Model.compile, keras_hooks._HOOKED)
+HOOKED_BY_IMPORT = hasattr(keras.Model.compile, hooks._HOOKED)
 X, Y = np.linspace(-1, 1, 48, dtype="f4").reshape(16, 3), np.ones((16, 2), "f4")
 
 
@@ -134,7 +134,7 @@ def test_the_import_alone_installs_the_hooks():
 
 def test_installing_twice_does_nothing():
     hooked = keras.Model.compile, keras.optimizers.LossScaleOptimizer.check_finite
-    keras_hooks.install()
+    hooks.install()
     assert hooked == (keras.Model.compile, keras.optimizers.LossScaleOptimizer.check_finite)
 
 
@@ -226,4 +226,4 @@ def test_a_loaded_model_with_loss_scaling_goes_on_distributed(tmp_path):
     loaded = hvd.load_model(tmp_path / "model.keras", aggregator=hvd.recipes.topk(0.25))
     assert isinstance(loaded.optimizer, keras.optimizers.LossScaleOptimizer)
     loaded.fit(X, Y, verbose=0)
-    assert keras_hooks.exchange_of(loaded.optimizer).step == 1
+    assert hooks.exchange_of(loaded.optimizer).step == 1

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import tape as tapes
+from hvd_sparse.keras import tape as tapes
 
 RECIPE = hvd.recipes.topk(0.5)
 

@@ -6,7 +6,7 @@
 #include <thread>
 #include <vector>
 
-#include "cpu_features.h"
+#include "common/cpu_features.h"
 #include "lars/blocks.h"
 #include "lars/passes.h"
 

@@ -222,7 +222,7 @@ def test_the_kernels_keep_within_their_memory(tmp_path):
             *flags,
             f"-I{OPS}",
             "-pthread",
-            *map(str, [*sources, OPS / "cpu_features.cc"]),
+            *map(str, [*sources, OPS / "common" / "cpu_features.cc"]),
             "-o",
             str(program),
         ],

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_sparse.communicator import LoneCommunicator
+from hvd_sparse.transport.communicator import LoneCommunicator
 from lars import ops
 from lars.parallel import block_sizes, parallel_map, parallel_range, shares
 from tests import threads

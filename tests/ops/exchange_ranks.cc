@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-#include "../../ops/shared_memory.h"
+#include "../../ops/shared_memory/shared_memory.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu_features.h"
-#include "merge.h"
+#include "common/cpu_features.h"
+#include "streams/merge.h"
 
 namespace {
 

@@ -6,8 +6,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu_features.h"
-#include "quantize.h"
+#include "common/cpu_features.h"
+#include "quantize/quantize.h"
 
 namespace {
 

@@ -8,8 +8,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu_features.h"
-#include "select.h"
+#include "common/cpu_features.h"
+#include "select/select.h"
 
 namespace {
 

@@ -7,8 +7,8 @@
 #include <thread>
 #include <vector>
 
-#include "cpu_features.h"
-#include "sparse.h"
+#include "common/cpu_features.h"
+#include "exchange/sparse.h"
 
 namespace {
 

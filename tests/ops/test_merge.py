@@ -1,4 +1,4 @@
-"""Sparse streams (hvd_sparse/streams.py) against NumPy, to the bit."""
+"""Sparse streams (hvd_sparse/collectives/streams.py) against NumPy, to the bit."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_sparse import streams
+from hvd_sparse.collectives import streams
 from tests.ops import stream_reference as reference
 from tests.ops.stream_reference import FLOATS, Stream
 from tests.simulation import same_bits

@@ -1,4 +1,4 @@
-"""The kernels of ops/merge.h by ctypes: any number of threads and any instruction set give the same bits."""
+"""The kernels of ops/streams/merge.h by ctypes: any number of threads and any instruction set give the same bits."""
 
 import ctypes
 import shutil
@@ -134,10 +134,23 @@ def test_streams_of_very_different_length(threads):
 @pytest.mark.parametrize(
     "program, sources",
     [
-        ("sanitize_merge", ["merge_cpu.cc", "merge_cpu_pack.cc", "merge_cpu_reduce.cc", "merge_cpu_marks.cc"]),
+        (
+            "sanitize_merge",
+            [
+                "streams/merge_cpu.cc",
+                "streams/merge_cpu_pack.cc",
+                "streams/merge_cpu_reduce.cc",
+                "streams/merge_cpu_marks.cc",
+            ],
+        ),
         (
             "sanitize_quantize",
-            ["quantize_cpu.cc", "quantize_cpu_base.cc", "quantize_cpu_avx2.cc", "quantize_cpu_avx512.cc"],
+            [
+                "quantize/quantize_cpu.cc",
+                "quantize/quantize_cpu_base.cc",
+                "quantize/quantize_cpu_avx2.cc",
+                "quantize/quantize_cpu_avx512.cc",
+            ],
         ),
     ],
 )
@@ -145,7 +158,11 @@ def test_the_kernels_keep_within_their_memory(tmp_path, program, sources):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     compiler = shutil.which("c++")
     binary = tmp_path / program
-    files = [OPS.parent / "tests" / "ops" / f"{program}.cc", OPS / "cpu_features.cc", *(OPS / name for name in sources)]
+    files = [
+        OPS.parent / "tests" / "ops" / f"{program}.cc",
+        OPS / "common" / "cpu_features.cc",
+        *(OPS / name for name in sources),
+    ]
     flags = [
         "-std=c++17",
         "-g1",

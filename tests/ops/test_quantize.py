@@ -1,10 +1,10 @@
-"""QSGD (hvd_sparse/quantizers.py) against NumPy, to the bit, and its two moments."""
+"""QSGD (hvd_sparse/compression/quantizers.py) against NumPy, to the bit, and its two moments."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
 from tests.ops.quantize_reference import reference
 from tests.simulation import same_bits
 

@@ -1,4 +1,4 @@
-"""The selection by buckets (ops/select.h) by ctypes, and its operation: the exact selection of each bucket."""
+"""The selection by buckets (select.h) by ctypes, and its operation: the exact selection of each bucket."""
 
 import ctypes
 import functools

@@ -1,4 +1,4 @@
-"""The kernels of ops/select.h by ctypes: any instruction set and number of threads give the bits of the reference."""
+"""The kernels of ops/select by ctypes: any instruction set and number of threads give the bits of the reference."""
 
 import ctypes
 import shutil
@@ -254,10 +254,17 @@ def test_what_is_too_large_for_the_wire_is_a_fault(workspace):
 def test_the_kernels_keep_within_their_memory(sanitizer, tmp_path):
     """The same kernels under sanitizers, without Python or TensorFlow."""
     program = tmp_path / "sanitize_select"
-    sources = [OPS.parent / "tests" / "ops" / "sanitize_select.cc", *sorted(OPS.glob("select_cpu*.cc"))]
+    sources = [OPS.parent / "tests" / "ops" / "sanitize_select.cc", *sorted(OPS.glob("select/select_cpu*.cc"))]
     checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
     flags = ["-std=c++17", "-g", "-O1", *checks, "-ffp-contract=off"]
-    command = [shutil.which("c++"), *flags, f"-I{OPS}", "-pthread", *map(str, sources), str(OPS / "cpu_features.cc")]
+    command = [
+        shutil.which("c++"),
+        *flags,
+        f"-I{OPS}",
+        "-pthread",
+        *map(str, sources),
+        str(OPS / "common/cpu_features.cc"),
+    ]
     built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
     ran = subprocess.run([str(program)], capture_output=True, text=True)

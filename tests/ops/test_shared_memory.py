@@ -9,7 +9,7 @@ import pytest
 from tests.ops import native
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-SOURCES = [ROOT / "tests" / "ops" / "exchange_ranks.cc", ROOT / "ops" / "shared_memory.cc"]
+SOURCES = [ROOT / "tests" / "ops" / "exchange_ranks.cc", ROOT / "ops" / "shared_memory" / "shared_memory.cc"]
 LIMIT = 300  # seconds until it is a hang
 
 

@@ -1,4 +1,4 @@
-"""The kernels of ops/sparse.h by ctypes: any number of threads and any instruction set give the same bits."""
+"""The kernels of ops/exchange/sparse.h by ctypes: any number of threads and any instruction set give the same bits."""
 
 import ctypes
 import shutil
@@ -93,7 +93,9 @@ def test_the_kernels_keep_within_their_memory(tmp_path):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     compiler = shutil.which("c++")
     program = tmp_path / "sanitize_sparse"
-    kernels = [OPS / name for name in ("sparse_cpu.cc", "float_passes_cpu.cc", "cpu_features.cc")]
+    kernels = [
+        OPS / name for name in ("exchange/sparse_cpu.cc", "exchange/float_passes_cpu.cc", "common/cpu_features.cc")
+    ]
     sources = [OPS.parent / "tests" / "ops" / "sanitize_sparse.cc", *kernels]
     flags = [
         "-std=c++17",

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse import collectives
-from hvd_sparse.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD
 from tests.collectives.vectors import ALL, dense_of, expected_of, slices_like, slices_of
 from tests.parallel.cases import case
 from tests.parallel.training import raises

@@ -11,8 +11,8 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import nodes
 from hvd_sparse.spec import Spec
+from hvd_sparse.transport import nodes
 from tests.members import AGGREGATORS
 from tests.parallel.cases import Launch, case
 from tests.parallel.run import meet, number_of

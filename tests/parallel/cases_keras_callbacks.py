@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.callbacks.averaging import broadcast_state
+from hvd_sparse.keras.callbacks.averaging import broadcast_state
 from tests.parallel.cases import case
 from tests.parallel.training import (
     L,

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import train_step
+from hvd_sparse.keras import train_step
 from tests.parallel.cases import case
 from tests.parallel.training import (
     RECIPES,

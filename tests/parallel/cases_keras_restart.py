@@ -9,13 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import checkpoint, keras_hooks, topology
+from hvd_sparse import checkpoint, topology
+from hvd_sparse.keras import hooks
 from tests.parallel.cases import case
 from tests.parallel.training import RECIPES, L, distributed, network, own_data, raises, shared_folder
 
 
 def state_of(model):
-    exchange = keras_hooks.exchange_of(model.optimizer)
+    exchange = hooks.exchange_of(model.optimizer)
     own = [*exchange.own().values.values()]
     return [np.array(value) for value in (*model.variables, *model.optimizer.variables, *own)]
 

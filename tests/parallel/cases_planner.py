@@ -8,8 +8,9 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import checkpoint, planner
+from hvd_sparse import checkpoint
 from hvd_sparse.spec import Spec
+from hvd_sparse.tuning import planner
 from tests import figures
 from tests.members import AGGREGATORS
 from tests.parallel.cases import case

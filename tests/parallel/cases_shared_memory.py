@@ -6,8 +6,8 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse import shared_memory
-from hvd_sparse.shared_memory import SharedMemoryCommunicator
+from hvd_sparse.transport import shared_memory
+from hvd_sparse.transport.shared_memory import SharedMemoryCommunicator
 from tests.parallel.cases import case
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, tf.uint8, tf.bool)

@@ -40,7 +40,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-from hvd_sparse.rendezvous import Store
+from hvd_sparse.transport.launcher_store import Store
 from tests.parallel import cases
 
 GRACE = 15.0  # seconds that the other ranks get: to end a case in which one has failed, or to tell how they ended it

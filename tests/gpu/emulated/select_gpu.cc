@@ -1,5 +1,5 @@
 // The selection kernels as a library for the CPU, with what tests need to know of their inside.
-#include "../../../ops/select_gpu.cu"
+#include "../../../ops/select/select_gpu.cu"
 
 // What became of a call, read from the workspace that it has left: how many candidates there were and are allowed,
 // and whether the winners were looked for in the whole vector.

@@ -1,0 +1,59 @@
+"""What was not sent is kept and added to the next gradient."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from hvd_sparse.compression.selectors import Compressor
+from hvd_sparse.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class ErrorFeedback(Compressor):
+    """Wraps a compressor: residual + gradient goes in, the input minus what the receivers decode is kept.
+
+    Law: sent + residual == input; the rounding of the wire's dtype stays in the residual. The new residual is
+    among the selection's updates: it takes effect when the exchange is committed, on all ranks or on none.
+
+    Attributes:
+        compressor: any compressor that does not feed back already.
+    """
+
+    compressor: Compressor
+    feeds_back = True
+
+    def __post_init__(self):
+        if self.compressor.feeds_back:
+            raise ValueError(
+                f"ErrorFeedback wraps a compressor without feedback, got {type(self.compressor).__name__}: "
+                "a gradient must not be fed back twice; wrap it once."
+            )
+
+    @property
+    def wire_dtype(self) -> str:  # type: ignore[override]
+        """As the compressor's."""
+        return self.compressor.wire_dtype
+
+    def create(self, spec: Spec) -> tf.Module:
+        return _Residual(spec, self.compressor.create(spec))
+
+    def count(self, size):
+        return self.compressor.count(size)
+
+    def kept_back(self, state):
+        return state.residual
+
+    def compress(self, parts, state, residual=None):
+        if residual is not None:
+            raise ValueError("ErrorFeedback keeps its own residual and takes no other: leave residual out.")
+        selection = self.compressor.compress(parts, state.inner, state.residual)
+        return selection._replace(updates=(*selection.updates, (state.residual, selection.residual)))
+
+
+class _Residual(tf.Module):
+    def __init__(self, spec: Spec, inner: tf.Module):
+        super().__init__()
+        self.inner = inner
+        self.residual = tf.Variable(tf.zeros([spec.size], tf.float32), trainable=False, name=f"{spec.name}_residual")

@@ -1,0 +1,333 @@
+"""What one rank sends of a vector: k of its d elements."""
+
+from __future__ import annotations
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from hvd_sparse import ops
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.spec import Spec
+
+Density = float | Callable[[tf.Tensor], tf.Tensor]
+
+
+class Coded(NamedTuple):
+    """How the values of a selection can travel: what `quantizer.decode(codes, scales, k)` turns into them.
+
+    Attributes:
+        codes: uint8, see `QSGD`.
+        scales: [buckets] float32.
+        quantizer: what made them.
+    """
+
+    codes: tf.Tensor
+    scales: tf.Tensor
+    quantizer: QSGD
+
+
+class Selection(NamedTuple):
+    """What a compressor hands on.
+
+    Attributes:
+        slices: the kept elements: values [k] in the wire's dtype, unique indices [k] int32.
+        residual: [size] float32, what is not sent: input - what the receivers decode.
+        fault: [] int32, 0, or 1 + the number of the first part that holds a NaN or an infinity, or 1 + the number of
+            parts where only their sum overflows.
+        updates: (variable, new value) of the compressor's own state, to be assigned when the exchange is committed.
+        coded: the values in fewer bits, to the bit the same when decoded; None where there is no such form.
+    """
+
+    slices: tf.IndexedSlices
+    residual: tf.Tensor
+    fault: tf.Tensor
+    updates: tuple[tuple[tf.Variable, tf.Tensor], ...] = ()
+    coded: Coded | None = None
+
+
+class Compressor(abc.ABC):
+    """Chooses which elements of a vector are sent; `wire_dtype` names the dtype in which their values travel."""
+
+    feeds_back = False
+    wire_dtype: str
+
+    @abc.abstractmethod
+    def create(self, spec: Spec) -> tf.Module:
+        """Makes the state for one vector."""
+
+    @abc.abstractmethod
+    def count(self, size: int) -> int | None:
+        """How many elements of a vector of this size are sent; None where that varies from step to step."""
+
+    def kept_back(self, state: tf.Module) -> tf.Variable | None:
+        """The variable [size] float32 that holds what was not sent, or None where it is dropped."""
+        return None
+
+    @abc.abstractmethod
+    def compress(self, parts: tf.Tensor, state: tf.Module, residual: tf.Tensor | None = None) -> Selection:
+        """Selects from residual + the sum of the parts, in one pass over memory.
+
+        Args:
+            parts: [n, size] float32, float16 or bfloat16; they are summed in order, in float32.
+            state: what `create` returned.
+            residual: [size] float32, added last; None adds nothing.
+
+        Law: slices + residual of the selection == residual + parts, exactly up to float32's rounding of that sum.
+        """
+
+
+@dataclasses.dataclass(frozen=True)
+class TopK(Compressor):
+    """The k elements of largest magnitude, exactly (CommLib Eq. 2).
+
+    Attributes:
+        density: k / size, in (0, 1]; or a function of the step ([] int64) that gives it. k = max(1, round(density *
+            size)), halves to even.
+        wire_dtype: "float32", "float16" or "bfloat16": how values travel; the rounding stays in the residual.
+    """
+
+    density: Density
+    wire_dtype: str = "float32"
+
+    def __post_init__(self):
+        check_density(self.density)
+        check_wire_dtype(self.wire_dtype)
+
+    def create(self, spec: Spec) -> tf.Module:
+        return _Steps(spec)
+
+    def count(self, size):
+        return None if callable(self.density) else kept_count(self.density, size)
+
+    def compress(self, parts, state, residual=None):
+        values, indices, kept_back, fault = ops.feedback_topk(
+            parts, _or_zeros(residual, parts), state.kept(self.density), wire_dtype=tf.as_dtype(self.wire_dtype)
+        )
+        return Selection(_slices(values, indices, state.size), kept_back, fault, state.next_step())
+
+
+@dataclasses.dataclass(frozen=True)
+class MSTopK(Compressor):
+    """Approximately the k elements of largest magnitude, by a search for two thresholds (CommLib Algorithm 1).
+
+    Attributes:
+        density: as in `TopK`.
+        wire_dtype: as in `TopK`.
+        samplings: the number N of thresholds that are tried; the paper uses 30.
+        seed: of the random window between the two thresholds; it advances with the step and differs between vectors.
+    """
+
+    density: Density
+    wire_dtype: str = "float32"
+    samplings: int = 30
+    seed: int = 0
+
+    def __post_init__(self):
+        check_density(self.density)
+        check_wire_dtype(self.wire_dtype)
+        if self.samplings < 1:
+            raise ValueError(f"Expected samplings of at least 1, got {self.samplings}.")
+
+    def create(self, spec: Spec) -> tf.Module:
+        return _Steps(spec)
+
+    def count(self, size):
+        return None if callable(self.density) else kept_count(self.density, size)
+
+    def compress(self, parts, state, residual=None):
+        values, indices, kept_back, fault = ops.feedback_mstopk(
+            parts,
+            _or_zeros(residual, parts),
+            state.kept(self.density),
+            samplings=self.samplings,
+            seed=state.seed(self.seed),
+            wire_dtype=tf.as_dtype(self.wire_dtype),
+        )
+        return Selection(_slices(values, indices, state.size), kept_back, fault, state.next_step())
+
+
+@dataclasses.dataclass(frozen=True)
+class BucketTopK(Compressor):
+    """The k elements of largest magnitude of every bucket of consecutive elements, exactly (SparCML 8.3).
+
+    Every part of the vector is heard, and nobody has to look at all of it to send some.
+
+    Attributes:
+        k: elements sent of each bucket, in [1, bucket]; a shorter last bucket sends min(k, its length). Of equal
+            magnitudes the lower index wins.
+        bucket: elements of a bucket.
+        wire_dtype: as in `TopK`.
+    """
+
+    k: int
+    bucket: int = 512
+    wire_dtype: str = "float32"
+
+    def __post_init__(self):
+        if not 1 <= self.k <= self.bucket:
+            raise ValueError(f"Expected k in [1, bucket], got k = {self.k} and bucket = {self.bucket}.")
+        check_wire_dtype(self.wire_dtype)
+
+    def create(self, spec: Spec) -> tf.Module:
+        return tf.Module()
+
+    def count(self, size):
+        return size // self.bucket * self.k + min(size % self.bucket, self.k)
+
+    def compress(self, parts, state, residual=None):
+        values, indices, kept_back, fault = ops.feedback_bucket_topk(
+            parts, _or_zeros(residual, parts), self.k, self.bucket, wire_dtype=tf.as_dtype(self.wire_dtype)
+        )
+        return Selection(_slices(values, indices, parts.shape[1]), kept_back, fault)
+
+
+@dataclasses.dataclass(frozen=True)
+class Quantized(Compressor):
+    """Sends the values that another compressor chooses in a few bits each (SparCML 4 and 6, QSGD).
+
+    What is sent is what the receivers decode; where feedback is around it, what rounding takes away stays in the
+    residual, up to float32's rounding of the difference.
+
+    Attributes:
+        compressor: sends float32 and does not feed back: `ErrorFeedback` goes around this, not inside.
+        quantizer: codes the chosen values, bucket by bucket in the order in which they stand.
+        keeps_error: whether what rounding takes away is kept; SparCML's Algorithm 1 drops it.
+        seed: of the rounding; it advances with the step and differs between vectors and ranks.
+    """
+
+    compressor: Compressor
+    quantizer: QSGD
+    keeps_error: bool = True
+    seed: int = 0
+
+    wire_dtype = "float32"
+
+    def __post_init__(self):
+        if self.compressor.feeds_back:
+            raise ValueError(
+                "Quantized goes inside the feedback, so that what rounding takes away can be kept: write "
+                "ErrorFeedback(Quantized(compressor, quantizer))."
+            )
+        if self.compressor.wire_dtype != "float32":
+            raise ValueError(
+                f"Quantized codes float32 values, got a compressor with wire_dtype {self.compressor.wire_dtype!r}: "
+                "leave its wire_dtype out."
+            )
+
+    def create(self, spec: Spec) -> tf.Module:
+        return _Rounding(spec, self.compressor.create(spec))
+
+    def count(self, size):
+        return self.compressor.count(size)
+
+    def compress(self, parts, state, residual=None):
+        selection = self.compressor.compress(parts, state.inner, residual)
+        values, overflow = self._codable(harmless(selection))
+        codes, scales = self.quantizer.encode(values, state.seed(self.seed))
+        decoded = tf.ensure_shape(self.quantizer.decode(codes, scales, tf.size(values)), values.shape)
+        kept_back = selection.residual
+        if self.keeps_error:
+            places = selection.slices.indices[:, tf.newaxis]
+            kept_back = tf.tensor_scatter_nd_add(kept_back, places, values - decoded)
+        fault = tf.where((selection.fault == 0) & overflow, 1 + tf.shape(parts)[0], selection.fault)
+        return Selection(
+            slices=tf.IndexedSlices(decoded, selection.slices.indices, selection.slices.dense_shape),
+            residual=kept_back,
+            fault=fault,
+            updates=(*selection.updates, *state.next_step()),
+            coded=Coded(codes, scales, self.quantizer),
+        )
+
+    def _codable(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The values, and whether a bucket of them may have a norm that is not finite; then zeros in their place."""
+        largest = self.quantizer.bucket**0.5 if self.quantizer.norm == "l2" else 1.0
+        overflow = ~tf.reduce_all(tf.math.is_finite(values * largest))
+        return tf.where(overflow, tf.zeros_like(values), values), overflow
+
+
+def harmless(selection: Selection) -> tf.Tensor:
+    """The values [k] float32 that are safe to be computed with: zeros in place of all where there is a fault."""
+    values = tf.cast(selection.slices.values, tf.float32)
+    return tf.where(selection.fault == 0, values, tf.zeros_like(values))
+
+
+def rounding_seed(base: int, spec: Spec, step: tf.Tensor) -> tf.Tensor:
+    """The seed of stochastic rounding, [] int64: another one for each step, vector and rank, the same on a resumed run.
+
+    base + 2^48 * rank + 2^32 * number of the vector + step, modulo 2^64. Were it the same on all ranks, their errors
+    would not cancel.
+    """
+    offset = (base + (spec.grid.world.world_rank << 48) + (spec.number << 32)) % 2**64
+    return step + (offset - 2**64 if offset >= 2**63 else offset)
+
+
+def check_density(density: Density) -> None:
+    """Raises ValueError where a density is a number outside (0, 1]."""
+    if not callable(density) and not 0.0 < float(density) <= 1.0:
+        raise ValueError(
+            f"Expected a density in (0, 1], got {density}. It is the share of the gradient that is sent: 0.01 sends 1%."
+        )
+
+
+def check_wire_dtype(wire_dtype: str) -> None:
+    """Raises ValueError where values cannot travel in this dtype."""
+    if wire_dtype not in ("float32", "float16", "bfloat16"):
+        raise ValueError(f"Expected wire_dtype 'float32', 'float16' or 'bfloat16', got {wire_dtype!r}.")
+
+
+def kept_count(density: float, size: int) -> int:
+    """k = max(1, round(density * size)), halves to even."""
+    return max(1, round(density * size))
+
+
+class _Steps(tf.Module):
+    """The state of the selectors: how often they have selected."""
+
+    def __init__(self, spec: Spec):
+        super().__init__()
+        self.size = spec.size
+        self.number = spec.number
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_step")
+
+    def kept(self, density: Density) -> int | tf.Tensor:
+        """k for this step: a number, or a tensor where the density is a schedule."""
+        if not callable(density):
+            return kept_count(density, self.size)
+        share = tf.cast(density(self.step), tf.float64)
+        count = tf.cast(tf.round(share * self.size), tf.int32)
+        return tf.clip_by_value(count, 1, self.size)
+
+    def seed(self, base: int) -> tf.Tensor:
+        """base + 2^32 * number of the vector + step, int64: the same on a resumed run."""
+        return self.step + (base + (self.number << 32))
+
+    def next_step(self) -> tuple[tuple[tf.Variable, tf.Tensor], ...]:
+        return ((self.step, self.step + 1),)
+
+
+class _Rounding(tf.Module):
+    """The state of `Quantized`: how often it has rounded, and the state of what it wraps."""
+
+    def __init__(self, spec: Spec, inner: tf.Module):
+        super().__init__()
+        self.inner = inner
+        self._spec = spec
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_rounding_step")
+
+    def seed(self, base: int) -> tf.Tensor:
+        return rounding_seed(base, self._spec, self.step.read_value())
+
+    def next_step(self) -> tuple[tuple[tf.Variable, tf.Tensor], ...]:
+        return ((self.step, self.step + 1),)
+
+
+def _slices(values: tf.Tensor, indices: tf.Tensor, size: int) -> tf.IndexedSlices:
+    return tf.IndexedSlices(values, indices, tf.constant([size], tf.int32))
+
+
+def _or_zeros(residual: tf.Tensor | None, parts: tf.Tensor) -> tf.Tensor:
+    return tf.zeros([parts.shape[1]], tf.float32) if residual is None else residual

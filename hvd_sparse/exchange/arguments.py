@@ -1,0 +1,56 @@
+"""Horovod's arguments of an exchange: the operation, and the process set in which it takes place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hvd_sparse.aggregators import Aggregator, Hierarchical
+from hvd_sparse.exchange import wire
+from hvd_sparse.horovod_api import values
+from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
+from hvd_sparse.tuning import Auto
+
+
+def is_sum(op: Any) -> bool:
+    """Whether gradients are added up, and not averaged.
+
+    Raises:
+        ValueError: where it is another of Horovod's operations, or none.
+    """
+    name = None if isinstance(op, bool) else values.NAMES.get(op) if isinstance(op, int) else None
+    if op is None or name == "Average":
+        return False
+    if name == "Sum":
+        return True
+    if name == "Adasum":
+        raise ValueError(
+            "op=hvd.Adasum is not supported for gradients here: Horovod has it with MPI alone, and not for Keras "
+            "optimizers. Use hvd.Average; under MPI, in a loop of your own, call hvd.allreduce(gradient, "
+            "op=hvd.Adasum) on the gradients of a plain tf.GradientTape."
+        )
+    told = f"hvd.{name}" if name else repr(op)
+    raise ValueError(
+        f"op={told} is not supported for gradients: use hvd.Average or hvd.Sum. Tensors of other kinds are reduced by "
+        "hvd.allreduce(tensor, op=...)."
+    )
+
+
+def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
+    """The process set in which gradients are exchanged; None for all ranks.
+
+    Raises:
+        TypeError: where it is no process set.
+        ValueError: where the recipe exchanges by nodes, which a process set does not have.
+    """
+    if process_set is None or process_set is global_process_set:
+        return None
+    if not isinstance(process_set, ProcessSet):
+        raise TypeError(f"Expected process_set to be an hvd.ProcessSet, got {type(process_set).__name__}.")
+    by_nodes = next((part for part in wire.parts(aggregator) if isinstance(part, (Hierarchical, Auto))), None)
+    if by_nodes is not None:
+        raise ValueError(
+            f"process_set={process_set} cannot be had beside {type(by_nodes).__name__}, which exchanges inside the "
+            "nodes of all ranks and across them. In a process set use a recipe of one level, as hvd.recipes.mean(), "
+            "topk(density), mstopk(density) or sparcml(density)."
+        )
+    return process_set

@@ -1,0 +1,107 @@
+"""One bucket of gradients, the aggregator that averages it, and what is kept back of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.aggregators import Aggregator, Exchange
+from hvd_sparse.aggregators.transaction import Update
+from hvd_sparse.exchange import telemetry
+from hvd_sparse.exchange.plan import Bucket
+from hvd_sparse.spec import Spec
+
+
+class BucketExchange:
+    """Averages one bucket again and again.
+
+    A recipe that keeps nothing back cannot take what a checkpoint of another recipe did: that is carried here, and
+    added to the first exchange.
+    """
+
+    def __init__(self, bucket: Bucket, spec: Spec, aggregator: Aggregator):
+        self.bucket = bucket
+        self.aggregator = aggregator
+        self.state = aggregator.create(spec)
+        self._world = spec.grid.world
+        self._prefix = spec.name
+        self._apart = aggregator.takes_apart(spec)
+        self._carried: tf.Variable | None = None
+        if not aggregator.restored(self.state, tf.zeros([spec.size])):
+            # [0] while there is nothing to carry, else [size]: this rank's share.
+            self._carried = tf.Variable(tf.zeros([0]), shape=[None], trainable=False, name=f"{spec.name}_carried")
+
+    @property
+    def label(self) -> str:
+        """What the message of a fault calls this bucket."""
+        first, last = self.bucket.segments[0].name, self.bucket.segments[-1].name
+        return f"{self._prefix} ({first})" if first == last else f"{self._prefix} ({first} .. {last})"
+
+    def exchange(self, gradients: Mapping[str, tf.Tensor]) -> Exchange:
+        """Averages the bucket over all ranks, without writing the new state.
+
+        Where the recipe can, gradients are not laid end to end in a graph: Horovod sends them as they become ready, as
+        it does without this package, and puts together what fits. Eager calls wait for each other, so there they are.
+        """
+        carried = self._carried
+        if self._apart and carried is not None and not tf.executing_eagerly():
+            tensors = [gradients[segment.name] for segment in self.bucket.segments]
+            exchange = self.aggregator.exchange_apart(tensors, self.state, carried.read_value())
+            return exchange._replace(updates=(*exchange.updates, Update(carried, tf.zeros([0]))))
+        vector = self.bucket.pack(gradients)
+        if carried is None:
+            return self.aggregator.exchange(vector, self.state)
+        total = tf.cond(
+            tf.size(carried) > 0,
+            lambda: tf.cast(tf.cast(vector, tf.float32) + carried, vector.dtype),
+            lambda: tf.identity(vector),
+        )
+        exchange = self.aggregator.exchange(total, self.state)
+        return exchange._replace(updates=(*exchange.updates, Update(carried, tf.zeros([0]))))
+
+    def means(self, exchange: Exchange) -> dict[str, tf.Tensor]:
+        """The mean of each variable, once the exchange is committed."""
+        if isinstance(exchange.mean, list):
+            return {
+                segment.name: tf.identity(mean)
+                for segment, mean in zip(self.bucket.segments, exchange.mean, strict=True)
+            }
+        return self.bucket.unpack(tf.identity(exchange.mean))
+
+    def kept(self) -> dict[str, np.ndarray]:
+        """What all ranks together keep back, by variable; nothing where they keep nothing. A collective."""
+        total = self._total_kept()
+        return {} if total is None else {name: piece.numpy() for name, piece in self.bucket.unpack(total).items()}
+
+    def restore(self, residuals: Mapping[str, np.ndarray]) -> None:
+        """Gives each rank an equal share of what was kept; a variable that is not named gets zero."""
+        pieces = [np.ravel(residuals.get(segment.name, np.zeros(segment.shape))) for segment in self.bucket.segments]
+        total = tf.constant(np.concatenate(pieces), tf.float32)
+        if self._carried is None:
+            self.aggregator.restore(self.state, total)
+        else:
+            share = total / float(self._world.size)
+            self._carried.assign(share if tf.reduce_any(total != 0) else tf.zeros([0]))
+
+    def counters(self) -> dict[str, tf.Variable]:
+        """How often each selector has selected, which seeds and densities follow; by its name in the bucket."""
+        found = [part.step for part in self.state.submodules if hasattr(part, "step")]
+        return {self._short_name(counter): counter for counter in found}
+
+    def variables(self) -> dict[str, tf.Variable]:
+        """All that makes up this rank's state, by its name in the bucket."""
+        in_state = [variable for variable in self.state.variables if not telemetry.is_figure(variable)]
+        found = in_state if self._carried is None else [*in_state, self._carried]
+        return {self._short_name(variable): variable for variable in found}
+
+    def _short_name(self, variable: tf.Variable) -> str:
+        """The part of a name that does not depend on what else the process has named, as ".shard_step"."""
+        return variable.name.rpartition(self._prefix)[2].removesuffix(":0")
+
+    def _total_kept(self) -> tf.Tensor | None:
+        if self._carried is None:
+            return self._world.allreduce(self.aggregator.owed(self.state), "sum", f"{self._prefix}.kept")
+        # Every rank carries the same share, so that no collective is needed.
+        return self._carried.read_value() * float(self._world.size) if tf.size(self._carried) > 0 else None

@@ -1,0 +1,377 @@
+"""All gradients of a step go in, their means over all ranks come out; the optimizer and the tape share it."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse import recipes
+from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.exchange import arguments, rows
+from hvd_sparse.exchange import plan as buckets
+from hvd_sparse.exchange.plan import Gradient
+from hvd_sparse.exchange.planned import Kept, Own, PlannedExchange, tensors
+from hvd_sparse.exchange.telemetry import Telemetry
+from hvd_sparse.horovod_api.values import Average
+from hvd_sparse.spec import DTYPES, Rate
+from hvd_sparse.transport import subgrid, topology
+from hvd_sparse.transport.communicator import Grid
+
+Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
+_names: collections.Counter[str] = collections.Counter()
+
+
+class GradientExchange:
+    """Averages the gradients of a set of variables over all ranks, step after step.
+
+    The first call makes a plan: gradients of one dtype are laid end to end in buckets, in the order in which they
+    become ready; all ranks compare their plans; each bucket gets the aggregator's state (its residual). From then on
+    each call exchanges all buckets at once and ends them in one transaction (`aggregators.commit`).
+
+    Gradients of float64 have no buckets: dense recipes average each by an all-reduce of its own, as Horovod does, and
+    nobody looks whether they are finite; other recipes refuse them.
+
+    It works eagerly and inside a `tf.function`; the state is never part of a model or of an optimizer's variables, so
+    no broadcast touches it.
+
+    Args:
+        aggregator: a recipe; the default is `recipes.mean()`.
+        name: collectives are named after it; a number is added where the process has used it already.
+        sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors, in the buckets; by default their rows travel
+            exactly, whatever the aggregator.
+        bucket_bytes: size of a bucket; a larger variable has one of its own. By default 25 MiB, and an eighth of all
+            gradients, at least 1 MiB, where the recipe sends all of them (`plan.usual_bucket_bytes`).
+        first_bucket_bytes: the first one is closed once it holds this much.
+        scale_local_gradients: divide the gradients of local variables by the number of ranks, as Horovod does.
+        telemetry: measures the exchanges.
+        learning_rate: gives that of the optimizer that applies the means, as `lambda: optimizer.learning_rate`; only
+            recipes with `as_published` ask for it, and a distributed optimizer brings its own.
+        op: `hvd.Average`, or `hvd.Sum` for P times the mean; what is kept back is in units of the gradient in both.
+        process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all others keep their own gradients and
+            are not waited for. It takes recipes of one level; None is all ranks.
+
+    Raises:
+        TypeError: where the aggregator or the process set is none.
+        ValueError: where `op` is another operation, or the recipe cannot work in a process set.
+    """
+
+    def __init__(
+        self,
+        aggregator: Aggregator | None = None,
+        name: str = "GradientExchange",
+        sparse_as_dense: bool = False,
+        bucket_bytes: int | None = None,
+        first_bucket_bytes: int = buckets.FIRST_BUCKET_BYTES,
+        scale_local_gradients: bool = True,
+        telemetry: Telemetry | None = None,
+        learning_rate: Rate | None = None,
+        op: int | None = Average,
+        process_set: Any = None,
+    ):
+        if aggregator is not None and not isinstance(aggregator, Aggregator):
+            raise TypeError(
+                f"Expected an aggregator, as hvd.recipes.hitopk(density=0.01), got {type(aggregator).__name__}."
+            )
+        self.aggregator = aggregator or recipes.mean()
+        self.telemetry = telemetry
+        self._sums = arguments.is_sum(op)
+        self._process_set = arguments.own_set(process_set, self.aggregator)
+        self._learning_rate = learning_rate
+        self._name = _unique(name)
+        self._sparse_as_dense = sparse_as_dense
+        self._bucket_bytes = bucket_bytes
+        self._first_bucket_bytes = first_bucket_bytes
+        self._scale_local_gradients = scale_local_gradients
+        self._local: list[Any] = []
+        self._local_layers: list[keras.layers.Layer] = []
+        self._epoch: int | None = None
+        self._tensors = itertools.count(1)
+        self._pending: tuple[Kept, Own | None] | None = None
+        self._planned: PlannedExchange | None = None
+        self._agreed: str | None = None
+
+    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
+    @tf.autograph.experimental.do_not_convert
+    def __call__(
+        self, gradients: Iterable[Gradient | None], variables: Sequence[Any], clip: Clip | None = None
+    ) -> list[Gradient | None]:
+        """Averages gradients over all ranks.
+
+        Args:
+            gradients: one for each variable, or None: a variable that has none must never have one.
+            variables: Keras or TensorFlow variables; always the same ones.
+            clip: called as clip(gradients, factor) to clip at factor times its thresholds: dense recipes clip the mean
+                at factor 1; sparse ones clip each rank's own gradient, before the residual is added, at 1 / sqrt(P),
+                so that the norm of what a threshold lets through is about the same. Of sums it is the sum that is
+                clipped, or what makes it up.
+
+        Returns:
+            The means, in the same order; None where there was none; a local variable's own gradient. With `op=hvd.Sum`
+            the sums.
+
+        Raises:
+            ValueError: on every rank alike where the ranks' first exchanges differ; on this rank where the gradients
+                are not those of the first exchange, or `init` was forgotten.
+            tf.errors.InvalidArgumentError: on every rank alike where a rank's gradient is not finite; no state has
+                changed.
+        """
+        names = buckets.unique_names(variables)
+        named = {
+            name: self._standardised(gradient)
+            for name, gradient in zip(names, gradients, strict=True)
+            if gradient is not None
+        }
+        local = self._local_names(names, variables)
+        shared = {name: gradient for name, gradient in named.items() if name not in local}
+        own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local}
+        wide = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
+        shared = {name: gradient for name, gradient in shared.items() if name not in wide}
+        planned = self._plan_for(shared, {name: tuple(v.shape) for name, v in zip(names, variables, strict=True)})
+        if clip is None:
+            means = {**planned.exchange(shared), **self._reduced(wide)}
+        elif self.aggregator.sends_all:
+            means = _clipped({**planned.exchange(shared), **self._reduced(wide)}, clip, 1.0)
+        else:
+            ranks = planned.grid.world.size
+            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._sums else -0.5)))
+        if clip is not None:
+            # Apart from the others: a norm over both would differ between ranks, and the replicas would drift.
+            own = _clipped(own, clip, 1.0)
+        return [means.get(name, own.get(name)) for name in names]
+
+    def register_local_var(self, variable: Any) -> None:
+        """Keeps a variable local: its gradient is not exchanged. To be called before the first exchange."""
+        self._require_unplanned("Local variables")
+        self._local.append(variable)
+
+    def register_local_layers(self, layers: Iterable[keras.layers.Layer]) -> None:
+        """Keeps all trainable variables of layers local, those included that they do not have yet."""
+        self._require_unplanned("Local layers")
+        layers = list(layers)
+        for layer in layers:
+            if not isinstance(layer, keras.layers.Layer):
+                raise ValueError(f"Expected local layers to be Keras layers, got {type(layer).__name__}.")
+        self._local_layers.extend(layers)
+
+    def local_variables(self) -> list[Any]:
+        """The variables that were registered as local, one by one or by their layers."""
+        return [*self._local, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
+
+    def set_epoch(self, epoch: int) -> None:
+        """Tells which epoch begins, from 0; recipes that change by epoch need it, and nothing else does.
+
+        The callbacks of `hvd.callbacks` call it; in a loop of one's own it is called at the start of each epoch.
+        """
+        self._epoch = epoch
+        if self._planned is not None:
+            self._planned.set_epoch(epoch)
+
+    def measure(self, telemetry: Telemetry) -> None:
+        """Measures all exchanges; to be called before the first one.
+
+        Raises:
+            RuntimeError: where there has been an exchange already.
+        """
+        self._require_unplanned("Telemetry")
+        self.telemetry = telemetry
+
+    def read_telemetry(self) -> dict[str, Any]:
+        """The figures of the last exchange, see `Telemetry`; {} where there are none."""
+        if self.telemetry is None or self._planned is None:
+            return {}
+        return self.telemetry.read([(bucket.aggregator, bucket.state) for bucket in self._planned.buckets])
+
+    @tf.autograph.experimental.do_not_convert
+    def everywhere(self, condition: tf.Tensor) -> tf.Tensor:
+        """Whether a condition ([] bool) holds on every rank, [] bool; a collective of 4 bytes."""
+        name = f"{self._agreed_name()}.everywhere"
+        return tf.cast(self.grid().world.allreduce(tf.cast(condition, tf.int32), "min", name), tf.bool)
+
+    @tf.autograph.experimental.do_not_convert
+    def reduce_tensor(self, gradient: Gradient | None) -> tf.Tensor | None:
+        """Averages the gradient of a tensor that is no variable, by an all-reduce of its own; None stays None.
+
+        Args:
+            gradient: of the same shape on every rank; `tf.IndexedSlices` are exchanged as the dense tensor. Ranks have
+                to bring their tensors in the same order.
+
+        Raises:
+            TypeError: where the recipe keeps something back, which belongs to a variable.
+        """
+        if not self.aggregator.sends_all:
+            raise TypeError(
+                "Expected variables as sources, got a tensor: what a recipe keeps back belongs to a variable. Take the "
+                "gradients of tensors by a tape with a dense recipe, or average them with hvd.allreduce."
+            )
+        if gradient is None:
+            return None
+        topology.size()  # raises where hvd.init() was forgotten
+        world = self.grid().world
+        dense = tf.convert_to_tensor(gradient)
+        wire = getattr(self.aggregator, "wire_dtype", None) or dense.dtype
+        # In eager code one follows the other, and a name for each step would fill the tables of Horovod.
+        number = 0 if tf.executing_eagerly() else next(self._tensors)
+        total = world.allreduce(tf.cast(dense, wire), "sum", f"{self._agreed_name()}.tensor{number}")
+        total = tf.cast(total, dense.dtype)
+        return total if self._sums else total / world.size
+
+    def scaled(self, gradient: Gradient) -> Gradient:
+        """A local variable's gradient, which enters the model as if the other ranks' were zero."""
+        if not self._scale_local_gradients:
+            return gradient
+        size = self.grid().world.size
+        if isinstance(gradient, tf.IndexedSlices):
+            return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
+        return gradient / size
+
+    def grid(self) -> Grid:
+        """The ranks that exchange with each other."""
+        return topology.grid() if self._process_set is None else subgrid.of(self._process_set)
+
+    @property
+    def step(self) -> int:
+        """How many exchanges were committed."""
+        return 0 if self._planned is None else int(self._planned.step)
+
+    @property
+    def states(self) -> tuple[tf.Module, ...]:
+        """The aggregator's state for each bucket; empty before the first exchange."""
+        return () if self._planned is None else tuple(bucket.state for bucket in self._planned.buckets)
+
+    def account(self) -> dict[str, Any]:
+        """The recipe, the grid and where the variables lie; RuntimeError before the first exchange."""
+        return self._require_planned().account()
+
+    def kept(self) -> Kept:
+        """What all ranks together keep back; a collective: every rank calls it, at the same step.
+
+        Raises:
+            RuntimeError: before the first exchange, when nothing is known yet.
+            ValueError: where a process set exchanges: checkpoints hold what all ranks keep back.
+        """
+        self._require_all_ranks()
+        return self._require_planned().kept()
+
+    def own(self) -> Own:
+        """This rank's state to the bit; RuntimeError before the first exchange."""
+        return self._require_planned().own()
+
+    def restore(self, kept: Kept, own: Own | None = None) -> bool | None:
+        """Puts back what `kept` and `own` gave, before or after the first exchange; a collective.
+
+        Where every rank brings its own state, taken under the same recipe, plan and grid, training goes on to the bit
+        as if it had not stopped. Otherwise each rank gets an equal share of what was kept: nothing is lost.
+
+        Args:
+            kept: the same on every rank; scaled by the caller where the number of ranks has changed.
+            own: this rank's, where it has one.
+
+        Returns:
+            Whether training goes on to the bit; None before the first exchange, when that is not known yet.
+
+        Raises:
+            ValueError: where the variables are not those of this exchange, neither by name nor by their order and their
+                shapes; before the first exchange it is raised by that. Also where a process set exchanges.
+        """
+        self._require_all_ranks()
+        if self._planned is None:
+            self._pending = (kept, own)
+            return None
+        return self._planned.restore(kept, own)
+
+    def _plan_for(self, gradients: Mapping[str, Gradient], shapes: Mapping[str, tuple[int, ...]]) -> PlannedExchange:
+        if self._planned is None:
+            usual = buckets.usual_bucket_bytes(gradients, shapes, self.aggregator.sends_all)
+            size = usual if self._bucket_bytes is None else self._bucket_bytes
+            plan = buckets.make_plan(gradients, shapes, size, self._first_bucket_bytes)
+            with tf.init_scope():
+                self._planned = self._begin(plan)
+        self._planned.plan.check(gradients)
+        return self._planned
+
+    def _agreed_name(self) -> str:
+        """The name that rank 0 has given: others may have made other exchanges before, and have counted on."""
+        if self._agreed is None:
+            self._agreed = self.grid().world.gather_descriptions(self._name, "gradients.name")[0]
+        return self._agreed
+
+    def _begin(self, plan: buckets.Plan) -> PlannedExchange:
+        topology.size()  # raises where hvd.init() was forgotten, which would let every rank train for itself
+        planned = PlannedExchange(
+            self.aggregator,
+            plan,
+            self.grid(),
+            self._agreed_name(),
+            self.telemetry,
+            self._learning_rate,
+            self._sums,
+        )
+        if self._pending is not None:
+            planned.restore(*self._pending)
+            self._pending = None
+        if self._epoch is not None:
+            planned.set_epoch(self._epoch)
+        return planned
+
+    def _standardised(self, gradient: Gradient) -> Gradient:
+        if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense and gradient.dtype in DTYPES:
+            return rows.merge(gradient)
+        return tf.convert_to_tensor(gradient)
+
+    def _goes_apart(self, gradient: Gradient) -> bool:
+        """Whether a gradient is of a dtype that buckets do not hold, and may travel by itself: float64."""
+        return gradient.dtype not in DTYPES and self.aggregator.sends_all
+
+    def _reduced(self, wide: Mapping[str, Gradient]) -> dict[str, Any]:
+        return {name: self.reduce_tensor(gradient) for name, gradient in wide.items()}
+
+    def _local_names(self, names: Sequence[str], variables: Sequence[Any]) -> set[str]:
+        local = {id(resource(variable)) for variable in self.local_variables()}
+        return {name for name, variable in zip(names, variables, strict=True) if id(resource(variable)) in local}
+
+    def _require_planned(self) -> PlannedExchange:
+        if self._planned is None:
+            raise RuntimeError("Nothing is known before the first exchange: train at least one step first.")
+        return self._planned
+
+    def _require_all_ranks(self) -> None:
+        if self._process_set is not None:
+            raise ValueError(
+                f"What {self._process_set} keeps back cannot be saved or restored: checkpoints hold what all ranks "
+                "keep back. Save model and optimizer by model.save, or leave process_set out."
+            )
+
+    def _require_unplanned(self, subject: str) -> None:
+        if self._planned is not None:
+            raise RuntimeError(
+                f"{subject} must be told before the first exchange: by now the ranks have agreed on what they exchange."
+            )
+
+
+def _unique(name: str) -> str:
+    """The name, with a number where this process has used it already; alike on all ranks that do the same."""
+    _names[name] += 1
+    return name if _names[name] == 1 else f"{name}_{_names[name] - 1}"
+
+
+def _clipped(gradients: Mapping[str, Gradient], clip: Clip, factor: float) -> dict[str, Gradient]:
+    if not gradients:
+        return {}
+    # The indices of slices are unique here, so that the norm of their values is that of the gradient.
+    clipped = clip(tensors(gradients.values()), factor)
+    return {
+        name: tf.IndexedSlices(value, gradient.indices, gradient.dense_shape)
+        if isinstance(gradient, tf.IndexedSlices)
+        else value
+        for (name, gradient), value in zip(gradients.items(), clipped, strict=True)
+    }
+
+
+def resource(variable: Any) -> Any:
+    """The TensorFlow variable that a Keras variable holds; any other as it is."""
+    return variable.value if isinstance(variable, keras.Variable) else variable

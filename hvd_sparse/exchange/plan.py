@@ -1,0 +1,213 @@
+"""Variables <-> flat buckets, in the order in which their gradients become ready.
+
+Many small vectors cost many round trips, and selection among few elements is poor; one large vector is ready
+only when the last gradient is. So gradients of one dtype are laid end to end in buckets: the first one small, that
+its exchange starts early in the backward pass, the later ones large.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import tensorflow as tf
+
+from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Grid
+
+MIB = 2**20
+FIRST_BUCKET_BYTES = 1 * MIB
+BUCKET_BYTES = 25 * MIB
+LEAST_BUCKET_BYTES = 1 * MIB
+DENSE_BUCKETS = 8
+
+Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+
+
+class Segment(NamedTuple):
+    """Where one variable's gradient lies: its unique name and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+
+class Bucket(NamedTuple):
+    """Gradients of one dtype, end to end."""
+
+    dtype: tf.DType
+    segments: tuple[Segment, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return sum(segment.size for segment in self.segments)
+
+    def spec(self, name: str, number: int, grid: Grid, in_flight: int = 1) -> Spec:
+        """What an aggregator is told about this bucket."""
+        segments = tuple((segment.name, segment.size) for segment in self.segments)
+        return Spec(self.size, grid, self.dtype, segments, name, number, in_flight)
+
+    def pack(self, gradients: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Lays this bucket's gradients end to end: a vector [size]."""
+        flat = [tf.reshape(gradients[segment.name], [segment.size]) for segment in self.segments]
+        return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
+
+    def unpack(self, vector: tf.Tensor) -> dict[str, tf.Tensor]:
+        """Takes a vector [size] apart into tensors of the variables' shapes.
+
+        TensorFlow copies no slice that begins and ends at multiples of 64 bytes, as most do: sizes of layers are
+        multiples of 16. `tf.split` copies each piece.
+        """
+        if len(self.segments) == 1:
+            return {self.segments[0].name: tf.reshape(vector, self.segments[0].shape)}
+        pieces, begin = {}, 0
+        for segment in self.segments:
+            pieces[segment.name] = tf.reshape(tf.slice(vector, [begin], [segment.size]), segment.shape)
+            begin += segment.size
+        return pieces
+
+
+class Plan(NamedTuple):
+    """How a set of gradients is exchanged.
+
+    Attributes:
+        buckets: dense gradients, in the order in which they are to be exchanged.
+        slices: the variables whose gradients are `tf.IndexedSlices`, exchanged row by row, with their dtypes.
+        order: the names of all of them in the order of the model's variables.
+    """
+
+    buckets: tuple[Bucket, ...]
+    slices: tuple[tuple[Segment, tf.DType], ...]
+    order: tuple[str, ...]
+
+    def placement(self) -> dict[str, list[Any]]:
+        """For each variable its shape, its dtype and where it is, JSON-serialisable, in the order of the variables."""
+        in_buckets = {
+            segment.name: [list(segment.shape), bucket.dtype.name, f"place {place} of bucket {number}"]
+            for number, bucket in enumerate(self.buckets)
+            for place, segment in enumerate(bucket.segments)
+        }
+        in_rows = {segment.name: [list(segment.shape), dtype.name, "rows"] for segment, dtype in self.slices}
+        places = in_buckets | in_rows
+        return {name: places[name] for name in self.order}
+
+    def check(self, gradients: Mapping[str, Gradient]) -> None:
+        """Refuses gradients that this plan was not made for.
+
+        Raises:
+            ValueError: naming the variables whose gradients came or went, or changed their kind.
+        """
+        rows = {segment.name for segment, _ in self.slices}
+        planned = rows | {segment.name for bucket in self.buckets for segment in bucket.segments}
+        problems = [
+            *(f"{name} had a gradient and now has none" for name in sorted(planned - set(gradients))),
+            *(f"{name} had no gradient and now has one" for name in sorted(set(gradients) - planned)),
+            *(
+                f"the gradient of {name} was {'IndexedSlices' if name in rows else 'dense'} and no longer is"
+                for name, gradient in sorted(gradients.items())
+                if name in planned and isinstance(gradient, tf.IndexedSlices) != (name in rows)
+            ),
+        ]
+        if problems:
+            raise ValueError(
+                f"The gradients are not those of the first exchange: {'; '.join(problems)}. All exchanges of one "
+                "optimizer or tape must bring gradients for the same variables; give a part of the model that is "
+                "trained apart an optimizer of its own."
+            )
+
+
+def usual_bucket_bytes(gradients: Mapping[str, Gradient], shapes: Mapping[str, Sequence[int]], sends_all: bool) -> int:
+    """The size of buckets where none is asked for: an eighth of all if all of it is sent, within bounds.
+
+    A bucket leaves when its last gradient is ready, and what the last bucket takes on the wire nothing hides; so what
+    is sent whole goes in several buckets, however small the model. Of a selection little is on the wire, and each
+    bucket costs the latency of a call; so there the buckets are large.
+
+    Args:
+        gradients: by unique name.
+        shapes: of the variables.
+        sends_all: whether the recipe sends all of each gradient.
+    """
+    if not sends_all:
+        return BUCKET_BYTES
+    dense = {name: gradient for name, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)}
+    total = sum(math.prod(shapes[name]) * gradient.dtype.size for name, gradient in dense.items())
+    return min(BUCKET_BYTES, max(LEAST_BUCKET_BYTES, total // DENSE_BUCKETS))
+
+
+def make_plan(
+    gradients: Mapping[str, Gradient],
+    shapes: Mapping[str, Sequence[int]],
+    bucket_bytes: int = BUCKET_BYTES,
+    first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+) -> Plan:
+    """Lays out gradients in the order in which they become ready.
+
+    Args:
+        gradients: by unique name, in the order of the model's variables.
+        shapes: of the variables.
+        bucket_bytes: a bucket is closed before it would pass this; a larger variable has a bucket of its own.
+        first_bucket_bytes: the first bucket of all is closed once it holds this much. (If it were closed before it
+            would pass this, the bias of the last layer alone would cost a call in each step.)
+    """
+    done: list[list[str]] = []
+    open_buckets: dict[tf.DType, list[str]] = {}
+    filled: dict[tf.DType, int] = {}
+    dense = {name: gradient for name, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)}
+    for name in ready_order(dense):
+        dtype = dense[name].dtype
+        cost = math.prod(shapes[name]) * dtype.size
+        if dtype in open_buckets and filled[dtype] + cost > bucket_bytes:
+            done.append(open_buckets.pop(dtype))
+        if dtype not in open_buckets:
+            open_buckets[dtype], filled[dtype] = [], 0
+        open_buckets[dtype].append(name)
+        filled[dtype] += cost
+        if not done and filled[dtype] >= first_bucket_bytes:
+            done.append(open_buckets.pop(dtype))
+    done.extend(open_buckets.values())
+    buckets = tuple(
+        Bucket(dense[names[0]].dtype, tuple(Segment(name, tuple(shapes[name])) for name in names)) for names in done
+    )
+    slices = tuple(
+        (Segment(name, tuple(shapes[name])), gradient.dtype)
+        for name, gradient in gradients.items()
+        if isinstance(gradient, tf.IndexedSlices)
+    )
+    return Plan(buckets, slices, tuple(gradients))
+
+
+def ready_order(gradients: Mapping[str, tf.Tensor]) -> list[str]:
+    """The names of gradients in the order in which a backward pass computes them.
+
+    In a graph this is the order in which the operations were made. Where that does not tell them apart (eager mode,
+    or gradients that leave one compiled call together) it is the reverse of the variables' order.
+    """
+    positions: dict[int, dict[str, int]] = {}
+
+    def position(tensor: tf.Tensor) -> int:
+        if tf.executing_eagerly() or not hasattr(tensor, "graph"):
+            return 0
+        graph = tensor.graph
+        if id(graph) not in positions:
+            positions[id(graph)] = {op.name: number for number, op in enumerate(graph.get_operations())}
+        return positions[id(graph)][tensor.op.name]
+
+    return sorted(reversed(list(gradients)), key=lambda name: position(gradients[name]))
+
+
+def unique_names(variables: Sequence[Any]) -> list[str]:
+    """A name for each variable: its path in the model; equal ones get a number, alike on all ranks."""
+    seen: dict[str, int] = {}
+    names = []
+    for variable in variables:
+        name = getattr(variable, "path", None) or variable.name
+        seen[name] = seen.get(name, 0) + 1
+        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return names

@@ -1,0 +1,201 @@
+"""What the exchange costs and what it leaves behind, step by step; nothing is measured unless it is asked for."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse import ops
+from hvd_sparse.aggregators import Aggregator, Exchange
+from hvd_sparse.compression.selectors import Compressor
+from hvd_sparse.exchange.plan import Gradient
+
+_COUNTS = ("bytes_inside", "bytes_across", "kept", "total")
+_FIELDS = ("step", *_COUNTS, "exposed_seconds", "gradient_norm")
+
+_SECONDS = "_seconds"
+
+
+class Telemetry:
+    """Measures the exchanges of one optimizer or tape; pass it as `telemetry=`, or use `callbacks.TelemetryCallback`.
+
+    `read` gives, for the last exchange that was committed:
+
+    - step: how many exchanges there have been, those before a restart included.
+    - recipe: the aggregator that ran, for a schedule its present stage; where `recipes.auto` has chosen several, each.
+    - bytes_inside, bytes_across: payload that this rank sent to ranks of its own node, and to other nodes. Horovod's
+      own control messages and the all-reduce that agrees on faults (4 bytes a bucket) are not in it.
+    - density: elements that this rank chose to send / elements among which it chose; 1 for dense recipes.
+    - compression_ms: from when the input of a selection is there until its output is, summed over buckets. Buckets may
+      be selected side by side, so this is work, not elapsed time. 0 for dense recipes.
+    - exposed_communication_ms: from when this rank's last gradient is there until every mean is: what a step waits for
+      the exchange. It holds the waiting for slower ranks, and the selection in so far as it falls in this time.
+    - gradient_norm: Euclidean norm of this rank's own gradient as it entered the exchange (clipped, where the recipe
+      is sparse; without the residual), of the last step whose number is a multiple of `norms_every`.
+    - residual_norm: Euclidean norm of what this rank itself keeps back after the step; 0 for dense recipes.
+
+    Args:
+        norms_every: the gradient's norm costs a pass over the gradient, so it is taken every so many steps.
+    """
+
+    def __init__(self, norms_every: int = 1):
+        if norms_every < 1:
+            raise ValueError(f"Expected norms_every of at least 1, got {norms_every}.")
+        self.norms_every = norms_every
+        self._record: Any = None
+
+    def create(self) -> None:
+        """Makes the variable that holds the last step's figures."""
+        self._record = tf.Variable(tf.zeros([len(_FIELDS)], tf.float64), trainable=False, name="telemetry")
+
+    @property
+    def step(self) -> int:
+        """The number of the last exchange that was measured, from 1; 0 before the first."""
+        return 0 if self._record is None else int(self._record[0].numpy())
+
+    def time(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The time at which all of these tensors are there, [] float64 in seconds from an arbitrary start."""
+        return _time(after, self._record.read_value()[0])
+
+    def record(
+        self,
+        step: tf.Tensor,
+        exchanges: Sequence[Exchange],
+        gradients: Mapping[str, Gradient],
+        exposed: tf.Tensor,
+    ) -> None:
+        """Writes the figures of a step, to be called where its exchanges are committed.
+
+        Args:
+            step: [] int64, the number of exchanges with this one.
+            exchanges: of all buckets and rows.
+            gradients: what went in.
+            exposed: [] float64, seconds that the step waited for the exchange.
+        """
+        last = self._record.read_value()
+        wanted = tf.equal(step % self.norms_every, 0)
+        norm = tf.cond(wanted, lambda: _norm(gradients), lambda: last[_FIELDS.index("gradient_norm")])
+        sums = [tf.add_n([tf.cast(exchange.metrics[name], tf.float64) for exchange in exchanges]) for name in _COUNTS]
+        self._record.assign(tf.stack([tf.cast(step, tf.float64), *sums, exposed, norm]))
+
+    def read(self, buckets: Sequence[tuple[Aggregator, Any]]) -> dict[str, Any]:
+        """The figures of the last step, see the class; {} before the first one.
+
+        Args:
+            buckets: what exchanges each bucket, and its state.
+        """
+        if self.step == 0:
+            return {}
+        fields = dict(zip(_FIELDS, self._record.numpy().tolist(), strict=True))
+        owed = [float(tf.norm(aggregator.owed(state))) for aggregator, state in buckets]
+        ran = [part_names(aggregator.running(state)[0]) for aggregator, state in buckets]
+        return {
+            "step": int(fields["step"]),
+            "recipe": ", ".join(dict.fromkeys(ran)) or "rows",
+            "bytes_inside": int(fields["bytes_inside"]),
+            "bytes_across": int(fields["bytes_across"]),
+            "density": fields["kept"] / max(fields["total"], 1.0),
+            "compression_ms": 1e3 * sum(_compression_seconds(aggregator, state) for aggregator, state in buckets),
+            "exposed_communication_ms": 1e3 * fields["exposed_seconds"],
+            "gradient_norm": fields["gradient_norm"],
+            "residual_norm": math.hypot(*owed),
+        }
+
+
+def _time(after: Sequence[tf.Tensor], unknown: tf.Tensor) -> tf.Tensor:
+    """The time at which all of these tensors are there, [] float64 in seconds."""
+    with tf.control_dependencies(list(after)):
+        return ops.clock(unknown)
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed(Compressor):
+    """A compressor that notes how long it takes, and else does what the one within does."""
+
+    compressor: Compressor
+
+    @property
+    def described_as(self) -> Compressor:
+        """Whether anybody measures makes no difference to what is sent."""
+        return self.compressor
+
+    @property
+    def wire_dtype(self) -> str:  # type: ignore[override]
+        """As the compressor's."""
+        return self.compressor.wire_dtype
+
+    @property
+    def feeds_back(self) -> bool:  # type: ignore[override]
+        """As the compressor's."""
+        return self.compressor.feeds_back
+
+    def create(self, spec):
+        return _Stopwatch(self.compressor.create(spec), spec.name)
+
+    def count(self, size):
+        return self.compressor.count(size)
+
+    def kept_back(self, state):
+        return self.compressor.kept_back(state.inner)
+
+    def compress(self, parts, state, residual=None):
+        last = state.seconds.read_value()
+        start = _time([parts], last)
+        with tf.control_dependencies([start]):
+            parts = tf.identity(parts)
+        selection = self.compressor.compress(parts, state.inner, residual)
+        stop = _time([selection.slices.values, selection.residual], last)
+        return selection._replace(updates=(*selection.updates, (state.seconds, stop - start)))
+
+
+class _Stopwatch(tf.Module):
+    def __init__(self, inner: tf.Module, name: str):
+        super().__init__()
+        self.inner = inner
+        self.seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False, name=f"{name}{_SECONDS}")
+
+
+def is_figure(variable: tf.Variable) -> bool:
+    """Whether a variable of a state only holds something measured."""
+    return variable.name.removesuffix(":0").endswith(_SECONDS)
+
+
+def timed(part: Any) -> Any:
+    """The same aggregator with a `Timed` around each compressor that it calls."""
+    if isinstance(part, Compressor):
+        return Timed(part)
+    if isinstance(part, tuple):
+        return tuple(timed(item) for item in part)
+    if isinstance(part, Aggregator):
+        whole: Any = part
+        fields = {field.name: timed(getattr(whole, field.name)) for field in dataclasses.fields(whole)}
+        return dataclasses.replace(whole, **fields)
+    return part
+
+
+def part_names(aggregator: Aggregator) -> str:
+    """The names of the parts of an aggregator, outermost first, as "Hierarchical/Compressed/ErrorFeedback/MSTopK"."""
+    names = []
+    part: Any = aggregator
+    while part is not None:
+        if not isinstance(part, Timed):
+            names.append(type(part).__name__)
+        part = getattr(part, "inner", None) or getattr(part, "compressor", None)
+    return "/".join(names)
+
+
+def _compression_seconds(aggregator: Aggregator, state: Any) -> float:
+    _, level = aggregator.running(state)
+    return sum(float(part.seconds.numpy()) for part in level.submodules if isinstance(part, _Stopwatch))
+
+
+def _norm(gradients: Mapping[str, Gradient]) -> tf.Tensor:
+    values = [
+        gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients.values()
+    ]
+    squares = [tf.reduce_sum(tf.square(tf.cast(value, tf.float32))) for value in values]
+    return tf.sqrt(tf.cast(tf.add_n(squares), tf.float64))

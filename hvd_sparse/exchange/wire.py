@@ -1,0 +1,62 @@
+"""The parts of a recipe, and the dtype in which they send values."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from hvd_sparse.aggregators import Aggregator, AsPublished, SparseAllReduce
+from hvd_sparse.compression.selectors import Compressor, Quantized
+
+_OWN_CODE = (AsPublished, Quantized, SparseAllReduce)  # their values travel as float32 or in a few bits
+
+
+def parts(recipe: Any) -> Iterator[Any]:
+    """A recipe and all that it is made of."""
+    if isinstance(recipe, tuple):
+        for member in recipe:
+            yield from parts(member)
+        return
+    yield recipe
+    if dataclasses.is_dataclass(recipe) and not isinstance(recipe, type):
+        for field in dataclasses.fields(recipe):
+            yield from parts(getattr(recipe, field.name))
+
+
+def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
+    """A recipe whose values travel in another dtype; what was float32, or the gradient's own dtype, becomes it.
+
+    Args:
+        part: a recipe or a part of one.
+        wire_dtype: "float32", "float16" or "bfloat16".
+
+    Raises:
+        ValueError: where a part has a code of its own for what it sends, or was given another dtype.
+    """
+    if isinstance(part, tuple):
+        return tuple(with_wire_dtype(member, wire_dtype) for member in part)
+    if not isinstance(part, (Aggregator, Compressor)):
+        return part
+    fields = [field.name for field in dataclasses.fields(part)] if dataclasses.is_dataclass(part) else list[str]()
+    if "wire_dtype" in fields:
+        return _replaced(part, wire_dtype)
+    inner = {name: getattr(part, name) for name in fields}
+    made_of = {name: value for name, value in inner.items() if isinstance(value, (Aggregator, Compressor, tuple))}
+    if isinstance(part, _OWN_CODE) or not made_of:
+        raise ValueError(
+            f"{type(part).__name__} has a code of its own for the values that it sends, and cannot send them as "
+            f"{wire_dtype}: leave out compression, or take a recipe with a wire_dtype, as hvd.recipes.topk(density)."
+        )
+    changed = {name: with_wire_dtype(value, wire_dtype) for name, value in made_of.items()}
+    whole: Any = part
+    return dataclasses.replace(whole, **changed)
+
+
+def _replaced(part: Any, wire_dtype: str) -> Any:
+    if part.wire_dtype not in (None, "float32", wire_dtype):
+        raise ValueError(
+            f"{type(part).__name__} was given wire_dtype={part.wire_dtype!r}, and compression asks for {wire_dtype}: "
+            "leave one of them out."
+        )
+    return dataclasses.replace(part, wire_dtype=wire_dtype)

@@ -1,0 +1,1 @@
+"""What Horovod's users call beside gradients, under Horovod's names and with its arguments."""

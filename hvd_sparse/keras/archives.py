@@ -1,0 +1,135 @@
+"""Arrays with a manifest in one file, of which every byte is checked before any of it is believed.
+
+A NumPy archive (.npz) without pickled objects, which numpy.load(path, allow_pickle=False) reads anywhere: a JSON
+manifest, the arrays, and a SHA-256 of both. Its last bytes, the comment of the zip file that it is, hold the SHA-256 of
+all bytes before them. Files of the first format have no such seal; they are read with a warning.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import warnings
+from collections.abc import Mapping
+from typing import Any, BinaryIO, NamedTuple
+
+import numpy as np
+
+from hvd_sparse.keras import files
+
+FORMAT = "hvd_sparse residuals 2"
+_UNSEALED_FORMAT = "hvd_sparse residuals 1"
+_MANIFEST, _NAMES, _DIGEST = "manifest", "names", "sha256"
+_SEAL, _HEXADECIMALS = b"hvd_sparse sha256 ", 64
+_OTHER_DIGEST = "it is damaged: its checksum is not the one that was written"
+UNSEALED = "{} is of an earlier version: what it holds has a checksum, which is right, but the file's bytes have none."
+_REMEDY = "use an older checkpoint"
+Path = str | os.PathLike
+
+
+class Archive(NamedTuple):
+    """What an archive holds, and whether its bytes were checked."""
+
+    manifest: dict[str, Any]
+    arrays: dict[str, np.ndarray]
+    sealed: bool
+
+
+def write(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """Writes an archive, which gets its name when all of it is on the disk.
+
+    Args:
+        path: ends in .npz, or in what follows that.
+        manifest: JSON-serialisable; its "format" is `FORMAT`.
+        arrays: of any shape and dtype that NumPy stores without pickling.
+
+    Returns:
+        The SHA-256 of the file.
+
+    Raises:
+        OSError: where it cannot be written; what was under its name before is still there.
+    """
+    text = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
+    numbered = {f"array{number}": array for number, array in enumerate(arrays.values())}
+    inner = np.frombuffer(bytes.fromhex(digest(manifest, arrays)), np.uint8)
+    names = np.frombuffer(json.dumps(list(arrays)).encode(), np.uint8)
+    with files.replacing(path) as file:
+        np.savez(file, allow_pickle=False, **{_MANIFEST: text, _DIGEST: inner, _NAMES: names, **numbered})
+        return _seal(file)
+
+
+def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The manifest and the arrays of an archive; warns where it is of the format that had no seal.
+
+    Raises:
+        OSError: where it is not there, not whole, or not what was written; it names the file.
+    """
+    archive = load(path)
+    if not archive.sealed:
+        warnings.warn(UNSEALED.format(path), stacklevel=2)
+    return archive.manifest, archive.arrays
+
+
+def load(path: Path) -> Archive:
+    """As `read`, without a warning."""
+    with open(path, "rb") as file:
+        try:
+            sealed = _is_sealed(file)
+            file.seek(0)
+            manifest, arrays = _parsed(file)
+        except Exception as error:  # a damaged byte makes the parsers raise nearly anything
+            told = str(error) or type(error).__name__
+            raise OSError(f"{path} is not a whole archive of residuals ({told}); {_REMEDY}.") from error
+    if manifest.get("format") not in (FORMAT, _UNSEALED_FORMAT):
+        raise OSError(f"{path} holds {manifest.get('format')!r}, expected {FORMAT!r}; {_REMEDY}, or another version.")
+    if manifest["format"] == FORMAT and not sealed:
+        raise OSError(f"{path} is damaged: the checksum at its end is missing; {_REMEDY}.")
+    return Archive(manifest, arrays, sealed)
+
+
+def digest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
+    """The SHA-256 of contents, whatever file they are in."""
+    made = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
+    for name, array in arrays.items():
+        made.update(json.dumps([name, array.dtype.str, array.shape]).encode())
+        made.update(np.ascontiguousarray(array).data)
+    return made.hexdigest()
+
+
+def _seal(file: BinaryIO) -> str:
+    """Appends the SHA-256 of a zip file as its comment, whose length stands before it; gives that of the whole."""
+    file.seek(-2, os.SEEK_END)
+    file.write(struct.pack("<H", len(_SEAL) + _HEXADECIMALS) + _SEAL)
+    made = files.sha256_of_start(file, file.tell())
+    seal = made.hexdigest().encode()
+    file.write(seal)
+    made.update(seal)
+    return made.hexdigest()
+
+
+def _is_sealed(file: BinaryIO) -> bool:
+    """Whether a file ends with a seal; ValueError where that is not the one of its bytes."""
+    length = file.seek(0, os.SEEK_END) - _HEXADECIMALS
+    file.seek(max(0, length - len(_SEAL)))
+    end = file.read()
+    if not end.startswith(_SEAL):
+        return False
+    if files.sha256_of_start(file, length).hexdigest().encode() != end[len(_SEAL) :]:
+        raise ValueError(_OTHER_DIGEST)
+    return True
+
+
+def _parsed(file: BinaryIO) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Manifest and arrays, whose own SHA-256 is right."""
+    with np.load(file, allow_pickle=False) as archive:
+        manifest = json.loads(archive[_MANIFEST].tobytes())
+        names = json.loads(archive[_NAMES].tobytes())
+        arrays = {name: archive[f"array{number}"] for number, name in enumerate(names)}
+        expected = archive[_DIGEST].tobytes().hex()
+    if not isinstance(manifest, dict):
+        raise TypeError("its manifest is none")
+    if digest(manifest, arrays) != expected:
+        raise ValueError(_OTHER_DIGEST)
+    return manifest, arrays

@@ -1,0 +1,20 @@
+"""Keras callbacks for distributed training, under Horovod's names and with its arguments.
+
+Each of them tells a recipe that changes by epoch which epoch begins.
+"""
+
+from hvd_sparse.keras.callbacks.averaging import BroadcastGlobalVariablesCallback, MetricAverageCallback
+from hvd_sparse.keras.callbacks.best_model import BestModelCheckpoint
+from hvd_sparse.keras.callbacks.checkpoint import CheckpointCallback
+from hvd_sparse.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from hvd_sparse.keras.callbacks.telemetry import TelemetryCallback
+
+__all__ = [
+    "BestModelCheckpoint",
+    "BroadcastGlobalVariablesCallback",
+    "CheckpointCallback",
+    "LearningRateScheduleCallback",
+    "LearningRateWarmupCallback",
+    "MetricAverageCallback",
+    "TelemetryCallback",
+]

@@ -1,0 +1,128 @@
+"""Callbacks that make all ranks have the same: variables at the start, metrics at the end of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.exchange.gradients import resource
+from hvd_sparse.horovod_api.variables import broadcast_variables
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport import topology
+
+
+class BroadcastGlobalVariablesCallback(DistributedCallback):
+    """Gives all ranks the variables of model and optimizer of one rank, so that all start from the same values.
+
+    It does so when training begins, where every rank's model is built by then, else after the first batch, as Horovod
+    does; a model that was given its input shape is built. What optimizers keep back, local variables and the states of
+    random seeds stay each rank's own.
+
+    Variables are paired by their order, so that one rank may have loaded its model where others have built theirs; an
+    optimizer that is not built yet is built.
+
+    Args:
+        root_rank: the rank whose variables all get.
+        device: TensorFlow's name of the device on which it is done, as "/cpu:0"; by default TensorFlow chooses.
+        local_variables: variables, or one, that stay each rank's own.
+
+    Raises:
+        ValueError: when training begins, on every rank alike, where the ranks' variables differ in number, shapes or
+            dtypes; none has changed then.
+    """
+
+    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None):
+        super().__init__()
+        self.root_rank = root_rank
+        self.device = device
+        self._local: list[Any] = []
+        for variable in _listed(local_variables):
+            self.register_local_var(variable)
+        self._done = False
+
+    def register_local_var(self, var: Any) -> None:
+        """Has a variable stay each rank's own.
+
+        Raises:
+            ValueError: where it is none.
+        """
+        if not isinstance(var, tf.Variable | keras.Variable):
+            raise ValueError(f"Expected local variables to be variables of Keras or TensorFlow, got {var!r}.")
+        self._local.append(var)
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        # Whether to issue a collective must not depend on what only one rank knows.
+        built = topology.world().allreduce(tf.constant(int(self.model.built)), "min", "broadcast.built")
+        if not self._done and built == 1:
+            self._broadcast()
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        if not self._done:
+            self._broadcast()
+
+    def _broadcast(self) -> None:
+        local = [*self._local, *(self.exchange.local_variables() if self.exchange else ())]
+        with tf.device(self.device):
+            broadcast_state(self.model, self.root_rank, local)
+        self._done = True
+
+
+class MetricAverageCallback(DistributedCallback):
+    """Averages the metrics of an epoch over all ranks; list it before callbacks that use them.
+
+    The mean is over ranks, each counting the same, as Horovod takes it.
+
+    Args:
+        device: TensorFlow's name of the device on which it is done, as "/cpu:0"; by default TensorFlow chooses.
+
+    Raises:
+        ValueError: on every rank alike where the ranks have different metrics.
+    """
+
+    def __init__(self, device: str = ""):
+        super().__init__()
+        self.device = device
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if not logs:
+            return
+        world = topology.world()
+        names = sorted(logs)
+        world.agree({"metrics": names}, "the names of their metrics", "metrics.agree")
+        with tf.device(self.device):
+            own = tf.constant([float(logs[name]) for name in names], tf.float64)
+            means = (world.allreduce(own, "sum", "metrics.sum") / world.size).numpy()
+        logs.update(zip(names, means.tolist(), strict=True))
+
+
+def broadcast_state(model: keras.Model, root_rank: int, local_variables: Iterable[Any] = ()) -> None:
+    """Gives all ranks the variables of one rank's model and optimizer; a collective.
+
+    Args:
+        model: built on every rank; its optimizer is built where it is not.
+        root_rank: whose variables all get.
+        local_variables: are left as they are; so are the states of random seeds and what optimizers keep back.
+
+    Raises:
+        ValueError: on every rank alike where the ranks' variables differ in number, shapes or dtypes.
+    """
+    optimizer = model.optimizer
+    if optimizer is not None and not optimizer.built:
+        optimizer.build(model.trainable_variables)
+    left = {id(resource(variable)) for variable in local_variables}
+    state = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
+    distinct = {id(resource(variable)): resource(variable) for variable in state}
+    shared = [variable for identity, variable in distinct.items() if identity not in left]
+    broadcast_variables(shared, root_rank)
+
+
+def _listed(variables: Any) -> list[Any]:
+    """Variables that were given one by one, or as one, or not at all."""
+    if variables is None:
+        return []
+    if isinstance(variables, Iterable) and not isinstance(variables, tf.Variable | keras.Variable):
+        return list(variables)
+    return [variables]

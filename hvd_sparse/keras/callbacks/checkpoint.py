@@ -1,0 +1,252 @@
+"""A callback that saves training as a whole, and goes on from there."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import pathlib
+import warnings
+from typing import Any
+
+import keras
+
+from hvd_sparse.exchange.gradients import resource
+from hvd_sparse.keras import checkpoint, files, hooks
+from hvd_sparse.keras.callbacks import folders
+from hvd_sparse.keras.callbacks.averaging import broadcast_state
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport import topology
+
+_MOST = 8  # problems that a warning tells of
+_BY_HAND = "Weights that are whole can be loaded by hand: model.load_weights('.../model.weights.h5')."
+
+
+class CheckpointCallback(DistributedCallback):
+    """Saves all that training needs to go on, and goes on from the newest whole checkpoint when `fit` begins.
+
+    A checkpoint is a folder `epoch-0007` in `directory`: variables of model and optimizer (written by rank 0), what the
+    ranks keep back (`hvd.checkpoint`), each rank's random seeds and local variables, and a marker, written last, with
+    the SHA-256 of each of them. Ranks that do not share a file system each keep their own files in a folder of the same
+    name; all else is read by rank 0.
+
+    Where marker, weights or sums of what is kept back are missing or damaged, all ranks go on from the checkpoint
+    before. Where only a rank's own file is, they share equally what was kept back; only where there are local
+    variables, which are nowhere else, do they prefer an older checkpoint. Rank 0 warns of each, and of what is lost.
+
+    With the same number of ranks, recipe and data, a run that was stopped after an epoch ends with the same bits as one
+    that was not. With another number of ranks, recipe or bucket size nothing that was kept back is lost.
+
+    Args:
+        directory: the same on every rank.
+        every: save at the end of every so many epochs.
+        keep: how many whole checkpoints stay; what is older of ours is removed, and nothing of others.
+        required: whether training must not begin anew.
+
+    Raises:
+        FileNotFoundError: when `fit` begins, on every rank alike, where there is no whole checkpoint and one is
+            required.
+        OSError: on every rank alike where a checkpoint cannot be written, as on a full disk; those before it stay.
+        ValueError: on every rank alike where the model is not built, or not the one that was saved.
+    """
+
+    def __init__(self, directory: str | os.PathLike, every: int = 1, keep: int = 2, required: bool = False):
+        super().__init__()
+        if every < 1 or keep < 1:
+            raise ValueError(f"Expected every and keep of at least 1, got {every} and {keep}.")
+        self.directory = pathlib.Path(directory)
+        self.every = every
+        self.keep = keep
+        self.required = required
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        passed_over: list[str] = []
+        found = self._find(passed_over)
+        if found is None and self.required:
+            why = _listed(passed_over) or "there is none at all"
+            raise FileNotFoundError(f"{self.directory} has no whole checkpoint to go on from: {why}. {_BY_HAND}")
+        if found is None and passed_over:
+            told = f"{self.directory} has checkpoints, and none is whole: {_listed(passed_over)}. Training begins anew."
+            _warn(told, _BY_HAND)
+        if found is not None:
+            self._restore(found, passed_over)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        if (epoch + 1) % self.every == 0:
+            self._save(epoch)
+
+    # ---- saving ----
+
+    def _save(self, epoch: int) -> None:
+        world = topology.world()
+        folder = folders.path(self.directory, epoch)
+        new = world.gather_descriptions(not os.path.exists(folder / folders.MARKER), "checkpoint.new")[0]
+        try:
+            self._write(folder, epoch)
+        except OSError:
+            if new:  # of a checkpoint that was there already, what has not been replaced stays
+                folders.discard(folder)
+            raise
+        # Only now is the new checkpoint whole, and an older one may go.
+        oldest = folders.oldest_kept(self.directory, epoch, self.keep) if world.rank == 0 else None
+        folders.remove_before(self.directory, world.gather_descriptions(oldest, "checkpoint.oldest")[0])
+
+    def _write(self, folder: pathlib.Path, epoch: int) -> None:
+        world = topology.world()
+        residuals = folder / folders.RESIDUALS
+        own = checkpoint.save(residuals, self.model.optimizer, own_variables=self._own_variables())
+        written = {}
+        for each in world.gather_descriptions(own, "checkpoint.digests"):
+            written.update(each)
+        problem = None
+        if world.rank == 0:
+            try:
+                written[folders.WEIGHTS] = _write_weights(self.model, folder / folders.WEIGHTS)
+                folders.write_marker(folder, epoch, world.size, written)
+            except Exception as error:  # the other ranks wait for what has become of it
+                problem = f"{type(error).__name__}: {error}"
+        checkpoint.raise_together(problem, "write the checkpoint")
+
+    # ---- going on ----
+
+    def _find(self, passed_over: list[str]) -> folders.Checkpoint | None:
+        """The newest checkpoint that is good for all ranks; what is wrong with newer ones is added to a list."""
+        spare = None
+        for epoch in reversed(self._epochs()):
+            found = self._opened(epoch, passed_over)
+            if found is None:
+                continue
+            lost = checkpoint.collect(self._lost_with(found), "checkpoint.lost")
+            if not lost:
+                return found
+            passed_over.extend(lost)
+            spare = spare or found
+        return spare
+
+    def _epochs(self) -> list[int]:
+        """Of the checkpoints that rank 0 sees."""
+        found, problem = [], None
+        if topology.world().rank == 0:
+            try:
+                found = folders.epochs(self.directory)
+            except OSError as error:
+                problem = str(error)
+        checkpoint.raise_together(problem, "look for checkpoints")
+        return topology.world().gather_descriptions(found, "checkpoint.epochs")[0]
+
+    def _opened(self, epoch: int, passed_over: list[str]) -> folders.Checkpoint | None:
+        """A checkpoint where it is whole for rank 0."""
+        found, problem = None, None
+        if topology.world().rank == 0:
+            try:
+                found = folders.open_whole(self.directory, epoch)
+            except OSError as error:
+                problem = str(error)
+        found, problem = topology.world().gather_descriptions([found, problem], "checkpoint.opened")[0]
+        if problem is not None:
+            passed_over.append(problem)
+            return None
+        return folders.Checkpoint(*found)
+
+    def _lost_with(self, found: folders.Checkpoint) -> str | None:
+        """Why local variables of this rank, where it has any, cannot be had: they are in its own file alone."""
+        return self._own_problem(found) if self._has_local_variables() else None
+
+    def _own_problem(self, found: folders.Checkpoint) -> str | None:
+        """Why this rank's own file in a checkpoint cannot be used; None where it can, or is not needed."""
+        folder = folders.path(self.directory, found.epoch)
+        if found.ranks != topology.world().size:
+            return f"{folder} was written by {found.ranks} ranks" if self._has_local_variables() else None
+        try:
+            folders.check_file(found, checkpoint.own_path(folder / folders.RESIDUALS))
+        except OSError as error:
+            return str(error)
+        return None
+
+    def _has_local_variables(self) -> bool:
+        return self.exchange is not None and bool(self.exchange.local_variables())
+
+    def _restore(self, found: folders.Checkpoint, passed_over: list[str]) -> None:
+        exchange = self.required_exchange()
+        folder = folders.path(self.directory, found.epoch)
+        own_problem = self._own_problem(found)
+        lacking = checkpoint.collect(own_problem, "checkpoint.lacking")
+        _warn(*_sentences(folder, found, [each for each in passed_over if each not in lacking], lacking))
+        self._build()
+        self._load_weights(folder / folders.WEIGHTS)
+        broadcast_state(self.model, 0, exchange.local_variables())
+        taken = checkpoint.take_up(
+            folder / folders.RESIDUALS, exchange, self._own_variables(), use_own=own_problem is None
+        )
+        if taken.lacking:
+            _warn(f"{_listed(taken.lacking)}. {checkpoint.WITHOUT_OWN}")
+        hooks.resume_at(self.model, found.epoch + 1)
+
+    def _load_weights(self, path: pathlib.Path) -> None:
+        problem = None
+        if topology.world().rank == 0:
+            try:
+                self.model.load_weights(path)
+            except Exception as error:  # the other ranks wait for what has become of it
+                problem = f"{path} is whole and does not fit the model: {error}"
+        checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
+
+    def _own_variables(self) -> list[Any]:
+        """What differs between ranks beside what is kept back: states of random seeds, and local variables."""
+        shared = {id(resource(variable)) for variable in self.model.weights}
+        seeds = [variable for variable in self.model.variables if id(resource(variable)) not in shared]
+        local = self.required_exchange().local_variables()
+        return [*seeds, *local, *hooks.slots(self.model.optimizer, local)]
+
+    def _build(self) -> None:
+        problem = None
+        if not self.model.built:
+            problem = (
+                "CheckpointCallback found a checkpoint, and the model is not built: give it its input shape, or call "
+                "it on a batch, before fit."
+            )
+        checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
+        if not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+
+
+class _WeightsFile(io.BytesIO):
+    """A file in memory to which Keras writes weights; it looks at the end of the name."""
+
+    def __str__(self) -> str:
+        return f"memory.{folders.WEIGHTS}"
+
+
+def _write_weights(model: keras.Model, path: pathlib.Path) -> str:
+    """Writes the weights from memory, as HDF5 may end the process where a disk is full; gives the file's SHA-256."""
+    made = _WeightsFile()
+    model.save_weights(made)
+    content = made.getbuffer()
+    with files.replacing(path) as file:
+        file.write(content)
+    return hashlib.sha256(content).hexdigest()
+
+
+def _sentences(
+    folder: pathlib.Path, found: folders.Checkpoint, passed_over: list[str], lacking: list[str]
+) -> list[str]:
+    """What there is to say of the checkpoint that training goes on from."""
+    told = []
+    if passed_over:
+        told.append(f"Not whole: {_listed(passed_over)}.")
+    if lacking:
+        told.append(f"{_listed(lacking)}. {checkpoint.WITHOUT_OWN}")
+    if not found.signed:
+        told.append("It is of an earlier version, whose marker has no checksum; those of its other files are right.")
+    return [f"Training goes on from {folder}.", *told] if told else []
+
+
+def _listed(problems: list[str]) -> str:
+    """The first of many problems."""
+    return "; ".join(problems[:_MOST]) + (f"; and {len(problems) - _MOST} more" if len(problems) > _MOST else "")
+
+
+def _warn(*sentences: str) -> None:
+    """Warns, on rank 0 alone; of nothing where there is nothing to say."""
+    if sentences and topology.world().rank == 0:
+        warnings.warn(" ".join(sentences), stacklevel=3)

@@ -1,0 +1,188 @@
+"""The folders that checkpoints are in: which are ours, which are whole, and which are no longer needed.
+
+A checkpoint is a folder `epoch-0007`. Its marker is written last and names each of its files with its SHA-256, and has
+one of its own, so that no byte of a checkpoint can change unnoticed. Nothing here is a collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import pathlib
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from hvd_sparse.keras import archives, files
+
+MARKER, WEIGHTS, RESIDUALS = "whole.json", "model.weights.h5", "residuals.npz"
+_FORMAT = "hvd_sparse checkpoint 2"
+_UNSIGNED = {"epoch", "weights sha256"}  # what markers of the first format hold, and nothing else
+_NAME = re.compile(r"epoch-(\d{4,})")
+_TEMPORARY = r"(\.\d+\.tmp)?"
+_FIRST_WRITTEN = re.compile(rf"residuals\.npz(\.rank\d+of\d+)?{_TEMPORARY}")
+_LAST_WRITTEN = re.compile(rf"(whole\.json|model\.weights\.h5){_TEMPORARY}|whole\.tmp")
+Digest = Callable[[pathlib.Path], str]
+
+
+class Checkpoint(NamedTuple):
+    """What a marker tells of a checkpoint.
+
+    Attributes:
+        epoch: that had ended; its folder's number.
+        ranks: how many wrote it.
+        digests: the SHA-256 of its files, by name.
+        signed: False for the first format, whose marker has no SHA-256 of its own and names only the weights.
+    """
+
+    epoch: int
+    ranks: int
+    digests: dict[str, str]
+    signed: bool
+
+
+def path(directory: pathlib.Path, epoch: int) -> pathlib.Path:
+    """The folder of an epoch's checkpoint."""
+    return directory / f"epoch-{epoch:04d}"
+
+
+def epochs(directory: pathlib.Path) -> list[int]:
+    """The numbers of the folders that are checkpoints, whole or not, ascending; other folders are left out.
+
+    Raises:
+        OSError: where the directory is there and cannot be read.
+    """
+    if not directory.exists():
+        return []
+    matches = [_NAME.fullmatch(entry.name) for entry in directory.iterdir()]
+    numbers = [int(match[1]) for match in matches if match]
+    return sorted(number for number in set(numbers) if _is_ours(path(directory, number)))
+
+
+def write_marker(folder: pathlib.Path, epoch: int, ranks: int, digests: Mapping[str, str]) -> None:
+    """Writes the marker, which makes a checkpoint of a folder."""
+    with files.replacing(folder / MARKER) as file:
+        file.write(_signed({"format": _FORMAT, "epoch": epoch, "ranks": ranks, "files": dict(digests)}))
+
+
+def open_whole(directory: pathlib.Path, epoch: int, digest: Digest = files.sha256) -> Checkpoint:
+    """The checkpoint of an epoch, whose marker, weights and sums of residuals are as they were written.
+
+    Args:
+        directory: that has its folder.
+        epoch: its number.
+        digest: gives the SHA-256 of a file.
+
+    Raises:
+        OSError: where one of them is not, naming the file.
+    """
+    folder = path(directory, epoch)
+    checkpoint = _read_marker(folder / MARKER, epoch)
+    check_file(checkpoint, folder / WEIGHTS, digest)
+    check_file(checkpoint, folder / RESIDUALS, digest)
+    if checkpoint.signed:
+        return checkpoint
+    return checkpoint._replace(ranks=archives.load(folder / RESIDUALS).manifest["ranks"])
+
+
+def check_file(checkpoint: Checkpoint, file: pathlib.Path, digest: Digest = files.sha256) -> None:
+    """Makes sure that a file of a checkpoint is what was written; an archive of the first format tells it itself.
+
+    Raises:
+        OSError: where it is not, naming it.
+    """
+    if not file.exists():
+        raise OSError(f"{file} is missing")
+    if not checkpoint.signed and file.name not in checkpoint.digests:
+        archives.load(file)
+    elif digest(file) != checkpoint.digests.get(file.name):
+        raise OSError(f"{file} is damaged: its checksum is not the one that was written")
+
+
+def oldest_kept(directory: pathlib.Path, newest: int, keep: int) -> int:
+    """The number of the oldest checkpoint that stays, where `newest` was just written; only whole ones count.
+
+    It is 0 where fewer than `keep` are whole: what is damaged may be all that there is to mend.
+    """
+    whole = [newest]
+    with contextlib.suppress(OSError):
+        for epoch in reversed([number for number in epochs(directory) if number < newest]):
+            if len(whole) < keep and _counts(directory, epoch):
+                whole.append(epoch)
+    return whole[-1] if len(whole) >= keep else 0
+
+
+def remove_before(directory: pathlib.Path, oldest: int) -> None:
+    """Removes the checkpoints before an epoch, whole or not; what else is in their folders stays."""
+    try:
+        for epoch in [number for number in epochs(directory) if number < oldest]:
+            discard(path(directory, epoch))
+    except OSError as error:
+        warnings.warn(f"Older checkpoints in {directory} could not be removed: {error}", stacklevel=2)
+
+
+def discard(folder: pathlib.Path) -> None:
+    """Removes a checkpoint, its marker first; what else is in its folder stays, and else the folder goes, too."""
+    for file in sorted(_own_files(folder), key=lambda file: file.name != MARKER):
+        file.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # something else is in it, or another rank was faster
+        folder.rmdir()
+
+
+def _is_ours(folder: pathlib.Path) -> bool:
+    """Whether a folder has a checkpoint, or one whose writing was interrupted: its marker, or what is written first."""
+    return any(file.name == MARKER or _FIRST_WRITTEN.fullmatch(file.name) for file in _own_files(folder))
+
+
+def _own_files(folder: pathlib.Path) -> list[pathlib.Path]:
+    """The files that we write, those under temporary names included."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another rank may be removing it
+        names = [file.name for file in folder.iterdir()]
+        return [folder / name for name in names if _FIRST_WRITTEN.fullmatch(name) or _LAST_WRITTEN.fullmatch(name)]
+    return []
+
+
+def _counts(directory: pathlib.Path, epoch: int) -> bool:
+    """Whether a checkpoint is whole; its files are read again only where they were written since."""
+    try:
+        open_whole(directory, epoch, _digest_once)
+    except OSError:
+        return False
+    return True
+
+
+def _signed(told: dict[str, Any]) -> bytes:
+    digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+    return json.dumps({**told, "sha256": digest}, sort_keys=True, indent=1).encode()
+
+
+def _read_marker(marker: pathlib.Path, epoch: int) -> Checkpoint:
+    if not marker.exists():
+        raise OSError(f"{marker} is missing: the writing of the checkpoint was interrupted")
+    text = marker.read_bytes()
+    try:
+        told = dict(json.loads(text))
+        signed = set(told) != _UNSIGNED
+        told.pop("sha256", None)
+        if signed and (_signed(told) != text or told["format"] != _FORMAT):
+            raise ValueError("its checksum is not the one that was written")
+        if told["epoch"] != epoch:
+            raise ValueError(f"it tells of epoch {told['epoch']}")
+        digests = told["files"] if signed else {WEIGHTS: told["weights sha256"]}
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise OSError(f"{marker} is damaged: {error}") from error
+    return Checkpoint(epoch, told.get("ranks", 0), digests, signed)
+
+
+def _digest_once(file: pathlib.Path) -> str:
+    """The SHA-256 of a file that may have been read before."""
+    status = file.stat()
+    return _remembered(file, status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+@functools.lru_cache(maxsize=1024)
+def _remembered(file: pathlib.Path, size: int, changed: int, number: int) -> str:
+    return files.sha256(file)

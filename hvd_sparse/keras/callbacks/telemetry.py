@@ -1,0 +1,62 @@
+"""A callback that shows what the exchange costs."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse.exchange.telemetry import Telemetry
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.transport import topology
+
+
+class TelemetryCallback(DistributedCallback):
+    """Measures the exchanges, keeps the figures in `records`, and writes them for TensorBoard.
+
+    The figures are those of `hvd.Telemetry`, of single steps and of this rank. To be there from the first step on.
+
+    Args:
+        log_dir: TensorBoard's folder; each rank writes into a folder of its own below it. None writes nothing.
+        every: every so many steps.
+    """
+
+    def __init__(self, log_dir: str | os.PathLike | None = None, every: int = 100):
+        super().__init__()
+        self.log_dir = log_dir
+        self.every = every
+        self.records: list[dict[str, Any]] = []
+        self._writer: Any = None
+        self._seen: int | None = None
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        exchange = self.required_exchange()
+        self._telemetry = exchange.telemetry or Telemetry(norms_every=self.every)
+        if exchange.telemetry is None:
+            exchange.measure(self._telemetry)
+        self._seen = None
+        if self.log_dir is not None and self._writer is None:
+            folder = os.path.join(self.log_dir, f"rank{topology.world().rank}")
+            self._writer = tf.summary.create_file_writer(folder)
+
+    def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
+        step = self._telemetry.step
+        before, self._seen = step - 1 if self._seen is None else self._seen, step
+        if step // self.every == before // self.every:
+            return
+        self.records.append(self.required_exchange().read_telemetry())
+        if self._writer is not None:
+            self._write(self.records[-1])
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        if self._writer is not None:
+            self._writer.flush()
+
+    def _write(self, record: dict[str, Any]) -> None:
+        with self._writer.as_default(step=record["step"]):
+            for name, value in record.items():
+                if name == "recipe":
+                    tf.summary.text("exchange/recipe", value)
+                elif name != "step":
+                    tf.summary.scalar(f"exchange/{name}", value)

@@ -1,0 +1,235 @@
+"""Residuals on disk: what is kept back survives a restart, another recipe, other buckets and another number of ranks.
+
+Keras saves variables of the model and of the optimizer, which are the same on every rank. What is kept back is not, and
+is saved here, in two parts:
+
+- PATH, written by rank 0: for each variable the sum over all ranks of what they keep back. It fits any recipe,
+  buckets and number of ranks P'; scaled by P' / P, each rank gets an equal share.
+- PATH.rank3of8, written by every rank: its own state, to the bit. Used where everything is as it was, so that training
+  goes on as if it had not stopped; where one is missing or damaged, all ranks use PATH, and a warning says so.
+
+Both are archives that numpy.load(path, allow_pickle=False) reads anywhere, whose every byte is checked: see
+`hvd_sparse/keras/archives.py`. They get their names when they are whole and on the disk.
+"""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.exchange.planned import Kept, Own
+from hvd_sparse.keras import archives, hooks
+from hvd_sparse.keras.archives import read, write
+from hvd_sparse.transport import topology
+
+__all__ = ["read", "restore", "save", "write"]
+Path = str | os.PathLike
+_OWN = "own "  # begins the names of variables that are not the same on every rank
+WITHOUT_OWN = (
+    "What was kept back is shared equally by all ranks, and what else those ranks had of their own, such as random "
+    "seeds and local variables, begins anew."
+)
+
+
+def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] = ()) -> dict[str, str]:
+    """Saves what is kept back; a collective: every rank calls it, at the same step.
+
+    Args:
+        path: ends in .npz; the same on every rank.
+        of: a distributed optimizer or a `GradientExchange`.
+        exact: also save each rank's own state, a file a rank.
+        own_variables: variables that are not the same on every rank, to be saved beside it.
+
+    Returns:
+        The SHA-256 of each file that this rank wrote, by the file's name.
+
+    Raises:
+        OSError: on every rank alike where a rank cannot write, naming it.
+        RuntimeError: before the first exchange.
+    """
+    exchange = _exchange_of(of)
+    world = topology.world()
+    kept = exchange.kept()
+    manifest, arrays = _written(kept, world.size, exact)
+    written, problem = {}, None
+    try:
+        if world.rank == 0:
+            written[pathlib.Path(path).name] = write(path, manifest, arrays)
+        if exact:
+            own = _written_own(exchange.own(), archives.digest(manifest, arrays), own_variables)
+            written[own_path(path).name] = write(own_path(path), *own)
+    except Exception as error:  # the other ranks wait for what has become of it
+        problem = f"{type(error).__name__}: {error}"
+    raise_together(problem, "write the residuals")
+    return written
+
+
+def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | None:
+    """Restores what `save` saved; a collective. PATH is read by rank 0 only.
+
+    Where a rank's own state cannot be had, rank 0 warns of it, and all ranks go on from the sums.
+
+    Args:
+        path: what `save` got.
+        of: a distributed optimizer or a `GradientExchange`, before or after its first exchange.
+        own_variables: what `save` got; they are written only where this rank's own file is there.
+
+    Returns:
+        Whether training goes on to the bit; None before the first exchange, when that is not known yet.
+
+    Raises:
+        OSError: on every rank alike where PATH cannot be read, or is damaged.
+        ValueError: where its variables are not those of the optimizer.
+    """
+    taken = take_up(path, of, own_variables)
+    if taken.lacking and topology.world().rank == 0:
+        warnings.warn(
+            f"Not every rank has its own state of {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}", stacklevel=2
+        )
+    if not taken.sealed:
+        warnings.warn(archives.UNSEALED.format(path), stacklevel=2)
+    return taken.goes_on
+
+
+class TakenUp(NamedTuple):
+    """How a restoring went.
+
+    Attributes:
+        goes_on: what `restore` returns.
+        lacking: for each rank whose own state was to be had and could not be, why; the same on every rank.
+        sealed: False on rank 0 where PATH is of the format whose bytes have no checksum.
+    """
+
+    goes_on: bool | None
+    lacking: list[str]
+    sealed: bool
+
+
+def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: bool = True) -> TakenUp:
+    """As `restore`, without warnings: it hands back what there is to warn of.
+
+    Args:
+        path: as for `restore`.
+        of: as for `restore`.
+        own_variables: as for `restore`.
+        use_own: whether this rank's own file may be used.
+    """
+    exchange = _exchange_of(of)
+    world = topology.world()
+    manifest, arrays, sealed = _read_together(path)
+    found = _read_own(own_path(path), archives.digest(manifest, arrays), own_variables) if use_own else _Found()
+    # Files of their own are there for as many ranks as there were, and not at all where `exact` was False.
+    expected = manifest["ranks"] == world.size and manifest.get("exact", found.there)
+    lacking = collect(found.problem if expected else None, "checkpoint.own")
+    for variable, value in found.values:
+        variable.assign(value)
+    scale = world.size / manifest["ranks"]
+    shapes = {name: tuple(shape) for name, shape in manifest["variables"]}
+    residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
+    kept = Kept(shapes, residuals, manifest["step"], manifest["counters"])
+    return TakenUp(exchange.restore(kept, found.own), lacking, sealed)
+
+
+def own_path(path: Path) -> pathlib.Path:
+    """Where this rank's own state is."""
+    world = topology.world()
+    return pathlib.Path(f"{os.fspath(path)}.rank{world.rank}of{world.size}")
+
+
+def _exchange_of(of: Any) -> GradientExchange:
+    exchange = of if isinstance(of, GradientExchange) else hooks.exchange_of(of)
+    if exchange is None:
+        raise TypeError(f"Expected a distributed optimizer or a GradientExchange, got {type(of).__name__}.")
+    return exchange
+
+
+def _written(kept: Kept, ranks: int, exact: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    manifest = {
+        "format": archives.FORMAT,
+        "ranks": ranks,
+        "exact": exact,
+        "step": kept.step,
+        "counters": kept.counters,
+        "variables": [[name, list(shape)] for name, shape in kept.shapes.items()],
+    }
+    return manifest, kept.residuals
+
+
+def _written_own(own: Own, beside: str, variables: Sequence[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    manifest = {"format": archives.FORMAT, "beside": beside, "account": own.account}
+    return manifest, {
+        **own.values,
+        **{f"{_OWN}{number}": _plain(variable) for number, variable in enumerate(variables)},
+    }
+
+
+def _plain(variable: Any) -> np.ndarray:
+    """A variable's value in a dtype that NumPy can store: bfloat16 as float32, which holds it exactly."""
+    tensor = tf.convert_to_tensor(variable)
+    return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+
+
+class _Found(NamedTuple):
+    """What a rank has of its own state: the state and the values of variables, or why it has none."""
+
+    own: Own | None = None
+    values: Sequence[tuple[Any, np.ndarray]] = ()
+    problem: str | None = None
+    there: bool = False
+
+
+def _read_own(path: pathlib.Path, beside: str, variables: Sequence[Any]) -> _Found:
+    """This rank's own state where it is there, whole, and belongs to the archive of all ranks."""
+    there = path.exists()
+    try:
+        manifest, arrays, _ = archives.load(path)
+    except OSError as error:
+        return _Found(problem=str(error) if there else f"{path} is missing", there=there)
+    if manifest.get("beside") != beside:
+        return _Found(problem=f"{path} belongs to another checkpoint", there=there)
+    saved = [arrays.pop(name) for name in list(arrays) if name.startswith(_OWN)]
+    if [value.shape for value in saved] != [tuple(variable.shape) for variable in variables]:
+        return _Found(problem=f"{path} has other variables of this rank's own than the model here", there=there)
+    return _Found(Own(manifest["account"], arrays), list(zip(variables, saved, strict=True)), there=there)
+
+
+def _read_together(path: Path) -> archives.Archive:
+    """What rank 0 reads, on every rank."""
+    world = topology.world()
+    manifest: dict[str, Any] = {}
+    arrays: dict[str, np.ndarray] = {}
+    sealed, problem = True, None
+    if world.rank == 0:
+        try:
+            manifest, arrays, sealed = archives.load(path)
+            if "variables" not in manifest:
+                problem = f"{path} holds the state of one rank, not what all of them kept back."
+        except OSError as error:
+            problem = str(error)
+    raise_together(problem, "read the residuals")
+    manifest, names = world.gather_descriptions([manifest, list(arrays)], "checkpoint.manifest")[0]
+    shapes = dict(manifest["variables"])
+    for name in names:
+        value = tf.constant(arrays.get(name, np.zeros(shapes[name], np.float32)))
+        arrays[name] = world.broadcast(value, 0, "checkpoint.residual").numpy()
+    return archives.Archive(manifest, arrays, sealed)
+
+
+def collect(problem: str | None, name: str) -> list[str]:
+    """The problems of all ranks, each naming its rank; a collective."""
+    problems = topology.world().gather_descriptions(problem, name)
+    return [f"rank {rank}: {text}" for rank, text in enumerate(problems) if text is not None]
+
+
+def raise_together(problem: str | None, verb: str, kind: type[Exception] = OSError) -> None:
+    """Raises an error on every rank where one of them has a problem; a collective."""
+    faulty = collect(problem, "checkpoint.problems")
+    if faulty:
+        raise kind(f"Could not {verb}. {'; '.join(faulty)}")

@@ -1,0 +1,269 @@
+"""The only file that knows Keras's insides; tests/keras/test_hooks.py names the versions that it was tested with.
+
+Four places are touched, and nothing else of Keras:
+
+- `_backend_update_step` of an optimizer, where Keras has accumulated gradients and is about to apply them: the
+  exchange happens here. `_clip_gradients` and `_apply_weight_decay`, which Keras calls just before, move behind it.
+- `compile` of a model: XLA cannot compile Horovod's collectives, so a model with a distributed optimizer gets a train
+  step whose exchange stays outside (see `train_step.py`), or is refused in words. What Keras 3 dropped of its
+  arguments and Horovod's scripts still pass is dropped there, with a warning.
+- `check_finite` of Keras's loss-scaling optimizer: whether a step is skipped decides whether gradients are exchanged,
+  so around a distributed optimizer all ranks decide together.
+- `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`; and the velocities of optimizers.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.keras import train_step
+
+_EXCHANGE = "_hvd_sparse_exchange"
+_HOOKED = "_hvd_sparse_hooked"
+_THRESHOLDS = ("clipnorm", "global_clipnorm", "clipvalue")
+
+
+# Arguments of `compile` that scripts for Horovod pass and Keras 3 does not know: of some only None asks for nothing.
+_GONE = frozenset(
+    ("cloning", "experimental_run_tf_function", "experimental_steps_per_execution", "pss_evaluation_shards")
+)
+_GONE_IF_NONE = frozenset(("distribute", "sample_weight_mode", "target_tensors"))
+
+
+class Passes(NamedTuple):
+    """How gradients of several backward passes are put together, by Horovod's rules; one pass leaves it to Keras.
+
+    Attributes:
+        number: of passes in one step.
+        averaged: whether their sum is divided by that.
+    """
+
+    number: int = 1
+    averaged: bool = False
+
+
+_KERASS_OWN = Passes()
+
+
+def distribute(
+    optimizer: keras.optimizers.Optimizer,
+    exchange: GradientExchange,
+    passes: Passes = _KERASS_OWN,
+    again: Callable[[keras.optimizers.Optimizer], None] | None = None,
+) -> None:
+    """Makes an optimizer exchange its gradients from now on; the object, its variables and its config stay.
+
+    Args:
+        optimizer: not distributed yet.
+        exchange: what averages its gradients.
+        passes: how they are accumulated before.
+        again: makes another optimizer distributed as this one is; `from_config` calls it.
+    """
+    # Not by setattr, which would make the residuals a part of checkpoints that one rank writes for all.
+    vars(optimizer)[_EXCHANGE] = exchange
+    if passes.number > 1:
+        optimizer.gradient_accumulation_steps = passes.number
+    optimizer.__class__ = _distributed_class(type(optimizer), passes, again)
+
+
+def exchange_of(optimizer: Any) -> GradientExchange | None:
+    """The exchange of a distributed optimizer, also where a loss-scaling one is around it; None for any other."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return exchange_of(optimizer.inner_optimizer)
+    return vars(optimizer).get(_EXCHANGE) if isinstance(optimizer, keras.optimizers.Optimizer) else None
+
+
+def install() -> None:
+    """Hooks Keras; a second call does nothing."""
+    owner = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
+    if not hasattr(owner.compile, _HOOKED):
+        # On the class that defines it: loading a model checks that `compile` was not overridden in a subclass.
+        owner.compile = _hooked_compile(owner.compile)
+    scaler = keras.optimizers.LossScaleOptimizer
+    if not hasattr(scaler.check_finite, _HOOKED):
+        scaler.check_finite = _hooked_check_finite(scaler.check_finite)
+
+
+def adopt(model: keras.Model) -> None:
+    """Makes a compiled model fit for a distributed optimizer: where it is to run under XLA, the exchange stays outside.
+
+    A train step of the user's own is not compiled: it may do what XLA cannot, and is told so by a warning.
+    """
+    if exchange_of(model.optimizer) is None or not model.jit_compile:
+        return
+    model.jit_compile = False
+    if train_step.is_compiled(model):
+        return
+    if type(model).train_step is keras.Model.train_step:
+        train_step.compiled_train_step(model)
+        return
+    warnings.warn(
+        f"{type(model).__name__} has a train_step of its own, so it is not compiled by XLA (Horovod's collectives "
+        "cannot be). Call hvd.compiled_train_step(model) to compile its forward and backward pass.",
+        stacklevel=3,
+    )
+
+
+def slots(optimizer: keras.optimizers.Optimizer, variables: Iterable[Any]) -> list[Any]:
+    """The optimizer's variables that belong to these variables of the model, such as their momentum."""
+    prefixes = tuple(f"{variable.path.replace('/', '_')}_" for variable in variables)
+    return [slot for slot in optimizer.variables if prefixes and slot.name.startswith(prefixes)]
+
+
+def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables in which SGD and RMSprop with momentum add up past steps, learning rate included."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return velocities(optimizer.inner_optimizer)
+    if isinstance(optimizer, keras.optimizers.SGD) and optimizer.built:
+        return [velocity for velocity in optimizer.momentums if velocity is not None]
+    if isinstance(optimizer, keras.optimizers.RMSprop) and optimizer.built:
+        return [velocity for velocity in optimizer._momentums if velocity is not None]
+    return []
+
+
+def resume_at(model: keras.Model, epoch: int) -> None:
+    """Makes the `fit` that is about to begin start at this epoch; to be called in `on_train_begin`."""
+    model._initial_epoch = epoch
+
+
+class _Variables(list):
+    """An optimizer's variables: Keras's list, and Horovod's, which its scripts call."""
+
+    def __call__(self) -> list[Any]:
+        return self
+
+
+def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimizers.Optimizer], None] | None) -> type:
+    """A subclass that exchanges gradients, under the same name.
+
+    Its instances say by `__class__` that they are of the base class, so that whatever saves them (config, registered
+    name, module) writes what can be loaded without this package.
+    """
+    factor = 1 if passes.averaged else passes.number  # Keras hands on the mean of the passes
+
+    class Distributed(base):
+        __class__ = property(lambda self: base)
+
+        @classmethod
+        def from_config(cls, config, *args, **kwargs):
+            optimizer = base.from_config(config, *args, **kwargs)
+            if again is not None:
+                again(optimizer)
+            return optimizer
+
+        @property
+        def iterations(self):
+            return self._iterations if passes.number > 1 else base.iterations.fget(self)
+
+        @property
+        def variables(self):
+            return _Variables(base.variables.fget(self))
+
+        @property
+        def exchange(self) -> GradientExchange:
+            """What averages the gradients, and holds what is kept back of them."""
+            return vars(self)[_EXCHANGE]
+
+        def register_local_var(self, variable: Any) -> None:
+            """Keeps a variable local: its gradient is not exchanged, only divided by the number of ranks."""
+            self.exchange.register_local_var(variable)
+
+        def set_epoch(self, epoch: int) -> None:
+            """Tells which epoch begins, from 0; recipes that change by epoch need it outside of `fit`."""
+            self.exchange.set_epoch(epoch)
+
+        def _clip_gradients(self, grads):
+            return grads
+
+        def _apply_weight_decay(self, variables):
+            pass
+
+        def _backend_update_step(self, grads, trainable_variables, learning_rate):
+            def clip(gradients: list[tf.Tensor], factor: float) -> list[tf.Tensor]:
+                with _scaled_thresholds(self, factor):
+                    return base._clip_gradients(self, gradients)
+
+            summed = grads if factor == 1 else [gradient * factor for gradient in grads]
+            means = self.exchange(summed, trainable_variables, clip if _clips(self) else None)
+            with tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)):
+                base._apply_weight_decay(self, trainable_variables)
+            base._backend_update_step(self, means, trainable_variables, learning_rate)
+
+    Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
+    Distributed.__module__, Distributed.__doc__ = base.__module__, base.__doc__
+    return Distributed
+
+
+def _clips(optimizer: keras.optimizers.Optimizer) -> bool:
+    return any(getattr(optimizer, name) for name in _THRESHOLDS)
+
+
+@contextlib.contextmanager
+def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> Iterator[None]:
+    """While Keras's own clipping is traced, its threshold is multiplied."""
+    thresholds = {name: getattr(optimizer, name) for name in _THRESHOLDS}
+    try:
+        for name, threshold in thresholds.items():
+            setattr(optimizer, name, threshold * factor if threshold else threshold)
+        yield
+    finally:
+        for name, threshold in thresholds.items():
+            setattr(optimizer, name, threshold)
+
+
+def _hooked_compile(original: Any) -> Any:
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def compile(self, *args, **kwargs):
+        if exchange_of(kwargs.get("optimizer", args[0] if args else None)) is not None:
+            kwargs = _without_the_gone(kwargs)
+        asked = signature.bind(self, *args, **kwargs).arguments
+        forced = asked.get("jit_compile") is True and not asked.get("run_eagerly")
+        if forced and exchange_of(asked.get("optimizer")) is not None and not train_step.is_compiled(self):
+            raise ValueError(
+                "jit_compile=True asks XLA to compile the whole train step, and Horovod's collectives cannot be "
+                'compiled. Leave jit_compile at "auto", or compile forward and backward pass with the exchange '
+                "outside: model = hvd.compiled_train_step(model) before model.compile(...)."
+            )
+        original(self, *args, **kwargs)
+        adopt(self)
+
+    setattr(compile, _HOOKED, True)
+    return compile
+
+
+def _without_the_gone(asked: dict[str, Any]) -> dict[str, Any]:
+    """The arguments of `compile` that Keras 3 knows; a warning names the others."""
+    gone = [name for name, value in asked.items() if name in _GONE or (name in _GONE_IF_NONE and value is None)]
+    if gone:
+        warnings.warn(
+            f"Keras 3 has no {', '.join(f'{name}={asked[name]!r}' for name in gone)} in compile, and the exchange does "
+            "not need it: it is left out. Take it out of the call.",
+            stacklevel=3,
+        )
+    return {name: value for name, value in asked.items() if name not in gone}
+
+
+def _hooked_check_finite(original: Any) -> Any:
+    @functools.wraps(original)
+    def check_finite(self, grads):
+        finite = original(self, grads)
+        exchange = exchange_of(self)
+        return finite if exchange is None else exchange.everywhere(finite)
+
+    setattr(check_finite, _HOOKED, True)
+    return check_finite
+
+
+# On import, as model.compile(hvd.DistributedOptimizer(...)) looks up `compile` before it makes the optimizer.
+install()

@@ -1,0 +1,100 @@
+"""Models that were saved with any optimizer, loaded to train on distributed."""
+
+from __future__ import annotations
+
+import os
+import warnings
+import zipfile
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import keras
+
+from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.compression import Compression
+from hvd_sparse.keras import hooks
+from hvd_sparse.keras.optimizer import distribute, without_loss_scaling
+
+
+def load_model(
+    filepath: str | os.PathLike,
+    custom_optimizers: Iterable[type] | None = None,
+    custom_objects: Mapping[str, Any] | None = None,
+    compression: Any = Compression.none,
+    legacy_opts: bool = False,
+    *,
+    aggregator: Aggregator | None = None,
+    **options: Any,
+) -> keras.Model:
+    """Loads a compiled model and makes its optimizer distributed; momentum and step counts go on from the file.
+
+    What the ranks kept back is not in the file: see `hvd.checkpoint`.
+
+    It is no collective: each rank that calls it reads the file itself, and where that fails raises by itself, so that
+    all raise the same where all call it and see the same file. Rank 0 may call it alone, where the others build the
+    same model and `hvd.callbacks.BroadcastGlobalVariablesCallback` follows.
+
+    Args:
+        filepath: what `model.save` wrote, with any optimizer; Keras's own format (.keras) has checksums, HDF5 has none.
+        custom_optimizers: optimizer classes of one's own that the model may have.
+        custom_objects: as for `keras.models.load_model`.
+        compression: as for `DistributedOptimizer`.
+        legacy_opts: False, as Keras 3 has no legacy optimizers.
+        aggregator: as for `DistributedOptimizer`.
+        **options: the other arguments of `DistributedOptimizer`.
+
+    Raises:
+        FileNotFoundError: where it is not there.
+        OSError: where a file of Keras's own format is damaged.
+        ValueError: where the model was saved without an optimizer, or an argument cannot be had.
+    """
+    if legacy_opts:
+        raise ValueError(
+            "legacy_opts=True asks for tf.keras.optimizers.legacy, which Keras 3 does not have: leave it out. The "
+            "model loads with the optimizer of the same name, or compile it with a new one."
+        )
+    _check(os.fspath(filepath))
+    named = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
+    model = keras.models.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(
+            f"{filepath} holds no optimizer: load it with keras.models.load_model and compile it with "
+            "hvd.DistributedOptimizer(optimizer)."
+        )
+    optimizer = without_loss_scaling(model.optimizer)
+    _say_how_it_accumulates(optimizer, options)
+    distribute(optimizer, aggregator, compression, **options)
+    hooks.adopt(model)
+    return model
+
+
+def _say_how_it_accumulates(optimizer: keras.optimizers.Optimizer, options: Mapping[str, Any]) -> None:
+    """Warns where a file leaves open whether the gradients of several passes are added up or averaged."""
+    passes = optimizer.gradient_accumulation_steps
+    if passes and "backward_passes_per_step" not in options:
+        warnings.warn(
+            f"The saved optimizer accumulates the gradients of {passes} passes, and they are averaged, as Keras does. "
+            f"Was it trained with Horovod's backward_passes_per_step={passes}, pass that here: then they are added up. "
+            "With average_aggregated_gradients=True beside it they are averaged without this warning.",
+            stacklevel=3,
+        )
+
+
+def _check(path: str) -> None:
+    """Makes sure that a file on this machine is there, and whole where it tells that by itself.
+
+    Otherwise what Keras raises is of any kind, and it goes on without the checksums where memory is short.
+    """
+    if "://" in path:
+        return
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path} is not there: expected what model.save wrote; look for it, or load another.")
+    if not path.endswith(".keras") or os.path.isdir(path):
+        return
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except Exception as error:  # a damaged byte makes the parsers raise nearly anything
+        damaged = str(error) or type(error).__name__
+    if damaged is not None:
+        raise OSError(f"{path} is damaged ({damaged}): load an older file, or copy it anew.")

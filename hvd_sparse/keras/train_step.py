@@ -1,0 +1,116 @@
+"""A train step whose forward and backward pass is compiled by XLA and whose exchange is not."""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.keras.sync_batch_norm import synchronises
+
+_COMPILED = "_hvd_sparse_compiled"
+
+
+def compiled_train_step(model: keras.Model) -> keras.Model:
+    """Lets XLA compile the forward and backward pass of a model, and leaves optimizer and exchange outside.
+
+    To be called before or after `compile`, with any `jit_compile`. The model's own `train_step` (Keras's, or one that
+    calls `self.optimizer.apply_gradients` or `apply` once) is traced with a stand-in for the optimizer that takes the
+    gradients, so that sample weights, added losses, metrics, statistics of normalisation and loss scaling stay what
+    they are. Evaluation and prediction are not compiled. With `run_eagerly=True` nothing is, nor with layers that meet
+    the other ranks in the forward pass (`SyncBatchNormalization`), which is told by a warning.
+
+    All gradients leave the compiled part together, so that the exchange does not overlap with the backward pass.
+
+    Args:
+        model: changed in place.
+
+    Returns:
+        The same model.
+    """
+    own_step = type(model).train_step.__get__(model)
+
+    def step(data):
+        if model.run_eagerly:
+            return own_step(data)
+        if synchronises(model):
+            warnings.warn(
+                f"{model.name} is not compiled by XLA, which cannot compile the collectives of its "
+                "SyncBatchNormalization layers.",
+                stacklevel=2,
+            )
+            return own_step(data)
+        _build_optimizer(model)
+        taker = _GradientTaker(model.optimizer)
+
+        # A new function for each trace of the step around it: what it returns belongs to that trace's variables.
+        @tf.function(jit_compile=True, autograph=False, reduce_retracing=True)
+        def forward_and_backward(data):
+            with _stand_in(model, taker):
+                logs = own_step(data)
+            return logs, taker.gradients
+
+        logs, gradients = forward_and_backward(data)
+        if gradients is not None:
+            model.optimizer.apply(gradients, taker.variables)
+        return logs
+
+    setattr(step, _COMPILED, True)
+    model.train_step = step
+    if model.compiled:
+        model.jit_compile = False
+        model.train_function = None
+    return model
+
+
+def is_compiled(model: keras.Model) -> bool:
+    """Whether `compiled_train_step` was applied to a model."""
+    return hasattr(model.train_step, _COMPILED)
+
+
+class _GradientTaker:
+    """What a train step sees in place of the optimizer: it takes the gradients, and for the rest is the optimizer."""
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer):
+        self._optimizer = optimizer
+        self.gradients: list[Any] | None = None
+        self.variables: Sequence[Any] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._optimizer, name)
+
+    def apply_gradients(self, grads_and_vars) -> Any:
+        gradients, variables = zip(*grads_and_vars, strict=True)
+        self.apply(gradients, variables)
+        return self._optimizer.iterations
+
+    def apply(self, grads, trainable_variables=None) -> None:
+        if self.gradients is not None:
+            raise ValueError(
+                "compiled_train_step takes the gradients of one optimizer step, and this train_step applies gradients "
+                "twice: apply them together, or leave out compiled_train_step."
+            )
+        self.gradients, self.variables = list(grads), trainable_variables
+
+
+@contextlib.contextmanager
+def _stand_in(model: keras.Model, taker: _GradientTaker) -> Iterator[None]:
+    # Past __setattr__, which would track the stand-in as a part of the model.
+    optimizer = vars(model)["optimizer"]
+    taker.gradients = taker.variables = None
+    vars(model)["optimizer"] = taker
+    try:
+        yield
+    finally:
+        vars(model)["optimizer"] = optimizer
+
+
+def _build_optimizer(model: keras.Model) -> None:
+    """The scaled loss reads a variable of the optimizer, so that has to be there before it is traced."""
+    if model.built and not model.optimizer.built:
+        with tf.init_scope():
+            model.optimizer.build(model.trainable_variables)

@@ -1,0 +1,69 @@
+"""Whether the hosts of a job can find each other by their own names, checked before Horovod starts.
+
+Gloo listens where a host's own name points to. Where that is the host's loopback address, ranks on other hosts cannot
+connect, and Horovod's start-up hangs or aborts. So the ranks compare notes before, and all of them get the same error.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from typing import Any
+
+from hvd_sparse.transport.launcher_store import Store
+
+SCOPE = "hvd_sparse_host_names"
+
+
+def check() -> None:
+    """Refuses a job of several machines in which a host's own name resolves to its loopback address.
+
+    A collective of all ranks that horovodrun has started with Gloo; else nothing is checked. Two requests to the
+    launcher for each rank, and one for each host.
+
+    Raises:
+        ValueError: on every rank alike, naming the hosts and what to do.
+    """
+    job, store = os.environ, Store.of_job(SCOPE)
+    hosts = int(job.get("HOROVOD_CROSS_SIZE", "1"))
+    if hosts == 1 or store is None:
+        return
+    if job.get("HOROVOD_LOCAL_RANK") == "0":
+        store.put(job["HOROVOD_CROSS_RANK"], describe())
+    verdict = store.verdict(hosts, lambda reports: fault([report for report in reports if report]))
+    if verdict:
+        raise ValueError(verdict)
+
+
+def own() -> str:
+    """The name of this host, as the launcher gave it or as the host knows it."""
+    return os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
+
+
+def describe() -> dict[str, str | None]:
+    """Which machine this is, and its own name and address where that is a loopback address."""
+    name = socket.gethostname()
+    try:
+        address = socket.gethostbyname(name)
+    except OSError:
+        address = ""
+    return {"machine": _machine(), "loopback": f"{name} -> {address}" if address.startswith("127.") else None}
+
+
+def fault(reports: Sequence[dict[str, Any]]) -> str | None:
+    """What is wrong with the hosts that gave these reports; None where they can find each other."""
+    faulty = sorted({report["loopback"] for report in reports if report["loopback"]})
+    if not faulty or len({report["machine"] for report in reports}) == 1:
+        return None
+    return (
+        f"A host's own name resolves to its loopback address ({', '.join(faulty)}), so ranks on other hosts cannot "
+        "reach it: give the name the host's network address in /etc/hosts on every host (Debian writes 127.0.1.1 "
+        "there), or start the job with MPI."
+    )
+
+
+def _machine() -> str:
+    """What two processes share exactly when they can reach each other over the loopback interface."""
+    with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot_id:
+        return f"{boot_id.read().strip()}/{os.readlink('/proc/self/ns/net')}"

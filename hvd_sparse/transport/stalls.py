@@ -1,0 +1,227 @@
+"""Tells who is where, once ranks have waited for each other for a while.
+
+A rank with fewer batches goes on to its next collective, where it waits for the others, which wait for it in theirs.
+A thread looks every few seconds where the main thread is. That costs training nothing: it reads Python's stack, and
+asks nobody while the main thread gets on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import sysconfig
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from hvd_sparse.transport.launcher_store import Store
+
+SECONDS_VARIABLE = "HVD_SPARSE_STALL_SECONDS"
+USUAL_SECONDS = 10.0
+_REMEDY = (
+    "All ranks must take part in the same collectives in the same order. Where some have fewer batches, give every "
+    "rank the same number: dataset.repeat() with steps_per_epoch=int(hvd.allreduce(steps, op=hvd.Min)). "
+    f"{SECONDS_VARIABLE} says after how many seconds this is told, 0 for never."
+)
+_LOOKS = 4  # in that time
+_COLLECTIVES = ("allgather", "allreduce", "alltoall", "alltoall_ragged", "broadcast", "exchange", "reducescatter")
+_CARRIERS = (
+    "horovod.",
+    "hvd_sparse.transport.communicator",
+    "hvd_sparse.horovod_api.values",
+    "hvd_sparse.horovod_api.reduce_scatter",
+)
+_STEPS = ("fit", "evaluate", "predict", "train_on_batch", "test_on_batch", "predict_on_batch")
+_NOT_THE_USERS = (os.path.dirname(os.path.dirname(__file__)), *sysconfig.get_paths().values(), "<")
+
+_running: list[threading.Event] = []  # what ends the watch
+
+
+class Place(NamedTuple):
+    """Where a rank waits.
+
+    Attributes:
+        doing: what for, the same on all ranks that wait for the same.
+        where: in which line of the user's, and the like.
+        collective: whether other ranks are waited for; else that is likely, as TensorFlow computes.
+    """
+
+    doing: str
+    where: str
+    collective: bool
+
+
+def start(rank: int, size: int, scope: str) -> None:
+    """Has a thread watch this process's main thread, until `stop`; nothing where there is one already.
+
+    Args:
+        rank: of this process.
+        size: the number of ranks.
+        scope: of the launcher's store; another one for each start of Horovod.
+    """
+    seconds = float(os.environ.get(SECONDS_VARIABLE) or USUAL_SECONDS)
+    if _running or size == 1 or seconds <= 0:
+        return
+    ended = threading.Event()
+    _running.append(ended)
+    watch = _Watch(rank, size, Store.of_job(scope), seconds, ended)
+    threading.Thread(target=watch.run, name="hvd_sparse_stalls", daemon=True).start()
+
+
+def stop() -> None:
+    """Ends the watch; nothing where there is none."""
+    while _running:
+        _running.pop().set()
+
+
+def place_of(frame: FrameType | None) -> Place | None:
+    """What a thread waits for whose innermost frame this is; None where it computes in Python, or has joined."""
+    frames = list(_outwards(frame))
+    if not frames or not _is_inside(frames[0], ("tensorflow.", "keras.", "horovod.")) and not _is_generated(frames[0]):
+        return None
+    if any(
+        each.f_code.co_name == "join" and _is_inside(each, ("horovod.", "hvd_sparse.transport.joining"))
+        for each in frames
+    ):
+        return None
+    collective = next((each for each in reversed(frames) if _is_collective(each)), None)
+    where = ", ".join(text for text in (_progress(frames), _users_line(frames)) if text)
+    if collective is not None:
+        name = collective.f_locals.get("name")
+        doing = f"the collective {name}" if name else f"hvd.{collective.f_code.co_name}"
+        return Place(doing, ", ".join(text for text in (_callback(frames), where) if text), True)
+    step = next((each.f_code.co_name for each in frames if _is_step(each)), None)
+    return Place(f"a step of {step}" if step else "a tf.function or an operation of TensorFlow", where, False)
+
+
+class _Watch:
+    """Follows each call of the main thread as long as it lasts; tells of one that lasts long."""
+
+    def __init__(self, rank: int, size: int, store: Store | None, seconds: float, ended: threading.Event):
+        self._rank, self._size, self._store, self._seconds, self._ended = rank, size, store, seconds, ended
+        self._told = ""
+
+    def run(self) -> None:
+        pause = self._seconds / _LOOKS
+        while not self._ended.wait(pause):
+            # A frame that is held keeps what it refers to, so not for long where the main thread gets on.
+            frame, since, patience = _main_frame(), time.monotonic(), min(0.1, pause)
+            while not self._ended.wait(patience) and _main_frame() is frame:
+                patience = pause
+                if time.monotonic() - since > self._seconds:
+                    with contextlib.suppress(OSError):  # the launcher has ended
+                        self._tell(place_of(frame), time.monotonic() - since)
+            self._get_on()
+
+    def _tell(self, place: Place | None, waited: float) -> None:
+        if place is None:
+            return
+        if self._store is None:
+            if place.collective:
+                self._print({self._rank: place})
+            return
+        self._store.put(self._rank, place)
+        self._told = self._told or " "
+        if any(self._said(rank) for rank in range(self._rank)):
+            return  # the first that waits tells it for all
+        others = {rank: self._said(rank) for rank in range(self._rank + 1, self._size)}
+        places = {self._rank: place, **others}
+        if _is_stall(places, certain=waited > 2 * self._seconds):
+            self._print(places)
+
+    def _said(self, rank: int) -> Place | None:
+        """Where another rank waits, by its own word."""
+        assert self._store is not None
+        try:
+            said = self._store.get(rank, patience=0)
+        except TimeoutError:
+            return None
+        return said and Place(*said)
+
+    def _print(self, places: dict[int, Place | None]) -> None:
+        text = f"hvd_sparse: ranks have been waiting for more than {self._seconds:g} s.\n{_listed(places)}\n{_REMEDY}\n"
+        if text != self._told:
+            sys.stderr.write(text)
+            sys.stderr.flush()
+        self._told = text
+
+    def _get_on(self) -> None:
+        """The call has ended."""
+        if self._told and self._store is not None:
+            with contextlib.suppress(OSError):
+                self._store.put(self._rank, None)
+        self._told = ""
+
+
+def _is_stall(places: dict[int, Place | None], certain: bool) -> bool:
+    """Whether ranks wait in different places, or some do not wait at all and do not come either."""
+    waiting = [place for place in places.values() if place is not None]
+    if len(waiting) < len(places):
+        return certain and any(place.collective for place in waiting)
+    return len({place.doing for place in waiting}) > 1
+
+
+def _listed(places: dict[int, Place | None]) -> str:
+    """A line for each place, with the ranks that are there."""
+    ranks: dict[str, list[int]] = {}
+    for rank, place in places.items():
+        text = "does not wait for others" if place is None else f"waits in {place.doing} ({place.where})"
+        ranks.setdefault(text, []).append(rank)
+    return "\n".join(f"  rank {', '.join(map(str, numbers))} {text}" for text, numbers in ranks.items())
+
+
+def _main_frame() -> FrameType | None:
+    return sys._current_frames().get(threading.main_thread().ident or 0)
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _is_inside(frame: FrameType, modules: Sequence[str]) -> bool:
+    return f"{frame.f_globals.get('__name__', '')}.".startswith(tuple(modules))
+
+
+def _is_generated(frame: FrameType) -> bool:
+    """Of the functions that TensorFlow makes for the operations of a library, as Horovod's."""
+    return frame.f_code.co_filename == "<string>"
+
+
+def _is_collective(frame: FrameType) -> bool:
+    return frame.f_code.co_name in _COLLECTIVES and _is_inside(frame, _CARRIERS)
+
+
+def _is_step(frame: FrameType) -> bool:
+    return frame.f_code.co_name in _STEPS and _is_inside(frame, ("keras.",))
+
+
+def _callback(frames: Sequence[FrameType]) -> str:
+    """The Keras callback that waits, "" where none does."""
+    for frame in frames:
+        if frame.f_code.co_name.startswith("on_") and "self" in frame.f_locals:
+            return f"{type(frame.f_locals['self']).__name__}.{frame.f_code.co_name}"
+    return ""
+
+
+def _progress(frames: Sequence[FrameType]) -> str:
+    """How far Keras's fit is, as far as it can be seen."""
+    for frame in frames:
+        if _is_step(frame):
+            seen: dict[str, Any] = {key: frame.f_locals.get(key) for key in ("epoch", "begin_step")}
+            numbers = zip(("epoch", "batch"), seen.values(), strict=True)
+            return ", ".join(f"{kind} {number + 1}" for kind, number in numbers if isinstance(number, int))
+    return ""
+
+
+def _users_line(frames: Sequence[FrameType]) -> str:
+    """The innermost line that is not of a library."""
+    for frame in frames:
+        path = frame.f_code.co_filename
+        if not path.startswith(_NOT_THE_USERS):
+            return f"{os.path.basename(path)} line {frame.f_lineno}"
+    return ""

@@ -1,0 +1,276 @@
+"""Horovod's start-up, and the grid of nodes and ranks.
+
+`init` starts Horovod and arranges the P ranks as m nodes of n ranks (CommLib 3.2): `node()` is the process set
+of this rank's node, `cross()` the process set of the ranks that have the same place in their nodes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import horovod.tensorflow as _horovod
+import tensorflow as tf
+
+from hvd_sparse.transport import host_names, joining, nodes, process_sets, shared_memory, stalls
+from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicator
+from hvd_sparse.transport.eager import eagerly
+from hvd_sparse.transport.horovod_communicator import HorovodCommunicator
+from hvd_sparse.transport.launcher_store import Store, forget_addresses
+from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE, ProcessSet, global_process_set
+
+__all__ = [
+    "DYNAMIC_VARIABLE",
+    "HorovodCommunicator",
+    "ProcessSet",
+    "cross",
+    "cross_rank",
+    "cross_size",
+    "global_process_set",
+    "grid",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "node",
+    "rank",
+    "shutdown",
+    "size",
+    "world",
+]
+
+
+_grid: Grid | None = None
+_nodes: dict[tuple[int, ...], Communicator] = {}
+_starts = 0  # of Horovod, by `init`: the same on every rank
+_Sets = Iterable[ProcessSet | Sequence[int]] | str | None
+
+
+@tf.autograph.experimental.do_not_convert
+def init(comm: Sequence[int] | None = None, process_sets: _Sets = None, local_size: int | None = None) -> None:
+    """Starts Horovod, where it is not started yet, and arranges its ranks as nodes.
+
+    Args:
+        comm: None, or the list of all ranks. Other communicators are refused.
+        process_sets: a list of `ProcessSet`, or of lists of ranks, the same on every rank; or "dynamic", so that they
+            can be added later.
+        local_size: ranks per node n; the default is the environment variable HVD_SPARSE_LOCAL_SIZE, and
+            without it the number of ranks that Horovod started on each host. A smaller number lets one host
+            stand for several nodes; it must divide the number of ranks on every host. To call `init` again with
+            another one, call `shutdown` before, or have HOROVOD_DYNAMIC_PROCESS_SETS=1 set from the start.
+
+    Raises:
+        ValueError: on every rank alike: where hosts have unequal numbers of ranks, `local_size` does not divide
+            them or differs between ranks, a host's name resolves to its loopback address, `comm` is not of all ranks,
+            or the process sets differ between ranks or cannot be.
+        RuntimeError: on every rank alike: where Horovod was started for other nodes than these.
+    """
+    eagerly(lambda: _init(comm, process_sets, local_size), makes_variables=True)
+
+
+def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> None:
+    global _grid
+    if comm is not None and not isinstance(comm, Sequence):
+        raise ValueError(
+            f"Expected None or the list of all ranks as comm, got {type(comm).__name__}: start only the ranks that are "
+            "to train, and make groups of them by process_sets=."
+        )
+    own = process_sets.asked_for(wanted)
+    starts = not _horovod.is_initialized()
+    if starts:
+        host_names.check()
+        _start(local_size, own)
+    everyone = list(range(_horovod.size()))
+    if comm and sorted(comm) != everyone:
+        _stop_if(starts)
+        raise ValueError(
+            f"Expected None or the list of all ranks as comm, got {list(comm)} of {len(everyone)} ranks: start only "
+            "the ranks that are to train, and make groups of them by process_sets=."
+        )
+    world_communicator = (
+        HorovodCommunicator("world", everyone, _horovod.rank(), global_process_set)
+        if len(everyone) > 1
+        else LoneCommunicator("world")
+    )
+    places = world_communicator.gather_descriptions(_place(local_size, own), "topology.places")
+    if starts:
+        forget_addresses()  # all are connected: they have met
+        world_communicator.gather_descriptions(None, "topology.forgotten")
+    _require_same_sets(places)
+    rows = nodes.arrange(places)
+    _grid = Grid(
+        world_communicator,
+        _node(rows, world_communicator),
+        _communicator("cross", nodes.columns(rows), world_communicator),
+    )
+    for process_set in own:
+        process_sets.make_ready(process_set)
+    stalls.start(_horovod.rank(), len(everyone), f"hvd_sparse_stalls.{_starts}")
+
+
+def _start(local_size: int | None, own: Sequence[ProcessSet]) -> None:
+    """Starts Horovod with the process sets that all ranks know of before, else so that it takes them later.
+
+    The latter lets Horovod ask all ranks for new sets in each of its cycles, by which a small message takes two to
+    three times as long.
+    """
+    global _starts
+    _forget()
+    _starts += 1
+    rows = None if process_sets.is_dynamic() else _rows_ahead(local_size, own)
+    if rows is None:
+        os.environ.setdefault(DYNAMIC_VARIABLE, "1")
+        process_sets.start([])
+        return
+    count = sum(map(len, rows))
+    groups = {tuple(group) for group in [*rows, *nodes.columns(rows)] if 1 < len(group) < count}
+    process_sets.start([each for each in own if process_sets.can_be(each, count)], groups)
+
+
+def _place(local_size: int | None, own: Sequence[ProcessSet]) -> dict[str, Any]:
+    """Where this process runs and what it asks for, to be compared with the others."""
+    return {**nodes.place(local_size), "process_sets": [each.ranks for each in own]}
+
+
+def _rows_ahead(local_size: int | None, own: Sequence[ProcessSet]) -> list[list[int]] | None:
+    """The world ranks of each node, as all ranks know them before Horovod starts; None where they cannot."""
+    store, size = Store.of_job(f"hvd_sparse_places.{_starts}"), int(os.environ.get("HOROVOD_SIZE", "1"))
+    if store is None:
+        return None
+    store.put(os.environ["HOROVOD_RANK"], _place(local_size, own))
+    return store.verdict(size, _arranged)
+
+
+def _arranged(places: Sequence[dict[str, Any] | None]) -> list[list[int]] | None:
+    """As `nodes.arrange`, None where that cannot be: what is wrong is told once ranks are connected."""
+    try:
+        told = [place for place in places if place]
+        _require_same_sets(told)
+        return nodes.arrange(told) if len(told) == len(places) else None
+    except ValueError:
+        return None
+
+
+def _require_same_sets(places: Sequence[dict[str, Any]]) -> None:
+    asked = [place["process_sets"] for place in places]
+    if any(each != asked[0] for each in asked):
+        by_rank = ", ".join(f"rank {rank}: {own}" for rank, own in enumerate(asked))
+        raise ValueError(
+            f"The ranks disagree on process_sets ({by_rank}): pass the same sets to hvd.init on every rank, also on "
+            "those that are in none of them."
+        )
+
+
+def _stop_if(started: bool) -> None:
+    if started:
+        shutdown()
+
+
+def shutdown() -> None:
+    """Stops Horovod; `init` may start it again."""
+    global _grid
+    _grid = None
+    stalls.stop()
+    _forget()
+    _horovod.shutdown()
+
+
+def is_initialized() -> bool:
+    """Whether `init` has been called and `shutdown` has not."""
+    return _grid is not None and _horovod.is_initialized()
+
+
+def grid() -> Grid:
+    """The grid of all ranks; a grid of one where neither `init` nor Horovod was started."""
+    if _grid is not None:
+        return _grid
+    if _horovod.is_initialized():
+        raise RuntimeError(
+            "Horovod was started, but hvd_sparse was not: call hvd_sparse.init() in place of horovod's init()."
+        )
+    return Grid.lone()
+
+
+def world() -> Communicator:
+    """All ranks."""
+    return grid().world
+
+
+def node() -> Communicator:
+    """The ranks of this rank's node."""
+    return grid().node
+
+
+def cross() -> Communicator:
+    """The ranks that have this rank's place in their nodes, one of each node, in rank order."""
+    return grid().cross
+
+
+def rank() -> int:
+    """This process's number among all, 0 to P - 1."""
+    _require_init()
+    return _horovod.rank()
+
+
+def size() -> int:
+    """The number of ranks P."""
+    _require_init()
+    return _horovod.size()
+
+
+def local_rank() -> int:
+    """This process's number on its host (not on its node, where `local_size` splits a host), for pinning a GPU."""
+    _require_init()
+    return _horovod.local_rank()
+
+
+def local_size() -> int:
+    """The number of ranks on this host."""
+    _require_init()
+    return _horovod.local_size()
+
+
+def cross_rank() -> int:
+    """The number of this host among the hosts, as Horovod counts them."""
+    _require_init()
+    return _horovod.cross_rank()
+
+
+def cross_size() -> int:
+    """The number of hosts, as Horovod counts them."""
+    _require_init()
+    return _horovod.cross_size()
+
+
+def _require_init() -> None:
+    if not is_initialized():
+        raise ValueError("hvd_sparse has not been initialized; call hvd_sparse.init() first.")
+
+
+def _communicator(name: str, groups: Sequence[Sequence[int]], world_communicator: Communicator) -> Communicator:
+    """This rank's group out of a partition of all ranks; every rank registers every group, in the same order."""
+    me = world_communicator.world_rank
+    mine = next(group for group in groups if me in group)
+    if len(mine) == 1:
+        return LoneCommunicator(name, me)
+    sets = [process_sets.of_grid(group) for group in groups]
+    own_set = sets[[list(group) for group in groups].index(list(mine))]
+    return HorovodCommunicator(name, mine, list(mine).index(me), own_set)
+
+
+def _node(rows: Sequence[Sequence[int]], world_communicator: Communicator) -> Communicator:
+    """This rank's node; its ranks are on one host."""
+    carrier = _communicator("node", rows, world_communicator)
+    if carrier.ranks not in _nodes:
+        _nodes[carrier.ranks] = shared_memory.connect(carrier, "topology.neighbours")
+    return _nodes[carrier.ranks]
+
+
+def _forget() -> None:
+    """Drops what is of no use once Horovod has stopped."""
+    joining.allow_join()
+    process_sets.forget()
+    for node_communicator in _nodes.values():
+        shared_memory.disconnect(node_communicator)
+    _nodes.clear()

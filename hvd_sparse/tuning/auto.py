@@ -1,0 +1,201 @@
+"""The fastest of several aggregators, by measurement."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse import costs
+from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.compression.selectors import check_density
+from hvd_sparse.spec import Spec, describe
+from hvd_sparse.transport.communicator import Communicator
+from hvd_sparse.tuning import links
+from hvd_sparse.tuning.cache import Notebook
+from hvd_sparse.tuning.trials import TIE, Rehearsed, at_once, fastest, rehearse
+
+BUDGET = 4.0  # seconds
+
+
+class _Chosen(Level):
+    """The state of the candidate that was chosen, as its inner, and its name."""
+
+    def __init__(self, spec: Spec, communicator: Communicator, inner: Level, choice: str):
+        super().__init__(spec, communicator, inner)
+        self.choice = choice
+
+
+@dataclasses.dataclass(frozen=True)
+class Auto(Aggregator):
+    """Exchanges each vector by whichever of several aggregators is the fastest for it on this cluster.
+
+    The choice is made when a vector's state is made. The links of the cluster and its memory are measured, once; the
+    cost model (`costs`) tells which candidates are not worth the time that it takes to try them; the others exchange
+    random vectors like this one, in turn, for a few seconds, as many at once as are in flight in training (at most
+    four, and fewer where that takes long). The fastest by the median is taken, of those within 3% of it the first in
+    the list. A line says which and why. What was measured is kept for vectors of the same size, and for a week's runs
+    on the same cluster (`tuning.cache`), so that they choose alike at once; `python -m hvd_sparse.planner` measures
+    anew. All ranks choose alike: they go by the figures of the first rank, or of all.
+
+    A single rank, having nobody to exchange with, takes the first candidate, and so does a list of one.
+
+    Attributes:
+        density: of the sparse candidates, as the cost model needs it.
+        candidates: (name that `costs.MODELS` knows, aggregator), the preferred ones first: those that send all of the
+            gradient. Without a dense one among them the choice can lose to dense.
+        budget: seconds after which no further round of exchanges is begun for a vector.
+
+    Steps and bytes sent per rank: the chosen one's.
+    """
+
+    density: float
+    candidates: tuple[tuple[str, Aggregator], ...]
+    budget: float = BUDGET
+
+    def __post_init__(self):
+        check_constant(self.density)
+        names = [name for name, _ in self.candidates]
+        unknown = [name for name in names if name not in costs.MODELS]
+        if not names or unknown or len(set(names)) < len(names):
+            raise ValueError(f"Expected different candidates of {', '.join(costs.MODELS)}; got {names}.")
+        if not self.budget >= 0:
+            raise ValueError(f"Expected a budget of at least 0 seconds, got {self.budget}.")
+
+    @property
+    def sends_all(self):
+        """Whether every candidate does: what holds for all vectors must not depend on a choice for each."""
+        return all(aggregator.sends_all for _, aggregator in self.candidates)
+
+    @property
+    def nests(self):
+        """`Hierarchical` is among the candidates, not around them."""
+        return False
+
+    def chosen(self, state: Level) -> Aggregator:
+        """The candidate that exchanges this vector; its state is `state.inner`."""
+        return dict(self.candidates)[self.decided(state)]
+
+    def running(self, state):
+        return self.chosen(state).running(state.inner)
+
+    def decided(self, state):
+        """The name of the candidate that exchanges this vector."""
+        return state.choice
+
+    def reduce(self, parts, divisor, state):
+        return self.chosen(state).reduce(parts, divisor, state.inner)
+
+    def owed(self, state):
+        return self.chosen(state).owed(state.inner)
+
+    def restored(self, state, kept):
+        return self.chosen(state).restored(state.inner, kept)
+
+    def contributions(self, size, members):
+        return None
+
+    def _create(self, spec, communicator):
+        with tf.init_scope():  # while a function is traced, the candidates are tried at once all the same
+            choice = self._choose(spec)
+            return _Chosen(spec, communicator, dict(self.candidates)[choice]._create(spec, communicator), choice)
+
+    def _choose(self, spec: Spec) -> str:
+        """The name of the candidate for a vector; a collective."""
+        if spec.grid.world.size == 1 or len(self.candidates) == 1:
+            return self.candidates[0][0]
+        notebook = Notebook(spec.grid)
+        tell = _teller(spec)
+        cluster = links.known(spec.grid, notebook, tell)
+        alone = {name: costs.seconds(name, cluster, spec.size, self.density) for name, _ in self.candidates}
+        together = at_once(spec, min(alone.values()), self.budget)
+        predicted = {name: together * seconds for name, seconds in alone.items()}
+        subject = self._subject(spec, together)
+        rehearsed = self._remembered(notebook.read(subject), notebook)
+        if rehearsed is None:
+            rehearsed = rehearse(self.candidates, spec, predicted, together, self.budget, tell)
+            notebook.write(subject, rehearsed._asdict())
+        choice = self._fastest(rehearsed)
+        if (notebook.path, subject) not in _told:
+            _told.add((notebook.path, subject))
+            tell(_reason(choice, rehearsed, predicted, together, spec.grid.cross.size))
+        return choice
+
+    def _subject(self, spec: Spec, together: int) -> str:
+        """What a rehearsal is remembered by; the budget makes no difference to what it is about."""
+        account = {
+            "size": spec.size,
+            "dtype": spec.dtype.name,
+            "at once": together,
+            "candidates": describe(self.candidates),
+        }
+        return json.dumps(account, sort_keys=True)
+
+    def _fastest(self, rehearsed: Rehearsed) -> str:
+        in_order = [name for name, _ in self.candidates if name in rehearsed.seconds]
+        return fastest({name: rehearsed.seconds[name] for name in in_order})
+
+    def _remembered(self, figures: Any, notebook: Notebook) -> Rehearsed | None:
+        """What the notebook has of a rehearsal; None where it has nothing, or something else."""
+        if figures is None:
+            return None
+        try:
+            return Rehearsed.of(figures, [name for name, _ in self.candidates])
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            notebook.complain(f"is not used: expected the figures of a rehearsal, got {error!r}")
+            return None
+
+
+_told: set[tuple[pathlib.Path | None, str]] = set()  # what has been said of which cluster by this process
+
+
+def check_constant(density: Any) -> None:
+    """Raises ValueError where a density is no number in (0, 1]."""
+    if callable(density):
+        raise ValueError(
+            "Auto tries its candidates at one density and chooses once; got a density that changes with the step. Give "
+            "each range of epochs its own: recipes.schedule([(0, recipes.auto(0.1)), (5, recipes.auto(0.01))])."
+        )
+    check_density(density)
+
+
+def _teller(spec: Spec) -> Callable[[str], None]:
+    """Says on the first rank what is being done for a vector."""
+    if spec.grid.world.rank != 0:
+        return lambda text: None
+    return lambda text: print(f"auto, {spec.size:,} elements of {spec.dtype.name}: {text}", flush=True)
+
+
+def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], together: int, nodes: int) -> str:
+    """A choice in a sentence: against whom, by how much, and what crosses the network."""
+    medians = {name: float(np.median(rounds)) for name, rounds in rehearsed.seconds.items()}
+    sent = {name: _size(count) for name, count in rehearsed.sent.items()}
+    parts = [f"{choice}, {_ms(medians[choice])}" + (f" for {together} at once" if together > 1 else "")]
+    others = [name for name in medians if name != choice]
+    if others:
+        second = min(others, key=medians.__getitem__)
+        clear = medians[second] > (1 + TIE) * medians[choice]
+        ratio = f"{medians[second] / medians[choice]:.2f} times as fast as {second}"
+        parts.append(f"{ratio if clear else f'as fast as {second} to {TIE:.0%}'} ({_ms(medians[second])})")
+        sends = f"a node sends {sent[choice]}, with {second} {sent[second]}"
+    else:
+        sends = f"a node sends {sent[choice]}"
+    if nodes > 1:
+        parts.append(sends)
+    hopeless = [f"{name} ({_ms(seconds)} predicted)" for name, seconds in predicted.items() if name not in medians]
+    if hopeless:
+        parts.append(f"not tried: {', '.join(hopeless)}")
+    return "; ".join(parts)
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e6:.3g} MB" if count >= 1e5 else f"{count / 1e3:.3g} KB"

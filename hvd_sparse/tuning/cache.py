@@ -1,0 +1,142 @@
+"""What was measured of a cluster: kept for the next vector and the next run, and told to all ranks alike."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+import time
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse._version import __version__
+from hvd_sparse.transport import host_names
+from hvd_sparse.transport.communicator import Communicator, Grid
+
+CACHE_VARIABLE = "HVD_SPARSE_CACHE"
+KEPT_FOR = 7 * 24 * 3600.0  # seconds after which a cluster is measured anew: networks change under the same names
+_FORMAT = "hvd_sparse cluster 1"
+
+
+class Notebook:
+    """Figures of one cluster by subject, kept by the first rank: in memory, and in a file for the next run.
+
+    All ranks make one together and read it together; whatever file or memory another rank has, all of them get what
+    the first one knows, and so they act alike. The file is $HVD_SPARSE_CACHE/clusters/DIGEST.json, by default under
+    ~/.cache/hvd_sparse; the digest is that of the hosts, the shape of the grid, the transport and our version. A file
+    that cannot be used or written is said to be so, and done without.
+
+    Attributes:
+        path: of the file; None but on the first rank.
+    """
+
+    def __init__(self, grid: Grid):
+        hosts = grid.world.gather_descriptions(host_names.own(), "notebook.hosts")
+        self._world = grid.world
+        self._book = _book(_account(grid, hosts)) if grid.world.rank == 0 else None
+
+    @property
+    def path(self) -> pathlib.Path | None:
+        """Where the file is."""
+        return None if self._book is None else self._book.path
+
+    def read(self, subject: str) -> Any:
+        """What was written on a subject, JSON-serialisable; None where nothing was. A collective."""
+        known = None if self._book is None else self._book.figures.get(subject)
+        return self._world.gather_descriptions(known, "notebook.read")[0]
+
+    def write(self, subject: str, figures: Any) -> None:
+        """Writes down what is JSON-serialisable, in the file too; only the first rank does."""
+        if self._book is not None:
+            self._book.figures[subject] = figures
+            self._book.save()
+
+    def clear(self) -> None:
+        """Forgets everything, and begins anew."""
+        if self._book is not None:
+            self._book.figures = {}
+            self._book.since = time.time()
+
+    def complain(self, problem: str) -> None:
+        """Says on the first rank what is the matter with the file."""
+        if self._book is not None:
+            self._book.complain(problem)
+
+
+class _Book:
+    """The figures of one cluster in this process, as read from its file."""
+
+    def __init__(self, path: pathlib.Path, account: dict[str, Any]):
+        self.path = path
+        self.since = time.time()
+        self.figures: dict[str, Any] = {}
+        self._account = account
+        try:
+            self._load(json.loads(path.read_text(encoding="utf8")))
+        except FileNotFoundError:
+            pass
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            self.complain(f"is not used: {error}")
+
+    def save(self) -> None:
+        """Writes the file under a temporary name, and renames it."""
+        content = {"format": _FORMAT, "cluster": self._account, "since": self.since, "figures": self.figures}
+        temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf8")
+                os.replace(temporary, self.path)
+            finally:
+                temporary.unlink(missing_ok=True)
+        except OSError as error:
+            self.complain(f"is not written, so the next run will measure again: {error}")
+
+    def complain(self, problem: str) -> None:
+        """Says what is the matter with the file."""
+        print(f"hvd_sparse: {self.path} {problem}", flush=True)
+
+    def _load(self, content: dict[str, Any]) -> None:
+        """Takes the figures over; KeyError, TypeError or ValueError where they are not what `save` writes."""
+        if content["format"] != _FORMAT or content["cluster"] != self._account:
+            raise ValueError(f"expected {_FORMAT!r} of this cluster, got {content['format']!r} of {content['cluster']}")
+        age = time.time() - content["since"]
+        if age > KEPT_FOR:
+            raise ValueError(f"they are {age / 86400:.0f} days old")
+        if not isinstance(content["figures"], dict):
+            raise TypeError(f"expected figures by subject, got {type(content['figures']).__name__}")
+        self.since, self.figures = content["since"], content["figures"]
+
+
+_books: dict[pathlib.Path, _Book] = {}
+
+
+def _book(account: dict[str, Any]) -> _Book:
+    """The one of this cluster, read from its file where this process has not done so yet."""
+    folder = pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/hvd_sparse").expanduser() / "clusters"
+    digest = hashlib.sha256(json.dumps(account, sort_keys=True).encode()).hexdigest()
+    path = folder / f"{digest[:16]}.json"
+    if path not in _books:
+        _books[path] = _Book(path, account)
+    return _books[path]
+
+
+def _account(grid: Grid, hosts: list[str]) -> dict[str, Any]:
+    """What tells clusters apart, JSON-serialisable."""
+    return {
+        "hosts": hosts,
+        "nodes": grid.cross.size,
+        "local": grid.node.size,
+        "transport": _transport(grid.world),
+        "node": type(grid.node).__name__,
+        "gpus": len(tf.config.list_physical_devices("GPU")),
+        "version": __version__,
+    }
+
+
+def _transport(world: Communicator) -> str:
+    """Who carries the bytes, as far as it is known: "HorovodCommunicator gloo"."""
+    chosen = (os.environ.get(name, "") for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"))
+    return " ".join([type(world).__name__, *sorted({name.lower() for name in chosen if name})])

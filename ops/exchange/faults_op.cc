@@ -1,0 +1,71 @@
+// The last word of an exchange: raises, on every rank alike, where a rank's gradient was not finite.
+#include <string>
+#include <vector>
+
+#include "../common/op_support.h"
+#include "tensorflow/core/framework/common_shape_fns.h"
+#include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/op_kernel.h"
+#include "tensorflow/core/framework/shape_inference.h"
+
+namespace hvds {
+namespace {
+
+using tensorflow::OpKernel;
+using tensorflow::OpKernelConstruction;
+using tensorflow::OpKernelContext;
+using tensorflow::Tensor;
+using tensorflow::shape_inference::InferenceContext;
+using tensorflow::shape_inference::ShapeHandle;
+
+absl::Status faults_shape(InferenceContext* c) {
+  std::vector<std::string> labels;
+  TF_RETURN_IF_ERROR(c->GetAttr("labels", &labels));
+  ShapeHandle faults;
+  TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->Vector(static_cast<int64_t>(labels.size())), &faults));
+  c->set_output(0, faults);
+  return absl::OkStatus();
+}
+
+REGISTER_OP("HvdSparseCheckFaults")
+    .Input("faults: int32")
+    .Output("checked: int32")
+    .Attr("labels: list(string)")
+    .Attr("remedy: string")
+    .SetIsStateful()  // it may raise; else a graph that only depends on it would be optimised to one without it
+    .SetShapeFn(faults_shape);
+
+class CheckFaultsOp : public OpKernel {
+ public:
+  explicit CheckFaultsOp(OpKernelConstruction* context) : OpKernel(context) {
+    OP_REQUIRES_OK(context, context->GetAttr("labels", &labels_));
+    OP_REQUIRES_OK(context, context->GetAttr("remedy", &remedy_));
+  }
+
+  void Compute(OpKernelContext* context) override {
+    const Tensor& faults = context->input(0);
+    const auto expected = static_cast<int64_t>(labels_.size());
+    OP_REQUIRES(context, faults.dims() == 1 && faults.NumElements() == expected,
+                invalid_argument("Expected faults [", expected, "], one for each label, got shape ",
+                                 faults.shape().DebugString()));
+    std::string found;
+    for (int64_t i = 0; i < expected; ++i) {
+      const int32_t fault = faults.flat<int32_t>()(i);
+      if (fault == 0) continue;
+      found += (found.empty() ? "" : ", ") + labels_[i];
+      found += fault > 0 ? " on rank " + std::to_string(fault - 1) : " in the sum over the ranks, of whom none has any";
+    }
+    OP_REQUIRES(context, found.empty(),
+                invalid_argument("The gradient holds a NaN or an infinity: ", found, ". ", remedy_));
+    context->set_output(0, faults);
+  }
+
+ private:
+  std::vector<std::string> labels_;
+  std::string remedy_;
+};
+
+REGISTER_KERNEL_BUILDER(Name("HvdSparseCheckFaults").Device(tensorflow::DEVICE_CPU), CheckFaultsOp);
+
+}  // namespace
+}  // namespace hvds

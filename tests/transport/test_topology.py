@@ -1,0 +1,234 @@
+"""How ranks become nodes, and what hosts are told before Horovod starts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import urllib.request
+
+import pytest
+from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
+from horovod.runner.http.http_server import KVStoreServer, RendezvousServer
+
+from hvd_sparse.transport import host_names, launcher_store, nodes
+from hvd_sparse.transport.launcher_store import Store
+from tests.parallel.launch import ROOT
+
+HERE = {"machine": "here", "loopback": None}
+THERE = {"machine": "there", "loopback": None}
+LOOPBACK = {"machine": "there", "loopback": "there -> 127.0.1.1"}
+
+
+def places(hosts, local_size=None):
+    return [{"host": host, "local_size": local_size} for host in hosts]
+
+
+@pytest.mark.parametrize(
+    "hosts, local_size, rows",
+    [
+        ("a", None, [[0]]),
+        ("aabb", None, [[0, 1], [2, 3]]),
+        ("abab", None, [[0, 2], [1, 3]]),
+        ("aaaa", 2, [[0, 1], [2, 3]]),
+        ("aaaa", 1, [[0], [1], [2], [3]]),
+        ("aaaabb", 2, [[0, 1], [2, 3], [4, 5]]),
+        ("ababaa", 2, [[0, 2], [4, 5], [1, 3]]),
+    ],
+)
+def test_ranks_are_grouped_by_host_and_size(hosts, local_size, rows):
+    assert nodes.arrange(places(hosts, local_size)) == rows
+
+
+def test_ranks_across_nodes_stand_in_the_order_in_which_horovod_numbers_a_set():
+    rows = nodes.arrange(places("ababaa", 2))
+    assert nodes.columns(rows) == [[0, 1, 4], [2, 3, 5]]
+
+
+@pytest.mark.parametrize(
+    "hosts, local_size, told",
+    [
+        ("aab", None, r"unequal size \(a: 2, b: 1 ranks\).*same number of ranks on every host"),
+        ("aab", 2, r"local_size = 2 does not divide .*\(a: 2, b: 1\).*choose a divisor"),
+        ("aaa", 2, "local_size = 2 does not divide"),
+        ("aa", 0, "local_size = 0 does not divide"),
+        ("aa", -1, "local_size = -1 does not divide"),
+    ],
+)
+def test_what_cannot_be_a_grid_is_refused(hosts, local_size, told):
+    with pytest.raises(ValueError, match=told):
+        nodes.arrange(places(hosts, local_size))
+
+
+def test_ranks_must_ask_for_the_same_size():
+    with pytest.raises(ValueError, match="rank 0: 1, rank 1: 2"):
+        nodes.arrange([{"host": "a", "local_size": 1}, {"host": "a", "local_size": 2}])
+
+
+def test_horovods_numbers_need_a_start():
+    """In a process of its own, as other tests start Horovod in this one."""
+    asks = """
+from hvd_sparse import topology
+assert topology.world().size == 1
+for number in (topology.rank, topology.size, topology.local_rank, topology.local_size):
+    try:
+        number()
+    except ValueError as error:
+        print(error)
+"""
+    ended = subprocess.run([sys.executable, "-c", asks], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.count("call hvd_sparse.init() first") == 4
+
+
+@pytest.mark.parametrize("reports", [[HERE], [HERE, THERE], [HERE, HERE], [LOOPBACK], [LOOPBACK, LOOPBACK]])
+def test_hosts_that_find_each_other_are_let_through(reports):
+    """Also those whose names are loopback addresses, as long as all of them are one machine."""
+    assert host_names.fault(reports) is None
+
+
+@pytest.mark.parametrize("reports", [[HERE, LOOPBACK], [LOOPBACK, HERE, THERE]])
+def test_a_loopback_name_among_several_machines_is_named_with_a_remedy(reports):
+    text = host_names.fault(reports)
+    assert "there -> 127.0.1.1" in text and "/etc/hosts on every host" in text
+
+
+@pytest.fixture
+def job(monkeypatch):
+    """The environment of rank 0 on the first of two hosts, with a launcher's store."""
+    server = KVStoreServer(verbose=0)
+    environment = {
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(server.start_server()),
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CROSS_SIZE": "2",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_RANK": "0",
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(host_names, "describe", lambda: HERE)
+    port = environment["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    yield Store(f"http://127.0.0.1:{port}/{host_names.SCOPE}")
+    server.shutdown_server()
+
+
+def test_every_rank_gets_the_verdict_on_all_hosts(job, monkeypatch):
+    job.put(1, LOOPBACK)
+    with pytest.raises(ValueError, match="there -> 127.0.1.1"):
+        host_names.check()
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    monkeypatch.setenv("HOROVOD_LOCAL_RANK", "1")
+    with pytest.raises(ValueError, match="there -> 127.0.1.1"):
+        host_names.check()
+
+
+def test_hosts_in_order_go_on(job):
+    job.put(1, THERE)
+    host_names.check()
+
+
+def test_a_host_that_does_not_answer_is_left_to_horovod(job, monkeypatch):
+    monkeypatch.setattr(launcher_store, "PATIENCE", 0.2)
+    host_names.check()
+
+
+@pytest.mark.parametrize(
+    "name, value", [("HOROVOD_CROSS_SIZE", "1"), ("HOROVOD_CONTROLLER", "mpi"), ("HOROVOD_GLOO_RENDEZVOUS_PORT", None)]
+)
+def test_nothing_is_asked_where_there_is_nothing_to_ask(job, monkeypatch, name, value):
+    job.put(1, LOOPBACK)
+    if value is None:
+        monkeypatch.delenv(name)
+    else:
+        monkeypatch.setenv(name, value)
+    host_names.check()
+
+
+# ---- what is told before Horovod starts ----
+
+
+def test_rank_0_judges_what_all_told_and_the_others_get_it(job, monkeypatch):
+    job.put(0, "a")
+    job.put(1, "b")
+    assert job.verdict(2, "".join) == "ab"
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    assert job.verdict(2, None) == "ab"
+
+
+def test_a_rank_that_does_not_come_is_none_to_the_judge_and_rank_0_an_error(job, monkeypatch):
+    monkeypatch.setattr(launcher_store, "PATIENCE", 0.2)
+    monkeypatch.setenv("HOROVOD_RANK", "1")
+    with pytest.raises(RuntimeError, match="Rank 0 did not start within 0.6 s"):
+        job.verdict(2, None)
+    job.put(0, "a")
+    monkeypatch.setenv("HOROVOD_RANK", "0")
+    assert job.verdict(2, list) == ["a", None]
+
+
+def test_ranks_that_come_and_go_have_no_store_in_common(job, monkeypatch):
+    assert Store.of_job("scope").url.endswith("/scope")
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    assert Store.of_job("scope") is None
+
+
+# ---- addresses of an earlier start ----
+
+
+@pytest.fixture
+def launcher():
+    """The store of horovodrun for two ranks on one host."""
+    server = RendezvousServer()
+    port = server.start()
+    server.init(get_host_assignments([HostInfo("here", 2)], 2, 2))
+    yield f"http://127.0.0.1:{port}"
+    server.stop()
+
+
+def delete(url):
+    urllib.request.urlopen(urllib.request.Request(url, method="DELETE"))
+
+
+def ranks_find_each_other(launcher, racing):
+    """What two ranks put and delete; `racing`, one is done with all scopes before the other with its host's."""
+    for scope, ranks in (("global", (0, 1)), ("local_here", (0, 1)), ("cross_0", (0,)), ("cross_1", (0,))):
+        for rank in ranks:
+            Store(f"{launcher}/{scope}").put(rank, "an address")
+    for key in ("global/0", "global/1", "local_here/0"):
+        delete(f"{launcher}/{key}")
+    for key in ("cross_0/0", "local_here/1") if racing else ("local_here/1", "cross_0/0"):
+        delete(f"{launcher}/{key}")
+    delete(f"{launcher}/cross_1/0")
+
+
+def left(launcher):
+    scopes = {"global": 2, "local_here": 2, "cross_0": 1, "cross_1": 1}
+    return {
+        f"{scope}/{rank}" for scope, ranks in scopes.items() for rank in range(ranks) if there(launcher, scope, rank)
+    }
+
+
+def there(launcher, scope, rank):
+    try:
+        return bool(Store(f"{launcher}/{scope}").get(rank, patience=0.0))
+    except TimeoutError:
+        return False
+
+
+def forget(launcher, monkeypatch, rank):
+    port = launcher.rpartition(":")[2]
+    places = {"RANK": rank, "LOCAL_RANK": rank, "CROSS_RANK": 0, "SIZE": 2, "HOSTNAME": "here", "CONTROLLER": "gloo"}
+    for name, value in {**places, "GLOO_RENDEZVOUS_ADDR": "127.0.0.1", "GLOO_RENDEZVOUS_PORT": port}.items():
+        monkeypatch.setenv(f"HOROVOD_{name}", str(value))
+    launcher_store.forget_addresses()
+
+
+@pytest.mark.parametrize("racing", [False, True])
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_addresses_are_forgotten_whatever_the_order_in_which_ranks_were_done(launcher, monkeypatch, racing, order):
+    ranks_find_each_other(launcher, racing)
+    assert left(launcher) == ({"local_here/0", "local_here/1"} if racing else set())
+    for rank in order:
+        forget(launcher, monkeypatch, rank)
+    assert not left(launcher)
+    ranks_find_each_other(launcher, racing=False)
+    assert not left(launcher), "what was asked for before counts no more"
