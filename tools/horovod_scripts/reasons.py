@@ -43,7 +43,7 @@ REASONS = (
     Reason(
         "*::test_two_dispatchers",
         r"Dispatcher id must be within|Horovod has been shut down",
-        "Each rank asks for the dispatcher of its own number, of which there are two: on four ranks plain Horovod fails, "
+        "Each rank asks for the dispatcher of its own number, of which there are two: on four plain Horovod fails, "
         "too.",
     ),
     Reason(
