@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from benchmarks import report, timing
+from benchmarks import report, timing, writing
 from benchmarks.cluster import bits_per_second
 from hvd_sparse import collective_costs, streams
 
@@ -276,7 +276,7 @@ def draw(rows: Sequence[dict], path: str) -> None:
         _curves(by_density, [row for row in shown if row["nodes"] == swept], "density")
         by_density.set(title=f"{rate}, {swept} ranks", xlabel="density", xscale="log")
         by_density.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)
 
 
 def _curves(axis: Any, rows: Sequence[dict], along: str) -> None:

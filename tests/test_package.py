@@ -11,7 +11,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "LICENSE", "datacache", "hvd_sparse", "lars", "ops")
+SOURCES = (
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "datacache",
+    "hvd_sparse",
+    "lars",
+    "ops",
+)
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 USE = """
