@@ -255,7 +255,7 @@ def _overlap_table(overlapped: Sequence[dict]) -> list[str]:
         rows, inner, columns = each["matmul"]
         lines.append(
             f"| {each['nodes']} | {each['rate']} | {_percent(each['density'])} | {each['collective']} | "
-            f"[{rows}, {inner}] [{inner}, {columns}] | {times} | {each['exposed_ms']:.1f} | {each['share']:.2f} | "
+            f"{rows}x{inner} by {inner}x{columns} | {times} | {each['exposed_ms']:.1f} | {each['share']:.2f} | "
             f"{each['exposed_with_wait_ms']:.1f} | {each['share_with_wait']:.2f} |"
         )
     return lines
