@@ -10,6 +10,7 @@ A Horovod script changes its import line and adds a recipe:
 What a Horovod user knows keeps its name; README.md has the rest.
 """
 
+from hvd_sparse import _command as _command  # first: see there
 from hvd_sparse import (
     aggregators,
     callbacks,

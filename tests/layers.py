@@ -44,6 +44,7 @@ LAYERS = [
         "variables",
     },
     {
+        "_command",
         "archives",
         "costs",
         "eager",
