@@ -89,7 +89,7 @@ def choose(aggregator: Any, compression: Any) -> Any:
             f"Expected hvd.Compression.none or hvd.Compression.fp16, got {compression!r}. What else can be sent is a "
             "recipe: pass aggregator=hvd.recipes.hitopk(density=0.01)."
         )
-    return wire.with_wire_dtype(recipes.dense() if aggregator is None else aggregator, "float16")
+    return wire.with_wire_dtype(recipes.mean() if aggregator is None else aggregator, "float16")
 
 
 def is_sum(op: Any) -> bool:
@@ -130,7 +130,7 @@ def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
     if by_nodes is not None:
         raise ValueError(
             f"process_set={process_set} cannot be had beside {type(by_nodes).__name__}, which exchanges inside the "
-            "nodes of all ranks and across them. In a process set use a recipe of one level, as hvd.recipes.dense(), "
+            "nodes of all ranks and across them. In a process set use a recipe of one level, as hvd.recipes.mean(), "
             "topk(density), mstopk(density) or sparcml(density)."
         )
     return process_set

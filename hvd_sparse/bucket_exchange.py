@@ -27,7 +27,7 @@ class BucketExchange:
         self.state = aggregator.create(spec)
         self._world = spec.grid.world
         self._prefix = spec.name
-        self._apart = aggregator.takes_apart(spec.dtype)
+        self._apart = aggregator.takes_apart(spec)
         self._carried: tf.Variable | None = None
         if not aggregator.restored(self.state, tf.zeros([spec.size])):
             # [0] while there is nothing to carry, else [size]: this rank's share.

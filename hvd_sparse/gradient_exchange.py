@@ -36,7 +36,7 @@ class GradientExchange:
     no broadcast touches it.
 
     Args:
-        aggregator: a recipe; the default is `recipes.dense()`.
+        aggregator: a recipe; the default is `recipes.mean()`.
         name: collectives are named after it; a number is added where the process has used it already.
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors, in the buckets; by default their rows travel
             exactly, whatever the aggregator.
@@ -73,7 +73,7 @@ class GradientExchange:
             raise TypeError(
                 f"Expected an aggregator, as hvd.recipes.hitopk(density=0.01), got {type(aggregator).__name__}."
             )
-        self.aggregator = aggregator or recipes.dense()
+        self.aggregator = aggregator or recipes.mean()
         self.telemetry = telemetry
         self._sums = arguments.is_sum(op)
         self._process_set = arguments.own_set(process_set, self.aggregator)

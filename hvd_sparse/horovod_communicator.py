@@ -79,8 +79,11 @@ class HorovodCommunicator(Communicator):
         return elements * self.size <= _FEW and not tf.executing_eagerly()
 
     def _unknown(self, tensor):
-        """The same tensor, but never a constant, which TensorFlow would exchange when it optimises the graph."""
-        return tensor if tf.executing_eagerly() else unknown(tensor, self._never_written)
+        """The same tensor, but never a constant, which TensorFlow would exchange when it optimises the graph.
+
+        A graph of TensorFlow 1 runs in a session, in which this variable has no value.
+        """
+        return unknown(tensor, self._never_written) if tf.inside_function() else tensor
 
     def _allreduce_bfloat16(self, tensor, op, name):
         """Each rank reduces a shard, in float32: Horovod cannot add bfloat16. As many bytes as a ring sends."""

@@ -10,11 +10,19 @@ import os
 from collections.abc import Iterable, Sequence
 
 import horovod.tensorflow as _horovod
+import tensorflow as tf
 from horovod.tensorflow import ProcessSet, global_process_set
 
 DYNAMIC_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
 _ids: dict[tuple[int, ...], int] = {}  # of all sets but that of all ranks
 _of_grid: set[tuple[int, ...]] = set()
+
+
+class NotIncludedError(tf.errors.InvalidArgumentError, ValueError):
+    """A rank has called a collective of a process set that it is not in; Horovod's own error, and a `ValueError`."""
+
+    def __init__(self, message: str):
+        super().__init__(None, None, message)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
@@ -157,7 +165,7 @@ def require_member(process_set: ProcessSet, root_rank: int | None = None) -> Non
     """Refuses a process set that is not ready or without this rank, and a root outside it.
 
     Raises:
-        ValueError: saying which of them it is.
+        ValueError: saying which of them it is; for a rank outside it is also Horovod's `InvalidArgumentError`.
     """
     if process_set.process_set_id is None:
         raise ValueError(
@@ -167,7 +175,7 @@ def require_member(process_set: ProcessSet, root_rank: int | None = None) -> Non
     size = _horovod.size()  # says so where Horovod was not started
     ranks = process_set.ranks if process_set.process_set_id else list(range(size))
     if _horovod.rank() not in ranks:
-        raise ValueError(
+        raise NotIncludedError(
             f"Rank {_horovod.rank()} is not in the process set of the ranks {ranks}: call its collectives only where "
             "process_set.included()."
         )

@@ -14,6 +14,7 @@ from hvd_sparse.aggregators import (
     Auto,
     Compressed,
     Hierarchical,
+    Mean,
     Schedule,
     SparseAllReduce,
 )
@@ -22,6 +23,11 @@ from hvd_sparse.compressors import BucketTopK, Compressor, Density, MSTopK, Quan
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.error_feedback import ErrorFeedback
 from hvd_sparse.quantizers import QSGD
+
+
+def mean(wire_dtype: str | None = None) -> Aggregator:
+    """The dense mean, as `torus2d` on several nodes of several ranks each and else as `dense`: the default."""
+    return Mean(wire_dtype)
 
 
 def dense(wire_dtype: str | None = None) -> Aggregator:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.aggregators import Aggregator, Auto, Exchange, Schedule
+from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.buckets import Gradient
 from hvd_sparse.compressors import Compressor
 
@@ -92,9 +92,10 @@ class Telemetry:
             return {}
         fields = dict(zip(_FIELDS, self._record.numpy().tolist(), strict=True))
         owed = [float(tf.norm(aggregator.owed(state))) for aggregator, state in buckets]
+        ran = [part_names(aggregator.running(state)[0]) for aggregator, state in buckets]
         return {
             "step": int(fields["step"]),
-            "recipe": ", ".join(dict.fromkeys(part_names(running(*bucket)[0]) for bucket in buckets)) or "rows",
+            "recipe": ", ".join(dict.fromkeys(ran)) or "rows",
             "bytes_inside": int(fields["bytes_inside"]),
             "bytes_across": int(fields["bytes_across"]),
             "density": fields["kept"] / max(fields["total"], 1.0),
@@ -176,16 +177,6 @@ def timed(part: Any) -> Any:
     return part
 
 
-def running(aggregator: Aggregator, state: Any) -> tuple[Aggregator, Any]:
-    """The aggregator that ran last and its state: a schedule's present stage, what `Auto` chose, else itself."""
-    if isinstance(aggregator, Schedule):
-        number = int(state.holder.numpy())
-        return running(aggregator.stages[number][1], state.levels[number])
-    if isinstance(aggregator, Auto):
-        return running(aggregator.chosen(state), state.inner)
-    return aggregator, state
-
-
 def part_names(aggregator: Aggregator) -> str:
     """The names of the parts of an aggregator, outermost first, as "Hierarchical/Compressed/ErrorFeedback/MSTopK"."""
     names = []
@@ -198,7 +189,7 @@ def part_names(aggregator: Aggregator) -> str:
 
 
 def _compression_seconds(aggregator: Aggregator, state: Any) -> float:
-    _, level = running(aggregator, state)
+    _, level = aggregator.running(state)
     return sum(float(part.seconds.numpy()) for part in level.submodules if isinstance(part, _Stopwatch))
 
 

@@ -75,6 +75,7 @@ def _rounded_buckets(shape, size, density, dtype, wire):
 
 AGGREGATORS: dict[str, Recipe] = {
     "dense": Recipe(lambda density, wire: recipes.dense(wire), _dense, False),
+    "mean": Recipe(lambda density, wire: recipes.mean(wire), _dense, False),
     "torus2d": Recipe(lambda density, wire: recipes.torus2d(wire), _dense, False),
     "topk": Recipe(recipes.topk, _selecting(simulation.Flat, simulation.exact), True),
     "mstopk": Recipe(recipes.mstopk, _selecting(simulation.Flat, simulation.searched()), True),

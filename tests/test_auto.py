@@ -15,7 +15,7 @@ from hvd_sparse.communicator import Grid
 from hvd_sparse.costs import CANDIDATES, Cluster, Link
 from hvd_sparse.notebook import KEPT_FOR, Notebook
 from hvd_sparse.spec import Spec, describe
-from hvd_sparse.telemetry import part_names, running, timed
+from hvd_sparse.telemetry import part_names, timed
 from tests import figures, threads
 
 SIZE, DENSITY, RANKS, LOCAL = 1000, 0.05, 4, 2
@@ -312,7 +312,7 @@ def test_measuring_a_training_makes_no_difference_to_the_choice():
 def test_telemetry_names_what_was_chosen(first, names):
     recipe = timed(recipes.auto(DENSITY, [first, "torus2d"]))
     for each in (recipe, recipes.schedule([(0, recipe)])):
-        assert part_names(running(each, each.init(Spec(SIZE, Grid.lone())))[0]) == names
+        assert part_names(each.running(each.init(Spec(SIZE, Grid.lone())))[0]) == names
 
 
 # ---- what it is and what it refuses ----

@@ -6,6 +6,7 @@ from hvd_sparse.aggregators.auto import Auto
 from hvd_sparse.aggregators.base import Aggregator
 from hvd_sparse.aggregators.compressed import Compressed
 from hvd_sparse.aggregators.hierarchical import Hierarchical
+from hvd_sparse.aggregators.mean import Mean
 from hvd_sparse.aggregators.schedule import Schedule
 from hvd_sparse.aggregators.sparse_allreduce import SparseAllReduce
 from hvd_sparse.aggregators.transaction import Exchange, commit
@@ -18,6 +19,7 @@ __all__ = [
     "Compressed",
     "Exchange",
     "Hierarchical",
+    "Mean",
     "Schedule",
     "SparseAllReduce",
     "commit",

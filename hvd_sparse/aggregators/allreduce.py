@@ -57,9 +57,9 @@ class AllReduce(Aggregator):
             spoiled=spoiled,
         )
 
-    def takes_apart(self, dtype):
+    def takes_apart(self, spec):
         """It does where Horovod can add the gradients as they are."""
-        return dtype in _ADDED and self.wire_dtype in (None, dtype.name)
+        return spec.dtype in _ADDED and self.wire_dtype in (None, spec.dtype.name)
 
     def exchange_apart(self, tensors, state, carried):
         spec, world = state.spec, state.communicator

@@ -80,6 +80,9 @@ class Auto(Aggregator):
         """The candidate that exchanges this vector; its state is `state.inner`."""
         return dict(self.candidates)[self.decided(state)]
 
+    def running(self, state):
+        return self.chosen(state).running(state.inner)
+
     def decided(self, state):
         """The name of the candidate that exchanges this vector."""
         return state.choice

@@ -31,7 +31,7 @@ class Aggregator(abc.ABC):
     """Averages a vector over all ranks, again and again.
 
     A member of this role implements the abstract methods; the others are final but for `set_epoch`,
-    `decided`, the two about tensors apart and the properties.
+    `running`, `decided`, the two about tensors apart and the properties.
     """
 
     @property
@@ -122,8 +122,8 @@ class Aggregator(abc.ABC):
             },
         )
 
-    def takes_apart(self, dtype: tf.DType) -> bool:
-        """Whether `exchange_apart` can exchange gradients of this dtype."""
+    def takes_apart(self, spec: Spec) -> bool:
+        """Whether `exchange_apart` can exchange the tensors that such a vector consists of."""
         return False
 
     def exchange_apart(self, tensors: Sequence[tf.Tensor], state: Level, carried: tf.Tensor) -> Exchange:
@@ -154,6 +154,10 @@ class Aggregator(abc.ABC):
 
     def set_epoch(self, state: Level, epoch: int) -> None:  # noqa: B027 - most members have nothing to do
         """Tells the number of the epoch that begins; only a schedule listens."""
+
+    def running(self, state: Level) -> tuple[Aggregator, Level]:
+        """The aggregator that has exchanged this vector last, and its state: the part that was chosen, else itself."""
+        return self, state
 
     def decided(self, state: Level) -> Any:
         """What was decided for this vector when its state was made, JSON-serialisable, the same on every rank.

@@ -78,6 +78,10 @@ class Schedule(Aggregator):
     def set_epoch(self, state, epoch):
         state.epoch.assign(epoch)
 
+    def running(self, state):
+        number = int(state.holder.numpy())
+        return self.stages[number][1].running(state.levels[number])
+
     def decided(self, state):
         found = [part.decided(level) for (_, part), level in zip(self.stages, state.levels, strict=True)]
         return found if any(each is not None for each in found) else None

@@ -65,7 +65,7 @@ def test_the_order_of_horovod_tensorflow_is_known_by_its_bool():
         global_process_set,
         True,
     )
-    assert optimizer.exchange.aggregator == hvd.recipes.dense("float16")
+    assert optimizer.exchange.aggregator == hvd.recipes.mean("float16")
     assert optimizer.gradient_accumulation_steps == 2
     np.testing.assert_array_equal(trained(optimizer, GRADIENTS[:2])[0], -(GRADIENTS[0] + GRADIENTS[1]) / 2)
     with pytest.raises(TypeError, match="got 'op' by position and by name"):
@@ -173,7 +173,7 @@ def test_what_are_no_groups_is_refused(options):
 @pytest.mark.parametrize(
     ("recipe", "expected"),
     [
-        (None, hvd.recipes.dense("float16")),
+        (None, hvd.recipes.mean("float16")),
         (hvd.recipes.dense(), hvd.recipes.dense("float16")),
         (hvd.recipes.torus2d(), hvd.recipes.torus2d("float16")),
         (hvd.recipes.topk(0.1), hvd.recipes.topk(0.1, "float16")),
@@ -315,7 +315,7 @@ def test_other_arguments_are_left_to_keras(distributed, options):
 def test_horovods_arguments_of_load_model_are_taken(tmp_path):
     _, path = saved(tmp_path)
     loaded = hvd.load_model(path, None, None, hvd.Compression.fp16, False)
-    assert loaded.optimizer.exchange.aggregator == hvd.recipes.dense("float16")
+    assert loaded.optimizer.exchange.aggregator == hvd.recipes.mean("float16")
     with pytest.raises(ValueError, match="legacy_opts=True.*Keras 3 does not have"):
         hvd.load_model(path, legacy_opts=True)
     with pytest.raises(TypeError, match="Unknown argument 'densty'"):

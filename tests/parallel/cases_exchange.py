@@ -21,7 +21,7 @@ STEPS = 20
 DENSITY = 0.02
 SIZES = (1, 7, 1000, 4099, 65537)
 NARROW = (("float16", "bfloat16"), ("bfloat16", "float16"), ("float32", "float16"), ("float16", "float32"))
-RECIPES = ["dense", "torus2d", "topk", "mstopk", "hitopk", "sparcml", "sparcml_buckets"]
+RECIPES = ["dense", "torus2d", "mean", "topk", "mstopk", "hitopk", "sparcml", "sparcml_buckets"]
 STAGES = ["hitopk", "torus2d", "topk", "dense", "mstopk"]
 EPOCHS = [0] * 5 + [1] * 2 + [2] * 5 + [3] + [4] * 5 + [0] * 2
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fractions
+import itertools
 import os
 
 import horovod.tensorflow as horovod
@@ -242,6 +243,17 @@ def broadcasts_are_refused_alike():
     assert int(hvd.allreduce(1, op=hvd.Sum)) == hvd.size()
 
 
+@case(ranks=(2, 4))
+def gradients_of_tensors_are_averaged_in_a_session():
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        x = tf.constant(float(hvd.rank()))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = x * x
+        (mean,) = session.run(hvd.DistributedGradientTape(tape).gradient(y, [x]))
+    assert mean == hvd.size() - 1
+
+
 # ---- process sets ----
 
 
@@ -252,8 +264,9 @@ def a_process_set_is_a_world_of_its_own():
     assert pair.ranks == [0, 2] and pair.size() == 2 and pair.included() == (hvd.rank() != 1)
     if hvd.rank() == 1:
         assert hvd.allreduce(5.0, process_set=alone) == 5.0
-        for refused in (hvd.broadcast_object, hvd.allgather_object):
-            with raises(ValueError, "Rank 1 is not in the process set of the ranks [0, 2]"):
+        kinds = (ValueError, tf.errors.InvalidArgumentError)  # Horovod's is the latter
+        for refused, kind in itertools.product((hvd.broadcast_object, hvd.allgather_object), kinds):
+            with raises(kind, "Rank 1 is not in the process set of the ranks [0, 2]"):
                 refused(1, process_set=pair)
     else:
         variable = tf.Variable(float(hvd.rank()))

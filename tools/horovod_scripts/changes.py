@@ -32,6 +32,7 @@ LAST_NAME = "Keras 3 has dropped the old name."
 
 # For examples and tests alike; those whose pattern is not found change nothing and are not listed.
 DROPPED = (
+    Change(r"^[ \t]*if hasattr\(tf, 'ConfigProto'\):\n(?:[ \t]+(?:self\.)?config.*\n)+", "", SESSION),
     Change(r"^[ \t]*(?:self\.)?config(?: = tf\.ConfigProto\(\)|\.gpu_options\.\w+ = .*)\n", "", SESSION),
     Change(r"^[ \t]*K\.set_session\(.*\)\n", "", SESSION),
     Change(r"\blr=", "learning_rate=", LAST_NAME),

@@ -91,16 +91,19 @@ _BASICS = Change(
 _INSIDE = "It looked into Horovod's own optimizer."
 _NO_REF = Change(r"\b(var|v)\.ref\(\)", r"id(\1)", "Keras 3's variables have no `ref`.")
 
+_OWN_OPTIMIZER = (  # of a test
+    Change(r"super\(\).__init__\(name=name", "super().__init__(0.1, name=name", "Keras 3 asks for a rate."),
+    Change(
+        r"def update_step\(self, gradient, variable\)",
+        "def update_step(self, gradient, variable, learning_rate)",
+        "Keras 3 hands the learning rate on.",
+    ),
+)
 TESTS = (
     Tests(
         "test/parallel/test_tensorflow2_keras.py",
         (
-            Change(r"super\(\).__init__\(name=name", "super().__init__(0.1, name=name", "Keras 3 asks for a rate."),
-            Change(
-                r"def update_step\(self, gradient, variable\)",
-                "def update_step(self, gradient, variable, learning_rate)",
-                "Keras 3 hands the learning rate on.",
-            ),
+            *_OWN_OPTIMIZER,
             Change(
                 r"^( *)grads_and_vars = (?:opt|hvd_optimizer)\._compute_gradients\(\s*(?:loss=)?loss, var_list=(\w+)\)",
                 r"\1with tf.GradientTape() as tape:\n\1    value = loss()\n"
@@ -112,7 +115,7 @@ TESTS = (
             _NO_REF,
         ),
     ),
-    Tests("test/parallel/test_tensorflow2_keras_process_sets.py"),
+    Tests("test/parallel/test_tensorflow2_keras_process_sets.py", _OWN_OPTIMIZER),
     Tests(
         "test/parallel/test_tensorflow.py",
         (
