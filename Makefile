@@ -8,10 +8,11 @@ VENV := .venv
 RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --quiet --disable-pip-version-check --no-input
 DONE := $(VENV)/.done
+DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test lint types clean
+.PHONY: help setup build demo test lint types docs clean
 
 help:           ## what there is to make
 	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
@@ -31,14 +32,22 @@ lint: setup     ## ruff: errors, imports, docstrings, layout
 types: setup    ## mypy
 	@$(RUN) -m mypy --no-error-summary
 
+docs: $(DOCS)/.done  ## the pages, in site/; a warning is an error
+	@NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build
+
 setup: $(DONE)/package build  ## the virtual environment with all that the others need
 
 build: $(DONE)/requirements  ## the native libraries, where their sources have changed
 	@$(RUN) setup.py --quiet build_ext --inplace
 
 clean:          ## removes all of it but the cached Horovod wheel
-	@rm -rf $(VENV) build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
+	@rm -rf $(VENV) $(DOCS) site build dist *.egg-info results hvd_sparse/_*.so hvd_sparse/_ops.json datacache/_*.so datacache/_ops.json lars/_*.so lars/_ops.json
 	@find . -name __pycache__ -prune -exec rm -rf {} +
+
+$(DOCS)/.done: requirements-docs.txt
+	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or pass PYTHON=..."; exit 1; }
+	@$(PYTHON) -m venv $(DOCS) && $(DOCS)/bin/python -m pip --quiet --disable-pip-version-check --no-input install -r $<
+	@touch $@
 
 $(DONE)/environment:
 	@command -v $(PYTHON) >/dev/null || { echo "$(PYTHON) is missing: install Python 3.11, or pass PYTHON=..."; exit 1; }

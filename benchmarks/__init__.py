@@ -1,1 +1,5 @@
-"""One script a question; `make bench-NAME` runs bench_NAME.py. Results with date and processor go to results/."""
+"""One script a question; `make bench-NAME` runs bench_NAME.py. Reports with date and processor go to results/."""
+
+from quiet_tensorflow import quiet
+
+quiet()

@@ -43,7 +43,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks import report, timing
+from benchmarks import report, timing, writing
 from benchmarks.convergence_settings import ARMS, MEASURES, MODELS, TRAINED, pairs
 from benchmarks.report import Section, Verdict
 
@@ -271,7 +271,7 @@ def draw(sections: Sequence[Section], path: str) -> None:
         axis.set(title=section.title, xlabel="epoch", ylabel=f"{MEASURES[section.title]}, held-out, points")
         axis.grid(alpha=0.3)
         axis.legend()
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)
 
 
 def main() -> None:
@@ -314,7 +314,7 @@ def main() -> None:
     for section in sections:
         verdicts = [verdict._asdict() for verdict in section.verdicts]
         data[section.title] = {"verdicts": verdicts, "figures": section.figures}
-    stem = timing.write_results("convergence", data, text)
+    stem = writing.write_results("convergence", data, text)
     draw(sections, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
 

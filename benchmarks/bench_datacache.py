@@ -25,6 +25,7 @@ from benchmarks import (
     report,
     slow_files,
     timing,
+    writing,
 )
 from benchmarks.report import Section
 
@@ -63,13 +64,13 @@ def write(sections: dict[ModuleType, Section], text: str) -> pathlib.Path:
     for question, section in sections.items():
         verdicts = [verdict._asdict() for verdict in section.verdicts]
         data[name_of(question)] = {"title": section.title, "verdicts": verdicts, "figures": section.figures}
-    stem = timing.write_results("datacache", data, text)
+    stem = writing.write_results("datacache", writing.medians(data), text, data)
     drawn = [question for question in sections if question in PICTURES]
     if drawn:
         figure = Figure(figsize=(6 * len(drawn), 4), layout="constrained")
         for question, axis in zip(drawn, figure.subplots(1, len(drawn), squeeze=False)[0], strict=True):
             PICTURES[question](sections[question].figures, axis)
-        figure.savefig(f"{stem}.png", dpi=120)
+        writing.save_picture(figure, f"{stem}.png")
     return stem
 
 

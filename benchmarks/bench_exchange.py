@@ -27,7 +27,7 @@ from typing import Any
 
 import psutil
 
-from benchmarks import mpirun, timing
+from benchmarks import mpirun, timing, writing
 from benchmarks.cluster import LAUNCHERS, Cluster, raw_rate, unavailable
 from benchmarks.exchange_arms import SPARSE
 from benchmarks.exchange_report import DENSE, DENSE_ROUNDS, SPARSE_ROUNDS, draw, render, rows_of
@@ -268,7 +268,10 @@ def write(runs: list[dict], read_rate: float) -> None:
     """Writes what there is so far as JSON, Markdown and a picture."""
     rows = rows_of(runs, read_rate)
     text = render(runs, rows, read_rate)
-    stem = timing.write_results("exchange", {"machine": timing.machine(), "runs": runs, "rows": rows}, text)
+    known = ("shape", "rate", "reached", "congestion", "idle")
+    links = [{key: run[key] for key in known} for run in runs]
+    summary = {"machine": timing.machine(), "links": links, "rows": writing.columns(rows)}
+    stem = writing.write_results("exchange", summary, text, runs)
     draw(rows, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png", flush=True)
 

@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from benchmarks import report, timing
+from benchmarks import report, timing, writing
 from benchmarks.lars_arms import (
     ALONE,
     BETA_1,
@@ -282,7 +282,7 @@ def draw(cells: list[dict], path: str) -> None:
         axes.set_xlabel("ms, one thread")
         axes.set_title(f"{cell['optimizer']}, {cell['model']}, {cell['elements'] / 1e6:.1f}M parameters")
         axes.legend()
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)
 
 
 def main() -> None:
@@ -300,7 +300,8 @@ def main() -> None:
     if options.dry:
         return
     plain = [{**cell, "times": {arm: vars(taken) for arm, taken in cell["times"].items()}} for cell in cells]
-    stem = timing.write_results("lars", {"machine": timing.machine(), "cells": plain, "ranks": ranks}, text)
+    summary = {"machine": timing.machine(), "cells": plain, "ranks": writing.medians(ranks)}
+    stem = writing.write_results("lars", summary, text, ranks)
     draw(cells, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
 

@@ -24,7 +24,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from sklearn.linear_model import SGDClassifier
 
-from benchmarks import report, timing
+from benchmarks import report, timing, writing
 from benchmarks.cluster import Cluster, bits_per_second, raw_rate, unavailable
 from examples import make_ngrams
 from examples.linear_models import libsvm
@@ -210,7 +210,7 @@ def draw(figures: dict[str, Any], path: str) -> None:
         axis.set(title=f"{method}, {DIMENSIONS[method] / 1e6:.1f}M dimensions", xlabel="seconds a pass")
         axis.invert_yaxis()
         axis.legend()
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)
 
 
 def main() -> None:
@@ -233,7 +233,7 @@ def main() -> None:
     print(text)
     if options.dry or options.quick:
         return
-    stem = timing.write_results("linear", {"machine": timing.machine(), **figures}, text)
+    stem = writing.write_results("linear", {"machine": timing.machine(), **figures}, text)
     draw(figures, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
 

@@ -1,6 +1,6 @@
 """Merging sorted streams against SciPy's sparse addition, and QSGD against a plain pass over memory.
 
-`make bench-merge` takes a few minutes on two cores and writes benchmarks/results/merge-DATE.md and .json. Everything is
+`make bench-merge` takes a few minutes on two cores and writes benchmarks/results/merge.md and .json. Everything is
 checked while it is timed: our sums equal SciPy's, decoded values lie within a step of what was coded, and their mean
 error is that of unbiased rounding. Merges are timed through the kernels' C interface with buffers that are used again,
 and with the check of the messages; SciPy's additions make new results. Quantizing is in multiples of one read pass over
@@ -18,7 +18,7 @@ import numpy as np
 import scipy
 import scipy.sparse
 
-from benchmarks import timing
+from benchmarks import timing, writing
 from benchmarks.merging import Coder, Merger, message
 from benchmarks.selection import Kernels, Rivals, aligned
 from benchmarks.timing import Arm
@@ -190,7 +190,7 @@ def main() -> None:
     plain = [
         {**cell, "times": {name: vars(taken) for name, taken in cell["times"].items()}} for cell in merges + codings
     ]
-    stem = timing.write_results("merge", {"machine": timing.machine(), "cells": plain}, text)
+    stem = writing.write_results("merge", {"machine": timing.machine(), "cells": plain}, text)
     print(f"Written to {stem}.json and .md")
 
 

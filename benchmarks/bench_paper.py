@@ -14,7 +14,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import paper_model as model
-from benchmarks import timing
+from benchmarks import timing, writing
 from benchmarks.paper_model import Constants, Ordering, Setting, Workload
 
 FIGURE_7_SIZES = [256_000 * 2**power for power in range(9)] + [128_000_000]
@@ -304,7 +304,7 @@ def draw(found: dict[str, Any], path: str) -> None:
     for axis in (against, sizes, bars, nodes):
         axis.grid(alpha=0.3)
         axis.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)
 
 
 def main() -> None:
@@ -316,7 +316,7 @@ def main() -> None:
     print(text)
     if options.dry:
         return
-    stem = timing.write_results("paper", found, text)
+    stem = writing.write_results("paper", {"date": timing.machine()["date"], **found}, text)
     draw(found, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
 

@@ -24,7 +24,7 @@ import tempfile
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import timing
+from benchmarks import timing, writing
 from benchmarks.cluster import Cluster, bits_per_second, raw_rate, unavailable
 from benchmarks.sparcml_report import (
     AUTO_AGAIN,
@@ -160,8 +160,10 @@ def measure_all(plan: Plan, rates: Sequence[str], dry: bool) -> str:
 
 def write(runs: list[dict], rows: list[dict], overlapped: list[dict], text: str) -> None:
     """Writes what there is so far as JSON, Markdown and a picture."""
-    data = {"machine": timing.machine(), "runs": runs, "rows": rows, "overlaps": overlapped}
-    stem = timing.write_results("sparcml", data, text)
+    known = ("nodes", "rate", "reached", "congestion", "idle")
+    links = [{key: run[key] for key in known} for run in runs]
+    data = {"machine": timing.machine(), "links": links, "rows": writing.columns(rows), "overlaps": overlapped}
+    stem = writing.write_results("sparcml", data, text, runs)
     draw(rows, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png", flush=True)
 

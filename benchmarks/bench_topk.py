@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from benchmarks import timing
+from benchmarks import timing, writing
 from benchmarks.selection import Kernels, Rivals, aligned
 from benchmarks.timing import Arm
 
@@ -284,7 +284,7 @@ def draw(cells: list[dict], path: str) -> None:
     axes.axvline(1.0, color="black", linewidth=0.8)
     axes.set_xlabel(f"read passes (d = {largest}, one thread unless it says otherwise)")
     axes.legend()
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)
 
 
 def main() -> None:
@@ -300,7 +300,7 @@ def main() -> None:
     if options.quick:
         return
     plain = [{**cell, "times": {name: vars(taken) for name, taken in cell["times"].items()}} for cell in cells]
-    stem = timing.write_results("topk", {"machine": timing.machine(), "cells": plain, "recall": recall}, text)
+    stem = writing.write_results("topk", {"machine": timing.machine(), "cells": plain, "recall": recall}, text)
     draw(cells, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from benchmarks import timing
+from benchmarks import timing, writing
 from benchmarks.timing import Arm, Timing
 from tests.gpu import library, reference
 
@@ -325,7 +325,7 @@ def main() -> None:
     if options.quick:
         return
     plain = [{**cell, "times": {name: vars(taken) for name, taken in cell["times"].items()}} for cell in cells]
-    stem = timing.write_results("topk-gpu", {"machine": timing.machine(), "cells": plain}, text)
+    stem = writing.write_results("topk-gpu", {"machine": timing.machine(), "cells": plain}, text)
     print(f"Written to {stem}.json and .md")
 
 

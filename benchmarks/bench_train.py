@@ -48,7 +48,7 @@ from typing import Any
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks import timing
+from benchmarks import timing, writing
 from benchmarks.cluster import Cluster, raw_rate, unavailable
 from benchmarks.train_breakdown import PARTS
 from hvd_sparse.tuning import cache
@@ -207,7 +207,7 @@ def draw(rows: Sequence[dict[str, Any]], path: str) -> None:
         axis.tick_params(axis="x", rotation=60)
     axes[0].set_ylabel("ms a step")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)
 
 
 def _names(text: str) -> list[str]:
@@ -245,7 +245,8 @@ def main() -> None:
     print(text)
     if options.dry:
         return
-    stem = timing.write_results("train", {"machine": timing.machine(), "runs": runs, "rows": rows}, text)
+    summary = {"machine": timing.machine(), "runs": writing.medians(runs), "rows": rows}
+    stem = writing.write_results("train", summary, text, runs)
     draw(rows, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.figure import Figure
 
-from benchmarks import report, timing
+from benchmarks import report, timing, writing
 from benchmarks.cluster import bits_per_second
 from benchmarks.exchange_arms import SPARSE
 from hvd_sparse import costs
@@ -296,4 +296,4 @@ def draw(rows: list[dict], path: str) -> None:
     for axis in axes[::columns]:
         axis.set_ylabel("ms")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center", fontsize="small")
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from benchmarks import report, timing
+from benchmarks import report, timing, writing
 from benchmarks.cluster import bits_per_second
 from hvd_sparse.collectives import streams
 from hvd_sparse.costs import collectives as collective_costs
@@ -256,7 +256,7 @@ def _overlap_table(overlapped: Sequence[dict]) -> list[str]:
         rows, inner, columns = each["matmul"]
         lines.append(
             f"| {each['nodes']} | {each['rate']} | {_percent(each['density'])} | {each['collective']} | "
-            f"[{rows}, {inner}] [{inner}, {columns}] | {times} | {each['exposed_ms']:.1f} | {each['share']:.2f} | "
+            f"{rows}x{inner} by {inner}x{columns} | {times} | {each['exposed_ms']:.1f} | {each['share']:.2f} | "
             f"{each['exposed_with_wait_ms']:.1f} | {each['share_with_wait']:.2f} |"
         )
     return lines
@@ -277,7 +277,7 @@ def draw(rows: Sequence[dict], path: str) -> None:
         _curves(by_density, [row for row in shown if row["nodes"] == swept], "density")
         by_density.set(title=f"{rate}, {swept} ranks", xlabel="density", xscale="log")
         by_density.legend(fontsize="small")
-    figure.savefig(path, dpi=120)
+    writing.save_picture(figure, path)
 
 
 def _curves(axis: Any, rows: Sequence[dict], along: str) -> None:

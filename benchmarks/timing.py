@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import json
 import math
-import pathlib
 import platform
 import random
 import subprocess
@@ -15,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from scipy.stats import binom
-
-RESULTS = pathlib.Path(__file__).parent / "results"
 
 
 def _processor_times() -> np.ndarray:
@@ -126,14 +122,3 @@ def machine() -> dict[str, str]:
         "commit": commit.stdout.strip() or "unknown",
         "stolen": f"{elapsed[-1] / max(1, elapsed.sum()):.1%}",
     }
-
-
-def write_results(name: str, data: dict, markdown: str) -> pathlib.Path:
-    """Writes results/NAME-DATE.json and .md by temporary name and rename; returns the path without its ending."""
-    RESULTS.mkdir(exist_ok=True)
-    stem = RESULTS / f"{name}-{machine()['date']}"
-    for ending, text in ((".json", json.dumps(data, indent=1) + "\n"), (".md", markdown)):
-        part = stem.with_suffix(f"{ending}.part")
-        part.write_text(text)
-        part.replace(stem.with_suffix(ending))
-    return stem

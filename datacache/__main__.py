@@ -38,6 +38,7 @@ from datacache.reader import Decoder, ReadThrough
 from datacache.sources import ImageFolder, Source, TFRecords
 from datacache.store import Store, kept_in, remove_unused
 from datacache.world import World
+from quiet_tensorflow import quiet
 
 _LOOKED_AT = 32  # samples, from which the size of all is told where it varies
 
@@ -312,4 +313,5 @@ def _row(name: str, text: str) -> None:
 
 
 if __name__ == "__main__":
+    quiet()
     sys.exit(main())

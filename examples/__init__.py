@@ -1,1 +1,5 @@
 """One script a use."""
+
+from quiet_tensorflow import quiet
+
+quiet()

@@ -10,6 +10,7 @@ A Horovod script changes its import line and adds a recipe:
 What a Horovod user knows keeps its name; README.md has the rest.
 """
 
+from hvd_sparse import _command as _command  # isort: skip - first: see there
 from hvd_sparse import _moved
 from hvd_sparse._version import __version__ as __version__
 from hvd_sparse.keras import *  # noqa: F403 - the names are listed there

@@ -11,7 +11,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("setup.py", "pyproject.toml", "MANIFEST.in", "README.md", "datacache", "hvd_sparse", "lars", "ops")
+SOURCES = (
+    "setup.py",
+    "pyproject.toml",
+    "MANIFEST.in",
+    "README.md",
+    "LICENSE",
+    "quiet_tensorflow.py",
+    "datacache",
+    "hvd_sparse",
+    "lars",
+    "ops",
+)
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
 
 USE = """
@@ -60,8 +71,10 @@ def test_the_wheel_carries_package_and_operations_and_nothing_else(wheel):
     modules = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
     native = {"hvd_sparse/_ops.so", "hvd_sparse/_ops.json", "datacache/_native.so", "datacache/_ops.so"}
     native |= {"datacache/_ops.json", "lars/_native.so", "lars/_ops.so", "lars/_ops.json"}
+    beside = {"quiet_tensorflow.py", *(f"{package.name}/py.typed" for package in packages)}
     carried = {name for name in names if ".dist-info/" not in name}
-    assert carried - {"hvd_sparse/_cuda.so", "lars/_cuda.so"} == modules | native
+    assert carried - {"hvd_sparse/_cuda.so", "lars/_cuda.so"} == modules | native | beside
+    assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
 
 
 def test_the_installed_wheel_works_away_from_the_checkout(wheel, tmp_path):

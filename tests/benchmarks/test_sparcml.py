@@ -148,12 +148,12 @@ def test_tables_and_picture_are_made(tmp_path):
     rows, overlapped = sparcml_report.rows_of([run]), sparcml_report.overlaps_of([run])
     text = sparcml_report.render([run], rows, overlapped)
     assert "| 4 | 1gbit | 0.1% | uniform | auto (split_allgather) | 3 | 20.6 (20.6) | 38.83 |" in text
-    assert "| [9, 8] [8, 7] | 100.0 | 100.0 | 210.0 | 130.0 | 100.0 | 110.0 | 30.0 | 0.30 | 10.0 | 0.10 |" in text
+    assert "| 9x8 by 8x7 | 100.0 | 100.0 | 210.0 | 130.0 | 100.0 | 110.0 | 30.0 | 0.30 | 10.0 | 0.10 |" in text
     for block in text.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.strip().split("\n")}) == 1
     sparcml_report.draw(rows, str(tmp_path / "sparcml.png"))
-    assert (tmp_path / "sparcml.png").stat().st_size > 10_000
+    assert (tmp_path / "sparcml.png").stat().st_size > 3_000
 
 
 # ---- what the ranks do ----

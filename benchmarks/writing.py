@@ -1,0 +1,115 @@
+"""Where figures go: a report, its picture and a summary that are kept, and all samples, which stay on the machine.
+
+benchmarks/results/ holds one report a benchmark, the newest: BENCHMARK.md, .json and .png. Date and commit stand
+inside. The JSON has settings, summaries and medians; what every round took goes to results/BENCHMARK-DATE.json, which
+git ignores.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import pathlib
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from matplotlib.figure import Figure
+from PIL import Image
+
+from benchmarks import timing
+
+ROOT = pathlib.Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+SAMPLES = ROOT / "results"
+LARGEST_JSON, LARGEST_PICTURE = 60_000, 80_000  # bytes, of what is kept
+DIGITS = 6
+FEW = 4
+WIDTH = 118
+
+
+def write_results(name: str, summary: dict[str, Any], markdown: str, samples: Any = None) -> pathlib.Path:
+    """Writes RESULTS/NAME.json and .md by temporary name and rename, and the samples to SAMPLES.
+
+    Args:
+        name: of the benchmark.
+        summary: settings, verdicts and medians; JSON-serialisable.
+        markdown: the report.
+        samples: what every round took; JSON-serialisable, or None.
+
+    Returns:
+        The path of the report without its ending.
+    """
+    if samples is not None:
+        raw = {**summary, "samples": samples}
+        _replace(SAMPLES / f"{name}-{timing.machine()['date']}.json", json.dumps(raw, indent=1) + "\n")
+    stem = RESULTS / name
+    _replace(stem.with_suffix(".json"), as_json(summary) + "\n")
+    _replace(stem.with_suffix(".md"), markdown)
+    return stem
+
+
+def save_picture(figure: Figure, path: str | pathlib.Path) -> None:
+    """Saves a figure as PNG with few colours, at the finest resolution that stays below LARGEST_PICTURE."""
+    for dots_per_inch in (120, 100, 80, 60):
+        drawn, saved = io.BytesIO(), io.BytesIO()
+        figure.savefig(drawn, dpi=dots_per_inch)
+        Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(saved, "PNG", optimize=True)
+        if saved.tell() <= LARGEST_PICTURE:
+            break
+    pathlib.Path(path).write_bytes(saved.getvalue())
+
+
+def medians(tree: Any) -> Any:
+    """The same with every list of more than FEW numbers, or pairs of numbers, as their median and count."""
+    if isinstance(tree, dict):
+        return {key: medians(value) for key, value in tree.items()}
+    if not isinstance(tree, list | tuple):
+        return tree
+    if len(tree) > FEW and all(isinstance(each, int | float) for each in tree):
+        return {"median": statistics.median(tree), "rounds": len(tree)}
+    if len(tree) > FEW and all(isinstance(each, list | tuple) and len(each) == 2 for each in tree):
+        return {"medians": [statistics.median(side) for side in zip(*tree, strict=True)], "rounds": len(tree)}
+    return [medians(each) for each in tree]
+
+
+def columns(rows: Sequence[dict[str, Any]]) -> dict[str, list]:
+    """Rows of the same keys as a table, which names each key once."""
+    names = list(dict.fromkeys(key for row in rows for key in row))
+    return {"columns": names, "rows": [[row.get(name) for name in names] for row in rows]}
+
+
+def as_json(data: Any, indent: str = "") -> str:
+    """JSON of which each line holds as much as fits; numbers have DIGITS digits."""
+    if isinstance(data, float):
+        return json.dumps(float(f"{data:.{DIGITS}g}"))
+    if not isinstance(data, dict | list | tuple) or not data:
+        return json.dumps(data)
+    inner = indent + " "
+    if isinstance(data, dict):
+        parts = [f"{json.dumps(str(key))}: {as_json(value, inner)}" for key, value in data.items()]
+        opening, closing = "{}"
+    else:
+        parts = [as_json(value, inner) for value in data]
+        opening, closing = "[]"
+    return _fill(parts, opening, closing, inner)
+
+
+def _fill(parts: list[str], opening: str, closing: str, indent: str) -> str:
+    """Joins parts by commas, with as many on a line as fit; one that has lines of its own begins a new one."""
+    lines = [opening]
+    for number, part in enumerate(parts):
+        text = part + ("," if number < len(parts) - 1 else closing)
+        space = "" if number == 0 else " "
+        if "\n" in part or "\n" in lines[-1] or len(indent) + len(lines[-1]) + len(space + text) > WIDTH:
+            lines.append(text)
+        else:
+            lines[-1] += space + text
+    return f"\n{indent}".join(lines)
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(f"{path.suffix}.part")
+    part.write_text(text)
+    part.replace(path)

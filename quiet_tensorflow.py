@@ -1,0 +1,84 @@
+"""Commands that print their own lines alone: TensorFlow's lines about itself are left out.
+
+The commands of this repository, `python -m datacache` and `python -m hvd_sparse.planner` call `quiet`; libraries do
+not, so that nothing changes for who imports them. A `TF_CPP_MIN_LOG_LEVEL` of your own wins: with 0 all is shown.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+LEVEL = "TF_CPP_MIN_LOG_LEVEL"
+# TensorFlow 2.21 prints these while it is imported, whatever the level, and has no setting that only hides them:
+# TF_ENABLE_ONEDNN_OPTS=0 would compute with other kernels.
+ABOUT_ITSELF = ("All log messages before absl::InitializeLog", "oneDNN custom operations are on")
+
+
+def quiet() -> None:
+    """Hides what TensorFlow says of its own accord, here and in processes that are started from here."""
+    if os.environ.setdefault(LEVEL, "2") != "0" and "tensorflow" not in sys.modules:  # 2: errors are shown
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Has the next import of TensorFlow run quietly."""
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name != "tensorflow":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Quietly(spec.loader)
+        return spec
+
+
+class _Quietly(Loader):
+    """A loader that lets another one run quietly; all but that is the other's."""
+
+    def __init__(self, loader: Loader):
+        self._loader = loader
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        with _without_lines_about_itself():
+            self._loader.exec_module(module)
+
+
+@contextlib.contextmanager
+def _without_lines_about_itself() -> Iterator[None]:
+    """Leads the standard error, also that of C++, through a filter.
+
+    The filter is a process of its own, so that the last words of a process that dies meanwhile are shown.
+    """
+    sys.stderr.flush()
+    shown = os.dup(2)
+    words = [word for line in ABOUT_ITSELF for word in ("-e", line)]
+    with subprocess.Popen(
+        ["grep", "--text", "--line-buffered", "--invert-match", "--fixed-strings", *words],
+        stdin=subprocess.PIPE,
+        stdout=shown,
+    ) as keeping:
+        assert keeping.stdin is not None
+        os.dup2(keeping.stdin.fileno(), 2)
+        try:
+            yield
+        finally:
+            sys.stderr.flush()
+            os.dup2(shown, 2)
+            os.close(shown)
+            keeping.stdin.close()

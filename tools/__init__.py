@@ -1,0 +1,5 @@
+"""What looks after this repository."""
+
+from quiet_tensorflow import quiet
+
+quiet()
