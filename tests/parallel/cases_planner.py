@@ -12,7 +12,7 @@ from hvd_sparse import checkpoint, planner
 from hvd_sparse.spec import Spec
 from tests import figures
 from tests.members import AGGREGATORS
-from tests.parallel.cases import case
+from tests.parallel.cases import case, thorough
 from tests.parallel.training import (
     assert_replicas_equal,
     distributed,
@@ -29,7 +29,11 @@ CHANGES = [("topk", "dense"), ("dense", "hitopk"), ("hitopk", "topk"), ("hitopk"
 SHAPES = {"kernel": (30, 20), "bias": (7,)}
 
 
-@case(ranks=(2, 4), over=lambda ranks: [{"local_size": n} for n in (1, 2, 4) if n <= ranks])
+@case(
+    ranks=(2, 4),
+    over=lambda ranks: [{"local_size": n} for n in (1, 2, 4) if n <= ranks],
+    quick=lambda ranks, local_size: (ranks, local_size) == (4, 2),
+)
 def ranks_measure_alike_and_choose_alike(local_size):
     hvd.init(local_size=local_size)
     cluster = planner.measure()
@@ -77,7 +81,7 @@ def every_rank_chooses_the_same_and_exchanges_as_that(local_size):
     same_bits(AUTO.owed(states["traced"]).numpy(), simulated.owed[hvd.rank()])
 
 
-@case(ranks=(4,))
+@case(ranks=(4,), quick=thorough)
 def a_model_trains_with_buckets_of_different_choices():
     hvd.init(local_size=2)
     model = network(hidden=64)
@@ -101,7 +105,11 @@ def exchange_of(folder, steps):
     return exchange, variables
 
 
-@case(ranks=(2, 4), over=lambda ranks: [{"first": first, "then": then} for first, then in CHANGES[ranks // 4 :: 2]])
+@case(
+    ranks=(2, 4),
+    over=lambda ranks: [{"first": first, "then": then} for first, then in CHANGES[ranks // 4 :: 2]],
+    quick=lambda ranks, first, then: (ranks, first) == (2, "hitopk"),
+)
 def what_was_kept_survives_a_change_of_the_choice(first, then):
     hvd.init(local_size=2)
     folder = shared_folder()

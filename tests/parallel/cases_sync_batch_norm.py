@@ -22,6 +22,7 @@ FORMS = [
     {"form": "far", "run": "graph"},
     {"form": "half", "run": "graph"},
 ]
+UNEVEN = ("images", "masked", "unequal", "empty")  # where it matters which rank has what
 
 
 def _batches(form):
@@ -47,7 +48,7 @@ def _passed(layer, inputs, mask, weights):
     return outputs, tape.gradient(loss, [inputs, layer.gamma.value, layer.beta.value])
 
 
-@case(ranks=(2, 3), over=lambda ranks: FORMS)
+@case(ranks=(2, 3), over=lambda ranks: FORMS if ranks == 2 else [form for form in FORMS if form["form"] in UNEVEN])
 def statistics_and_gradients_are_those_of_one_process(form, run):
     inputs, masks, axis = _batches(form)
     policy = "mixed_float16" if form == "half" else "float32"
