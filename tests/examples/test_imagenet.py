@@ -337,6 +337,7 @@ def kill_in_mid_epoch(tmp_path, name):
     return found[0]
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_in_mid_epoch_ends_as_one_that_is_not(tmp_path):
     whole = run(tmp_path, "whole")
     assert whole.status == 0, whole.output
