@@ -182,6 +182,7 @@ def a_skipped_step_is_skipped_by_all():
 @case(
     ranks=(2, 4),
     over=lambda ranks: [{"name": name, "policy": policy} for name, policy in (("LARS", 16), ("LAMB", 32))],
+    quick=lambda ranks, name, policy: (ranks, policy) == (2, 16),
 )
 def fit_with_everything(name, policy):
     """Accumulation, clipping, a schedule, moving averages and mixed precision around a measured choice."""

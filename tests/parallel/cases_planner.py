@@ -134,7 +134,7 @@ def what_was_kept_survives_a_change_of_the_choice(first, then):
         np.testing.assert_array_equal(owed, kept.get(name, np.zeros(shape)))
 
 
-@case(ranks=(2,))
+@case(ranks=(2,), quick=thorough)
 def the_command_measures_anew_for_auto():
     folder = shared_folder()
     with figures.kept_in(folder):

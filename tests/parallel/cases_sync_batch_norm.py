@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from tests.parallel.cases import case
+from tests.parallel.cases import case, thorough
 from tests.parallel.training import L, a_gpu, assert_replicas_equal, distributed
 
 FORMS = [
@@ -115,7 +115,7 @@ def _of_this_rank(values, each=4):
     return parts[:, hvd.rank()].reshape(-1, *values.shape[1:])
 
 
-@case(ranks=(2, 3), over=lambda ranks: [{"xla": ranks == 3}])
+@case(ranks=(2, 3), over=lambda ranks: [{"xla": ranks == 3}], quick=thorough)
 def a_training_is_that_of_one_process(xla):
     """Also where ranks have made, and traced, other layers before; XLA is left out, and that is told."""
     for _ in range(hvd.rank()):
