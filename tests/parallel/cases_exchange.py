@@ -125,7 +125,7 @@ def results_and_residuals_are_those_of_the_simulations(local_size):
     compare(lines, local_size)
 
 
-@case(ranks=(4,), over=lambda ranks: [{"local_size": 2}])
+@case(ranks=(4,), over=lambda ranks: [{"local_size": 2}], quick=thorough)
 def results_and_residuals_are_those_of_the_simulations_in_eager_code(local_size):
     lines = [Line(name, size) for name in RECIPES for size in (1, 7, 1000)]
     compare([*lines, Line("schedule", 1000, "integers")], local_size, in_graph=False)
