@@ -90,7 +90,8 @@ def _group(item):
         return item.callspec.params["case"].group
     if _shares_a_fixture(item):
         return _file(item)
-    return item.nodeid.partition("[")[0] if item.cls is None else item.nodeid.rpartition("::")[0]
+    function = item.nodeid.partition("[")[0]
+    return function if item.cls is None else function.rpartition("::")[0]
 
 
 def _shares_a_fixture(item):
