@@ -9,10 +9,11 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --quiet --disable-pip-version-check --no-input
 DONE := $(VENV)/.done
 DOCS := .venv-docs
+TESTS := $(RUN) -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test lint types docs clean
+.PHONY: help setup build demo test test-rest test-all lint types docs clean
 
 help:           ## what there is to make
 	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
@@ -20,8 +21,14 @@ help:           ## what there is to make
 demo: setup     ## 4 ranks as 2 nodes of 2 train on real images with five recipes (2 to 3 minutes)
 	@$(RUN) -m examples.demo
 
-test: lint types  ## lint, types and all tests, those under horovodrun included
-	@$(RUN) -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder
+test: lint types  ## lint, types and the quick tests, among them real horovodrun jobs (10 minutes on two cores)
+	@$(TESTS) -m "not thorough"
+
+test-rest: setup  ## the thorough tests: what `make test` leaves out
+	@$(TESTS) -m thorough
+
+test-all: test  ## all tests, one tier after the other (35 minutes on two cores)
+	@$(MAKE) --no-print-directory test-rest
 
 bench-%: setup  ## selection against its rivals; other benchmarks are named after their file in benchmarks/
 	@$(RUN) -m benchmarks.bench_$*

@@ -4,6 +4,8 @@ import pytest
 
 from tests.parallel import cases, launch
 
+pytestmark = pytest.mark.thorough
+
 CASES = {case.name.removeprefix("broken."): case for case in cases.load(["broken"])}
 
 

@@ -13,7 +13,13 @@ def results():
     return launch.Results()
 
 
-@pytest.mark.parametrize("case", CASES, ids=[f"{case.ranks}-{case.name}" for case in CASES])
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=f"{case.ranks}-{case.name}", marks=[] if case.quick else pytest.mark.thorough)
+        for case in CASES
+    ],
+)
 def test_case(case, results, request):
     if case.launch and case.launch.names and networks.unavailable():
         pytest.skip(networks.unavailable())
@@ -29,4 +35,4 @@ def _same_launch(case, items):
     if case.launch:
         return [case]
     selected = [item.callspec.params["case"] for item in items if item.function is test_case]
-    return [other for other in selected if other.ranks == case.ranks and other.launch is None]
+    return [other for other in selected if other.group == case.group]

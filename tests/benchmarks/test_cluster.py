@@ -14,6 +14,8 @@ from benchmarks import cluster, exchange_report
 from benchmarks.cluster import Cluster
 from tests.benchmarks import needs
 
+pytestmark = pytest.mark.thorough
+
 ROOT = pathlib.Path(__file__).parents[2]
 SIZE, DENSITY = 10**6, 0.1
 

@@ -10,6 +10,8 @@ from benchmarks import bench_convergence, convergence_data
 from benchmarks.bench_convergence import difference
 from tests.examples import messages
 
+pytestmark = pytest.mark.thorough
+
 # ---- statistics ----
 
 

@@ -12,6 +12,8 @@ from benchmarks.datacache_files_report import OURS, RIVALS
 from examples import photographs
 from tests.benchmarks import needs
 
+pytestmark = pytest.mark.thorough
+
 FILES, BATCH = 64, 32
 
 

@@ -5,8 +5,12 @@ import sys
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from benchmarks import datacache_memory
 from benchmarks.datacache_memory import BATCH, OURS, PROCESSES, RIVAL, SHARED
+
+pytestmark = pytest.mark.thorough
 
 
 def test_it_measures_all_arms_and_leaves_nothing_in_shared_memory(tmp_path, monkeypatch):

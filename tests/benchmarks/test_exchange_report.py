@@ -4,6 +4,8 @@ import pytest
 
 from benchmarks import bench_exchange, exchange_report
 
+pytestmark = pytest.mark.thorough
+
 ARMS = [*exchange_report.DENSE, "topk", "mstopk", "hitopk"]
 
 

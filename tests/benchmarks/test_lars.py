@@ -8,6 +8,8 @@ from benchmarks import bench_lars, lars_arms, timing
 from benchmarks.lars_arms import ALONE, CHOSEN, SHARED, UNSHARED, UNSHARED_AGAIN, Floors, Layer, Tensors
 from benchmarks.timing import Timing
 
+pytestmark = pytest.mark.thorough
+
 LAYERS = [
     Layer("a/kernel", (3, 3, 64, 128)),
     Layer("a/bias", (128,)),

@@ -6,6 +6,8 @@ from benchmarks import bench_linear
 from benchmarks.cluster import Cluster
 from tests.benchmarks import needs
 
+pytestmark = pytest.mark.thorough
+
 
 def run(method, exchange, communication, losses, weights="a"):
     times = {"seconds": communication + 0.5, "communication": communication}

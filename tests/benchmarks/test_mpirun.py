@@ -11,6 +11,8 @@ from benchmarks import bench_exchange, mpirun
 from benchmarks.cluster import Cluster
 from tests.benchmarks import needs
 
+pytestmark = pytest.mark.thorough
+
 ADDRESSES = ["10.78.0.1", "10.78.0.2", "10.78.0.3"]
 
 

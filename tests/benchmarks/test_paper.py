@@ -8,6 +8,8 @@ import pytest
 from benchmarks import bench_paper, paper_model
 from benchmarks.paper_model import Constants, Ordering, Setting
 
+pytestmark = pytest.mark.thorough
+
 TRUE = Constants(stream=0.6e9, bandwidth=1.7e9, hidden=0.3, batch=12.0)
 SLOW_INSIDE = paper_model.INSIDE._replace(bandwidth=1e8)
 

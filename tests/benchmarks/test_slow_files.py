@@ -20,6 +20,8 @@ from benchmarks.slow_files import SlowFiles
 from examples import photographs
 from tests.benchmarks import needs
 
+pytestmark = pytest.mark.thorough
+
 ROOT = pathlib.Path(__file__).parents[2]
 SIDE = 16
 

@@ -12,6 +12,8 @@ from benchmarks.sparcml_overlap import ARMS
 from hvd_sparse.costs import collectives as collective_costs
 from tests.benchmarks import needs
 
+pytestmark = pytest.mark.thorough
+
 TINY = bench_sparcml.WHOLE._replace(
     size=2**14,
     nodes=(2,),

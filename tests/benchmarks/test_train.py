@@ -12,6 +12,8 @@ from benchmarks.cluster import Cluster
 from benchmarks.train_breakdown import PARTS, Marks
 from tests.benchmarks import needs
 
+pytestmark = pytest.mark.thorough
+
 ARMS = ["Horovod", "no exchange", "import line alone", "dense", "hitopk", "auto", "Horovod, A/A"]
 
 

@@ -8,7 +8,7 @@ import tensorflow as tf
 from hvd_sparse import collectives
 from hvd_sparse.transport.communicator import LoneCommunicator
 from tests import threads
-from tests.collectives.vectors import GOOD, errors_of, every, slices_of
+from tests.collectives.vectors import ALL, GOOD, errors_of, slices_of
 
 BAD = {
     "op as one of": (GOOD, {"op": "mean"}),
@@ -37,6 +37,7 @@ BAD = {
     ),
     "got -1 at place 0": (tf.IndexedSlices(tf.zeros([1]), tf.constant([-1], tf.int64), tf.constant([10])), {}),
 }
+LAST = next(reversed(BAD))
 
 
 class TestBadInput:
@@ -46,9 +47,12 @@ class TestBadInput:
         with pytest.raises(ValueError, match=told):
             collectives.recursive_doubling(slices, LoneCommunicator(), **arguments)
 
-    @every
-    @pytest.mark.parametrize("told", BAD)
+    @pytest.mark.parametrize(
+        "collective, told",
+        [*((ALL["split_allgather"], told) for told in BAD), *((each, LAST) for each in ALL.values())],
+    )
     def test_of_one_rank_is_the_same_error_on_all(self, collective, told):
+        """Every collective asks the same function."""
         slices, arguments = BAD[told]
 
         def one_rank(grid):
@@ -62,7 +66,7 @@ class TestBadInput:
         with pytest.raises(ValueError, match=f"rank 1: .*{told}"):
             raise caught.value.errors[0]
 
-    @every
+    @pytest.mark.parametrize("collective", [ALL["dynamic"], ALL["allgather"]], ids=["dynamic", "allgather"])
     @pytest.mark.parametrize(
         "other, told",
         [

@@ -92,7 +92,9 @@ class TestTraffic:
             assert counter.agreeing == 1
 
     @pytest.mark.parametrize("name", COUNTED)
-    @pytest.mark.parametrize("ranks", range(2, 10))
+    @pytest.mark.parametrize(
+        "ranks", [2, 3, 6, 8, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (4, 5, 7, 9))]
+    )
     @pytest.mark.parametrize(
         "kind, density", [("overlapping", 0.05), ("disjoint", 0.1), ("identical", 0.1), ("any", 0.8)]
     )
@@ -132,7 +134,7 @@ class TestTraffic:
         assert sent["dynamic"] <= 1.01 * sent["dense_ring"]
 
     @pytest.mark.parametrize("name", COUNTED)
-    @pytest.mark.parametrize("ranks", range(2, 10))
+    @pytest.mark.parametrize("ranks", [2, 5, 8])
     @pytest.mark.parametrize("density", [0.01, 0.1, 0.9])
     def test_the_cost_model_expects_what_is_sent(self, name, ranks, density):
         size = 40009

@@ -10,7 +10,11 @@ from datacache import World, rendezvous
 from tests.parallel.launch import ROOT, horovodrun
 
 
-@pytest.mark.parametrize("ranks, sparse", [(2, False), (4, True)], ids=["Horovod alone", "hvd_sparse, two ranks each"])
+@pytest.mark.parametrize(
+    "ranks, sparse",
+    [(2, False), pytest.param(4, True, marks=pytest.mark.thorough)],
+    ids=["Horovod alone", "hvd_sparse, two ranks each"],
+)
 def test_ranks_meet_and_serve_each_other(ranks, sparse, tmp_path):
     each = ranks // 2
     options = {"folder": str(tmp_path), "local_size": each, "sparse": sparse}

@@ -1,6 +1,10 @@
 """Small devices, really mounted: a /dev/shm of 64 MB as containers have it, and a disk that is full."""
 
+import pytest
+
 from tests.datacache.devices import run
+
+pytestmark = pytest.mark.thorough
 
 COMMON = """
 import pathlib, sys

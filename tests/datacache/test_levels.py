@@ -133,6 +133,7 @@ class TestLevel:
         assert all(kept.get(index) == record(index) for index in range(members.SAMPLES))
         kept.close()
 
+    @pytest.mark.thorough
     def test_a_killed_writer_leaves_nothing_in_the_way(self, place):
         """Killed at some moment of a loop of puts and drops, twenty times over; then it is used as ever."""
         for turn in range(20):

@@ -42,6 +42,7 @@ def test_crc32c_is_that_of_the_standard():
     assert native.crc32c(b"") == 0
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_slab_is_clean_under_sanitizers(sanitizer, tmp_path):
     sources = [ROOT / "tests/datacache/sanitize_slab.cc", OPS / "slab.cc", OPS / "lent_slabs.cc"]

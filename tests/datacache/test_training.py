@@ -71,6 +71,7 @@ def test_killed_in_mid_epoch_it_goes_on(tmp_path):
     assert assert_each_checkpoint_agrees(tmp_path / "checkpoints") == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("moment", ["position", "name", "directory"])
 def test_killed_in_a_save_the_checkpoint_is_the_one_before_or_the_new_one(moment, tmp_path):
     assert run_script(tmp_path, death=[moment, 6])[0] == -signal.SIGKILL
@@ -84,6 +85,7 @@ def test_killed_in_a_save_the_checkpoint_is_the_one_before_or_the_new_one(moment
     assert not list((tmp_path / "checkpoints").glob("*part*"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "before, after, shared", [(2, 1, True), (1, 2, False)], ids=["fewer, one file system", "more, rank 0's alone"]
 )
@@ -102,6 +104,7 @@ def test_it_goes_on_with_another_number_of_ranks(before, after, shared, tmp_path
     assert shared or not list(tmp_path.glob("checkpoints-1/*"))
 
 
+@pytest.mark.thorough
 def test_what_ranks_keep_back_goes_on_with_the_model(tmp_path):
     """With hvd_sparse.checkpoint beside it, a run that was killed ends with the same bits as one that was not."""
 
@@ -184,7 +187,12 @@ class Stop(keras.callbacks.Callback):
 
 @pytest.mark.parametrize(
     "when, memory_bytes",
-    [*((when, None) for when in [(0, 4), (1, 0), (1, None), (1, 9), (0, 9)]), ((1, None), 0), ((1, 0), 10_000)],
+    [
+        ((0, 4), None),
+        ((1, None), 0),
+        *(pytest.param(when, None, marks=pytest.mark.thorough) for when in [(1, 0), (1, None), (1, 9), (0, 9)]),
+        pytest.param((1, 0), 10_000, marks=pytest.mark.thorough),
+    ],
 )
 def test_a_fit_that_is_stopped_goes_on_in_another_fit(when, memory_bytes, make_cache, model, tmp_path):
     cache = make_cache(memory_bytes=memory_bytes)

@@ -262,6 +262,7 @@ class TestFaults:
             assert cache.counters.numbers()[f"damaged.{level}"] == 1
             assert "which is no uint8 [None, None, 3]" in cache._store.quarantine.entries()[0]["reason"]
 
+    @pytest.mark.thorough
     def test_killed_at_any_moment_of_a_run(self, images):
         """While another process opens, reads and closes; nothing has to be cleaned up."""
         numbers = random.Random("varying")

@@ -13,6 +13,8 @@ from examples.text.decoding import Decoder
 from examples.text.vocabulary import BEGIN, END, PAD
 from examples.training import losses
 
+pytestmark = pytest.mark.thorough
+
 VOCABULARY = 9
 
 

@@ -9,6 +9,8 @@ import pytest
 from tests.examples.horovod_ranks import RUNS
 from tests.parallel import launch
 
+pytestmark = pytest.mark.thorough
+
 LEAST = 0.3  # accuracy after a few dozen steps; a tenth by chance
 UNJUDGED = ("keras_imagenet_resnet50", "tensorflow2_keras_mnist_restart")  # too few steps for what they learn
 

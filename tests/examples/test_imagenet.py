@@ -189,7 +189,7 @@ def test_a_stream_goes_on_where_it_was(folder, tmp_path, cached):
 
 
 @pytest.mark.parametrize("cached", [True, False])
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", [3, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (1, 2, 4))])
 def test_every_held_out_sample_is_seen_once(folder, tmp_path, cached, ranks):
     seen = []
     for rank in range(ranks):
@@ -337,6 +337,7 @@ def kill_in_mid_epoch(tmp_path, name):
     return found[0]
 
 
+@pytest.mark.thorough
 def test_a_run_that_is_killed_in_mid_epoch_ends_as_one_that_is_not(tmp_path):
     whole = run(tmp_path, "whole")
     assert whole.status == 0, whole.output

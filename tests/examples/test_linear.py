@@ -191,8 +191,13 @@ def alone(wide):
 
 @pytest.mark.parametrize(
     "kind, ranks",
-    [(kind, ranks) for kind in exchange.SUMS for ranks in (1, 2, 4) if (kind, ranks) != (exchange.AUTO, 4)],
-)  # as auto's measuring is long with more threads than cores
+    [
+        pytest.param(kind, ranks, marks=[] if ranks == 2 else pytest.mark.thorough)
+        for kind in exchange.SUMS
+        for ranks in (1, 2, 4)
+        if (kind, ranks) != (exchange.AUTO, 4)  # as its measuring is long with more threads than cores
+    ],
+)
 def test_losses_are_those_of_one_rank_for_every_exchange(wide, alone, kind, ranks):
     figures = train([*files(wide), *SGD, "--exchange", kind, "--batch-size", str(40 // ranks)], ranks)
     for name in ("objective", "loss", "test_loss"):
@@ -211,6 +216,7 @@ def test_ranks_may_be_without_samples_or_features(tmp_path, method, kind):
     assert curve(figures)[-1] < curve(figures)[0] < np.log(2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss, theirs", [("logistic", "log_loss"), ("hinge", "hinge")])
 def test_accuracy_is_that_of_scikit_learn_s_sgd(wide, loss, theirs):
     words = ["--loss", loss, "--l2", "1e-3", "--passes", "20", "--batch-size", "8", "--schedule", "inverse-sqrt"]
@@ -232,6 +238,7 @@ def optimum(folder, l2):
     return losses.mean() + l2 / 2 * np.square(best.coef_).sum()
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:scipy.optimize")  # scikit-learn passes an option that SciPy gives up
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_coordinate_descent_reaches_the_optimum(narrow, ranks):
@@ -260,6 +267,7 @@ def run(words):
     return launch.horovodrun(2, ["-m", "examples.linear", *words], limit=600)
 
 
+@pytest.mark.thorough
 def test_two_processes_learn_what_one_does(wide, alone, tmp_path):
     words = ["--exchange", "recursive_doubling", "--batch-size", "20", "--meet", "--json", str(tmp_path / "told.json")]
     ended = run([*files(wide), *SGD, *words])
@@ -270,6 +278,7 @@ def test_two_processes_learn_what_one_does(wide, alone, tmp_path):
     assert "| pass | objective | loss |" in ended.output and "2 ranks, recursive_doubling:" in ended.output
 
 
+@pytest.mark.thorough
 def test_two_processes_end_with_the_bad_line_of_one(tmp_path):
     path = tmp_path / "bad.svm"
     path.write_text("1 1:1\n" * 50 + "1 1;1\n")  # which the second rank reads

@@ -8,6 +8,8 @@ from examples.models import images, lstm, transformer
 from examples.models.images import Images
 from examples.models.transformer import Sentences
 
+pytestmark = pytest.mark.thorough
+
 
 def parameters(model):
     return sum(int(np.prod(variable.shape)) for variable in model.trainable_variables)

@@ -6,6 +6,8 @@ import pytest
 
 from tests.parallel import launch
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("script", ["keras_digits", "tape_digits"])
 def test_a_script_trains_on_two_ranks(script):

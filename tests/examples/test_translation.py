@@ -36,6 +36,7 @@ def test_the_schedule_is_that_of_the_paper():
         np.testing.assert_allclose(told, paper * 7e-4 / (512**-0.5 * 4_000**-0.5), rtol=1e-4)
 
 
+@pytest.mark.thorough
 def test_the_base_preset_is_the_paper_s_base_model():
     options = translation.parse(["--base"])
     vocabulary = type("", (), {"size": options.vocabulary})
@@ -83,6 +84,7 @@ def train(tmp_path, *words):
     return ended.output, lines, weights
 
 
+@pytest.mark.thorough
 def test_two_ranks_train_and_go_on_from_a_checkpoint_to_the_same_bits(tmp_path):
     messages.write_sentences(tmp_path)
     output, lines, weights = train(tmp_path, "--tensorboard", str(tmp_path / "board"))

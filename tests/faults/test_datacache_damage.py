@@ -8,17 +8,23 @@ from tests.datacache import damage, devices, flips
 
 FLIPS = int(os.environ.get("DATACACHE_FLIPS", "40"))
 DAMAGED = int(os.environ.get("DATACACHE_DAMAGED", "30"))
+FEW = 6  # in the quick tier
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
-def test_a_flipped_bit_of_a_checkpoint_is_never_loaded(ranks):
+@pytest.mark.parametrize(
+    "ranks, count", [(3, FEW), *(pytest.param(ranks, FLIPS, marks=pytest.mark.thorough) for ranks in (1, 3))]
+)
+def test_a_flipped_bit_of_a_checkpoint_is_never_loaded(ranks, count):
     """All ranks go on alike, from the checkpoint before it."""
-    assert flips.run(FLIPS, ranks) == []
+    assert flips.run(count, ranks) == []
 
 
-def test_a_file_that_was_damaged_before_it_is_opened_is_made_anew():
+@pytest.mark.parametrize(
+    "numbers", [range(FEW), pytest.param(range(FEW, DAMAGED), marks=pytest.mark.thorough)], ids=["few", "the rest"]
+)
+def test_a_file_that_was_damaged_before_it_is_opened_is_made_anew(numbers):
     """No process dies, nothing is raised, and no sample is wrong."""
-    assert damage.run(list(range(DAMAGED))) == {}
+    assert damage.run(list(numbers)) == {}
 
 
 SMALL_DISK = """

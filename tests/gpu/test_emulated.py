@@ -8,6 +8,8 @@ import pytest
 from tests.gpu import library, reference
 from tests.gpu.vectors import assert_plain, vector
 
+pytestmark = pytest.mark.thorough
+
 SAMPLE = 16384
 
 

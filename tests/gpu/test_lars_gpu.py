@@ -10,6 +10,8 @@ pytest.importorskip("ml_dtypes")
 from tests.gpu import lars_library  # noqa: E402 - where there is no ml_dtypes, there is nothing to import
 from tests.lars import passes  # noqa: E402
 
+pytestmark = pytest.mark.thorough
+
 SHAPES = [(70_001,), (1,), (0,), (65_536,), (7, 9), (17,), (4_096,), (4_097,), (131_073,)]
 RULE = passes.LambRule(beta_1=0.9, beta_2=0.999, epsilon=1e-6, step=7)
 

@@ -15,6 +15,8 @@ import pytest
 from tests.gpu import reference
 from tests.gpu.vectors import KINDS, assert_plain, vector
 
+pytestmark = pytest.mark.thorough
+
 SIZES = (1, 2, 65, 4097, 12288, 69001)  # tiles of 4096: none to many, whole and not, even and odd
 
 

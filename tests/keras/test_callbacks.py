@@ -256,7 +256,13 @@ def everything(model):
 
 @pytest.mark.parametrize(
     "aggregator",
-    [None, hvd.recipes.hitopk(0.25), hvd.recipes.schedule([(0, hvd.recipes.topk(0.25)), (3, hvd.recipes.dense())])],
+    [
+        hvd.recipes.hitopk(0.25),
+        pytest.param(None, marks=pytest.mark.thorough),
+        pytest.param(
+            hvd.recipes.schedule([(0, hvd.recipes.topk(0.25)), (3, hvd.recipes.dense())]), marks=pytest.mark.thorough
+        ),
+    ],
 )
 def test_a_stopped_run_ends_with_the_bits_of_one_that_was_not(tmp_path, aggregator):
     resumed, whole = stopped_and_not(tmp_path, aggregator=aggregator)

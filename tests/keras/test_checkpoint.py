@@ -54,7 +54,7 @@ def saved(tmp_path):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("began", [False, True])
+@pytest.mark.parametrize("began", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_what_was_kept_goes_on_in_any_recipe(saved, recipe, began):
     path, kept = saved
     exchange, mine = exchange_with(recipe, steps=1 if began else 0)
@@ -67,7 +67,7 @@ def test_what_was_kept_goes_on_in_any_recipe(saved, recipe, began):
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize("began", [False, True])
+@pytest.mark.parametrize("began", [False, pytest.param(True, marks=pytest.mark.thorough)])
 def test_nothing_is_lost_between_restoring_and_the_next_mean(saved, recipe, began):
     path, kept = saved
     exchange, mine = exchange_with(recipe, steps=1 if began else 0)

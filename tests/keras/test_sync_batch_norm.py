@@ -19,7 +19,14 @@ def trained(norm, **options):
     return model
 
 
-@pytest.mark.parametrize("options", [{}, {"axis": 1}, {"center": False, "momentum": 0.5, "trainable": False}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"axis": 1},
+        pytest.param({}, marks=pytest.mark.thorough),
+        pytest.param({"center": False, "momentum": 0.5, "trainable": False}, marks=pytest.mark.thorough),
+    ],
+)
 def test_one_rank_is_keras_layer(options):
     if "axis" in options:
         options = {**options, "epsilon": 0.1}

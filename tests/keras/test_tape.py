@@ -148,7 +148,7 @@ def of_tensors(wrap, in_function=False):
     return (tf.function(step) if in_function else step)()
 
 
-@pytest.mark.parametrize("in_function", [False, True])
+@pytest.mark.parametrize("in_function", [pytest.param(False, marks=pytest.mark.thorough), True])
 @pytest.mark.parametrize("recipe", [None, hvd.recipes.dense("float16"), hvd.recipes.torus2d()])
 def test_tensors_may_be_sources_of_dense_recipes(recipe, in_function):
     means = of_tensors(lambda tape: hvd.DistributedGradientTape(tape, aggregator=recipe), in_function)

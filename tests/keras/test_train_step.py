@@ -63,10 +63,12 @@ def through_text(x):
     return tf.reshape(tf.strings.to_number(tf.as_string(x)), tf.shape(x))
 
 
+@pytest.mark.thorough
 def test_a_last_batch_that_is_smaller():
     assert_same(linear(), X[:12], Y[:12])
 
 
+@pytest.mark.thorough
 def test_sample_weights():
     weights = integers(16, low=0, high=3)
     plain = assert_same(linear(), X, Y)
@@ -74,11 +76,13 @@ def test_sample_weights():
     assert not np.array_equal(plain[0], weighted[0])
 
 
+@pytest.mark.thorough
 def test_class_weights():
     model = lambda: keras.Sequential([keras.Input((3,)), L.Dense(1, kernel_initializer="ones")])  # noqa: E731
     assert_same(model, X, (integers(16, 1) > 0).astype("f4"), class_weight={0: 1.0, 1: 4.0})
 
 
+@pytest.mark.thorough
 def test_losses_that_layers_add():
     class Adds(L.Layer):
         def call(self, inputs):
@@ -93,6 +97,7 @@ def test_losses_that_layers_add():
     assert not np.array_equal(plain[0], added[0])
 
 
+@pytest.mark.thorough
 def test_regularizers():
     assert_same(linear(kernel_regularizer=keras.regularizers.L2(0.25)), X, Y)
 
@@ -138,10 +143,12 @@ def test_variables_without_gradient():
     assert weights[1] == 1.0 != weights[0]
 
 
+@pytest.mark.thorough
 def test_a_model_that_is_built_by_its_first_batch():
     assert_same(lambda: keras.Sequential([L.Dense(2, kernel_initializer="ones")]), X, Y)
 
 
+@pytest.mark.thorough
 def test_an_embedding():
     indices = np.random.default_rng(0).integers(0, 7, (16, 3))
     make = lambda: keras.Sequential([keras.Input((3,), dtype="int32"), L.Embedding(7, 2), L.Flatten(), L.Dense(1)])  # noqa: E731
@@ -156,6 +163,7 @@ def test_an_embedding():
     assert not np.array_equal(weights[0], whole().get_weights()[0])
 
 
+@pytest.mark.thorough
 def test_several_steps_per_execution():
     assert_same(linear(), X, Y, compile={"steps_per_execution": 2})
 
@@ -180,6 +188,7 @@ def test_eager_models_stay_eager():
     assert_same(linear(), X, Y, compile={"run_eagerly": True})
 
 
+@pytest.mark.thorough
 def test_evaluation_and_prediction_still_work():
     model = hvd.compiled_train_step(linear()())
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.125)), "mse")
@@ -187,6 +196,7 @@ def test_evaluation_and_prediction_still_work():
     assert model.predict(X, verbose=0).shape == (16, 2)
 
 
+@pytest.mark.thorough
 def test_it_may_follow_compile_and_a_fit():
     model = linear()()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(2.0**-6)), "mse")

@@ -248,7 +248,7 @@ def test_neither_horovod_nor_hvd_sparse_is_needed(tmp_path):
 # ---- with hvd_sparse ----
 
 
-@pytest.mark.parametrize("recipe", [*recipes.AGGREGATORS, "schedule"])
+@pytest.mark.parametrize("recipe", ["mean", "hitopk", "schedule"])
 @pytest.mark.parametrize("member", ["LARS", "LAMB"])
 def test_every_recipe_that_sends_all_changes_nothing(recipe, member):
     """With one rank and density 1 the mean is the gradient, whatever the recipe: the step is that without it."""

@@ -43,7 +43,10 @@ def blocks(arrays):
 
 
 EACH_ISA = pytest.mark.parametrize("isa", native.isas())
-EACH_DTYPE = pytest.mark.parametrize("dtype", passes.DTYPES)
+EACH_DTYPE = pytest.mark.parametrize(
+    "dtype",
+    [name if "float32" in name else pytest.param(name, marks=pytest.mark.thorough) for name in passes.DTYPES],
+)
 
 
 def test_blocks_are_cut_as_documented():

@@ -56,9 +56,8 @@ def call(request):
     return (lambda function: function()) if request.param == "eager" else in_graph
 
 
-EACH_DTYPE = pytest.mark.parametrize(
-    "dtypes", [("float32",), ("float64",), ("float16",), ("bfloat16",), tuple(passes.DTYPES)], ids="-".join
-)
+ALONE = [pytest.param((name,), marks=pytest.mark.thorough) for name in ("float64", "float16", "bfloat16")]
+EACH_DTYPE = pytest.mark.parametrize("dtypes", [("float32",), tuple(passes.DTYPES), *ALONE], ids="-".join)
 
 
 def test_blocks_are_those_of_the_native_code():

@@ -24,7 +24,10 @@ def close(variables, expected):
         np.testing.assert_allclose(variable.numpy(), wanted, rtol=0, atol=1e-6 * max(1e-30, np.abs(wanted).max()))
 
 
-@pytest.mark.parametrize("model", list(layers.MODELS))
+@pytest.mark.parametrize(
+    "model",
+    [name if name == "transformer" else pytest.param(name, marks=pytest.mark.thorough) for name in layers.MODELS],
+)
 def test_a_hundred_steps_agree_with_numpy(member, model):
     variables = layers.variables_of(model)
     adapted = [layers.is_adapted(variable.path) for variable in variables]

@@ -80,7 +80,7 @@ def messages_of(dtype, width, density, number, size=SIZE):
 
 
 @pytest.mark.parametrize("isa", native.isas())
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("threads", [3, *(pytest.param(each, marks=pytest.mark.thorough) for each in (1, 2, 7))])
 @pytest.mark.parametrize("dtype", FLOATS, ids=str)
 def test_any_threads_reduce_alike(dtype, threads, isa):
     for width, density, number in ((1, 0.3, 4), (1, 0.01, 8), (5, 0.1, 3), (1, 0.9, 2)):
@@ -131,6 +131,7 @@ def test_streams_of_very_different_length(threads):
             same_bits(got, reference.message(whole, there, size))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "program, sources",
     [

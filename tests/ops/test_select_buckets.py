@@ -77,7 +77,7 @@ def test_parts_and_values_may_be_narrow(count, dtype, wire):
             check(feed_back(parts, residual, 512, 4, wire), parts, residual, 512, 4, wire)
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3, 7])
+@pytest.mark.parametrize("threads", [3, *(pytest.param(each, marks=pytest.mark.thorough) for each in (1, 2, 7))])
 @pytest.mark.parametrize("size", [300_001, STREAMED])
 def test_any_threads_and_streaming_give_the_same(size, threads):
     random = np.random.default_rng(2)

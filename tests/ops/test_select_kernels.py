@@ -13,10 +13,10 @@ from tests.gpu import reference
 from tests.ops import native
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
-SIZES = [1, 2, 7, 63, 64, 65, 4095, 4096, 4097, 100_000]
+SIZES = [1, 2, 7, 63, 64, 65, 4095, 4096, 4097, pytest.param(100_000, marks=pytest.mark.thorough)]
 LARGE = 1_000_003
 BEYOND_CACHES = 2_600_001  # with half of them kept, all outputs are written past the caches
-THREADS = [1, 2, 3, 7]
+THREADS = [3, *(pytest.param(threads, marks=pytest.mark.thorough) for threads in (1, 2, 7))]
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 
 
@@ -141,11 +141,12 @@ def test_every_instruction_set_selects_alike(kind, size, workspace):
                 same(values, x[approximate])
 
 
+@pytest.mark.parametrize("shapes", [((65, 1), (4097, 3)), pytest.param(((100_000, 2),), marks=pytest.mark.thorough)])
 @pytest.mark.parametrize("wire", DTYPES, ids=str)
 @pytest.mark.parametrize("kind", INPUTS)
-def test_every_instruction_set_feeds_back_alike(kind, wire, workspace):
+def test_every_instruction_set_feeds_back_alike(kind, wire, shapes, workspace):
     random = np.random.default_rng(len(kind))
-    for size, count in ((65, 1), (4097, 3), (100_000, 2)):
+    for size, count in shapes:
         parts = np.stack([INPUTS[kind](random, size) for _ in range(count)]).astype(np.float32)
         if kind == "one outlier":
             parts = np.minimum(parts, 1e4)  # within float16
@@ -186,8 +187,13 @@ def test_any_threads_select_alike(kind, threads, workspace):
     assert threads == 1 or parallel.tasks_run > 0
 
 
-@pytest.mark.parametrize("threads", [1, 2])
-@pytest.mark.parametrize("wire", DTYPES[:2], ids=str)
+@pytest.mark.parametrize(
+    "wire, threads",
+    [
+        (DTYPES[0], 2),
+        *(pytest.param(DTYPES[number], 1 + number, marks=pytest.mark.thorough) for number in (0, 1)),
+    ],
+)
 def test_what_does_not_fit_into_the_caches(wire, threads, workspace):
     random = np.random.default_rng(6)
     parts = random.standard_normal((1, BEYOND_CACHES)).astype(np.float32)
@@ -250,6 +256,7 @@ def test_what_is_too_large_for_the_wire_is_a_fault(workspace):
     assert workspace.feed_back(parts, np.zeros(100, np.float32), 3, DTYPES[1])[3] == 2
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_kernels_keep_within_their_memory(sanitizer, tmp_path):
     """The same kernels under sanitizers, without Python or TensorFlow."""

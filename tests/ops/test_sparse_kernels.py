@@ -89,6 +89,7 @@ def test_nothing_is_written_where_an_index_is_outside(bad):
     assert (dense == 7).all()
 
 
+@pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     compiler = shutil.which("c++")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pathlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 RANKS = (1, 2, 3, 4, 6, 8)
 LIMIT = 300.0  # seconds of a case: far more than any takes, with more ranks than cores and others' tests beside
+TRAINING = ("horovod", "keras", "lars", "sync")  # how the names of suites begin that train models
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Case:
         run: called without arguments; passes by returning.
         limit: seconds after which the case is a hang.
         launch: None where the case shares its ranks, started and initialised, with other cases.
+        arguments: what the function is called with.
+        quick: whether the quick tier of tests has it, or only the thorough one.
     """
 
     name: str
@@ -48,6 +51,17 @@ class Case:
     run: Callable[[], None]
     limit: float
     launch: Launch | None
+    arguments: Mapping[str, Any]
+    quick: bool
+
+    @property
+    def group(self) -> str:
+        """What it is run with: alone, or in one launch with the cases of its tier on as many ranks."""
+        if self.launch is not None:
+            return f"{self.ranks} ranks, {self.name}"
+        if self.quick:
+            return f"{self.ranks} ranks, quick"
+        return f"{self.ranks} ranks, {'training' if self.name.startswith(TRAINING) else 'exchange'}"
 
 
 _registered: dict[tuple[int, str], Case] = {}
@@ -58,6 +72,7 @@ def case(
     over: Callable[[int], Iterable[dict[str, Any]]] = lambda ranks: [{}],
     limit: float = LIMIT,
     launch: Launch | None = None,
+    quick: Callable[..., bool] | None = None,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Registers a function as a case for each number of ranks and each set of arguments.
 
@@ -66,20 +81,32 @@ def case(
         over: gives for P the keyword arguments of each case.
         limit: seconds that one case may take.
         launch: see `Launch`.
+        quick: called with `ranks` and the arguments of each case: whether it is in the quick tier; all others are in
+            the thorough one. The default is those on 4 ranks, but in suites that train models those on 2; where a case
+            is not run on so many, those on the first of its numbers. `thorough` is what none of is quick.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
         suite = function.__module__.rpartition("cases_")[2]
+        usual = 2 if suite.startswith(TRAINING) else 4
+        usual = usual if usual in ranks else ranks[0]
         for count in ranks:
             for arguments in over(count):
                 listed = ",".join(f"{key}={value}" for key, value in arguments.items())
                 name = f"{suite}.{function.__name__}" + (f"[{listed}]" if listed else "")
                 if (count, name) in _registered:
                     raise ValueError(f"Two cases for {count} ranks are called {name}: give each a name of its own.")
-                _registered[count, name] = Case(name, count, _bind(function, arguments), limit, launch)
+                is_quick = count == usual if quick is None else quick(ranks=count, **arguments)
+                run = _bind(function, arguments)
+                _registered[count, name] = Case(name, count, run, limit, launch, arguments, is_quick)
         return function
 
     return register
+
+
+def thorough(**arguments: Any) -> bool:
+    """What to give as `quick` where the quick tier has none of the cases."""
+    return False
 
 
 def _bind(function: Callable[..., None], arguments: dict[str, Any]) -> Callable[[], None]:

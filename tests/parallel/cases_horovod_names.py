@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from tests.parallel.cases import Launch, case
+from tests.parallel.cases import Launch, case, thorough
 from tests.parallel.training import raises
 
 RANKS = (2, 3)
@@ -357,7 +357,8 @@ def starts_that_cannot_be():
 # ---- join, and what is asked of Horovod ----
 
 
-@case(ranks=(2,), launch=Launch())  # join is refused once gradients were exchanged, as by other cases
+# By itself, as join is refused once gradients were exchanged, as by other cases.
+@case(ranks=(2,), launch=Launch(), quick=thorough)
 def a_rank_that_has_joined_adds_zeros():
     hvd.init()
     last = hvd.size() - 1

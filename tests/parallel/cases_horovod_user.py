@@ -193,7 +193,11 @@ def mixed_precision():
     assert_replicas_equal(model.variables, model.optimizer.variables)
 
 
-@case(ranks=RANKS, over=lambda ranks: [{"averaged": averaged} for averaged in (False, True)])
+@case(
+    ranks=RANKS,
+    over=lambda ranks: [{"averaged": averaged} for averaged in (False, True)],
+    quick=lambda ranks, averaged: averaged,
+)
 def accumulation(averaged):
     """`backward_passes_per_step=2`: one update for two batches, by their sum unless the user asks for the mean."""
     model = build(seed=0)

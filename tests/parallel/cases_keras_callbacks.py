@@ -23,7 +23,11 @@ from tests.parallel.training import (
 )
 
 
-@case(ranks=(2, 4), over=lambda ranks: [{"built": built} for built in ("all", "some", "none")])
+@case(
+    ranks=(2, 4),
+    over=lambda ranks: [{"built": built} for built in ("all", "some", "none")],
+    quick=lambda ranks, built: (ranks, built) == (2, "some"),
+)
 def broadcast_gives_all_the_values_of_one(built):
     """Also where only rank 0 has loaded, and so built, its model."""
     keras.utils.set_random_seed(hvd.rank())
@@ -110,7 +114,11 @@ def the_rate_warms_up_from_one_rank_to_all():
     assert rates[7] == 1.0
 
 
-@case(ranks=(4,), over=lambda ranks: [{"recipe": recipe} for recipe in ("dense", "torus2d", "topk", "hitopk")])
+@case(
+    ranks=(4,),
+    over=lambda ranks: [{"recipe": recipe} for recipe in ("dense", "torus2d", "topk", "hitopk")],
+    quick=lambda ranks, recipe: recipe == "hitopk",
+)
 def telemetry_counts_the_bytes_of_each_rank(recipe):
     """One bucket of d = 64 elements on 2 nodes of 2: the bytes that docs/algorithms.md says."""
     hvd.init(local_size=2)

@@ -54,7 +54,12 @@ def waits_in_the_backward_pass(x):
     return tf.identity(x), backward
 
 
-@case(ranks=(2,), over=lambda ranks: [{"measured": measured} for measured in (False, True)], launch=Launch())
+@case(
+    ranks=(2,),
+    over=lambda ranks: [{"measured": measured} for measured in (False, True)],
+    launch=Launch(),
+    quick=lambda ranks, measured: measured,
+)
 def the_first_exchange_ends_before_the_last_gradient_exists(measured):
     """The backward pass cannot go on before the first bucket has been exchanged; the timeline shows the same order."""
     path = pathlib.Path(tempfile.gettempdir()) / f"timeline.{os.getppid()}.{os.getpid()}.json"

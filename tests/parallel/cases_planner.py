@@ -13,7 +13,7 @@ from hvd_sparse.spec import Spec
 from hvd_sparse.tuning import planner
 from tests import figures
 from tests.members import AGGREGATORS
-from tests.parallel.cases import case
+from tests.parallel.cases import case, thorough
 from tests.parallel.training import (
     assert_replicas_equal,
     distributed,
@@ -30,7 +30,11 @@ CHANGES = [("topk", "dense"), ("dense", "hitopk"), ("hitopk", "topk"), ("hitopk"
 SHAPES = {"kernel": (30, 20), "bias": (7,)}
 
 
-@case(ranks=(2, 4), over=lambda ranks: [{"local_size": n} for n in (1, 2, 4) if n <= ranks])
+@case(
+    ranks=(2, 4),
+    over=lambda ranks: [{"local_size": n} for n in (1, 2, 4) if n <= ranks],
+    quick=lambda ranks, local_size: (ranks, local_size) == (4, 2),
+)
 def ranks_measure_alike_and_choose_alike(local_size):
     hvd.init(local_size=local_size)
     cluster = planner.measure()
@@ -78,7 +82,7 @@ def every_rank_chooses_the_same_and_exchanges_as_that(local_size):
     same_bits(AUTO.owed(states["traced"]).numpy(), simulated.owed[hvd.rank()])
 
 
-@case(ranks=(4,))
+@case(ranks=(4,), quick=thorough)
 def a_model_trains_with_buckets_of_different_choices():
     hvd.init(local_size=2)
     model = network(hidden=64)
@@ -102,7 +106,11 @@ def exchange_of(folder, steps):
     return exchange, variables
 
 
-@case(ranks=(2, 4), over=lambda ranks: [{"first": first, "then": then} for first, then in CHANGES[ranks // 4 :: 2]])
+@case(
+    ranks=(2, 4),
+    over=lambda ranks: [{"first": first, "then": then} for first, then in CHANGES[ranks // 4 :: 2]],
+    quick=lambda ranks, first, then: (ranks, first) == (2, "hitopk"),
+)
 def what_was_kept_survives_a_change_of_the_choice(first, then):
     hvd.init(local_size=2)
     folder = shared_folder()
@@ -127,7 +135,7 @@ def what_was_kept_survives_a_change_of_the_choice(first, then):
         np.testing.assert_array_equal(owed, kept.get(name, np.zeros(shape)))
 
 
-@case(ranks=(2,))
+@case(ranks=(2,), quick=thorough)
 def the_command_measures_anew_for_auto():
     folder = shared_folder()
     with figures.kept_in(folder):

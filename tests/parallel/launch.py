@@ -20,7 +20,7 @@ from tests.parallel import cases, networks
 ROOT = pathlib.Path(__file__).parents[2]
 START = 300.0  # seconds for the launcher and for the imports of all ranks, however busy the machine
 RELAUNCHES = 3
-SECONDS = "seconds of a multi-rank case"
+SECONDS = "processor seconds of a multi-rank case"
 
 # One thread a rank, as several ranks share this machine's cores; and no log noise.
 QUIET = {
@@ -51,6 +51,7 @@ class Outcome:
     event: str
     text: str = ""
     seconds: float = 0.0
+    processor: float = 0.0
 
 
 def horovodrun(
@@ -126,8 +127,8 @@ class Results:
         return self._outcomes.get((case.ranks, case.name), [None] * case.ranks)
 
     def seconds(self, case: cases.Case) -> float:
-        """How long a case took, by the rank that took longest."""
-        return max((outcome.seconds for outcome in self.of(case) if outcome), default=0.0)
+        """The processor time of a case, of all its ranks."""
+        return sum(outcome.processor for outcome in self.of(case) if outcome)
 
     def failure(self, case: cases.Case) -> str | None:
         """What went wrong in a case, rank by rank; None where it passed on every rank."""
@@ -178,7 +179,7 @@ class Results:
             for line in path.read_text(encoding="utf8").splitlines() if path.exists() else []:
                 entry = json.loads(line)
                 outcomes = self._outcomes.setdefault((ranks, entry["case"]), [None] * ranks)
-                outcomes[rank] = Outcome(entry["event"], entry["text"], entry["seconds"])
+                outcomes[rank] = Outcome(entry["event"], entry["text"], entry["seconds"], entry["processor"])
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ How to write a case. Put a function into a file `cases_SUITE.py` of this folder:
   harness calls `hvd.init(local_size=P)`, `tf.keras.utils.set_random_seed(0)` and clears Keras's session; call
   `hvd.init(local_size=n)` for other shapes of the grid. Where Horovod itself must fail, or a rank must die, pass
   `launch=Launch(...)`: such a case has its ranks to itself and calls `hvd.init` on its own.
+- One number of ranks is in the quick tier, 4 or, in suites that train models, 2; `quick=` says it otherwise.
 - After each case all ranks meet. Where one fails and others wait for it in the case, those end the launch for all;
   the cases that were left are run by a new launch. A case past its limit is a hang: the record shows what each thread
   did.
@@ -63,15 +64,17 @@ def meet(name: str, others: Iterable[int]) -> None:
 
 
 class Record:
-    """One JSON line for each event of this rank: {"case", "event": "start" | "pass" | "fail", "text", "seconds"}."""
+    """One JSON line for each event of this rank: {"case", "event": "start" | "pass" | "fail", "text", "seconds",
+    "processor"}: how long it took, and this rank's processor time.
+    """
 
     def __init__(self, folder: pathlib.Path | None, rank: int):
         self._folder = folder
         self._rank = rank
         self._file: TextIO = sys.stdout if folder is None else open(folder / f"rank{rank}.jsonl", "a", encoding="utf8")
 
-    def write(self, name: str, event: str, text: str = "", seconds: float = 0.0) -> None:
-        line = {"case": name, "event": event, "text": text, "seconds": round(seconds, 3)}
+    def write(self, name: str, event: str, text: str = "", seconds: float = 0.0, processor: float = 0.0) -> None:
+        line = {"case": name, "event": event, "text": text, "seconds": round(seconds, 3), "processor": processor}
         if self._folder is not None:
             self._file.write(json.dumps(line) + "\n")
         elif event != "start":
@@ -184,14 +187,14 @@ def run_alone(case: cases.Case, record: Record) -> None:
 
 def _attempt(case: cases.Case, record: Record) -> bool:
     record.write(case.name, "start")
-    started = time.monotonic()
+    started, processor = time.monotonic(), time.process_time()
+    event, text = "pass", ""
     try:
         case.run()
     except Exception:
-        record.write(case.name, "fail", traceback.format_exc(), time.monotonic() - started)
-        return False
-    record.write(case.name, "pass", "", time.monotonic() - started)
-    return True
+        event, text = "fail", traceback.format_exc()
+    record.write(case.name, event, text, time.monotonic() - started, round(time.process_time() - processor, 3))
+    return event == "pass"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

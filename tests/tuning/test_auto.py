@@ -25,6 +25,11 @@ LINK = Link(1e-5, 1e9)
 RECIPE = recipes.auto(DENSITY, budget=0.0)
 
 
+def quick_alone(*names):
+    """All candidates, of which these are in the quick tier."""
+    return [pytest.param(name, marks=[] if name in names else pytest.mark.thorough) for name in CANDIDATES]
+
+
 def choices(recipe=RECIPE, size=SIZE, dtype=tf.float32):
     """What each rank chooses."""
     return threads.run(RANKS, LOCAL, lambda grid: recipe.init(Spec(size, grid, dtype)).choice)
@@ -63,7 +68,7 @@ def test_all_ranks_choose_what_was_measured_to_be_fastest(measured):
     assert chosen == everyone(trials.fastest(in_order))
 
 
-@pytest.mark.parametrize("winner", CANDIDATES)
+@pytest.mark.parametrize("winner", quick_alone("dense", "hitopk"))
 def test_the_choice_is_made_by_the_figures_in_the_file_and_told_once_with_its_reason(changed, winner, capsys):
     second = "topk" if winner == "dense" else "dense"
     with changed(figures.won_by(winner, second)):
@@ -74,7 +79,7 @@ def test_the_choice_is_made_by_the_figures_in_the_file_and_told_once_with_its_re
     assert "not tried: " in told[0] and "predicted" in told[0]
 
 
-@pytest.mark.parametrize("winner", CANDIDATES)
+@pytest.mark.parametrize("winner", quick_alone("torus2d", "hitopk"))
 def test_exchanges_as_what_it_chose(changed, winner):
     vectors = np.random.default_rng(0).standard_normal([RANKS, SIZE]).astype("f4")
 

@@ -1,0 +1,125 @@
+"""The tiers: every test is in one of them, each recipe is in the quick one on real ranks, and the budget is kept."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests import budget, conftest
+from tests.members import AGGREGATORS
+from tests.parallel import cases
+
+CASES = cases.load(cases.suites())
+MADE_UP = """
+import pytest
+from hypothesis import given, strategies as st
+
+def test_quick():
+    pass
+
+@pytest.mark.thorough
+def test_thorough():
+    pass
+
+@pytest.mark.parametrize("size", [1, pytest.param(2, marks=pytest.mark.thorough)])
+def test_sizes(size):
+    pass
+
+@given(st.integers())
+def test_law(number):
+    with open("drawn", "a") as drawn:
+        drawn.write(".")
+
+@pytest.mark.thorough
+@given(st.integers())
+def test_thorough_law(number):
+    pass
+"""
+
+
+def collected(folder, *words):
+    """The names of the made-up tests that a run takes, and how many examples their laws draw."""
+    (folder / "drawn").write_text("")
+    (folder / "test_made_up.py").write_text(MADE_UP)
+    settings = folder / "conftest.py"
+    hooks = "pytest_collection_modifyitems, pytest_generate_tests, pytest_runtest_call"
+    settings.write_text(f"from tests.conftest import {hooks}\n")
+    (folder / "pytest.ini").write_text("[pytest]\nmarkers = thorough\n")
+    command = [sys.executable, "-m", "pytest", "-v", "--strict-markers", "-p", "no:cacheprovider", "--rootdir", folder]
+    ended = subprocess.run(
+        [*command, *words, "test_made_up.py"],
+        cwd=folder,
+        env={**conftest.os.environ, "PYTHONPATH": str(conftest.ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    names = {line.split()[0].partition("::")[2] for line in ended.stdout.splitlines() if " PASSED" in line}
+    return names, len((folder / "drawn").read_text())
+
+
+def test_each_test_is_in_one_tier(tmp_path):
+    everything, _ = collected(tmp_path)
+    quick, few = collected(tmp_path, "-m", "not thorough")
+    rest, many = collected(tmp_path, "-m", "thorough")
+    assert quick == {"test_quick", "test_sizes[1]", "test_law[few]"}
+    assert rest == {"test_thorough", "test_sizes[2]", "test_law[all]", "test_thorough_law[all]"}
+    assert everything == (quick | rest) - {"test_law[few]"} and not quick & rest
+    assert (few, many) == (5, 20)
+
+
+@pytest.mark.parametrize("name", AGGREGATORS)
+def test_each_recipe_is_tried_on_two_nodes_of_two_ranks(name):
+    """What the other cases say of it, the threads say for every number of ranks."""
+    found = [case for case in CASES if case.quick and case.ranks == 4 and case.arguments.get("recipe") == name]
+    assert any("a_gradient_that_is_not_finite_on_one_rank" in case.name for case in found)
+
+
+def test_each_suite_has_quick_cases():
+    assert {case.name.partition(".")[0] for case in CASES if case.quick} == set(cases.suites())
+
+
+def test_cases_that_share_a_launch_are_of_one_tier_and_number_of_ranks():
+    groups: dict[str, set] = {}
+    for case in CASES:
+        groups.setdefault(case.group, set()).add((case.ranks, case.quick, case.launch))
+    assert all(len(kinds) == 1 for kinds in groups.values())
+
+
+# ---- the budget ----
+
+
+def test_what_several_processes_have_counted_is_added_up(tmp_path):
+    one, other = budget.Spent(), budget.Spent()
+    one.add("quick", "tests/test_a.py::test_one", 2.0)
+    one.add("thorough", "tests/test_a.py::test_other", 5.0)
+    other.add("quick", "tests/test_a.py::test_one", 1.0)
+    other.add_case("quick", "2-errors.of_any_kind", 0.5)
+    one.update(json.loads(json.dumps(other.tiers)))
+    one.write(tmp_path)
+    read = budget.Spent.read(tmp_path / "quick.json", tmp_path / "thorough.json", tmp_path / "missing.json")
+    assert (read.total("quick"), read.total("thorough"), read.total()) == (3, 5, 8)
+    assert read.of_file("tests/test_a.py") == 8 and read.of_file("tests/test_b.py") == 0
+    assert read.tiers["quick"]["cases"] == {"2-errors.of_any_kind": 0.5}
+    assert any("3 s  tests/test_a.py" in line for line in read.told())
+
+
+def test_a_file_that_takes_much_more_than_agreed_is_told():
+    run, agreed = budget.Spent(), budget.Spent()
+    for seconds, allowed, name in ((60, 30, "slow"), (32, 30, "usual"), (5, 0, "new and short"), (50, 0, "new")):
+        run.add("quick", name, seconds)
+        agreed.add("quick", name, allowed)
+    assert budget.exceeded(run, agreed) == [
+        "new, quick: 50 s of processor time where 0 s are agreed",
+        "slow, quick: 60 s of processor time where 30 s are agreed",
+    ]
+
+
+def test_the_budget_names_files_that_there_are():
+    agreed = budget.Spent.read(budget.COMMITTED)
+    assert set(agreed.tiers) == set(budget.TIERS)
+    missing = {file for parts in agreed.tiers.values() for file in parts["files"] if not (budget.ROOT / file).exists()}
+    assert not missing
