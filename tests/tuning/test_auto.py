@@ -239,9 +239,15 @@ def of_another_recipe(content):
         rehearsed["seconds"] = {"bogosort": [1.0]}
 
 
+def in_the_quick_tier(count, *rows):
+    """Rows of parameters, of which the first are in the quick tier."""
+    return [pytest.param(*row, marks=[] if number < count else pytest.mark.thorough) for number, row in enumerate(rows)]
+
+
 @pytest.mark.parametrize(
     "change, told",
-    [
+    in_the_quick_tier(
+        3,
         (lambda content: "no JSON", "Expecting value"),
         (lambda content: "[]", "list indices"),
         (lambda content: content | {"format": "another 2"}, "got 'another 2'"),
@@ -255,7 +261,7 @@ def of_another_recipe(content):
         (without_rounds, "expected the figures of a rehearsal"),
         (of_another_recipe, "expected the figures of a rehearsal"),
         (lambda content: content["figures"].update({key: 1 for key in content["figures"]}), "expected the figures"),
-    ],
+    ),
 )
 def test_a_file_that_cannot_be_used_is_said_to_be_so_and_written_anew(changed, tmp_path, change, told, capsys):
     with changed(change):
