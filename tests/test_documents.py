@@ -9,7 +9,7 @@ from tools import draw_gain
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
-GENERATED = {"docs/horovod_names.md"}
+GENERATED = {"docs/horovod_names.md", "docs/horovod_scripts.md"}
 WIDTH = 118
 DOCUMENTS = [
     *ROOT.glob("*.md"),
