@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tools import draw_gain
+from tools import draw_gain, draw_rooms
 
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"\]\(([^)\s#]+)(?:#[^)\s]*)?\)")
@@ -40,3 +40,13 @@ def test_the_picture_of_the_readme_can_be_drawn_from_the_reports_that_are_there(
     told = " ".join((ROOT / "README.md").read_text().split())
     assert f"takes {times['Horovod']:.0f} ms with Horovod, {times['hitopk, 1%']:.0f} ms with hitopk at 1%" in told
     assert f"training of VGG-19 is {gains['hitopk'][1]:.2f} times as fast" in told
+
+
+def test_the_picture_of_the_rooms_is_that_of_the_sources():
+    drawn = draw_rooms.page(draw_rooms.PAGE.read_text())
+    assert drawn == draw_rooms.PAGE.read_text(), "run: python -m tools.draw_rooms"
+
+
+def test_an_arrow_that_a_longer_way_says_is_left_out():
+    found = {"a": {"b", "c"}, "b": {"c"}, "c": set()}
+    assert draw_rooms.reduced(found) == {"a": {"b"}, "b": {"c"}, "c": set()}

@@ -1,0 +1,84 @@
+"""Draws the folders and their imports into docs/architecture.md, as a Mermaid diagram.
+
+    .venv/bin/python -m tools.draw_rooms            # writes it
+    .venv/bin/python -m tools.draw_rooms --print    # shows it
+
+The imports are read by grimp, which import-linter stands on. An arrow that a longer way says already is left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import pathlib
+import re
+from collections.abc import Mapping
+
+import grimp
+
+PAGE = pathlib.Path(__file__).parents[1] / "docs" / "architecture.md"
+PACKAGES = ("hvd_sparse", "datacache", "lars")
+HIDDEN = {"hvd_sparse", "hvd_sparse._moved", "hvd_sparse._command", "hvd_sparse._version"}  # public names, no work
+BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
+
+Imports = dict[str, set[str]]
+
+
+def room(module: str) -> str:
+    """The folder or single module of `hvd_sparse` that a module lies in; the other packages are one room each."""
+    package, *inner = module.split(".")
+    return f"{package}.{inner[0]}" if package == "hvd_sparse" and inner else package
+
+
+def imports() -> Imports:
+    """The rooms that each room imports."""
+    graph = grimp.build_graph(*PACKAGES)
+    found: Imports = {room(module): set() for module in graph.modules}
+    for module in graph.modules:
+        found[room(module)] |= {room(other) for other in graph.find_modules_directly_imported_by(module)}
+    return {name: others - HIDDEN - {name} for name, others in sorted(found.items()) if name not in HIDDEN}
+
+
+def reduced(found: Imports) -> Imports:
+    """Without the arrows that a longer way says already."""
+    return {
+        name: {each for each in others if not any(each in _below(other, found) for other in others)}
+        for name, others in found.items()
+    }
+
+
+def _below(name: str, found: Imports) -> set[str]:
+    below: set[str] = set()
+    for other in found[name]:
+        below |= {other} | _below(other, found)
+    return below
+
+
+def diagram(found: Mapping[str, set[str]]) -> str:
+    """The rooms and arrows in Mermaid's language."""
+    lines = ["```mermaid", "flowchart TD"]
+    lines += [f'    {name.replace(".", "_")}["{name.removeprefix("hvd_sparse.")}"]' for name in found]
+    lines += [
+        f"    {name.replace('.', '_')} --> {other.replace('.', '_')}"
+        for name, others in found.items()
+        for other in sorted(others)
+    ]
+    return "\n".join([*lines, "```", ""])
+
+
+def page(text: str) -> str:
+    """The page with the diagram of today."""
+    return BLOCK.sub(lambda _: diagram(reduced(imports())), text, count=1)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Draws the folders and their imports into docs/architecture.md.")
+    parser.add_argument("--print", action="store_true", help="show the page and write nothing")
+    text = page(PAGE.read_text())
+    if parser.parse_args().print:
+        print(text)
+    else:
+        PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
