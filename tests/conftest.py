@@ -36,6 +36,11 @@ FEW = 4  # a law has a quarter of its examples in the quick tier
 # ---- tiers ----
 
 
+def pytest_configure(config):
+    """Registers the mark of a tier; here, so that `tests.faults.against` has it in an older checkout, too."""
+    config.addinivalue_line("markers", "thorough: not in `make test`, but in `make test-rest`")
+
+
 def pytest_generate_tests(metafunc):
     """Makes two tests of a law that hypothesis draws examples for: a quick one on few, a thorough one on all."""
     if hypothesis.is_hypothesis_test(metafunc.function):

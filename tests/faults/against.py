@@ -17,6 +17,8 @@ import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
 
+import pytest
+
 from tests.faults.ranks import ALONE
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -53,7 +55,10 @@ def main() -> int:
         environment = {**os.environ, ALONE: "1", "PYTHONPATH": name}
         report = folder / "report.xml"
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", f"--junitxml={report}", *options.tests]
-        subprocess.run(command, cwd=folder, env=environment)
+        status = subprocess.run(command, cwd=folder, env=environment).returncode
+        if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            print(f"pytest ended with status {status} before all tests had run.", file=sys.stderr)
+            return 1
         ended = outcomes(report)
     print(f"\nOf {len(ended)} tests {sum(each == 'failed' for each in ended.values())} fail on {options.revision}.")
     for test, how in ended.items():
