@@ -82,8 +82,12 @@ def test_a_forked_child_neither_hangs_nor_disturbs(tmp_path):
 def test_an_interrupted_process_ends_though_the_source_is_slow(source, beginning, tmp_path):
     """Of 320 samples that are asked for, each of which takes a second or does not come at all."""
     script = INTERRUPTED.replace("{wait}", WAITS[source]).replace("{begin}", BEGINNINGS[beginning])
+    heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs ignore it
     process = subprocess.Popen(
-        [sys.executable, "-c", script, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        [sys.executable, "-c", heeding + script, str(tmp_path)],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
     )
     try:
         assert process.stdout.readline() == b"reading\n"
