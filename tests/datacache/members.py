@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from datacache import tfrecord
 from datacache.disk import DiskLevel
-from datacache.levels import Level
+from datacache.levels import Level, Record, checksum
 from datacache.slab import Slab, needed
 from datacache.sources import ImageFolder, Indexed, Source, TFRecords
 from datacache.tmpfs import TmpfsLevel
@@ -100,3 +101,17 @@ def flip(path: Path, position: int, mask: int) -> None:
         (byte,) = file.read(1)
         file.seek(position)
         file.write(bytes([byte ^ mask]))
+
+
+def places_of(path: Path, index: int, record: Record) -> list[int]:
+    """Where an LMDB file has this record, whole: the live one, and old ones on free pages.
+
+    The payload alone is not enough: a page that was freed may be one of the tree by now, with the end of an old record
+    still in its gap and pointers where that record's head was. A flip there would damage LMDB itself.
+    """
+    value = struct.pack("<Qq", checksum(index, record), record.label) + record.payload
+    content, found, position = path.read_bytes(), [], -1
+    while (position := content.find(value, position + 1)) >= 0:
+        found.append(position)
+    assert found
+    return found

@@ -13,7 +13,7 @@ import pytest
 
 import datacache
 from datacache.disk import DiskLevel
-from datacache.levels import DamagedRecordError
+from datacache.levels import DamagedRecordError, Record
 from datacache.native import library
 from datacache.slab import Slab, needed
 from datacache.tmpfs import TmpfsLevel
@@ -298,7 +298,7 @@ def test_flipped_bits_on_disk_are_never_served(images, options, share):  # noqa:
         for kind in (kind for kind, count in FLIPS_ON_DISK.items() for _ in range(count // share)):
             index, (start, length) = numbers.randrange(COUNT), HEAD[kind]
             position, mask = start + numbers.randrange(length or len(payloads[index])), 1 << numbers.randrange(8)
-            for head in places_of(path, payloads[index]):
+            for head in members.places_of(path, index, Record(payloads[index], labels[index])):
                 members.flip(path, head + position, mask)
             before = cache.counters.numbers()
             sample, label = cache.fetch(index)
@@ -309,15 +309,6 @@ def test_flipped_bits_on_disk_are_never_served(images, options, share):  # noqa:
         for epoch in range(2):
             assert_right(read(cache, epoch), images, epoch)
         assert len(cache._store.quarantine.entries()) == sum(count // share for count in FLIPS_ON_DISK.values())
-
-
-def places_of(path, payload):
-    """Where records with these bytes begin: the live one, and old ones whose pages are free."""
-    content, found, position = path.read_bytes(), [], -1
-    while (position := content.find(payload, position + 1)) >= 0:
-        found.append(position - 16)
-    assert found
-    return found
 
 
 def test_a_record_in_the_place_of_another_is_noticed(tmp_path):

@@ -242,8 +242,8 @@ class TestFaults:
                 index = numbers.randrange(COUNT)
                 payload, before = cache.layout.pack(images.samples[index]), cache.counters.numbers()
                 place = numbers.randrange(40) if turn % 2 else numbers.randrange(len(payload) + 16)
-                for start in places_of(path, payload):
-                    members.flip(path, start - 16 + place, 1 << numbers.randrange(8))
+                for start in members.places_of(path, index, Record(payload, int(images.labels[index]))):
+                    members.flip(path, start + place, 1 << numbers.randrange(8))
                 images.assert_order(*together(cache.batches(7, 1)), 1)
                 after = cache.counters.numbers()
                 assert after["damaged.memory"] == before.get("damaged.memory", 0) + 1, (turn, index, place)
@@ -304,12 +304,3 @@ class TestFaults:
             images.assert_order(*together(cache.batches(7, 1)), 1)
             assert cache.counters.numbers()["samples.memory"] == COUNT
             assert "samples.disk" not in cache.counters.numbers()
-
-
-def places_of(path, payload):
-    """Where records with this payload begin: the live one, and old ones whose pages are free."""
-    content, found, position = path.read_bytes(), [], -1
-    while (position := content.find(payload, position + 1)) >= 0:
-        found.append(position)
-    assert found
-    return found
