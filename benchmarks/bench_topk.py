@@ -142,7 +142,7 @@ class Cell:
         np.testing.assert_array_equal(self.indices, self.approximate)
 
     def _check_fused(self) -> None:
-        """sent + kept back == residual + gradient."""
+        """sent + new residual == residual + gradient."""
         total = self.residual[self.indices] + self.gradient[self.indices]
         np.testing.assert_array_equal(self.values, total)
         assert not self.out[self.indices].any()

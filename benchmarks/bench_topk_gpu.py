@@ -182,7 +182,7 @@ class Cell:
         self._check_fused()
 
     def _check_fused(self) -> None:
-        """sent + kept back == residual + gradient."""
+        """sent + new residual == residual + gradient."""
         places = self.indices.long()
         assert torch.equal(self.values, self.total[places])
         assert not self.out[places].any()

@@ -69,8 +69,8 @@ def literal_naive_allgather(size: int, density: float) -> Exchange:
         total = gradient + residual
         _, indices = tf.math.top_k(tf.abs(total), k)
         values = tf.gather(total, indices)
-        kept_back = tf.tensor_scatter_nd_update(total, indices[:, tf.newaxis], tf.zeros([k]))
-        with tf.control_dependencies([residual.assign(kept_back)]):
+        new_residual = tf.tensor_scatter_nd_update(total, indices[:, tf.newaxis], tf.zeros([k]))
+        with tf.control_dependencies([residual.assign(new_residual)]):
             all_values = horovod.allgather(values, name="rival.values")
             all_indices = horovod.allgather(indices, name="rival.indices")
         return [tf.scatter_nd(all_indices[:, tf.newaxis], all_values, [size]) / hvd.size()]
@@ -166,8 +166,8 @@ class HitopkSteps:
         return (tf.reshape(received, [self._node.size, self._own.size]),)
 
     def _select(self, rows):
-        values, indices, kept_back, _ = ops.feedback_mstopk(rows, self._residual, self._k)
-        self._residual.assign(kept_back)
+        values, indices, new_residual, _ = ops.feedback_mstopk(rows, self._residual, self._k)
+        self._residual.assign(new_residual)
         return values, indices
 
     def _across(self, values, indices):

@@ -186,8 +186,8 @@ class Marked(Compressor):
     def count(self, size):
         return self.compressor.count(size)
 
-    def kept_back(self, state):
-        return self.compressor.kept_back(state.inner)
+    def residual(self, state):
+        return self.compressor.residual(state.inner)
 
     def compress(self, parts, state, residual=None):
         unknown = state.span.read_value()[0]

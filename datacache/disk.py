@@ -14,6 +14,7 @@ end by a signal or an `lmdb.Error`, and a sample is missing, but never wrong.
 
 from __future__ import annotations
 
+import ctypes
 import errno
 import logging
 import os
@@ -193,7 +194,6 @@ class _Environments:
     def __init__(self) -> None:
         self._users: dict[Path, int] = {}
         self._open: dict[Path, lmdb.Environment] = {}
-        self._inherited: list[lmdb.Environment] = []  # kept, as closing them would disturb the parent's
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forked)
 
@@ -216,7 +216,10 @@ class _Environments:
             return self._open[path]
 
     def _forked(self) -> None:
-        self._inherited += self._open.values()
+        # They are never let go of, not even when the process ends: closing them would give up the parent's own readers,
+        # whose next one would fail (MDB_BAD_RSLOT).
+        for environment in self._open.values():
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment))
         self._open = {}
         self._lock = threading.Lock()
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from types import ModuleType
 from typing import Any
 
-from hvd_sparse import keras, tuning
+from hvd_sparse import aggregators, keras, ops, tuning
 from hvd_sparse.compression import error_feedback, quantizers, selectors
 from hvd_sparse.horovod_api import elastic
 from hvd_sparse.keras import callbacks, checkpoint
@@ -48,7 +48,11 @@ _HOROVODS = (
 )
 # A public module -> the names that have left it -> the new name, and what it is.
 NAMES: dict[str, dict[str, tuple[str, Any]]] = {
-    "aggregators": {"Auto": ("hvd_sparse.tuning.Auto", tuning.Auto)},
+    "aggregators": {
+        "AsPublished": ("hvd_sparse.aggregators.SparCMLAlgorithm1", aggregators.SparCMLAlgorithm1),
+        "Auto": ("hvd_sparse.tuning.Auto", tuning.Auto),
+    },
+    "ops": {"spoil": ("hvd_sparse.ops.mark_nonfinite", ops.mark_nonfinite)},
     "topology": {name: (f"hvd.{name}", getattr(keras, name)) for name in _HOROVODS},
 }
 

@@ -32,7 +32,7 @@ _OPERATIONS = (
     "HvdSparseSumParts",
     "HvdSparseMean",
     "HvdSparseMeans",
-    "HvdSparseSpoil",
+    "HvdSparseMarkNonfinite",
     "HvdSparsePack",
     "HvdSparseUnpack",
     "HvdSparseSum",
@@ -111,8 +111,8 @@ def feedback_topk(
         values: [k] in wire_dtype, acc at the indices.
         indices: [k] int32, as `topk` gives them for acc.
         residual_out: [d] float32, acc where it was not kept, else acc minus the value sent.
-        fault: [] int32: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + n where all parts
-            are finite but acc is not. With a fault, values and residual_out are of no use; indices are distinct.
+        culprit: [] int32: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + n where all parts
+            are finite but acc is not. With a culprit, values and residual_out are of no use; indices are distinct.
 
     Raises:
         tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [0, d].
@@ -144,7 +144,7 @@ def feedback_mstopk(
         wire_dtype: as for `feedback_topk`.
 
     Returns:
-        values, indices, residual_out and fault, as `feedback_topk` does; the indices are those of `mstopk`.
+        values, indices, residual_out and culprit, as `feedback_topk` does; the indices are those of `mstopk`.
 
     Raises:
         tf.errors.InvalidArgumentError: as `feedback_topk`, and where samplings is less than 1.
@@ -172,7 +172,7 @@ def feedback_bucket_topk(
         wire_dtype: as for `feedback_topk`.
 
     Returns:
-        values, indices, residual_out and fault, as `feedback_topk` does; the indices ascend.
+        values, indices, residual_out and culprit, as `feedback_topk` does; the indices ascend.
 
     Raises:
         tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [1, bucket].
@@ -190,7 +190,7 @@ def sum_parts(parts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
     Returns:
         sum: [d] float32, ((p_0 + p_1) + ...) + p_{n-1}.
-        fault: [] int32, as in `feedback_topk`.
+        culprit: [] int32, as in `feedback_topk`.
 
     Raises:
         tf.errors.InvalidArgumentError: where parts is no matrix or has no row.
@@ -209,7 +209,7 @@ def mean(total: tf.Tensor, divisor: float | tf.Tensor, dtype: tf.DType) -> tuple
     Returns:
         mean: [d] of dtype: total / divisor in float32, rounded to nearest even. It takes the place of total where
             nobody else holds that.
-        spoiled: [] bool, whether an element of it is a NaN or an infinity.
+        nonfinite: [] bool, whether an element of it is a NaN or an infinity.
 
     Raises:
         tf.errors.InvalidArgumentError: where total is no vector or divisor no scalar.
@@ -219,20 +219,20 @@ def mean(total: tf.Tensor, divisor: float | tf.Tensor, dtype: tf.DType) -> tuple
     )
 
 
-def spoil(values: tf.Tensor, spoiled: tf.Tensor) -> tf.Tensor:
+def mark_nonfinite(values: tf.Tensor, nonfinite: tf.Tensor) -> tf.Tensor:
     """Makes the first value NaN where a vector is of no use, so that it tells those that receive it.
 
     Args:
         values: [k] float32, float16 or bfloat16.
-        spoiled: [] bool.
+        nonfinite: [] bool.
 
     Returns:
-        The values, uncopied, where they are not spoiled or there are none.
+        The values, uncopied, where nonfinite is false or there are none.
 
     Raises:
-        tf.errors.InvalidArgumentError: where values is no vector or spoiled no scalar.
+        tf.errors.InvalidArgumentError: where values is no vector or nonfinite no scalar.
     """
-    return library().hvd_sparse_spoil(values=_floats(values, "values"), spoiled=spoiled)
+    return library().hvd_sparse_mark_nonfinite(values=_floats(values, "values"), nonfinite=nonfinite)
 
 
 def pack(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
@@ -304,22 +304,22 @@ def sparse_sum(
     )
 
 
-def check_faults(faults: tf.Tensor, labels: Sequence[str], remedy: str) -> tf.Tensor:
+def check_faults(culprits: tf.Tensor, labels: Sequence[str], remedy: str) -> tf.Tensor:
     """Raises where a rank's gradient was not finite.
 
     Args:
-        faults: int32 [b], the largest code of all ranks: 0, or 1 + the number of a rank; -1 where no rank's gradient is
-            at fault, and the sum over the ranks is not finite all the same.
+        culprits: int32 [b], the largest code of all ranks: 0, or 1 + the number of a rank; -1 where the
+            sum over the ranks alone is not finite.
         labels: b strings, what each code is about.
         remedy: what the user can do, the end of the message.
 
     Returns:
-        The faults, all 0.
+        The culprits, all 0.
 
     Raises:
         tf.errors.InvalidArgumentError: where a code is not 0; it names label, rank and remedy.
     """
-    return library().hvd_sparse_check_faults(faults=faults, labels=list(labels), remedy=remedy)
+    return library().hvd_sparse_check_faults(culprits=culprits, labels=list(labels), remedy=remedy)
 
 
 def clock(unknown: tf.Tensor) -> tf.Tensor:

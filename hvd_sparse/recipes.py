@@ -10,11 +10,11 @@ from collections.abc import Sequence
 from hvd_sparse.aggregators import (
     Aggregator,
     AllReduce,
-    AsPublished,
     Compressed,
     Hierarchical,
     Mean,
     Schedule,
+    SparCMLAlgorithm1,
     SparseAllReduce,
 )
 from hvd_sparse.compression.error_feedback import ErrorFeedback
@@ -71,9 +71,9 @@ def sparcml(
         collective: without bits "auto", "recursive_doubling", "split_allgather", "dynamic" or "allgather"; see
             `SparseAllReduce`.
         as_published: follows Algorithm 1 to the letter: the learning rate inside the accumulator, what each rank sends
-            quantized before the sum and that error dropped, the sum over the ranks and not the mean; see `AsPublished`.
-            It needs a distributed optimizer. Values then travel as float32 whatever the bits: the paper's own system
-            quantizes the gathered sums, as this recipe does without `as_published`.
+            quantized before the sum and that error dropped, the sum over the ranks and not the mean; see
+            `SparCMLAlgorithm1`. It needs a distributed optimizer. Values then travel as float32 whatever the bits: the
+            paper's own system quantizes the gathered sums, as this recipe does without `as_published`.
         seed: of the rounding.
 
     Raises:
@@ -147,4 +147,4 @@ def _sparcml(compressor: Compressor, bits: int | None, collective: str, as_publi
     if not as_published:
         return SparseAllReduce(ErrorFeedback(compressor), collective, quantizer, seed)
     sent = compressor if quantizer is None else Quantized(compressor, quantizer, keeps_error=False, seed=seed)
-    return AsPublished(SparseAllReduce(ErrorFeedback(sent), collective))
+    return SparCMLAlgorithm1(SparseAllReduce(ErrorFeedback(sent), collective))

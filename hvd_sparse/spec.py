@@ -11,6 +11,8 @@ import tensorflow as tf
 from hvd_sparse.transport.communicator import Communicator, Grid
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16)
+_PARTS = {"AsPublished": "SparCMLAlgorithm1"}  # what older versions called a part -> what it is called on disk now
+_FIELDS: dict[str, dict[str, str]] = {}  # of a part, as it was called: its fields of older versions -> now
 Rate = Callable[[], Any]
 
 
@@ -27,7 +29,7 @@ class Spec(NamedTuple):
         in_flight: how many vectors are exchanged at the same time, this one among them; they share the links.
         learning_rate: gives the learning rate ([]) of the optimizer that applies the means, where there is one: the
             same on every rank, and asked at each exchange.
-        sums: whether ranks are to get the sum of their vectors in place of the mean.
+        returns_sum: whether ranks are to get the sum of their vectors in place of the mean.
     """
 
     size: int
@@ -38,12 +40,12 @@ class Spec(NamedTuple):
     number: int = 0
     in_flight: int = 1
     learning_rate: Rate | None = None
-    sums: bool = False
+    returns_sum: bool = False
 
     @property
     def divisor(self) -> int:
         """What the sum over all ranks is divided by in the end."""
-        return 1 if self.sums else self.grid.world.size
+        return 1 if self.returns_sum else self.grid.world.size
 
     def validate(self) -> Spec:
         """Returns itself.
@@ -83,15 +85,29 @@ def own_shard(size: int, communicator: Communicator) -> Shard:
 def describe(part: Any) -> Any:
     """A JSON-serialisable account of a part and what it is made of, equal for equal parts on all ranks.
 
-    A part that only watches another names that by `described_as`, and is described as if it were not there.
+    Checkpoints hold it, so what it calls a part is a fixed string: the `disk_name` of the part's own class, whatever
+    that class is called by now; a part without one goes by the name of its class. A part that only watches another
+    names that by `described_as`, and is described as if it were not there.
     """
     if hasattr(part, "described_as"):
         return describe(part.described_as)
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
         fields = {field.name: describe(getattr(part, field.name)) for field in dataclasses.fields(part)}
-        return {"part": type(part).__name__, **fields}
+        return {"part": vars(type(part)).get("disk_name", type(part).__name__), **fields}
     if isinstance(part, (list, tuple)):
         return [describe(item) for item in part]
     if callable(part):
         return getattr(part, "__qualname__", type(part).__qualname__)
     return part
+
+
+def described_now(account: Any) -> Any:
+    """An account that some version has written, with the names of parts and fields that `describe` gives them now."""
+    if isinstance(account, list):
+        return [described_now(each) for each in account]
+    if not isinstance(account, dict):
+        return account
+    part = account.get("part")
+    names = _FIELDS.get(part, {}) if isinstance(part, str) else {}
+    renamed = {names.get(name, name): described_now(value) for name, value in account.items()}
+    return {**renamed, "part": _PARTS.get(part, part)} if isinstance(part, str) else renamed

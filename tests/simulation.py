@@ -1,7 +1,7 @@
 """Whole exchanges of all ranks in NumPy: slow, obvious, and the same bits as the library's.
 
 A simulation knows all ranks at once. `step(vectors)` takes one vector [size] of each rank and returns the mean that
-every rank must get; `owed` is [P, size] float32, what each rank keeps back, where its elements lie in the vector. Dense
+every rank must get; `residual` is [P, size] float32, that of each rank, where its elements lie in the vector. Dense
 means are exact where sums are (small integers); else any order of additions lies within `tolerance(vectors)` of them.
 """
 
@@ -93,7 +93,7 @@ class Dense:
 
     def __init__(self, shape: Shape, size: int, dtype: str = "float32", wire: str = "float32"):
         self.shape, self.dtype, self.wire = shape, dtype, wire
-        self.owed = np.zeros([shape.ranks, size], np.float32)
+        self.residual = np.zeros([shape.ranks, size], np.float32)
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
         total = np.sum([vector.astype(np.float64) for vector in vectors], axis=0)
@@ -111,7 +111,7 @@ class Flat:
 
     def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
         self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
-        self.owed = np.zeros([shape.ranks, size], np.float32)
+        self.residual = np.zeros([shape.ranks, size], np.float32)
         self.steps = 0
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -119,9 +119,9 @@ class Flat:
 
     def total(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
         """What all ranks have sent, added up in rank order."""
-        total = np.zeros(self.owed.shape[1], np.float32)
+        total = np.zeros(self.residual.shape[1], np.float32)
         for rank, vector in enumerate(vectors):
-            self.owed[rank] = send([vector], self.owed[rank], total, self)
+            self.residual[rank] = send([vector], self.residual[rank], total, self)
         self.steps += 1
         return total
 
@@ -135,16 +135,16 @@ class RoundedSums:
         self.errors = np.zeros([shape.ranks, size], np.float32)
 
     @property
-    def owed(self) -> np.ndarray:
+    def residual(self) -> np.ndarray:
         """Residuals, and beside them what a piece's rank has rounded off."""
-        return self.flat.owed + self.errors
+        return self.flat.residual + self.errors
 
-    @owed.setter
-    def owed(self, value: np.ndarray) -> None:
-        self.flat.owed, self.errors[:] = value, 0
+    @residual.setter
+    def residual(self, value: np.ndarray) -> None:
+        self.flat.residual, self.errors[:] = value, 0
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        ranks, size = self.flat.owed.shape
+        ranks, size = self.flat.residual.shape
         step = self.flat.steps
         total = self.flat.total(vectors)
         for rank in range(ranks if ranks > 1 else 0):
@@ -161,11 +161,11 @@ class Hierarchical:
 
     def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
         self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
-        self.owed = np.zeros([shape.ranks, size], np.float32)
+        self.residual = np.zeros([shape.ranks, size], np.float32)
         self.steps = 0
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        total = np.zeros(self.owed.shape[1], np.float32)
+        total = np.zeros(self.residual.shape[1], np.float32)
         ends = shard_ends(total.size, self.shape.local_size)
         for node in range(self.shape.nodes):
             first = node * self.shape.local_size
@@ -173,14 +173,14 @@ class Hierarchical:
                 if begin == end:
                     continue
                 parts = [vector[begin:end] for vector in vectors[first : first + self.shape.local_size]]
-                residual = self.owed[first + local, begin:end]
-                self.owed[first + local, begin:end] = send(parts, residual, total[begin:end], self)
+                residual = self.residual[first + local, begin:end]
+                self.residual[first + local, begin:end] = send(parts, residual, total[begin:end], self)
         self.steps += 1
         return divided(total, self.shape.ranks, self.dtype)
 
 
 def send(parts: Sequence[np.ndarray], residual: np.ndarray, total: np.ndarray, sender: Flat | Hierarchical):
-    """Selects from parts and residual, adds what arrives to `total`, and returns what is kept back."""
+    """Selects from parts and residual, adds what arrives to `total`, and returns the new residual."""
     summed = reference.accumulate(parts, residual)
     indices = sender.select(summed, kept(sender.density, summed.size), sender.steps)
     values, residual = reference.feedback(parts, residual, indices, DTYPES[sender.wire])
@@ -200,14 +200,14 @@ class Stages:
         self.stage = self._holder = 0
 
     @property
-    def owed(self) -> np.ndarray:
-        """What the stage keeps back that ran last."""
-        return self.stages[self._holder].owed
+    def residual(self) -> np.ndarray:
+        """That of the stage that ran last."""
+        return self.stages[self._holder].residual
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
         rows = [vector.astype(np.float32) for vector in vectors]
         if self.stage != self._holder:
-            rows = [row + owed for row, owed in zip(rows, self.owed, strict=True)]
-            self.stages[self._holder].owed = np.zeros_like(self.owed)
+            rows = [row + residual for row, residual in zip(rows, self.residual, strict=True)]
+            self.stages[self._holder].residual = np.zeros_like(self.residual)
             self._holder = self.stage
         return reference.narrow(self.stages[self.stage].step(rows), DTYPES[self.dtype])

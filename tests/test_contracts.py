@@ -91,13 +91,13 @@ class TestCompressor:
     def test_reports_the_first_part_that_is_not_finite(self, make, poison):
         part, parts = make(0.1, "float32"), drawn(1000, 4)
         parts[2, 500] = parts[3, 3] = poison
-        assert int(part.compress(tf.constant(parts), part.create(Spec(1000, Grid.lone()))).fault) == 3
+        assert int(part.compress(tf.constant(parts), part.create(Spec(1000, Grid.lone()))).culprit) == 3
 
     @compressor
     def test_reports_a_sum_that_overflows(self, make):
         part = make(0.1, "float32")
         parts = tf.fill([2, 10], np.float32(3e38))
-        assert int(part.compress(parts, part.create(Spec(10, Grid.lone()))).fault) == 3
+        assert int(part.compress(parts, part.create(Spec(10, Grid.lone()))).culprit) == 3
 
     @compressor
     def test_writes_nothing_until_its_updates_are_assigned(self, make):
@@ -121,11 +121,11 @@ class TestCompressor:
             for variable, value in selection.updates:
                 variable.assign(value)
             total_in, total_out = total_in + gradient[0], total_out + restored(selection.slices, 200)
-        kept_back = part.kept_back(state)
-        assert part.feeds_back == (kept_back is not None)
+        new_residual = part.residual(state)
+        assert part.feeds_back == (new_residual is not None)
         if part.feeds_back:
             rounding = 10 * 2.0**-23 * np.abs(total_in).max() if name in members.ROUNDED else 0.0
-            assert np.abs(total_out + kept_back.numpy() - total_in).max() <= rounding
+            assert np.abs(total_out + new_residual.numpy() - total_in).max() <= rounding
 
     @pytest.mark.parametrize("name", members.COMPRESSORS)
     def test_does_the_same_in_a_graph(self, name):
@@ -234,7 +234,7 @@ class TestAggregator:
             eager, traced = recipe.aggregate(vector, states[0]), graph(vector)
             assert traced.dtype == eager.dtype == vector.dtype and traced.shape == [100]
             np.testing.assert_array_equal(traced.numpy(), eager.numpy())
-            np.testing.assert_array_equal(recipe.owed(states[1]).numpy(), recipe.owed(states[0]).numpy())
+            np.testing.assert_array_equal(recipe.residual(states[1]).numpy(), recipe.residual(states[0]).numpy())
 
     @aggregator
     def test_an_exchange_writes_nothing_by_itself(self, name):
@@ -250,8 +250,8 @@ class TestAggregator:
         member = members.AGGREGATORS[name]
         recipe = member.make(0.1, "float32")
         metrics = recipe.exchange(tf.constant(drawn(100)[0]), recipe.init(100)).metrics
-        assert set(metrics) == {"bytes_inside", "bytes_across", "kept", "total"}
-        assert (int(metrics["kept"]), int(metrics["total"])) == ((10, 100) if member.sparse else (100, 100))
+        assert set(metrics) == {"bytes_inside", "bytes_across", "selected", "considered"}
+        assert (int(metrics["selected"]), int(metrics["considered"])) == ((10, 100) if member.sparse else (100, 100))
         assert recipe.sends_all == (not member.sparse)
 
     @aggregator
@@ -263,10 +263,10 @@ class TestAggregator:
         def one_rank(grid):
             state = recipe.init(Spec(100, grid))
             recipe.restore(state, tf.constant(kept))
-            return recipe.owed(state).numpy()
+            return recipe.residual(state).numpy()
 
-        owed = np.sum(threads.run(ranks, local_size, one_rank), axis=0)
-        np.testing.assert_array_equal(owed, kept if member.sparse else np.zeros(100))
+        left = np.sum(threads.run(ranks, local_size, one_rank), axis=0)
+        np.testing.assert_array_equal(left, kept if member.sparse else np.zeros(100))
 
     @pytest.mark.parametrize(
         "name, other, told",
@@ -318,4 +318,4 @@ class TestAggregator:
     def test_simulations_know_every_member(self):
         shape = simulation.Shape(4, 2)
         for member in members.AGGREGATORS.values():
-            assert member.simulate(shape, 10, 0.5, "float32", "float32").owed.shape == (4, 10)
+            assert member.simulate(shape, 10, 0.5, "float32", "float32").residual.shape == (4, 10)

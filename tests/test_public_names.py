@@ -12,6 +12,7 @@ import pytest
 import hvd_sparse as hvd
 import hvd_sparse.keras
 from hvd_sparse import _moved, compression
+from hvd_sparse.aggregators import Aggregator
 from tools import horovod_names
 
 MODULES = (
@@ -83,3 +84,38 @@ def test_a_name_that_was_never_there_is_an_attribute_error():
     with warnings.catch_warnings(), pytest.raises(AttributeError, match="topology' has no attribute 'Median'"):
         warnings.simplefilter("error")
         hvd.topology.Median  # noqa: B018 - it is to raise
+
+
+def test_members_that_were_renamed_work_under_their_old_names():
+    recipe = hvd.recipes.sparcml(0.1, as_published=True)
+    with pytest.warns(DeprecationWarning, match=r"^SparCMLAlgorithm1\.sums is called returns_sum now") as told:
+        assert recipe.sums is True
+    assert told[0].filename == __file__
+    exchange = hvd.GradientExchange()
+    for old, new in {"kept": "residual_sum", "own": "rank_state"}.items():
+        with pytest.warns(DeprecationWarning, match=f"^GradientExchange.{old} is called {new} now"):
+            assert getattr(exchange, old) == getattr(exchange, new)
+    with pytest.raises(AttributeError, match="'GradientExchange' object has no attribute 'owned'"):
+        exchange.owned  # noqa: B018 - it is to raise
+
+
+def test_members_may_be_defined_under_their_old_names():
+    with pytest.warns(
+        DeprecationWarning, match=r"^Mine\.(owed is called residual|sums is called returns_sum) now"
+    ) as told:
+
+        class Mine(Aggregator):
+            sums = property(lambda self: True)
+
+            def owed(self, state):
+                return 7
+
+            def restored(self, state, residual): ...
+
+            def reduce(self, parts, divisor, state): ...
+
+            def contributions(self, size, members): ...
+
+            def _create(self, spec, communicator): ...
+
+    assert len(told) == 2 and Mine().residual(None) == 7 and Mine().returns_sum is True

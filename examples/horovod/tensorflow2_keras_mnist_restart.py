@@ -4,7 +4,7 @@
     horovodrun -np 4 python -m examples.horovod.tensorflow2_keras_mnist_restart --directory /tmp/job --epochs 6
 
 Horovod's elastic jobs take ranks in while they run; here the job is started again, and goes on from the newest whole
-checkpoint: weights, momentum, the epoch, and what the ranks have kept back of their gradients. `# <-` marks what is
+checkpoint: weights, momentum, the epoch, and the residuals of all ranks. `# <-` marks what is
 another line in a script for Horovod.
 """
 

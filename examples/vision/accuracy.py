@@ -84,7 +84,7 @@ def average(variables: Sequence[Any], world: Communicator) -> None:
 class Beside:
     """What a checkpoint holds beside the model, to be given to `datacache.DataCache.training`.
 
-    That is what the ranks keep back (`hvd.checkpoint`), and what else is not the same on all of them: the states of
+    That is their residuals (`hvd.checkpoint`), and what else is not the same on all of them: the states of
     random seeds, and between the ends of epochs the moving means and variances.
 
     Args:

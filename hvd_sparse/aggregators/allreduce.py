@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.aggregators.base import SCOPE, Aggregator, Level
-from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, blame, nothing, own_fault, ring_traffic
+from hvd_sparse.aggregators.base import SCOPE, Aggregator, AggregatorState
+from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, blame, nothing, own_culprit, ring_traffic
 from hvd_sparse.compression.selectors import check_wire_dtype
 from hvd_sparse.spec import Spec
 
@@ -26,6 +26,7 @@ class AllReduce(Aggregator):
     Steps and bytes sent per rank: 2 (P - 1) and 2 (P - 1) / P of the vector, as a ring.
     """
 
+    disk_name = "AllReduce"
     wire_dtype: str | None = None
 
     def __post_init__(self):
@@ -41,77 +42,77 @@ class AllReduce(Aggregator):
         spec, communicator = state.spec, state.communicator
         if spec.size == 0:
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
-        summed, fault = self._own_sum(parts, spec)
+        summed, culprit = self._own_sum(parts, spec)
         wire = tf.as_dtype(self.wire_dtype or spec.dtype)
         total = communicator.allreduce(tf.cast(summed, wire), "sum", f"{spec.name}.allreduce")
         ranks = communicator.size
         sent = 2 * (ranks - 1) * spec.size * wire.size // ranks
-        mean, spoiled = ops.mean(total, divisor, spec.dtype)
+        mean, nonfinite = ops.mean(total, divisor, spec.dtype)
         return Reduced(
             total=mean,
-            fault=fault,
+            culprit=culprit,
             updates=(),
             traffic=ring_traffic(communicator, spec.grid, sent),
-            kept=spec.size,
+            selected=spec.size,
             considered=spec.size,
-            spoiled=spoiled,
+            nonfinite=nonfinite,
         )
 
     def takes_apart(self, spec):
         """It does where Horovod can add the gradients as they are."""
         return spec.dtype in _ADDED and self.wire_dtype in (None, spec.dtype.name)
 
-    def exchange_apart(self, tensors, state, carried):
+    def exchange_apart(self, tensors, state, residual):
         spec, world = state.spec, state.communicator
         with tf.name_scope(SCOPE):
             totals = world.allreduce_each(tensors, "sum", f"{spec.name}.allreduce")
             # Each rank carries the same share, so that the sum over all ranks is P times as much.
-            means, spoiled = _means(totals, spec.divisor, carried * (world.size / spec.divisor))
+            means, nonfinite = _means(totals, spec.divisor, residual * (world.size / spec.divisor))
 
-        def fault() -> tf.Tensor:
-            faults = [own_fault(tf.reshape(tensor, [1, -1]), world.world_rank) for tensor in tensors]
-            return tf.reduce_max(tf.stack(faults))
+        def culprit() -> tf.Tensor:
+            culprits = [own_culprit(tf.reshape(tensor, [1, -1]), world.world_rank) for tensor in tensors]
+            return tf.reduce_max(tf.stack(culprits))
 
         sent = 2 * (world.size - 1) * spec.size * spec.dtype.size // world.size
         traffic = ring_traffic(world, spec.grid, sent)
         metrics = {
             "bytes_inside": traffic.inside,
             "bytes_across": traffic.across,
-            "kept": spec.size,
-            "total": spec.size,
+            "selected": spec.size,
+            "considered": spec.size,
         }
-        return Exchange(means, fault, spoiled, (), metrics)
+        return Exchange(means, culprit, nonfinite, (), metrics)
 
     def _own_sum(self, parts: Parts, spec: Spec) -> tuple[tf.Tensor, tf.Tensor]:
         """The sum of this rank's parts, and the fault that is seen on the way; a single part is not looked at."""
         if len(parts.sources) == 1:
             return tf.reshape(parts.rows, [spec.size]), tf.constant(0)
-        summed, fault = ops.sum_parts(parts.rows)
-        return summed, blame(fault, parts.sources, spec.grid)
+        summed, culprit = ops.sum_parts(parts.rows)
+        return summed, blame(culprit, parts.sources, spec.grid)
 
-    def owed(self, state):
+    def residual(self, state):
         return tf.zeros([state.spec.size], tf.float32)
 
-    def restored(self, state, kept):
+    def restored(self, state, residual):
         return ()
 
     def contributions(self, size, members):
         return None
 
     def _create(self, spec, communicator):
-        return Level(spec, communicator)
+        return AggregatorState(spec, communicator)
 
 
-def _means(totals: Sequence[tf.Tensor], divisor: int, carried: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
+def _means(totals: Sequence[tf.Tensor], divisor: int, residual: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
     """Divides sums in their place, and looks in the same pass whether they are finite.
 
     Args:
         totals: float32 or float16, all of one dtype, of any shapes.
         divisor: of all of them.
-        carried: float32 [0], or as many elements as all totals have together, which are added to the quotients.
+        residual: float32 [0], or as many elements as all totals have together, which are added to the quotients.
 
     Returns:
         The means, in the shapes of the totals, and whether one of them is not finite, [] bool.
     """
     divisor = tf.constant(divisor, tf.float32)
-    return ops.library().hvd_sparse_means(totals=totals, divisor=divisor, carried=carried)
+    return ops.library().hvd_sparse_means(totals=totals, divisor=divisor, residual=residual)

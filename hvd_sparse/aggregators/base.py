@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense, own_fault
+from hvd_sparse._renamed import Renamed
+from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense, own_culprit
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Communicator
@@ -17,7 +18,7 @@ from hvd_sparse.transport.communicator import Communicator
 SCOPE = "hvd_sparse_cannot_be_compiled_by_XLA.leave_out_jit_compile_or_use_hvd.compiled_train_step"
 
 
-class Level(tf.Module):
+class AggregatorState(tf.Module):
     """The state of one aggregator for one vector: whom it talks to about what, and what it keeps."""
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: tf.Module | None = None):
@@ -27,12 +28,16 @@ class Level(tf.Module):
         self.inner = inner
 
 
-class Aggregator(abc.ABC):
+class Aggregator(Renamed, abc.ABC):
     """Averages a vector over all ranks, again and again.
 
     A member of this role implements the abstract methods; the others are final but for `set_epoch`,
     `running`, `decided`, the two about tensors apart and the properties.
     """
+
+    old_names = {"owed": "residual", "sums": "returns_sum"}
+    has_own_code = False  # whether values travel in a form that no dtype names
+    goes_by_nodes = False  # whether it needs to know the nodes of all ranks, as no process set does
 
     @property
     def sends_all(self) -> bool:
@@ -45,13 +50,13 @@ class Aggregator(abc.ABC):
         return True
 
     @property
-    def sums(self) -> bool:
+    def returns_sum(self) -> bool:
         """Whether it hands on the sum over all ranks in place of the mean."""
         return False
 
     # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
     @tf.autograph.experimental.do_not_convert
-    def init(self, spec: int | Spec) -> Level:
+    def init(self, spec: int | Spec) -> AggregatorState:
         """Makes the state for one vector; a collective: every rank calls it.
 
         Args:
@@ -71,12 +76,12 @@ class Aggregator(abc.ABC):
         segments = [list(segment) for segment in spec.segments]
         return {"recipe": describe(self), "size": spec.size, "dtype": spec.dtype.name, "segments": segments}
 
-    def create(self, spec: Spec) -> Level:
+    def create(self, spec: Spec) -> AggregatorState:
         """Makes the state without asking the other ranks whether they make the same."""
         return self._create(spec, spec.grid.world)
 
     @tf.autograph.experimental.do_not_convert
-    def aggregate(self, vector: tf.Tensor, state: Level) -> tf.Tensor:
+    def aggregate(self, vector: tf.Tensor, state: AggregatorState) -> tf.Tensor:
         """Averages a vector over all ranks.
 
         Args:
@@ -96,7 +101,7 @@ class Aggregator(abc.ABC):
             return tf.identity(exchange.mean)
 
     @tf.autograph.experimental.do_not_convert
-    def exchange(self, vector: tf.Tensor, state: Level) -> Exchange:
+    def exchange(self, vector: tf.Tensor, state: AggregatorState) -> Exchange:
         """Averages a vector [size] without writing the new state; `commit` writes it."""
         spec = state.spec
         world = spec.grid.world
@@ -105,20 +110,20 @@ class Aggregator(abc.ABC):
             reduced = self.reduce(Parts(row, (world.world_rank,)), spec.divisor, state)
             mean = dense(reduced.total, spec.size, spec.divisor, spec.dtype)
 
-        def fault() -> tf.Tensor:
-            seen = reduced.fault
-            return seen if reduced.spoiled is None else tf.maximum(seen, own_fault(row, world.world_rank))
+        def culprit() -> tf.Tensor:
+            seen = reduced.culprit
+            return seen if reduced.nonfinite is None else tf.maximum(seen, own_culprit(row, world.world_rank))
 
         return Exchange(
             mean=mean,
-            fault=fault,
-            spoiled=reduced.spoiled,
+            culprit=culprit,
+            nonfinite=reduced.nonfinite,
             updates=reduced.updates,
             metrics={
                 "bytes_inside": reduced.traffic.inside,
                 "bytes_across": reduced.traffic.across,
-                "kept": reduced.kept,
-                "total": reduced.considered,
+                "selected": reduced.selected,
+                "considered": reduced.considered,
             },
         )
 
@@ -126,7 +131,7 @@ class Aggregator(abc.ABC):
         """Whether `exchange_apart` can exchange the tensors that such a vector consists of."""
         return False
 
-    def exchange_apart(self, tensors: Sequence[tf.Tensor], state: Level, carried: tf.Tensor) -> Exchange:
+    def exchange_apart(self, tensors: Sequence[tf.Tensor], state: AggregatorState, residual: tf.Tensor) -> Exchange:
         """Averages the tensors that the vector consists of one by one, each as soon as it is there; in a graph.
 
         Only members that say so by `takes_apart` do.
@@ -134,32 +139,32 @@ class Aggregator(abc.ABC):
         Args:
             tensors: in the order and with the sizes of the spec's segments, in any shapes.
             state: what `create` returned.
-            carried: float32 [0], or [size]: what each rank adds to the vector, the same on every rank.
+            residual: float32 [0], or [size]: what each rank adds to the vector, the same on every rank.
 
         Returns:
             As `exchange`; its mean is a list of tensors in the shapes of `tensors`.
         """
         raise TypeError(f"{type(self).__name__} exchanges vectors only: call exchange(vector, state).")
 
-    def restore(self, state: Level, kept: tf.Tensor) -> None:
-        """Puts back what had been kept.
+    def restore(self, state: AggregatorState, residual: tf.Tensor) -> None:
+        """Puts back residuals.
 
         Args:
             state: what `init` returned.
-            kept: float32 [size], the same on every rank: the sum over all ranks of what `owed` gave, scaled by the
-                caller where the number of ranks has changed.
+            residual: float32 [size], the same on every rank: the sum of what the method `residual` gave on all ranks,
+                scaled by the caller where the number of ranks has changed.
         """
-        for update in self.restored(state, kept):
+        for update in self.restored(state, residual):
             update.variable.assign(update.value)
 
-    def set_epoch(self, state: Level, epoch: int) -> None:  # noqa: B027 - most members have nothing to do
+    def set_epoch(self, state: AggregatorState, epoch: int) -> None:  # noqa: B027 - most members have nothing to do
         """Tells the number of the epoch that begins; only a schedule listens."""
 
-    def running(self, state: Level) -> tuple[Aggregator, Level]:
+    def running(self, state: AggregatorState) -> tuple[Aggregator, AggregatorState]:
         """The aggregator that has exchanged this vector last, and its state: the part that was chosen, else itself."""
         return self, state
 
-    def decided(self, state: Level) -> Any:
+    def decided(self, state: AggregatorState) -> Any:
         """What was decided for this vector when its state was made, JSON-serialisable, the same on every rank.
 
         None where there was nothing to decide. States of which this differs do not fit each other.
@@ -167,21 +172,21 @@ class Aggregator(abc.ABC):
         return None
 
     @abc.abstractmethod
-    def reduce(self, parts: Parts, divisor: int, state: Level) -> Reduced:
+    def reduce(self, parts: Parts, divisor: int, state: AggregatorState) -> Reduced:
         """Sums parts over the ranks of the state's communicator; see `Reduced`."""
 
     @abc.abstractmethod
-    def owed(self, state: Level) -> tf.Tensor:
-        """What this rank has not sent yet, float32 [size]; the sum over all ranks is what the next means still owe."""
+    def residual(self, state: AggregatorState) -> tf.Tensor:
+        """What this rank has not sent yet, float32 [size]; the next means are to make up for the sum over all ranks."""
 
     @abc.abstractmethod
-    def restored(self, state: Level, kept: tf.Tensor) -> tuple[Update, ...]:
-        """The updates after which the sum over all ranks of `owed` is `kept` ([size] float32)."""
+    def restored(self, state: AggregatorState, residual: tf.Tensor) -> tuple[Update, ...]:
+        """The updates after which the residuals of all ranks add up to `residual` ([size] float32)."""
 
     @abc.abstractmethod
     def contributions(self, size: int, members: int) -> int | None:
         """How many entries `reduce` leaves to be added for a vector of this size; None where it gives a dense sum."""
 
     @abc.abstractmethod
-    def _create(self, spec: Spec, communicator: Communicator) -> Level:
+    def _create(self, spec: Spec, communicator: Communicator) -> AggregatorState:
         """The state for one vector that is summed over `communicator`."""

@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from hvd_sparse import collectives, ops
-from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Update, blame, marked, nothing, ring_traffic
 from hvd_sparse.compression.selectors import Compressor, Selection
 from hvd_sparse.transport.communicator import Communicator
@@ -26,6 +26,7 @@ class Compressed(Aggregator):
     and scales in place of them.
     """
 
+    disk_name = "Compressed"
     compressor: Compressor
 
     def reduce(self, parts, divisor, state):
@@ -33,24 +34,24 @@ class Compressed(Aggregator):
         if spec.size == 0:
             return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
         selection = self.compressor.compress(parts.rows, state.inner)
-        total, spoiled, sent = _gathered(selection, communicator, f"{spec.name}.allgather_sum")
+        total, nonfinite, sent = _gathered(selection, communicator, f"{spec.name}.allgather_sum")
         return Reduced(
             total=total,
-            fault=blame(selection.fault, parts.sources, spec.grid),
+            culprit=blame(selection.culprit, parts.sources, spec.grid),
             updates=tuple(Update(variable, value) for variable, value in selection.updates),
             traffic=ring_traffic(communicator, spec.grid, (communicator.size - 1) * sent),
-            kept=collectives.count(selection.slices),
+            selected=collectives.count(selection.slices),
             considered=spec.size,
-            spoiled=spoiled,
+            nonfinite=nonfinite,
         )
 
-    def owed(self, state):
-        kept = self.compressor.kept_back(state.inner)
+    def residual(self, state):
+        kept = self.compressor.residual(state.inner)
         return tf.zeros([state.spec.size], tf.float32) if kept is None else kept.read_value()
 
-    def restored(self, state, kept):
-        variable = self.compressor.kept_back(state.inner)
-        share = kept / float(state.communicator.size)
+    def restored(self, state, residual):
+        variable = self.compressor.residual(state.inner)
+        share = residual / float(state.communicator.size)
         return () if variable is None else (Update(variable, share),)
 
     def contributions(self, size, members):
@@ -58,14 +59,14 @@ class Compressed(Aggregator):
         return None if count is None else members * count
 
     def _create(self, spec, communicator):
-        return Level(spec, communicator, self.compressor.create(spec))
+        return AggregatorState(spec, communicator, self.compressor.create(spec))
 
 
 def _gathered(selection: Selection, communicator: Communicator, name: str):
-    """The contributions of all ranks, whether they are spoiled, and the bytes of this rank's."""
+    """The contributions of all ranks, whether one is not finite, and the bytes of this rank's."""
     slices, coded = selection.slices, selection.coded
     if coded is None:
-        values = ops.spoil(slices.values, selection.fault != 0)
+        values = ops.mark_nonfinite(slices.values, selection.culprit != 0)
         slices = tf.IndexedSlices(values, slices.indices, slices.dense_shape)
         total = collectives.allgather_sum(slices, communicator, name)
         starts = [rank * collectives.count(slices) for rank in range(communicator.size)]

@@ -11,7 +11,7 @@ from hvd_sparse.aggregators.transaction import Traffic, ring_traffic
 from hvd_sparse.transport.communicator import Communicator, Grid
 
 
-class Counted(Communicator):
+class CountingCommunicator(Communicator):
     """Does what another communicator does, and knows the payload bytes of all calls so far.
 
     It is made anew for each exchange: in a graph the bytes are tensors of that graph. Collectives count as their

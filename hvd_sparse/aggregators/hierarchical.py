@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from hvd_sparse import collectives, ops
-from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, dense, marked
 from hvd_sparse.spec import Spec, own_shard, shards
 from hvd_sparse.transport.communicator import Communicator
@@ -31,6 +31,8 @@ class Hierarchical(Aggregator):
     the smaller of the dense shard and its contributions.
     """
 
+    disk_name = "Hierarchical"
+    goes_by_nodes = True
     inner: Aggregator
 
     def __post_init__(self):
@@ -53,18 +55,18 @@ class Hierarchical(Aggregator):
         spec, node = state.spec, state.communicator
         shard, scattered = self._scatter(parts, spec, node)
         reduced = self.inner.reduce(shard, divisor, state.inner)
-        total, spoiled, gathered = self._gather(reduced, divisor, state)
+        total, nonfinite, gathered = self._gather(reduced, divisor, state)
         traffic = reduced.traffic.plus(Traffic(inside=scattered + gathered))
-        return reduced._replace(total=total, spoiled=spoiled, traffic=traffic)
+        return reduced._replace(total=total, nonfinite=nonfinite, traffic=traffic)
 
-    def owed(self, state):
+    def residual(self, state):
         own = own_shard(state.spec.size, state.communicator)
         after = state.spec.size - own.offset - own.size
-        return tf.pad(self.inner.owed(state.inner), [[own.offset, after]])
+        return tf.pad(self.inner.residual(state.inner), [[own.offset, after]])
 
-    def restored(self, state, kept):
+    def restored(self, state, residual):
         own = own_shard(state.spec.size, state.communicator)
-        return self.inner.restored(state.inner, kept[own.offset : own.offset + own.size])
+        return self.inner.restored(state.inner, residual[own.offset : own.offset + own.size])
 
     def contributions(self, size, members):
         return None
@@ -72,7 +74,7 @@ class Hierarchical(Aggregator):
     def _create(self, spec, communicator):
         node, cross = spec.grid.node, spec.grid.cross
         shard = spec._replace(size=own_shard(spec.size, node).size, segments=(), name=f"{spec.name}.shard")
-        return Level(spec, node, self.inner._create(shard, cross))
+        return AggregatorState(spec, node, self.inner._create(shard, cross))
 
     def _scatter(self, parts: Parts, spec: Spec, node: Communicator) -> tuple[Parts, int]:
         """This rank's shard of every local rank's vector, and the bytes sent for it."""
@@ -84,14 +86,14 @@ class Hierarchical(Aggregator):
         rows = tf.reshape(received, [node.size, own or -1])
         return Parts(rows, node.ranks), (spec.size - own) * spec.dtype.size
 
-    def _gather(self, reduced: Reduced, divisor: int, state: Level):
-        """The whole vector's total out of its shards, whether it is spoiled, and the bytes sent for it."""
+    def _gather(self, reduced: Reduced, divisor: int, state: AggregatorState):
+        """The whole vector's total out of its shards, whether it is finite, and the bytes sent for it."""
         spec, node = state.spec, state.communicator
         if node.size == 1:
-            return reduced.total, reduced.spoiled, 0
+            return reduced.total, reduced.nonfinite, 0
         own = own_shard(spec.size, node)
         sizes = [each.size for each in shards(spec.size, node.size)]
-        told = reduced.spoiled if min(sizes) > 0 else None  # an empty shard has no value that could tell
+        told = reduced.nonfinite if min(sizes) > 0 else None  # an empty shard has no value that could tell
         name = f"{spec.name}.all_gather"
         counts = self._sparse_counts(spec)
         if counts is None:
@@ -115,11 +117,11 @@ class Hierarchical(Aggregator):
         return counts if 8 * sum(counts) < spec.dtype.size * spec.size else None
 
 
-def _marked_as(spoiled: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
-    """What a rank hands on: it tells whether it is spoiled, where that is known."""
-    return values if spoiled is None else ops.spoil(values, spoiled)
+def _marked_as(nonfinite: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
+    """What a rank hands on: marked as not finite, where that is known."""
+    return values if nonfinite is None else ops.mark_nonfinite(values, nonfinite)
 
 
-def _seen(spoiled: tf.Tensor | None, gathered: tf.Tensor, lengths: Sequence[int]) -> tf.Tensor | None:
-    """Whether any of what was handed on is spoiled; None where that was not told."""
-    return None if spoiled is None else marked(gathered, [0, *itertools.accumulate(lengths[:-1])])
+def _seen(nonfinite: tf.Tensor | None, gathered: tf.Tensor, lengths: Sequence[int]) -> tf.Tensor | None:
+    """Whether any of what was handed on is marked; None where that was not told."""
+    return None if nonfinite is None else marked(gathered, [0, *itertools.accumulate(lengths[:-1])])

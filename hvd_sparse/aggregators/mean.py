@@ -28,6 +28,7 @@ class Mean(Aggregator):
     Steps and bytes sent per rank: those of `Hierarchical` around `AllReduce`, or of `AllReduce`.
     """
 
+    disk_name = "Mean"
     wire_dtype: str | None = None
 
     def __post_init__(self):
@@ -59,13 +60,13 @@ class Mean(Aggregator):
         """As what exchanges on this grid."""
         return self.on(spec.grid).takes_apart(spec)
 
-    def exchange_apart(self, tensors, state, carried):
-        return self.on(state.spec.grid).exchange_apart(tensors, state, carried)
+    def exchange_apart(self, tensors, state, residual):
+        return self.on(state.spec.grid).exchange_apart(tensors, state, residual)
 
-    def owed(self, state):
+    def residual(self, state):
         return tf.zeros([state.spec.size], tf.float32)
 
-    def restored(self, state, kept):
+    def restored(self, state, residual):
         return ()
 
     def contributions(self, size, members):

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, Update, dense
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Communicator
@@ -16,10 +16,10 @@ from hvd_sparse.transport.communicator import Communicator
 _NO_EPOCH = -1
 
 
-class _Stages(Level):
-    """The states of all stages, the epoch, and which stage holds what is owed."""
+class _Stages(AggregatorState):
+    """The states of all stages, the epoch, and which stage holds the residual."""
 
-    def __init__(self, spec: Spec, communicator: Communicator, levels: Sequence[Level]):
+    def __init__(self, spec: Spec, communicator: Communicator, levels: Sequence[AggregatorState]):
         super().__init__(spec, communicator)
         self.levels = list(levels)
         self.epoch = tf.Variable(_NO_EPOCH, dtype=tf.int32, trainable=False, name=f"{spec.name}_epoch")
@@ -30,8 +30,8 @@ class _Outputs(NamedTuple):
     """What every branch of the switch returns; `values` are the new values of all variables of all stages."""
 
     total: tf.Tensor
-    fault: tf.Tensor
-    spoiled: tf.Tensor
+    culprit: tf.Tensor
+    nonfinite: tf.Tensor
     counts: tf.Tensor
     values: list[list[tf.Tensor]]
 
@@ -40,13 +40,14 @@ class _Outputs(NamedTuple):
 class Schedule(Aggregator):
     """Exchanges by the stage that the epoch has reached, as the DAWNBench run does (CommLib 5.6).
 
-    When the stage changes, what the former one still owed is added to the first exchange of the new one: nothing is
+    When the stage changes, the residual of the former one is added to the first exchange of the new one: nothing is
     lost. The epoch is told by any callback of `hvd.callbacks`, or by `set_epoch` in a loop of one's own.
 
     Attributes:
         stages: (first epoch, aggregator), the first from epoch 0, in ascending order.
     """
 
+    disk_name = "Schedule"
     stages: tuple[tuple[int, Aggregator], ...]
 
     def __post_init__(self):
@@ -66,9 +67,9 @@ class Schedule(Aggregator):
         return all(aggregator.sends_all for _, aggregator in self.stages)
 
     @property
-    def sums(self):
+    def returns_sum(self):
         """Whether any stage does."""
-        return any(aggregator.sums for _, aggregator in self.stages)
+        return any(aggregator.returns_sum for _, aggregator in self.stages)
 
     @property
     def nests(self):
@@ -90,7 +91,7 @@ class Schedule(Aggregator):
         stage = self._stage(state)
         switched = tf.not_equal(stage, state.holder)
         row = tf.cast(parts.rows, tf.float32)
-        flushed = tf.cond(switched, lambda: row + self.owed(state)[tf.newaxis], lambda: row)
+        flushed = tf.cond(switched, lambda: row + self.residual(state)[tf.newaxis], lambda: row)
         inputs = Parts(flushed, parts.sources)
         branches = [
             lambda index=index: self._outputs(index, inputs, divisor, state) for index in range(len(self.stages))
@@ -98,23 +99,23 @@ class Schedule(Aggregator):
         outputs = tf.switch_case(stage, branches)
         return self._assemble(outputs, stage, switched, state)
 
-    def owed(self, state):
+    def residual(self, state):
         branches = [
-            lambda aggregator=aggregator, level=level: aggregator.owed(level)
+            lambda aggregator=aggregator, level=level: aggregator.residual(level)
             for (_, aggregator), level in zip(self.stages, state.levels, strict=True)
         ]
         return tf.switch_case(state.holder.read_value(), branches)
 
-    def restored(self, state, kept):
+    def restored(self, state, residual):
         """Given to the first stage that can keep it; where another one is on, that takes it over as at any switch."""
         pairs = [(aggregator, level) for (_, aggregator), level in zip(self.stages, state.levels, strict=True)]
-        holder = next((index for index, (part, level) in enumerate(pairs) if part.restored(level, kept)), None)
+        holder = next((index for index, (part, level) in enumerate(pairs) if part.restored(level, residual)), None)
         if holder is None:
             return ()
         updates = [
             update
             for index, (part, level) in enumerate(pairs)
-            for update in part.restored(level, kept if index == holder else tf.zeros_like(kept))
+            for update in part.restored(level, residual if index == holder else tf.zeros_like(residual))
         ]
         return (*updates, Update(state.holder, tf.constant(holder)))
 
@@ -153,11 +154,11 @@ class Schedule(Aggregator):
             ]
             for other in state.levels
         ]
-        counts = [*reduced.traffic, reduced.kept, reduced.considered]
+        counts = [*reduced.traffic, reduced.selected, reduced.considered]
         return _Outputs(
             total=dense(reduced.total, level.spec.size, divisor, tf.float32),
-            fault=reduced.fault,
-            spoiled=_told(reduced, level.spec),
+            culprit=reduced.culprit,
+            nonfinite=_told(reduced, level.spec),
             counts=tf.stack([tf.cast(count, tf.int64) for count in counts]),
             values=values,
         )
@@ -171,29 +172,29 @@ class Schedule(Aggregator):
         inside, across, kept, considered = tf.unstack(outputs.counts)
         return Reduced(
             total=tf.cast(tf.ensure_shape(outputs.total, [state.spec.size]), state.spec.dtype),
-            fault=outputs.fault,
-            spoiled=outputs.spoiled,
+            culprit=outputs.culprit,
+            nonfinite=outputs.nonfinite,
             updates=(*advanced, *self._flushes(stage, switched, state)),
             traffic=Traffic(inside, across),
-            kept=kept,
+            selected=kept,
             considered=considered,
         )
 
     def _flushes(self, stage: tf.Tensor, switched: tf.Tensor, state: _Stages) -> list[Update]:
-        """Where the stage has changed, what the former one owed is gone: this exchange has taken it along."""
+        """Where the stage has changed, the former one's residual is gone: this exchange has taken it along."""
         size = state.spec.size
-        nothing_owed = tf.cond(switched, lambda: tf.zeros([size]), lambda: tf.zeros([0]))
+        no_residual = tf.cond(switched, lambda: tf.zeros([size]), lambda: tf.zeros([0]))
         cleared = [
             update._replace(when=tf.logical_and(switched, tf.equal(state.holder, index)))
             for index, ((_, aggregator), level) in enumerate(zip(self.stages, state.levels, strict=True))
-            for update in aggregator.restored(level, nothing_owed)
+            for update in aggregator.restored(level, no_residual)
         ]
         return [*cleared, Update(state.holder, stage)]
 
 
 def _told(reduced: Reduced, spec: Spec) -> tf.Tensor:
-    """Whether what a stage has exchanged is spoiled; where it does not tell, ranks ask each other: all branches do."""
-    if reduced.spoiled is not None:
-        return reduced.spoiled
-    faults = spec.grid.world.allreduce(reduced.fault, "max", f"{spec.name}.fault")
-    return faults != 0
+    """Whether what a stage has exchanged is not finite; where it does not tell, the ranks of all branches ask."""
+    if reduced.nonfinite is not None:
+        return reduced.nonfinite
+    culprits = spec.grid.world.allreduce(reduced.culprit, "max", f"{spec.name}.fault")
+    return culprits != 0

@@ -7,8 +7,8 @@ import dataclasses
 import tensorflow as tf
 
 from hvd_sparse import collectives
-from hvd_sparse.aggregators.base import Aggregator, Level
-from hvd_sparse.aggregators.counting import Counted
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
+from hvd_sparse.aggregators.counting import CountingCommunicator
 from hvd_sparse.aggregators.transaction import Reduced, Update, blame, nothing
 from hvd_sparse.collectives.allgather import combine_gathered
 from hvd_sparse.collectives.contribution import Layout
@@ -30,7 +30,7 @@ _SPARSE = {
 COLLECTIVES = ("auto", *CANDIDATES)
 
 
-class _Summing(Level):
+class _Summing(AggregatorState):
     """The compressor's state, the collective that is taken, and where sums are quantized the error of this piece."""
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: tf.Module, choice: str, rounds: bool):
@@ -73,6 +73,8 @@ class SparseAllReduce(Aggregator):
     Steps and bytes sent per rank: the collective's.
     """
 
+    disk_name = "SparseAllReduce"
+    has_own_code = True
     compressor: Compressor
     collective: str = "auto"
     quantizer: QSGD | None = None
@@ -93,33 +95,33 @@ class SparseAllReduce(Aggregator):
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         selection = self.compressor.compress(parts.rows, state.inner)
         message = _layout(spec.size).pack(harmless(selection), selection.slices.indices)
-        counted = Counted(state.communicator, spec.grid)
-        total, fault, updates = self._sum(message, counted, state)
-        own_fault = blame(selection.fault, parts.sources, spec.grid)
+        counted = CountingCommunicator(state.communicator, spec.grid)
+        total, culprit, updates = self._sum(message, counted, state)
+        own_culprit = blame(selection.culprit, parts.sources, spec.grid)
         return Reduced(
             # A plain division by a constant TensorFlow's graphs turn into a product with its rounded reciprocal.
             total=tf.cast(tf.math.divide_no_nan(tf.reshape(total, [spec.size]), float(divisor)), spec.dtype),
-            fault=tf.where(own_fault == 0, fault, own_fault),
+            culprit=tf.where(own_culprit == 0, culprit, own_culprit),
             updates=(*(Update(variable, value) for variable, value in selection.updates), *updates),
             traffic=counted.traffic,
-            kept=collectives.count(selection.slices),
+            selected=collectives.count(selection.slices),
             considered=spec.size,
         )
 
-    def owed(self, state):
-        kept = self.compressor.kept_back(state.inner)
+    def residual(self, state):
+        kept = self.compressor.residual(state.inner)
         residual = tf.zeros([state.spec.size], tf.float32) if kept is None else kept.read_value()
         if state.error is None:
             return residual
         begin, end = state.piece
         return residual + tf.pad(state.error.read_value(), [[begin, state.spec.size - end]])
 
-    def restored(self, state, kept):
-        variable = self.compressor.kept_back(state.inner)
+    def restored(self, state, residual):
+        variable = self.compressor.residual(state.inner)
         begin, end = state.piece
         if variable is None:
-            return () if state.error is None else (Update(state.error, kept[begin:end]),)
-        share = Update(variable, kept / float(state.communicator.size))
+            return () if state.error is None else (Update(state.error, residual[begin:end]),)
+        share = Update(variable, residual / float(state.communicator.size))
         return (share,) if state.error is None else (share, Update(state.error, tf.zeros([end - begin])))
 
     def decided(self, state):
@@ -149,7 +151,7 @@ class SparseAllReduce(Aggregator):
         return min(CANDIDATES, key=lambda name: collective_costs.seconds(name, load, transport))
 
     def _sum(
-        self, message: tf.Tensor, counted: Counted, state: _Summing
+        self, message: tf.Tensor, counted: CountingCommunicator, state: _Summing
     ) -> tuple[tf.Tensor, tf.Tensor, tuple[Update, ...]]:
         """The sum over all ranks, 0 or 1 + a rank whose sums are not finite, and the new state of rounding."""
         layout, name = _layout(state.spec.size), f"{state.spec.name}.sparse_allreduce"
@@ -157,7 +159,7 @@ class SparseAllReduce(Aggregator):
             seed = state.step + (self.seed + (state.spec.number << 32))
             quantized = combine_quantized(layout, message, self.quantizer, state.error, seed, counted, name)
             updates = (Update(state.error, quantized.error), Update(state.step, state.step + 1))
-            return quantized.total, quantized.fault, updates
+            return quantized.total, quantized.culprit, updates
         if state.choice == "dynamic":
             return combine_dense(layout, message, counted, name), tf.constant(0), ()
         return layout.dense(_SPARSE[state.choice](layout, message, counted, name)), tf.constant(0), ()

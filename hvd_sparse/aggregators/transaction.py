@@ -5,8 +5,8 @@ ranks agree that nobody's gradient held a NaN or an infinity. So a step that fai
 every residual as it was.
 
 Ranks agree on it by what they exchange anyway, wherever they can: a NaN or an infinity of one rank is one in a dense
-sum, and a rank that sends a selection, or hands on a part of the mean, makes its first value NaN when it knows of a
-fault. All ranks receive the same bits and look at the same places. Only once something is wrong do they ask each other
+sum, and a rank that sends a selection, or hands on a part of the mean, makes its first value NaN when it knows of
+one. All ranks receive the same bits and look at the same places. Only once something is wrong do they ask each other
 whose fault it is; a collective of its own in every step would cost as much as the smallest exchange.
 """
 
@@ -59,22 +59,22 @@ class Reduced(NamedTuple):
     Attributes:
         total: the sum over ranks, divided, dense [size] in the spec's dtype; or contributions that are still to be
             added, in the order in which they stand, and divided.
-        fault: [] int32, 0, or 1 + the world rank whose vector is not finite, as far as this rank can tell.
+        culprit: [] int32, 0, or 1 + the world rank whose vector is not finite, as far as this rank can tell.
         updates: the state to be written on commit.
         traffic: what this rank sent.
-        kept: elements that this rank chose to send.
+        selected: elements that this rank chose to send.
         considered: elements among which it chose.
-        spoiled: [] bool, whether any rank's vector is not finite, the same on every rank that has exchanged; None where
-            what was exchanged does not tell it, and ranks have to ask each other.
+        nonfinite: [] bool, whether any rank's vector is not finite, the same on every rank that has exchanged; None
+            where what was exchanged does not tell it, and ranks have to ask each other.
     """
 
     total: tf.Tensor | tf.IndexedSlices
-    fault: tf.Tensor
+    culprit: tf.Tensor
     updates: tuple[Update, ...]
     traffic: Traffic
-    kept: int | tf.Tensor
+    selected: int | tf.Tensor
     considered: int
-    spoiled: tf.Tensor | None = None
+    nonfinite: tf.Tensor | None = None
 
 
 class Exchange(NamedTuple):
@@ -82,16 +82,15 @@ class Exchange(NamedTuple):
 
     Attributes:
         mean: [size], in the vector's dtype, the same bits on every rank; or a list of tensors that it consists of.
-        fault: computes, [] int32, whose fault it is as this rank sees it: 0, or 1 + the world rank whose vector is not
-            finite.
-        spoiled: see `Reduced`.
+        culprit: computes, [] int32, 0, or 1 + the world rank whose vector is not finite, as far as this rank can tell.
+        nonfinite: see `Reduced`.
         updates: what `commit` writes.
-        metrics: bytes_inside, bytes_across, kept, total; each a number or a scalar tensor.
+        metrics: bytes_inside, bytes_across, selected, considered; each a number or a scalar tensor.
     """
 
     mean: tf.Tensor | list[tf.Tensor]
-    fault: Callable[[], tf.Tensor]
-    spoiled: tf.Tensor | None
+    culprit: Callable[[], tf.Tensor]
+    nonfinite: tf.Tensor | None
     updates: tuple[Update, ...]
     metrics: dict[str, Any]
 
@@ -114,7 +113,7 @@ def commit(exchanges: Sequence[Exchange], labels: Sequence[str], world: Communic
 
     Steps and bytes: none while all is well and every exchange tells it; else one all-reduce of 4 bytes an exchange.
     """
-    checked = ops.check_faults(_faults(exchanges, world, name), list(labels), REMEDY)
+    checked = ops.check_faults(_culprits(exchanges, world, name), list(labels), REMEDY)
     with tf.control_dependencies([checked]):
         for exchange in exchanges:
             for update in exchange.updates:
@@ -122,26 +121,26 @@ def commit(exchanges: Sequence[Exchange], labels: Sequence[str], world: Communic
     return [checked]
 
 
-def _faults(exchanges: Sequence[Exchange], world: Communicator, name: str) -> tf.Tensor:
+def _culprits(exchanges: Sequence[Exchange], world: Communicator, name: str) -> tf.Tensor:
     """What `ops.check_faults` takes, [exchanges] int32, the same on every rank."""
 
     def asked() -> tf.Tensor:
-        return world.allreduce(tf.stack([exchange.fault() for exchange in exchanges]), "max", name)
+        return world.allreduce(tf.stack([exchange.culprit() for exchange in exchanges]), "max", name)
 
-    told = [exchange.spoiled for exchange in exchanges if exchange.spoiled is not None]
+    told = [exchange.nonfinite for exchange in exchanges if exchange.nonfinite is not None]
     if len(told) < len(exchanges):
         return asked()
 
     def blamed() -> tf.Tensor:
-        faults = asked()
-        return tf.where(tf.stack(told) & (faults == 0), -1, faults)
+        culprits = asked()
+        return tf.where(tf.stack(told) & (culprits == 0), -1, culprits)
 
-    spoiled = told[0] if len(told) == 1 else tf.reduce_any(tf.stack(told))
-    return tf.cond(spoiled, blamed, lambda: tf.zeros([len(exchanges)], tf.int32))
+    nonfinite = told[0] if len(told) == 1 else tf.reduce_any(tf.stack(told))
+    return tf.cond(nonfinite, blamed, lambda: tf.zeros([len(exchanges)], tf.int32))
 
 
 def marked(values: tf.Tensor, starts: Sequence[int | tf.Tensor]) -> tf.Tensor:
-    """Whether any of the vectors that lie one after the other in `values`, from `starts` on, was spoiled, [] bool."""
+    """Whether any of the vectors that lie one after the other in `values`, from `starts` on, is marked, [] bool."""
     return tf.reduce_any(tf.math.is_nan(tf.gather(values, tf.stack(list(starts)))))
 
 
@@ -175,16 +174,16 @@ def nothing(parts: Parts, total: tf.Tensor | tf.IndexedSlices) -> Reduced:
     return Reduced(total, tf.size(parts.rows), (), Traffic(), 0, 0)
 
 
-def own_fault(row: tf.Tensor, rank: int) -> tf.Tensor:
+def own_culprit(row: tf.Tensor, rank: int) -> tf.Tensor:
     """0, or 1 + this world rank where its own vector, [1, size], is not finite; [] int32."""
-    _, fault = ops.sum_parts(row)
-    return tf.where(fault == 0, 0, rank + 1)
+    _, culprit = ops.sum_parts(row)
+    return tf.where(culprit == 0, 0, rank + 1)
 
 
-def blame(fault: tf.Tensor, sources: Sequence[int], grid: Grid) -> tf.Tensor:
+def blame(culprit: tf.Tensor, sources: Sequence[int], grid: Grid) -> tf.Tensor:
     """Turns the number of a faulty part into that of a world rank; an overflow of the sum is put to this rank."""
     codes = [0, *(source + 1 for source in sources), grid.world.world_rank + 1]
-    return tf.gather(tf.constant(codes, tf.int32), fault)
+    return tf.gather(tf.constant(codes, tf.int32), culprit)
 
 
 def ring_traffic(communicator: Communicator, grid: Grid, sent: int | tf.Tensor) -> Traffic:

@@ -19,13 +19,13 @@ class QuantizedTotal(NamedTuple):
     Attributes:
         total: tensor of the dense shape, the same bits on every rank.
         error: [own rows * width] float32, what the receivers lack of this rank's piece: to be brought to the next call.
-        fault: [] int32, 0, or 1 + the world rank whose piece held a NaN or an infinity; the same on every rank. That
+        culprit: [] int32, 0, or 1 + the world rank whose piece held a NaN or an infinity; the same on every rank. That
             piece is then of no use.
     """
 
     total: tf.Tensor
     error: tf.Tensor
-    fault: tf.Tensor
+    culprit: tf.Tensor
 
 
 def own_rows(size: int, communicator: Communicator) -> int:
@@ -71,7 +71,7 @@ def dynamic(
     none = tf.zeros([0], tf.float32)
     quantized = dynamic_quantized(slices, communicator, quantizer, none, 0, name, dense_above, op)
     told = f"{name}: expected finite values, as they are to be quantized; there were others in the piece of rank"
-    with tf.control_dependencies([tf.debugging.Assert(quantized.fault == 0, [told, quantized.fault - 1])]):
+    with tf.control_dependencies([tf.debugging.Assert(quantized.culprit == 0, [told, quantized.culprit - 1])]):
         return tf.identity(quantized.total)
 
 
@@ -133,8 +133,8 @@ def combine_quantized(
     decoded = quantizer.decode(codes, scales, layout.rows_of(communicator.rank, communicator.size) * layout.width)
     # A scale that is no number tells all ranks, without another message, that a piece is of no use.
     scales = tf.where(finite, scales, float("nan"))
-    total, fault = _gather_codes(layout, codes, scales, quantizer, communicator, name)
-    return QuantizedTotal(total, values - decoded, fault)
+    total, culprit = _gather_codes(layout, codes, scales, quantizer, communicator, name)
+    return QuantizedTotal(total, values - decoded, culprit)
 
 
 def combine_brought(brought: Contribution, communicator: Communicator, name: str) -> tf.Tensor:
@@ -165,11 +165,11 @@ def _gather_codes(
     shapes = [(quantizer.code_bytes(count), quantizer.buckets(count)) for count in counts]
     own = tf.concat([codes, tf.reshape(tf.bitcast(scales, tf.uint8), [-1])], 0)
     gathered = communicator.allgather(own, f"{name}.gather", [coded + 4 * buckets for coded, buckets in shapes])
-    decoded, faults = [], []
+    decoded, culprits = [], []
     parts = tf.split(gathered, [length for coded, buckets in shapes for length in (coded, 4 * buckets)])
     for part, count in enumerate(counts):
         scale = tf.bitcast(tf.reshape(parts[2 * part + 1], [-1, 4]), tf.float32)
-        spoilt = tf.math.is_nan(scale)
-        decoded.append(quantizer.decode(parts[2 * part], tf.where(spoilt, 0.0, scale), count))
-        faults.append(tf.where(tf.reduce_any(spoilt), 1 + communicator.ranks[part], 0))
-    return tf.concat(decoded, 0), tf.reduce_max(tf.stack(faults))
+        nonfinite = tf.math.is_nan(scale)
+        decoded.append(quantizer.decode(parts[2 * part], tf.where(nonfinite, 0.0, scale), count))
+        culprits.append(tf.where(tf.reduce_any(nonfinite), 1 + communicator.ranks[part], 0))
+    return tf.concat(decoded, 0), tf.reduce_max(tf.stack(culprits))

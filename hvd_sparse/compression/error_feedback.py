@@ -21,6 +21,7 @@ class ErrorFeedback(Compressor):
         compressor: any compressor that does not feed back already.
     """
 
+    disk_name = "ErrorFeedback"
     compressor: Compressor
     feeds_back = True
 
@@ -42,7 +43,7 @@ class ErrorFeedback(Compressor):
     def count(self, size):
         return self.compressor.count(size)
 
-    def kept_back(self, state):
+    def residual(self, state):
         return state.residual
 
     def compress(self, parts, state, residual=None):

@@ -25,6 +25,7 @@ class QSGD:
             values of a long bucket become 0 at few bits.
     """
 
+    disk_name = "QSGD"
     bits: int = 4
     bucket: int = 1024
     norm: str = "max"

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse._renamed import Renamed
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.spec import Spec
 
@@ -36,7 +37,7 @@ class Selection(NamedTuple):
     Attributes:
         slices: the kept elements: values [k] in the wire's dtype, unique indices [k] int32.
         residual: [size] float32, what is not sent: input - what the receivers decode.
-        fault: [] int32, 0, or 1 + the number of the first part that holds a NaN or an infinity, or 1 + the number of
+        culprit: [] int32, 0, or 1 + the number of the first part that holds a NaN or an infinity, or 1 + the number of
             parts where only their sum overflows.
         updates: (variable, new value) of the compressor's own state, to be assigned when the exchange is committed.
         coded: the values in fewer bits, to the bit the same when decoded; None where there is no such form.
@@ -44,15 +45,17 @@ class Selection(NamedTuple):
 
     slices: tf.IndexedSlices
     residual: tf.Tensor
-    fault: tf.Tensor
+    culprit: tf.Tensor
     updates: tuple[tuple[tf.Variable, tf.Tensor], ...] = ()
     coded: Coded | None = None
 
 
-class Compressor(abc.ABC):
+class Compressor(Renamed, abc.ABC):
     """Chooses which elements of a vector are sent; `wire_dtype` names the dtype in which their values travel."""
 
+    old_names = {"kept_back": "residual"}
     feeds_back = False
+    has_own_code = False  # whether values travel in a form that no dtype names
     wire_dtype: str
 
     @abc.abstractmethod
@@ -63,7 +66,7 @@ class Compressor(abc.ABC):
     def count(self, size: int) -> int | None:
         """How many elements of a vector of this size are sent; None where that varies from step to step."""
 
-    def kept_back(self, state: tf.Module) -> tf.Variable | None:
+    def residual(self, state: tf.Module) -> tf.Variable | None:
         """The variable [size] float32 that holds what was not sent, or None where it is dropped."""
         return None
 
@@ -90,6 +93,7 @@ class TopK(Compressor):
         wire_dtype: "float32", "float16" or "bfloat16": how values travel; the rounding stays in the residual.
     """
 
+    disk_name = "TopK"
     density: Density
     wire_dtype: str = "float32"
 
@@ -104,10 +108,10 @@ class TopK(Compressor):
         return None if callable(self.density) else kept_count(self.density, size)
 
     def compress(self, parts, state, residual=None):
-        values, indices, kept_back, fault = ops.feedback_topk(
+        values, indices, new_residual, culprit = ops.feedback_topk(
             parts, _or_zeros(residual, parts), state.kept(self.density), wire_dtype=tf.as_dtype(self.wire_dtype)
         )
-        return Selection(_slices(values, indices, state.size), kept_back, fault, state.next_step())
+        return Selection(_slices(values, indices, state.size), new_residual, culprit, state.next_step())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,6 +125,7 @@ class MSTopK(Compressor):
         seed: of the random window between the two thresholds; it advances with the step and differs between vectors.
     """
 
+    disk_name = "MSTopK"
     density: Density
     wire_dtype: str = "float32"
     samplings: int = 30
@@ -139,7 +144,7 @@ class MSTopK(Compressor):
         return None if callable(self.density) else kept_count(self.density, size)
 
     def compress(self, parts, state, residual=None):
-        values, indices, kept_back, fault = ops.feedback_mstopk(
+        values, indices, new_residual, culprit = ops.feedback_mstopk(
             parts,
             _or_zeros(residual, parts),
             state.kept(self.density),
@@ -147,7 +152,7 @@ class MSTopK(Compressor):
             seed=state.seed(self.seed),
             wire_dtype=tf.as_dtype(self.wire_dtype),
         )
-        return Selection(_slices(values, indices, state.size), kept_back, fault, state.next_step())
+        return Selection(_slices(values, indices, state.size), new_residual, culprit, state.next_step())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +168,7 @@ class BucketTopK(Compressor):
         wire_dtype: as in `TopK`.
     """
 
+    disk_name = "BucketTopK"
     k: int
     bucket: int = 512
     wire_dtype: str = "float32"
@@ -179,10 +185,10 @@ class BucketTopK(Compressor):
         return size // self.bucket * self.k + min(size % self.bucket, self.k)
 
     def compress(self, parts, state, residual=None):
-        values, indices, kept_back, fault = ops.feedback_bucket_topk(
+        values, indices, new_residual, culprit = ops.feedback_bucket_topk(
             parts, _or_zeros(residual, parts), self.k, self.bucket, wire_dtype=tf.as_dtype(self.wire_dtype)
         )
-        return Selection(_slices(values, indices, parts.shape[1]), kept_back, fault)
+        return Selection(_slices(values, indices, parts.shape[1]), new_residual, culprit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -199,6 +205,8 @@ class Quantized(Compressor):
         seed: of the rounding; it advances with the step and differs between vectors and ranks.
     """
 
+    disk_name = "Quantized"
+    has_own_code = True
     compressor: Compressor
     quantizer: QSGD
     keeps_error: bool = True
@@ -229,15 +237,15 @@ class Quantized(Compressor):
         values, overflow = self._codable(harmless(selection))
         codes, scales = self.quantizer.encode(values, state.seed(self.seed))
         decoded = tf.ensure_shape(self.quantizer.decode(codes, scales, tf.size(values)), values.shape)
-        kept_back = selection.residual
+        new_residual = selection.residual
         if self.keeps_error:
             places = selection.slices.indices[:, tf.newaxis]
-            kept_back = tf.tensor_scatter_nd_add(kept_back, places, values - decoded)
-        fault = tf.where((selection.fault == 0) & overflow, 1 + tf.shape(parts)[0], selection.fault)
+            new_residual = tf.tensor_scatter_nd_add(new_residual, places, values - decoded)
+        culprit = tf.where((selection.culprit == 0) & overflow, 1 + tf.shape(parts)[0], selection.culprit)
         return Selection(
             slices=tf.IndexedSlices(decoded, selection.slices.indices, selection.slices.dense_shape),
-            residual=kept_back,
-            fault=fault,
+            residual=new_residual,
+            culprit=culprit,
             updates=(*selection.updates, *state.next_step()),
             coded=Coded(codes, scales, self.quantizer),
         )
@@ -252,7 +260,7 @@ class Quantized(Compressor):
 def harmless(selection: Selection) -> tf.Tensor:
     """The values [k] float32 that are safe to be computed with: zeros in place of all where there is a fault."""
     values = tf.cast(selection.slices.values, tf.float32)
-    return tf.where(selection.fault == 0, values, tf.zeros_like(values))
+    return tf.where(selection.culprit == 0, values, tf.zeros_like(values))
 
 
 def rounding_seed(base: int, spec: Spec, step: tf.Tensor) -> tf.Tensor:

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from hvd_sparse.aggregators import Aggregator, Hierarchical
+from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.exchange import wire
 from hvd_sparse.horovod_api import values
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
-from hvd_sparse.tuning import Auto
 
 
 def is_sum(op: Any) -> bool:
@@ -46,7 +45,8 @@ def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
         return None
     if not isinstance(process_set, ProcessSet):
         raise TypeError(f"Expected process_set to be an hvd.ProcessSet, got {type(process_set).__name__}.")
-    by_nodes = next((part for part in wire.parts(aggregator) if isinstance(part, (Hierarchical, Auto))), None)
+    members = (part for part in wire.parts(aggregator) if isinstance(part, Aggregator))
+    by_nodes = next((part for part in members if part.goes_by_nodes), None)
     if by_nodes is not None:
         raise ValueError(
             f"process_set={process_set} cannot be had beside {type(by_nodes).__name__}, which exchanges inside the "

@@ -1,4 +1,4 @@
-"""One bucket of gradients, the aggregator that averages it, and what is kept back of it."""
+"""One bucket of gradients, the aggregator that averages it, and its residual."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hvd_sparse.spec import Spec
 class BucketExchange:
     """Averages one bucket again and again.
 
-    A recipe that keeps nothing back cannot take what a checkpoint of another recipe did: that is carried here, and
-    added to the first exchange.
+    A recipe without a residual cannot take over that of a checkpoint of another recipe: it is held here, and added to
+    the first exchange.
     """
 
     def __init__(self, bucket: Bucket, spec: Spec, aggregator: Aggregator):
@@ -28,10 +28,10 @@ class BucketExchange:
         self._world = spec.grid.world
         self._prefix = spec.name
         self._apart = aggregator.takes_apart(spec)
-        self._carried: tf.Variable | None = None
+        self._residual: tf.Variable | None = None
         if not aggregator.restored(self.state, tf.zeros([spec.size])):
-            # [0] while there is nothing to carry, else [size]: this rank's share.
-            self._carried = tf.Variable(tf.zeros([0]), shape=[None], trainable=False, name=f"{spec.name}_carried")
+            # [0] while there is none, else [size]: this rank's share.
+            self._residual = tf.Variable(tf.zeros([0]), shape=[None], trainable=False, name=f"{spec.name}_residual")
 
     @property
     def label(self) -> str:
@@ -45,21 +45,21 @@ class BucketExchange:
         Where the recipe can, gradients are not laid end to end in a graph: Horovod sends them as they become ready, as
         it does without this package, and puts together what fits. Eager calls wait for each other, so there they are.
         """
-        carried = self._carried
-        if self._apart and carried is not None and not tf.executing_eagerly():
+        residual = self._residual
+        if self._apart and residual is not None and not tf.executing_eagerly():
             tensors = [gradients[segment.name] for segment in self.bucket.segments]
-            exchange = self.aggregator.exchange_apart(tensors, self.state, carried.read_value())
-            return exchange._replace(updates=(*exchange.updates, Update(carried, tf.zeros([0]))))
+            exchange = self.aggregator.exchange_apart(tensors, self.state, residual.read_value())
+            return exchange._replace(updates=(*exchange.updates, Update(residual, tf.zeros([0]))))
         vector = self.bucket.pack(gradients)
-        if carried is None:
+        if residual is None:
             return self.aggregator.exchange(vector, self.state)
         total = tf.cond(
-            tf.size(carried) > 0,
-            lambda: tf.cast(tf.cast(vector, tf.float32) + carried, vector.dtype),
+            tf.size(residual) > 0,
+            lambda: tf.cast(tf.cast(vector, tf.float32) + residual, vector.dtype),
             lambda: tf.identity(vector),
         )
         exchange = self.aggregator.exchange(total, self.state)
-        return exchange._replace(updates=(*exchange.updates, Update(carried, tf.zeros([0]))))
+        return exchange._replace(updates=(*exchange.updates, Update(residual, tf.zeros([0]))))
 
     def means(self, exchange: Exchange) -> dict[str, tf.Tensor]:
         """The mean of each variable, once the exchange is committed."""
@@ -70,20 +70,20 @@ class BucketExchange:
             }
         return self.bucket.unpack(tf.identity(exchange.mean))
 
-    def kept(self) -> dict[str, np.ndarray]:
-        """What all ranks together keep back, by variable; nothing where they keep nothing. A collective."""
-        total = self._total_kept()
+    def residual_sum(self) -> dict[str, np.ndarray]:
+        """The residuals of all ranks together, by variable; nothing where there are none. A collective."""
+        total = self._total()
         return {} if total is None else {name: piece.numpy() for name, piece in self.bucket.unpack(total).items()}
 
     def restore(self, residuals: Mapping[str, np.ndarray]) -> None:
-        """Gives each rank an equal share of what was kept; a variable that is not named gets zero."""
+        """Gives each rank an equal share of the residuals; a variable that is not named gets zero."""
         pieces = [np.ravel(residuals.get(segment.name, np.zeros(segment.shape))) for segment in self.bucket.segments]
         total = tf.constant(np.concatenate(pieces), tf.float32)
-        if self._carried is None:
+        if self._residual is None:
             self.aggregator.restore(self.state, total)
         else:
             share = total / float(self._world.size)
-            self._carried.assign(share if tf.reduce_any(total != 0) else tf.zeros([0]))
+            self._residual.assign(share if tf.reduce_any(total != 0) else tf.zeros([0]))
 
     def counters(self) -> dict[str, tf.Variable]:
         """How often each selector has selected, which seeds and densities follow; by its name in the bucket."""
@@ -93,15 +93,15 @@ class BucketExchange:
     def variables(self) -> dict[str, tf.Variable]:
         """All that makes up this rank's state, by its name in the bucket."""
         in_state = [variable for variable in self.state.variables if not telemetry.is_figure(variable)]
-        found = in_state if self._carried is None else [*in_state, self._carried]
+        found = in_state if self._residual is None else [*in_state, self._residual]
         return {self._short_name(variable): variable for variable in found}
 
     def _short_name(self, variable: tf.Variable) -> str:
         """The part of a name that does not depend on what else the process has named, as ".shard_step"."""
         return variable.name.rpartition(self._prefix)[2].removesuffix(":0")
 
-    def _total_kept(self) -> tf.Tensor | None:
-        if self._carried is None:
-            return self._world.allreduce(self.aggregator.owed(self.state), "sum", f"{self._prefix}.kept")
-        # Every rank carries the same share, so that no collective is needed.
-        return self._carried.read_value() * float(self._world.size) if tf.size(self._carried) > 0 else None
+    def _total(self) -> tf.Tensor | None:
+        if self._residual is None:
+            return self._world.allreduce(self.aggregator.residual(self.state), "sum", f"{self._prefix}.residual_sum")
+        # Every rank has the same share, so that no collective is needed.
+        return self._residual.read_value() * float(self._world.size) if tf.size(self._residual) > 0 else None

@@ -11,11 +11,13 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse import recipes
+from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.exchange import arguments, rows
+from hvd_sparse.exchange import arguments, rows, state
 from hvd_sparse.exchange import plan as buckets
 from hvd_sparse.exchange.plan import Gradient
-from hvd_sparse.exchange.planned import Kept, Own, PlannedExchange, tensors
+from hvd_sparse.exchange.planned import PlannedExchange, tensors
+from hvd_sparse.exchange.state import RankState, ResidualSum
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.horovod_api.values import Average
 from hvd_sparse.spec import DTYPES, Rate
@@ -26,7 +28,7 @@ Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
 _names: collections.Counter[str] = collections.Counter()
 
 
-class GradientExchange:
+class GradientExchange(Renamed):
     """Averages the gradients of a set of variables over all ranks, step after step.
 
     The first call makes a plan: gradients of one dtype are laid end to end in buckets, in the order in which they
@@ -51,7 +53,7 @@ class GradientExchange:
         telemetry: measures the exchanges.
         learning_rate: gives that of the optimizer that applies the means, as `lambda: optimizer.learning_rate`; only
             recipes with `as_published` ask for it, and a distributed optimizer brings its own.
-        op: `hvd.Average`, or `hvd.Sum` for P times the mean; what is kept back is in units of the gradient in both.
+        op: `hvd.Average`, or `hvd.Sum` for P times the mean; residuals are in units of the gradient in both.
         process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all others keep their own gradients and
             are not waited for. It takes recipes of one level; None is all ranks.
 
@@ -59,6 +61,8 @@ class GradientExchange:
         TypeError: where the aggregator or the process set is none.
         ValueError: where `op` is another operation, or the recipe cannot work in a process set.
     """
+
+    old_names = {"kept": "residual_sum", "own": "rank_state"}
 
     def __init__(
         self,
@@ -79,7 +83,7 @@ class GradientExchange:
             )
         self.aggregator = aggregator or recipes.mean()
         self.telemetry = telemetry
-        self._sums = arguments.is_sum(op)
+        self._returns_sum = arguments.is_sum(op)
         self._process_set = arguments.own_set(process_set, self.aggregator)
         self._learning_rate = learning_rate
         self._name = _unique(name)
@@ -91,7 +95,7 @@ class GradientExchange:
         self._local_layers: list[keras.layers.Layer] = []
         self._epoch: int | None = None
         self._tensors = itertools.count(1)
-        self._pending: tuple[Kept, Own | None] | None = None
+        self._pending: tuple[ResidualSum, RankState | None] | None = None
         self._planned: PlannedExchange | None = None
         self._agreed: str | None = None
 
@@ -138,7 +142,7 @@ class GradientExchange:
             means = _clipped({**planned.exchange(shared), **self._reduced(wide)}, clip, 1.0)
         else:
             ranks = planned.grid.world.size
-            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._sums else -0.5)))
+            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)))
         if clip is not None:
             # Apart from the others: a norm over both would differ between ranks, and the replicas would drift.
             own = _clipped(own, clip, 1.0)
@@ -205,7 +209,7 @@ class GradientExchange:
         """
         if not self.aggregator.sends_all:
             raise TypeError(
-                "Expected variables as sources, got a tensor: what a recipe keeps back belongs to a variable. Take the "
+                "Expected variables as sources, got a tensor: a residual belongs to a variable. Take the "
                 "gradients of tensors by a tape with a dense recipe, or average them with hvd.allreduce."
             )
         if gradient is None:
@@ -218,7 +222,7 @@ class GradientExchange:
         number = 0 if tf.executing_eagerly() else next(self._tensors)
         total = world.allreduce(tf.cast(dense, wire), "sum", f"{self._agreed_name()}.tensor{number}")
         total = tf.cast(total, dense.dtype)
-        return total if self._sums else total / world.size
+        return total if self._returns_sum else total / world.size
 
     def scaled(self, gradient: Gradient) -> Gradient:
         """A local variable's gradient, which enters the model as if the other ranks' were zero."""
@@ -245,30 +249,30 @@ class GradientExchange:
 
     def account(self) -> dict[str, Any]:
         """The recipe, the grid and where the variables lie; RuntimeError before the first exchange."""
-        return self._require_planned().account()
+        return state.account(self._require_planned())
 
-    def kept(self) -> Kept:
-        """What all ranks together keep back; a collective: every rank calls it, at the same step.
+    def residual_sum(self) -> ResidualSum:
+        """The residuals of all ranks together; a collective: every rank calls it, at the same step.
 
         Raises:
             RuntimeError: before the first exchange, when nothing is known yet.
-            ValueError: where a process set exchanges: checkpoints hold what all ranks keep back.
+            ValueError: where a process set exchanges: checkpoints hold the residuals of all ranks.
         """
         self._require_all_ranks()
-        return self._require_planned().kept()
+        return state.residual_sum(self._require_planned())
 
-    def own(self) -> Own:
+    def rank_state(self) -> RankState:
         """This rank's state to the bit; RuntimeError before the first exchange."""
-        return self._require_planned().own()
+        return state.rank_state(self._require_planned())
 
-    def restore(self, kept: Kept, own: Own | None = None) -> bool | None:
-        """Puts back what `kept` and `own` gave, before or after the first exchange; a collective.
+    def restore(self, total: ResidualSum, own: RankState | None = None) -> bool | None:
+        """Puts back what `residual_sum` and `rank_state` gave, before or after the first exchange; a collective.
 
         Where every rank brings its own state, taken under the same recipe, plan and grid, training goes on to the bit
-        as if it had not stopped. Otherwise each rank gets an equal share of what was kept: nothing is lost.
+        as if it had not stopped. Otherwise each rank gets an equal share of the residuals: nothing is lost.
 
         Args:
-            kept: the same on every rank; scaled by the caller where the number of ranks has changed.
+            total: the same on every rank; scaled by the caller where the number of ranks has changed.
             own: this rank's, where it has one.
 
         Returns:
@@ -280,9 +284,9 @@ class GradientExchange:
         """
         self._require_all_ranks()
         if self._planned is None:
-            self._pending = (kept, own)
+            self._pending = (total, own)
             return None
-        return self._planned.restore(kept, own)
+        return state.restore(self._planned, total, own)
 
     def _plan_for(self, gradients: Mapping[str, Gradient], shapes: Mapping[str, tuple[int, ...]]) -> PlannedExchange:
         if self._planned is None:
@@ -309,10 +313,10 @@ class GradientExchange:
             self._agreed_name(),
             self.telemetry,
             self._learning_rate,
-            self._sums,
+            self._returns_sum,
         )
         if self._pending is not None:
-            planned.restore(*self._pending)
+            state.restore(planned, *self._pending)
             self._pending = None
         if self._epoch is not None:
             planned.set_epoch(self._epoch)
@@ -342,8 +346,8 @@ class GradientExchange:
     def _require_all_ranks(self) -> None:
         if self._process_set is not None:
             raise ValueError(
-                f"What {self._process_set} keeps back cannot be saved or restored: checkpoints hold what all ranks "
-                "keep back. Save model and optimizer by model.save, or leave process_set out."
+                f"The residuals of {self._process_set} cannot be saved or restored: checkpoints hold those of all "
+                "ranks. Save model and optimizer by model.save, or leave process_set out."
             )
 
     def _require_unplanned(self, subject: str) -> None:

@@ -28,7 +28,7 @@ def merge(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     return tf.IndexedSlices(tf.cast(values, slices.values.dtype), indices, slices.dense_shape)
 
 
-def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, sums: bool = False) -> Exchange:
+def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, returns_sum: bool = False) -> Exchange:
     """Averages the rows of all ranks; a row that a rank did not touch counts as zero there.
 
     Args:
@@ -36,7 +36,7 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, 
         segment: the variable.
         grid: all ranks.
         name: the same on every rank, unique among the exchanges in flight.
-        sums: add the rows up, and do not divide by P.
+        returns_sum: add the rows up, and do not divide by P.
 
     Returns:
         An exchange without updates, whose mean is a `tf.IndexedSlices` with unique indices, the same bits on every
@@ -49,7 +49,7 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, 
     """
     world = grid.world
     width = segment.size // segment.shape[0]
-    divisor = 1.0 if sums else float(world.size)
+    divisor = 1.0 if returns_sum else float(world.size)
     own = tf.reshape(tf.cast(slices.values, tf.float32), [-1, width])
     message = tf.concat([marked_int32(slices.indices, "indices")[:, tf.newaxis], tf.bitcast(own, tf.int32)], axis=1)
     gathered = world.allgather(message, f"{name}.rows")
@@ -60,14 +60,14 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, 
     traffic = ring_traffic(world, grid, (world.size - 1) * count * 4 * (1 + width))
     return Exchange(
         mean=tf.IndexedSlices(mean, indices, tf.constant(segment.shape)),
-        fault=lambda: tf.where(_finite(own), 0, world.world_rank + 1),
-        spoiled=~_finite(summed),
+        culprit=lambda: tf.where(_finite(own), 0, world.world_rank + 1),
+        nonfinite=~_finite(summed),
         updates=(),
         metrics={
             "bytes_inside": traffic.inside,
             "bytes_across": traffic.across,
-            "kept": count * width,
-            "total": count * width,
+            "selected": count * width,
+            "considered": count * width,
         },
     )
 

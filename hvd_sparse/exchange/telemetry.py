@@ -14,7 +14,7 @@ from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.compression.selectors import Compressor
 from hvd_sparse.exchange.plan import Gradient
 
-_COUNTS = ("bytes_inside", "bytes_across", "kept", "total")
+_COUNTS = ("bytes_inside", "bytes_across", "selected", "considered")
 _FIELDS = ("step", *_COUNTS, "exposed_seconds", "gradient_norm")
 
 _SECONDS = "_seconds"
@@ -36,7 +36,7 @@ class Telemetry:
       the exchange. It holds the waiting for slower ranks, and the selection in so far as it falls in this time.
     - gradient_norm: Euclidean norm of this rank's own gradient as it entered the exchange (clipped, where the recipe
       is sparse; without the residual), of the last step whose number is a multiple of `norms_every`.
-    - residual_norm: Euclidean norm of what this rank itself keeps back after the step; 0 for dense recipes.
+    - residual_norm: Euclidean norm of this rank's own residual after the step; 0 for dense recipes.
 
     Args:
         norms_every: the gradient's norm costs a pass over the gradient, so it is taken every so many steps.
@@ -91,18 +91,18 @@ class Telemetry:
         if self.step == 0:
             return {}
         fields = dict(zip(_FIELDS, self._record.numpy().tolist(), strict=True))
-        owed = [float(tf.norm(aggregator.owed(state))) for aggregator, state in buckets]
+        norms = [float(tf.norm(aggregator.residual(state))) for aggregator, state in buckets]
         ran = [part_names(aggregator.running(state)[0]) for aggregator, state in buckets]
         return {
             "step": int(fields["step"]),
             "recipe": ", ".join(dict.fromkeys(ran)) or "rows",
             "bytes_inside": int(fields["bytes_inside"]),
             "bytes_across": int(fields["bytes_across"]),
-            "density": fields["kept"] / max(fields["total"], 1.0),
+            "density": fields["selected"] / max(fields["considered"], 1.0),
             "compression_ms": 1e3 * sum(_compression_seconds(aggregator, state) for aggregator, state in buckets),
             "exposed_communication_ms": 1e3 * fields["exposed_seconds"],
             "gradient_norm": fields["gradient_norm"],
-            "residual_norm": math.hypot(*owed),
+            "residual_norm": math.hypot(*norms),
         }
 
 
@@ -139,8 +139,8 @@ class Timed(Compressor):
     def count(self, size):
         return self.compressor.count(size)
 
-    def kept_back(self, state):
-        return self.compressor.kept_back(state.inner)
+    def residual(self, state):
+        return self.compressor.residual(state.inner)
 
     def compress(self, parts, state, residual=None):
         last = state.seconds.read_value()

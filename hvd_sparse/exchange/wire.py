@@ -6,10 +6,8 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
-from hvd_sparse.aggregators import Aggregator, AsPublished, SparseAllReduce
-from hvd_sparse.compression.selectors import Compressor, Quantized
-
-_OWN_CODE = (AsPublished, Quantized, SparseAllReduce)  # their values travel as float32 or in a few bits
+from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.compression.selectors import Compressor
 
 
 def parts(recipe: Any) -> Iterator[Any]:
@@ -43,7 +41,7 @@ def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
         return _replaced(part, wire_dtype)
     inner = {name: getattr(part, name) for name in fields}
     made_of = {name: value for name, value in inner.items() if isinstance(value, (Aggregator, Compressor, tuple))}
-    if isinstance(part, _OWN_CODE) or not made_of:
+    if part.has_own_code or not made_of:
         raise ValueError(
             f"{type(part).__name__} has a code of its own for the values that it sends, and cannot send them as "
             f"{wire_dtype}: leave out compression, or take a recipe with a wire_dtype, as hvd.recipes.topk(density)."

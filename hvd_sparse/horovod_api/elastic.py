@@ -1,7 +1,7 @@
 """Horovod's names for elastic training, which is not supported: ranks that come and go while training runs.
 
 Importing them works; whoever uses one is told what to do today: `hvd.callbacks.CheckpointCallback` goes on from its
-newest whole checkpoint, on another number of ranks too, and nothing that was kept back is lost. `HorovodInternalError`
+newest whole checkpoint, on another number of ranks too, and no residual is lost. `HorovodInternalError`
 is Horovod's own, so that scripts that catch it stay as they are.
 """
 

@@ -1,9 +1,9 @@
-"""Residuals on disk: what is kept back survives a restart, another recipe, other buckets and another number of ranks.
+"""Residuals on disk: they survive a restart, another recipe, other buckets and another number of ranks.
 
-Keras saves variables of the model and of the optimizer, which are the same on every rank. What is kept back is not, and
+Keras saves variables of the model and of the optimizer, which are the same on every rank. Residuals are not, and
 is saved here, in two parts:
 
-- PATH, written by rank 0: for each variable the sum over all ranks of what they keep back. It fits any recipe,
+- PATH, written by rank 0: for each variable the sum of the residuals of all ranks. It fits any recipe,
   buckets and number of ranks P'; scaled by P' / P, each rank gets an equal share.
 - PATH.rank3of8, written by every rank: its own state, to the bit. Used where everything is as it was, so that training
   goes on as if it had not stopped; where one is missing or damaged, all ranks use PATH, and a warning says so.
@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.exchange.planned import Kept, Own
+from hvd_sparse.exchange.state import RankState, ResidualSum
 from hvd_sparse.keras import archives, hooks
 from hvd_sparse.keras.archives import read, write
 from hvd_sparse.transport import topology
@@ -33,13 +33,13 @@ __all__ = ["read", "restore", "save", "write"]
 Path = str | os.PathLike
 _OWN = "own "  # begins the names of variables that are not the same on every rank
 WITHOUT_OWN = (
-    "What was kept back is shared equally by all ranks, and what else those ranks had of their own, such as random "
+    "The residuals are shared equally by all ranks, and what else those ranks had of their own, such as random "
     "seeds and local variables, begins anew."
 )
 
 
 def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] = ()) -> dict[str, str]:
-    """Saves what is kept back; a collective: every rank calls it, at the same step.
+    """Saves the residuals; a collective: every rank calls it, at the same step.
 
     Args:
         path: ends in .npz; the same on every rank.
@@ -56,14 +56,14 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
     """
     exchange = _exchange_of(of)
     world = topology.world()
-    kept = exchange.kept()
+    kept = exchange.residual_sum()
     manifest, arrays = _written(kept, world.size, exact)
     written, problem = {}, None
     try:
         if world.rank == 0:
             written[pathlib.Path(path).name] = write(path, manifest, arrays)
         if exact:
-            own = _written_own(exchange.own(), archives.digest(manifest, arrays), own_variables)
+            own = _written_own(exchange.rank_state(), archives.digest(manifest, arrays), own_variables)
             written[own_path(path).name] = write(own_path(path), *own)
     except Exception as error:  # the other ranks wait for what has become of it
         problem = f"{type(error).__name__}: {error}"
@@ -133,7 +133,7 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: boo
     scale = world.size / manifest["ranks"]
     shapes = {name: tuple(shape) for name, shape in manifest["variables"]}
     residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
-    kept = Kept(shapes, residuals, manifest["step"], manifest["counters"])
+    kept = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"])
     return TakenUp(exchange.restore(kept, found.own), lacking, sealed)
 
 
@@ -150,7 +150,7 @@ def _exchange_of(of: Any) -> GradientExchange:
     return exchange
 
 
-def _written(kept: Kept, ranks: int, exact: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _written(kept: ResidualSum, ranks: int, exact: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     manifest = {
         "format": archives.FORMAT,
         "ranks": ranks,
@@ -162,7 +162,7 @@ def _written(kept: Kept, ranks: int, exact: bool) -> tuple[dict[str, Any], dict[
     return manifest, kept.residuals
 
 
-def _written_own(own: Own, beside: str, variables: Sequence[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _written_own(own: RankState, beside: str, variables: Sequence[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     manifest = {"format": archives.FORMAT, "beside": beside, "account": own.account}
     return manifest, {
         **own.values,
@@ -179,7 +179,7 @@ def _plain(variable: Any) -> np.ndarray:
 class _Found(NamedTuple):
     """What a rank has of its own state: the state and the values of variables, or why it has none."""
 
-    own: Own | None = None
+    own: RankState | None = None
     values: Sequence[tuple[Any, np.ndarray]] = ()
     problem: str | None = None
     there: bool = False
@@ -197,7 +197,7 @@ def _read_own(path: pathlib.Path, beside: str, variables: Sequence[Any]) -> _Fou
     saved = [arrays.pop(name) for name in list(arrays) if name.startswith(_OWN)]
     if [value.shape for value in saved] != [tuple(variable.shape) for variable in variables]:
         return _Found(problem=f"{path} has other variables of this rank's own than the model here", there=there)
-    return _Found(Own(manifest["account"], arrays), list(zip(variables, saved, strict=True)), there=there)
+    return _Found(RankState(manifest["account"], arrays), list(zip(variables, saved, strict=True)), there=there)
 
 
 def _read_together(path: Path) -> archives.Archive:
@@ -210,7 +210,7 @@ def _read_together(path: Path) -> archives.Archive:
         try:
             manifest, arrays, sealed = archives.load(path)
             if "variables" not in manifest:
-                problem = f"{path} holds the state of one rank, not what all of them kept back."
+                problem = f"{path} holds the state of one rank, not the residuals of all of them."
         except OSError as error:
             problem = str(error)
     raise_together(problem, "read the residuals")

@@ -170,7 +170,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
 
         @property
         def exchange(self) -> GradientExchange:
-            """What averages the gradients, and holds what is kept back of them."""
+            """What averages the gradients, and holds their residuals."""
             return vars(self)[_EXCHANGE]
 
         def register_local_var(self, variable: Any) -> None:

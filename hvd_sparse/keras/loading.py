@@ -28,7 +28,7 @@ def load_model(
 ) -> keras.Model:
     """Loads a compiled model and makes its optimizer distributed; momentum and step counts go on from the file.
 
-    What the ranks kept back is not in the file: see `hvd.checkpoint`.
+    The residuals are not in the file: see `hvd.checkpoint`.
 
     It is no collective: each rank that calls it reads the file itself, and where that fails raises by itself, so that
     all raise the same where all call it and see the same file. Rank 0 may call it alone, where the others build the

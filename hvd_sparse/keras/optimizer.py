@@ -70,7 +70,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors; by default their rows travel exactly.
         gradient_predivide_factor: makes no difference but for rounding, and can be had with `hvd.Average` alone, and
             not where values travel as float16.
-        op: `hvd.Average`; or `hvd.Sum` for P times the mean, whatever the recipe. What a sparse recipe keeps back is in
+        op: `hvd.Average`; or `hvd.Sum` for P times the mean, whatever the recipe. The residual of a sparse recipe is in
             units of the gradient in both. With `clipnorm` and its kin it is the sum that the threshold is for.
         backward_passes_per_step: n > 1 lets the gradients of n passes add up before they are exchanged and applied; it
             becomes the optimizer's `gradient_accumulation_steps`. `iterations` counts passes, as in Horovod, and so

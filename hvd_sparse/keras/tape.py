@@ -19,7 +19,7 @@ from hvd_sparse.keras.optimizer import Layers, as_layers
 from hvd_sparse.spec import describe
 from hvd_sparse.transport.process_sets import ProcessSet
 
-# A loop makes a new tape for each step, but what is kept back has to outlive it: by recipe and variables.
+# A loop makes a new tape for each step, but the residual has to outlive it: by recipe and variables.
 _exchanges: dict[tuple[str, tuple[int, ...]], GradientExchange] = {}
 _NOTHING_ASKED = {**horovod_arguments.exchange_options(), "sparse_as_dense": False, "scale_local_gradients": True}
 
@@ -33,7 +33,7 @@ class DistributedGradientTape:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 
     A new one may be made for each step: tapes with the same recipe and the same variables go on with the same exchange
-    and what it keeps back. To save that, to measure it or to tell it the epoch, make the exchange yourself, once, and
+    and its residual. To save that, to measure it or to tell it the epoch, make the exchange yourself, once, and
     pass it in place of the recipe: `exchange = hvd.GradientExchange(recipe)`.
 
     Clip after `gradient` with a dense recipe. With a sparse one clip each rank's own gradient, before the exchange:

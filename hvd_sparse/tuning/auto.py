@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import costs
-from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.compression.selectors import check_density
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport.communicator import Communicator
@@ -23,10 +23,10 @@ from hvd_sparse.tuning.trials import TIE, Rehearsed, at_once, fastest, rehearse
 BUDGET = 4.0  # seconds
 
 
-class _Chosen(Level):
+class _Chosen(AggregatorState):
     """The state of the candidate that was chosen, as its inner, and its name."""
 
-    def __init__(self, spec: Spec, communicator: Communicator, inner: Level, choice: str):
+    def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState, choice: str):
         super().__init__(spec, communicator, inner)
         self.choice = choice
 
@@ -54,6 +54,8 @@ class Auto(Aggregator):
     Steps and bytes sent per rank: the chosen one's.
     """
 
+    disk_name = "Auto"
+    goes_by_nodes = True
     density: float
     candidates: tuple[tuple[str, Aggregator], ...]
     budget: float = BUDGET
@@ -77,7 +79,7 @@ class Auto(Aggregator):
         """`Hierarchical` is among the candidates, not around them."""
         return False
 
-    def chosen(self, state: Level) -> Aggregator:
+    def chosen(self, state: AggregatorState) -> Aggregator:
         """The candidate that exchanges this vector; its state is `state.inner`."""
         return dict(self.candidates)[self.decided(state)]
 
@@ -91,11 +93,11 @@ class Auto(Aggregator):
     def reduce(self, parts, divisor, state):
         return self.chosen(state).reduce(parts, divisor, state.inner)
 
-    def owed(self, state):
-        return self.chosen(state).owed(state.inner)
+    def residual(self, state):
+        return self.chosen(state).residual(state.inner)
 
-    def restored(self, state, kept):
-        return self.chosen(state).restored(state.inner, kept)
+    def restored(self, state, residual):
+        return self.chosen(state).restored(state.inner, residual)
 
     def contributions(self, size, members):
         return None

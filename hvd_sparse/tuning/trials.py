@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.transaction import commit
 from hvd_sparse.spec import Spec
 from hvd_sparse.tuning import links
@@ -237,7 +237,7 @@ def _positive(value: Any) -> float:
 
 
 def _exchange(
-    aggregator: Aggregator, states: Sequence[Level], spec: Spec, vectors: list[tf.Tensor]
+    aggregator: Aggregator, states: Sequence[AggregatorState], spec: Spec, vectors: list[tf.Tensor]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
     """The means, and the bytes that this rank sent to other nodes for them."""
     exchanges = [aggregator.exchange(vector, state) for vector, state in zip(vectors, states, strict=True)]

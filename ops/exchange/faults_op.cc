@@ -18,22 +18,22 @@ using tensorflow::Tensor;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-absl::Status faults_shape(InferenceContext* c) {
+absl::Status culprits_shape(InferenceContext* c) {
   std::vector<std::string> labels;
   TF_RETURN_IF_ERROR(c->GetAttr("labels", &labels));
-  ShapeHandle faults;
-  TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->Vector(static_cast<int64_t>(labels.size())), &faults));
-  c->set_output(0, faults);
+  ShapeHandle culprits;
+  TF_RETURN_IF_ERROR(c->Merge(c->input(0), c->Vector(static_cast<int64_t>(labels.size())), &culprits));
+  c->set_output(0, culprits);
   return absl::OkStatus();
 }
 
 REGISTER_OP("HvdSparseCheckFaults")
-    .Input("faults: int32")
+    .Input("culprits: int32")
     .Output("checked: int32")
     .Attr("labels: list(string)")
     .Attr("remedy: string")
     .SetIsStateful()  // it may raise; else a graph that only depends on it would be optimised to one without it
-    .SetShapeFn(faults_shape);
+    .SetShapeFn(culprits_shape);
 
 class CheckFaultsOp : public OpKernel {
  public:
@@ -43,21 +43,21 @@ class CheckFaultsOp : public OpKernel {
   }
 
   void Compute(OpKernelContext* context) override {
-    const Tensor& faults = context->input(0);
+    const Tensor& culprits = context->input(0);
     const auto expected = static_cast<int64_t>(labels_.size());
-    OP_REQUIRES(context, faults.dims() == 1 && faults.NumElements() == expected,
-                invalid_argument("Expected faults [", expected, "], one for each label, got shape ",
-                                 faults.shape().DebugString()));
+    OP_REQUIRES(context, culprits.dims() == 1 && culprits.NumElements() == expected,
+                invalid_argument("Expected culprits [", expected, "], one for each label, got shape ",
+                                 culprits.shape().DebugString()));
     std::string found;
     for (int64_t i = 0; i < expected; ++i) {
-      const int32_t fault = faults.flat<int32_t>()(i);
-      if (fault == 0) continue;
+      const int32_t culprit = culprits.flat<int32_t>()(i);
+      if (culprit == 0) continue;
       found += (found.empty() ? "" : ", ") + labels_[i];
-      found += fault > 0 ? " on rank " + std::to_string(fault - 1) : " in the sum over the ranks, of whom none has any";
+      found += culprit > 0 ? " on rank " + std::to_string(culprit - 1) : " in the sum over the ranks, of whom none has any";
     }
     OP_REQUIRES(context, found.empty(),
                 invalid_argument("The gradient holds a NaN or an infinity: ", found, ". ", remedy_));
-    context->set_output(0, faults);
+    context->set_output(0, culprits);
   }
 
  private:

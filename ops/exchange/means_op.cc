@@ -28,9 +28,9 @@ absl::Status means_shape(InferenceContext* c) {
 REGISTER_OP("HvdSparseMeans")
     .Input("totals: N * T")
     .Input("divisor: float")
-    .Input("carried: float")
+    .Input("residual: float")
     .Output("means: N * T")
-    .Output("spoiled: bool")
+    .Output("nonfinite: bool")
     .Attr("N: int >= 1")
     .Attr("T: {float, half, bfloat16}")
     .SetShapeFn(means_shape);
@@ -42,12 +42,12 @@ class MeansOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const int count = context->num_inputs() - 2;
     const Tensor& divisor = context->input(count);
-    const Tensor& carried = context->input(count + 1);
-    OP_REQUIRES_OK(context, check(context, count, divisor, carried));
-    Tensor* spoiled = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(count, TensorShape({}), &spoiled));
+    const Tensor& residual = context->input(count + 1);
+    OP_REQUIRES_OK(context, check(context, count, divisor, residual));
+    Tensor* nonfinite = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(count, TensorShape({}), &nonfinite));
     const DeviceThreads threads(context);
-    const float* addend = carried.NumElements() > 0 ? carried.flat<float>().data() : nullptr;
+    const float* addend = residual.NumElements() > 0 ? residual.flat<float>().data() : nullptr;
     bool finite = true;
     for (int each = 0; each < count; ++each) {
       const Tensor total = context->input(each);
@@ -60,18 +60,18 @@ class MeansOp : public OpKernel {
       finite &= hvds_add(addend, mean->data(), dtype, size);
       addend += size;
     }
-    spoiled->scalar<bool>()() = !finite;
+    nonfinite->scalar<bool>()() = !finite;
   }
 
  private:
-  static absl::Status check(OpKernelContext* context, int count, const Tensor& divisor, const Tensor& carried) {
+  static absl::Status check(OpKernelContext* context, int count, const Tensor& divisor, const Tensor& residual) {
     if (divisor.dims() != 0) {
       return invalid_argument("Expected a scalar divisor, got shape ", divisor.shape().DebugString());
     }
     int64_t size = 0;
     for (int each = 0; each < count; ++each) size += context->input(each).NumElements();
-    if (carried.dims() == 1 && (carried.NumElements() == 0 || carried.NumElements() == size)) return absl::OkStatus();
-    return invalid_argument("Expected carried of [0] or [", size, "], got shape ", carried.shape().DebugString());
+    if (residual.dims() == 1 && (residual.NumElements() == 0 || residual.NumElements() == size)) return absl::OkStatus();
+    return invalid_argument("Expected residual of [0] or [", size, "], got shape ", residual.shape().DebugString());
   }
 
   // In place of the total where nobody else holds it: what a collective has written is nobody else's.

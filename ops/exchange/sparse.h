@@ -18,7 +18,7 @@ extern "C" {
 // sum[i] = ((p_0[i] + p_1[i]) + ...) + p_{count-1}[i].
 //   parts: [count][size] of `dtype`, row after row; count >= 1.
 //   sum:   [size]; does not overlap the parts.
-// Returns the fault: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + count where all parts
+// Returns the culprit: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + count where all parts
 // are finite but a sum is not.
 int32_t hvds_sum_parts(const void* parts, enum hvds_dtype dtype, int32_t count, int64_t size, float* sum,
                        const hvds_parallel* parallel);
@@ -36,7 +36,7 @@ bool hvds_mean(const void* total, enum hvds_dtype dtype, float divisor, void* me
 bool hvds_add(const float* addend, void* vector, enum hvds_dtype dtype, int64_t size);
 
 // A copy of values [size], size >= 1, whose first one is NaN: it tells those that receive it that they are of no use.
-void hvds_spoil(const void* values, enum hvds_dtype dtype, int64_t size, void* marked);
+void hvds_mark_nonfinite(const void* values, enum hvds_dtype dtype, int64_t size, void* marked);
 
 // The length in words of 32 bits of a message with this many entries: an index each, and the values, padded to a word.
 int64_t hvds_message_words(int64_t count, enum hvds_dtype dtype);

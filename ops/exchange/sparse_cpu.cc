@@ -332,7 +332,7 @@ extern "C" bool hvds_add(const float* addend, void* vector, hvds_dtype dtype, in
   });
 }
 
-extern "C" void hvds_spoil(const void* values, hvds_dtype dtype, int64_t size, void* marked) {
+extern "C" void hvds_mark_nonfinite(const void* values, hvds_dtype dtype, int64_t size, void* marked) {
   std::memcpy(marked, values, size * hvds::item_size(dtype));
   hvds::with_type(dtype, [&](auto* element) {
     using Element = std::remove_const_t<std::remove_pointer_t<decltype(element)>>;

@@ -41,7 +41,7 @@ absl::Status mean_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-absl::Status spoil_shape(InferenceContext* c) {
+absl::Status mark_nonfinite_shape(InferenceContext* c) {
   ShapeHandle values, ignored;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 1, &values));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 0, &ignored));
@@ -93,7 +93,7 @@ absl::Status sparse_sum_shape(InferenceContext* c) {
 REGISTER_OP("HvdSparseSumParts")
     .Input("parts: T")
     .Output("sum: float")
-    .Output("fault: int32")
+    .Output("culprit: int32")
     .Attr("T: {float, half, bfloat16}")
     .SetShapeFn(sum_parts_shape);
 
@@ -101,17 +101,17 @@ REGISTER_OP("HvdSparseMean")
     .Input("total: T")
     .Input("divisor: float")
     .Output("mean: dtype")
-    .Output("spoiled: bool")
+    .Output("nonfinite: bool")
     .Attr("T: {float, half, bfloat16}")
     .Attr("dtype: {float, half, bfloat16}")
     .SetShapeFn(mean_shape);
 
-REGISTER_OP("HvdSparseSpoil")
+REGISTER_OP("HvdSparseMarkNonfinite")
     .Input("values: T")
-    .Input("spoiled: bool")
+    .Input("nonfinite: bool")
     .Output("marked: T")
     .Attr("T: {float, half, bfloat16}")
-    .SetShapeFn(spoil_shape);
+    .SetShapeFn(mark_nonfinite_shape);
 
 REGISTER_OP("HvdSparsePack")
     .Input("values: T")
@@ -149,18 +149,18 @@ class SumPartsOp : public OpKernel {
         context, parts.dims() == 2 && parts.dim_size(0) >= 1,
         invalid_argument("Expected parts [n, d] with n of at least 1, got shape ", parts.shape().DebugString()));
     const TensorShape shape({parts.dim_size(1)});
-    Tensor* fault = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &fault));
+    Tensor* culprit = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &culprit));
     const DeviceThreads threads(context);
     Tensor alone;  // a single part of float32 is its own sum, and not copied
     if (parts.dim_size(0) == 1 && parts.dtype() == tensorflow::DT_FLOAT && alone.CopyFrom(parts, shape)) {
       context->set_output(0, alone);
-      fault->scalar<int32_t>()() = !hvds_all_finite(static_cast<const float*>(parts.data()), shape.num_elements(), threads.get());
+      culprit->scalar<int32_t>()() = !hvds_all_finite(static_cast<const float*>(parts.data()), shape.num_elements(), threads.get());
       return;
     }
     Tensor* sum = nullptr;
     OP_REQUIRES_OK(context, sums_.allocate(context, 0, shape, &sum));
-    fault->scalar<int32_t>()() =
+    culprit->scalar<int32_t>()() =
         hvds_sum_parts(parts.data(), dtype_of(parts.dtype()), static_cast<int32_t>(parts.dim_size(0)),
                        parts.dim_size(1), sum->flat<float>().data(), threads.get());
   }
@@ -188,10 +188,10 @@ class MeanOp : public OpKernel {
                                  " and ", context->input(1).shape().DebugString()));
     Tensor* mean = nullptr;
     OP_REQUIRES_OK(context, mean_output(context, &mean));
-    Tensor* spoiled = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &spoiled));
+    Tensor* nonfinite = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &nonfinite));
     const DeviceThreads threads(context);
-    spoiled->scalar<bool>()() =
+    nonfinite->scalar<bool>()() =
         !hvds_mean(total.data(), dtype_of(total.dtype()), context->input(1).scalar<float>()(), mean->data(),
                    dtype_of(dtype_), total.NumElements(), threads.get());
   }
@@ -211,14 +211,14 @@ class MeanOp : public OpKernel {
   KeptOutputs means_;
 };
 
-class SpoilOp : public OpKernel {
+class MarkNonfiniteOp : public OpKernel {
  public:
   using OpKernel::OpKernel;
 
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);
     OP_REQUIRES(context, values.dims() == 1 && context->input(1).dims() == 0,
-                invalid_argument("Expected values [k] and a scalar spoiled, got shapes ",
+                invalid_argument("Expected values [k] and a scalar nonfinite, got shapes ",
                                  values.shape().DebugString(), " and ", context->input(1).shape().DebugString()));
     if (!context->input(1).scalar<bool>()() || values.NumElements() == 0) {
       context->set_output(0, values);
@@ -226,7 +226,7 @@ class SpoilOp : public OpKernel {
     }
     Tensor* marked = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, values.shape(), &marked));
-    hvds_spoil(values.data(), dtype_of(values.dtype()), values.NumElements(), marked->data());
+    hvds_mark_nonfinite(values.data(), dtype_of(values.dtype()), values.NumElements(), marked->data());
   }
 };
 
@@ -330,7 +330,7 @@ class SparseSumOp : public OpKernel {
 
 REGISTER_KERNEL_BUILDER(Name("HvdSparseSumParts").Device(DEVICE_CPU), SumPartsOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseMean").Device(DEVICE_CPU), MeanOp);
-REGISTER_KERNEL_BUILDER(Name("HvdSparseSpoil").Device(DEVICE_CPU), SpoilOp);
+REGISTER_KERNEL_BUILDER(Name("HvdSparseMarkNonfinite").Device(DEVICE_CPU), MarkNonfiniteOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparsePack").Device(DEVICE_CPU), PackOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseUnpack").Device(DEVICE_CPU), UnpackOp);
 REGISTER_KERNEL_BUILDER(Name("HvdSparseSum").Device(DEVICE_CPU), SparseSumOp);

@@ -20,7 +20,7 @@
 //             else acc[i] - float32(values[j]): what the receivers do not decode.
 //
 // Pointers need no more alignment than their elements have. Functions return 0 (HVDS_OK), HVDS_BAD_ARGUMENT (nothing was
-// written) or HVDS_OUT_OF_MEMORY (outputs are unspecified). What the data hold is told apart, by `report` and `fault`.
+// written) or HVDS_OUT_OF_MEMORY (outputs are unspecified). What the data hold is told apart, by `report` and `culprit`.
 #ifndef HVD_SPARSE_OPS_SELECT_H_
 #define HVD_SPARSE_OPS_SELECT_H_
 
@@ -60,17 +60,17 @@ int hvds_mstopk(const void* x, int dtype, int64_t size, int64_t kept, int sampli
 //   wire:         the dtype of values (enum hvds_dtype)
 //   values, indices: [kept]
 //   residual_out: [size]; `residual` itself, or memory that overlaps no input
-//   fault [1]:    0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + count where all parts are
-//                 finite but acc is not, or is too large for the wire where it is kept. With a fault indices are
+//   culprit [1]:    0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + count where all parts are
+//                 finite but acc is not, or is too large for the wire where it is kept. With a culprit indices are
 //                 distinct and in range; values and residual_out are of no use.
 int hvds_feedback_topk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                        int64_t size, int64_t kept, int wire, void* values, int32_t* indices, float* residual_out,
-                       int32_t* fault, hvds_workspace* workspace, const hvds_parallel* parallel);
+                       int32_t* culprit, hvds_workspace* workspace, const hvds_parallel* parallel);
 
 // The same by MSTopK.
 int hvds_feedback_mstopk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                          int64_t size, int64_t kept, int samplings, uint64_t seed, int wire, void* values,
-                         int32_t* indices, float* residual_out, int32_t* fault, hvds_workspace* workspace,
+                         int32_t* indices, float* residual_out, int32_t* culprit, hvds_workspace* workspace,
                          const hvds_parallel* parallel);
 
 // The same with `kept` >= 1 elements of every `bucket` >= kept consecutive ones, and of a shorter last bucket as many as
@@ -78,7 +78,7 @@ int hvds_feedback_mstopk(const void* parts, int dtype, int64_t count, int64_t st
 //   values, indices: [size / bucket * kept + min(size % bucket, kept)]
 int hvds_feedback_bucket_topk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                               int64_t size, int64_t bucket, int64_t kept, int wire, void* values, int32_t* indices,
-                              float* residual_out, int32_t* fault, hvds_workspace* workspace,
+                              float* residual_out, int32_t* culprit, hvds_workspace* workspace,
                               const hvds_parallel* parallel);
 
 #ifdef __cplusplus

@@ -147,14 +147,14 @@ int select(const void* x, int dtype, int64_t size, const Choice& choice, void* v
   return HVDS_OUT_OF_MEMORY;
 }
 
-int feed_back(const Input& input, const Output& output, const Choice& choice, int32_t* fault,
+int feed_back(const Input& input, const Output& output, const Choice& choice, int32_t* culprit,
               hvds_workspace* workspace, const hvds_parallel* parallel) try {
   const bool kept_fits = 0 <= choice.kept && choice.kept <= input.size;
   if (!valid(input, output, workspace) || !kept_fits) return HVDS_BAD_ARGUMENT;
-  *fault = 0;
+  *culprit = 0;
   if (input.size == 0) return HVDS_OK;
   const Key highest = run(input, output, choice, *workspace, parallel);
-  *fault = fault_of(input, choice.kept > 0 ? output.dtype : HVDS_FLOAT32, highest);
+  *culprit = culprit_of(input, choice.kept > 0 ? output.dtype : HVDS_FLOAT32, highest);
   return HVDS_OK;
 } catch (const std::bad_alloc&) {
   return HVDS_OUT_OF_MEMORY;
@@ -167,16 +167,16 @@ bool valid(const Input& input, const Output& output, const hvds_workspace* works
          input.size <= INT32_MAX && workspace != nullptr;
 }
 
-int32_t fault_of(const Input& input, int wire, Key highest) {
-  int32_t fault = 0;
+int32_t culprit_of(const Input& input, int wire, Key highest) {
+  int32_t culprit = 0;
   if (highest >= kInfinityKey) {
     with_type(input.dtype, [&](auto* part) {
-      fault = blame<std::remove_const_t<std::remove_pointer_t<decltype(part)>>>(input);
+      culprit = blame<std::remove_const_t<std::remove_pointer_t<decltype(part)>>>(input);
     });
   } else if (!fits(highest, wire)) {
-    fault = static_cast<int32_t>(1 + input.count);  // the largest magnitude is always sent
+    culprit = static_cast<int32_t>(1 + input.count);  // the largest magnitude is always sent
   }
-  return fault;
+  return culprit;
 }
 
 const Kernels& kernels_of(int isa) {
@@ -208,17 +208,17 @@ extern "C" int hvds_mstopk(const void* x, int dtype, int64_t size, int64_t kept,
 
 extern "C" int hvds_feedback_topk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                                   int64_t size, int64_t kept, int wire, void* values, int32_t* indices,
-                                  float* residual_out, int32_t* fault, hvds_workspace* workspace,
+                                  float* residual_out, int32_t* culprit, hvds_workspace* workspace,
                                   const hvds_parallel* parallel) {
   return hvds::feed_back({parts, dtype, count, stride, residual, size}, {values, wire, indices, residual_out},
-                         {kept, 0, 0}, fault, workspace, parallel);
+                         {kept, 0, 0}, culprit, workspace, parallel);
 }
 
 extern "C" int hvds_feedback_mstopk(const void* parts, int dtype, int64_t count, int64_t stride,
                                     const float* residual, int64_t size, int64_t kept, int samplings, uint64_t seed,
-                                    int wire, void* values, int32_t* indices, float* residual_out, int32_t* fault,
+                                    int wire, void* values, int32_t* indices, float* residual_out, int32_t* culprit,
                                     hvds_workspace* workspace, const hvds_parallel* parallel) {
   if (samplings < 1) return HVDS_BAD_ARGUMENT;
   return hvds::feed_back({parts, dtype, count, stride, residual, size}, {values, wire, indices, residual_out},
-                         {kept, samplings, seed}, fault, workspace, parallel);
+                         {kept, samplings, seed}, culprit, workspace, parallel);
 }

@@ -144,17 +144,17 @@ bool in_cache_lines(const float* to) { return reinterpret_cast<uintptr_t>(to) % 
 
 extern "C" int hvds_feedback_bucket_topk(const void* parts, int dtype, int64_t count, int64_t stride,
                                          const float* residual, int64_t size, int64_t bucket, int64_t kept, int wire,
-                                         void* values, int32_t* indices, float* residual_out, int32_t* fault,
+                                         void* values, int32_t* indices, float* residual_out, int32_t* culprit,
                                          hvds_workspace* workspace, const hvds_parallel* parallel) try {
   const hvds::Input input{parts, dtype, count, stride, residual, size};
   const hvds::Output output{values, wire, indices, residual_out};
   if (!hvds::valid(input, output, workspace) || kept < 1 || kept > bucket) return HVDS_BAD_ARGUMENT;
-  *fault = 0;
+  *culprit = 0;
   if (size == 0) return HVDS_OK;
   const bool streams = residual_out != residual && size >= hvds::kWorthStreaming && hvds::in_cache_lines(residual_out);
   const hvds::Job job{hvds::kernels_of(hvds_isa()), input, output, *workspace, std::min(bucket, size),
                       std::min(kept, size), streams};
-  *fault = hvds::fault_of(input, wire, hvds::select_all(job, parallel));
+  *culprit = hvds::culprit_of(input, wire, hvds::select_all(job, parallel));
   return HVDS_OK;
 } catch (const std::bad_alloc&) {
   return HVDS_OUT_OF_MEMORY;

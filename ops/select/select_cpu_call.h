@@ -143,7 +143,7 @@ struct Destination {
 bool valid(const Input& input, const Output& output, const hvds_workspace* workspace);
 
 // The code of select.h, where `highest` is the largest magnitude of acc and is sent in the dtype `wire`.
-int32_t fault_of(const Input& input, int wire, Key highest);
+int32_t culprit_of(const Input& input, int wire, Key highest);
 
 // ---- select_cpu_emit.cc: from thresholds to output ----
 

@@ -230,7 +230,7 @@ struct Feedback {
   void* values;
   int32_t* indices;
   float* residual_out;
-  int32_t* fault;
+  int32_t* culprit;
 };
 
 template <typename Part, typename Wire>
@@ -238,9 +238,9 @@ int select_parts(const Feedback& feedback, const Request& request) {
   const Input<Part> input{static_cast<const Part*>(feedback.parts), feedback.residual, int(feedback.count), feedback.stride,
                           uint32_t(request.size)};
   const Output<Wire> output{static_cast<Wire*>(feedback.values), feedback.indices, feedback.residual_out,
-                            feedback.fault, int32_t(1 + feedback.count)};
+                            feedback.culprit, int32_t(1 + feedback.count)};
   const float* sums = feedback.residual_out;
-  return select(input, sums, request, Findings{feedback.fault, nullptr}, output);
+  return select(input, sums, request, Findings{feedback.culprit, nullptr}, output);
 }
 
 template <typename Part>
@@ -263,7 +263,7 @@ int select_feedback(const Feedback& feedback, const Request& request) {
   if (feedback.count < 1 || feedback.count >= INT32_MAX || feedback.stride < request.size ||
       !present(feedback.parts, request.size) || !present(feedback.residual_out, request.size) ||
       !present(feedback.values, request.kept) || !present(feedback.indices, request.kept) ||
-      feedback.fault == nullptr) {
+      feedback.culprit == nullptr) {
     return kBadArgument;
   }
   switch (feedback.dtype) {
@@ -311,17 +311,17 @@ int hvds_gpu_mstopk(const void* x, int dtype, int64_t size, int64_t kept, int sa
 
 int hvds_gpu_feedback_topk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                            int64_t size, int64_t kept, int wire, void* values, int32_t* indices, float* residual_out,
-                           int32_t* fault, void* workspace, size_t workspace_bytes, void* stream) {
-  const hvds::Feedback feedback{parts, dtype, count, stride, residual, wire, values, indices, residual_out, fault};
+                           int32_t* culprit, void* workspace, size_t workspace_bytes, void* stream) {
+  const hvds::Feedback feedback{parts, dtype, count, stride, residual, wire, values, indices, residual_out, culprit};
   return hvds::select_feedback(feedback, hvds::Request{size, kept, 0, 0, workspace, workspace_bytes, stream});
 }
 
 int hvds_gpu_feedback_mstopk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                              int64_t size, int64_t kept, int samplings, uint64_t seed, int wire, void* values,
-                             int32_t* indices, float* residual_out, int32_t* fault, void* workspace,
+                             int32_t* indices, float* residual_out, int32_t* culprit, void* workspace,
                              size_t workspace_bytes, void* stream) {
   if (samplings < 1) return hvds::kBadArgument;
-  const hvds::Feedback feedback{parts, dtype, count, stride, residual, wire, values, indices, residual_out, fault};
+  const hvds::Feedback feedback{parts, dtype, count, stride, residual, wire, values, indices, residual_out, culprit};
   return hvds::select_feedback(feedback,
                                hvds::Request{size, kept, samplings, seed, workspace, workspace_bytes, stream});
 }

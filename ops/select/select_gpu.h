@@ -1,7 +1,7 @@
 // Selection by magnitude on a CUDA GPU: the functions of select.h, with hvds_gpu_ for hvds_, on device memory.
 //
 // Arguments and results are those of select.h, to the bit; what differs:
-// Pointers    are to memory of the current device, which is the stream's; `report` and `fault` too. As the host does not
+// Pointers    are to memory of the current device, which is the stream's; `report` and `culprit` too. As the host does not
 //             see them, the data cannot decide what a function returns.
 // Waiting     is not done, nor is memory allocated: a call queues its kernels on `stream` (a cudaStream_t) and returns.
 // Workspace   is lent by the caller, aligned to 256 bytes, with any content; until the stream has passed the call it
@@ -38,11 +38,11 @@ int hvds_gpu_mstopk(const void* x, int dtype, int64_t size, int64_t kept, int sa
 // Fastest where all vectors are aligned to 16 bytes (parts of two bytes an element: to 8), by their stride too.
 int hvds_gpu_feedback_topk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                            int64_t size, int64_t kept, int wire, void* values, int32_t* indices, float* residual_out,
-                           int32_t* fault, void* workspace, size_t workspace_bytes, void* stream);
+                           int32_t* culprit, void* workspace, size_t workspace_bytes, void* stream);
 
 int hvds_gpu_feedback_mstopk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                              int64_t size, int64_t kept, int samplings, uint64_t seed, int wire, void* values,
-                             int32_t* indices, float* residual_out, int32_t* fault, void* workspace,
+                             int32_t* indices, float* residual_out, int32_t* culprit, void* workspace,
                              size_t workspace_bytes, void* stream);
 
 #ifdef __cplusplus

@@ -32,16 +32,16 @@ __device__ inline Ballots look_at(const View& view, const Workspace& work, const
 __device__ inline uint32_t first_chunk() { return blockIdx.x + threadIdx.x / kWarp * gridDim.x; }
 __device__ inline uint32_t chunk_step() { return gridDim.x * kWarps; }
 
-// Where it is told what the data hold; each may be null. `fault`: see select.h; `report`: how many elements are not
+// Where it is told what the data hold; each may be null. `culprit`: see select.h; `report`: how many elements are not
 // finite and the index of the first.
 struct Findings {
-  int32_t* fault;
+  int32_t* culprit;
   int64_t* report;
 };
 
 __device__ inline void tell(const Tally& tally, const Findings& findings) {
   const bool finite = tally.nonfinite == 0;
-  if (findings.fault != nullptr) *findings.fault = finite ? 0 : int32_t(tally.fault);
+  if (findings.culprit != nullptr) *findings.culprit = finite ? 0 : int32_t(tally.culprit);
   if (findings.report == nullptr) return;
   findings.report[0] = tally.nonfinite;
   findings.report[1] = finite ? -1 : int64_t(tally.first_nonfinite);
@@ -70,13 +70,13 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const Stored* vector, P
 
 // Where the winners go: values and indices [plan.kept]. `residual_out` (null: not wanted) holds the sums that were
 // selected from, of which the winners' are replaced by what rounding to Wire loses. Where that is infinite while all
-// sums are finite, `fault` (null: not wanted) becomes `overflow`.
+// sums are finite, `culprit` (null: not wanted) becomes `overflow`.
 template <typename Wire>
 struct Output {
   Wire* values;
   int32_t* indices;
   float* residual_out;
-  int32_t* fault;
+  int32_t* culprit;
   int32_t overflow;
 };
 
@@ -99,7 +99,7 @@ __device__ inline void emit(const Stored* vector, const Tally& tally, const Outp
   if (output.residual_out == nullptr) return;
   const float lost = widen(value) - widen(wire);
   output.residual_out[index] = lost;
-  if (key_of(lost) >= kInfinityKey && tally.nonfinite == 0) atomicMax(output.fault, output.overflow);
+  if (key_of(lost) >= kInfinityKey && tally.nonfinite == 0) atomicMax(output.culprit, output.overflow);
 }
 
 // `vector` may be output.residual_out: each element is read by the one thread that may replace it.

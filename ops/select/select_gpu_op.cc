@@ -159,28 +159,28 @@ class FeedbackOp : public SelectionKernel<kMstopk> {
     Tensor* values = nullptr;
     Tensor* indices = nullptr;
     Tensor* residual_out = nullptr;
-    Tensor* fault = nullptr;
+    Tensor* culprit = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kept}), &values));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({kept}), &indices));
     // In place where nobody else holds the residual: never where it is a variable's value.
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 2, TensorShape({size}), &residual_out));
-    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &fault));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &culprit));
     Scratch scratch;
     OP_REQUIRES_OK(context, scratch.allocate(context, size, kept, kMstopk));
     const int dtype = dtype_of(parts.dtype());
     const int wire = dtype_of(wire_);
     const int64_t count = parts.dim_size(0);
-    const auto* kept_back = static_cast<const float*>(residual.data());
+    const auto* residual_in = static_cast<const float*>(residual.data());
     auto* places = static_cast<int32_t*>(indices->data());
     auto* left = static_cast<float*>(residual_out->data());
-    auto* code = static_cast<int32_t*>(fault->data());
+    auto* code = static_cast<int32_t*>(culprit->data());
     void* stream = handle_of(context);
     OP_REQUIRES_OK(
         context,
-        told(kMstopk ? cuda()->feedback_mstopk(parts.data(), dtype, count, size, kept_back, size, kept,
+        told(kMstopk ? cuda()->feedback_mstopk(parts.data(), dtype, count, size, residual_in, size, kept,
                                                search.samplings, search.seed, wire, values->data(), places, left, code,
                                                scratch.start(), scratch.bytes(), stream)
-                     : cuda()->feedback_topk(parts.data(), dtype, count, size, kept_back, size, kept, wire,
+                     : cuda()->feedback_topk(parts.data(), dtype, count, size, residual_in, size, kept, wire,
                                              values->data(), places, left, code, scratch.start(), scratch.bytes(),
                                              stream)));
   }

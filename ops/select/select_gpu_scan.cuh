@@ -224,7 +224,7 @@ __device__ __noinline__ Tally with_nonfinite(Tally tally, Input<Part> input, con
     while (part < input.count && key_of(part_at(input, part, index)) < kInfinityKey) ++part;
     ++tally.nonfinite;
     tally.first_nonfinite = smaller(tally.first_nonfinite, index);
-    tally.fault = smaller(tally.fault, uint32_t(part + 1));
+    tally.culprit = smaller(tally.culprit, uint32_t(part + 1));
   }
   return tally;
 }
@@ -271,7 +271,7 @@ __device__ inline Tally tally_from(const Tally& tally, int distance) {
   other.lowest = __shfl_down_sync(kAllLanes, tally.lowest, distance);
   other.nonfinite = __shfl_down_sync(kAllLanes, tally.nonfinite, distance);
   other.first_nonfinite = __shfl_down_sync(kAllLanes, tally.first_nonfinite, distance);
-  other.fault = __shfl_down_sync(kAllLanes, tally.fault, distance);
+  other.culprit = __shfl_down_sync(kAllLanes, tally.culprit, distance);
   return other;
 }
 
@@ -288,7 +288,7 @@ __device__ inline void commit_tally(Tally tally, State* state) {
   if (tally.nonfinite == 0) return;
   atomicAdd(&state->tally.nonfinite, tally.nonfinite);
   atomicMin(&state->tally.first_nonfinite, tally.first_nonfinite);
-  atomicMin(&state->tally.fault, tally.fault);
+  atomicMin(&state->tally.culprit, tally.culprit);
 }
 
 // One team a tile, for the tiles from `first_tile` to below `end_tile`, both even. Writes the sums (unless null), the

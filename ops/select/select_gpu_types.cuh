@@ -46,7 +46,7 @@ struct Tally {
   Key lowest;
   uint32_t nonfinite;
   uint32_t first_nonfinite;
-  uint32_t fault;  // the least 1 + number of a part that is not finite, 1 + count for the sum alone
+  uint32_t culprit;  // the least 1 + number of a part that is not finite, 1 + count for the sum alone
 };
 
 __device__ inline Tally empty_tally() { return Tally{0, ~Key{0}, 0, ~0u, ~0u}; }
@@ -57,7 +57,7 @@ __device__ inline Tally merged(const Tally& a, const Tally& b) {
   tally.lowest = smaller(a.lowest, b.lowest);
   tally.nonfinite = a.nonfinite + b.nonfinite;
   tally.first_nonfinite = smaller(a.first_nonfinite, b.first_nonfinite);
-  tally.fault = smaller(a.fault, b.fault);
+  tally.culprit = smaller(a.culprit, b.culprit);
   return tally;
 }
 

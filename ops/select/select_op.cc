@@ -134,7 +134,7 @@ REGISTER_OP("HvdSparseFeedbackTopk")
     .Output("values: wire_dtype")
     .Output("indices: int32")
     .Output("residual_out: float")
-    .Output("fault: int32")
+    .Output("culprit: int32")
     .Attr("T: {float, half, bfloat16}")
     .Attr("Tk: {int32, int64}")
     .Attr("wire_dtype: {float, half, bfloat16} = DT_FLOAT")
@@ -148,7 +148,7 @@ REGISTER_OP("HvdSparseFeedbackMstopk")
     .Output("values: wire_dtype")
     .Output("indices: int32")
     .Output("residual_out: float")
-    .Output("fault: int32")
+    .Output("culprit: int32")
     .Attr("T: {float, half, bfloat16}")
     .Attr("Tk: {int32, int64}")
     .Attr("Tseed: {int32, int64}")
@@ -162,7 +162,7 @@ REGISTER_OP("HvdSparseFeedbackBucketTopk")
     .Output("values: wire_dtype")
     .Output("indices: int32")
     .Output("residual_out: float")
-    .Output("fault: int32")
+    .Output("culprit: int32")
     .Attr("T: {float, half, bfloat16}")
     .Attr("k: int")
     .Attr("bucket: int")
@@ -287,24 +287,24 @@ class FeedbackOp : public SelectionKernel<kMstopk> {
     Tensor* values = nullptr;
     Tensor* indices = nullptr;
     Tensor* residual_out = nullptr;
-    Tensor* fault = nullptr;
+    Tensor* culprit = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kept}), &values));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({kept}), &indices));
     OP_REQUIRES_OK(context, residuals_.allocate(context, 2, TensorShape({size}), &residual_out));
-    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &fault));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &culprit));
     const DeviceThreads threads(context);
     const Lease workspace(workspaces_);
-    const auto* kept_back = static_cast<const float*>(residual.data());
+    const auto* residual_in = static_cast<const float*>(residual.data());
     auto* places = static_cast<int32_t*>(indices->data());
     auto* left = static_cast<float*>(residual_out->data());
-    auto* code = static_cast<int32_t*>(fault->data());
+    auto* code = static_cast<int32_t*>(culprit->data());
     const int dtype = dtype_of(parts.dtype());
     const int64_t count = parts.dim_size(0);
     OP_REQUIRES_OK(context,
-                   told(kMstopk ? hvds_feedback_mstopk(parts.data(), dtype, count, size, kept_back, size, kept,
+                   told(kMstopk ? hvds_feedback_mstopk(parts.data(), dtype, count, size, residual_in, size, kept,
                                                        search.samplings, search.seed, dtype_of(wire_), values->data(),
                                                        places, left, code, workspace.get(), threads.get())
-                                : hvds_feedback_topk(parts.data(), dtype, count, size, kept_back, size, kept,
+                                : hvds_feedback_topk(parts.data(), dtype, count, size, residual_in, size, kept,
                                                      dtype_of(wire_), values->data(), places, left, code,
                                                      workspace.get(), threads.get())));
   }
@@ -334,18 +334,18 @@ class FeedbackBucketTopkOp : public OpKernel {
     Tensor* values = nullptr;
     Tensor* indices = nullptr;
     Tensor* residual_out = nullptr;
-    Tensor* fault = nullptr;
+    Tensor* culprit = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, sent, &values));
     OP_REQUIRES_OK(context, context->allocate_output(1, sent, &indices));
     OP_REQUIRES_OK(context, residuals_.allocate(context, 2, TensorShape({size}), &residual_out));
-    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &fault));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &culprit));
     const DeviceThreads threads(context);
     const Lease workspace(workspaces_);
     OP_REQUIRES_OK(context, told(hvds_feedback_bucket_topk(
                                 parts.data(), dtype_of(parts.dtype()), parts.dim_size(0), size,
                                 static_cast<const float*>(residual.data()), size, bucket_, kept_, dtype_of(wire_),
                                 values->data(), static_cast<int32_t*>(indices->data()),
-                                static_cast<float*>(residual_out->data()), static_cast<int32_t*>(fault->data()),
+                                static_cast<float*>(residual_out->data()), static_cast<int32_t*>(culprit->data()),
                                 workspace.get(), threads.get())));
   }
 

@@ -75,7 +75,7 @@ def test_a_norm_that_overflows_is_a_fault():
     """The squares of finite values may have no finite sum; nothing of it may reach a total."""
     part = Quantized(TopK(1.0), QSGD(4, norm="l2"))
     selection = part.compress(tf.fill([1, 10], 2e38), part.create(Spec(10, Grid.lone())))
-    assert int(selection.fault) == 2 and np.isfinite(selection.slices.values.numpy()).all()
+    assert int(selection.culprit) == 2 and np.isfinite(selection.slices.values.numpy()).all()
 
 
 def test_parts_that_cannot_work_together_are_refused():
@@ -97,7 +97,7 @@ def test_parts_that_cannot_work_together_are_refused():
 
 
 def sums(recipe, ranks, local_size):
-    """The means, what is owed, and the bytes that are told and counted, [P] each, of three exchanges."""
+    """The means, what is left, and the bytes that are told and counted, [P] each, of three exchanges."""
 
     def one_rank(grid):
         state, means, told = recipe.init(Spec(SIZE, grid)), [], 0
@@ -109,7 +109,7 @@ def sums(recipe, ranks, local_size):
                 update.variable.assign(update.value)
             means.append(exchange.mean.numpy())
         counted = sum(count - before.get(to, 0) for to, count in threads.sent(grid).items())
-        return np.stack(means), recipe.owed(state).numpy(), told, counted
+        return np.stack(means), recipe.residual(state).numpy(), told, counted
 
     return zip(*threads.run(ranks, local_size, one_rank), strict=True)
 
@@ -118,7 +118,7 @@ def sums(recipe, ranks, local_size):
 @pytest.mark.parametrize("quantizer", [QSGD(4), QSGD(2, bucket=16), QSGD(8, bucket=7, norm="l2")])
 def test_codes_that_travel_are_the_decoded_values_to_the_bit(quantizer, ranks):
     recipe = Compressed(ErrorFeedback(Quantized(TopK(0.1), quantizer)))
-    means, owed, told, counted = sums(recipe, ranks, 1)
+    means, left, told, counted = sums(recipe, ranks, 1)
     residuals = np.zeros((ranks, SIZE), np.float32)
     for step in range(3):
         total = np.zeros(SIZE, np.float32)
@@ -131,28 +131,28 @@ def test_codes_that_travel_are_the_decoded_values_to_the_bit(quantizer, ranks):
             total[chosen] += decoded
         for rank in range(ranks):
             np.testing.assert_array_equal(means[rank][step], total / np.float32(ranks))
-    np.testing.assert_array_equal(np.stack(owed), residuals)
+    np.testing.assert_array_equal(np.stack(left), residuals)
     message = 4 * 100 + 4 * quantizer.buckets(100) + -(-quantizer.code_bytes(100) // 4) * 4
     assert list(told) == list(counted) == [3 * (ranks - 1) * message] * ranks
 
 
 def test_codes_travel_between_nodes_too():
     recipe = Hierarchical(Compressed(ErrorFeedback(Quantized(MSTopK(0.1), QSGD(4)))))
-    means, owed, told, counted = sums(recipe, 6, 2)
+    means, left, told, counted = sums(recipe, 6, 2)
     assert list(told) == list(counted)
     for mean in means[1:]:
         same_bits(mean, means[0])
-    came_out = 6 * means[0].sum(axis=0) + np.sum(owed, axis=0)
+    came_out = 6 * means[0].sum(axis=0) + np.sum(left, axis=0)
     went_in = np.sum([drawn(rank, step) for rank in range(6) for step in range(3)], axis=0)
     np.testing.assert_allclose(came_out, went_in, atol=1e-4)
 
 
 def test_a_density_that_changes_is_coded_as_well():
     recipe = Compressed(ErrorFeedback(Quantized(TopK(lambda step: tf.where(step < 1, 0.5, 0.01)), QSGD(4))))
-    means, owed, told, counted = sums(recipe, 3, 1)
+    means, left, told, counted = sums(recipe, 3, 1)
     assert list(told) == list(counted)
     went_in = np.sum([drawn(rank, step) for rank in range(3) for step in range(3)], axis=0)
-    np.testing.assert_allclose(3 * means[0].sum(axis=0) + np.sum(owed, axis=0), went_in, atol=1e-4)
+    np.testing.assert_allclose(3 * means[0].sum(axis=0) + np.sum(left, axis=0), went_in, atol=1e-4)
 
 
 # ---- sums ----
@@ -169,14 +169,14 @@ def test_every_collective_gives_the_mean_of_integers(collective, ranks, local_si
     def one_rank(grid):
         state = recipe.init(Spec(60, grid))
         means = [recipe.aggregate(tf.constant(each[grid.world.rank]), state).numpy() for each in vectors]
-        return means, recipe.owed(state).numpy(), recipe.decided(state)
+        return means, recipe.residual(state).numpy(), recipe.decided(state)
 
-    means, owed, decided = zip(*threads.run(ranks, local_size, one_rank), strict=True)
+    means, left, decided = zip(*threads.run(ranks, local_size, one_rank), strict=True)
     for step, each in enumerate(vectors):
         expected = simulated.step(each)
         for mean in means:
             same_bits(mean[step], expected)
-    same_bits(np.stack(owed), simulated.owed)
+    same_bits(np.stack(left), simulated.residual)
     assert len(set(decided)) == 1 and (decided[0] is not None) == (collective == "auto")
 
 
@@ -197,7 +197,7 @@ def test_a_sum_that_overflows_stops_all_ranks_where_it_would_be_quantized():
         state = recipe.init(Spec(10, grid))
         with pytest.raises(tf.errors.InvalidArgumentError) as raised:
             recipe.aggregate(tf.constant([0, 0, 0, 0, 0, 3e38, 0, 0, 0, 0], tf.float32), state)
-        assert not recipe.owed(state).numpy().any()
+        assert not recipe.residual(state).numpy().any()
         return str(raised.value)
 
     for text in threads.run(2, 1, one_rank):
@@ -210,6 +210,6 @@ def test_what_is_put_back_is_the_rank_of_the_pieces_where_nothing_is_fed_back():
     def one_rank(grid):
         state = recipe.init(Spec(SIZE, grid))
         recipe.restore(state, tf.constant(kept))
-        return recipe.owed(state).numpy()
+        return recipe.residual(state).numpy()
 
     same_bits(np.sum(threads.run(3, 1, one_rank), axis=0), kept)

@@ -62,20 +62,20 @@ def runs(draw, fills=(integers, floats, constants), dtypes=tuple(DTYPES), wires=
 
 
 def exchange(recipe, run, epochs=None):
-    """Means [steps, P, size] and what is owed [steps, P, size] of the exchanges of a run, by the library."""
+    """Means [steps, P, size] and what is left [steps, P, size] of the exchanges of a run, by the library."""
 
     def one_rank(grid):
         state = recipe.init(Spec(run.size, grid, tf.as_dtype(run.dtype)))
-        means, owed = [], []
+        means, left = [], []
         for step, vectors in enumerate(run.vectors):
             recipe.set_epoch(state, epochs[step] if epochs else 0)
             means.append(recipe.aggregate(tf.constant(vectors[grid.world.rank]), state).numpy())
-            owed.append(recipe.owed(state).numpy())
-        return means, owed
+            left.append(recipe.residual(state).numpy())
+        return means, left
 
     results = threads.run(run.shape.ranks, run.shape.local_size, one_rank)
-    means, owed = (np.stack([np.stack(result[part]) for result in results], axis=1) for part in (0, 1))
-    return means, owed
+    means, left = (np.stack([np.stack(result[part]) for result in results], axis=1) for part in (0, 1))
+    return means, left
 
 
 def on_every_rank(mean, ranks):
@@ -84,11 +84,11 @@ def on_every_rank(mean, ranks):
 
 def check_against_simulation(name, run):
     """Every mean and every residual of every step, to the bit."""
-    means, owed = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
+    means, left = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
     simulated = AGGREGATORS[name].simulate(run.shape, run.size, run.density, run.dtype, run.wire)
-    for vectors, mean, residuals in zip(run.vectors, means, owed, strict=True):
+    for vectors, mean, residuals in zip(run.vectors, means, left, strict=True):
         same_bits(mean, on_every_rank(simulated.step(vectors), run.shape.ranks))
-        same_bits(residuals, simulated.owed)
+        same_bits(residuals, simulated.residual)
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -114,9 +114,9 @@ def test_every_shape_of_the_grid_adds_floats_in_rank_order(name, ranks):
 @pytest.mark.parametrize("name", DENSE)
 @given(run=runs())
 def test_dense_results_are_the_simulations_within_the_rounding_of_sums(name, run):
-    means, owed = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
+    means, left = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
     simulated = AGGREGATORS[name].simulate(run.shape, run.size, run.density, run.dtype, run.wire)
-    assert not owed.any()
+    assert not left.any()
     for vectors, mean in zip(run.vectors, means, strict=True):
         same_bits(mean, on_every_rank(mean[0], run.shape.ranks))
         difference = np.abs(mean[0].astype(np.float64) - simulated.step(vectors).astype(np.float64))
@@ -135,16 +135,16 @@ def test_dense_results_on_small_integers_are_the_simulations_to_the_bit(name, ru
 @pytest.mark.parametrize("name", DENSE + EXACT)
 @given(run=runs(fills=[integers], dtypes=["float32"], wires=["float32"]))
 def test_what_went_in_is_what_came_out_and_what_is_kept(name, run):
-    means, owed = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
-    came_out = run.shape.ranks * means[:, 0].sum(axis=0) + owed[-1].sum(axis=0)
+    means, left = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
+    came_out = run.shape.ranks * means[:, 0].sum(axis=0) + left[-1].sum(axis=0)
     np.testing.assert_array_equal(came_out, np.sum(run.vectors, axis=(0, 1)))
 
 
 @pytest.mark.parametrize("name", ROUNDED)
 @given(run=runs(fills=[integers, floats], dtypes=["float32"]))
 def test_what_rounding_takes_away_is_kept_but_for_the_rounding_of_float32(name, run):
-    means, owed = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
-    came_out = run.shape.ranks * means[:, 0].astype(np.float64).sum(axis=0) + owed[-1].astype(np.float64).sum(axis=0)
+    means, left = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
+    came_out = run.shape.ranks * means[:, 0].astype(np.float64).sum(axis=0) + left[-1].astype(np.float64).sum(axis=0)
     largest = np.abs(run.vectors).sum(axis=(0, 1)).max()  # no sum, scale or error on the way is larger
     operations = 8 * len(run.vectors) * run.shape.ranks
     difference = came_out - np.sum(run.vectors, axis=(0, 1), dtype=np.float64)
@@ -163,28 +163,28 @@ def changes(draw, **options):
 @given(changes(fills=[integers], dtypes=["float32"], wires=["float32"]))
 def test_nothing_is_lost_in_a_change_of_recipe(change):
     run, names, epochs = change
-    means, owed = exchange(members.switching(names, run.density, run.wire), run, epochs)
-    came_out = run.shape.ranks * means[:, 0].sum(axis=0) + owed[-1].sum(axis=0)
+    means, left = exchange(members.switching(names, run.density, run.wire), run, epochs)
+    came_out = run.shape.ranks * means[:, 0].sum(axis=0) + left[-1].sum(axis=0)
     np.testing.assert_array_equal(came_out, np.sum(run.vectors, axis=(0, 1)))
 
 
 @given(changes(fills=[integers], dtypes=["float32", "float16"], wires=["float32"]))
 def test_a_change_of_recipe_is_the_simulations_to_the_bit(change):
     run, names, epochs = change
-    means, owed = exchange(members.switching(names, run.density, run.wire), run, epochs)
+    means, left = exchange(members.switching(names, run.density, run.wire), run, epochs)
     simulated = members.simulate_switching(names, run.shape, run.size, run.density, run.dtype, run.wire)
-    for epoch, vectors, mean, residuals in zip(epochs, run.vectors, means, owed, strict=True):
+    for epoch, vectors, mean, residuals in zip(epochs, run.vectors, means, left, strict=True):
         simulated.stage = epoch
         same_bits(mean, on_every_rank(simulated.step(vectors), run.shape.ranks))
-        same_bits(residuals, simulated.owed)
+        same_bits(residuals, simulated.residual)
 
 
 @pytest.mark.parametrize("name", EXACT)
 @given(run=runs(fills=[integers], dtypes=["float32"], wires=["float32"]))
 def test_all_of_the_gradient_is_the_dense_mean(name, run):
-    means, owed = exchange(AGGREGATORS[name].make(1.0, run.wire), run)
+    means, left = exchange(AGGREGATORS[name].make(1.0, run.wire), run)
     np.testing.assert_array_equal(means[:, 0], np.sum(run.vectors, axis=1) / run.shape.ranks)
-    assert not owed.any()
+    assert not left.any()
 
 
 @pytest.mark.parametrize("name", EXACT)
@@ -293,7 +293,7 @@ def test_a_value_that_the_wire_cannot_carry_stops_all_ranks_and_spoils_nothing(n
         state = recipe.init(Spec(run.size, grid))
         with pytest.raises(tf.errors.InvalidArgumentError, match="Nothing was written"):
             recipe.aggregate(tf.constant(run.vectors[0][grid.world.rank] + 1e6), state)
-        assert not recipe.owed(state).numpy().any()
+        assert not recipe.residual(state).numpy().any()
 
     threads.run(run.shape.ranks, run.shape.local_size, one_rank)
 
@@ -312,7 +312,7 @@ def test_several_vectors_in_flight_are_committed_together(run, order):
         exchanges = [recipe.exchange(tf.constant(vector), state) for vector, state in zip(vectors, states, strict=True)]
         with pytest.raises(tf.errors.InvalidArgumentError) as raised:
             commit(exchanges, ["first", "second", "third"], grid.world, "commit")
-        assert not any(recipe.owed(state).numpy().any() for state in states)
+        assert not any(recipe.residual(state).numpy().any() for state in states)
         return str(raised.value)
 
     label = ["first", "second", "third"][broken_vector]

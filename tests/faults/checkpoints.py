@@ -34,8 +34,8 @@ def fit(model, *callbacks, **options):
 
 
 def state(model):
-    """The values of model and optimizer, and the sums of what is kept back."""
-    kept = model.optimizer.exchange.kept().residuals
+    """The values of model and optimizer, and the sums of residuals."""
+    kept = model.optimizer.exchange.residual_sum().residuals
     return [
         *(np.array(keras.ops.convert_to_numpy(each)) for each in (*model.weights, *model.optimizer.variables)),
         *(kept[name] for name in sorted(kept)),

@@ -48,6 +48,22 @@ cache.close()
 """
 )
 
+ENDING = (
+    COMMON
+    + """
+cache = opened(lambda index: np.int64(index).tobytes(), workers=4)
+batches = cache.batches(4, 0)
+read = len(next(batches)[1])
+for _ in range(8):
+    child = os.fork()
+    if child == 0:
+        sys.exit(7)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    read += len(next(batches)[1])
+print(read + sum(len(labels) for _, labels in batches))
+"""
+)
+
 INTERRUPTED = (
     COMMON
     + """
@@ -67,6 +83,14 @@ BEGINNINGS = {
     "closed": "with opened(read, workers=1) as cache:\n    next(cache.batches(64, 0))",
     "left open": "cache = opened(read, workers=1)\nnext(cache.batches(64, 0))",
 }
+
+
+def test_a_forked_child_that_only_ends_leaves_the_readers_of_its_parent(tmp_path):
+    """Its interpreter lets go of all objects then, LMDB's readers among them, which parent and child share."""
+    ended = subprocess.run(
+        [sys.executable, "-c", ENDING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert (ended.returncode, ended.stdout) == (0, "400\n"), ended.stderr
 
 
 def test_a_forked_child_neither_hangs_nor_disturbs(tmp_path):

@@ -157,15 +157,15 @@ class Selection:
     def _feedback(self, function, parts, residual, k, wire_dtype, in_place, *method):
         count, stride = parts.shape
         size = residual.size
-        source, kept_back = self._put(parts), self._put(residual)
-        left = kept_back if in_place else self._put(_unset(size, np.float32))
+        source, residual_in = self._put(parts), self._put(residual)
+        left = residual_in if in_place else self._put(_unset(size, np.float32))
         values, indices = self._put(_unset(k, wire_dtype)), self._put(_unset(k, np.int32))
         fault = self._put(_unset(1, np.int32))
-        vectors = (source.pointer, DTYPES[parts.dtype], *_int64s(count, stride), kept_back.pointer, *_int64s(size, k))
+        vectors = (source.pointer, DTYPES[parts.dtype], *_int64s(count, stride), residual_in.pointer, *_int64s(size, k))
         outputs = (values.pointer, indices.pointer, left.pointer, fault.pointer)
         self._call(function, size, k, method, *vectors, *method, DTYPES[np.dtype(wire_dtype)], *outputs)
         assert np.array_equal(source.read().view(np.uint8), parts.view(np.uint8))
-        assert in_place or np.array_equal(kept_back.read().view(np.uint32), residual.view(np.uint32))
+        assert in_place or np.array_equal(residual_in.read().view(np.uint32), residual.view(np.uint32))
         return values.read(), indices.read(), left.read(), int(fault.read()[0])
 
     def _call(self, function, size, k, method, *arguments):

@@ -114,9 +114,9 @@ def mstopk(total, k, samplings, seed):
 
 
 def feedback(parts, residual, indices, wire_dtype):
-    """What is sent at `indices`, and what is kept back of the sum."""
+    """What is sent at `indices`, and what is left of the sum."""
     total = accumulate(parts, residual)
     values = narrow(total[indices], wire_dtype)
-    kept_back = total.copy()
-    kept_back[indices] = total[indices] - widen(values)
-    return values, kept_back
+    new_residual = total.copy()
+    new_residual[indices] = total[indices] - widen(values)
+    return values, new_residual

@@ -65,11 +65,11 @@ def test_feedback_keeps_what_is_not_sent(selection, count, size, dtype, wire, in
         (reference.exact(total, k), selection.feedback_topk(parts, residual, k, wire, in_place)),
         (reference.mstopk(total, k, 30, 3), selection.feedback_mstopk(parts, residual, k, wire, 30, 3, in_place)),
     ):
-        values, found, kept_back, fault = result
-        expected_values, expected_kept_back = reference.feedback(parts, residual, indices, wire)
+        values, found, new_residual, fault = result
+        expected_values, expected_residual = reference.feedback(parts, residual, indices, wire)
         assert np.array_equal(found, indices)
         assert np.array_equal(values.view(np.uint8), expected_values.view(np.uint8))
-        assert np.array_equal(kept_back.view(np.uint32), expected_kept_back.view(np.uint32))
+        assert np.array_equal(new_residual.view(np.uint32), expected_residual.view(np.uint32))
         assert fault == 0
 
 
@@ -81,10 +81,10 @@ def test_vectors_may_lie_anywhere(selection, stride, skewed):
     parts[:, :9001] = [vector("normal", 9001, part) for part in range(3)]
     residual = vector("normal", 9001, 5)
     expected = reference.exact(reference.accumulate(parts[:, :9001], residual), 90)
-    values, indices, kept_back, fault = selection.feedback_topk(parts, residual, 90, np.float16)
-    expected_values, expected_kept_back = reference.feedback(parts[:, :9001], residual, expected, np.float16)
+    values, indices, new_residual, fault = selection.feedback_topk(parts, residual, 90, np.float16)
+    expected_values, expected_residual = reference.feedback(parts[:, :9001], residual, expected, np.float16)
     assert np.array_equal(indices, expected) and np.array_equal(values, expected_values)
-    assert np.array_equal(kept_back, expected_kept_back) and fault == 0
+    assert np.array_equal(new_residual, expected_residual) and fault == 0
     x = np.ascontiguousarray(parts[0, :9001])
     assert_plain(selection.mstopk(x, 90, 30, 0), x, reference.mstopk(x, 90, 30, 0))
 
@@ -109,9 +109,9 @@ def test_nothing_kept_and_nothing_there(selection):
         selection.feedback_topk(parts, residual, 0, np.float16),
         selection.feedback_mstopk(parts, residual, 0, np.float16, 30, 0),
     ):
-        values, indices, kept_back, fault = result
+        values, indices, new_residual, fault = result
         assert (values.size, indices.size, fault) == (0, 0, 0)
-        assert np.array_equal(kept_back, reference.accumulate(parts, residual))
+        assert np.array_equal(new_residual, reference.accumulate(parts, residual))
     nothing = np.empty(0, np.float32)
     assert_plain(selection.topk(nothing, 0), nothing, np.empty(0, np.int32))
     assert selection.feedback_mstopk(nothing[None], nothing, 0, np.float32, 30, 0)[3] == 0

@@ -53,7 +53,7 @@ def test_the_sum_is_clipped_and_weights_decay_once_a_step():
 
 
 @pytest.mark.parametrize("averaged", [False, True])
-def test_what_is_kept_back_is_fed_back_once_a_step(averaged):
+def test_the_residual_is_fed_back_once_a_step(averaged):
     optimizer = hvd.DistributedOptimizer(
         sgd(),
         aggregator=hvd.recipes.topk(0.25),
@@ -68,7 +68,7 @@ def test_what_is_kept_back_is_fed_back_once_a_step(averaged):
         expected[largest] -= residual[largest]
         residual[largest] = 0
     np.testing.assert_array_equal(weights, expected)
-    np.testing.assert_array_equal(optimizer.exchange.kept().residuals["variable"], residual)
+    np.testing.assert_array_equal(optimizer.exchange.residual_sum().residuals["variable"], residual)
 
 
 def test_several_passes_work_in_fit_under_a_scaled_loss():

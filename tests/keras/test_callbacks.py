@@ -35,9 +35,9 @@ def test_every_callback_tells_a_schedule_the_epoch(tmp_path):
     ):
         model = compiled(aggregator=recipe)
         fit(model, callback, epochs=1)
-        assert any(np.any(kept) for kept in model.optimizer.exchange.kept().residuals.values())
+        assert any(np.any(kept) for kept in model.optimizer.exchange.residual_sum().residuals.values())
         fit(model, callback, initial_epoch=1, epochs=2)
-        assert not any(np.any(kept) for kept in model.optimizer.exchange.kept().residuals.values())
+        assert not any(np.any(kept) for kept in model.optimizer.exchange.residual_sum().residuals.values())
 
 
 class Rates(keras.callbacks.Callback):
@@ -139,7 +139,7 @@ def test_telemetry_counts_what_was_sent():
     assert (record["bytes_inside"], record["bytes_across"]) == (0, 0)
     assert record["density"] == 2 / 8
     assert record["compression_ms"] > 0
-    kept = model.optimizer.exchange.kept().residuals
+    kept = model.optimizer.exchange.residual_sum().residuals
     norm = math.sqrt(sum(float(np.sum(residual**2)) for residual in kept.values()))
     assert record["residual_norm"] == pytest.approx(norm, rel=1e-6)
 
@@ -250,7 +250,7 @@ def everything(model):
     return [
         *map(np.array, model.variables),
         *map(np.array, model.optimizer.variables),
-        *exchange.own().values.values(),
+        *exchange.rank_state().values.values(),
     ]
 
 

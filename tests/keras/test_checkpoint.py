@@ -40,17 +40,17 @@ def exchange_with(recipe, steps=0, first_step=0, **options):
 
 
 def assert_kept(exchange, expected, scale=1.0):
-    kept = exchange.kept().residuals
+    kept = exchange.residual_sum().residuals
     for name in SHAPES:
         np.testing.assert_array_equal(kept.get(name, np.zeros(SHAPES[name])), expected[name] * np.float32(scale))
 
 
 @pytest.fixture
 def saved(tmp_path):
-    """A checkpoint of a sparse recipe, and what was kept back when it was written."""
+    """A checkpoint of a sparse recipe, and the residuals when it was written."""
     exchange, _ = exchange_with("hitopk", steps=3)
     checkpoint.save(tmp_path / "residuals.npz", exchange)
-    return tmp_path / "residuals.npz", exchange.kept()
+    return tmp_path / "residuals.npz", exchange.residual_sum()
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
@@ -73,7 +73,7 @@ def test_nothing_is_lost_between_restoring_and_the_next_mean(saved, recipe, bega
     exchange, mine = exchange_with(recipe, steps=1 if began else 0)
     checkpoint.restore(path, exchange)
     means = exchange([tf.zeros(shape) for shape in SHAPES.values()], mine)
-    left = exchange.kept().residuals
+    left = exchange.residual_sum().residuals
     for name, mean in zip(SHAPES, means, strict=True):
         np.testing.assert_array_equal(mean + left.get(name, np.zeros(SHAPES[name], "f4")), kept.residuals[name])
 
@@ -96,7 +96,7 @@ def test_a_pending_restore_can_be_overtaken_by_another(saved, tmp_path):
     assert checkpoint.restore(tmp_path / "other.npz", exchange) is None
     assert checkpoint.restore(path, exchange) is None
     means = exchange([tf.zeros(shape) for shape in SHAPES.values()], mine)
-    np.testing.assert_array_equal(means[0] + exchange.kept().residuals["kernel"], kept.residuals["kernel"])
+    np.testing.assert_array_equal(means[0] + exchange.residual_sum().residuals["kernel"], kept.residuals["kernel"])
 
 
 @pytest.mark.parametrize("limits", [{"bucket_bytes": 16, "first_bucket_bytes": 4}, {"bucket_bytes": 1 << 20}])
@@ -167,7 +167,7 @@ def test_a_rank_does_not_take_its_own_file_of_another_checkpoint(saved, tmp_path
     again, _ = exchange_with("hitopk", steps=1)
     with pytest.warns(UserWarning, match="rank0of1 belongs to another checkpoint"):
         assert checkpoint.restore(path, again) is False
-    assert_kept(again, exchange.kept().residuals)
+    assert_kept(again, exchange.residual_sum().residuals)
 
 
 def test_own_files_can_be_left_out(tmp_path):
@@ -197,7 +197,7 @@ def test_variables_under_new_names_are_matched_by_order(saved):
     exchange(gradients(0), renamed)
     checkpoint.restore(path, exchange)
     for name in SHAPES:
-        np.testing.assert_array_equal(exchange.kept().residuals[f"new_{name}"], kept.residuals[name])
+        np.testing.assert_array_equal(exchange.residual_sum().residuals[f"new_{name}"], kept.residuals[name])
 
 
 def test_other_variables_are_refused(saved):
@@ -264,10 +264,10 @@ def test_a_damaged_file_is_refused_and_state_stays(saved, damage):
     elif damage == "missing":
         path.unlink()
     exchange, _ = exchange_with("hitopk", steps=2)
-    before = exchange.own().values
+    before = exchange.rank_state().values
     with pytest.raises(OSError, match="Could not read the residuals. rank 0: "):
         checkpoint.restore(path, exchange)
-    for name, value in exchange.own().values.items():
+    for name, value in exchange.rank_state().values.items():
         np.testing.assert_array_equal(value, before[name])
 
 

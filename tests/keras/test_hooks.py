@@ -97,7 +97,7 @@ def test_residuals_are_no_part_of_the_optimizer():
     model = dense_model()
     model.compile(optimizer, "mse")
     model.fit(X, Y, verbose=0)
-    assert np.abs(optimizer.exchange.kept().residuals["sequential/dense/kernel"]).sum() > 0
+    assert np.abs(optimizer.exchange.residual_sum().residuals["sequential/dense/kernel"]).sum() > 0
     assert len(optimizer.variables) == 4  # iteration, learning rate, two velocities
     tracked = tf.train.Checkpoint(optimizer=optimizer).save_counter  # makes the graph of what would be saved
     assert tracked is not None
@@ -118,11 +118,11 @@ def test_a_step_that_fails_leaves_decayed_weights_alone():
     model = dense_model(kernel_initializer="ones", use_bias=False)
     optimizer = distributed(weight_decay=0.5)
     optimizer.apply([tf.ones([3, 2])], model.trainable_variables)
-    before = model.get_weights()[0], optimizer.exchange.kept()
+    before = model.get_weights()[0], optimizer.exchange.residual_sum()
     with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0"):
         optimizer.apply([tf.fill([3, 2], np.nan)], model.trainable_variables)
     np.testing.assert_array_equal(model.get_weights()[0], before[0])
-    kept = optimizer.exchange.kept()
+    kept = optimizer.exchange.residual_sum()
     assert kept.step == before[1].step == 1
     np.testing.assert_array_equal(*(list(k.residuals.values())[0] for k in (kept, before[1])))
 

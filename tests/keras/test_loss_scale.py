@@ -15,8 +15,8 @@ def scaled(optimizer=None, cls=hvd.LossScaleOptimizer, **options):
 
 def state(optimizer):
     """All that a skipped step must leave alone."""
-    kept = optimizer.inner_optimizer.exchange.kept()
-    own = optimizer.inner_optimizer.exchange.own().values
+    kept = optimizer.inner_optimizer.exchange.residual_sum()
+    own = optimizer.inner_optimizer.exchange.rank_state().values
     variables = [np.array(variable) for variable in optimizer.inner_optimizer.variables]
     return [*variables, *own.values(), *kept.residuals.values()]
 

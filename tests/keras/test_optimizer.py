@@ -67,7 +67,7 @@ def test_gradient_accumulation_exchanges_once_for_all():
     optimizer.apply([tf.constant([1.0, 4.0])], [variable])
     np.testing.assert_array_equal(variable, [1.0, -3.0])
     assert optimizer.exchange.step == 1
-    np.testing.assert_array_equal(optimizer.exchange.kept().residuals[variable.path], [1.0, 0.0])
+    np.testing.assert_array_equal(optimizer.exchange.residual_sum().residuals[variable.path], [1.0, 0.0])
 
 
 def test_variables_without_gradient_stay_as_they_are():
@@ -86,7 +86,7 @@ def test_local_variables_are_not_in_the_exchange():
     optimizer.register_local_var(local)
     optimizer.apply([tf.ones([1]), tf.ones([1])], [shared, local])
     np.testing.assert_array_equal([shared, local], [[0.0], [0.0]])
-    assert list(optimizer.exchange.kept().shapes) == ["shared"]
+    assert list(optimizer.exchange.residual_sum().shapes) == ["shared"]
     with pytest.raises(RuntimeError, match="before the first exchange"):
         optimizer.register_local_var(shared)
 
@@ -104,7 +104,7 @@ def test_local_layers_may_be_built_later():
     model = keras.Sequential([layer, keras.layers.Dense(1)])
     model.compile(hvd.DistributedOptimizer(sgd(), local_layers=layer), "mse")
     model.fit(np.ones((4, 3), "f4"), np.ones((4, 1), "f4"), verbose=0)
-    assert len(model.optimizer.exchange.kept().shapes) == 2
+    assert len(model.optimizer.exchange.residual_sum().shapes) == 2
 
 
 def test_local_layers_are_layers():

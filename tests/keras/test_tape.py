@@ -20,7 +20,7 @@ def gradient(variables, factors, wrap=lambda tape: hvd.DistributedGradientTape(t
 
 
 @pytest.mark.parametrize("kind", [tf.Variable, keras.Variable])
-def test_what_is_kept_back_outlives_the_tape_of_a_step(kind):
+def test_the_residual_outlives_the_tape_of_a_step(kind):
     variable = kind(np.zeros(2, "f4"))
     factor = tf.constant([1.0, 4.0])
     np.testing.assert_array_equal(gradient([variable], [factor])[0], [0.0, 4.0])
@@ -132,7 +132,7 @@ def test_local_layers_are_not_exchanged():
     tape = hvd.DistributedGradientTape(tape, local_layers=model.layers[0])
     tape.gradient(loss, model.trainable_variables)
     exchange = next(reversed(tapes._exchanges.values()))
-    assert len(exchange.kept().shapes) == 2
+    assert len(exchange.residual_sum().shapes) == 2
 
 
 def of_tensors(wrap, in_function=False):

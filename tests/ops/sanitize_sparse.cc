@@ -63,8 +63,8 @@ void check_mean(int64_t size, hvds_dtype dtype, const hvds_parallel* parallel) {
   expect(hvds_mean(total.get(), dtype, 1, total.get(), dtype, size, parallel), "finite in place");
   if (size == 0) return;
   const std::unique_ptr<char[]> marked(new char[size * item_size(dtype)]);
-  hvds_spoil(total.get(), dtype, size, marked.get());
-  expect(!hvds_mean(marked.get(), dtype, 2, mean.get(), HVDS_FLOAT32, size, parallel), "spoiled");
+  hvds_mark_nonfinite(total.get(), dtype, size, marked.get());
+  expect(!hvds_mean(marked.get(), dtype, 2, mean.get(), HVDS_FLOAT32, size, parallel), "nonfinite");
 }
 
 void check_messages(int64_t size, hvds_dtype dtype) {

@@ -49,8 +49,8 @@ def test_a_residual_goes_to_and_fro_between_two_buffers(steps):
 
     @tf.function
     def step():
-        values, indices, kept_back, _ = ops.feedback_topk(gradient, residual, 1000)
-        residual.assign(kept_back)
+        values, indices, new_residual, _ = ops.feedback_topk(gradient, residual, 1000)
+        residual.assign(new_residual)
         return values, indices
 
     for _ in range(steps):

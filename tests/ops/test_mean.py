@@ -20,9 +20,9 @@ def test_a_sum_is_divided_and_rounded_once(dtype, output, divisor):
     random = np.random.default_rng(divisor)
     for size in SIZES:
         total = floats(random, size, dtype)
-        mean, spoiled = ops.mean(total, divisor, tf.as_dtype(output))
+        mean, nonfinite = ops.mean(total, divisor, tf.as_dtype(output))
         same_bits(mean.numpy(), (total.astype(np.float32) / np.float32(divisor)).astype(output))
-        assert not spoiled.numpy()
+        assert not nonfinite.numpy()
 
 
 @pytest.mark.parametrize("dtype", DTYPES, **names)
@@ -31,8 +31,8 @@ def test_a_sum_is_divided_and_rounded_once(dtype, output, divisor):
 def test_a_mean_that_is_not_finite_is_seen(dtype, bad, place):
     total = np.ones(2 * WINDOW + 1, dtype)
     total[place] = bad
-    mean, spoiled = ops.mean(total, 2, tf.float32)
-    assert spoiled.numpy() and not np.isfinite(mean.numpy()[place])
+    mean, nonfinite = ops.mean(total, 2, tf.float32)
+    assert nonfinite.numpy() and not np.isfinite(mean.numpy()[place])
 
 
 def test_what_is_too_large_for_the_means_type_is_seen():
@@ -54,12 +54,12 @@ def test_a_mean_takes_the_place_of_a_sum_that_nobody_holds():
 @pytest.mark.parametrize("dtype", DTYPES, **names)
 def test_a_spoiled_vector_begins_with_nan(dtype):
     values = tf.constant(np.arange(1, 6).astype(dtype))
-    marked = ops.spoil(values, True).numpy()
+    marked = ops.mark_nonfinite(values, True).numpy()
     assert np.isnan(marked[0].astype(np.float32))
     same_bits(marked[1:], values.numpy()[1:])
     same_bits(values.numpy(), np.arange(1, 6).astype(dtype))
-    same_bits(ops.spoil(values, False).numpy(), values.numpy())
-    assert ops.spoil(values[:0], True).shape == [0]
+    same_bits(ops.mark_nonfinite(values, False).numpy(), values.numpy())
+    assert ops.mark_nonfinite(values[:0], True).shape == [0]
 
 
 # ---- check_faults ----

@@ -65,7 +65,7 @@ def test_any_finite_vector_gives_exactly_k_of_its_elements(elements, data):
 @pytest.mark.parametrize("dtype", DTYPES, **names)
 @pytest.mark.parametrize("wire", DTYPES, **names)
 @pytest.mark.parametrize("count, size", [(1, 1), (2, 65), (3, 5000)])
-def test_what_is_sent_and_what_is_kept_back_make_up_the_sum(name, dtype, wire, count, size):
+def test_what_is_sent_and_the_residual_make_up_the_sum(name, dtype, wire, count, size):
     random = np.random.default_rng(size)
     parts = random.standard_normal((count, size)).astype(dtype)
     residual = random.standard_normal(size).astype(np.float32)
@@ -73,10 +73,10 @@ def test_what_is_sent_and_what_is_kept_back_make_up_the_sum(name, dtype, wire, c
     values, indices, residual_out, fault = FUSED[name](parts, tf.constant(residual), k, wire_dtype=tf.as_dtype(wire))
     chosen = REFERENCES[name](reference.accumulate(held(parts), residual), k)
     coded = np.uint16 if wire == BFLOAT16 else wire
-    sent, kept_back = reference.feedback(held(parts), residual, chosen, coded)
+    sent, new_residual = reference.feedback(held(parts), residual, chosen, coded)
     np.testing.assert_array_equal(indices, chosen)
     np.testing.assert_array_equal(held(values.numpy()), sent)
-    np.testing.assert_array_equal(residual_out, kept_back)
+    np.testing.assert_array_equal(residual_out, new_residual)
     assert fault.numpy() == 0
     decoded = np.zeros(size, np.float32)
     decoded[chosen] = values.numpy().astype(np.float32)

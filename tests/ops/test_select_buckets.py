@@ -28,26 +28,28 @@ def feed_back(parts, residual, bucket, k, wire, parallel=None, in_place=False):
     count, size = parts.shape
     kept = size // bucket * k + min(size % bucket, k)
     values, indices, fault = np.zeros(kept, wire), np.full(kept, -7, np.int32), np.zeros(1, np.int32)
-    kept_back = residual.copy() if in_place else native.aligned(np.full(size, np.nan, np.float32))
+    new_residual = residual.copy() if in_place else native.aligned(np.full(size, np.nan, np.float32))
     status = native.library().hvds_feedback_bucket_topk(
         *[native.pointer(parts), native.code(parts), ctypes.c_int64(count), ctypes.c_int64(size)],
-        *[native.pointer(kept_back if in_place else residual), ctypes.c_int64(size)],
+        *[native.pointer(new_residual if in_place else residual), ctypes.c_int64(size)],
         *[ctypes.c_int64(bucket), ctypes.c_int64(k), native.code(values)],
-        *[native.pointer(array) for array in (values, indices, kept_back, fault)],
+        *[native.pointer(array) for array in (values, indices, new_residual, fault)],
         workspace().memory,
         None if parallel is None else ctypes.byref(parallel),
     )
     assert status == 0
-    return values, indices, kept_back, int(fault[0])
+    return values, indices, new_residual, int(fault[0])
 
 
 def check(given, parts, residual, bucket, k, wire):
     total = reference.accumulate(held(parts), residual)
     chosen = bucketed(k, bucket)(total, 0, 0)
-    sent, kept_back = reference.feedback(held(parts), residual, chosen, np.uint16 if wire == native.BFLOAT16 else wire)
+    sent, new_residual = reference.feedback(
+        held(parts), residual, chosen, np.uint16 if wire == native.BFLOAT16 else wire
+    )
     np.testing.assert_array_equal(given[1], chosen)
     np.testing.assert_array_equal(held(given[0]), sent)
-    same(given[2], kept_back)
+    same(given[2], new_residual)
     assert given[3] == 0
 
 

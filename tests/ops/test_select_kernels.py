@@ -83,16 +83,16 @@ class Workspace:
     def feed_back(self, parts, residual, k, wire, search=None, parallel=None, in_place=False):
         """Values, indices, residual_out and fault of the fused step."""
         values, indices = np.zeros(k, wire), np.full(k, -7, np.int32)
-        kept_back = residual.copy() if in_place else native.aligned(np.full(residual.size, np.nan, np.float32))
+        new_residual = residual.copy() if in_place else native.aligned(np.full(residual.size, np.nan, np.float32))
         fault = np.zeros(1, np.int32)
         count, size = parts.shape
         rows = [native.pointer(parts), native.code(parts), ctypes.c_int64(count), ctypes.c_int64(size)]
-        added = native.pointer(kept_back if in_place else residual)
+        added = native.pointer(new_residual if in_place else residual)
         vector = [*rows, added, ctypes.c_int64(size), ctypes.c_int64(k), *_search(search)]
-        outputs = [native.pointer(array) for array in (values, indices, kept_back, fault)]
+        outputs = [native.pointer(array) for array in (values, indices, new_residual, fault)]
         function = self._native.hvds_feedback_topk if search is None else self._native.hvds_feedback_mstopk
         assert function(*vector, native.code(values), *outputs, *self._last(parallel)) == 0
-        return values, indices, kept_back, int(fault[0])
+        return values, indices, new_residual, int(fault[0])
 
     def _last(self, parallel):
         return [self.memory, None if parallel is None else ctypes.byref(parallel)]
@@ -158,14 +158,14 @@ def test_every_instruction_set_feeds_back_alike(kind, wire, shapes, workspace):
             search = (30, int(random.integers(2**62)))
             for chosen, how in ((reference.exact(total, k), None), (reference.mstopk(total, k, *search), search)):
                 coded = np.uint16 if wire == native.BFLOAT16 else wire
-                sent, kept_back = reference.feedback(parts, residual, chosen, coded)
+                sent, new_residual = reference.feedback(parts, residual, chosen, coded)
                 for isa in native.isas():
                     for in_place in (False, True):
                         with native.isa(native.ISAS[isa]):
                             given = workspace.feed_back(parts, residual, k, wire, how, in_place=in_place)
                         np.testing.assert_array_equal(given[1], chosen, f"{isa}, size {size}, k = {k}, {how}")
                         np.testing.assert_array_equal(held(given[0]), sent)
-                        same(given[2], kept_back)
+                        same(given[2], new_residual)
                         assert given[3] == 0
 
 
@@ -201,13 +201,13 @@ def test_what_does_not_fit_into_the_caches(wire, threads, workspace):
     total = reference.accumulate(parts, residual)
     for k in (BEYOND_CACHES // 100, BEYOND_CACHES // 2):
         chosen = reference.exact(total, k)
-        sent, kept_back = reference.feedback(parts, residual, chosen, wire)
+        sent, new_residual = reference.feedback(parts, residual, chosen, wire)
         for isa in native.isas():
             with native.isa(native.ISAS[isa]):
                 given = workspace.feed_back(parts, residual, k, wire, None, native.Parallel(threads))
             np.testing.assert_array_equal(given[1], chosen)
             np.testing.assert_array_equal(given[0], sent)
-            same(given[2], kept_back)
+            same(given[2], new_residual)
 
 
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)

@@ -223,8 +223,8 @@ BAD_CALLS = {
         "Expected a total [d] and a scalar divisor, got shapes [1] and [1]",
     ),
     "spoilt values of two dimensions": (
-        lambda: ops.spoil(np.ones((2, 1), np.float32), True),
-        "Expected values [k] and a scalar spoiled, got shapes [2,1] and []",
+        lambda: ops.mark_nonfinite(np.ones((2, 1), np.float32), True),
+        "Expected values [k] and a scalar nonfinite, got shapes [2,1] and []",
     ),
     "packed lengths": (
         lambda: ops.pack(np.ones(2, np.float32), FIRST),
@@ -272,7 +272,7 @@ BAD_CALLS = {
     ),
     "labels that are missing": (
         lambda: ops.check_faults([0], ["a", "b"], "Do this."),
-        "Expected faults [2], one for each label, got shape [1]",
+        "Expected culprits [2], one for each label, got shape [1]",
     ),
 }
 
@@ -289,7 +289,7 @@ def test_bad_arguments_are_refused_in_words(case):
     [
         lambda bad: ops.sum_parts(bad[np.newaxis]),
         lambda bad: ops.mean(bad, 2, tf.float32),
-        lambda bad: ops.spoil(bad, True),
+        lambda bad: ops.mark_nonfinite(bad, True),
         lambda bad: ops.pack(bad, FIRST),
         lambda bad: ops.sparse_sum(bad, FIRST, 1),
     ],
@@ -316,7 +316,7 @@ def test_shapes_are_known_when_a_graph_is_made():
     def graph(values, indices, parts):
         shapes.append([tensor.shape.as_list() for tensor in ops.sum_parts(parts)])
         shapes.append([tensor.shape.as_list() for tensor in ops.mean(values, 2, tf.float32)])
-        shapes.append(ops.spoil(values, tf.reduce_all(indices > 0)).shape.as_list())
+        shapes.append(ops.mark_nonfinite(values, tf.reduce_all(indices > 0)).shape.as_list())
         message = ops.pack(values, indices)
         shapes.append(message.shape.as_list())
         shapes.append([tensor.shape.as_list() for tensor in ops.unpack(message, [3], values.dtype)])
@@ -352,7 +352,7 @@ def test_shapes_may_be_unknown_when_a_graph_is_made():
         lambda: ops.sum_parts(tf.zeros([3])),
         lambda: ops.mean(tf.zeros([3, 1]), 2, tf.float32),
         lambda: ops.mean(tf.zeros([3]), tf.constant([2.0]), tf.float32),
-        lambda: ops.spoil(tf.zeros([3, 1]), tf.constant(True)),
+        lambda: ops.mark_nonfinite(tf.zeros([3, 1]), tf.constant(True)),
         lambda: ops.pack(tf.zeros([3]), tf.zeros([2], tf.int32)),
         lambda: ops.unpack(tf.zeros([3, 1], tf.int32), tf.zeros([1], tf.int32), tf.float32),
         lambda: ops.sparse_sum(tf.zeros([3]), tf.zeros([2], tf.int32), 5),

@@ -133,7 +133,7 @@ def a_gradient_that_is_not_finite_on_one_rank(recipe):
             mine[step] = poison
         with raises(tf.errors.InvalidArgumentError, f"rank {guilty}", "Nothing was written", "last checkpoint"):
             exchange(tf.constant(mine))
-        same_bits(aggregator.owed(state).numpy(), simulated.owed[hvd.rank()])
+        same_bits(aggregator.residual(state).numpy(), simulated.residual[hvd.rank()])
 
 
 @case(ranks=(4,), over=lambda ranks: [{"recipe": recipe} for recipe in WIRED])
@@ -143,7 +143,7 @@ def a_value_that_the_wire_cannot_carry(recipe):
     state = aggregator.init(SIZE)
     with raises(tf.errors.InvalidArgumentError, "Nothing was written"):
         aggregator.aggregate(tf.fill([SIZE], 1e6 * (hvd.rank() == 3)), state)
-    assert not aggregator.owed(state).numpy().any()
+    assert not aggregator.residual(state).numpy().any()
     all_alive()
 
 

@@ -107,7 +107,7 @@ def compare(lines, local_size, in_graph=True, steps=8):
         for line, recipe, state, simulated, each, mean in everything:
             try:
                 line.check(mean, simulated, each)
-                same_bits(recipe.owed(state).numpy(), simulated.owed[rank])
+                same_bits(recipe.residual(state).numpy(), simulated.residual[rank])
             except AssertionError as error:
                 raise AssertionError(f"{line} in step {step}: {error}") from error
             digest.update(mean.tobytes())
@@ -165,7 +165,7 @@ def what_went_in_is_what_came_out_and_what_is_kept(local_size):
     vectors = np.array([drawn("integers", size, "float32", step) for step in range(STEPS)])
     largest = np.abs(vectors).sum(axis=(0, 1)).max()  # no sum, scale or error on the way is larger
     for name, recipe in recipes.items():
-        kept = hvd.topology.world().allreduce(recipe.owed(states[name]), "sum", f"kept.{name}").numpy()
+        kept = hvd.topology.world().allreduce(recipe.residual(states[name]), "sum", f"kept.{name}").numpy()
         exact = name == "schedule" or AGGREGATORS[name].exact
         bound = 0.0 if exact else 8 * STEPS * hvd.size() * 2.0**-24 * largest
         np.testing.assert_allclose(came_out[name] + kept, vectors.sum(axis=(0, 1)), rtol=0, atol=bound, err_msg=name)

@@ -70,7 +70,7 @@ def a_sparse_recipes_sum_is_p_times_its_mean_and_residuals_are_unscaled():
     for op, divisor in ((hvd.Sum, 1), (hvd.Average, hvd.size())):
         optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=op, aggregator=SPARSE, name=f"op{op}")
         np.testing.assert_array_equal(-trained(optimizer), sums.sum(axis=0) / divisor)
-        np.testing.assert_array_equal(optimizer.exchange.kept().residuals["variable"], kept)
+        np.testing.assert_array_equal(optimizer.exchange.residual_sum().residuals["variable"], kept)
     hvd.init(local_size=2)
     results = [
         trained(hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), op=op, aggregator=recipe))
@@ -117,7 +117,7 @@ def gradients_of_passes_are_added_up_and_exchanged_once(averaged):
     sparse = distributed(keras.optimizers.SGD(1.0), SPARSE, **options)
     sums, kept = topk_sums(of_steps)
     np.testing.assert_array_equal(-trained(sparse), sums.sum(axis=0) / hvd.size())
-    np.testing.assert_array_equal(sparse.exchange.kept().residuals["variable"], kept)
+    np.testing.assert_array_equal(sparse.exchange.residual_sum().residuals["variable"], kept)
 
 
 @case(ranks=(2,))
@@ -151,7 +151,7 @@ def a_process_set_exchanges_among_its_ranks_and_waits_for_no_other():
             optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), aggregator=recipe, **options)
             np.testing.assert_array_equal(-trained(optimizer), own.sum(axis=0) if outside else expected)
             with raises(ValueError, "cannot be saved or restored"):
-                optimizer.exchange.kept()
+                optimizer.exchange.residual_sum()
         variable = tf.Variable(np.zeros(WIDTH, "f4"))
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(own[0] * variable)

@@ -31,7 +31,7 @@ def a_nan_on_one_rank_stops_all_and_spoils_nothing(recipe, eager):
     x, y = own_data(8)
     model.fit(x, y, batch_size=8, verbose=0)
     weights = [np.array(weight) for weight in model.weights]
-    own = hooks.exchange_of(model.optimizer).own().values
+    own = hooks.exchange_of(model.optimizer).rank_state().values
     guilty = hvd.size() - 1
     if hvd.rank() == guilty:
         x = np.where(np.arange(x.size).reshape(x.shape) == 3, np.nan, x)
@@ -39,7 +39,7 @@ def a_nan_on_one_rank_stops_all_and_spoils_nothing(recipe, eager):
         model.fit(x, y, batch_size=8, verbose=0)
     for before, after in zip(weights, model.weights, strict=True):
         np.testing.assert_array_equal(before, after)
-    for name, after in hooks.exchange_of(model.optimizer).own().values.items():
+    for name, after in hooks.exchange_of(model.optimizer).rank_state().values.items():
         np.testing.assert_array_equal(own[name], after)
     model.fit(*own_data(8), batch_size=8, verbose=0)
     assert_replicas_equal(model.trainable_variables)
@@ -94,14 +94,14 @@ def an_overflow_on_one_rank_is_a_step_that_all_skip(recipe, way):
     scale, step = float(scaler.dynamic_scale.numpy()), exchange.step
     skips = [id(variable) for variable in scaler._variables]
     before = [np.array(v) for v in (*model.weights, *(v for v in scaler.variables if id(v) not in skips))]
-    own = exchange.own().values
+    own = exchange.rank_state().values
     train(guilty)
     assert float(scaler.dynamic_scale.numpy()) == scale / 2
     assert exchange.step == step
     after = [*model.weights, *(v for v in scaler.variables if id(v) not in skips)]
     for first, second in zip(before, after, strict=True):
         np.testing.assert_array_equal(first, second)
-    for name, value in exchange.own().values.items():
+    for name, value in exchange.rank_state().values.items():
         np.testing.assert_array_equal(own[name], value)
     train(False)
     assert exchange.step == step + 1

@@ -116,7 +116,7 @@ def accumulated_batches_are_one_large_batch(recipe):
         model.compile(optimizer, "mse")
         model.fit(x, y, batch_size=batch, shuffle=False, verbose=0)
         assert optimizer.exchange.step == 2
-        return model.get_weights()[0], list(optimizer.exchange.kept().residuals.values())
+        return model.get_weights()[0], list(optimizer.exchange.residual_sum().residuals.values())
 
     small, small_kept = trained(4, gradient_accumulation_steps=4)
     large, large_kept = trained(16)
@@ -229,7 +229,7 @@ def a_schedule_flushes_on_every_rank():
 
     class Note(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            residuals = self.model.optimizer.exchange.kept().residuals
+            residuals = self.model.optimizer.exchange.residual_sum().residuals
             kept.append(float(sum(np.abs(residual).sum() for residual in residuals.values())))
 
     callbacks = [hvd.callbacks.MetricAverageCallback(), Note()]

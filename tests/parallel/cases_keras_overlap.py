@@ -22,8 +22,8 @@ class Signalling(aggregators.AllReduce):
 
     arrived = threading.Event()
 
-    def exchange_apart(self, tensors, state, carried):
-        exchange = super().exchange_apart(tensors, state, carried)
+    def exchange_apart(self, tensors, state, residual):
+        exchange = super().exchange_apart(tensors, state, residual)
         if not state.spec.name.endswith("bucket0"):
             return exchange
 

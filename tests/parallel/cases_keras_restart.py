@@ -17,7 +17,7 @@ from tests.parallel.training import RECIPES, L, distributed, network, own_data, 
 
 def state_of(model):
     exchange = hooks.exchange_of(model.optimizer)
-    own = [*exchange.own().values.values()]
+    own = [*exchange.rank_state().values.values()]
     return [np.array(value) for value in (*model.variables, *model.optimizer.variables, *own)]
 
 
@@ -75,10 +75,10 @@ def what_was_kept_by_other_ranks_is_conserved(then):
     assert checkpoint.restore(path, exchange) is None
     zeros = [tf.zeros(shape) for shape in shapes.values()]
     means = exchange(zeros, variables)
-    left = exchange.kept().residuals
+    left = exchange.residual_sum().residuals
     for name, mean in zip(shapes, means, strict=True):
-        owed = left.get(name, np.zeros(shapes[name]))
-        np.testing.assert_array_equal(mean * hvd.size() + owed, kept[name] / 3)
+        left = left.get(name, np.zeros(shapes[name]))
+        np.testing.assert_array_equal(mean * hvd.size() + left, kept[name] / 3)
     assert exchange.step == 13
 
 

@@ -79,7 +79,7 @@ def every_rank_chooses_the_same_and_exchanges_as_that(local_size):
     simulated = AGGREGATORS[choice].simulate(shape, SIZE, DENSITY, "float32", "float32")
     for mean in means:
         same_bits(mean, simulated.step(vectors))
-    same_bits(AUTO.owed(states["traced"]).numpy(), simulated.owed[hvd.rank()])
+    same_bits(AUTO.residual(states["traced"]).numpy(), simulated.residual[hvd.rank()])
 
 
 @case(ranks=(4,), quick=thorough)
@@ -120,7 +120,7 @@ def what_was_kept_survives_a_change_of_the_choice(first, then):
     exchange, _ = exchange_of(before, 3)
     path = folder / "residuals.npz"
     checkpoint.save(path, exchange)
-    kept = exchange.kept().residuals
+    kept = exchange.residual_sum().residuals
     assert exchange.account()["decided"] == [first] and bool(kept) == (first in ("topk", "hitopk"))
     again, _ = exchange_of(before, 1)
     assert checkpoint.restore(path, again) is True, "the same choice goes on to the bit"
@@ -129,10 +129,10 @@ def what_was_kept_survives_a_change_of_the_choice(first, then):
     assert checkpoint.restore(path, other) is False, "another one's own state does not fit"
     assert other.step == 3
     means = other([tf.zeros(shape) for shape in SHAPES.values()], variables)
-    left = other.kept().residuals
+    left = other.residual_sum().residuals
     for (name, shape), mean in zip(SHAPES.items(), means, strict=True):
-        owed = hvd.size() * mean.numpy() + left.get(name, np.zeros(shape))
-        np.testing.assert_array_equal(owed, kept.get(name, np.zeros(shape)))
+        left = hvd.size() * mean.numpy() + left.get(name, np.zeros(shape))
+        np.testing.assert_array_equal(left, kept.get(name, np.zeros(shape)))
 
 
 @case(ranks=(2,), quick=thorough)

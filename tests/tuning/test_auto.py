@@ -86,7 +86,7 @@ def test_exchanges_as_what_it_chose(changed, winner):
     def one_rank(grid, recipe):
         state = recipe.init(Spec(SIZE, grid))
         means = [recipe.aggregate(tf.constant(vectors[grid.world.rank]), state).numpy() for _ in range(3)]
-        return [*means, recipe.owed(state).numpy()]
+        return [*means, recipe.residual(state).numpy()]
 
     with changed(figures.won_by(winner)):
         chosen = threads.run(RANKS, LOCAL, lambda grid: one_rank(grid, RECIPE))

@@ -18,7 +18,7 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
     """Gives all ranks the variables of model and optimizer of one rank, so that all start from the same values.
 
     It does so when training begins, where every rank's model is built by then, else after the first batch, as Horovod
-    does; a model that was given its input shape is built. What optimizers keep back, local variables and the states of
+    does; a model that was given its input shape is built. Residuals, local variables and the states of
     random seeds stay each rank's own.
 
     Variables are paired by their order, so that one rank may have loaded its model where others have built theirs; an
@@ -104,7 +104,7 @@ def broadcast_state(model: keras.Model, root_rank: int, local_variables: Iterabl
     Args:
         model: built on every rank; its optimizer is built where it is not.
         root_rank: whose variables all get.
-        local_variables: are left as they are; so are the states of random seeds and what optimizers keep back.
+        local_variables: are left as they are; so are the states of random seeds and residuals.
 
     Raises:
         ValueError: on every rank alike where the ranks' variables differ in number, shapes or dtypes.

@@ -25,17 +25,17 @@ _BY_HAND = "Weights that are whole can be loaded by hand: model.load_weights('..
 class CheckpointCallback(DistributedCallback):
     """Saves all that training needs to go on, and goes on from the newest whole checkpoint when `fit` begins.
 
-    A checkpoint is a folder `epoch-0007` in `directory`: variables of model and optimizer (written by rank 0), what the
-    ranks keep back (`hvd.checkpoint`), each rank's random seeds and local variables, and a marker, written last, with
-    the SHA-256 of each of them. Ranks that do not share a file system each keep their own files in a folder of the same
+    A checkpoint is a folder `epoch-0007` in `directory`: variables of model and optimizer (written by rank 0), the
+    residuals (`hvd.checkpoint`), each rank's random seeds and local variables, and a marker, written last, with the
+    SHA-256 of each of them. Ranks that do not share a file system each keep their own files in a folder of the same
     name; all else is read by rank 0.
 
-    Where marker, weights or sums of what is kept back are missing or damaged, all ranks go on from the checkpoint
-    before. Where only a rank's own file is, they share equally what was kept back; only where there are local
-    variables, which are nowhere else, do they prefer an older checkpoint. Rank 0 warns of each, and of what is lost.
+    Where marker, weights or sums of residuals are missing or damaged, all ranks go on from the checkpoint before.
+    Where only a rank's own file is, they share the residuals equally; only where there are local variables, which are
+    nowhere else, do they prefer an older checkpoint. Rank 0 warns of each, and of what is lost.
 
     With the same number of ranks, recipe and data, a run that was stopped after an epoch ends with the same bits as one
-    that was not. With another number of ranks, recipe or bucket size nothing that was kept back is lost.
+    that was not. With another number of ranks, recipe or bucket size no residual is lost.
 
     Args:
         directory: the same on every rank.
@@ -192,7 +192,7 @@ class CheckpointCallback(DistributedCallback):
         checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
 
     def _own_variables(self) -> list[Any]:
-        """What differs between ranks beside what is kept back: states of random seeds, and local variables."""
+        """What differs between ranks beside residuals: states of random seeds, and local variables."""
         shared = {id(resource(variable)) for variable in self.model.weights}
         seeds = [variable for variable in self.model.variables if id(resource(variable)) not in shared]
         local = self.required_exchange().local_variables()

@@ -17,8 +17,8 @@ class LearningRateScheduleCallback(DistributedCallback):
 
     Momentum correction (Goyal et al. 2017, section 2.1): the velocity of SGD and RMSprop holds past learning rates,
     so it is scaled by new / old rate whenever the rate changes. Horovod scales the momentum's coefficient for one step
-    instead, which is the same step; in Keras 3 that coefficient is a constant of the compiled step. What a sparse
-    recipe keeps back is in units of gradients and needs no correction.
+    instead, which is the same step; in Keras 3 that coefficient is a constant of the compiled step. The residual of
+    a sparse recipe is in units of gradients and needs no correction.
 
     Args:
         initial_lr: the learning rate that is multiplied.

@@ -6,27 +6,27 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse.aggregators.base import Aggregator, Level
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.transaction import Parts, Update, dense
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Communicator
 
 
-class _Scaled(Level):
+class _Scaled(AggregatorState):
     """The inner's state, in units of learning rate times gradient, and the last learning rate that was not 0."""
 
-    def __init__(self, spec: Spec, communicator: Communicator, inner: Level):
+    def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState):
         super().__init__(spec, communicator, inner)
         self.last_rate = tf.Variable(1.0, trainable=False, name=f"{spec.name}_last_rate")
 
     def rate(self) -> tf.Tensor:
         """The optimizer's learning rate now, [] float32."""
-        assert self.spec.learning_rate is not None  # `AsPublished` has seen to it
+        assert self.spec.learning_rate is not None  # `SparCMLAlgorithm1` has seen to it
         return tf.cast(self.spec.learning_rate(), tf.float32)
 
 
 @dataclasses.dataclass(frozen=True)
-class AsPublished(Aggregator):
+class SparCMLAlgorithm1(Aggregator):
     """Puts the learning rate inside the accumulator and sums, as SparCML's Algorithm 1 does.
 
     With the learning rate alpha every rank accumulates acc = eps + alpha * gradient; g, the sum over all ranks of what
@@ -34,9 +34,9 @@ class AsPublished(Aggregator):
     up to the rounding of that division. Two things differ from all other aggregators:
 
     - It is the sum over the ranks and not the mean: the learning rate has to be 1 / P of that for the others.
-    - What is kept back is in units of the learning rate of its time, so that it is not scaled by a later one.
+    - The residual is in units of the learning rate of its time, so that it is not scaled by a later one.
 
-    At a learning rate of 0 nothing can be applied: the step hands on zeros, and what is kept back stays as it was.
+    At a learning rate of 0 nothing can be applied: the step hands on zeros, and the residual stays as it was.
 
     Attributes:
         inner: what exchanges acc; its residual is eps.
@@ -44,12 +44,14 @@ class AsPublished(Aggregator):
     Steps and bytes sent per rank: the inner's.
     """
 
+    disk_name = "SparCMLAlgorithm1"
+    has_own_code = True
     inner: Aggregator
 
     def __post_init__(self):
-        if self.inner.sends_all or self.inner.sums:
+        if self.inner.sends_all or self.inner.returns_sum:
             raise ValueError(
-                "AsPublished goes around an aggregator that averages and keeps something back, as SparseAllReduce or "
+                "SparCMLAlgorithm1 goes around an aggregator that averages and has a residual, as SparseAllReduce or "
                 f"Compressed, got {type(self.inner).__name__}."
             )
 
@@ -59,7 +61,7 @@ class AsPublished(Aggregator):
         return False
 
     @property
-    def sums(self):
+    def returns_sum(self):
         """It does."""
         return True
 
@@ -73,14 +75,14 @@ class AsPublished(Aggregator):
         last_rate = Update(state.last_rate, tf.where(moves, rate, state.last_rate))
         return reduced._replace(total=tf.cast(total, state.spec.dtype), updates=(*updates, last_rate))
 
-    def owed(self, state):
+    def residual(self, state):
         """In units of the gradient, as if it were to be averaged: what another recipe needs to apply the same."""
-        return self.inner.owed(state.inner) * (float(state.spec.grid.world.size) / state.last_rate)
+        return self.inner.residual(state.inner) * (float(state.spec.grid.world.size) / state.last_rate)
 
-    def restored(self, state, kept):
+    def restored(self, state, residual):
         rate = state.rate()
         rate = tf.where(rate > 0.0, rate, state.last_rate)
-        inner = self.inner.restored(state.inner, kept * (rate / float(state.spec.grid.world.size)))
+        inner = self.inner.restored(state.inner, residual * (rate / float(state.spec.grid.world.size)))
         return (*inner, Update(state.last_rate, rate)) if inner else ()
 
     def contributions(self, size, members):

@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import recipes
-from hvd_sparse.aggregators import Aggregator, AsPublished, Hierarchical
+from hvd_sparse.aggregators import Aggregator, Hierarchical, SparCMLAlgorithm1
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Grid
@@ -84,7 +84,7 @@ def train(case, ranks, rates):
             move = recipe.aggregate(tf.constant(gradient(grid.world.rank, model)), state).numpy()
             model = model - np.float32(alpha) * move  # plain SGD
             models.append(model)
-        return np.stack(models), recipe.inner.owed(state.inner).numpy()
+        return np.stack(models), recipe.inner.residual(state.inner).numpy()
 
     models, errors = zip(*threads.run(ranks, 1, one_rank), strict=True)
     return np.stack(models), np.stack(errors)
@@ -110,7 +110,7 @@ def test_at_any_learning_rate_it_is_the_papers_but_for_the_rounding_of_a_divisio
 
 
 def test_it_is_not_what_the_recipe_does_by_default():
-    """By default the mean of gradients is handed on, whatever the learning rate was when they were kept back."""
+    """By default the mean of gradients is handed on, whatever the learning rate of their time was."""
     case = CASES["top-k"]
     published, _ = train(case, 2, UNEVEN)
     recipe = case.make(collective="split_allgather")
@@ -139,7 +139,7 @@ def test_a_learning_rate_of_zero_moves_nothing_and_loses_nothing():
     assert recipe.aggregate(tf.zeros([SIZE]), state).numpy().any()
 
 
-def test_what_is_kept_back_goes_over_to_another_recipe_as_it_would_have_moved_the_model():
+def test_the_residual_goes_over_to_another_recipe_as_it_would_have_moved_the_model():
     """Flushed into a dense exchange at the same learning rate, eps moves the model by the sum of eps."""
     published = recipes.sparcml(0.1, as_published=True, collective="split_allgather")
     recipe = recipes.schedule([(0, published), (1, recipes.dense())])
@@ -148,7 +148,7 @@ def test_what_is_kept_back_goes_over_to_another_recipe_as_it_would_have_moved_th
         state = recipe.init(Spec(SIZE, grid, learning_rate=lambda: 0.25))
         recipe.set_epoch(state, 0)
         recipe.aggregate(tf.constant(gradient(grid.world.rank, np.zeros(SIZE, np.float32))), state)
-        eps = published.inner.owed(state.levels[0].inner).numpy()
+        eps = published.inner.residual(state.levels[0].inner).numpy()
         recipe.set_epoch(state, 1)
         return eps, recipe.aggregate(tf.zeros([SIZE]), state).numpy()
 
@@ -163,7 +163,7 @@ def test_what_a_checkpoint_put_back_is_owed():
     def one_rank(grid):
         state = recipe.init(Spec(SIZE, grid, learning_rate=lambda: 0.5))
         recipe.restore(state, tf.constant(kept, tf.float32))
-        return recipe.owed(state).numpy()
+        return recipe.residual(state).numpy()
 
     np.testing.assert_array_equal(np.sum(threads.run(4, 1, one_rank), axis=0), kept)
 
@@ -174,8 +174,8 @@ def test_without_an_optimizer_it_is_refused_in_words():
 
 
 def test_it_is_outermost():
-    with pytest.raises(ValueError, match="AsPublished cannot work inside Hierarchical"):
+    with pytest.raises(ValueError, match="SparCMLAlgorithm1 cannot work inside Hierarchical"):
         Hierarchical(recipes.sparcml(0.1, as_published=True))
     for inner in (recipes.dense(), recipes.sparcml(0.1, as_published=True)):
-        with pytest.raises(ValueError, match=f"keeps something back.*got {type(inner).__name__}"):
-            AsPublished(inner)
+        with pytest.raises(ValueError, match=f"has a residual.*got {type(inner).__name__}"):
+            SparCMLAlgorithm1(inner)
