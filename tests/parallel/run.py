@@ -30,6 +30,7 @@ While you work on a suite, run it without pytest (HOROVODRUN is .venv/bin/horovo
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
 import pathlib
@@ -157,6 +158,8 @@ def run_shared(selected: Sequence[cases.Case], record: Record) -> None:
 
     os.environ[topology.DYNAMIC_VARIABLE] = "1"  # cases have nodes of different sizes
     topology.init()
+    gc.collect()
+    gc.freeze()  # what the imports have made: clearing Keras's session would look through it before each case
     watch = Watch(record)
     for number, case in enumerate(selected):
         watch.begin(number, case, SET_UP)
