@@ -9,7 +9,16 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.aggregators.base import SCOPE, Aggregator, AggregatorState
-from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, blame, nothing, own_culprit, ring_traffic
+from hvd_sparse.aggregators.transaction import (
+    Exchange,
+    Parts,
+    Reduced,
+    blame,
+    metrics,
+    nothing,
+    own_culprit,
+    ring_traffic,
+)
 from hvd_sparse.compression.selectors import check_wire_dtype
 from hvd_sparse.spec import Spec
 
@@ -75,13 +84,7 @@ class AllReduce(Aggregator):
 
         sent = 2 * (world.size - 1) * spec.size * spec.dtype.size // world.size
         traffic = ring_traffic(world, spec.grid, sent)
-        metrics = {
-            "bytes_inside": traffic.inside,
-            "bytes_across": traffic.across,
-            "selected": spec.size,
-            "considered": spec.size,
-        }
-        return Exchange(means, culprit, nonfinite, (), metrics)
+        return Exchange(means, culprit, nonfinite, (), metrics(traffic, spec.size, spec.size))
 
     def _own_sum(self, parts: Parts, spec: Spec) -> tuple[tf.Tensor, tf.Tensor]:
         """The sum of this rank's parts, and the fault that is seen on the way; a single part is not looked at."""

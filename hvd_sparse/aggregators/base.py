@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse._renamed import Renamed
-from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense, own_culprit
+from hvd_sparse.aggregators.transaction import Exchange, Parts, Reduced, Update, commit, dense, metrics, own_culprit
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Communicator
@@ -119,12 +119,7 @@ class Aggregator(Renamed, abc.ABC):
             culprit=culprit,
             nonfinite=reduced.nonfinite,
             updates=reduced.updates,
-            metrics={
-                "bytes_inside": reduced.traffic.inside,
-                "bytes_across": reduced.traffic.across,
-                "selected": reduced.selected,
-                "considered": reduced.considered,
-            },
+            metrics=metrics(reduced.traffic, reduced.selected, reduced.considered),
         )
 
     def takes_apart(self, spec: Spec) -> bool:

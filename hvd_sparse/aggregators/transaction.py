@@ -186,6 +186,16 @@ def blame(culprit: tf.Tensor, sources: Sequence[int], grid: Grid) -> tf.Tensor:
     return tf.gather(tf.constant(codes, tf.int32), culprit)
 
 
+def metrics(traffic: Traffic, selected: int | tf.Tensor, considered: int | tf.Tensor) -> dict[str, Any]:
+    """Those of an `Exchange`."""
+    return {
+        "bytes_inside": traffic.inside,
+        "bytes_across": traffic.across,
+        "selected": selected,
+        "considered": considered,
+    }
+
+
 def ring_traffic(communicator: Communicator, grid: Grid, sent: int | tf.Tensor) -> Traffic:
     """Bytes sent to the next rank of a ring, which is either on this node or not."""
     following = communicator.ranks[(communicator.rank + 1) % communicator.size]

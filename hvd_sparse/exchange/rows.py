@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_sparse.aggregators.transaction import Exchange, ring_traffic
+from hvd_sparse.aggregators.transaction import Exchange, metrics, ring_traffic
 from hvd_sparse.exchange.plan import Segment
 from hvd_sparse.indices import OUTSIDE, marked_int32
 from hvd_sparse.transport.communicator import Grid
@@ -63,12 +63,7 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, 
         culprit=lambda: tf.where(_finite(own), 0, world.world_rank + 1),
         nonfinite=~_finite(summed),
         updates=(),
-        metrics={
-            "bytes_inside": traffic.inside,
-            "bytes_across": traffic.across,
-            "selected": count * width,
-            "considered": count * width,
-        },
+        metrics=metrics(traffic, count * width, count * width),
     )
 
 

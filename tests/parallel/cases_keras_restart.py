@@ -77,8 +77,8 @@ def what_was_kept_by_other_ranks_is_conserved(then):
     means = exchange(zeros, variables)
     left = exchange.residual_sum().residuals
     for name, mean in zip(shapes, means, strict=True):
-        left = left.get(name, np.zeros(shapes[name]))
-        np.testing.assert_array_equal(mean * hvd.size() + left, kept[name] / 3)
+        residual = left.get(name, np.zeros(shapes[name]))
+        np.testing.assert_array_equal(mean * hvd.size() + residual, kept[name] / 3)
     assert exchange.step == 13
 
 

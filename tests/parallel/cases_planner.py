@@ -131,8 +131,8 @@ def what_was_kept_survives_a_change_of_the_choice(first, then):
     means = other([tf.zeros(shape) for shape in SHAPES.values()], variables)
     left = other.residual_sum().residuals
     for (name, shape), mean in zip(SHAPES.items(), means, strict=True):
-        left = hvd.size() * mean.numpy() + left.get(name, np.zeros(shape))
-        np.testing.assert_array_equal(left, kept.get(name, np.zeros(shape)))
+        came_out = hvd.size() * mean.numpy() + left.get(name, np.zeros(shape))
+        np.testing.assert_array_equal(came_out, kept.get(name, np.zeros(shape)))
 
 
 @case(ranks=(2,), quick=thorough)
