@@ -14,7 +14,7 @@ import tensorflow as tf
 from hvd_sparse import costs, ops
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Communicator, Grid
-from hvd_sparse.tuning.cache import Notebook
+from hvd_sparse.tuning.cache import MeasurementCache
 
 Progress = Callable[[str], Any]
 _COLD, _REPEATS = 3, 5  # an operation that keeps its outputs has made them after three rounds
@@ -50,29 +50,29 @@ def measure(grid: Grid | None = None, progress: Progress | None = None) -> costs
     return costs.Cluster(nodes, local, inside, across, *_selection(grid), reducing)
 
 
-def known(grid: Grid, notebook: Notebook, progress: Progress | None = None) -> costs.Cluster:
-    """The cluster as the notebook has it, else measured now and written down; a collective.
+def known(grid: Grid, cache: MeasurementCache, progress: Progress | None = None) -> costs.Cluster:
+    """The cluster as the cache has it, else measured now and written down; a collective.
 
     Args:
         grid: who is on the cluster.
-        notebook: of the same ranks.
+        cache: of the same ranks.
         progress: is told what is being measured.
     """
-    figures = notebook.read(_SUBJECT)
+    figures = cache.read(_SUBJECT)
     if figures is not None:
         try:
             return _from_figures(grid, figures)
         except (KeyError, TypeError, ValueError) as error:
-            notebook.complain(f"is not used: expected the figures of a cluster, got {error!r}")
-            notebook.clear()
+            cache.complain(f"is not used: expected the figures of a cluster, got {error!r}")
+            cache.clear()
     cluster = measure(grid, progress)
-    keep(cluster, notebook)
+    keep(cluster, cache)
     return cluster
 
 
-def keep(cluster: costs.Cluster, notebook: Notebook) -> None:
+def keep(cluster: costs.Cluster, cache: MeasurementCache) -> None:
     """Writes a cluster down."""
-    notebook.write(_SUBJECT, _to_figures(cluster))
+    cache.write(_SUBJECT, _to_figures(cluster))
 
 
 def slowest(world: Communicator, run: Callable[[], Any]) -> float:
