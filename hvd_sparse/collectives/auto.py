@@ -21,6 +21,7 @@ from hvd_sparse.collectives.split_allgather import combine_pieces
 from hvd_sparse.costs import Link
 from hvd_sparse.costs import collectives as collective_costs
 from hvd_sparse.costs.collectives import CANDIDATES, Load, Transport
+from hvd_sparse.transport import timing
 from hvd_sparse.transport.communicator import Communicator
 
 _SPARSE = {
@@ -29,9 +30,7 @@ _SPARSE = {
     "allgather": combine_gathered,
 }
 _NEUTRAL = {"sum": 0.0, "product": 1.0, "max": -np.inf, "min": np.inf}
-_SMALL, _LARGEST, _STEP = 1 << 6, 1 << 21, 16  # words that a rank sends to each other one while calls are timed
-_LONG = 0.02  # seconds after which nothing larger is sent
-_COLD, _REPEATS = 3, 5
+_SIZES = timing.Sizes(1 << 6, 1 << 21, 16, long=0.02)  # words that a rank sends to each other one while calls are timed
 _TIMED = 1 << 16  # rows of the streams whose combining is timed
 _GATHER = CANDIDATES.index("allgather")
 _MORE = 2  # times the rows of a call that the next one may bring, if they are to be gathered at once
@@ -271,29 +270,21 @@ def measure(communicator: Communicator) -> Transport:
         communicator.allgather(words, "auto.allgather")
 
     return Transport(
-        _fit(communicator, exchange, 1),
-        _fit(communicator, alltoall, ranks - 1),
-        _fit(communicator, allgather, ranks - 1),
+        _link(communicator, exchange, 1),
+        _link(communicator, alltoall, ranks - 1),
+        _link(communicator, allgather, ranks - 1),
         _combining(communicator),
     )
 
 
-def _fit(communicator: Communicator, call: Callable[[tf.Tensor], None], others: int) -> Link:
+def _link(communicator: Communicator, call: Callable[[tf.Tensor], None], others: int) -> Link:
     """Latency and bandwidth of a call that sends some words to each of `others` ranks."""
 
     def seconds(each: int) -> float:
         words = tf.zeros([each], tf.int32)
-        return _seconds(communicator, lambda: call(words))
+        return timing.median_seconds(communicator, lambda: call(words), "auto")
 
-    each = _SMALL
-    small = large = seconds(each)
-    while large < _LONG and each < _LARGEST:
-        each *= _STEP
-        large = seconds(each)
-    if each == _SMALL:
-        return Link(0.0, 4 * others * each / small)
-    per_byte = max(large - small, 1e-9) / (4 * others * (each - _SMALL))
-    return Link(max(0.0, small - 4 * others * _SMALL * per_byte), 1 / per_byte)
+    return timing.fit_link(seconds, _SIZES, 4 * others)
 
 
 def _combining(communicator: Communicator) -> float:
@@ -302,19 +293,8 @@ def _combining(communicator: Communicator) -> float:
     rows = tf.range(_TIMED)
     values = tf.ones([_TIMED])
     messages = tf.concat([layout.pack(values, 2 * rows), layout.pack(values, 3 * rows)], 0)
-    return _seconds(communicator, lambda: layout.reduce(messages)) / (4 * int(messages.shape[0]))
-
-
-def _seconds(communicator: Communicator, run: Callable[[], Any]) -> float:
-    """The median of a few rounds after some that do not count, each as long as its slowest rank."""
-    taken = []
-    for _ in range(_COLD + _REPEATS):
-        communicator.allreduce(tf.constant(0), "max", "auto.meet")
-        start = time.perf_counter()
-        run()
-        elapsed = tf.constant(time.perf_counter() - start, tf.float64)
-        taken.append(float(communicator.allreduce(elapsed, "max", "auto.slowest")))
-    return float(np.median(taken[_COLD:]))
+    taken = timing.median_seconds(communicator, lambda: layout.reduce(messages), "auto")
+    return taken / (4 * int(messages.shape[0]))
 
 
 auto = Auto()

@@ -8,13 +8,13 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import costs
 from hvd_sparse.aggregators.base import Aggregator, Level
 from hvd_sparse.compression.selectors import check_density
 from hvd_sparse.spec import Spec, describe
+from hvd_sparse.transport import timing
 from hvd_sparse.transport.communicator import Communicator
 from hvd_sparse.tuning import links
 from hvd_sparse.tuning.cache import MeasurementCache
@@ -173,7 +173,7 @@ def _teller(spec: Spec) -> Callable[[str], None]:
 
 def _reason(choice: str, times: TrialTimes, predicted: Mapping[str, float], together: int, nodes: int) -> str:
     """A choice in a sentence: against whom, by how much, and what crosses the network."""
-    medians = {name: float(np.median(rounds)) for name, rounds in times.seconds.items()}
+    medians = timing.medians(times.seconds)
     sent = {name: _size(count) for name, count in times.sent.items()}
     parts = [f"{choice}, {_ms(medians[choice])}" + (f" for {together} at once" if together > 1 else "")]
     others = [name for name in medians if name != choice]

@@ -14,7 +14,7 @@ import tensorflow as tf
 from hvd_sparse.aggregators.base import Aggregator, Level
 from hvd_sparse.aggregators.transaction import commit
 from hvd_sparse.spec import Spec
-from hvd_sparse.tuning import links
+from hvd_sparse.transport import timing
 
 # How many times as fast as predicted a recipe would have to be to win, for it not to be tried where trying it takes
 # more than its part of the budget. The model knows neither how the ranks get into each other's way nor what the
@@ -141,7 +141,7 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
     """
     last = max(len(rounds) for rounds in seconds.values())
     final = {name: rounds for name, rounds in seconds.items() if len(rounds) == last}
-    medians = {name: float(np.median(final[name])) for name in still_in_running(final)}
+    medians = timing.medians({name: final[name] for name in still_in_running(final)})
     least = min(medians.values())
     return next(name for name, median in medians.items() if median <= (1 + TIE) * least)
 
@@ -158,7 +158,8 @@ def still_in_running(seconds: Mapping[str, Sequence[float]]) -> list[str]:
     if rounds < ENOUGH:
         least = min(min(each) for each in seconds.values())
         return [name for name, each in seconds.items() if min(each) <= FAR * least]
-    best = min(seconds, key=lambda name: float(np.median(seconds[name])))
+    medians = timing.medians(seconds)
+    best = min(medians, key=medians.__getitem__)
     return [name for name, each in seconds.items() if not beats(seconds[best], each)]
 
 
@@ -211,7 +212,7 @@ class _Trial:
         as a later one.
         """
         world = self._spec.grid.world
-        links.slowest(world, self._wait)
+        timing.slowest(world, self._wait, "trials")
         everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
         self.sent = float(everyones) / self._spec.grid.cross.size / len(self._vectors)
         for _ in range(rounds):
@@ -220,7 +221,7 @@ class _Trial:
 
     def exchange(self) -> None:
         """One more round."""
-        self.seconds.append(links.slowest(self._spec.grid.world, self._wait))
+        self.seconds.append(timing.slowest(self._spec.grid.world, self._wait, "trials"))
         self.spent += self.seconds[-1]
 
     def _wait(self) -> None:
