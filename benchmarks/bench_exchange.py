@@ -187,9 +187,9 @@ def measure(shape: tuple[int, int], rate: str, cells: list[dict], launcher: str)
             if any(statuses):
                 raise RuntimeError(f"the ranks of {nodes}x{local} at {rate} ended with {statuses}")
             parts.append(json.loads((folder / "results.json").read_text()))
-        notebooks = [json.loads(path.read_text()) for path in folder.glob("clusters/*.json")]
+        measurements = [json.loads(path.read_text()) for path in folder.glob("clusters/*.json")]
     about: dict[str, Any] = {"shape": list(shape), "rate": rate, "reached": reached, "congestion": cluster.congestion}
-    about["notebooks"] = notebooks  # each round of what auto has tried
+    about["measurements"] = measurements  # each round of what auto has tried
     done = sorted((cell for part in parts for cell in part["cells"]), key=lambda cell: (cell["size"], cell["density"]))
     return {**about, **parts[0], "cells": done}
 

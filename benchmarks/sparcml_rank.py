@@ -72,14 +72,14 @@ class Sum:
         return np.array_equal(indices[there], self._indices) and np.array_equal(values[there], self._values)
 
 
-def make_arm(name: str, brought: Sum, number: int) -> Call:
+def make_arm(name: str, vectors: Sum, number: int) -> Call:
     """The call that an arm's name stands for."""
     if name in DENSE_ARMS:
-        return lambda: horovod.allreduce(brought.dense, op=horovod.Sum, name=f"{name}.{number}")
+        return lambda: horovod.allreduce(vectors.dense, op=horovod.Sum, name=f"{name}.{number}")
     if name == HOROVOD_SLICES:
-        return lambda: horovod.allreduce(brought.slices, op=horovod.Sum, name=f"{name}.{number}")
+        return lambda: horovod.allreduce(vectors.slices, op=horovod.Sum, name=f"{name}.{number}")
     collective = getattr(collectives, "auto" if name == AUTO_AGAIN else name)
-    return functools.partial(collective, brought.slices, hvd.topology.world(), name=f"{name}.{number}")
+    return functools.partial(collective, vectors.slices, hvd.topology.world(), name=f"{name}.{number}")
 
 
 def takes_part(number: int, rounds: int, of: int) -> bool:
@@ -89,8 +89,8 @@ def takes_part(number: int, rounds: int, of: int) -> bool:
 
 def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
     """Times the arms of one cell in turn, in another order each round, the same on every rank."""
-    brought = Sum(cell["size"], cell["density"], cell["sets"])
-    arms = {name: make_arm(name, brought, number) for name in cell["rounds"]}
+    vectors = Sum(cell["size"], cell["density"], cell["sets"])
+    arms = {name: make_arm(name, vectors, number) for name in cell["rounds"]}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0)
     chosen: dict[str, list[str]] = {name: [] for name in arms if name.startswith("auto")}  # it goes on learning
@@ -110,9 +110,9 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
                 sent[name] += sent_bytes() - before
                 if name in chosen:
                     chosen[name].append(collectives.auto.chosen(world, f"{name}.{number}"))
-            brought.check(name, result)
+            vectors.check(name, result)
             del result  # else its memory could not be used again
-    return {"seconds": seconds, "sent": sent, "chosen": chosen, "union": brought.union}
+    return {"seconds": seconds, "sent": sent, "chosen": chosen, "union": vectors.union}
 
 
 def slowest(own: dict[str, list[float]], everyones: list[dict[str, list[float]]]) -> dict[str, list[float]]:
@@ -149,8 +149,8 @@ def main() -> None:
             spent = time.perf_counter() - began
             print(f"  density {cell['density']:.4%}, {cell['sets']} ({spent:.0f} s): ms {shown}", flush=True)
     for number, overlap in enumerate(job["overlaps"]):
-        brought = Sum(overlap["size"], overlap["density"], "uniform")
-        taken = run_overlap(overlap["collective"], brought.slices, brought.check, overlap["rounds"], number, clock)
+        vectors = Sum(overlap["size"], overlap["density"], "uniform")
+        taken = run_overlap(overlap["collective"], vectors.slices, vectors.check, overlap["rounds"], number, clock)
         seconds = slowest(taken.seconds, world.gather_descriptions(taken.seconds, "overlap"))
         results["overlaps"].append({**overlap, "matmul": taken.matmul, "seconds": seconds})
         forget()

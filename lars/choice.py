@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -91,22 +90,16 @@ def measure(
         tf.function(functools.partial(run, communicator, f"{name}.{number}"), autograph=False)
         for number, communicator in enumerate(candidates.values())
     ]
-    _round(functions, everyone, name)  # the functions are traced, and memory is fetched
-    rounds: list[np.ndarray] = []
+    timing: Any = sys.modules["hvd_sparse.transport.timing"]  # it is there where communicators are
+
+    def one_round() -> list[float]:
+        return [timing.slowest(everyone, function, name) for function in functions]
+
+    one_round()  # the functions are traced, and memory is fetched
+    rounds: list[list[float]] = []
     while len(rounds) < LEAST or (len(rounds) < ROUNDS and np.sum(rounds) < BUDGET):
-        rounds.append(_round(functions, everyone, name))
-    return {name: [float(1e3 * taken[place]) for taken in rounds] for place, name in enumerate(candidates)}
-
-
-def _round(functions: list[Any], everyone: Communicator, name: str) -> np.ndarray:
-    """Seconds of each way, of the slowest rank; all ranks begin each way together."""
-    seconds = []
-    for function in functions:
-        everyone.allreduce(tf.constant(0), "max", f"{name}.begin")
-        began = time.perf_counter()
-        function()
-        seconds.append(time.perf_counter() - began)
-    return everyone.allreduce(tf.constant(seconds, tf.float64), "max", f"{name}.seconds").numpy()
+        rounds.append(one_round())
+    return {name: [1e3 * taken[place] for taken in rounds] for place, name in enumerate(candidates)}
 
 
 def choose(candidates: Mapping[str, Communicator | None], rounds: Mapping[str, Sequence[float]]) -> Choice:

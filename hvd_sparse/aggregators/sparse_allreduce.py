@@ -11,8 +11,8 @@ from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.counting import CountingCommunicator
 from hvd_sparse.aggregators.transaction import Reduced, Update, blame, nothing
 from hvd_sparse.collectives.allgather import combine_gathered
-from hvd_sparse.collectives.contribution import Layout
 from hvd_sparse.collectives.dynamic import combine_dense, combine_quantized
+from hvd_sparse.collectives.prepared import Layout
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
 from hvd_sparse.compression.quantizers import QSGD

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_sparse.collectives.contribution import HEAD, Layout, Result, bring
+from hvd_sparse.collectives.prepared import HEAD, Layout, Result, prepare
 from hvd_sparse.transport.communicator import Communicator
 
 
@@ -34,12 +34,12 @@ def allgather(
     Steps and bytes sent per rank: P - 1 (as a ring), and P - 1 times k rows of 4 bytes and their values. In eager code
     they go with the check of the call, in one message.
     """
-    brought = bring("allgather", slices, communicator, op, name, dense_above, along=2**31)
+    prepared = prepare("allgather", slices, communicator, op, name, dense_above, along=2**31)
     if communicator.size == 1:
-        return brought.result(brought.message)
-    if brought.gathered is not None:
-        return brought.result(brought.layout.reduce(brought.gathered, HEAD))
-    return brought.result(combine_gathered(brought.layout, brought.message, communicator, name))
+        return prepared.result(prepared.message)
+    if prepared.gathered is not None:
+        return prepared.result(prepared.layout.reduce(prepared.gathered, HEAD))
+    return prepared.result(combine_gathered(prepared.layout, prepared.message, communicator, name))
 
 
 def combine_gathered(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:

@@ -13,14 +13,15 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.collectives.allgather import combine_gathered
-from hvd_sparse.collectives.call_history import Calls, Seen, Trials
-from hvd_sparse.collectives.contribution import HEAD, Contribution, Layout, Result, bring
-from hvd_sparse.collectives.dynamic import combine_brought, combine_dense
+from hvd_sparse.collectives.call_history import CallHistory, Calls, CallTimings
+from hvd_sparse.collectives.dynamic import combine_dense, combine_prepared
+from hvd_sparse.collectives.prepared import HEAD, Layout, Prepared, Result, prepare
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
 from hvd_sparse.costs import Link
 from hvd_sparse.costs import collectives as collective_costs
 from hvd_sparse.costs.collectives import CANDIDATES, Load, Transport
+from hvd_sparse.transport import timing
 from hvd_sparse.transport.communicator import Communicator
 
 _SPARSE = {
@@ -29,9 +30,7 @@ _SPARSE = {
     "allgather": combine_gathered,
 }
 _NEUTRAL = {"sum": 0.0, "product": 1.0, "max": -np.inf, "min": np.inf}
-_SMALL, _LARGEST, _STEP = 1 << 6, 1 << 21, 16  # words that a rank sends to each other one while calls are timed
-_LONG = 0.02  # seconds after which nothing larger is sent
-_COLD, _REPEATS = 3, 5
+_SIZES = timing.Sizes(1 << 6, 1 << 21, 16, long=0.02)  # words that a rank sends to each other one while calls are timed
 _TIMED = 1 << 16  # rows of the streams whose combining is timed
 _GATHER = CANDIDATES.index("allgather")
 _MORE = 2  # times the rows of a call that the next one may bring, if they are to be gathered at once
@@ -42,7 +41,7 @@ class Auto:
 
     The expected time is that of `costs.collectives`: what the four send follows from the rows that ranks bring and
     from how the union of their index sets grows. At first that is taken as of uniform index sets (SparCML B.1, the
-    worst case); afterwards as it was seen in former calls of the same name, by which all ranks choose alike. In eager
+    worst case); afterwards as it was found in former calls of the same name, by which all ranks choose alike. In eager
     code calls are timed, too, and the next one tells all ranks how long it took: a candidate that took longer than
     expected is expected to take as much longer again. Once the all-gather has been chosen and timed, the messages of
     the next calls of that name go with the check of the call, so that it is the only one; such calls are not timed.
@@ -58,7 +57,7 @@ class Auto:
     def __init__(self, transport: Transport | None = None):
         self._transport = transport
         self._measured: weakref.WeakKeyDictionary[Communicator, Transport] = weakref.WeakKeyDictionary()
-        self._seen: weakref.WeakKeyDictionary[Communicator, dict[str, Seen]] = weakref.WeakKeyDictionary()
+        self._histories: weakref.WeakKeyDictionary[Communicator, dict[str, CallHistory]] = weakref.WeakKeyDictionary()
         self._lock = threading.Lock()
         self._measuring: weakref.WeakKeyDictionary[Communicator, Any] = weakref.WeakKeyDictionary()
 
@@ -76,7 +75,7 @@ class Auto:
             slices: what this rank brings, see `hvd_sparse.collectives`.
             communicator: the ranks that take part.
             op: "sum", "max", "min" or "product".
-            name: the same on every rank, unique among the collectives in flight; what was seen is kept by it.
+            name: the same on every rank, unique among the collectives in flight; the history of calls is kept by it.
             dense_above: rows above which a message of the whole vector is dense.
 
         Returns:
@@ -85,27 +84,27 @@ class Auto:
         Raises:
             ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
         """
-        told, along = self._seen_of(communicator, name).told() if tf.executing_eagerly() else (0, -1)
-        brought = bring("auto", slices, communicator, op, name, dense_above, told, along)
+        told, along = self._history_of(communicator, name).told() if tf.executing_eagerly() else (0, -1)
+        prepared = prepare("auto", slices, communicator, op, name, dense_above, told, along)
         if communicator.size == 1:
             if tf.executing_eagerly():
-                return brought.result(brought.message)
-            return brought.vector(brought.layout.dense(brought.message))
-        seen = self._seen_of(communicator, name)
+                return prepared.result(prepared.message)
+            return prepared.vector(prepared.layout.dense(prepared.message))
+        history = self._history_of(communicator, name)
         with tf.init_scope():
             transport = self.transport(communicator)
-        chooser = _Chooser(brought.layout, communicator.size, transport)
-        if brought.counts is None or brought.notes is None:
-            vector = _in_graph(brought.layout, brought.message, communicator, name, chooser, seen)
-            return brought.vector(vector)
+        chooser = _Chooser(prepared.layout, communicator.size, transport)
+        if prepared.counts is None or prepared.notes is None:
+            vector = _in_graph(prepared.layout, prepared.message, communicator, name, chooser, history)
+            return prepared.vector(vector)
         if self._transport is None:
-            seen.trials.learn(brought.notes)
-        return _eagerly(brought, communicator, name, chooser, seen, learns=self._transport is None)
+            history.timings.learn(prepared.notes)
+        return _eagerly(prepared, communicator, name, chooser, history, learns=self._transport is None)
 
     def chosen(self, communicator: Communicator, name: str = "auto") -> str | None:
         """What the last call of this name took, None where there was none."""
-        seen = self._seen_of(communicator, name).read()
-        return CANDIDATES[int(seen.choice)] if seen.calls else None
+        history = self._history_of(communicator, name).read()
+        return CANDIDATES[int(history.choice)] if history.calls else None
 
     def transport(self, communicator: Communicator) -> Transport:
         """What calls take among these ranks; a collective where that is not known yet."""
@@ -118,11 +117,11 @@ class Auto:
                 self._measured[communicator] = measure(communicator)
             return self._measured[communicator]
 
-    def _seen_of(self, communicator: Communicator, name: str) -> Seen:
+    def _history_of(self, communicator: Communicator, name: str) -> CallHistory:
         with self._lock:
-            by_name = self._seen.setdefault(communicator, {})
+            by_name = self._histories.setdefault(communicator, {})
             if name not in by_name:
-                by_name[name] = Seen()
+                by_name[name] = CallHistory()
             return by_name[name]
 
 
@@ -161,56 +160,56 @@ class _Chooser:
 
 
 def _eagerly(
-    brought: Contribution, communicator: Communicator, name: str, chooser: _Chooser, seen: Seen, learns: bool
+    prepared: Prepared, communicator: Communicator, name: str, chooser: _Chooser, history: CallHistory, learns: bool
 ) -> Result:
     """The result, by an algorithm that is chosen now; `learns` says whether times of calls count."""
-    assert brought.counts is not None
-    kept, (calls, spread, _) = float(brought.counts.mean()), seen.read()
+    assert prepared.counts is not None
+    kept, (calls, spread, _) = float(prepared.counts.mean()), history.read()
     expected = chooser.expected(kept, spread)
-    likely = np.multiply(expected, seen.trials.factors())
+    likely = np.multiply(expected, history.timings.factors())
     likely[_GATHER] -= chooser.greeting  # which it can do without
     choice = int(np.argmin(likely))
-    timed = learns and (_looks(int(calls)) or not seen.trials.judged(_GATHER))  # the next call, too
-    seen.along = _MORE * int(brought.counts.max()) if choice == _GATHER and not timed else -1
-    if brought.gathered is not None:
+    timed = learns and (_looks(int(calls)) or not history.timings.judged(_GATHER))  # the next call, too
+    history.along = _MORE * int(prepared.counts.max()) if choice == _GATHER and not timed else -1
+    if prepared.gathered is not None:
         choice = _GATHER
-        seen.trials.begin(choice, expected[choice])
-        result, union = _combined(brought, brought.layout.reduce(brought.gathered, HEAD))
+        history.timings.begin(choice, expected[choice])
+        result, union = _combined(prepared, prepared.layout.reduce(prepared.gathered, HEAD))
     else:
-        seen.trials.begin(choice, expected[choice])
-        result, union = _taking(choice, brought, communicator, name, int(calls), seen.trials)
-    seen.write(Calls(calls + 1, chooser.spread(kept, union, spread), choice))
+        history.timings.begin(choice, expected[choice])
+        result, union = _taking(choice, prepared, communicator, name, int(calls), history.timings)
+    history.write(Calls(calls + 1, chooser.spread(kept, union, spread), choice))
     return result
 
 
 def _taking(
-    choice: int, brought: Contribution, communicator: Communicator, name: str, calls: int, trials: Trials
+    choice: int, prepared: Prepared, communicator: Communicator, name: str, calls: int, timings: CallTimings
 ) -> tuple[Result, int]:
     """The result by one candidate, timed, and the rows of the union, -1 where they are not known."""
     begun = time.perf_counter()
     if CANDIDATES[choice] != "dynamic":
-        message = _SPARSE[CANDIDATES[choice]](brought.layout, brought.message, communicator, name)
-        trials.elapsed = time.perf_counter() - begun
-        return _combined(brought, message)
-    vector = combine_brought(brought, communicator, name)
-    trials.elapsed = time.perf_counter() - begun
-    tells = not brought.full and _looks(calls)  # full vectors say nothing of how index sets overlap
-    return brought.vector(vector), int(_rows_there(brought.layout, vector)) if tells else -1
+        message = _SPARSE[CANDIDATES[choice]](prepared.layout, prepared.message, communicator, name)
+        timings.elapsed = time.perf_counter() - begun
+        return _combined(prepared, message)
+    vector = combine_prepared(prepared, communicator, name)
+    timings.elapsed = time.perf_counter() - begun
+    tells = not prepared.full and _looks(calls)  # full vectors say nothing of how index sets overlap
+    return prepared.vector(vector), int(_rows_there(prepared.layout, vector)) if tells else -1
 
 
-def _combined(brought: Contribution, message: tf.Tensor) -> tuple[Result, int]:
+def _combined(prepared: Prepared, message: tf.Tensor) -> tuple[Result, int]:
     """The result that a combined message is, and its rows, -1 where it is dense."""
     form, rows = (int(word) for word in np.asarray(message)[:2])
-    return brought.result(message), rows if form == 0 else -1
+    return prepared.result(message), rows if form == 0 else -1
 
 
 def _in_graph(
-    layout: Layout, message: tf.Tensor, communicator: Communicator, name: str, chooser: _Chooser, seen: Seen
+    layout: Layout, message: tf.Tensor, communicator: Communicator, name: str, chooser: _Chooser, history: CallHistory
 ) -> tf.Tensor:
     """The vector, by an algorithm that is chosen when the graph runs."""
     counts = communicator.allgather(message[1:2], f"{name}.counts", [1] * communicator.size)
     kept = tf.reduce_mean(tf.cast(counts, tf.float64))
-    variable = seen.variable()
+    variable = history.variable()
     calls, spread, _ = tf.unstack(variable.read_value())
 
     def choose(kept: np.ndarray, spread: np.ndarray) -> np.int32:
@@ -271,29 +270,21 @@ def measure(communicator: Communicator) -> Transport:
         communicator.allgather(words, "auto.allgather")
 
     return Transport(
-        _fit(communicator, exchange, 1),
-        _fit(communicator, alltoall, ranks - 1),
-        _fit(communicator, allgather, ranks - 1),
+        _link(communicator, exchange, 1),
+        _link(communicator, alltoall, ranks - 1),
+        _link(communicator, allgather, ranks - 1),
         _combining(communicator),
     )
 
 
-def _fit(communicator: Communicator, call: Callable[[tf.Tensor], None], others: int) -> Link:
+def _link(communicator: Communicator, call: Callable[[tf.Tensor], None], others: int) -> Link:
     """Latency and bandwidth of a call that sends some words to each of `others` ranks."""
 
     def seconds(each: int) -> float:
         words = tf.zeros([each], tf.int32)
-        return _seconds(communicator, lambda: call(words))
+        return timing.median_seconds(communicator, lambda: call(words), "auto")
 
-    each = _SMALL
-    small = large = seconds(each)
-    while large < _LONG and each < _LARGEST:
-        each *= _STEP
-        large = seconds(each)
-    if each == _SMALL:
-        return Link(0.0, 4 * others * each / small)
-    per_byte = max(large - small, 1e-9) / (4 * others * (each - _SMALL))
-    return Link(max(0.0, small - 4 * others * _SMALL * per_byte), 1 / per_byte)
+    return timing.fit_link(seconds, _SIZES, 4 * others)
 
 
 def _combining(communicator: Communicator) -> float:
@@ -302,19 +293,8 @@ def _combining(communicator: Communicator) -> float:
     rows = tf.range(_TIMED)
     values = tf.ones([_TIMED])
     messages = tf.concat([layout.pack(values, 2 * rows), layout.pack(values, 3 * rows)], 0)
-    return _seconds(communicator, lambda: layout.reduce(messages)) / (4 * int(messages.shape[0]))
-
-
-def _seconds(communicator: Communicator, run: Callable[[], Any]) -> float:
-    """The median of a few rounds after some that do not count, each as long as its slowest rank."""
-    taken = []
-    for _ in range(_COLD + _REPEATS):
-        communicator.allreduce(tf.constant(0), "max", "auto.meet")
-        start = time.perf_counter()
-        run()
-        elapsed = tf.constant(time.perf_counter() - start, tf.float64)
-        taken.append(float(communicator.allreduce(elapsed, "max", "auto.slowest")))
-    return float(np.median(taken[_COLD:]))
+    taken = timing.median_seconds(communicator, lambda: layout.reduce(messages), "auto")
+    return taken / (4 * int(messages.shape[0]))
 
 
 auto = Auto()

@@ -1,4 +1,4 @@
-"""What `auto` knows of former calls of a name."""
+"""The history of `auto`: what it knows of former calls of a name."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ class Calls(NamedTuple):
     choice: float = 0.0
 
 
-class Seen:
+class CallHistory:
     """What is known of former calls, in a variable [3] where a graph changes it, too, and of eager ones their times.
 
     Attributes:
-        trials: the times.
+        timings: the times.
         along: rows up to which a rank's message goes along with the next call's greeting.
     """
 
     def __init__(self) -> None:
-        self.trials = Trials()
+        self.timings = CallTimings()
         self.along = -1
         self._own = Calls()  # until there is a variable
         self._shared: tf.Variable | None = None  # half a millisecond of an eager call
@@ -56,15 +56,15 @@ class Seen:
         """For graphs: the three numbers [3], which eager calls read and change from now on."""
         if self._shared is None:
             with tf.init_scope():
-                self._shared = tf.Variable(self._own, trainable=False, dtype=tf.float64, name="auto_seen")
+                self._shared = tf.Variable(self._own, trainable=False, dtype=tf.float64, name="auto_history")
         return self._shared
 
     def told(self) -> tuple[int, int]:
         """What this rank tells all others in the next call, and the rows up to which its message goes along."""
-        return self.trials.told(), self.along
+        return self.timings.told(), self.along
 
 
-class Trials:
+class CallTimings:
     """How long calls took against what was expected, the same on every rank; what `elapsed` says is of this rank.
 
     A first call is cold, so that a candidate is judged by the shorter of at least two.

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse.collectives.contribution import Contribution, Layout, bring
+from hvd_sparse.collectives.prepared import Layout, Prepared, prepare
 from hvd_sparse.collectives.split_allgather import own_piece
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.transport.communicator import REDUCTIONS, Communicator
@@ -66,8 +66,8 @@ def dynamic(
     and bytes; an element that is -0 on all ranks may then be -0.
     """
     if quantizer is None:
-        brought = bring("dynamic", slices, communicator, op, name, dense_above)
-        return brought.vector(combine_brought(brought, communicator, name))
+        prepared = prepare("dynamic", slices, communicator, op, name, dense_above)
+        return prepared.vector(combine_prepared(prepared, communicator, name))
     none = tf.zeros([0], tf.float32)
     quantized = dynamic_quantized(slices, communicator, quantizer, none, 0, name, dense_above, op)
     told = f"{name}: expected finite values, as they are to be quantized; there were others in the piece of rank"
@@ -106,11 +106,11 @@ def dynamic_quantized(
 
     Steps and bytes sent per rank: those of `dynamic`; what is gathered is the codes and 4 bytes a bucket.
     """
-    brought = bring(f"dynamic with {quantizer!r}", slices, communicator, op, name, dense_above)
+    prepared = prepare(f"dynamic with {quantizer!r}", slices, communicator, op, name, dense_above)
     if op != "sum":
         raise ValueError(f"{name}: expected op 'sum' with a quantizer, got {op!r}: only what is added may be rounded.")
-    quantized = combine_quantized(brought.layout, brought.message, quantizer, error, seed, communicator, name)
-    return quantized._replace(total=brought.vector(tf.cast(quantized.total, brought.layout.dtype)))
+    quantized = combine_quantized(prepared.layout, prepared.message, quantizer, error, seed, communicator, name)
+    return quantized._replace(total=prepared.vector(tf.cast(quantized.total, prepared.layout.dtype)))
 
 
 def combine_quantized(
@@ -137,11 +137,11 @@ def combine_quantized(
     return QuantizedTotal(total, values - decoded, culprit)
 
 
-def combine_brought(brought: Contribution, communicator: Communicator, name: str) -> tf.Tensor:
+def combine_prepared(prepared: Prepared, communicator: Communicator, name: str) -> tf.Tensor:
     """The vector [size, width] of what this rank and all others bring."""
-    if brought.full and brought.layout.op in REDUCTIONS:
-        return communicator.allreduce(brought.dense(), brought.layout.op, f"{name}.reduce")
-    return combine_dense(brought.layout, brought.message, communicator, name)
+    if prepared.full and prepared.layout.op in REDUCTIONS:
+        return communicator.allreduce(prepared.dense(), prepared.layout.op, f"{name}.reduce")
+    return combine_dense(prepared.layout, prepared.message, communicator, name)
 
 
 def combine_dense(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_sparse.collectives.contribution import HEAD, Layout, Result, bring
+from hvd_sparse.collectives.prepared import HEAD, Layout, Result, prepare
 from hvd_sparse.transport.communicator import Communicator
 
 
@@ -37,10 +37,10 @@ def recursive_doubling(
     all-gather, it goes with the check of the call in eager code, in one message.
     """
     along = 2**31 if communicator.size == 2 else -1
-    brought = bring("recursive_doubling", slices, communicator, op, name, dense_above, along=along)
-    if brought.gathered is not None:
-        return brought.result(brought.layout.reduce(brought.gathered, HEAD))
-    return brought.result(combine_pairs(brought.layout, brought.message, communicator, name))
+    prepared = prepare("recursive_doubling", slices, communicator, op, name, dense_above, along=along)
+    if prepared.gathered is not None:
+        return prepared.result(prepared.layout.reduce(prepared.gathered, HEAD))
+    return prepared.result(combine_pairs(prepared.layout, prepared.message, communicator, name))
 
 
 def combine_pairs(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:

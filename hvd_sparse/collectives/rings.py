@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from hvd_sparse.collectives.contribution import Result, bring
+from hvd_sparse.collectives.prepared import Result, prepare
 from hvd_sparse.transport.communicator import Communicator
 
 _DENSE = {"sum": tf.add, "max": tf.maximum, "min": tf.minimum, "product": tf.multiply}
@@ -39,17 +39,17 @@ def sparse_ring(
     Steps and bytes sent per rank: 2 (P - 1), and from 2 (P - 1) / P to (P - 1) / 2 + P - 1 times k rows of 4 bytes
     and their values, by how much the index sets overlap.
     """
-    brought = bring("sparse_ring", slices, communicator, op, name, dense_above)
-    layout, ranks = brought.layout, communicator.size
+    prepared = prepare("sparse_ring", slices, communicator, op, name, dense_above)
+    layout, ranks = prepared.layout, communicator.size
     if ranks == 1:
-        return brought.result(brought.message)
-    messages, lengths = layout.split(brought.message, ranks)
+        return prepared.result(prepared.message)
+    messages, lengths = layout.split(prepared.message, ranks)
 
     def join(part: int, received: tf.Tensor, own: tf.Tensor) -> tf.Tensor:
         return layout.piece(part, ranks).reduce(tf.concat([received, own], 0))
 
     pieces = _ring(tf.split(messages, lengths, num=ranks), join, communicator, name)
-    return brought.result(layout.concat(tf.concat(pieces, 0), ranks))
+    return prepared.result(layout.concat(tf.concat(pieces, 0), ranks))
 
 
 def dense_ring(
@@ -76,14 +76,14 @@ def dense_ring(
 
     Steps and bytes sent per rank: 2 (P - 1), and 2 (P - 1) / P times all values.
     """
-    brought = bring("dense_ring", slices, communicator, op, name, dense_above)
-    vector, ranks = brought.layout.dense(brought.message), communicator.size
+    prepared = prepare("dense_ring", slices, communicator, op, name, dense_above)
+    vector, ranks = prepared.layout.dense(prepared.message), communicator.size
     if ranks == 1:
-        return brought.vector(vector)
-    pieces = tf.split(vector, [brought.layout.rows_of(part, ranks) for part in range(ranks)])
+        return prepared.vector(vector)
+    pieces = tf.split(vector, [prepared.layout.rows_of(part, ranks) for part in range(ranks)])
     join = _DENSE[op]
     whole = _ring(pieces, lambda part, received, own: join(received, own), communicator, name)
-    return brought.vector(tf.concat(whole, 0))
+    return prepared.vector(tf.concat(whole, 0))
 
 
 def _ring(

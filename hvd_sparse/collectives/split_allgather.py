@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from hvd_sparse.collectives.contribution import Layout, Result, bring
+from hvd_sparse.collectives.prepared import Layout, Result, prepare
 from hvd_sparse.transport.communicator import Communicator
 
 
@@ -36,8 +36,8 @@ def split_allgather(
     rows of 4 bytes and their values, by how much the index sets overlap; the mean over the ranks, as the rows of a
     piece and so what its owner sends may be more or fewer.
     """
-    brought = bring("split_allgather", slices, communicator, op, name, dense_above)
-    return brought.result(combine_pieces(brought.layout, brought.message, communicator, name))
+    prepared = prepare("split_allgather", slices, communicator, op, name, dense_above)
+    return prepared.result(combine_pieces(prepared.layout, prepared.message, communicator, name))
 
 
 def combine_pieces(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:

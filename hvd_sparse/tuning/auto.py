@@ -8,17 +8,17 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import costs
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.compression.selectors import check_density
 from hvd_sparse.spec import Spec, describe
+from hvd_sparse.transport import timing
 from hvd_sparse.transport.communicator import Communicator
 from hvd_sparse.tuning import links
-from hvd_sparse.tuning.cache import Notebook
-from hvd_sparse.tuning.trials import TIE, Rehearsed, at_once, fastest, rehearse
+from hvd_sparse.tuning.cache import MeasurementCache
+from hvd_sparse.tuning.trials import TIE, TrialTimes, at_once, fastest, run_trials
 
 BUDGET = 4.0  # seconds
 
@@ -111,25 +111,25 @@ class Auto(Aggregator):
         """The name of the candidate for a vector; a collective."""
         if spec.grid.world.size == 1 or len(self.candidates) == 1:
             return self.candidates[0][0]
-        notebook = Notebook(spec.grid)
+        cache = MeasurementCache(spec.grid)
         tell = _teller(spec)
-        cluster = links.known(spec.grid, notebook, tell)
+        cluster = links.known(spec.grid, cache, tell)
         alone = {name: costs.seconds(name, cluster, spec.size, self.density) for name, _ in self.candidates}
         together = at_once(spec, min(alone.values()), self.budget)
         predicted = {name: together * seconds for name, seconds in alone.items()}
         subject = self._subject(spec, together)
-        rehearsed = self._remembered(notebook.read(subject), notebook)
-        if rehearsed is None:
-            rehearsed = rehearse(self.candidates, spec, predicted, together, self.budget, tell)
-            notebook.write(subject, rehearsed._asdict())
-        choice = self._fastest(rehearsed)
-        if (notebook.path, subject) not in _told:
-            _told.add((notebook.path, subject))
-            tell(_reason(choice, rehearsed, predicted, together, spec.grid.cross.size))
+        times = self._remembered(cache.read(subject), cache)
+        if times is None:
+            times = run_trials(self.candidates, spec, predicted, together, self.budget, tell)
+            cache.write(subject, times._asdict())
+        choice = self._fastest(times)
+        if (cache.path, subject) not in _told:
+            _told.add((cache.path, subject))
+            tell(_reason(choice, times, predicted, together, spec.grid.cross.size))
         return choice
 
     def _subject(self, spec: Spec, together: int) -> str:
-        """What a rehearsal is remembered by; the budget makes no difference to what it is about."""
+        """What the times of trials are kept by; the budget makes no difference to them."""
         account = {
             "size": spec.size,
             "dtype": spec.dtype.name,
@@ -138,18 +138,18 @@ class Auto(Aggregator):
         }
         return json.dumps(account, sort_keys=True)
 
-    def _fastest(self, rehearsed: Rehearsed) -> str:
-        in_order = [name for name, _ in self.candidates if name in rehearsed.seconds]
-        return fastest({name: rehearsed.seconds[name] for name in in_order})
+    def _fastest(self, times: TrialTimes) -> str:
+        in_order = [name for name, _ in self.candidates if name in times.seconds]
+        return fastest({name: times.seconds[name] for name in in_order})
 
-    def _remembered(self, figures: Any, notebook: Notebook) -> Rehearsed | None:
-        """What the notebook has of a rehearsal; None where it has nothing, or something else."""
+    def _remembered(self, figures: Any, cache: MeasurementCache) -> TrialTimes | None:
+        """The times of trials that the cache has; None where it has none, or something else."""
         if figures is None:
             return None
         try:
-            return Rehearsed.of(figures, [name for name, _ in self.candidates])
+            return TrialTimes.of(figures, [name for name, _ in self.candidates])
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            notebook.complain(f"is not used: expected the figures of a rehearsal, got {error!r}")
+            cache.complain(f"is not used: expected the times of trials, got {error!r}")
             return None
 
 
@@ -173,10 +173,10 @@ def _teller(spec: Spec) -> Callable[[str], None]:
     return lambda text: print(f"auto, {spec.size:,} elements of {spec.dtype.name}: {text}", flush=True)
 
 
-def _reason(choice: str, rehearsed: Rehearsed, predicted: Mapping[str, float], together: int, nodes: int) -> str:
+def _reason(choice: str, times: TrialTimes, predicted: Mapping[str, float], together: int, nodes: int) -> str:
     """A choice in a sentence: against whom, by how much, and what crosses the network."""
-    medians = {name: float(np.median(rounds)) for name, rounds in rehearsed.seconds.items()}
-    sent = {name: _size(count) for name, count in rehearsed.sent.items()}
+    medians = timing.medians(times.seconds)
+    sent = {name: _size(count) for name, count in times.sent.items()}
     parts = [f"{choice}, {_ms(medians[choice])}" + (f" for {together} at once" if together > 1 else "")]
     others = [name for name in medians if name != choice]
     if others:

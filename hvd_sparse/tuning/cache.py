@@ -20,7 +20,7 @@ KEPT_FOR = 7 * 24 * 3600.0  # seconds after which a cluster is measured anew: ne
 _FORMAT = "hvd_sparse cluster 1"
 
 
-class Notebook:
+class MeasurementCache:
     """Figures of one cluster by subject, kept by the first rank: in memory, and in a file for the next run.
 
     All ranks make one together and read it together; whatever file or memory another rank has, all of them get what
@@ -33,39 +33,39 @@ class Notebook:
     """
 
     def __init__(self, grid: Grid):
-        hosts = grid.world.gather_descriptions(host_names.own(), "notebook.hosts")
+        hosts = grid.world.gather_descriptions(host_names.own(), "cache.hosts")
         self._world = grid.world
-        self._book = _book(_account(grid, hosts)) if grid.world.rank == 0 else None
+        self._file = _file_of(_account(grid, hosts)) if grid.world.rank == 0 else None
 
     @property
     def path(self) -> pathlib.Path | None:
         """Where the file is."""
-        return None if self._book is None else self._book.path
+        return None if self._file is None else self._file.path
 
     def read(self, subject: str) -> Any:
         """What was written on a subject, JSON-serialisable; None where nothing was. A collective."""
-        known = None if self._book is None else self._book.figures.get(subject)
-        return self._world.gather_descriptions(known, "notebook.read")[0]
+        known = None if self._file is None else self._file.figures.get(subject)
+        return self._world.gather_descriptions(known, "cache.read")[0]
 
     def write(self, subject: str, figures: Any) -> None:
         """Writes down what is JSON-serialisable, in the file too; only the first rank does."""
-        if self._book is not None:
-            self._book.figures[subject] = figures
-            self._book.save()
+        if self._file is not None:
+            self._file.figures[subject] = figures
+            self._file.save()
 
     def clear(self) -> None:
         """Forgets everything, and begins anew."""
-        if self._book is not None:
-            self._book.figures = {}
-            self._book.since = time.time()
+        if self._file is not None:
+            self._file.figures = {}
+            self._file.since = time.time()
 
     def complain(self, problem: str) -> None:
         """Says on the first rank what is the matter with the file."""
-        if self._book is not None:
-            self._book.complain(problem)
+        if self._file is not None:
+            self._file.complain(problem)
 
 
-class _Book:
+class _CacheFile:
     """The figures of one cluster in this process, as read from its file."""
 
     def __init__(self, path: pathlib.Path, account: dict[str, Any]):
@@ -110,17 +110,17 @@ class _Book:
         self.since, self.figures = content["since"], content["figures"]
 
 
-_books: dict[pathlib.Path, _Book] = {}
+_files: dict[pathlib.Path, _CacheFile] = {}
 
 
-def _book(account: dict[str, Any]) -> _Book:
+def _file_of(account: dict[str, Any]) -> _CacheFile:
     """The one of this cluster, read from its file where this process has not done so yet."""
     folder = pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/hvd_sparse").expanduser() / "clusters"
     digest = hashlib.sha256(json.dumps(account, sort_keys=True).encode()).hexdigest()
     path = folder / f"{digest[:16]}.json"
-    if path not in _books:
-        _books[path] = _Book(path, account)
-    return _books[path]
+    if path not in _files:
+        _files[path] = _CacheFile(path, account)
+    return _files[path]
 
 
 def _account(grid: Grid, hosts: list[str]) -> dict[str, Any]:

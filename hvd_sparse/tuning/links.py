@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import functools
 import math
-import time
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import costs, ops
-from hvd_sparse.transport import topology
+from hvd_sparse.transport import timing, topology
 from hvd_sparse.transport.communicator import Communicator, Grid
-from hvd_sparse.tuning.cache import Notebook
+from hvd_sparse.tuning.cache import MeasurementCache
 
 Progress = Callable[[str], Any]
-_COLD, _REPEATS = 3, 5  # an operation that keeps its outputs has made them after three rounds
-_SMALL, _LARGEST, _STEP = 1 << 12, 1 << 21, 8  # elements a rank sends to each other one
-_LONG = 0.05  # seconds after which nothing larger is sent: bandwidth is well told from latency
+_SIZES = timing.Sizes(1 << 12, 1 << 21, 8, long=0.05)  # that a rank sends to each other one
 _SELECTED = 1 << 24  # elements of the selection that is timed: more than a cache holds
 _SUBJECT = "cluster"
 
@@ -41,47 +37,38 @@ def measure(grid: Grid | None = None, progress: Progress | None = None) -> costs
     inside, across, reducing = unused, unused, None
     if local > 1:
         tell(f"inside the node, {local} ranks ...")
-        inside = _fit(grid, functools.partial(_send_inside, grid.node), local, local - 1, 1)
+        inside = _link(grid, functools.partial(_send_inside, grid.node), local, local - 1, 1)
     if nodes > 1:
         tell(f"across {nodes} nodes ...")
-        across = _fit(grid, functools.partial(_send_across, grid.cross), 1, nodes - 1, local)
-        reducing = _fit(grid, functools.partial(_reduce_across, grid.cross), nodes, 2 * (nodes - 1), local)
+        across = _link(grid, functools.partial(_send_across, grid.cross), 1, nodes - 1, local)
+        reducing = _link(grid, functools.partial(_reduce_across, grid.cross), nodes, 2 * (nodes - 1), local)
     tell("selection ...")
     return costs.Cluster(nodes, local, inside, across, *_selection(grid), reducing)
 
 
-def known(grid: Grid, notebook: Notebook, progress: Progress | None = None) -> costs.Cluster:
-    """The cluster as the notebook has it, else measured now and written down; a collective.
+def known(grid: Grid, cache: MeasurementCache, progress: Progress | None = None) -> costs.Cluster:
+    """The cluster as the cache has it, else measured now and written down; a collective.
 
     Args:
         grid: who is on the cluster.
-        notebook: of the same ranks.
+        cache: of the same ranks.
         progress: is told what is being measured.
     """
-    figures = notebook.read(_SUBJECT)
+    figures = cache.read(_SUBJECT)
     if figures is not None:
         try:
             return _from_figures(grid, figures)
         except (KeyError, TypeError, ValueError) as error:
-            notebook.complain(f"is not used: expected the figures of a cluster, got {error!r}")
-            notebook.clear()
+            cache.complain(f"is not used: expected the figures of a cluster, got {error!r}")
+            cache.clear()
     cluster = measure(grid, progress)
-    keep(cluster, notebook)
+    keep(cluster, cache)
     return cluster
 
 
-def keep(cluster: costs.Cluster, notebook: Notebook) -> None:
+def keep(cluster: costs.Cluster, cache: MeasurementCache) -> None:
     """Writes a cluster down."""
-    notebook.write(_SUBJECT, _to_figures(cluster))
-
-
-def slowest(world: Communicator, run: Callable[[], Any]) -> float:
-    """Seconds that a call takes on the slowest rank, from when all ranks are there; the same on every rank."""
-    world.allreduce(tf.constant(0), "max", "links.meet")
-    start = time.perf_counter()
-    run()
-    elapsed = tf.constant(time.perf_counter() - start, tf.float64)
-    return float(world.allreduce(elapsed, "max", "links.slowest"))
+    cache.write(_SUBJECT, _to_figures(cluster))
 
 
 def _send_inside(node: Communicator, vector: tf.Tensor) -> None:
@@ -96,8 +83,8 @@ def _reduce_across(cross: Communicator, vector: tf.Tensor) -> None:
     cross.allreduce(vector, "sum", "links.reducing")
 
 
-def _fit(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: int, senders: int) -> costs.Link:
-    """What a call and what a byte takes, out of a small size and the first that takes long.
+def _link(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: int, senders: int) -> costs.Link:
+    """What a call and what a byte takes.
 
     What a message adds to a call, whatever its bytes, is not told apart: it is less than calls differ by.
 
@@ -110,33 +97,20 @@ def _fit(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: i
     """
 
     def seconds(each: int) -> float:
-        return _seconds(grid, functools.partial(send, tf.zeros([pieces * each])))
+        return timing.median_seconds(grid.world, functools.partial(send, tf.zeros([pieces * each])), "links")
 
-    each = _SMALL
-    small = large = seconds(each)
-    while large < _LONG and each < _LARGEST:
-        each *= _STEP
-        large = seconds(each)
-    if each == _SMALL:  # so slow that calls make no difference
-        return costs.Link(0.0, senders * messages * costs.ELEMENT * each / small)
-    per_byte = max(large - small, 1e-9) / (messages * costs.ELEMENT * (each - _SMALL))
-    call = max(0.0, small - messages * costs.ELEMENT * _SMALL * per_byte)
-    return costs.Link(0.0, senders / per_byte, call=call)
+    call = timing.fit_link(seconds, _SIZES, messages * costs.ELEMENT)
+    return costs.Link(0.0, senders * call.bandwidth, call=call.latency)
 
 
 def _selection(grid: Grid) -> tuple[float, float]:
     """`memory` and `entry` out of selecting a few elements and many."""
     gradient, residual = tf.random.stateless_normal([1, _SELECTED], [1, 1]), tf.zeros([_SELECTED])
     counts = (_SELECTED // 100, _SELECTED // 10)
-    few, many = (_seconds(grid, functools.partial(ops.feedback_topk, gradient, residual, k)) for k in counts)
+    select = functools.partial(ops.feedback_topk, gradient, residual)
+    few, many = (timing.median_seconds(grid.world, functools.partial(select, k), "links") for k in counts)
     entry = max(0.0, (many - few) / (counts[1] - counts[0]))
     return costs.FEEDBACK * _SELECTED / max(few - entry * counts[0], few / 2), entry
-
-
-def _seconds(grid: Grid, run: Callable[[], Any]) -> float:
-    """The median of a few rounds after some that do not count, each as long as its slowest rank."""
-    taken = [slowest(grid.world, run) for _ in range(_COLD + _REPEATS)]
-    return float(np.median(taken[_COLD:]))
 
 
 def _to_figures(cluster: costs.Cluster) -> dict[str, Any]:

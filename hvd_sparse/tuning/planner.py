@@ -18,7 +18,7 @@ from hvd_sparse import costs
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.transport import topology
 from hvd_sparse.tuning import links
-from hvd_sparse.tuning.cache import Notebook
+from hvd_sparse.tuning.cache import MeasurementCache
 from hvd_sparse.tuning.links import measure
 
 MODEL_SIZES = {"resnet50": 25_600_000, "vgg19": 143_700_000, "transformer": 110_000_000}  # parameters
@@ -167,9 +167,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     topology.init()
     first = topology.rank() == 0
     cluster = measure(progress=(lambda text: print(text, flush=True)) if first else None)
-    notebook = Notebook(topology.grid())
-    notebook.clear()
-    links.keep(cluster, notebook)
+    cache = MeasurementCache(topology.grid())
+    cache.clear()
+    links.keep(cluster, cache)
     if first:
         print(table(cluster, options.size), flush=True)
-        print(f"Kept for hvd.recipes.auto in {notebook.path}", flush=True)
+        print(f"Kept for hvd.recipes.auto in {cache.path}", flush=True)

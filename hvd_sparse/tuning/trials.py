@@ -14,7 +14,7 @@ import tensorflow as tf
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.transaction import commit
 from hvd_sparse.spec import Spec
-from hvd_sparse.tuning import links
+from hvd_sparse.transport import timing
 
 # How many times as fast as predicted a recipe would have to be to win, for it not to be tried where trying it takes
 # more than its part of the budget. The model knows neither how the ranks get into each other's way nor what the
@@ -31,8 +31,8 @@ AT_ONCE = 4  # vectors in flight at most: these fill the links, and each has res
 LARGE = 1 << 18  # elements of a vector whose residuals must not wait for Python to find that nobody wants them
 
 
-class Rehearsed(NamedTuple):
-    """How the recipes did that were tried.
+class TrialTimes(NamedTuple):
+    """How long the recipes took that were tried, and what they sent.
 
     Attributes:
         seconds: by name, of each round that counts, of the slowest rank; a round's exchanges follow one another. Of
@@ -45,7 +45,7 @@ class Rehearsed(NamedTuple):
     sent: dict[str, float]
 
     @classmethod
-    def of(cls, figures: Mapping[str, Any], names: Sequence[str]) -> Rehearsed:
+    def of(cls, figures: Mapping[str, Any], names: Sequence[str]) -> TrialTimes:
         """Out of what `_asdict` gave; KeyError, TypeError or ValueError where it is not of these recipes."""
         seconds, sent = figures["seconds"], figures["sent"]
         if not seconds or set(seconds) - set(names) or not all(seconds.values()):
@@ -57,7 +57,7 @@ class Rehearsed(NamedTuple):
 
 
 def at_once(spec: Spec, fastest: float, budget: float) -> int:
-    """How many vectors a rehearsal has in flight: as many as training has, to a bound, and fewer where that takes long.
+    """How many vectors trials have in flight: as many as training has, to a bound, and fewer where that takes long.
 
     What sends less gains more where several share the links: alone, much of an exchange is latency and selection. Where
     one takes long, it is the links that take it, and one tells as much as several.
@@ -71,14 +71,14 @@ def at_once(spec: Spec, fastest: float, budget: float) -> int:
     return max(1, min(spec.in_flight, AT_ONCE, affordable))
 
 
-def rehearse(
+def run_trials(
     candidates: Sequence[tuple[str, Aggregator]],
     spec: Spec,
     predicted: Mapping[str, float],
     together: int,
     budget: float,
     tell: Callable[[str], None],
-) -> Rehearsed:
+) -> TrialTimes:
     """Exchanges random vectors by each candidate in turn, as many at once as in training; a collective.
 
     Whatever is decided on the way is decided from figures that all ranks have in common.
@@ -93,20 +93,20 @@ def rehearse(
             any case.
         tell: is told what is being done.
     """
-    rehearsed = _rehearse(dict(candidates), spec, predicted, together, budget, tell)
+    times = _run_trials(dict(candidates), spec, predicted, together, budget, tell)
     if spec.size >= LARGE:
         gc.collect()  # a function and its graph refer to each other, and to residuals of the vector's size
-    return rehearsed
+    return times
 
 
-def _rehearse(
+def _run_trials(
     aggregators: Mapping[str, Aggregator],
     spec: Spec,
     predicted: Mapping[str, float],
     together: int,
     budget: float,
     tell: Callable[[str], None],
-) -> Rehearsed:
+) -> TrialTimes:
     vectors = [_drawn(spec, spec.number + each) for each in range(together)]
     affordable = budget / (2 * len(aggregators))  # seconds of a round of what all begin with
     trials: dict[str, _Trial] = {}
@@ -115,7 +115,7 @@ def _rehearse(
         if predicted[name] > max(HOPELESS * least, affordable):
             continue
         tell(f"trying {name} ...")
-        trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.rehearsal.{name}"), vectors)
+        trials[name] = _Trial(aggregators[name], spec._replace(name=f"{spec.name}.trial.{name}"), vectors)
         trials[name].begin(min(WARM, 1 + int(affordable / predicted[name])) if predicted[name] > 0 else WARM)
     in_running = worth_rounds({name: trial.best for name, trial in trials.items()}, predicted)
     if len(in_running) > 1:
@@ -130,7 +130,7 @@ def _rehearse(
         for name in in_running[first:] + in_running[:first]:
             trials[name].exchange()
     seconds = {name: trial.seconds for name, trial in trials.items()}
-    return Rehearsed(seconds, {name: trial.sent for name, trial in trials.items()})
+    return TrialTimes(seconds, {name: trial.sent for name, trial in trials.items()})
 
 
 def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
@@ -141,7 +141,7 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
     """
     last = max(len(rounds) for rounds in seconds.values())
     final = {name: rounds for name, rounds in seconds.items() if len(rounds) == last}
-    medians = {name: float(np.median(final[name])) for name in still_in_running(final)}
+    medians = timing.medians({name: final[name] for name in still_in_running(final)})
     least = min(medians.values())
     return next(name for name, median in medians.items() if median <= (1 + TIE) * least)
 
@@ -158,7 +158,8 @@ def still_in_running(seconds: Mapping[str, Sequence[float]]) -> list[str]:
     if rounds < ENOUGH:
         least = min(min(each) for each in seconds.values())
         return [name for name, each in seconds.items() if min(each) <= FAR * least]
-    best = min(seconds, key=lambda name: float(np.median(seconds[name])))
+    medians = timing.medians(seconds)
+    best = min(medians, key=medians.__getitem__)
     return [name for name, each in seconds.items() if not beats(seconds[best], each)]
 
 
@@ -211,7 +212,7 @@ class _Trial:
         as a later one.
         """
         world = self._spec.grid.world
-        links.slowest(world, self._wait)
+        timing.slowest(world, self._wait, "trials")
         everyones = world.allreduce(self._sent, "sum", f"{self._spec.name}.sent")
         self.sent = float(everyones) / self._spec.grid.cross.size / len(self._vectors)
         for _ in range(rounds):
@@ -220,7 +221,7 @@ class _Trial:
 
     def exchange(self) -> None:
         """One more round."""
-        self.seconds.append(links.slowest(self._spec.grid.world, self._wait))
+        self.seconds.append(timing.slowest(self._spec.grid.world, self._wait, "trials"))
         self.spent += self.seconds[-1]
 
     def _wait(self) -> None:

@@ -54,22 +54,22 @@ def test_a_wrong_sum_is_seen(monkeypatch):
 
     monkeypatch.setattr(sparcml_rank, "hvd", types.SimpleNamespace(rank=lambda: 0))
     monkeypatch.setattr(sparcml_rank.horovod, "allreduce", lambda vector, **_: 3 * vector)
-    brought = sparcml_rank.Sum(1000, 0.1, "uniform")
-    values, indices = 3 * brought.slices.values, brought.slices.indices
-    brought.check("dense", 3 * brought.dense)
-    brought.check("sparse", tf.IndexedSlices(values, indices))
-    brought.check("with neutral rows", tf.IndexedSlices(3 * brought.dense, tf.range(1000)))
-    gathered = tf.IndexedSlices(tf.tile(brought.slices.values, [3]), tf.tile(indices, [3]))
-    brought.check("gathered", gathered)
+    vectors = sparcml_rank.Sum(1000, 0.1, "uniform")
+    values, indices = 3 * vectors.slices.values, vectors.slices.indices
+    vectors.check("dense", 3 * vectors.dense)
+    vectors.check("sparse", tf.IndexedSlices(values, indices))
+    vectors.check("with neutral rows", tf.IndexedSlices(3 * vectors.dense, tf.range(1000)))
+    gathered = tf.IndexedSlices(tf.tile(vectors.slices.values, [3]), tf.tile(indices, [3]))
+    vectors.check("gathered", gathered)
     one_off = tf.concat([values[:1] + 1, values[1:]], 0)
     for wrong in (
-        2 * brought.dense,
+        2 * vectors.dense,
         tf.IndexedSlices(one_off, indices),
         tf.IndexedSlices(values[1:], indices[1:]),
         tf.IndexedSlices(gathered.values[1:], gathered.indices[1:]),
     ):
         with pytest.raises(AssertionError, match="some arm: rank 0 got a wrong result"):
-            brought.check("some arm", wrong)
+            vectors.check("some arm", wrong)
 
 
 # ---- what is made of it ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hvd_sparse.collectives import streams
-from hvd_sparse.collectives.contribution import HEAD
+from hvd_sparse.collectives.prepared import HEAD
 from hvd_sparse.transport.communicator import Communicator
 
 

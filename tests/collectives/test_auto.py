@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.collectives import Auto
-from hvd_sparse.collectives.call_history import Calls, Seen, Trials
+from hvd_sparse.collectives.call_history import CallHistory, Calls, CallTimings
 from hvd_sparse.costs import Link
 from hvd_sparse.costs.collectives import Transport
 from hvd_sparse.transport.communicator import LoneCommunicator
@@ -24,8 +24,8 @@ class TestAuto:
 
         def one_rank(grid):
             chosen = []
-            for brought in calls:
-                auto(brought[grid.world.rank], grid.world)
+            for inputs in calls:
+                auto(inputs[grid.world.rank], grid.world)
                 chosen.append(auto.chosen(grid.world))
             return chosen
 
@@ -67,14 +67,14 @@ class TestAuto:
 
     def test_a_candidate_that_takes_longer_than_expected_twice_is_left(self):
         """All ranks hear of the slowest one's time; the shorter of two calls counts, as the first is cold."""
-        trials = Trials()
+        timings = CallTimings()
         for told, factor in (([9, 4], 1.0), ([2, 6], 6.0), ([3, 3], 3.0), ([0, 5], 3.0)):
-            trials.begin(1, 1e-6)
-            trials.learn(np.array(told))
-            assert trials.factors() == pytest.approx([1.0, factor, 1.0, 1.0])
-        assert trials.told() == 0
-        trials.elapsed = 0.002
-        assert trials.told() == 2000
+            timings.begin(1, 1e-6)
+            timings.learn(np.array(told))
+            assert timings.factors() == pytest.approx([1.0, factor, 1.0, 1.0])
+        assert timings.told() == 0
+        timings.elapsed = 0.002
+        assert timings.told() == 2000
 
     def test_times_of_calls_are_told_where_what_they_take_was_measured(self):
         auto = Auto()
@@ -109,16 +109,16 @@ class TestAuto:
 
 
 def test_graphs_and_eager_code_know_of_each_others_calls():
-    seen = Seen()
-    seen.write(Calls(3, 7.5, 2))
+    history = CallHistory()
+    history.write(Calls(3, 7.5, 2))
 
     @tf.function
     def call():
-        variable = seen.variable()
+        variable = history.variable()
         variable.assign(variable + [1, 0, -1])
 
     call()
-    assert seen.read() == Calls(4, 7.5, 1)
-    seen.write(Calls(5, 2.5, 3))
+    assert history.read() == Calls(4, 7.5, 1)
+    history.write(Calls(5, 2.5, 3))
     call()
-    assert seen.read() == Calls(6, 2.5, 2)
+    assert history.read() == Calls(6, 2.5, 2)

@@ -18,14 +18,14 @@ from tests.collectives.vectors import ALL, GOOD, dense_of, expected_of, slices_o
 class TestHandles:
     def test_order_does_not_matter_and_many_are_in_flight(self):
         ranks, number = 3, 20
-        brought = [[slices_of([rank, call], [50], seed=call) for call in range(number)] for rank in range(ranks)]
+        inputs = [[slices_of([rank, call], [50], seed=call) for call in range(number)] for rank in range(ranks)]
 
         def one_rank(grid):
             order = list(range(number))
             random.Random(grid.world.rank).shuffle(order)
             handles = {
                 call: collectives.start(
-                    list(ALL.values())[call % 6], brought[grid.world.rank][call], grid.world, name=f"call{call}"
+                    list(ALL.values())[call % 6], inputs[grid.world.rank][call], grid.world, name=f"call{call}"
                 )
                 for call in order
             }
@@ -33,7 +33,7 @@ class TestHandles:
 
         for results in threads.run(ranks, ranks, one_rank, in_order=False):
             for call, got in enumerate(results):
-                expected = expected_of([each[call] for each in brought], [50], "sum")
+                expected = expected_of([each[call] for each in inputs], [50], "sum")
                 np.testing.assert_array_equal(dense_of(got, [50], "sum"), expected)
 
     def test_is_ready_once_the_others_have_come(self):

@@ -32,8 +32,8 @@ class TestQuantized:
         def one_rank(grid):
             world, totals = grid.world, []
             error = tf.zeros([collectives.own_rows(size, world) * width])
-            for step, brought in enumerate(calls):
-                result = collectives.dynamic_quantized(brought[world.rank], world, quantizer, error, step)
+            for step, inputs in enumerate(calls):
+                result = collectives.dynamic_quantized(inputs[world.rank], world, quantizer, error, step)
                 assert int(result.fault) == 0
                 error = result.error
                 totals.append(result.total.numpy())
@@ -44,29 +44,29 @@ class TestQuantized:
             assert [total.tobytes() for total in totals] == [total.tobytes() for total in results[0][0]]
         came_out = sum(total.astype(np.float64) for total in results[0][0]).reshape(-1)
         kept = np.concatenate([error for _, error in results])
-        went_in = sum(expected_of(brought, [size, *row], "sum") for brought in calls).reshape(-1)
+        went_in = sum(expected_of(inputs, [size, *row], "sum") for inputs in calls).reshape(-1)
         np.testing.assert_allclose(came_out + kept, went_in, atol=1e-4)
         assert np.abs(kept).max() > 0 or bits == 8
 
     def test_dynamic_takes_a_quantizer(self):
-        brought = [slices_of(range(500), [500], seed=rank) for rank in range(3)]
+        inputs = [slices_of(range(500), [500], seed=rank) for rank in range(3)]
         quantizer = QSGD(4, bucket=32)
         results = threads.run(
-            3, 3, lambda grid: collectives.dynamic(brought[grid.world.rank], grid.world, quantizer=quantizer)
+            3, 3, lambda grid: collectives.dynamic(inputs[grid.world.rank], grid.world, quantizer=quantizer)
         )
         assert len({got.numpy().tobytes() for got in results}) == 1
-        np.testing.assert_allclose(results[0], expected_of(brought, [500], "sum"), atol=6 / 7)
+        np.testing.assert_allclose(results[0], expected_of(inputs, [500], "sum"), atol=6 / 7)
 
     def test_low_precision_is_of_fewer_bytes(self):
-        brought = [slices_of(range(20000), [20000], seed=rank) for rank in range(4)]
-        coded = counted(functools.partial(collectives.dynamic, quantizer=QSGD(4)), brought)
+        inputs = [slices_of(range(20000), [20000], seed=rank) for rank in range(4)]
+        coded = counted(functools.partial(collectives.dynamic, quantizer=QSGD(4)), inputs)
         split = 3 * (8 + 4 * 5000)  # pieces that travel dense, with their headers
         assert coded[0].sent - split == 3 * (5000 // 2 + 4 * 5)
 
     def test_a_value_that_is_not_finite_is_an_error_on_every_rank(self):
-        brought = [slices_of(range(30), [30]) for _ in range(3)]
-        brought[2] = tf.IndexedSlices(tf.constant([np.inf]), tf.constant([15]), tf.constant([30]))
-        errors = errors_of(brought, functools.partial(collectives.dynamic, quantizer=QSGD(4)))
+        inputs = [slices_of(range(30), [30]) for _ in range(3)]
+        inputs[2] = tf.IndexedSlices(tf.constant([np.inf]), tf.constant([15]), tf.constant([30]))
+        errors = errors_of(inputs, functools.partial(collectives.dynamic, quantizer=QSGD(4)))
         for error in errors:
             assert isinstance(error, tf.errors.InvalidArgumentError) and "piece of rank" in error.message
 

@@ -25,15 +25,15 @@ from tests.collectives.vectors import (
 IN_PIECES = (collectives.split_allgather, collectives.sparse_ring, ALL["auto"])
 
 
-def check(collective, brought, shape, op="sum"):
+def check(collective, inputs, shape, op="sum"):
     """Runs a collective with as many ranks as bring something; gives the results of all."""
-    ranks = len(brought)
-    results = threads.run(ranks, ranks, lambda grid: collective(brought[grid.world.rank], grid.world, op=op))
-    expected = expected_of(brought, shape, op)
-    present = np.unique(np.concatenate([slices.indices.numpy() for slices in brought]))
+    ranks = len(inputs)
+    results = threads.run(ranks, ranks, lambda grid: collective(inputs[grid.world.rank], grid.world, op=op))
+    expected = expected_of(inputs, shape, op)
+    present = np.unique(np.concatenate([slices.indices.numpy() for slices in inputs]))
     for got in results:
         vector = dense_of(got, shape, op, present, exactly=collective not in IN_PIECES)
-        dtype = brought[0].values.dtype.as_numpy_dtype
+        dtype = inputs[0].values.dtype.as_numpy_dtype
         assert vector.dtype == dtype and vector.tobytes() == expected.astype(dtype).tobytes()
     return results
 
@@ -77,8 +77,8 @@ class TestResult:
     def test_is_the_dense_result_to_the_bit(self, collective, ranks, kind):
         for size, density in KINDS[kind]:
             sets = index_sets(kind, ranks, size, density)
-            brought = [slices_of(indices, [size], seed=rank) for rank, indices in enumerate(sets)]
-            check(collective, brought, [size])
+            inputs = [slices_of(indices, [size], seed=rank) for rank, indices in enumerate(sets)]
+            check(collective, inputs, [size])
 
     @every
     @pytest.mark.parametrize("ranks", RANKS)
@@ -86,16 +86,16 @@ class TestResult:
     def test_is_the_dense_result_of_other_operations(self, collective, ranks, op):
         for kind, density in (("overlapping", 0.3), ("identical", 1), ("disjoint", 0.1)):
             sets = index_sets(kind, ranks, 503, density)
-            brought = [slices_of(indices, [503], seed=rank) for rank, indices in enumerate(sets)]
-            check(collective, brought, [503], op)
+            inputs = [slices_of(indices, [503], seed=rank) for rank, indices in enumerate(sets)]
+            check(collective, inputs, [503], op)
 
     @every
     @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
     @pytest.mark.parametrize("index_dtype", ["int32", "int64"])
     def test_has_the_dtypes_that_were_brought(self, collective, dtype, index_dtype):
         sets = index_sets("overlapping", 3, 211, 0.1)
-        brought = [slices_of(indices, [211], dtype, rank, index_dtype) for rank, indices in enumerate(sets)]
-        for got in check(collective, brought, [211]):
+        inputs = [slices_of(indices, [211], dtype, rank, index_dtype) for rank, indices in enumerate(sets)]
+        for got in check(collective, inputs, [211]):
             if isinstance(got, tf.IndexedSlices):
                 assert got.indices.dtype == tf.as_dtype(index_dtype)
 
@@ -105,8 +105,8 @@ class TestResult:
     @pytest.mark.parametrize("op", ["sum", "max"])
     def test_rows_of_the_same_index_are_combined_first(self, collective, ranks, row, op):
         drawn = np.random.default_rng(ranks)
-        brought = [slices_of(drawn.integers(0, 40, 30), [97, *row], seed=rank) for rank in range(ranks)]
-        check(collective, brought, [97, *row], op)
+        inputs = [slices_of(drawn.integers(0, 40, 30), [97, *row], seed=rank) for rank in range(ranks)]
+        check(collective, inputs, [97, *row], op)
 
     @every
     @pytest.mark.parametrize("op", ["sum", "max", "product"])
@@ -114,14 +114,14 @@ class TestResult:
     def test_whole_vectors_are_combined_as_they_are(self, collective, op, ordered):
         """Every row in order, on all ranks or on one, so many that the indices are looked at piece by piece."""
         rows = np.arange(2**14 + 3)
-        brought = [slices_of(rows if rank < ordered else rows[::-1], [len(rows)], seed=rank) for rank in range(3)]
-        check(collective, brought, [len(rows)], op)
+        inputs = [slices_of(rows if rank < ordered else rows[::-1], [len(rows)], seed=rank) for rank in range(3)]
+        check(collective, inputs, [len(rows)], op)
 
     @every
     @pytest.mark.parametrize("ranks", [3, 6])
     def test_has_the_same_bits_on_all_ranks_whatever_the_floats(self, collective, ranks):
         drawn = np.random.default_rng(0)
-        brought = [
+        inputs = [
             tf.IndexedSlices(
                 tf.constant(drawn.standard_normal(60).astype(np.float32)),
                 tf.constant(drawn.choice(200, 60, replace=False).astype(np.int32)),
@@ -129,24 +129,24 @@ class TestResult:
             )
             for _ in range(ranks)
         ]
-        results = threads.run(ranks, ranks, lambda grid: collective(brought[grid.world.rank], grid.world))
+        results = threads.run(ranks, ranks, lambda grid: collective(inputs[grid.world.rank], grid.world))
         first = dense_of(results[0], [200], "sum")
         assert all(dense_of(got, [200], "sum").tobytes() == first.tobytes() for got in results)
-        np.testing.assert_allclose(first, expected_of(brought, [200], "sum"), rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(first, expected_of(inputs, [200], "sum"), rtol=1e-5, atol=1e-6)
 
     @every
     @pytest.mark.parametrize("dense_above", [0, 20, 1000])
     def test_is_the_same_wherever_it_turns_dense(self, collective, dense_above):
         sets = index_sets("overlapping", 5, 301, 0.2)
-        brought = [slices_of(indices, [301], seed=rank) for rank, indices in enumerate(sets)]
-        check(functools.partial(collective, dense_above=dense_above), brought, [301])
+        inputs = [slices_of(indices, [301], seed=rank) for rank, indices in enumerate(sets)]
+        check(functools.partial(collective, dense_above=dense_above), inputs, [301])
 
     @pytest.mark.parametrize("name", ["allgather", "recursive_doubling", "split_allgather", "sparse_ring"])
     def test_is_a_tensor_above_delta_only(self, name):
         few = 12 if ALL[name] in IN_PIECES else 50
         for count, kind in ((few, tf.IndexedSlices), (51, tf.Tensor)):
-            brought = [slices_of(range(count), [100])] * 3
-            for got in check(ALL[name], brought, [100]):
+            inputs = [slices_of(range(count), [100])] * 3
+            for got in check(ALL[name], inputs, [100]):
                 assert isinstance(got, kind)
 
     @every

@@ -127,10 +127,8 @@ class TestTraffic:
 
     @pytest.mark.parametrize("ranks", range(2, 10))
     def test_dynamic_sends_no_more_than_a_dense_ring_when_everything_fills_in(self, ranks):
-        brought = [slices_of(range(20011), [20011], seed=rank) for rank in range(ranks)]
-        sent = {
-            name: sum(counter.sent for counter in counted(ALL[name], brought)) for name in ("dynamic", "dense_ring")
-        }
+        inputs = [slices_of(range(20011), [20011], seed=rank) for rank in range(ranks)]
+        sent = {name: sum(counter.sent for counter in counted(ALL[name], inputs)) for name in ("dynamic", "dense_ring")}
         assert sent["dynamic"] <= 1.01 * sent["dense_ring"]
 
     @pytest.mark.parametrize("name", COUNTED)

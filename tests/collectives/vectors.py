@@ -53,10 +53,10 @@ def slices_of(indices, shape, dtype="float32", seed=0, index_dtype="int32"):
     )
 
 
-def expected_of(brought, shape, op):
+def expected_of(inputs, shape, op):
     """The dense result, in float64."""
     total = np.full(shape, NEUTRAL[op], np.float64)
-    for slices in brought:
+    for slices in inputs:
         COMBINE[op].at(total, slices.indices.numpy(), slices.values.numpy().astype(np.float64))
     return total
 
@@ -83,20 +83,18 @@ def slices_like(slices, values):
 GOOD = slices_of([1, 2], [10])
 
 
-def counted(collective, brought):
+def counted(collective, inputs):
     """The counters of all ranks after one call."""
 
     def one_rank(grid):
         counter = CountingCommunicator(grid.world)
-        collective(brought[counter.rank], counter)
+        collective(inputs[counter.rank], counter)
         return counter
 
-    return threads.run(len(brought), len(brought), one_rank)
+    return threads.run(len(inputs), len(inputs), one_rank)
 
 
-def errors_of(brought, collective, **arguments):
+def errors_of(inputs, collective, **arguments):
     with pytest.raises(threads.RanksFailed) as caught:
-        threads.run(
-            len(brought), len(brought), lambda grid: collective(brought[grid.world.rank], grid.world, **arguments)
-        )
+        threads.run(len(inputs), len(inputs), lambda grid: collective(inputs[grid.world.rank], grid.world, **arguments))
     return caught.value.errors

@@ -14,7 +14,7 @@ from hvd_sparse import costs
 from hvd_sparse.aggregators import commit
 from hvd_sparse.spec import Spec
 from hvd_sparse.tuning import links
-from hvd_sparse.tuning.cache import Notebook
+from hvd_sparse.tuning.cache import MeasurementCache
 from tests import members, threads
 from tests.members import AGGREGATORS
 from tests.simulation import DTYPES, Shape, constants, floats, integers, same_bits
@@ -33,7 +33,7 @@ def every_grid_is_known():
     for ranks in range(2, 10):
         for local_size in (n for n in range(1, ranks + 1) if ranks % n == 0):
             cluster = costs.Cluster(ranks // local_size, local_size, link, link, 1e9)
-            threads.run(ranks, local_size, lambda grid, cluster=cluster: links.keep(cluster, Notebook(grid)))
+            threads.run(ranks, local_size, lambda grid, cluster=cluster: links.keep(cluster, MeasurementCache(grid)))
 
 
 class Run(NamedTuple):

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import lars
+from hvd_sparse.transport import timing
 from lars import choice as choices
 from lars import ops
 from lars.parallel import block_sizes
@@ -126,7 +127,7 @@ def test_a_choice_says_why():
 def test_all_ranks_take_the_way_that_is_cheaper_for_the_slowest(slow, monkeypatch):
     """On rank 1 one way takes long; to rank 0 alone that is the cheaper one."""
     clock = threading.local()  # each rank's own, which its work alone moves on: what else this machine does is no time
-    monkeypatch.setattr(choices, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
+    monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
 
     def one_rank(grid):
         clock.now = 0.0

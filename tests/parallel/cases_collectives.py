@@ -25,9 +25,9 @@ def everyones(round=0, density=0.05, row=()):
     return [slices_of(indices, [SIZE, *row], seed=rank) for rank, indices in enumerate(sets)]
 
 
-def agrees(got, brought, op="sum"):
-    shape = list(tf.get_static_value(brought[0].dense_shape))
-    np.testing.assert_array_equal(dense_of(got, shape, op), expected_of(brought, shape, op))
+def agrees(got, inputs, op="sum"):
+    shape = list(tf.get_static_value(inputs[0].dense_shape))
+    np.testing.assert_array_equal(dense_of(got, shape, op), expected_of(inputs, shape, op))
 
 
 GROUPS = {"world": list(ALL), "node": ["recursive_doubling", "split_allgather", "dynamic"]}
@@ -44,14 +44,14 @@ def results_are_dense_results(group):
     for number, name in enumerate(GROUPS[group]):
         collective = ALL[name]
         for op, row in (("sum", ()), ("max", (3,)))[: 1 + hvd.size() // 4]:
-            brought = everyones(number, row=row)
-            own = brought[communicator.rank]
+            inputs = everyones(number, row=row)
+            own = inputs[communicator.rank]
             told = f"{name}.{op}".replace(" ", "")
-            agrees(collective(own, communicator, op=op, name=told), brought, op)
+            agrees(collective(own, communicator, op=op, name=told), inputs, op)
 
             traced = in_graph(own, collective, communicator, op, f"graph.{told}")
             for _ in range(2):
-                agrees(traced(own.values), brought, op)
+                agrees(traced(own.values), inputs, op)
 
 
 def in_graph(own, collective, communicator, op, name):
@@ -85,23 +85,23 @@ def pieces_may_be_of_any_length():
 @case(ranks=(4,))
 def many_are_in_flight_in_any_order():
     world, calls = hvd.topology.world(), list(range(12))
-    brought = [everyones(call, 0.01) for call in calls]
+    inputs = [everyones(call, 0.01) for call in calls]
     plain = list(ALL.values())[:6]
     order = np.random.default_rng(world.rank).permutation(calls)
     handles = {
-        call: collectives.start(plain[call % 6], brought[call][world.rank], world, name=f"flight.{call}")
+        call: collectives.start(plain[call % 6], inputs[call][world.rank], world, name=f"flight.{call}")
         for call in order
     }
     for call in calls:
-        agrees(handles[call].wait(), brought[call])
+        agrees(handles[call].wait(), inputs[call])
         assert handles[call].ready()
 
 
 @case(ranks=(4,))
 def low_precision_is_the_same_on_all_ranks_in_a_graph():
     world, quantizer = hvd.topology.world(), QSGD(4, bucket=128)
-    brought = everyones(density=0.5)
-    own = brought[world.rank]
+    inputs = everyones(density=0.5)
+    own = inputs[world.rank]
 
     @tf.function
     def step(values, error, seed):
@@ -115,7 +115,7 @@ def low_precision_is_the_same_on_all_ranks_in_a_graph():
         assert len(set(world.gather_descriptions(int(tf.reduce_sum(tf.bitcast(total, tf.int32))), "digest"))) == 1
         came_out += total.numpy()
     kept = world.allgather(error, "kept").numpy()
-    np.testing.assert_allclose(came_out + kept, 3 * expected_of(brought, [SIZE], "sum"), atol=1e-4)
+    np.testing.assert_allclose(came_out + kept, 3 * expected_of(inputs, [SIZE], "sum"), atol=1e-4)
 
 
 @case(ranks=(4,))

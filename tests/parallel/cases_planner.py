@@ -48,7 +48,7 @@ def ranks_measure_alike_and_choose_alike(local_size):
 
 
 def changed_copy(source, target, winner):
-    """A copy of a notebook in which one recipe was the fastest; returns when it is there."""
+    """A copy of a cache file in which one recipe was the fastest; returns when it is there."""
     if hvd.rank() == 0:
         figures.copy(source, target, figures.won_by(winner))
     hvd.topology.world().gather_descriptions(None, "test.copied")

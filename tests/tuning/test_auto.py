@@ -17,7 +17,7 @@ from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.tuning import links, trials
 from hvd_sparse.tuning.auto import Auto
-from hvd_sparse.tuning.cache import KEPT_FOR, Notebook
+from hvd_sparse.tuning.cache import KEPT_FOR, MeasurementCache
 from tests import figures, threads
 
 SIZE, DENSITY, RANKS, LOCAL = 1000, 0.05, 4, 2
@@ -41,7 +41,7 @@ def everyone(choice):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A folder with the notebook of a real run, and what that chose."""
+    """A folder with the measurements of a real run, and what that chose."""
     folder = tmp_path_factory.mktemp("measured")
     with figures.kept_in(folder):
         return folder, choices()
@@ -49,7 +49,7 @@ def measured(tmp_path_factory):
 
 @pytest.fixture
 def changed(measured, tmp_path):
-    """Lets the notebook be kept in a folder that has it in a changed form."""
+    """Lets measurements be kept in a folder that has those of that run in a changed form."""
 
     def enter(change=None):
         figures.copy(measured[0], tmp_path / "changed", change)
@@ -63,8 +63,8 @@ def changed(measured, tmp_path):
 
 def test_all_ranks_choose_what_was_measured_to_be_fastest(measured):
     folder, chosen = measured
-    (rehearsed,) = figures.rehearsals(figures.read(folder))
-    in_order = {name: rehearsed["seconds"][name] for name in CANDIDATES if name in rehearsed["seconds"]}
+    (times,) = figures.trials_of(figures.read(folder))
+    in_order = {name: times["seconds"][name] for name in CANDIDATES if name in times["seconds"]}
     assert chosen == everyone(trials.fastest(in_order))
 
 
@@ -99,10 +99,10 @@ def test_what_is_predicted_to_be_hopeless_is_not_tried(tmp_path, capsys):
     """On a cluster that needs years to select, as far as it is known."""
     cluster = Cluster(RANKS // LOCAL, LOCAL, LINK, LINK, memory=1e-6)
     with figures.kept_in(tmp_path):
-        threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, Notebook(grid)))
+        threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, MeasurementCache(grid)))
         assert set(choices()) <= {"dense", "torus2d"}
-    (rehearsed,) = figures.rehearsals(figures.read(tmp_path))
-    assert set(rehearsed["seconds"]) == {"dense", "torus2d"}
+    (times,) = figures.trials_of(figures.read(tmp_path))
+    assert set(times["seconds"]) == {"dense", "torus2d"}
     assert "trying topk" not in capsys.readouterr().out
 
 
@@ -110,10 +110,10 @@ def test_one_that_does_better_than_predicted_does_not_keep_others_out(tmp_path):
     """All are predicted to take years; the first is measured to take less, and is what the others are held against."""
     cluster = Cluster(RANKS // LOCAL, LOCAL, Link(1e6, 1e9), Link(1e6, 1e9), 1e9)
     with figures.kept_in(tmp_path):
-        threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, Notebook(grid)))
+        threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, MeasurementCache(grid)))
         choices()
-    (rehearsed,) = figures.rehearsals(figures.read(tmp_path))
-    assert len(rehearsed["seconds"]) == 1, "their predictions are not to be believed to a factor of millions"
+    (times,) = figures.trials_of(figures.read(tmp_path))
+    assert len(times["seconds"]) == 1, "their predictions are not to be believed to a factor of millions"
 
 
 def test_a_lone_rank_and_a_lone_candidate_are_not_measured(capsys, tmp_path):
@@ -197,10 +197,10 @@ def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsy
 
     cluster = Cluster(RANKS // LOCAL, LOCAL, LINK, LINK, 1e9)
     with figures.kept_in(tmp_path):
-        threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, Notebook(grid)))
+        threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, MeasurementCache(grid)))
         chosen = threads.run(RANKS, LOCAL, one_rank)
     assert len({tuple(each) for each in chosen}) == 1
-    one, three, four = (each["sent"] for each in figures.rehearsals(figures.read(tmp_path)))
+    one, three, four = (each["sent"] for each in figures.trials_of(figures.read(tmp_path)))
     for name in set(one) & set(three) & set(four):
         assert one[name] == three[name] == four[name], "bytes are those of one vector"
     printed = capsys.readouterr().out
@@ -210,7 +210,7 @@ def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsy
 # ---- what is kept ----
 
 
-def test_an_equal_vector_is_not_rehearsed_again_and_another_one_is(tmp_path, capsys):
+def test_an_equal_vector_is_not_tried_again_and_another_one_is(tmp_path, capsys):
     with figures.kept_in(tmp_path):
         for size, dtype, density in ((100, "float32", 0.1), (101, "float32", 0.1), (100, "float16", 0.1)):
             for _ in range(2):
@@ -218,7 +218,7 @@ def test_an_equal_vector_is_not_rehearsed_again_and_another_one_is(tmp_path, cap
         choices(recipes.auto(0.2, budget=0.0), 100)
         choices(recipes.auto(0.2, budget=0.5), 100)
     printed = capsys.readouterr().out
-    assert len(figures.rehearsals(figures.read(tmp_path))) == 4
+    assert len(figures.trials_of(figures.read(tmp_path))) == 4
     assert printed.count("selection ...") == 1, "the cluster is measured once"
     assert printed.count("a node sends") == 4
 
@@ -230,13 +230,13 @@ def test_a_file_that_holds_nothing_of_it_is_added_to(changed, capsys):
 
 
 def without_rounds(content):
-    for rehearsed in figures.rehearsals(content):
-        rehearsed["seconds"] = {"dense": []}
+    for times in figures.trials_of(content):
+        times["seconds"] = {"dense": []}
 
 
 def of_another_recipe(content):
-    for rehearsed in figures.rehearsals(content):
-        rehearsed["seconds"] = {"bogosort": [1.0]}
+    for times in figures.trials_of(content):
+        times["seconds"] = {"bogosort": [1.0]}
 
 
 def in_the_quick_tier(count, *rows):
@@ -258,8 +258,8 @@ def in_the_quick_tier(count, *rows):
         (lambda content: content["figures"].update(cluster={"nodes": 2}), "expected the figures of a cluster"),
         (lambda content: content["figures"]["cluster"].update(memory=-1), "expected the figures of a cluster"),
         (lambda content: content["figures"]["cluster"].update(nodes=3), "expected the figures of a cluster"),
-        (without_rounds, "expected the figures of a rehearsal"),
-        (of_another_recipe, "expected the figures of a rehearsal"),
+        (without_rounds, "expected the times of trials"),
+        (of_another_recipe, "expected the times of trials"),
         (lambda content: content["figures"].update({key: 1 for key in content["figures"]}), "expected the figures"),
     ),
 )
@@ -287,18 +287,18 @@ def test_a_folder_that_cannot_be_written_is_done_without(tmp_path, capsys):
 
 def test_other_ranks_get_what_the_first_one_knows(tmp_path):
     def one_rank(grid):
-        notebook = Notebook(grid)
-        notebook.write("subject", {"by": grid.world.rank, "exactly": [0.1, 1 / 3, 1e-300]})
-        return notebook.read("subject"), notebook.read("nothing")
+        cache = MeasurementCache(grid)
+        cache.write("subject", {"by": grid.world.rank, "exactly": [0.1, 1 / 3, 1e-300]})
+        return cache.read("subject"), cache.read("nothing")
 
     with figures.kept_in(tmp_path):
         assert threads.run(3, 1, one_rank) == [({"by": 0, "exactly": [0.1, 1 / 3, 1e-300]}, None)] * 3
 
 
-# ---- a rehearsal leaves nothing behind ----
+# ---- trials leave nothing behind ----
 
 
-def test_a_rehearsal_as_a_graph_frees_its_states_and_touches_no_random_numbers():
+def test_trials_as_graphs_free_their_states_and_touch_no_random_numbers():
     spec, names, made = Spec(trials.LARGE, Grid.lone(), name="freed"), [], []
 
     def noting(create, **how):
@@ -310,10 +310,10 @@ def test_a_rehearsal_as_a_graph_frees_its_states_and_touches_no_random_numbers()
     expected = tf.random.normal([3]).numpy()
     tf.random.set_seed(1)
     with tf.variable_creator_scope(noting):
-        rehearsed = trials.rehearse(RECIPE.candidates, spec, dict.fromkeys(CANDIDATES, 0.0), 2, 0.0, names.append)
+        times = trials.run_trials(RECIPE.candidates, spec, dict.fromkeys(CANDIDATES, 0.0), 2, 0.0, names.append)
     np.testing.assert_array_equal(tf.random.normal([3]), expected)
-    assert set(rehearsed.seconds) == set(CANDIDATES) == {text.split()[1] for text in names}
-    assert all(len(rounds) >= 1 and min(rounds) > 0 for rounds in rehearsed.seconds.values())
+    assert set(times.seconds) == set(CANDIDATES) == {text.split()[1] for text in names}
+    assert all(len(rounds) >= 1 and min(rounds) > 0 for rounds in times.seconds.values())
     assert made and all(variable() is None for variable in made)
 
 

@@ -1,4 +1,4 @@
-"""What a rank brings to a collective: checked, agreed on by all ranks, and made a stream (SparCML 5.1)."""
+"""The input of a collective, prepared: checked, agreed on by all ranks, and made a stream (SparCML 5.1)."""
 
 from __future__ import annotations
 
@@ -85,8 +85,8 @@ class Layout(NamedTuple):
         return tf.reshape(vector, [self.size, *self.row])
 
 
-class Contribution(NamedTuple):
-    """What a rank brings, agreed on by all.
+class Prepared(NamedTuple):
+    """The rows of one rank, agreed on by all.
 
     Attributes:
         slices: as they came.
@@ -137,7 +137,7 @@ class Contribution(NamedTuple):
             return self.layout.shaped(tf.identity(vector))
 
 
-def bring(
+def prepare(
     collective: str,
     slices: tf.IndexedSlices,
     communicator: Communicator,
@@ -146,7 +146,7 @@ def bring(
     dense_above: int | None,
     note: int = 0,
     along: int = -1,
-) -> Contribution:
+) -> Prepared:
     """Checks slices, lets all ranks agree that they were called alike, and packs; a collective.
 
     Args:
@@ -171,20 +171,20 @@ def bring(
     whole = whole and slices.indices.shape[0] > along
     packed = layout.pack(slices.values, slices.indices) if layout and eager and not whole else None
     told = {} if layout is None else _describe(collective, layout)
-    rows = _rows_brought(layout, packed, whole)
+    rows = _row_count(layout, packed, whole)
     sent = packed if rows <= along else None
     greeted = _greet(told, fault, (rows, note), sent, communicator, name)
     assert layout is not None, "the ranks have been told of the fault"
     if eager:
-        return Contribution(slices, layout, packed, greeted.counts, (), greeted.notes, greeted.gathered)
+        return Prepared(slices, layout, packed, greeted.counts, (), greeted.notes, greeted.gathered)
     if communicator.size == 1:
-        return Contribution(slices, layout, layout.pack(slices.values, slices.indices), None, ())
+        return Prepared(slices, layout, layout.pack(slices.values, slices.indices), None, ())
     indices, check = _bounded(slices.indices, layout.size, communicator, name)
-    return Contribution(slices, layout, layout.pack(slices.values, indices), None, (check,))
+    return Prepared(slices, layout, layout.pack(slices.values, indices), None, (check,))
 
 
 class _Greeted(NamedTuple):
-    """What all ranks have told each other, see `Contribution`."""
+    """What all ranks have told each other, see `Prepared`."""
 
     counts: np.ndarray
     notes: np.ndarray
@@ -213,8 +213,8 @@ def _greet(
     everyone = _heads(np.asarray(gathered), communicator.size)
     if everyone[:, 0].any():
         faults = communicator.gather_descriptions(fault, f"{name}.faults")
-        brought = [f"rank {rank}: {text}" for rank, text in zip(communicator.ranks, faults, strict=True) if text]
-        raise ValueError(f"{name}: {'; '.join(brought)}")
+        by_rank = [f"rank {rank}: {text}" for rank, text in zip(communicator.ranks, faults, strict=True) if text]
+        raise ValueError(f"{name}: {'; '.join(by_rank)}")
     if (everyone[:, 1] != everyone[0, 1]).any():
         communicator.agree(told, f"the collective {name}", f"{name}.disagreement")
     return _Greeted(everyone[:, 2], everyone[:, 3], gathered if everyone[:, 4].all() else None)
@@ -229,7 +229,7 @@ def _heads(words: np.ndarray, ranks: int) -> np.ndarray:
     return np.stack(heads)
 
 
-def _rows_brought(layout: Layout | None, packed: tf.Tensor | None, whole: bool) -> int:
+def _row_count(layout: Layout | None, packed: tf.Tensor | None, whole: bool) -> int:
     """How many rows this rank brings, -1 where that is not known yet."""
     if layout is not None and whole:
         return layout.size
