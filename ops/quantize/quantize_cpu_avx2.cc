@@ -1,34 +1,20 @@
 // The inner loops of QSGD for AVX2.
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include <immintrin.h>
-
 #include <cstring>
 
+#include "../common/vectors_avx2.h"
 #include "quantize_kernels.h"
 
 #define HVDS_ISA avx2
 #define HVDS_QUANTIZE kAvx2Quantize
-#define HVDS_TARGET __attribute__((target("avx2,f16c,bmi,bmi2")))
-#define HVDS_INLINE HVDS_TARGET inline __attribute__((always_inline))
 
 namespace hvds {
 namespace avx2 {
 namespace {
 
-typedef float Floats __attribute__((vector_size(32)));
-typedef int32_t Ints __attribute__((vector_size(32)));
-typedef double Doubles __attribute__((vector_size(32)));
-constexpr int kWidth = 8;
-
 HVDS_INLINE __m256i bits(Ints ints) { return reinterpret_cast<__m256i>(ints); }
 HVDS_INLINE Ints ints(__m256i bits) { return reinterpret_cast<Ints>(bits); }
-
-HVDS_INLINE Floats load(const float* from) { return _mm256_loadu_ps(from); }
-HVDS_INLINE Doubles load_doubles(const float* from) { return _mm256_cvtps_pd(_mm_loadu_ps(from)); }
-HVDS_INLINE void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
-HVDS_INLINE Floats repeated(float value) { return _mm256_set1_ps(value); }
-HVDS_INLINE Ints repeated(int32_t value) { return ints(_mm256_set1_epi32(value)); }
 
 HVDS_INLINE Ints plus(Ints a, Ints b) { return ints(_mm256_add_epi32(bits(a), bits(b))); }
 HVDS_INLINE Ints counted_from(int32_t first) { return plus(repeated(first), Ints{0, 1, 2, 3, 4, 5, 6, 7}); }

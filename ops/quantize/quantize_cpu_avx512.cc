@@ -1,34 +1,20 @@
 // The inner loops of QSGD for AVX-512 (F, BW, VL, DQ).
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include <immintrin.h>
-
 #include <cstring>
 
+#include "../common/vectors_avx512.h"
 #include "quantize_kernels.h"
 
 #define HVDS_ISA avx512
 #define HVDS_QUANTIZE kAvx512Quantize
-#define HVDS_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c,bmi,bmi2")))
-#define HVDS_INLINE HVDS_TARGET inline __attribute__((always_inline))
 
 namespace hvds {
 namespace avx512 {
 namespace {
 
-typedef float Floats __attribute__((vector_size(64)));
-typedef int32_t Ints __attribute__((vector_size(64)));
-typedef double Doubles __attribute__((vector_size(64)));
-constexpr int kWidth = 16;
-
 HVDS_INLINE __m512i bits(Ints ints) { return reinterpret_cast<__m512i>(ints); }
 HVDS_INLINE Ints ints(__m512i bits) { return reinterpret_cast<Ints>(bits); }
-
-HVDS_INLINE Floats load(const float* from) { return _mm512_loadu_ps(from); }
-HVDS_INLINE Doubles load_doubles(const float* from) { return _mm512_cvtps_pd(_mm256_loadu_ps(from)); }
-HVDS_INLINE void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
-HVDS_INLINE Floats repeated(float value) { return _mm512_set1_ps(value); }
-HVDS_INLINE Ints repeated(int32_t value) { return ints(_mm512_set1_epi32(value)); }
 
 HVDS_INLINE Ints plus(Ints a, Ints b) { return ints(_mm512_add_epi32(bits(a), bits(b))); }
 HVDS_INLINE Ints counted_from(int32_t first) {

@@ -1,37 +1,18 @@
 // The inner loops of QSGD in vectors of 16 bytes: SSE2 on x86-64, and whatever the compiler makes of them elsewhere.
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 #include <cmath>
 #include <cstring>
 
+#include "../common/vectors_base.h"
 #include "quantize_kernels.h"
 
 #define HVDS_ISA base
 #define HVDS_QUANTIZE kBaseQuantize
-#define HVDS_TARGET
-#define HVDS_INLINE inline __attribute__((always_inline))
 
 namespace hvds {
 namespace base {
 namespace {
 
-typedef float Floats __attribute__((vector_size(16)));
-typedef int32_t Ints __attribute__((vector_size(16)));
 typedef uint32_t Words __attribute__((vector_size(16)));
-typedef double Doubles __attribute__((vector_size(16)));
-constexpr int kWidth = 4;
-
-HVDS_INLINE Floats load(const float* from) {
-  Floats values;
-  memcpy(&values, from, sizeof values);
-  return values;
-}
-HVDS_INLINE Doubles load_doubles(const float* from) { return Doubles{from[0], from[1]}; }
-HVDS_INLINE void store(float* to, Floats values) { memcpy(to, &values, sizeof values); }
-HVDS_INLINE Floats repeated(float value) { return Floats{value, value, value, value}; }
-HVDS_INLINE Ints repeated(int32_t value) { return Ints{value, value, value, value}; }
 
 HVDS_INLINE Words words(Ints ints) { return reinterpret_cast<Words>(ints); }
 HVDS_INLINE Ints ints(Words words) { return reinterpret_cast<Ints>(words); }

@@ -1,26 +1,22 @@
 // The inner loops for AVX2 with F16C and BMI.
 #if defined(__x86_64__) && defined(__GNUC__)
 
-#include <immintrin.h>
 
 #include <array>
 
 #include "../common/cpu_features.h"
 #include "../common/dtype.h"
+#include "../common/vectors_avx2.h"
 #include "select_cpu_kernels.h"
 
 #define HVDS_ISA avx2
 #define HVDS_KERNELS kAvx2Kernels
-#define HVDS_TARGET __attribute__((target("avx2,f16c,bmi,bmi2,popcnt")))
-#define HVDS_INLINE HVDS_TARGET inline __attribute__((always_inline))
 
 namespace hvds {
 namespace avx2 {
 namespace {
 
-using Floats = __m256;
 using Keys = __m256i;
-constexpr int kWidth = 8;
 constexpr double kDenseFrom = 0.02;
 
 // For each mask the positions of its bits, a byte each, lowest first.
@@ -36,18 +32,6 @@ constexpr std::array<uint64_t, 256> positions_of_bits() {
 }
 constexpr std::array<uint64_t, 256> kPositions = positions_of_bits();
 
-HVDS_INLINE Floats load(const float* from) { return _mm256_loadu_ps(from); }
-
-HVDS_INLINE Floats load(const Half* from) {
-  return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
-}
-
-HVDS_INLINE Floats load(const Bfloat16* from) {
-  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
-  return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
-}
-
-HVDS_INLINE void store(float* to, Floats values) { _mm256_storeu_ps(to, values); }
 HVDS_INLINE void stream(float* to, Floats values) { _mm256_stream_ps(to, values); }
 HVDS_INLINE void end_streaming() { _mm_sfence(); }
 

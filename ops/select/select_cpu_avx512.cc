@@ -4,38 +4,22 @@
 #if !defined(__clang__)
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own headers, where a result's old value does not count
 #endif
-#include <immintrin.h>
 
 #include "../common/cpu_features.h"
 #include "../common/dtype.h"
+#include "../common/vectors_avx512.h"
 #include "select_cpu_kernels.h"
 
 #define HVDS_ISA avx512
 #define HVDS_KERNELS kAvx512Kernels
-#define HVDS_TARGET __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq,avx2,f16c,bmi,bmi2,popcnt")))
-#define HVDS_INLINE HVDS_TARGET inline __attribute__((always_inline))
 
 namespace hvds {
 namespace avx512 {
 namespace {
 
-using Floats = __m512;
 using Keys = __m512i;
-constexpr int kWidth = 16;
 constexpr double kDenseFrom = 0.0;
 
-HVDS_INLINE Floats load(const float* from) { return _mm512_loadu_ps(from); }
-
-HVDS_INLINE Floats load(const Half* from) {
-  return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
-}
-
-HVDS_INLINE Floats load(const Bfloat16* from) {
-  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
-  return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-}
-
-HVDS_INLINE void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
 HVDS_INLINE void stream(float* to, Floats values) { _mm512_stream_ps(to, values); }
 HVDS_INLINE void end_streaming() { _mm_sfence(); }
 

@@ -1,38 +1,18 @@
 // The inner loops in vectors of four: SSE2 on x86-64, and whatever the compiler makes of them elsewhere.
-#if defined(__SSE2__)
-#include <emmintrin.h>
-#endif
-
 #include "../common/cpu_features.h"
 #include "../common/dtype.h"
+#include "../common/vectors_base.h"
 #include "select_cpu_kernels.h"
 
 #define HVDS_ISA base
 #define HVDS_KERNELS kBaseKernels
-#define HVDS_TARGET
-#define HVDS_INLINE inline __attribute__((always_inline))
 
 namespace hvds {
 namespace base {
 namespace {
 
-typedef float Floats __attribute__((vector_size(16)));
-typedef int32_t Keys __attribute__((vector_size(16)));
-constexpr int kWidth = 4;
+using Keys = Ints;
 constexpr double kDenseFrom = 2.0;
-
-HVDS_INLINE Floats load(const float* from) {
-  Floats values;
-  memcpy(&values, from, sizeof values);
-  return values;
-}
-
-template <typename Narrow>
-HVDS_INLINE Floats load(const Narrow* from) {
-  return Floats{widen(from[0]), widen(from[1]), widen(from[2]), widen(from[3])};
-}
-
-HVDS_INLINE void store(float* to, Floats values) { memcpy(to, &values, sizeof values); }
 
 #if defined(__SSE2__)
 HVDS_INLINE void stream(float* to, Floats values) { _mm_stream_ps(to, values); }
