@@ -18,7 +18,7 @@ from benchmarks import train_models
 from benchmarks.train_breakdown import Marks
 from hvd_sparse import ops
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.compression.selectors import Compressor
+from hvd_sparse.exchange import telemetry
 
 HOROVOD, AGAIN, NOTHING = "Horovod", "Horovod, A/A", "no exchange"
 IMPORTED = "import line alone"
@@ -58,7 +58,7 @@ class Arm:
         elif name != NOTHING:
             aggregator = recipe(name, density)
             self.sends_all = aggregator.sends_all
-            self._exchange = hvd.GradientExchange(marked(aggregator), name=f"train.{name}", telemetry=self._telemetry)
+            self._exchange = hvd.GradientExchange(aggregator, name=f"train.{name}", telemetry=self._telemetry)
             distributed = self._sparsely_distributed
             self._plan()
         self._optimizer = optimizer = task.optimizer()
@@ -107,7 +107,7 @@ class Arm:
     def _selections(self) -> tf.Tensor:
         """When the selection of each bucket began and ended in the exchange before, [buckets, 2]."""
         states = () if self._exchange is None else self._exchange.states
-        spans = [part.span for state in states for part in state.submodules if isinstance(part, _Span)]
+        spans = [span for state in states for span in telemetry.spans(state)]
         return tf.stack([span.read_value() for span in spans]) if spans else tf.zeros([0, 2], tf.float64)
 
 
@@ -161,61 +161,3 @@ def recipe(name: str, density: float) -> Aggregator:
     if not inspect.isfunction(maker):
         raise ValueError(f"Expected the name of a recipe of hvd.recipes, got {name!r}.")
     return maker(density) if "density" in inspect.signature(maker).parameters else maker()
-
-
-@dataclasses.dataclass(frozen=True)
-class Marked(Compressor):
-    """A compressor that notes when it begins and ends, and else does what the one within does.
-
-    Telemetry's stopwatch tells how long; where that lies in the step decides whether anybody waits for it.
-    """
-
-    compressor: Compressor
-
-    @property
-    def wire_dtype(self) -> str:
-        return self.compressor.wire_dtype
-
-    @property
-    def feeds_back(self) -> bool:
-        return self.compressor.feeds_back
-
-    def create(self, spec):
-        return _Span(self.compressor.create(spec), spec.name)
-
-    def count(self, size):
-        return self.compressor.count(size)
-
-    def residual(self, state):
-        return self.compressor.residual(state.inner)
-
-    def compress(self, parts, state, residual=None):
-        unknown = state.span.read_value()[0]
-        with tf.control_dependencies([parts]):
-            start = ops.clock(unknown)
-        with tf.control_dependencies([start]):
-            parts = tf.identity(parts)
-        selection = self.compressor.compress(parts, state.inner, residual)
-        with tf.control_dependencies([selection.slices.values, selection.residual]):
-            span = tf.stack([start, ops.clock(unknown)])
-        return selection._replace(updates=(*selection.updates, (state.span, span)))
-
-
-class _Span(tf.Module):
-    def __init__(self, inner: tf.Module, name: str):
-        super().__init__()
-        self.inner = inner
-        self.span = tf.Variable(tf.zeros([2], tf.float64), trainable=False, name=f"{name}_span")
-
-
-def marked(part: Any) -> Any:
-    """The same aggregator with a `Marked` around each compressor that it calls."""
-    if isinstance(part, Compressor):
-        return Marked(part)
-    if isinstance(part, tuple):
-        return tuple(marked(item) for item in part)
-    if isinstance(part, Aggregator):
-        whole: Any = part
-        fields = {field.name: marked(getattr(whole, field.name)) for field in dataclasses.fields(whole)}
-        return dataclasses.replace(whole, **fields)
-    return part

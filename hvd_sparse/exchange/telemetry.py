@@ -17,7 +17,7 @@ from hvd_sparse.exchange.plan import Gradient
 _COUNTS = ("bytes_inside", "bytes_across", "selected", "considered")
 _FIELDS = ("step", *_COUNTS, "exposed_seconds", "gradient_norm")
 
-_SECONDS = "_seconds"
+_SPAN = "_span"
 
 
 class Telemetry:
@@ -114,7 +114,7 @@ def _time(after: Sequence[tf.Tensor], unknown: tf.Tensor) -> tf.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Timed(Compressor):
-    """A compressor that notes how long it takes, and else does what the one within does."""
+    """A compressor that notes when it begins and ends, and else does what the one within does."""
 
     compressor: Compressor
 
@@ -143,25 +143,25 @@ class Timed(Compressor):
         return self.compressor.residual(state.inner)
 
     def compress(self, parts, state, residual=None):
-        last = state.seconds.read_value()
+        last = state.span.read_value()[0]
         start = _time([parts], last)
         with tf.control_dependencies([start]):
             parts = tf.identity(parts)
         selection = self.compressor.compress(parts, state.inner, residual)
         stop = _time([selection.slices.values, selection.residual], last)
-        return selection._replace(updates=(*selection.updates, (state.seconds, stop - start)))
+        return selection._replace(updates=(*selection.updates, (state.span, tf.stack([start, stop]))))
 
 
 class _Stopwatch(tf.Module):
     def __init__(self, inner: tf.Module, name: str):
         super().__init__()
         self.inner = inner
-        self.seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False, name=f"{name}{_SECONDS}")
+        self.span = tf.Variable(tf.zeros([2], tf.float64), trainable=False, name=f"{name}{_SPAN}")
 
 
 def is_figure(variable: tf.Variable) -> bool:
     """Whether a variable of a state only holds something measured."""
-    return variable.name.removesuffix(":0").endswith(_SECONDS)
+    return variable.name.removesuffix(":0").endswith(_SPAN)
 
 
 def timed(part: Any) -> Any:
@@ -188,9 +188,14 @@ def part_names(aggregator: Aggregator) -> str:
     return "/".join(names)
 
 
+def spans(state: tf.Module) -> list[tf.Variable]:
+    """When each selection of an exchange that is measured began and ended last, [2] float64 each, by `ops.clock`."""
+    return [part.span for part in state.submodules if isinstance(part, _Stopwatch)]
+
+
 def _compression_seconds(aggregator: Aggregator, state: Any) -> float:
-    _, level = aggregator.running(state)
-    return sum(float(part.seconds.numpy()) for part in level.submodules if isinstance(part, _Stopwatch))
+    _, running = aggregator.running(state)
+    return sum(float(span[1] - span[0]) for span in spans(running))
 
 
 def _norm(gradients: Mapping[str, Gradient]) -> tf.Tensor:
