@@ -1,5 +1,6 @@
 """The exchange in shared memory between real processes, without Python or TensorFlow, and under sanitizers."""
 
+import errno
 import pathlib
 import subprocess
 
@@ -64,3 +65,14 @@ def test_arguments_that_cannot_be_are_refused():
     address = np.zeros(3, np.int64)
     for members, me in [(0, 0), (65, 0), (2, 2), (2, -1)]:
         assert kernels.hvds_neighbours_open(members, me, native.pointer(address)) < 0
+
+
+def test_who_has_a_ranks_old_number_is_not_taken_for_it():
+    """Another process may have its number, and another file its descriptor, by now: the token tells."""
+    kernels, addresses = native.library(), np.zeros((2, 3), np.int64)
+    groups = [kernels.hvds_neighbours_open(2, me, native.pointer(addresses[me])) for me in range(2)]
+    stale = addresses + [[0, 0, 0], [0, 0, 1]]
+    assert kernels.hvds_neighbours_join(groups[0], native.pointer(stale)) == errno.ESRCH
+    assert kernels.hvds_neighbours_join(groups[0], native.pointer(addresses)) == 0
+    for group in groups:
+        kernels.hvds_neighbours_close(group)

@@ -289,12 +289,12 @@ _DATACACHE = (
         "A record that was damaged in memory is handed out.",
     ),
     _fault(
-        "datacache: state not looked at again",
+        "datacache: published before it is written",
         "datacache",
         "datacache/slab.cc",
-        "if (entry->state.load(kRelaxed) != state) return DATACACHE_MISSING;",
-        "",
-        "A record that is taken out while it is read is damaged, or another one, and not missing.",
+        "  const uint64_t checksum =\n      datacache_xxh3_copy(slab->base",
+        "  entry->state.store(state + 1, kRelease);\n  const uint64_t checksum =\n      datacache_xxh3_copy(slab->base",
+        "Who reads a record while it is written takes it for damaged.",
     ),
     _fault(
         "datacache: the end of the slab",
