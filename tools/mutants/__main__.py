@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from tools.mutants import equal, planting, records, report
+from tools.mutants import copies, equal, planting, records, report
 from tools.mutants.baseline import Baseline
 from tools.mutants.faults import Fault
 from tools.mutants.judging import EQUAL, NOBODY, TEST_ALL, Judge, judge_of
@@ -64,7 +64,8 @@ def judge_all(
                 place = f"{sum(each.key in known for each in faults)}/{len(faults)}"
                 print(f"{place} {fault.name}: {record['seen by']} {record['test']}", flush=True)
         except BaseException:
-            pool.shutdown(cancel_futures=True)
+            pool.shutdown(wait=False, cancel_futures=True)
+            copies.end_processes()  # else one that was stopped would go on to the end of its tests
             raise
     return [known[fault.key] for fault in faults]
 

@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import psutil
@@ -22,6 +22,7 @@ COMPILED = ("*/_*.so", "*/_ops.json", "build/native")  # what git ignores and th
 MARK = "MUTANTS_COPY"  # names the copy in the environment of every process that was started in it
 PACKAGES = ("hvd_sparse", "datacache", "lars")
 BUILD_LIMIT = 1800.0  # seconds
+_folders: set[str] = set()  # of the copies that there are
 
 
 class Ended(NamedTuple):
@@ -55,17 +56,10 @@ class Copy:
             except subprocess.TimeoutExpired:
                 status = None
             finally:
-                self._end_all(process)
+                end_processes({str(self.folder)})
+                process.wait()
             output.seek(0)
             return Ended(status, output.read().decode(errors="replace"))
-
-    def _end_all(self, process: subprocess.Popen) -> None:
-        """Ranks have sessions of their own, and may have lost their parents: the mark tells whose they are."""
-        for each in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):
-                if each.environ().get(MARK) == str(self.folder):
-                    each.send_signal(signal.SIGKILL)
-        process.wait()
 
     def plant(self, fault: Fault) -> str | None:
         """Changes the file and builds what is made of it; returns why that failed, if it did."""
@@ -94,6 +88,14 @@ class Copy:
                 raise RuntimeError(f"A copy in {self.folder} is not what is imported there: {ended.output}")
 
 
+def end_processes(folders: Collection[str] = _folders) -> None:
+    """Ends what runs in copies. Ranks have sessions of their own, and may have lost their parents: the mark tells."""
+    for each in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            if each.environ().get(MARK) in folders:
+                each.send_signal(signal.SIGKILL)
+
+
 @contextlib.contextmanager
 def made(root: pathlib.Path) -> Iterator[Copy]:
     """A fresh copy of what git knows of in a checkout, or would add, and of what is compiled; removed in the end."""
@@ -104,7 +106,11 @@ def made(root: pathlib.Path) -> Iterator[Copy]:
         compiled = [path.relative_to(root).as_posix() for pattern in COMPILED for path in root.glob(pattern)]
         for each in {*names, *compiled} - {""}:
             _copy(root / each, folder / each)
-        yield Copy(folder, _environment(root, folder))
+        _folders.add(str(folder))
+        try:
+            yield Copy(folder, _environment(root, folder))
+        finally:
+            _folders.discard(str(folder))
 
 
 def _copy(path: pathlib.Path, to: pathlib.Path) -> None:
