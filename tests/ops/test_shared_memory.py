@@ -55,7 +55,7 @@ def test_a_killed_rank_ends_the_exchange_of_the_others(program, ranks, rounds):
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_it_is_clean_under_sanitizers(sanitizer, tmp_path, monkeypatch):
-    """A race ends a rank. That an inbox is free again is told by another process, of which the sanitizer sees nothing."""
+    """A race ends a rank. That an inbox is free again another process tells, of which the sanitizer sees nothing."""
     program = build(tmp_path, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
     (tmp_path / "known").write_text("race:copy_piece\n")
     monkeypatch.setenv("TSAN_OPTIONS", f"halt_on_error=1 suppressions={tmp_path / 'known'}")
