@@ -139,6 +139,11 @@ TESTS = {
     "tests/test_broken.py": "def test_fails_anyhow():\n    assert False\n\n\ndef test_nothing():\n    assert True\n",
     "tests/test_sums.py": "from lars.sums import add\n\n\ndef test_sum():\n    assert add(1, 2) == 3\n",
     "tests/test_waits.py": "from lars.sums import wait\n\n\ndef test_wait():\n    wait()\n",
+    "tests/test_once.py": (
+        "import pathlib\n\nfrom lars.sums import add\n\n\n"
+        "def test_fails_once():\n    mark = pathlib.Path('mark')\n    again = mark.exists()\n    mark.touch()\n"
+        "    assert again or add(1, 2) == 3\n"
+    ),
     "tests/test_never.py": "import pytest\n\n\n@pytest.mark.thorough\ndef test_nothing():\n    assert True\n",
     "pytest.ini": "[pytest]\nmarkers = thorough\n",
 }
@@ -212,6 +217,12 @@ def test_what_no_stage_sees_survives_and_the_baseline_is_kept(repository, tmp_pa
         record = judging.judge(repository, FAULT, [STAGES[0], STAGES[2]], baseline.Baseline(repository, path))
         assert (record["seen by"], record["test"], len(record["seconds"])) == (NOBODY, "", 2)
     assert capsys.readouterr().out.count("Without a fault") == 2  # one for each tier
+
+
+def test_what_fails_once_and_not_again_has_not_seen_the_fault(repository, tmp_path):
+    once = Stage(OWN, "quick", ["tests/test_own.py", "tests/test_once.py"])
+    record = judging.judge(repository, FAULT, [once, STAGES[1]], baseline.Baseline(repository, tmp_path / "b"))
+    assert (record["seen by"], record["test"]) == (TEST, "tests/test_sums.py::test_sum")
 
 
 def test_a_hang_is_seen(repository, tmp_path, monkeypatch):
