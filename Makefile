@@ -2,6 +2,7 @@
 #
 # PYTHON=...            the interpreter of the virtual environment (default python3.11)
 # HVD_SPARSE_CACHE=...  where the Horovod wheel is kept (default ~/.cache/hvd_sparse)
+# SEED=...              of `make mutants` (default 1)
 
 PYTHON ?= python3.11
 VENV := .venv
@@ -9,12 +10,13 @@ RUN := $(VENV)/bin/python
 PIP := $(RUN) -m pip --quiet --disable-pip-version-check --no-input
 DONE := $(VENV)/.done
 DOCS := .venv-docs
+SEED ?= 1
 # A worker that crashes ends the run: pytest-xdist 3.8 can wait for ever after it has replaced one (its issue 1323).
 TESTS := $(RUN) -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup build demo test test-rest test-all lint types docs clean
+.PHONY: help setup build demo test test-rest test-all mutants lint types docs clean
 
 help:           ## what there is to make
 	@sed -nE 's/^([a-z%-]+):[^#]*## (.*)/  make \1\t\2/p' Makefile | sed 's/bench-%/bench-topk/' | expand -t 20
@@ -30,6 +32,9 @@ test-rest: setup  ## the thorough tests: what `make test` leaves out
 
 test-all: test  ## all tests, one tier after the other (35 minutes on two cores)
 	@$(MAKE) --no-print-directory test-rest
+
+mutants: setup  ## plants faults, 40 of them drawn by SEED=1, and counts what the tests see; goes on where it stopped
+	@$(RUN) -m tools.mutants --seed $(SEED)
 
 bench-%: setup  ## selection against its rivals; other benchmarks are named after their file in benchmarks/
 	@$(RUN) -m benchmarks.bench_$*

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse import costs
-from hvd_sparse.costs import Cluster, Link
+from hvd_sparse.costs import Cluster, Link, collectives
 
 FREE = 1e30  # bytes per second: costs nothing
 # CommLib 5.1: 16 nodes of 8 V100 with NVLink, 25 Gbit/s Ethernet. One TCP connection does not fill it.
@@ -118,6 +118,10 @@ def test_what_is_kept_costs_time_when_it_is_selected_and_when_it_is_added(cluste
 def test_one_rank_exchanges_nothing():
     alone = Cluster(1, 1, Link(1.0, 1.0), Link(1.0, 1.0), FREE)
     assert all(costs.seconds(recipe, alone, 10**6, 0.01) < 1e-9 for recipe in ("dense", "torus2d", "topk", "hitopk"))
+    load = collectives.Load(1, 1000, 1, 4, 10.0, 1000.0, 500.0)
+    transport = collectives.Transport(Link(1.0, 1.0), Link(1.0, 1.0), Link(1.0, 1.0), 1.0)
+    assert all(collectives.seconds(each, load, transport) == 0 for each in collectives.CANDIDATES)
+    assert all(collectives.sent(each, load) == 0 for each in collectives.SENT)
 
 
 @pytest.mark.parametrize(

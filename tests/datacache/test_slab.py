@@ -56,6 +56,16 @@ def test_too_small_for_its_table_is_an_error(tmp_path):
         Slab(tmp_path, "key", range(40), 8191)
 
 
+@pytest.mark.parametrize("lacking", [0, 1, 63, 64])
+def test_the_last_record_fits_to_the_byte(lacking, tmp_path):
+    native = library()
+    size = native.datacache_slab_overhead(2) + native.datacache_slab_footprint(3000) + 3000 - lacking
+    kept = Slab(tmp_path, "key", range(2), size)
+    assert kept.put(0, record(0)) and kept.put(1, record(1)) == (lacking == 0)
+    assert kept.get(1) == (None if lacking else record(1))
+    kept.close()
+
+
 def test_the_last_one_to_close_it_removes_it(tmp_path):
     one, two = filled(tmp_path), Slab(tmp_path, "key", range(SAMPLES), SIZE)
     one.close()

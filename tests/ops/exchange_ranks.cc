@@ -4,6 +4,7 @@
 //          in different orders; what is received is checked, some of it only after the next exchange, then all leave.
 //   dies:  rank 0 kills itself before its last exchange; the others must be told.
 //   large: as all, with pieces of several megabytes.
+//   many:  as all, with more channels, so that exchanges begin at the same moment.
 // Ends with 0 where all was as it must be.
 #include <signal.h>
 #include <sys/mman.h>
@@ -22,8 +23,6 @@
 
 namespace {
 
-constexpr int kChannels = 3;
-
 struct Shared {
   std::atomic<int> opened;
   std::atomic<int> joined;
@@ -35,6 +34,7 @@ struct Job {
   int rounds;
   std::string what;
   int64_t unit;
+  int channels;
 };
 
 // How many bytes `from` sends to `to`, none now and then; and what they are.
@@ -97,8 +97,8 @@ void run_channel(const Job& job, int64_t group, int me, int channel) {
 
 void run_all(const Job& job, int64_t group, int me) {
   std::vector<std::thread> threads;
-  for (int i = 0; i < kChannels; ++i) {
-    threads.emplace_back([&job, group, me, i] { run_channel(job, group, me, (me + i) % kChannels); });
+  for (int i = 0; i < job.channels; ++i) {
+    threads.emplace_back([&job, group, me, i] { run_channel(job, group, me, (me + i) % job.channels); });
   }
   for (std::thread& thread : threads) thread.join();
 }
@@ -141,7 +141,8 @@ int run_rank(const Job& job, Shared* shared, int me) {
 
 int main(int, char** arguments) {
   const std::string what = arguments[3];
-  const Job job{std::atoi(arguments[1]), std::atoi(arguments[2]), what, what == "large" ? 1'000'003 : 257};
+  const Job job{std::atoi(arguments[1]), std::atoi(arguments[2]), what, what == "large" ? 1'000'003 : 257,
+                what == "many" ? 24 : 3};
   auto* shared = static_cast<Shared*>(
       mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   std::vector<pid_t> children;

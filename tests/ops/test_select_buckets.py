@@ -59,7 +59,7 @@ def test_every_instruction_set_takes_the_largest_of_each_bucket(k, bucket, kind)
     random = np.random.default_rng(bucket)
     for size in SIZES:
         parts = INPUTS[kind](random, size).astype(np.float32)[np.newaxis]
-        residual = (0.1 * random.standard_normal(size)).astype(np.float32)
+        residual = (0.1 * random.standard_normal(size)).astype(np.float32) * (kind != "neighbours")
         for isa in native.isas():
             with native.isa(native.ISAS[isa]):
                 for in_place in (False, True):

@@ -46,6 +46,11 @@ def _misleading(random, size):
     return x
 
 
+def _neighbours(random, size):
+    """No further apart than float32 can tell: what wins is one step above what ties for the last place."""
+    return random.choice([-1, 1], size) * (1 + 2.0**-23 * random.integers(0, 4, size))
+
+
 INPUTS = {
     "gaussian": lambda random, size: random.standard_normal(size),
     "laplace": lambda random, size: random.laplace(size=size),
@@ -60,6 +65,7 @@ INPUTS = {
     "few that are not zero": _few,
     "large in front": _front,
     "misleading": _misleading,
+    "neighbours": _neighbours,
 }
 
 

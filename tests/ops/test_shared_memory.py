@@ -1,5 +1,6 @@
 """The exchange in shared memory between real processes, without Python or TensorFlow, and under sanitizers."""
 
+import errno
 import pathlib
 import subprocess
 
@@ -53,10 +54,14 @@ def test_a_killed_rank_ends_the_exchange_of_the_others(program, ranks, rounds):
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_it_is_clean_under_sanitizers(sanitizer, tmp_path):
+def test_it_is_clean_under_sanitizers(sanitizer, tmp_path, monkeypatch):
+    """A race ends a rank. That an inbox is free again another process tells, of which the sanitizer sees nothing."""
     program = build(tmp_path, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    (tmp_path / "known").write_text("race:copy_piece\n")
+    monkeypatch.setenv("TSAN_OPTIONS", f"halt_on_error=1 suppressions={tmp_path / 'known'}")
     run(program, 3, 20, "all")
     run(program, 3, 5, "dies")
+    run(program, 2, 100, "many")
 
 
 def test_arguments_that_cannot_be_are_refused():
@@ -64,3 +69,14 @@ def test_arguments_that_cannot_be_are_refused():
     address = np.zeros(3, np.int64)
     for members, me in [(0, 0), (65, 0), (2, 2), (2, -1)]:
         assert kernels.hvds_neighbours_open(members, me, native.pointer(address)) < 0
+
+
+def test_who_has_a_ranks_old_number_is_not_taken_for_it():
+    """Another process may have its number, and another file its descriptor, by now: the token tells."""
+    kernels, addresses = native.library(), np.zeros((2, 3), np.int64)
+    groups = [kernels.hvds_neighbours_open(2, me, native.pointer(addresses[me])) for me in range(2)]
+    stale = addresses + [[0, 0, 0], [0, 0, 1]]
+    assert kernels.hvds_neighbours_join(groups[0], native.pointer(stale)) == errno.ESRCH
+    assert kernels.hvds_neighbours_join(groups[0], native.pointer(addresses)) == 0
+    for group in groups:
+        kernels.hvds_neighbours_close(group)

@@ -232,3 +232,10 @@ def test_addresses_are_forgotten_whatever_the_order_in_which_ranks_were_done(lau
     assert not left(launcher)
     ranks_find_each_other(launcher, racing=False)
     assert not left(launcher), "what was asked for before counts no more"
+
+
+@pytest.mark.parametrize("text, passed, asked", [("3", None, 3), ("3", 2, 2), ("x", None, 0), ("", None, None)])
+def test_the_variable_asks_for_the_size_of_a_node_where_init_does_not(text, passed, asked, monkeypatch):
+    """What is no number is 0, which all ranks refuse together."""
+    monkeypatch.setenv(nodes.LOCAL_SIZE_VARIABLE, text)
+    assert nodes.place(passed)["local_size"] == asked

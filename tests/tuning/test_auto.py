@@ -328,6 +328,13 @@ def test_telemetry_names_what_was_chosen(first, names):
         assert part_names(each.running(each.init(Spec(SIZE, Grid.lone())))[0]) == names
 
 
+def test_on_one_node_nothing_is_said_of_a_network(tmp_path, capsys):
+    with figures.kept_in(tmp_path):
+        threads.run(2, 2, lambda grid: recipes.auto(DENSITY, ["dense", "topk"], budget=0.0).init(Spec(SIZE, grid)))
+    printed = capsys.readouterr().out
+    assert "as fast as" in printed and "sends" not in printed
+
+
 # ---- what it is and what it refuses ----
 
 

@@ -67,3 +67,9 @@ def test_one_rank_is_measured_without_a_network():
     assert (cluster.nodes, cluster.local) == (1, 1) and cluster.memory > 0
     assert told == ["selection ..."]
     assert costs.seconds("hitopk", cluster, 1000, 0.01) > 0
+
+
+@pytest.mark.parametrize("nodes, local, told", [(16, 1, "one rank a node"), (1, 8, "a single node")])
+def test_the_table_names_only_links_that_there_are(nodes, local, told):
+    lines = planner.table(SLOW._replace(nodes=nodes, local=local), 1000).splitlines()
+    assert told in lines and sum("Gbit/s" in line for line in lines) == 1

@@ -1,0 +1,89 @@
+"""The command line: which faults, how many at a time, and where the results go."""
+
+from __future__ import annotations
+
+import argparse
+import concurrent.futures
+import json
+import pathlib
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+from tools.mutants import copies, equal, planting, records, report
+from tools.mutants.baseline import Baseline
+from tools.mutants.faults import Fault
+from tools.mutants.judging import EQUAL, NOBODY, TEST_ALL, Judge, judge_of
+from tools.mutants.listed import LISTED
+from tools.mutants.listed_native import NATIVE
+
+ROOT = pathlib.Path(__file__).parents[2]
+RESULTS = ROOT / "results" / "mutants"
+JOBS = 2
+
+
+def main() -> int:
+    """Judges the faults that have no record yet; 1 where the tests see too few."""
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="of the faults that are drawn; default: 1")
+    parser.add_argument("--draw", type=int, default=40, metavar="N", help="how many; default: 40")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"faults that are judged at a time; default: {JOBS}")
+    parser.add_argument("--only", default="", metavar="NAME", help="faults whose name or room has this in it")
+    parser.add_argument("--again", action="store_true", help="judge again what make test did not see")
+    parser.add_argument("--fresh", action="store_true", help="judge all again; else what has a record is left")
+    parser.add_argument("--list", action="store_true", help="only tell what would be planted, and what was found")
+    options = parser.parse_args()
+    path = RESULTS / f"seed{options.seed}.json"
+    known = {} if options.fresh else records.read(path)
+    faults = [*LISTED, *NATIVE, *planting.draw(ROOT, options.seed, options.draw)]
+    faults = [fault for fault in faults if options.only in fault.name or options.only in fault.room]
+    if options.again:
+        known = {key: record for key, record in known.items() if record["seen by"] not in (TEST_ALL, NOBODY)}
+    if options.list:
+        return told([known[fault.key] for fault in faults if fault.key in known], faults)
+    tiers = json.loads((ROOT / "tests/budget.json").read_text())["tiers"]
+    judge = judge_of(
+        ROOT, {tier: parts["files"] for tier, parts in tiers.items()}, Baseline(ROOT, RESULTS / "baseline.json")
+    )
+    return told(judge_all(faults, known, judge, path, options.jobs), ())
+
+
+def judge_all(
+    faults: Iterable[Fault], known: dict[str, Any], judge: Judge, path: pathlib.Path, jobs: int
+) -> list[dict[str, Any]]:
+    """The records of faults; each that is new is written at once, so that a run that was stopped goes on."""
+    faults = list(faults)
+    new = [fault for fault in faults if fault.key not in known]
+    with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+        running = {pool.submit(_record, fault, judge): fault for fault in new}
+        try:
+            for done in concurrent.futures.as_completed(running):
+                fault, record = running[done], done.result()
+                known[fault.key] = record
+                records.write(path, known)
+                place = f"{sum(each.key in known for each in faults)}/{len(faults)}"
+                print(f"{place} {fault.name}: {record['seen by']} {record['test']}", flush=True)
+        except BaseException:
+            pool.shutdown(wait=False, cancel_futures=True)
+            copies.end_processes()  # else one that was stopped would go on to the end of its tests
+            raise
+    return [known[fault.key] for fault in faults]
+
+
+def _record(fault: Fault, judge: Judge) -> dict[str, Any]:
+    reason = equal.reason(fault)
+    if reason is None:
+        return judge(fault)
+    return {"name": fault.name, "room": fault.room, "seen by": EQUAL, "test": "", "reason": reason}
+
+
+def told(found: list[dict[str, Any]], faults: Iterable[Fault]) -> int:
+    """Prints faults and the table; the exit status."""
+    for fault in faults:
+        print(f"{fault.room}: {fault.name}\n{fault.difference((ROOT / fault.path).read_text())}")
+    print(*report.lines(found), sep="\n")
+    return 0 if report.is_enough(found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,21 @@
+"""What is kept between runs: JSON files that are whole whenever they are there."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+from typing import Any
+
+
+def read(path: pathlib.Path) -> dict[str, Any]:
+    """What a file holds; nothing where there is none."""
+    return json.loads(path.read_text(encoding="utf8")) if path.exists() else {}
+
+
+def write(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """Writes a file, which gets its name when it is whole."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_name(f".{os.getpid()}.{path.name}")
+    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    part.replace(path)
