@@ -160,8 +160,8 @@ _EXCHANGE = (
         "exchange: flag of a NaN",
         "exchange",
         "exchange/means_op.cc",
-        "spoiled->scalar<bool>()() = !finite;",
-        "spoiled->scalar<bool>()() = finite && false;",
+        "nonfinite->scalar<bool>()() = !finite;",
+        "nonfinite->scalar<bool>()() = finite && false;",
         "Means that are not finite are not told.",
     ),
     _fault(
