@@ -20,7 +20,7 @@ from datacache.levels import DamagedRecordError, Level, Record
 from datacache.native import SlabHandle, address, library
 
 _MAGIC = b"datacache slab 1\n"  # stands at the beginning of a slab that is whole
-_FOUND = 1  # of enum datacache_found
+_FOUND, _DAMAGED = 1, 2  # of enum datacache_found
 _NONE = 2**64 - 1  # DATACACHE_NONE
 _SPARE = 16  # places, beyond those of all samples, for records that were damaged or whose writer was killed
 
@@ -78,11 +78,10 @@ class Slab(Level):
         if length > len(self._alive().memory):
             raise DamagedRecordError(f"its length is given as {length} bytes")
         rows, labels = np.empty((1, length), np.uint8), np.empty(1, np.int64)
-        if self.gather(indices, rows, labels)[0]:
-            return Record(rows.tobytes(), int(labels[0]))
-        if not self.holds(indices)[0]:  # taken out meanwhile
-            return None
-        raise DamagedRecordError("its checksum or its place is wrong")
+        found = self._copy(indices, rows, labels)[0]
+        if found == _DAMAGED:
+            raise DamagedRecordError("its checksum or its place is wrong")
+        return Record(rows.tobytes(), int(labels[0])) if found == _FOUND else None  # taken out meanwhile
 
     def put(self, index: int, record: Record) -> bool:
         mapping, payload = self._alive(), record.payload
@@ -120,12 +119,16 @@ class Slab(Level):
             raise TypeError(f"Expected uint64, uint8 and int64, got {indices.dtype}, {rows.dtype} and {labels.dtype}.")
         if rows.ndim != 2 or not len(indices) == len(rows) == len(labels):
             raise ValueError(f"Expected {len(indices)} rows and labels, got {rows.shape} and {labels.shape}.")
+        return self._copy(indices, rows, labels) == _FOUND
+
+    def _copy(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Copies records, and tells of each what was found: uint8 [n], of enum datacache_found."""
         mapping, found = self._alive(), np.empty(len(indices), np.uint8)
         places = [address(array) for array in (indices, rows, labels, found)]
         library().datacache_slab_gather(
             mapping.handle, places[0], len(indices), places[1], rows.shape[1], places[2], places[3]
         )
-        return found == _FOUND
+        return found
 
     def _lengths(self, indices: np.ndarray) -> np.ndarray:
         if indices.dtype != np.uint64:

@@ -1,5 +1,6 @@
 """The memory level's own promises: reserved memory, an owner that may die, a table that is not trusted."""
 
+import functools
 import os
 import random
 
@@ -139,3 +140,24 @@ def test_it_gathers_only_what_has_the_right_form(tmp_path):
     with pytest.raises(ValueError, match="without gaps"):
         kept.gather(indices, np.zeros((2, 6000), np.uint8)[:, ::2], labels)
     kept.close()
+
+
+def test_a_record_that_is_put_anew_while_it_is_read_is_not_damaged(tmp_path, monkeypatch):
+    kept, other = filled(tmp_path), filled(tmp_path)
+    steps = [lambda: other.drop(1), lambda: None]
+    lengths = Slab._lengths
+
+    def meanwhile(self, indices):
+        """Taken out once its length is known, and there again when anybody asks for it."""
+        if len(steps) == 1:
+            other.put(1, record(1))
+        found = lengths(self, indices)
+        steps.pop(0)()
+        return found
+
+    monkeypatch.setattr(kept, "_lengths", functools.partial(meanwhile, kept))
+    assert kept.get(1) is None
+    monkeypatch.undo()
+    assert kept.put(1, record(1)) and kept.get(1) == record(1)
+    kept.close()
+    other.close()
