@@ -34,7 +34,7 @@ class TestQuantized:
             error = tf.zeros([collectives.own_rows(size, world) * width])
             for step, inputs in enumerate(calls):
                 result = collectives.dynamic_quantized(inputs[world.rank], world, quantizer, error, step)
-                assert int(result.fault) == 0
+                assert int(result.culprit) == 0
                 error = result.error
                 totals.append(result.total.numpy())
             return totals, error.numpy()
