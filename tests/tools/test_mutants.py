@@ -177,6 +177,7 @@ def test_a_copy_that_is_not_imported_is_refused(repository):
             copy.check_imports()
 
 
+@pytest.mark.thorough
 def test_what_hangs_is_ended_with_all_that_it_started(repository):
     """The child has a session of its own, as ranks have."""
     start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE, "
@@ -211,6 +212,7 @@ def test_stages_stop_at_the_first_that_sees_the_fault(repository, tmp_path, caps
     assert "left out: tests/test_broken.py::test_fails_anyhow" in capsys.readouterr().out
 
 
+@pytest.mark.thorough
 def test_what_no_stage_sees_survives_and_the_baseline_is_kept(repository, tmp_path, capsys):
     path = tmp_path / "baseline.json"
     for _ in range(2):
@@ -219,12 +221,14 @@ def test_what_no_stage_sees_survives_and_the_baseline_is_kept(repository, tmp_pa
     assert capsys.readouterr().out.count("Without a fault") == 2  # one for each tier
 
 
+@pytest.mark.thorough
 def test_what_fails_once_and_not_again_has_not_seen_the_fault(repository, tmp_path):
     once = Stage(OWN, "quick", ["tests/test_own.py", "tests/test_once.py"])
     record = judging.judge(repository, FAULT, [once, STAGES[1]], baseline.Baseline(repository, tmp_path / "b"))
     assert (record["seen by"], record["test"]) == (TEST, "tests/test_sums.py::test_sum")
 
 
+@pytest.mark.thorough
 def test_a_hang_is_seen(repository, tmp_path, monkeypatch):
     monkeypatch.setattr(judging, "LEAST", 6.0)
     hang = Fault("a hang", "lars", "lars/sums.py", 0, "return None", "while True: pass")
