@@ -6,6 +6,7 @@ import argparse
 import concurrent.futures
 import json
 import pathlib
+import signal
 import sys
 from collections.abc import Iterable
 from typing import Any
@@ -33,6 +34,7 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="judge all again; else what has a record is left")
     parser.add_argument("--list", action="store_true", help="only tell what would be planted, and what was found")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what was started, as Ctrl-C does
     path = RESULTS / f"seed{options.seed}.json"
     known = {} if options.fresh else records.read(path)
     faults = [*LISTED, *NATIVE, *planting.draw(ROOT, options.seed, options.draw)]
