@@ -235,7 +235,7 @@ class DataCache:
                 warning that names both; so at least 2.
             drop_remainder: as for `dataset`.
             broadcast: gives all ranks rank 0's value, such as `hvd_sparse.broadcast_object`, which does not pickle.
-            beside: a `datacache.training.Beside`, such as the module `hvd_sparse.checkpoint` for what ranks keep back.
+            beside: a `datacache.training.Beside`, such as the module `hvd_sparse.checkpoint` for residuals.
                 A checkpoint counts as damaged where what is beside it is.
 
         Returns:

@@ -105,7 +105,7 @@ def test_it_goes_on_with_another_number_of_ranks(before, after, shared, tmp_path
 
 
 @pytest.mark.thorough
-def test_what_ranks_keep_back_goes_on_with_the_model(tmp_path):
+def test_residuals_go_on_with_the_model(tmp_path):
     """With hvd_sparse.checkpoint beside it, a run that was killed ends with the same bits as one that was not."""
 
     def end_of(name, **settings):
