@@ -18,6 +18,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse import collectives, ops
 from hvd_sparse.exchange import plan as buckets
+from hvd_sparse.exchange import state
 from hvd_sparse.exchange.planned import PlannedExchange
 from hvd_sparse.spec import own_shard, shards
 
@@ -42,7 +43,7 @@ class Ours:
         plan = buckets.Plan(tuple(buckets.Bucket(tf.float32, (segment,)) for segment in segments), (), self._names)
         grid = hvd.topology.grid()
         self._planned = PlannedExchange(aggregator, plan, grid, f"ours.{name}.{size}.{density}", None)
-        self.decided = sorted({choice for choice in self._planned.account()["decided"] if choice is not None})
+        self.decided = sorted({choice for choice in state.account(self._planned)["decided"] if choice is not None})
         self._run = tf.function(self._exchange, autograph=False, jit_compile=False)
 
     def __call__(self, gradient: tf.Tensor) -> list[Any]:
