@@ -12,7 +12,6 @@ from hvd_sparse.transport.communicator import Communicator, Grid
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16)
 _PARTS = {"AsPublished": "SparCMLAlgorithm1"}  # what older versions called a part -> what it is called on disk now
-_FIELDS: dict[str, dict[str, str]] = {}  # of a part, as it was called: its fields of older versions -> now
 Rate = Callable[[], Any]
 
 
@@ -102,12 +101,11 @@ def describe(part: Any) -> Any:
 
 
 def described_now(account: Any) -> Any:
-    """An account that some version has written, with the names of parts and fields that `describe` gives them now."""
+    """An account that some version has written, with the names that `describe` gives parts now."""
     if isinstance(account, list):
         return [described_now(each) for each in account]
     if not isinstance(account, dict):
         return account
-    part = account.get("part")
-    names = _FIELDS.get(part, {}) if isinstance(part, str) else {}
-    renamed = {names.get(name, name): described_now(value) for name, value in account.items()}
-    return {**renamed, "part": _PARTS.get(part, part)} if isinstance(part, str) else renamed
+    now = {name: described_now(value) for name, value in account.items()}
+    part = now.get("part")
+    return {**now, "part": _PARTS.get(part, part)} if isinstance(part, str) else now

@@ -94,8 +94,9 @@ def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None
 def _put_back(exchange: PlannedExchange, own: RankState | None) -> bool:
     """Puts back each rank's own state where every rank has one that fits; says whether."""
     variables = _variables(exchange)
-    fits_here = own is not None and described_now(own.account) == account(exchange)
-    values = {_name_now(name): value for name, value in own.values.items()} if own is not None and fits_here else {}
+    values: dict[str, np.ndarray] = {}
+    if own is not None and described_now(own.account) == account(exchange):
+        values = {_name_now(name): value for name, value in own.values.items()}
     fits = set(values) == set(variables)
     everybody = exchange.grid.world.allreduce(tf.constant(int(fits)), "min", f"{exchange.name}.restore")
     if everybody == 1:

@@ -56,8 +56,8 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
     """
     exchange = _exchange_of(of)
     world = topology.world()
-    kept = exchange.residual_sum()
-    manifest, arrays = _written(kept, world.size, exact)
+    total = exchange.residual_sum()
+    manifest, arrays = _written(total, world.size, exact)
     written, problem = {}, None
     try:
         if world.rank == 0:
@@ -133,8 +133,8 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: boo
     scale = world.size / manifest["ranks"]
     shapes = {name: tuple(shape) for name, shape in manifest["variables"]}
     residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
-    kept = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"])
-    return TakenUp(exchange.restore(kept, found.own), lacking, sealed)
+    total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"])
+    return TakenUp(exchange.restore(total, found.own), lacking, sealed)
 
 
 def own_path(path: Path) -> pathlib.Path:
@@ -150,16 +150,16 @@ def _exchange_of(of: Any) -> GradientExchange:
     return exchange
 
 
-def _written(kept: ResidualSum, ranks: int, exact: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _written(total: ResidualSum, ranks: int, exact: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     manifest = {
         "format": archives.FORMAT,
         "ranks": ranks,
         "exact": exact,
-        "step": kept.step,
-        "counters": kept.counters,
-        "variables": [[name, list(shape)] for name, shape in kept.shapes.items()],
+        "step": total.step,
+        "counters": total.counters,
+        "variables": [[name, list(shape)] for name, shape in total.shapes.items()],
     }
-    return manifest, kept.residuals
+    return manifest, total.residuals
 
 
 def _written_own(own: RankState, beside: str, variables: Sequence[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
