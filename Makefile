@@ -24,13 +24,13 @@ help:           ## what there is to make
 demo: setup     ## 4 ranks as 2 nodes of 2 train on real images with five recipes (2 to 3 minutes)
 	@$(RUN) -m examples.demo
 
-test: lint types  ## lint, types and the quick tests, among them real horovodrun jobs (10 minutes on two cores)
+test: lint types  ## lint, types and the quick tests, among them real horovodrun jobs (about 13 minutes on two cores)
 	@$(TESTS) -m "not thorough"
 
 test-rest: setup  ## the thorough tests: what `make test` leaves out
 	@$(TESTS) -m thorough
 
-test-all: test  ## all tests, one tier after the other (35 minutes on two cores)
+test-all: test  ## all tests, one tier after the other (about 40 minutes on two cores)
 	@$(MAKE) --no-print-directory test-rest
 
 mutants: setup  ## plants faults, 40 of them drawn by SEED=1, and counts what the tests see; goes on where it stopped
