@@ -5,7 +5,9 @@ A recipe is what `DistributedOptimizer(..., aggregator=...)` takes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from hvd_sparse.aggregators import (
     Aggregator,
@@ -16,12 +18,16 @@ from hvd_sparse.aggregators import (
     Schedule,
     SparCMLAlgorithm1,
     SparseAllReduce,
+    Warmup,
 )
 from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.compression.selectors import BucketTopK, Compressor, Density, MSTopK, Quantized, TopK
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.tuning.auto import BUDGET, Auto
+
+DGC_DENSITIES = (0.25, 0.0625, 0.015625)  # of its warm-up, as far as they lie above 1%
 
 
 def mean(wire_dtype: str | None = None) -> Aggregator:
@@ -106,6 +112,77 @@ def sparcml_buckets(
     return _sparcml(BucketTopK(k, bucket), bits, collective, as_published, seed)
 
 
+def momentum_corrected(recipe: Aggregator, momentum: float | None = None, masking: bool = True) -> Aggregator:
+    """A sparse recipe that keeps momentum where gradients are, before what is sent is chosen (DGC 3.2 and 3.3).
+
+    Args:
+        recipe: of one vector and one density, as `hitopk(0.01)`; not of `auto` nor of a schedule.
+        momentum: None takes over that of the optimizer, which then runs without it; a number is for an optimizer that
+            has none.
+        masking: whether momentum is cleared where a value was sent.
+
+    Raises:
+        ValueError: where the recipe has no error feedback, or an argument cannot be.
+    """
+    changed = _around_feedback(recipe, lambda feedback: MomentumCorrection(feedback, momentum, masking))
+    if changed == recipe:
+        raise ValueError(
+            f"Expected a recipe with error feedback, as hvd.recipes.hitopk(0.01), got {type(recipe).__name__}, which "
+            "keeps nothing back: momentum after the exchange is the same there."
+        )
+    return changed
+
+
+def warmup(
+    recipe: Aggregator, steps: int, densities: Sequence[float] = DGC_DENSITIES, dense_steps: int = 0
+) -> Aggregator:
+    """A sparse recipe that sends more in the first steps: DGC's warm-up training (3.3).
+
+    Args:
+        recipe: what goes on after it; residual and momentum stay where they are.
+        steps: how many exchanges are made at each of the densities. DGC's is an epoch each.
+        densities: falling; by default 25%, 6.25% and 1.5625%, a quarter each time, as DGC's.
+        dense_steps: how many exchanges of all of the gradient are made before that.
+
+    Raises:
+        ValueError: where an argument cannot be, or the recipe sends all of the gradient.
+    """
+    dense_first = [(dense_steps, 1.0)] if dense_steps else []
+    return Warmup(recipe, (*dense_first, *((steps, density) for density in densities)))
+
+
+def dgc(density: float = 0.001, steps: int = 100, momentum: float | None = None, masking: bool = True) -> Aggregator:
+    """Deep Gradient Compression (Lin et al. 2018): exact top-k of each rank's own momentum, with warm-up.
+
+    Gradients are clipped on each rank, at 1 / sqrt(P) of the optimizer's threshold, as for all sparse recipes.
+
+    Args:
+        density: what is sent after the warm-up; DGC's is 0.1%.
+        steps: exchanges at each density of the warm-up, an epoch in DGC.
+        momentum: as for `momentum_corrected`.
+        masking: whether momentum is cleared where a value was sent.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    return _warmed(momentum_corrected(topk(density), momentum, masking), density, steps)
+
+
+def recommended(density: float = 0.01, steps: int = 1000, momentum: float | None = None, seed: int = 0) -> Aggregator:
+    """What to begin with: HiTopKComm of momentum, with a warm-up over the first three tenths of the training.
+
+    Args:
+        density: what is sent after the warm-up.
+        steps: of the whole training: epochs times steps in an epoch.
+        momentum: as for `momentum_corrected`.
+        seed: of MSTopK.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    return _warmed(momentum_corrected(hitopk(density, seed=seed), momentum), density, max(1, steps // 10))
+
+
 def schedule(stages: Sequence[tuple[int, Aggregator]]) -> Aggregator:
     """A recipe for each range of epochs, as [(0, hitopk(0.01)), (13, torus2d())] (CommLib 5.6)."""
     return Schedule(tuple((int(start), aggregator) for start, aggregator in stages))
@@ -140,6 +217,23 @@ def auto(
     if unknown:
         raise ValueError(f"Expected candidates of {', '.join(known)}, got {unknown[0]!r}.")
     return Auto(density, tuple((name, known[name]) for name in candidates), budget)
+
+
+def _warmed(recipe: Aggregator, density: float, steps: int) -> Aggregator:
+    """A recipe after those stages of DGC's warm-up that send more than it does."""
+    densities = [each for each in DGC_DENSITIES if each > density]
+    return warmup(recipe, steps, densities) if densities else recipe
+
+
+def _around_feedback(part: Any, wrap: Callable[[ErrorFeedback], Compressor]) -> Any:
+    """A recipe, or a part of it, with something around each of its error feedbacks."""
+    if isinstance(part, ErrorFeedback):
+        return wrap(part)
+    if not isinstance(part, (Compressed, Hierarchical, SparseAllReduce, SparCMLAlgorithm1)):
+        return part
+    whole: Any = part
+    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(whole)}
+    return dataclasses.replace(whole, **{name: _around_feedback(value, wrap) for name, value in fields.items()})
 
 
 def _sparcml(compressor: Compressor, bits: int | None, collective: str, as_published: bool, seed: int) -> Aggregator:

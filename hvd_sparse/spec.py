@@ -15,6 +15,23 @@ _PARTS = {"AsPublished": "SparCMLAlgorithm1"}  # what older versions called a pa
 Rate = Callable[[], Any]
 
 
+class MomentumRule(NamedTuple):
+    """How a velocity takes in a gradient, in one step: velocity' = decay * velocity + gain * gradient.
+
+    Attributes:
+        decay: [] float32, or a number.
+        gain: [] float32, or a number.
+        nesterov: whether the step goes by decay * velocity' + gain * gradient in place of velocity'.
+    """
+
+    decay: Any
+    gain: Any = 1.0
+    nesterov: bool = False
+
+
+Momentum = Callable[[], MomentumRule]
+
+
 class Spec(NamedTuple):
     """A flat vector that is exchanged again and again.
 
@@ -29,6 +46,8 @@ class Spec(NamedTuple):
         learning_rate: gives the learning rate ([]) of the optimizer that applies the means, where there is one: the
             same on every rank, and asked at each exchange.
         returns_sum: whether ranks are to get the sum of their vectors in place of the mean.
+        momentum: gives the momentum of that optimizer, for an exchange that takes it over; the same on every rank, and
+            asked at each exchange.
     """
 
     size: int
@@ -40,6 +59,7 @@ class Spec(NamedTuple):
     in_flight: int = 1
     learning_rate: Rate | None = None
     returns_sum: bool = False
+    momentum: Momentum | None = None
 
     @property
     def divisor(self) -> int:

@@ -8,10 +8,13 @@ from typing import NamedTuple
 from hvd_sparse import collectives, recipes
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.compression.selectors import BucketTopK, Compressor, MSTopK, Quantized, TopK
 from tests import simulation
-from tests.simulation import Shape
+from tests.simulation import Momentum, Shape
+
+MOMENTUM = 0.5
 
 COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "TopK": TopK,
@@ -21,6 +24,7 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "ErrorFeedback(MSTopK)": lambda density, wire: ErrorFeedback(MSTopK(density, wire)),
     "BucketTopK": lambda density, wire: BucketTopK(*_in_buckets(density, 100), wire),
     "ErrorFeedback(BucketTopK)": lambda density, wire: ErrorFeedback(BucketTopK(*_in_buckets(density, 100), wire)),
+    "MomentumCorrection": lambda density, wire: MomentumCorrection(ErrorFeedback(TopK(density, wire)), momentum=0.0),
     "Quantized(TopK)": lambda density, wire: Quantized(TopK(density, wire), QSGD(4)),
     "ErrorFeedback(Quantized(MSTopK))": lambda density, wire: ErrorFeedback(
         Quantized(MSTopK(density, wire), QSGD(2, bucket=16))
@@ -41,6 +45,8 @@ class Recipe(NamedTuple):
         sparse: whether it keeps something back; its results are then the simulation's to the bit.
         wires: whether values travel in the wire's dtype; if not, as float32 or codes whatever the wire.
         exact: whether sums of integers are exact; codes of a few bits are not.
+        momentum: whether what is sent is a momentum, and so not what went in.
+        first: density to that of the first exchange.
     """
 
     make: Callable[[float, str], Aggregator]
@@ -48,6 +54,8 @@ class Recipe(NamedTuple):
     sparse: bool
     wires: bool = True
     exact: bool = True
+    momentum: bool = False
+    first: Callable[[float], float] = lambda density: density
 
 
 def _dense(shape, size, density, dtype, wire):
@@ -71,6 +79,35 @@ def _flat_buckets(shape, size, density, dtype, wire):
 def _rounded_buckets(shape, size, density, dtype, wire):
     select = simulation.bucketed(*_in_buckets(density, 20))
     return simulation.RoundedSums(shape, size, select, QSGD(4), dtype)
+
+
+def _with_momentum(simulate, momentum: Momentum, stages=None):
+    def simulated(shape, size, density, dtype, wire):
+        made = simulate(shape, size, density, dtype, "float32" if stages else wire)
+        made.momentum = momentum
+        return simulation.Warming(made, stages(density)) if stages else made
+
+    return simulated
+
+
+def _dgc(density: float) -> list[tuple[int, float]]:
+    return [(1, each) for each in (0.25, 0.0625, 0.015625) if each > density]
+
+
+def _four(density: float) -> float:
+    return 1.0 if density == 1.0 else min(0.9, 4 * density)
+
+
+def _twice(density: float) -> float:
+    return 1.0 if density == 1.0 else min(0.9, 2 * density)
+
+
+def _warming(simulate, densities):
+    def simulated(shape, size, density, dtype, wire):
+        stages = [(1, each(density)) for each in densities]
+        return simulation.Warming(simulate(shape, size, density, dtype, "float32"), stages)
+
+    return simulated
 
 
 AGGREGATORS: dict[str, Recipe] = {
@@ -99,6 +136,41 @@ AGGREGATORS: dict[str, Recipe] = {
         _flat_buckets,
         True,
         wires=False,
+    ),
+    "momentum_corrected": Recipe(
+        lambda density, wire: recipes.momentum_corrected(recipes.hitopk(density, wire), MOMENTUM),
+        _with_momentum(_selecting(simulation.Hierarchical, simulation.searched()), Momentum(MOMENTUM)),
+        True,
+        momentum=True,
+    ),
+    "momentum_corrected-unmasked": Recipe(
+        lambda density, wire: recipes.momentum_corrected(recipes.topk(density, wire), MOMENTUM, masking=False),
+        _with_momentum(_selecting(simulation.Flat, simulation.exact), Momentum(MOMENTUM, masking=False)),
+        True,
+        momentum=True,
+    ),
+    "warmup": Recipe(
+        lambda density, wire: recipes.warmup(recipes.hitopk(density), 1, [_four(density), _twice(density)]),
+        _warming(_selecting(simulation.Hierarchical, simulation.searched()), [_four, _twice]),
+        True,
+        wires=False,
+        first=_four,
+    ),
+    "dgc": Recipe(
+        lambda density, wire: recipes.dgc(density, 1, MOMENTUM),
+        _with_momentum(_selecting(simulation.Flat, simulation.exact), Momentum(MOMENTUM), _dgc),
+        True,
+        wires=False,
+        momentum=True,
+        first=lambda density: max(0.25, density),
+    ),
+    "recommended": Recipe(
+        lambda density, wire: recipes.recommended(density, 10, MOMENTUM),
+        _with_momentum(_selecting(simulation.Hierarchical, simulation.searched()), Momentum(MOMENTUM), _dgc),
+        True,
+        wires=False,
+        momentum=True,
+        first=lambda density: max(0.25, density),
     ),
     # What is chosen is for the machine to say; either way the results are those of its row.
     "auto-dense": Recipe(

@@ -8,6 +8,7 @@ means are exact where sums are (small integers); else any order of additions lie
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -106,12 +107,23 @@ class Dense:
         return 4 * (eps * np.sum([np.abs(vector.astype(np.float64)) for vector in vectors], axis=0) + least)
 
 
+class Momentum(NamedTuple):
+    """What `MomentumCorrection` does with a step's sum, as `MomentumRule` says it."""
+
+    decay: float
+    gain: float = 1.0
+    nesterov: bool = False
+    masking: bool = True
+
+
 class Flat:
-    """Every rank sends what it selects of its own vector, for `topk` and `mstopk`."""
+    """Every rank sends what it selects of its own vector, for `topk` and `mstopk`; with momentum where that is set."""
 
     def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
         self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
         self.residual = np.zeros([shape.ranks, size], np.float32)
+        self.velocity = np.zeros([shape.ranks, size], np.float32)
+        self.momentum: Momentum | None = None
         self.steps = 0
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -121,7 +133,7 @@ class Flat:
         """What all ranks have sent, added up in rank order."""
         total = np.zeros(self.residual.shape[1], np.float32)
         for rank, vector in enumerate(vectors):
-            self.residual[rank] = send([vector], self.residual[rank], total, self)
+            send([vector], self.residual[rank], self.velocity[rank], total, self)
         self.steps += 1
         return total
 
@@ -162,6 +174,8 @@ class Hierarchical:
     def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
         self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
         self.residual = np.zeros([shape.ranks, size], np.float32)
+        self.velocity = np.zeros([shape.ranks, size], np.float32)
+        self.momentum: Momentum | None = None
         self.steps = 0
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -173,22 +187,62 @@ class Hierarchical:
                 if begin == end:
                     continue
                 parts = [vector[begin:end] for vector in vectors[first : first + self.shape.local_size]]
-                residual = self.residual[first + local, begin:end]
-                self.residual[first + local, begin:end] = send(parts, residual, total[begin:end], self)
+                rank = first + local
+                send(parts, self.residual[rank, begin:end], self.velocity[rank, begin:end], total[begin:end], self)
         self.steps += 1
         return divided(total, self.shape.ranks, self.dtype)
 
 
-def send(parts: Sequence[np.ndarray], residual: np.ndarray, total: np.ndarray, sender: Flat | Hierarchical):
-    """Selects from parts and residual, adds what arrives to `total`, and returns the new residual."""
+def send(
+    parts: Sequence[np.ndarray],
+    residual: np.ndarray,
+    velocity: np.ndarray,
+    total: np.ndarray,
+    sender: Flat | Hierarchical,
+) -> None:
+    """Selects from parts and residual, adds what arrives to `total`, and writes the new residual and velocity."""
+    if sender.momentum is not None:
+        parts = [moved(parts, velocity, sender.momentum)]
     summed = reference.accumulate(parts, residual)
     indices = sender.select(summed, kept(sender.density, summed.size), sender.steps)
-    values, residual = reference.feedback(parts, residual, indices, DTYPES[sender.wire])
+    values, residual[:] = reference.feedback(parts, residual, indices, DTYPES[sender.wire])
     total[indices] += reference.widen(values)
-    return residual
+    if sender.momentum is not None and sender.momentum.masking and indices.size < summed.size:
+        velocity[indices] = 0.0
 
 
-Simulation = Dense | Flat | RoundedSums | Hierarchical
+def moved(parts: Sequence[np.ndarray], velocity: np.ndarray, momentum: Momentum) -> np.ndarray:
+    """Takes the parts into the velocity, and returns what goes into the selection."""
+    decay, gain = np.float32(momentum.decay), np.float32(momentum.gain)
+    gained = gain * reference.accumulate(parts, None)
+    velocity[:] = decay * velocity + gained
+    return decay * velocity + gained if momentum.nesterov else velocity.copy()
+
+
+class Warming:
+    """Another simulation, whose density changes: stages of (steps, density), after which its own holds."""
+
+    def __init__(self, inner: Flat | Hierarchical, stages: Sequence[tuple[int, float]]):
+        self.inner, self.stages, self._last, self._step = inner, stages, inner.density, 0
+
+    @property
+    def residual(self) -> np.ndarray:
+        """The inner's."""
+        return self.inner.residual
+
+    @residual.setter
+    def residual(self, value: np.ndarray) -> None:
+        self.inner.residual = value
+
+    def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
+        ends = np.cumsum([steps for steps, _ in self.stages])
+        reached = int(np.sum(self._step >= ends))
+        self.inner.density = self.stages[reached][1] if reached < len(self.stages) else self._last
+        self._step += 1
+        return self.inner.step(vectors)
+
+
+Simulation = Dense | Flat | RoundedSums | Hierarchical | Warming
 
 
 class Stages:

@@ -9,6 +9,7 @@ from hvd_sparse.aggregators.schedule import Schedule
 from hvd_sparse.aggregators.sparcml_algorithm1 import SparCMLAlgorithm1
 from hvd_sparse.aggregators.sparse_allreduce import SparseAllReduce
 from hvd_sparse.aggregators.transaction import Exchange, commit
+from hvd_sparse.aggregators.warmup import Warmup
 
 __all__ = [
     "Aggregator",
@@ -20,5 +21,6 @@ __all__ = [
     "Mean",
     "Schedule",
     "SparseAllReduce",
+    "Warmup",
     "commit",
 ]

@@ -31,8 +31,8 @@ class AggregatorState(tf.Module):
 class Aggregator(Renamed, abc.ABC):
     """Averages a vector over all ranks, again and again.
 
-    A member of this role implements the abstract methods; the others are final but for `set_epoch`,
-    `running`, `decided`, the two about tensors apart and the properties.
+    A member of this role implements the abstract methods; the others are final but for `set_epoch`, `running`,
+    `decided`, `at_density`, the two about tensors apart and the properties.
     """
 
     old_names = {"owed": "residual", "sums": "returns_sum"}
@@ -140,6 +140,18 @@ class Aggregator(Renamed, abc.ABC):
             As `exchange`; its mean is a list of tensors in the shapes of `tensors`.
         """
         raise TypeError(f"{type(self).__name__} exchanges vectors only: call exchange(vector, state).")
+
+    def at_density(self, density: float) -> Aggregator:
+        """The same aggregator that sends another share of each vector; one that sends all of it stays as it is.
+
+        States fit both: what one keeps the other goes on with.
+
+        Raises:
+            TypeError: where it has no density of its own.
+        """
+        if self.sends_all:
+            return self
+        raise TypeError(f"{type(self).__name__} has no density: give one to each recipe in it.")
 
     def restore(self, state: AggregatorState, residual: tf.Tensor) -> None:
         """Puts back residuals.

@@ -51,6 +51,9 @@ class Hierarchical(Aggregator):
         """A node has no nodes in it."""
         return False
 
+    def at_density(self, density):
+        return dataclasses.replace(self, inner=self.inner.at_density(density))
+
     def reduce(self, parts, divisor, state):
         spec, node = state.spec, state.communicator
         shard, scattered = self._scatter(parts, spec, node)

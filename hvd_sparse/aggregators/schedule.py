@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import tensorflow as tf
 
+from hvd_sparse.aggregators import branches
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
-from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, Update, dense
+from hvd_sparse.aggregators.transaction import Parts, Reduced, Update
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Communicator
 
@@ -24,16 +24,6 @@ class _Stages(AggregatorState):
         self.levels = list(levels)
         self.epoch = tf.Variable(_NO_EPOCH, dtype=tf.int32, trainable=False, name=f"{spec.name}_epoch")
         self.holder = tf.Variable(0, dtype=tf.int32, trainable=False, name=f"{spec.name}_holder")
-
-
-class _Outputs(NamedTuple):
-    """What every branch of the switch returns; `values` are the new values of all variables of all stages."""
-
-    total: tf.Tensor
-    culprit: tf.Tensor
-    nonfinite: tf.Tensor
-    counts: tf.Tensor
-    values: list[list[tf.Tensor]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -141,44 +131,24 @@ class Schedule(Aggregator):
         with tf.control_dependencies([known] if known is not None else []):
             return tf.reduce_sum(tf.cast(state.epoch >= starts, tf.int32)) - 1
 
-    def _outputs(self, index: int, parts: Parts, divisor: int, state: _Stages) -> _Outputs:
+    def _outputs(self, index: int, parts: Parts, divisor: int, state: _Stages) -> branches.Outputs:
         """One stage's exchange, in the form that all stages share; the variables of the others get no value."""
         _, aggregator = self.stages[index]
         level = state.levels[index]
-        reduced = aggregator.reduce(parts, divisor, level)
-        new = {update.variable.ref(): update.value for update in reduced.updates}
+        packed = branches.pack(aggregator.reduce(parts, divisor, level), level.spec, divisor, level.variables)
         values = [
-            [
-                new.get(variable.ref(), variable.read_value()) if other is level else tf.zeros([0], variable.dtype)
-                for variable in other.variables
-            ]
+            packed.values if other is level else [tf.zeros([0], variable.dtype) for variable in other.variables]
             for other in state.levels
         ]
-        counts = [*reduced.traffic, reduced.selected, reduced.considered]
-        return _Outputs(
-            total=dense(reduced.total, level.spec.size, divisor, tf.float32),
-            culprit=reduced.culprit,
-            nonfinite=_told(reduced, level.spec),
-            counts=tf.stack([tf.cast(count, tf.int64) for count in counts]),
-            values=values,
-        )
+        return packed._replace(values=values)
 
-    def _assemble(self, outputs: _Outputs, stage: tf.Tensor, switched: tf.Tensor, state: _Stages) -> Reduced:
+    def _assemble(self, outputs: branches.Outputs, stage: tf.Tensor, switched: tf.Tensor, state: _Stages) -> Reduced:
         advanced = [
             Update(variable, value, tf.equal(stage, index))
             for index, (level, values) in enumerate(zip(state.levels, outputs.values, strict=True))
             for variable, value in zip(level.variables, values, strict=True)
         ]
-        inside, across, kept, considered = tf.unstack(outputs.counts)
-        return Reduced(
-            total=tf.cast(tf.ensure_shape(outputs.total, [state.spec.size]), state.spec.dtype),
-            culprit=outputs.culprit,
-            nonfinite=outputs.nonfinite,
-            updates=(*advanced, *self._flushes(stage, switched, state)),
-            traffic=Traffic(inside, across),
-            selected=kept,
-            considered=considered,
-        )
+        return branches.unpack(outputs, state.spec, (*advanced, *self._flushes(stage, switched, state)))
 
     def _flushes(self, stage: tf.Tensor, switched: tf.Tensor, state: _Stages) -> list[Update]:
         """Where the stage has changed, the former one's residual is gone: this exchange has taken it along."""
@@ -190,11 +160,3 @@ class Schedule(Aggregator):
             for update in aggregator.restored(level, no_residual)
         ]
         return [*cleared, Update(state.holder, stage)]
-
-
-def _told(reduced: Reduced, spec: Spec) -> tf.Tensor:
-    """Whether what a stage has exchanged is not finite; where it does not tell, the ranks of all branches ask."""
-    if reduced.nonfinite is not None:
-        return reduced.nonfinite
-    culprits = spec.grid.world.allreduce(reduced.culprit, "max", f"{spec.name}.fault")
-    return culprits != 0

@@ -65,6 +65,9 @@ class SparCMLAlgorithm1(Aggregator):
         """It does."""
         return True
 
+    def at_density(self, density):
+        return dataclasses.replace(self, inner=self.inner.at_density(density))
+
     def reduce(self, parts, divisor, state):
         rate = state.rate()
         moves = tf.greater(rate, 0.0)

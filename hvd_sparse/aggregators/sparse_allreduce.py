@@ -28,6 +28,7 @@ _SPARSE = {
     "allgather": combine_gathered,
 }
 COLLECTIVES = ("auto", *CANDIDATES)
+_FILLS_IN = 1 / 16  # a density at which the sums of a few ranks are hardly sparse any more
 
 
 class _Summing(AggregatorState):
@@ -124,6 +125,11 @@ class SparseAllReduce(Aggregator):
         share = Update(variable, residual / float(state.communicator.size))
         return (share,) if state.error is None else (share, Update(state.error, tf.zeros([end - begin])))
 
+    def at_density(self, density):
+        """Where sums fill in, by `dynamic`."""
+        collective = "dynamic" if density >= _FILLS_IN else self.collective
+        return dataclasses.replace(self, compressor=self.compressor.at_density(density), collective=collective)
+
     def decided(self, state):
         """The name of the collective, where it was for "auto" to choose."""
         return state.choice if self.collective == "auto" else None
@@ -160,9 +166,10 @@ class SparseAllReduce(Aggregator):
             quantized = combine_quantized(layout, message, self.quantizer, state.error, seed, counted, name)
             updates = (Update(state.error, quantized.error), Update(state.step, state.step + 1))
             return quantized.total, quantized.culprit, updates
-        if state.choice == "dynamic":
+        choice = state.choice if self.collective == "auto" else self.collective
+        if choice == "dynamic":
             return combine_dense(layout, message, counted, name), tf.constant(0), ()
-        return layout.dense(_SPARSE[state.choice](layout, message, counted, name)), tf.constant(0), ()
+        return layout.dense(_SPARSE[choice](layout, message, counted, name)), tf.constant(0), ()
 
 
 def _layout(size: int) -> Layout:

@@ -43,6 +43,9 @@ class ErrorFeedback(Compressor):
     def count(self, size):
         return self.compressor.count(size)
 
+    def at_density(self, density):
+        return dataclasses.replace(self, compressor=self.compressor.at_density(density))
+
     def residual(self, state):
         return state.residual
 

@@ -66,6 +66,10 @@ class Compressor(Renamed, abc.ABC):
     def count(self, size: int) -> int | None:
         """How many elements of a vector of this size are sent; None where that varies from step to step."""
 
+    @abc.abstractmethod
+    def at_density(self, density: float) -> Compressor:
+        """The same compressor with another share to be sent; its states fit both."""
+
     def residual(self, state: tf.Module) -> tf.Variable | None:
         """The variable [size] float32 that holds what was not sent, or None where it is dropped."""
         return None
@@ -107,6 +111,9 @@ class TopK(Compressor):
     def count(self, size):
         return None if callable(self.density) else kept_count(self.density, size)
 
+    def at_density(self, density):
+        return dataclasses.replace(self, density=density)
+
     def compress(self, parts, state, residual=None):
         values, indices, new_residual, culprit = ops.feedback_topk(
             parts, _or_zeros(residual, parts), state.kept(self.density), wire_dtype=tf.as_dtype(self.wire_dtype)
@@ -142,6 +149,9 @@ class MSTopK(Compressor):
 
     def count(self, size):
         return None if callable(self.density) else kept_count(self.density, size)
+
+    def at_density(self, density):
+        return dataclasses.replace(self, density=density)
 
     def compress(self, parts, state, residual=None):
         values, indices, new_residual, culprit = ops.feedback_mstopk(
@@ -183,6 +193,10 @@ class BucketTopK(Compressor):
 
     def count(self, size):
         return size // self.bucket * self.k + min(size % self.bucket, self.k)
+
+    def at_density(self, density):
+        """As near to the density as whole elements of a bucket come."""
+        return dataclasses.replace(self, k=kept_count(density, self.bucket))
 
     def compress(self, parts, state, residual=None):
         values, indices, new_residual, culprit = ops.feedback_bucket_topk(
@@ -231,6 +245,9 @@ class Quantized(Compressor):
 
     def count(self, size):
         return self.compressor.count(size)
+
+    def at_density(self, density):
+        return dataclasses.replace(self, compressor=self.compressor.at_density(density))
 
     def compress(self, parts, state, residual=None):
         selection = self.compressor.compress(parts, state.inner, residual)

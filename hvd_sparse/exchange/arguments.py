@@ -1,10 +1,11 @@
-"""Horovod's arguments of an exchange: the operation, and the process set in which it takes place."""
+"""Arguments of an exchange: Horovod's operation and process set, and a recipe that wants the optimizer's momentum."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.aggregators import Aggregator, Schedule
+from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.exchange import wire
 from hvd_sparse.horovod_api import values
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
@@ -54,3 +55,19 @@ def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
             "topk(density), mstopk(density) or sparcml(density)."
         )
     return process_set
+
+
+def takes_momentum(recipe: Any) -> bool:
+    """Whether a part of a recipe takes over the momentum of the optimizer.
+
+    Raises:
+        ValueError: where some stages of a schedule do and others do not.
+    """
+    found = list(wire.parts(recipe))
+    for part in found:
+        if isinstance(part, Schedule) and len({takes_momentum(stage) for _, stage in part.stages}) > 1:
+            raise ValueError(
+                "Some stages of this schedule take over the momentum of the optimizer, which then runs without it, and "
+                "others need it there. Let every stage take it, recipes.momentum_corrected(...), or none."
+            )
+    return any(isinstance(part, MomentumCorrection) and part.momentum is None for part in found)

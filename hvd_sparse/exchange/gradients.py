@@ -20,7 +20,7 @@ from hvd_sparse.exchange.planned import PlannedExchange, tensors
 from hvd_sparse.exchange.state import RankState, ResidualSum
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.horovod_api.values import Average
-from hvd_sparse.spec import DTYPES, Rate
+from hvd_sparse.spec import DTYPES, Momentum, Rate
 from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Grid
 
@@ -53,6 +53,8 @@ class GradientExchange(Renamed):
         telemetry: measures the exchanges.
         learning_rate: gives that of the optimizer that applies the means, as `lambda: optimizer.learning_rate`; only
             recipes with `as_published` ask for it, and a distributed optimizer brings its own.
+        momentum: gives that of the optimizer that applies the means, which then has to run without it; only recipes
+            with `MomentumCorrection` ask for it, and a distributed optimizer brings its own.
         op: `hvd.Average`, or `hvd.Sum` for P times the mean; residuals are in units of the gradient in both.
         process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all others keep their own gradients and
             are not waited for. It takes recipes of one level; None is all ranks.
@@ -74,6 +76,7 @@ class GradientExchange(Renamed):
         scale_local_gradients: bool = True,
         telemetry: Telemetry | None = None,
         learning_rate: Rate | None = None,
+        momentum: Momentum | None = None,
         op: int | None = Average,
         process_set: Any = None,
     ):
@@ -82,10 +85,12 @@ class GradientExchange(Renamed):
                 f"Expected an aggregator, as hvd.recipes.hitopk(density=0.01), got {type(aggregator).__name__}."
             )
         self.aggregator = aggregator or recipes.mean()
+        self.takes_momentum = arguments.takes_momentum(self.aggregator)
         self.telemetry = telemetry
         self._returns_sum = arguments.is_sum(op)
         self._process_set = arguments.own_set(process_set, self.aggregator)
         self._learning_rate = learning_rate
+        self._momentum = momentum
         self._name = _unique(name)
         self._sparse_as_dense = sparse_as_dense
         self._bucket_bytes = bucket_bytes
@@ -165,6 +170,15 @@ class GradientExchange(Renamed):
     def local_variables(self) -> list[Any]:
         """The variables that were registered as local, one by one or by their layers."""
         return [*self._local, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
+
+    def keeps_momentum(self, variables: Sequence[Any]) -> list[bool]:
+        """For each variable, whether the exchange has taken over its momentum; never of local ones, nor of rows.
+
+        Raises:
+            RuntimeError: before the first exchange.
+        """
+        names = self._require_planned().with_momentum()
+        return [name in names for name in buckets.unique_names(variables)]
 
     def set_epoch(self, epoch: int) -> None:
         """Tells which epoch begins, from 0; recipes that change by epoch need it, and nothing else does.
@@ -314,6 +328,7 @@ class GradientExchange(Renamed):
             self.telemetry,
             self._learning_rate,
             self._returns_sum,
+            self._momentum,
         )
         if self._pending is not None:
             state.restore(planned, *self._pending)

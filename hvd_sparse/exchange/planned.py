@@ -8,12 +8,12 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, commit
-from hvd_sparse.exchange import rows
+from hvd_sparse.exchange import arguments, rows
 from hvd_sparse.exchange.bucket import BucketExchange
 from hvd_sparse.exchange.pairing import Label, compare
 from hvd_sparse.exchange.plan import Gradient, Plan
 from hvd_sparse.exchange.telemetry import Telemetry, timed
-from hvd_sparse.spec import Rate, describe
+from hvd_sparse.spec import Momentum, Rate, describe
 from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.joining import forbid_join
 
@@ -36,6 +36,7 @@ class PlannedExchange:
         telemetry: measures the exchanges; None measures nothing, at no cost.
         learning_rate: of the optimizer that applies the means, where there is one.
         returns_sum: hand on the sums over all ranks in place of the means.
+        momentum: of the optimizer that applies the means, where there is one.
 
     Raises:
         ValueError: on every rank alike where plans or recipes differ, or the recipe cannot work with the plan.
@@ -50,6 +51,7 @@ class PlannedExchange:
         telemetry: Telemetry | None,
         learning_rate: Rate | None = None,
         returns_sum: bool = False,
+        momentum: Momentum | None = None,
     ):
         self.plan = plan
         self.grid = grid
@@ -59,7 +61,7 @@ class PlannedExchange:
         self._returns_sum = returns_sum
         specs = [
             bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets))
-            ._replace(learning_rate=learning_rate, returns_sum=returns_sum)
+            ._replace(learning_rate=learning_rate, returns_sum=returns_sum, momentum=momentum)
             .validate()
             for number, bucket in enumerate(plan.buckets)
         ]
@@ -110,6 +112,13 @@ class PlannedExchange:
         """Tells the aggregator which epoch begins."""
         for bucket in self.buckets:
             bucket.aggregator.set_epoch(bucket.state, epoch)
+
+    def with_momentum(self) -> set[str]:
+        """The variables of buckets whose exchange has taken over their momentum; `auto` chooses for each bucket."""
+        with tf.init_scope():  # what runs is known, also while a function is traced
+            running = [(each, each.aggregator.running(each.state)[0]) for each in self.buckets]
+        taking = [each.bucket for each, part in running if arguments.takes_momentum(part)]
+        return {segment.name for bucket in taking for segment in bucket.segments}
 
     def _time(self, gradients: Iterable[Gradient]) -> Any:
         """The time at which all of these are there, where it is measured."""

@@ -139,6 +139,9 @@ class Timed(Compressor):
     def count(self, size):
         return self.compressor.count(size)
 
+    def at_density(self, density):
+        return dataclasses.replace(self, compressor=self.compressor.at_density(density))
+
     def residual(self, state):
         return self.compressor.residual(state.inner)
 

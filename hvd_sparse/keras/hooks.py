@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import train_step
+from hvd_sparse.keras import momentum, train_step
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
@@ -192,11 +192,22 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
                 with _scaled_thresholds(self, factor):
                     return base._clip_gradients(self, gradients)
 
+            def apply(pairs: list[tuple[Any, Any]], rate: Any) -> None:
+                if pairs:
+                    base._backend_update_step(self, [mean for mean, _ in pairs], [each for _, each in pairs], rate)
+
             summed = grads if factor == 1 else [gradient * factor for gradient in grads]
             means = self.exchange(summed, trainable_variables, clip if _clips(self) else None)
             with tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)):
                 base._apply_weight_decay(self, trainable_variables)
-            base._backend_update_step(self, means, trainable_variables, learning_rate)
+            if not self.exchange.takes_momentum:
+                base._backend_update_step(self, means, trainable_variables, learning_rate)
+                return
+            taken = self.exchange.keeps_momentum(trainable_variables)
+            triples = list(zip(means, trainable_variables, taken, strict=True))
+            with momentum.left_out(self):
+                apply([(mean, variable) for mean, variable, without in triples if without], learning_rate)
+            apply([(mean, variable) for mean, variable, without in triples if not without], learning_rate)
 
     Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
     Distributed.__module__, Distributed.__doc__ = base.__module__, base.__doc__

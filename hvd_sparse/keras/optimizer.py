@@ -16,7 +16,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import plan, telemetry
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.horovod_api.values import Average
-from hvd_sparse.keras import hooks, horovod_arguments
+from hvd_sparse.keras import hooks, horovod_arguments, momentum
 from hvd_sparse.spec import Rate
 
 Layers: TypeAlias = "Iterable[keras.layers.Layer] | keras.layers.Layer | None"
@@ -204,8 +204,13 @@ def distribute(
     if unknown:
         raise TypeError(f"Unknown argument {unknown[0]!r}.")
     passes = _passes(optimizer, backward_passes_per_step, average_aggregated_gradients)
-    brought = {"name": optimizer.name, "learning_rate": _rate_of(optimizer)}
+    brought = {
+        "name": optimizer.name,
+        "learning_rate": _rate_of(optimizer),
+        "momentum": momentum.rule_of(optimizer),
+    }
     exchange = GradientExchange(**{**brought, **own, **asked})
+    momentum.check(optimizer, exchange.aggregator)
     exchange.register_local_layers(as_layers(local_layers))
     hooks.distribute(optimizer, exchange, passes, again)
 

@@ -79,6 +79,10 @@ class Auto(Aggregator):
         """`Hierarchical` is among the candidates, not around them."""
         return False
 
+    def at_density(self, density):
+        """Every candidate at that density; what was chosen stays so."""
+        return Auto(density, tuple((name, part.at_density(density)) for name, part in self.candidates), self.budget)
+
     def chosen(self, state: AggregatorState) -> Aggregator:
         """The candidate that exchanges this vector; its state is `state.inner`."""
         return dict(self.candidates)[self.decided(state)]

@@ -22,7 +22,7 @@ DENSITY = 0.02
 SIZES = (1, 7, 4099)
 LARGE = 65537
 NARROW = (("float16", "bfloat16"), ("bfloat16", "float16"))
-RECIPES = ["dense", "torus2d", "mean", "topk", "mstopk", "hitopk", "sparcml", "sparcml_buckets"]
+RECIPES = ["dense", "torus2d", "mean", "topk", "mstopk", "hitopk", "sparcml", "sparcml_buckets", "recommended"]
 STAGES = ["hitopk", "torus2d", "topk", "dense", "mstopk"]
 EPOCHS = [0] * 5 + [1] * 2 + [2] * 5 + [3] + [4] * 5 + [0] * 2
 

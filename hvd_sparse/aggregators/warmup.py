@@ -1,0 +1,117 @@
+"""A density that begins high."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from hvd_sparse.aggregators import branches
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
+from hvd_sparse.aggregators.transaction import Update
+from hvd_sparse.compression.selectors import check_density
+from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Communicator
+
+
+class _Warming(AggregatorState):
+    """The state of the inner, which all stages share, and how many exchanges there have been."""
+
+    def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState):
+        super().__init__(spec, communicator, inner)
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_warmup_step")
+
+
+@dataclasses.dataclass(frozen=True)
+class Warmup(Aggregator):
+    """Sends more of the gradient in the first steps (DGC 3.3, warm-up training).
+
+    Every stage is the inner at a constant density, so that what it sends is known when the graph is made; all stages
+    share one state. So residual and momentum go on from stage to stage: nothing is flushed, nothing is sent twice. At
+    density 1 everything goes by an all-reduce.
+
+    Stages are counted in exchanges of this vector, which all ranks make alike and a checkpoint keeps.
+
+    Attributes:
+        inner: what exchanges after the last stage.
+        stages: (steps, density), the first one first: how many exchanges are made at which density.
+
+    Steps and bytes sent per rank: the inner's at that density.
+    """
+
+    disk_name = "Warmup"
+    inner: Aggregator
+    stages: tuple[tuple[int, float], ...]
+
+    def __post_init__(self):
+        for steps, density in self.stages:
+            check_density(density)
+            if callable(density) or steps < 1:
+                raise ValueError(f"Expected stages of (steps, density), at least one step each; got {self.stages}.")
+        if not self.stages:
+            raise ValueError("Expected at least one stage of (steps, density), as [(100, 0.25), (100, 0.0625)].")
+        if self.inner.sends_all:
+            raise ValueError(f"{type(self.inner).__name__} sends all of the gradient, and so needs no warm-up.")
+        self.inner.at_density(1.0)  # raises where it has none
+
+    @property
+    def nests(self):
+        """It is outermost: its branches hold whole exchanges."""
+        return False
+
+    @property
+    def returns_sum(self):
+        """As the inner."""
+        return self.inner.returns_sum
+
+    @property
+    def starts(self) -> list[int]:
+        """The number of the exchange with which each stage begins, and with which the inner goes on."""
+        return [sum(steps for steps, _ in self.stages[:number]) for number in range(len(self.stages) + 1)]
+
+    def at_density(self, density):
+        """Only what comes after the warm-up changes."""
+        return dataclasses.replace(self, inner=self.inner.at_density(density))
+
+    def set_epoch(self, state, epoch):
+        self.inner.set_epoch(state.inner, epoch)
+
+    def running(self, state):
+        return self._parts()[int(self._stage(state).numpy())].running(state.inner)
+
+    def decided(self, state):
+        return self.inner.decided(state.inner)
+
+    def reduce(self, parts, divisor, state):
+        variables = state.inner.variables
+
+        def exchanged(part: Aggregator) -> branches.Outputs:
+            return branches.pack(part.reduce(parts, divisor, state.inner), state.spec, divisor, variables)
+
+        choices = [lambda part=part: exchanged(part) for part in self._parts()]
+        outputs = tf.switch_case(self._stage(state), choices)
+        updates = [
+            Update(variable, tf.ensure_shape(value, variable.shape))
+            for variable, value in zip(variables, outputs.values, strict=True)
+        ]
+        return branches.unpack(outputs, state.spec, (*updates, Update(state.step, state.step + 1)))
+
+    def residual(self, state):
+        return self.inner.residual(state.inner)
+
+    def restored(self, state, residual):
+        return self.inner.restored(state.inner, residual)
+
+    def contributions(self, size, members):
+        return None
+
+    def _create(self, spec, communicator):
+        return _Warming(spec, communicator, self.inner._create(spec, communicator))
+
+    def _parts(self) -> list[Aggregator]:
+        """What exchanges in each stage, and after the last one."""
+        return [*(self.inner.at_density(density) for _, density in self.stages), self.inner]
+
+    def _stage(self, state: _Warming) -> tf.Tensor:
+        starts = tf.constant(self.starts[1:], tf.int64)
+        return tf.reduce_sum(tf.cast(state.step >= starts, tf.int32))
