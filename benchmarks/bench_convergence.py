@@ -7,6 +7,7 @@ Four ranks as 2 nodes of 2 train a small ResNet and a small VGG (examples/models
 - Dense-SGD: recipes.dense, the same sums in another order, so that its difference from 2DTAR-SGD is the study's noise;
 - TopK-SGD: recipes.topk, exact selection on each rank's gradient;
 - MSTopK-SGD: recipes.hitopk, MSTopK through HiTopKComm, selection on the sums over a node,
+- recommended: recipes.recommended, the same of momentum, with a density that begins high,
 
 these at density 0.01 (that of CommLib's Fig. 7 and 8; Table 2 states none), the Transformer also with MSTopK-SGD after
 two epochs of 2DTAR-SGD; and as SparCML's Quantized TopK SGD

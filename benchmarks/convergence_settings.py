@@ -77,6 +77,7 @@ ARMS = {
     "topk": Arm("TopK-SGD", "topk"),
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
     "warmed": Arm("MSTopK-SGD after two dense epochs", "torus2d,2:hitopk"),
+    "recommended": Arm("recommended: momentum before selection, warm-up", "recommended"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
     "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
@@ -85,10 +86,10 @@ ARMS = {
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 TRAINED: dict[str, tuple[str, ...]] = {
-    "small_resnet": (*_COMMLIB, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
-    "small_vgg": _COMMLIB,
-    "transformer": (*_COMMLIB, "warmed"),
-    "lstm": ("torus2d", "bucket4", "warmed4"),  # SparCML 8.3: Hansards
+    "small_resnet": (*_COMMLIB, "recommended", "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
+    "small_vgg": (*_COMMLIB, "recommended"),
+    "transformer": (*_COMMLIB, "warmed", "recommended"),
+    "lstm": ("torus2d", "recommended", "bucket4", "warmed4"),  # SparCML 8.3: Hansards
 }
 
 
@@ -116,6 +117,7 @@ _PAIRS = (
     Pair("topk", "torus2d"),
     Pair("dense", "torus2d"),
     Pair("warmed", "torus2d"),
+    Pair("recommended", "torus2d"),
     Pair("bucket4", "torus2d", 1.0),
     Pair("warmed4", "torus2d"),
     Pair("bucket8", "torus2d", 1.0),

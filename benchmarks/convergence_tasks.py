@@ -33,11 +33,13 @@ class ImageLearner:
 
     Args:
         make_model: from a number of classes.
-        recipe: of the exchange.
+        recipe: of the exchange, from the number of steps of a training.
         settings: the same for all recipes.
     """
 
-    def __init__(self, make_model: Callable[[int], keras.Model], recipe: Aggregator, settings: ImageSettings):
+    def __init__(
+        self, make_model: Callable[[int], keras.Model], recipe: Callable[[int], Aggregator], settings: ImageSettings
+    ):
         self.settings = settings
         self._make_model = make_model
         self._data = convergence_data.crops("left", settings.train, 0)
@@ -51,7 +53,8 @@ class ImageLearner:
         self._steps = settings.train // (settings.batch * size)  # an epoch
         self._model = make_model(self._classes)
         self._optimizer = hvd.DistributedOptimizer(
-            keras.optimizers.SGD(_Rate(settings, self._steps), momentum=0.9), aggregator=recipe
+            keras.optimizers.SGD(_Rate(settings, self._steps), momentum=0.9),
+            aggregator=recipe(settings.epochs * self._steps),
         )
         self._optimizer.build(self._model.trainable_variables)
         self._step = tf.function(self._update).get_concrete_function(
@@ -205,4 +208,8 @@ def make(model: str, arm: str, density: float, changed: dict[str, Any]) -> Image
     settings = dataclasses.replace(MODELS[model], **changed)
     if isinstance(settings, TranslationSettings):
         return TranslationLearner(ARMS[arm].recipe, density, settings)
-    return ImageLearner(NETWORKS[model], arguments.recipe_of(ARMS[arm].recipe, density), settings)
+
+    def recipe(steps: int) -> Aggregator:
+        return arguments.recipe_of(ARMS[arm].recipe, density, steps=steps)
+
+    return ImageLearner(NETWORKS[model], recipe, settings)

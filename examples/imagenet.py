@@ -156,7 +156,7 @@ class _Training:
         size = images.Images(width=options.width, image=None, batch=self._plan[0].batch, classes=classes)
         self._model = MODELS[options.model](size)
         self._model.compile(
-            arguments.optimizer(options, self._rate),
+            arguments.optimizer(options, self._rate, sum(leg.epochs * leg.steps for leg in legs)),
             losses.SmoothedCrossentropy(options.label_smoothing),
             metrics=[keras.metrics.SparseCategoricalAccuracy(name="top1")],
         )

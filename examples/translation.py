@@ -300,7 +300,7 @@ def train(options: argparse.Namespace, task: Task | None = None) -> Outcome:
     model = make_model(options, task.vocabulary)
     schedule = rates.make(options, [rates.Leg(options.epochs, own.steps)])
     model.compile(
-        arguments.optimizer(options, schedule),
+        arguments.optimizer(options, schedule, options.epochs * own.steps),
         losses.SmoothedCrossentropy(options.label_smoothing, reduction="mean_with_sample_weight"),
     )
     arguments.agree(model)

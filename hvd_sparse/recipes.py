@@ -134,13 +134,13 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
 
 
 def warmup(
-    recipe: Aggregator, steps: int, densities: Sequence[float] = DGC_DENSITIES, dense_steps: int = 0
+    recipe: Aggregator, stage_steps: int, densities: Sequence[float] = DGC_DENSITIES, dense_steps: int = 0
 ) -> Aggregator:
     """A sparse recipe that sends more in the first steps: DGC's warm-up training (3.3).
 
     Args:
         recipe: what goes on after it; residual and momentum stay where they are.
-        steps: how many exchanges are made at each of the densities. DGC's is an epoch each.
+        stage_steps: how many exchanges are made at each of the densities, an epoch in DGC.
         densities: falling; by default 25%, 6.25% and 1.5625%, a quarter each time, as DGC's.
         dense_steps: how many exchanges of all of the gradient are made before that.
 
@@ -148,24 +148,26 @@ def warmup(
         ValueError: where an argument cannot be, or the recipe sends all of the gradient.
     """
     dense_first = [(dense_steps, 1.0)] if dense_steps else []
-    return Warmup(recipe, (*dense_first, *((steps, density) for density in densities)))
+    return Warmup(recipe, (*dense_first, *((stage_steps, density) for density in densities)))
 
 
-def dgc(density: float = 0.001, steps: int = 100, momentum: float | None = None, masking: bool = True) -> Aggregator:
+def dgc(
+    density: float = 0.001, stage_steps: int = 100, momentum: float | None = None, masking: bool = True
+) -> Aggregator:
     """Deep Gradient Compression (Lin et al. 2018): exact top-k of each rank's own momentum, with warm-up.
 
     Gradients are clipped on each rank, at 1 / sqrt(P) of the optimizer's threshold, as for all sparse recipes.
 
     Args:
         density: what is sent after the warm-up; DGC's is 0.1%.
-        steps: exchanges at each density of the warm-up, an epoch in DGC.
+        stage_steps: as for `warmup`.
         momentum: as for `momentum_corrected`.
         masking: whether momentum is cleared where a value was sent.
 
     Raises:
         ValueError: where an argument cannot be.
     """
-    return _warmed(momentum_corrected(topk(density), momentum, masking), density, steps)
+    return _warmed(momentum_corrected(topk(density), momentum, masking), density, stage_steps)
 
 
 def recommended(density: float = 0.01, steps: int = 1000, momentum: float | None = None, seed: int = 0) -> Aggregator:
@@ -219,10 +221,10 @@ def auto(
     return Auto(density, tuple((name, known[name]) for name in candidates), budget)
 
 
-def _warmed(recipe: Aggregator, density: float, steps: int) -> Aggregator:
+def _warmed(recipe: Aggregator, density: float, stage_steps: int) -> Aggregator:
     """A recipe after those stages of DGC's warm-up that send more than it does."""
     densities = [each for each in DGC_DENSITIES if each > density]
-    return warmup(recipe, steps, densities) if densities else recipe
+    return warmup(recipe, stage_steps, densities) if densities else recipe
 
 
 def _around_feedback(part: Any, wrap: Callable[[ErrorFeedback], Compressor]) -> Any:

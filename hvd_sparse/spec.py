@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.transport.communicator import Communicator, Grid
@@ -29,7 +30,16 @@ class MomentumRule(NamedTuple):
     nesterov: bool = False
 
 
-Momentum = Callable[[], MomentumRule]
+class Momentum(NamedTuple):
+    """The momentum of an optimizer that an exchange takes over; all its functions give the same on every rank.
+
+    Attributes:
+        rule: asked at each exchange.
+        gathered: what had gathered in the optimizer before, by variable name, in units of the mean gradient; of rank 0.
+    """
+
+    rule: Callable[[], MomentumRule]
+    gathered: Callable[[], Mapping[str, np.ndarray]] = dict
 
 
 class Spec(NamedTuple):
@@ -46,8 +56,9 @@ class Spec(NamedTuple):
         learning_rate: gives the learning rate ([]) of the optimizer that applies the means, where there is one: the
             same on every rank, and asked at each exchange.
         returns_sum: whether ranks are to get the sum of their vectors in place of the mean.
-        momentum: gives the momentum of that optimizer, for an exchange that takes it over; the same on every rank, and
-            asked at each exchange.
+        momentum: that of this optimizer, for an exchange that takes it over.
+        offset: where the vector begins in that of which it is a shard.
+        parts: how many ranks' vectors are added up before this one is exchanged.
     """
 
     size: int
@@ -60,6 +71,8 @@ class Spec(NamedTuple):
     learning_rate: Rate | None = None
     returns_sum: bool = False
     momentum: Momentum | None = None
+    offset: int = 0
+    parts: int = 1
 
     @property
     def divisor(self) -> int:

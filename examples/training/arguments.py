@@ -98,23 +98,25 @@ def begin(options: argparse.Namespace) -> None:
     keras.mixed_precision.set_global_policy(options.precision)
 
 
-def recipe(options: argparse.Namespace) -> Aggregator:
+def recipe(options: argparse.Namespace, steps: int | None = None) -> Aggregator:
     """What `--recipe`, `--density` and `--wire-dtype` say; ValueError as of `recipe_of`."""
-    return recipe_of(options.recipe, options.density, options.wire_dtype)
+    return recipe_of(options.recipe, options.density, options.wire_dtype, steps)
 
 
-def recipe_of(text: str, density: float, wire_dtype: str | None = None) -> Aggregator:
+def recipe_of(text: str, density: float, wire_dtype: str | None = None, steps: int | None = None) -> Aggregator:
     """A recipe as scripts write it, see `--help` of `--recipe`.
 
     Args:
         text: a recipe, or several after one another by epoch.
         density: of recipes that take one and do not say it.
         wire_dtype: likewise; None leaves it to the recipe.
+        steps: of the whole training, likewise.
 
     Raises:
         ValueError: where there is no such recipe or argument, or the stages do not ascend from epoch 0.
     """
-    defaults = {"density": density} | ({"wire_dtype": wire_dtype} if wire_dtype else {})
+    asked = {"density": density, "wire_dtype": wire_dtype, "steps": steps}
+    defaults = {name: value for name, value in asked.items() if value is not None}
     stages = [_stage(each.strip(), defaults) for each in _BETWEEN_STAGES.split(text)]
     return stages[0][1] if len(stages) == 1 and stages[0][0] == 0 else hvd.recipes.schedule(stages)
 
@@ -151,13 +153,17 @@ def _named(arguments: str, text: str) -> dict[str, Any]:
 
 
 def optimizer(
-    options: argparse.Namespace, rate: float | keras.optimizers.schedules.LearningRateSchedule, **exchange: Any
+    options: argparse.Namespace,
+    rate: float | keras.optimizers.schedules.LearningRateSchedule,
+    steps: int | None = None,
+    **exchange: Any,
 ) -> keras.optimizers.Optimizer:
     """The distributed optimizer that the options name.
 
     Args:
         options: of `parser`.
         rate: as made by `rates.make`.
+        steps: of the whole training, for a recipe that goes by it.
         exchange: further arguments of `hvd.DistributedOptimizer`.
 
     Raises:
@@ -165,7 +171,7 @@ def optimizer(
     """
     if options.tensorboard:  # to be told before the first exchange, which may be that of `agree`
         exchange.setdefault("telemetry", hvd.Telemetry(norms_every=NORMS_EVERY))
-    return hvd.DistributedOptimizer(_inner(options, rate), aggregator=recipe(options), **exchange)
+    return hvd.DistributedOptimizer(_inner(options, rate), aggregator=recipe(options, steps), **exchange)
 
 
 def _inner(options: argparse.Namespace, rate: Any) -> keras.optimizers.Optimizer:

@@ -76,7 +76,9 @@ class Hierarchical(Aggregator):
 
     def _create(self, spec, communicator):
         node, cross = spec.grid.node, spec.grid.cross
-        shard = spec._replace(size=own_shard(spec.size, node).size, segments=(), name=f"{spec.name}.shard")
+        own = own_shard(spec.size, node)
+        name = f"{spec.name}.shard"
+        shard = spec._replace(size=own.size, offset=own.offset, parts=node.size, segments=(), name=name)
         return AggregatorState(spec, node, self.inner._create(shard, cross))
 
     def _scatter(self, parts: Parts, spec: Spec, node: Communicator) -> tuple[Parts, int]:

@@ -60,7 +60,7 @@ class MomentumCorrection(Compressor):
                 "hvd.DistributedOptimizer(optimizer, aggregator=...); or name it, MomentumCorrection(compressor, "
                 "momentum=0.9), and apply the means by an optimizer without momentum."
             )
-        return _Velocity(spec, self.compressor.create(spec))
+        return Velocity(spec, self.compressor.create(spec))
 
     def count(self, size):
         return self.compressor.count(size)
@@ -92,10 +92,10 @@ class MomentumCorrection(Compressor):
         if self.momentum is not None:
             return MomentumRule(self.momentum)
         assert spec.momentum is not None  # `create` has seen to it
-        return spec.momentum()
+        return spec.momentum.rule()
 
 
-class _Velocity(tf.Module):
+class Velocity(tf.Module):
     """The velocity [size] float32, in units of the sum of the parts, and the state of what is wrapped."""
 
     def __init__(self, spec: Spec, inner: tf.Module):
@@ -103,6 +103,11 @@ class _Velocity(tf.Module):
         self.spec = spec
         self.inner = inner
         self.velocity = tf.Variable(tf.zeros([spec.size], tf.float32), trainable=False, name=f"{spec.name}_velocity")
+
+
+def velocities(state: tf.Module) -> list[Velocity]:
+    """All velocities in the state of an exchange."""
+    return [part for part in state.submodules if isinstance(part, Velocity)]
 
 
 def _cleared(velocity: tf.Tensor, selection: Selection) -> tf.Tensor:

@@ -61,13 +61,12 @@ def takes_momentum(recipe: Any) -> bool:
     """Whether a part of a recipe takes over the momentum of the optimizer.
 
     Raises:
-        ValueError: where some stages of a schedule do and others do not.
+        ValueError: where it is a stage of a schedule that does.
     """
     found = list(wire.parts(recipe))
-    for part in found:
-        if isinstance(part, Schedule) and len({takes_momentum(stage) for _, stage in part.stages}) > 1:
-            raise ValueError(
-                "Some stages of this schedule take over the momentum of the optimizer, which then runs without it, and "
-                "others need it there. Let every stage take it, recipes.momentum_corrected(...), or none."
-            )
+    if any(isinstance(part, Schedule) for part in found) and any(isinstance(p, MomentumCorrection) for p in found):
+        raise ValueError(
+            "A stage of this schedule keeps momentum, which the next one would not have. Where only the density "
+            "changes, take hvd.recipes.warmup(recipe, stage_steps); else leave momentum correction out."
+        )
     return any(isinstance(part, MomentumCorrection) and part.momentum is None for part in found)

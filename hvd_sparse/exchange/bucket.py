@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.aggregators.transaction import Update
+from hvd_sparse.compression.momentum import velocities
 from hvd_sparse.exchange import telemetry
 from hvd_sparse.exchange.plan import Bucket
 from hvd_sparse.spec import Spec
@@ -26,6 +27,7 @@ class BucketExchange:
         self.aggregator = aggregator
         self.state = aggregator.create(spec)
         self._world = spec.grid.world
+        self._size = spec.size
         self._prefix = spec.name
         self._apart = aggregator.takes_apart(spec)
         self._residual: tf.Variable | None = None
@@ -85,6 +87,27 @@ class BucketExchange:
             share = total / float(self._world.size)
             self._residual.assign(share if tf.reduce_any(total != 0) else tf.zeros([0]))
 
+    def momentum(self) -> dict[str, np.ndarray]:
+        """The mean over all ranks of the momentum that is kept here, by variable; {} where none is. A collective."""
+        found = velocities(self.state)
+        if not found:
+            return {}
+        padded = [tf.pad(each.velocity.read_value(), _around(each.spec, self._size)) for each in found]
+        total = self._world.allreduce(tf.add_n(padded), "sum", f"{self._prefix}.momentum")
+        return {name: piece.numpy() for name, piece in self.bucket.unpack(total / float(self._world.size)).items()}
+
+    def give_momentum(self, momenta: Mapping[str, np.ndarray]) -> None:
+        """Has every rank go on with rank 0's momenta, by variable; one that is not named gets zero. A collective."""
+        found = velocities(self.state)
+        if not found:
+            return
+        pieces = [np.ravel(momenta.get(segment.name, np.zeros(segment.shape))) for segment in self.bucket.segments]
+        own = tf.constant(np.concatenate(pieces), tf.float32)
+        vector = self._world.broadcast(own, 0, f"{self._prefix}.give_momentum")
+        for each in found:
+            begin, parts = each.spec.offset, float(each.spec.parts)
+            each.velocity.assign(vector[begin : begin + each.spec.size] * parts)
+
     def counters(self) -> dict[str, tf.Variable]:
         """How often each selector has selected, which seeds and densities follow; by its name in the bucket."""
         found = [part.step for part in self.state.submodules if hasattr(part, "step")]
@@ -105,3 +128,8 @@ class BucketExchange:
             return self._world.allreduce(self.aggregator.residual(self.state), "sum", f"{self._prefix}.residual_sum")
         # Every rank has the same share, so that no collective is needed.
         return self._residual.read_value() * float(self._world.size) if tf.size(self._residual) > 0 else None
+
+
+def _around(spec: Spec, size: int) -> list[list[int]]:
+    """What is missing on both sides of a shard."""
+    return [[spec.offset, size - spec.offset - spec.size]]

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import recipes
@@ -53,8 +54,8 @@ class GradientExchange(Renamed):
         telemetry: measures the exchanges.
         learning_rate: gives that of the optimizer that applies the means, as `lambda: optimizer.learning_rate`; only
             recipes with `as_published` ask for it, and a distributed optimizer brings its own.
-        momentum: gives that of the optimizer that applies the means, which then has to run without it; only recipes
-            with `MomentumCorrection` ask for it, and a distributed optimizer brings its own.
+        momentum: of the optimizer that applies the means, which then has to run without it; only recipes with
+            `MomentumCorrection` ask for it, and a distributed optimizer brings its own.
         op: `hvd.Average`, or `hvd.Sum` for P times the mean; residuals are in units of the gradient in both.
         process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all others keep their own gradients and
             are not waited for. It takes recipes of one level; None is all ranks.
@@ -171,12 +172,12 @@ class GradientExchange(Renamed):
         """The variables that were registered as local, one by one or by their layers."""
         return [*self._local, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
 
-    def keeps_momentum(self, variables: Sequence[Any]) -> list[bool]:
-        """For each variable, whether the exchange has taken over its momentum; never of local ones, nor of rows.
+    def mean_momentum(self) -> dict[str, np.ndarray]:
+        """The mean over all ranks of the momentum that was taken over, by variable name; a collective, as `account`."""
+        return state.momentum(self._require_planned())
 
-        Raises:
-            RuntimeError: before the first exchange.
-        """
+    def keeps_momentum(self, variables: Sequence[Any]) -> list[bool]:
+        """For each variable, whether the exchange has taken over its momentum; never of local ones, nor of rows."""
         names = self._require_planned().with_momentum()
         return [name in names for name in buckets.unique_names(variables)]
 
@@ -330,9 +331,8 @@ class GradientExchange(Renamed):
             self._returns_sum,
             self._momentum,
         )
-        if self._pending is not None:
-            state.restore(planned, *self._pending)
-            self._pending = None
+        state.begin(planned, self._pending)
+        self._pending = None
         if self._epoch is not None:
             planned.set_epoch(self._epoch)
         return planned

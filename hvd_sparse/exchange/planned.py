@@ -59,6 +59,7 @@ class PlannedExchange:
         self.name = name
         self._telemetry = telemetry
         self._returns_sum = returns_sum
+        self.momentum = momentum if arguments.takes_momentum(aggregator) else None
         specs = [
             bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets))
             ._replace(learning_rate=learning_rate, returns_sum=returns_sum, momentum=momentum)

@@ -78,6 +78,28 @@ def rank_state(exchange: PlannedExchange) -> RankState:
     return RankState(account(exchange), {name: variable.numpy() for name, variable in _variables(exchange).items()})
 
 
+def momentum(exchange: PlannedExchange) -> dict[str, np.ndarray]:
+    """The mean over all ranks of the momentum that was taken over, by variable; a collective."""
+    return {name: value for bucket in exchange.buckets for name, value in bucket.momentum().items()}
+
+
+def begin(exchange: PlannedExchange, pending: tuple[ResidualSum, RankState | None] | None) -> None:
+    """Puts back what was saved, where that is pending; else momentum goes on from the optimizer. A collective."""
+    if pending is None:
+        _give_momentum(exchange)
+    else:
+        restore(exchange, *pending)
+
+
+def _give_momentum(exchange: PlannedExchange) -> None:
+    """Has all ranks go on with the momentum of rank 0's optimizer, where it was taken over; a collective."""
+    if exchange.momentum is None:
+        return
+    momenta = exchange.momentum.gathered()
+    for bucket in exchange.buckets:
+        bucket.give_momentum(momenta)
+
+
 def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None) -> bool:
     """Puts back what was saved; a collective. Returns whether it is to the bit, see `GradientExchange.restore`."""
     if _put_back(exchange, own):
@@ -88,6 +110,7 @@ def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None
         for name, counter in bucket.counters().items():
             counter.assign(total.counters.get(name, total.step))
     exchange.step.assign(total.step)
+    _give_momentum(exchange)
     return False
 
 

@@ -55,6 +55,7 @@ from hvd_sparse.horovod_api.values import (
 )
 from hvd_sparse.horovod_api.variables import broadcast_, broadcast_variables
 from hvd_sparse.keras import callbacks, checkpoint
+from hvd_sparse.keras.consolidation import consolidate
 from hvd_sparse.keras.loading import load_model
 from hvd_sparse.keras.loss_scale import LossScaleOptimizer
 from hvd_sparse.keras.optimizer import DistributedOptimizer, PartialDistributedOptimizer
@@ -116,6 +117,7 @@ __all__ = [
     "compiled_train_step",
     "compression",
     "compressors",
+    "consolidate",
     "cross_rank",
     "cross_size",
     "cuda_built",

@@ -25,10 +25,13 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.exchange.plan import unique_names
 from hvd_sparse.keras import momentum, train_step
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
+# By class: where momentum is in units of gradients, but for a factor that is alike for all of it.
+_MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}
 _THRESHOLDS = ("clipnorm", "global_clipnorm", "clipvalue")
 
 
@@ -130,6 +133,14 @@ def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     return []
 
 
+def momentum_slots(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The slots of SGD's momentum and of Adam's first moment, by variable name as an exchange has it; {} of others."""
+    attribute = next((_MOMENTA[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in _MOMENTA), None)
+    slots = getattr(optimizer, attribute, []) if attribute else []
+    names = unique_names(optimizer._trainable_variables) if slots else []
+    return {name: slot for name, slot in zip(names, slots, strict=True) if slot is not None}
+
+
 def resume_at(model: keras.Model, epoch: int) -> None:
     """Makes the `fit` that is about to begin start at this epoch; to be called in `on_train_begin`."""
     model._initial_epoch = epoch
@@ -180,6 +191,10 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
         def set_epoch(self, epoch: int) -> None:
             """Tells which epoch begins, from 0; recipes that change by epoch need it outside of `fit`."""
             self.exchange.set_epoch(epoch)
+
+        def save_own_variables(self, store):
+            momentum.require_consolidated(self, self.exchange)
+            base.save_own_variables(self, store)
 
         def _clip_gradients(self, grads):
             return grads

@@ -4,6 +4,10 @@ A recipe with `MomentumCorrection` keeps momentum where gradients are, before wh
 `momentum` or `beta_1` then says what the exchange does: it stays in the config, and 0 stands in its place while the
 step is traced. Biases of Adam's first moment are corrected by the exchange, in the velocity itself: with b = beta_1 and
 t the number of the step, m^_t = ((b - b^t) m^_{t-1} + (1 - b) g_t) / (1 - b^t).
+
+The optimizer's own slots are not used while it trains so. `hvd.consolidate` writes into them what they would hold, the
+mean over all ranks, so that a file of the model can be trained on by any optimizer; and what a file has left in them is
+where the exchange begins.
 """
 
 from __future__ import annotations
@@ -11,10 +15,11 @@ from __future__ import annotations
 import contextlib
 import warnings
 import weakref
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, Schedule, SparCMLAlgorithm1, Warmup
@@ -29,19 +34,25 @@ from hvd_sparse.transport import topology
 _HEAVY_BALL = ("SGD", "RMSprop", "LARS")
 _FIRST_MOMENT = ("Adam", "Adamax", "Lamb", "LAMB")
 _NONE = ("Adagrad", "Adadelta")
+CONSOLIDATED = "_hvd_sparse_consolidated_at"  # the step of the exchange whose momentum the slots hold
+Slots: TypeAlias = "Callable[[keras.optimizers.Optimizer], dict[str, Any]]"
 _HOMES = ("keras", "lars")
 
 
-def rule_of(optimizer: keras.optimizers.Optimizer) -> Momentum | None:
-    """How an optimizer's momentum works, for `Spec.momentum`; None where it cannot be handed over.
+def of(optimizer: keras.optimizers.Optimizer, momentum_slots: Slots) -> Momentum | None:
+    """An optimizer's momentum, for `Spec.momentum`; None where it cannot be handed over.
 
     It does not keep the optimizer alive, which holds the exchange that asks.
+
+    Args:
+        optimizer: not distributed yet.
+        momentum_slots: gives the slots of its momentum.
     """
     name = _attribute(optimizer)
     if name is None:
         return None
     if not name:
-        return lambda: MomentumRule(0.0)
+        return Momentum(lambda: MomentumRule(0.0))
     reference = weakref.ref(optimizer)
 
     def rule() -> MomentumRule:
@@ -53,46 +64,73 @@ def rule_of(optimizer: keras.optimizers.Optimizer) -> Momentum | None:
             return MomentumRule(value, 1.0, bool(getattr(alive, "nesterov", False)))
         return _first_moment(value, alive.iterations)
 
-    return rule
+    def gathered() -> dict[str, np.ndarray]:
+        alive = reference()
+        factor = per_slot(alive) if alive is not None and alive.built else 0.0
+        slots = momentum_slots(alive) if factor else {}
+        # What was made in the very trace that asks has no value yet, and nothing gathered in it.
+        begun = {name: slot for name, slot in slots.items() if slot.value.is_initialized()}
+        return {name: slot.value.numpy() * factor for name, slot in begun.items()}
+
+    return Momentum(rule, gathered)
+
+
+def require_consolidated(optimizer: keras.optimizers.Optimizer, exchange: Any) -> None:
+    """Raises RuntimeError where an optimizer is about to be saved without the momentum that the exchange keeps."""
+    if exchange.takes_momentum and exchange.step not in (0, vars(optimizer).get(CONSOLIDATED)):
+        raise RuntimeError(
+            f"The exchange keeps the momentum of {type(optimizer).__name__}, and each rank has its part: before the "
+            "model is saved call hvd.consolidate(model) on every rank, or list a callback of hvd.callbacks before the "
+            "one that saves at the end of an epoch."
+        )
 
 
 def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
-    """Says on rank 0 what a recipe takes over, where it takes over anything.
+    """Says on rank 0 what a recipe takes over, and what is known to go wrong.
 
     Raises:
-        ValueError: where it cannot be taken over, or would be there twice.
+        ValueError: where momentum cannot be taken over, or would be there twice.
     """
+    if takes_momentum(recipe):
+        _check_taken(optimizer, recipe)
+    else:
+        _check_left(optimizer, recipe)
+
+
+def _check_taken(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
     name = _attribute(optimizer)
-    if not takes_momentum(recipe):
-        if name == "beta_1" and _loses_with_adam(recipe):
-            _warn(
-                f"{type(optimizer).__name__} behind a constant density is known to end worse than dense training, as a "
-                "weight that is seldom sent moves too little: a small Transformer lost 7 BLEU at 1%. Begin with "
-                "hvd.recipes.recommended(density=0.01, steps=...), see docs/recipes.md."
-            )
-        has_one = any(isinstance(part, MomentumCorrection) and part.momentum for part in parts(recipe))
-        if has_one and name and getattr(optimizer, name):
-            raise ValueError(
-                f"The recipe has a momentum of its own, and {type(optimizer).__name__} has {name}="
-                f"{getattr(optimizer, name):g}: set that to 0, or let the exchange take it over, "
-                "recipes.momentum_corrected(recipe) without a number."
-            )
-        return
     if name is None:
         raise ValueError(
             f"The exchange cannot take over the momentum of {type(optimizer).__name__}, but of "
             f"{', '.join((*_HEAVY_BALL, *_FIRST_MOMENT))} and what is derived from them, as AdamW: use one of these, "
-            "or a recipe without momentum correction, as hvd.recipes.warmup(hvd.recipes.hitopk(0.01), steps=100)."
+            "or a recipe without momentum correction, as hvd.recipes.warmup(hvd.recipes.hitopk(0.01), stage_steps=100)."
         )
     if name and _first_rank():
         told = f"{name}={getattr(optimizer, name):g}"
         print(f"hvd_sparse: the exchange takes over the momentum of {type(optimizer).__name__} ({told})", flush=True)
-    remembered = 1.0 / (1.0 - getattr(optimizer, "beta_2", 1.0 - 1e-9))
+    beta_2 = getattr(optimizer, "beta_2", None)
     apart = max((1.0 / density for density in _densities(recipe)), default=1.0)
-    if remembered < 0.99 * apart:
+    if beta_2 is not None and 1.0 - beta_2 > 1.01 / apart:
         _warn(
-            f"beta_2={optimizer.beta_2:g} looks back {remembered:.0f} steps, and a weight is sent every {apart:.0f} "
+            f"beta_2={beta_2:g} looks back {1.0 / (1.0 - beta_2):.0f} steps, and a weight is sent every {apart:.0f} "
             f"steps in the mean: take a beta_2 of at least {1.0 - 1.0 / apart:g}, or a higher density."
+        )
+
+
+def _check_left(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
+    name = _attribute(optimizer)
+    if name == "beta_1" and _loses_with_adam(recipe):
+        _warn(
+            f"{type(optimizer).__name__} behind a constant density is known to end worse than dense training, as a "
+            "weight that is seldom sent moves too little: a small Transformer lost 7 BLEU at 1%. Begin with "
+            "hvd.recipes.recommended(density=0.01, steps=...), see docs/recipes.md."
+        )
+    has_one = any(isinstance(part, MomentumCorrection) and part.momentum for part in parts(recipe))
+    if has_one and name and getattr(optimizer, name):
+        raise ValueError(
+            f"The recipe has a momentum of its own, and {type(optimizer).__name__} has {name}="
+            f"{getattr(optimizer, name):g}: set that to 0, or let the exchange take it over, "
+            "recipes.momentum_corrected(recipe) without a number."
         )
 
 
@@ -115,7 +153,7 @@ def _first_rank() -> bool:
 
 def _warn(text: str) -> None:
     if _first_rank():
-        warnings.warn(text, stacklevel=5)
+        warnings.warn(text, stacklevel=6)
 
 
 @contextlib.contextmanager
@@ -145,6 +183,15 @@ def _attribute(optimizer: keras.optimizers.Optimizer) -> str | None:
         if cls.__name__ in _NONE:
             return ""
     return None
+
+
+def per_slot(optimizer: keras.optimizers.Optimizer) -> float:
+    """What a slot is multiplied by to be in units of the mean gradient; 0 where it says nothing."""
+    if _attribute(optimizer) == "momentum":
+        rate = float(optimizer.learning_rate)
+        return -1.0 / rate if rate else 0.0
+    steps = int(optimizer.iterations)
+    return 1.0 / (1.0 - float(optimizer.beta_1) ** steps) if steps and _attribute(optimizer) else 0.0
 
 
 def _first_moment(beta: float, iterations: Any) -> MomentumRule:

@@ -207,7 +207,7 @@ def distribute(
     brought = {
         "name": optimizer.name,
         "learning_rate": _rate_of(optimizer),
-        "momentum": momentum.rule_of(optimizer),
+        "momentum": momentum.of(optimizer, hooks.momentum_slots),
     }
     exchange = GradientExchange(**{**brought, **own, **asked})
     momentum.check(optimizer, exchange.aggregator)

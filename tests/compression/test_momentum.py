@@ -8,7 +8,7 @@ from hvd_sparse import recipes
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.selectors import TopK
-from hvd_sparse.spec import MomentumRule, Spec
+from hvd_sparse.spec import Momentum, MomentumRule, Spec
 from hvd_sparse.transport.communicator import Grid
 
 SIZE = 40
@@ -32,7 +32,7 @@ def run(part, steps, spec):
 
 
 def of_optimizer(rule):
-    return Spec(SIZE, Grid.lone(), momentum=lambda: rule)
+    return Spec(SIZE, Grid.lone(), momentum=Momentum(lambda: rule))
 
 
 @pytest.mark.parametrize("masking", [True, False])
@@ -58,7 +58,7 @@ def test_all_that_is_sent_is_the_momentum_of_what_went_in(nesterov):
 
 def test_a_rule_is_asked_in_every_step():
     rules = iter([MomentumRule(0.0, 2.0), MomentumRule(0.5, 1.0)])
-    spec = Spec(SIZE, Grid.lone(), momentum=lambda: next(rules))
+    spec = Spec(SIZE, Grid.lone(), momentum=Momentum(lambda: next(rules)))
     sent, _ = run(MomentumCorrection(ErrorFeedback(TopK(1.0))), 2, spec)
     np.testing.assert_array_equal(sent, [2 * gradient(0), gradient(0) + gradient(1)])
 

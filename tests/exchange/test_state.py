@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from hvd_sparse import aggregators, recipes
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.compression import error_feedback, quantizers, selectors
+from hvd_sparse.compression import error_feedback, momentum, quantizers, selectors
 from hvd_sparse.exchange import state
 from hvd_sparse.exchange.plan import make_plan
 from hvd_sparse.exchange.planned import PlannedExchange
@@ -81,7 +81,7 @@ def test_a_state_of_another_recipe_does_not_fit():
 
 def parts():
     """All classes that an account can name."""
-    modules = [aggregators, error_feedback, quantizers, selectors, recipes]
+    modules = [aggregators, error_feedback, momentum, quantizers, selectors, recipes]
     found = {value for module in modules for _, value in inspect.getmembers(module, dataclasses.is_dataclass)}
     return sorted((each for each in found if isinstance(each, type)), key=lambda each: each.__name__)
 

@@ -87,6 +87,7 @@ class MetricAverageCallback(DistributedCallback):
         self.device = device
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
         if not logs:
             return
         world = topology.world()

@@ -66,5 +66,6 @@ class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self.consolidate()  # a collective, and so on every rank
         if topology.world().rank == 0:
             super().on_epoch_end(epoch, logs)

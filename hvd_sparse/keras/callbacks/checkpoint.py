@@ -72,6 +72,7 @@ class CheckpointCallback(DistributedCallback):
             self._restore(found, passed_over)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
         if (epoch + 1) % self.every == 0:
             self._save(epoch)
 

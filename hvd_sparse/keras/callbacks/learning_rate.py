@@ -75,6 +75,7 @@ class LearningRateScheduleCallback(DistributedCallback):
             self._set_rate(self._epoch)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
         if logs is not None:
             logs["lr"] = _learning_rate(self.model.optimizer)
 
