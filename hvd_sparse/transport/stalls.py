@@ -1,13 +1,16 @@
 """Tells who is where, once ranks have waited for each other for a while.
 
 A rank with fewer batches goes on to its next collective, where it waits for the others, which wait for it in theirs.
-A thread looks every few seconds where the main thread is. That costs training nothing: it reads Python's stack, and
-asks nobody while the main thread gets on.
+A thread looks every few seconds whether the main thread has computed since. That costs training nothing, and asks
+nobody while the main thread gets on. Only once that has stood still for long its stack is read: its alone, as
+`sys._current_frames` reads those of all threads, and Python 3.11 has crashed and deadlocked in it beside threads that
+come and go, as those of tf.data do.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import sys
 import sysconfig
@@ -27,6 +30,7 @@ _REMEDY = (
     f"{SECONDS_VARIABLE} says after how many seconds this is told, 0 for never."
 )
 _LOOKS = 4  # in that time
+_STILL = 2e-4  # seconds of its own that a thread may compute between two looks and still be waiting
 _COLLECTIVES = ("allgather", "allreduce", "alltoall", "alltoall_ragged", "broadcast", "exchange", "reducescatter")
 _CARRIERS = (
     "horovod.",
@@ -57,17 +61,19 @@ class Place(NamedTuple):
 def start(rank: int, size: int, scope: str) -> None:
     """Has a thread watch this process's main thread, until `stop`; nothing where there is one already.
 
+    It is to be called by the main thread: another one cannot be watched.
+
     Args:
         rank: of this process.
         size: the number of ranks.
         scope: of the launcher's store; another one for each start of Horovod.
     """
     seconds = float(os.environ.get(SECONDS_VARIABLE) or USUAL_SECONDS)
-    if _running or size == 1 or seconds <= 0:
+    if _running or size == 1 or seconds <= 0 or threading.current_thread() is not threading.main_thread():
         return
     ended = threading.Event()
     _running.append(ended)
-    watch = _Watch(rank, size, Store.of_job(scope), seconds, ended)
+    watch = _Watch(rank, size, Store.of_job(scope), seconds, ended, WatchedThread())
     threading.Thread(target=watch.run, name="hvd_sparse_stalls", daemon=True).start()
 
 
@@ -97,23 +103,51 @@ def place_of(frame: FrameType | None) -> Place | None:
     return Place(f"a step of {step}" if step else "a tf.function or an operation of TensorFlow", where, False)
 
 
+class WatchedThread:
+    """The thread that makes this object, as another one may look at it."""
+
+    def __init__(self) -> None:
+        self._clock = time.pthread_getcpuclockid(threading.get_ident())
+        # By prototypes of our own: those of ctypes.pythonapi belong to everybody.
+        self._state = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThreadState_Get", ctypes.pythonapi))()
+        self._read = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(("PyThreadState_GetFrame", ctypes.pythonapi))
+
+    def computed(self) -> float:
+        """Seconds that it has computed."""
+        return time.clock_gettime(self._clock)
+
+    def frame(self) -> FrameType | None:
+        """Its innermost frame, to be read while the thread waits; None where it is not in Python."""
+        try:
+            return self._read(self._state)
+        except ValueError:  # NULL
+            return None
+
+
 class _Watch:
     """Follows each call of the main thread as long as it lasts; tells of one that lasts long."""
 
-    def __init__(self, rank: int, size: int, store: Store | None, seconds: float, ended: threading.Event):
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        store: Store | None,
+        seconds: float,
+        ended: threading.Event,
+        watched: WatchedThread,
+    ):
         self._rank, self._size, self._store, self._seconds, self._ended = rank, size, store, seconds, ended
+        self._watched = watched
         self._told = ""
 
     def run(self) -> None:
         pause = self._seconds / _LOOKS
         while not self._ended.wait(pause):
-            # A frame that is held keeps what it refers to, so not for long where the main thread gets on.
-            frame, since, patience = _main_frame(), time.monotonic(), min(0.1, pause)
-            while not self._ended.wait(patience) and _main_frame() is frame:
-                patience = pause
+            computed, since = self._watched.computed(), time.monotonic()
+            while not self._ended.wait(pause) and self._watched.computed() - computed < _STILL:
                 if time.monotonic() - since > self._seconds:
                     with contextlib.suppress(OSError):  # the launcher has ended
-                        self._tell(place_of(frame), time.monotonic() - since)
+                        self._tell(place_of(self._watched.frame()), time.monotonic() - since)
             self._get_on()
 
     def _tell(self, place: Place | None, waited: float) -> None:
@@ -171,10 +205,6 @@ def _listed(places: dict[int, Place | None]) -> str:
         text = "does not wait for others" if place is None else f"waits in {place.doing} ({place.where})"
         ranks.setdefault(text, []).append(rank)
     return "\n".join(f"  rank {', '.join(map(str, numbers))} {text}" for text, numbers in ranks.items())
-
-
-def _main_frame() -> FrameType | None:
-    return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
