@@ -77,7 +77,7 @@ ARMS = {
     "topk": Arm("TopK-SGD", "topk"),
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
     "warmed": Arm("MSTopK-SGD after two dense epochs", "torus2d,2:hitopk"),
-    "recommended": Arm("recommended: momentum before selection, warm-up", "recommended"),
+    "recommended": Arm("recommended", "recommended"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
     "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
@@ -117,11 +117,11 @@ _PAIRS = (
     Pair("topk", "torus2d"),
     Pair("dense", "torus2d"),
     Pair("warmed", "torus2d"),
-    Pair("recommended", "torus2d"),
     Pair("bucket4", "torus2d", 1.0),
     Pair("warmed4", "torus2d"),
     Pair("bucket8", "torus2d", 1.0),
     Pair("bucket16", "torus2d", 1.0),
+    Pair("recommended", "torus2d"),
 )
 
 
