@@ -21,8 +21,7 @@ STEPS, RATE = 20, 0.05
 SHAPES = {"matrix": (6, 7), "bias": (9,)}
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
 ORDER = ["bias", "matrix"]  # in a bucket, eagerly: the reverse of the variables'
-GRIDS = [(1, 1), (2, 1), (3, 3), (4, 2), (6, 2), (8, 4)]
-SOME = [(4, 2)]
+GRIDS = [(1, 1, True), (2, 1, True), (3, 3, True), (6, 2, True), (8, 4, True)]
 
 
 class Plain:
@@ -177,9 +176,9 @@ def unpacked(vector):
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize(
-    "ranks, local_size", [pytest.param(*grid, marks=() if grid in SOME else pytest.mark.thorough) for grid in GRIDS]
+    "ranks, local_size, masking",
+    [(4, 2, True), *(pytest.param(*case, marks=pytest.mark.thorough) for case in [*GRIDS, (4, 2, False)])],
 )
-@pytest.mark.parametrize("masking", [True, pytest.param(False, marks=pytest.mark.thorough)])
 def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size, masking):
     make, moving, momentum_of = OPTIMIZERS[name]
     make_recipe, simulate = RECIPES[recipe]
