@@ -148,7 +148,8 @@ def what_went_in_is_what_came_out_and_what_is_kept(local_size):
     What is rounded to a few bits on the way is kept, too, but for float32's own rounding.
     """
     hvd.init(local_size=local_size)
-    recipes = {name: AGGREGATORS[name].make(DENSITY, "float32") for name in RECIPES}
+    sends_gradients = [name for name in (*RECIPES, "warmup") if not AGGREGATORS[name].momentum]
+    recipes = {name: AGGREGATORS[name].make(DENSITY, "float32") for name in sends_gradients}
     recipes["schedule"] = members.switching(STAGES, DENSITY, "float32")
     size = 4099
     states = {name: recipe.init(Spec(size, hvd.topology.grid(), name=name)) for name, recipe in recipes.items()}
