@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from hvd_sparse.aggregators.transaction import Reduced, Traffic, Update, dense, ring_traffic
+from hvd_sparse.aggregators.counting import CountingCommunicator
+from hvd_sparse.aggregators.transaction import Reduced, Traffic, Update, dense
 from hvd_sparse.spec import Spec
 
 
@@ -61,7 +62,6 @@ def _told(reduced: Reduced, spec: Spec) -> tuple[tf.Tensor, Traffic]:
     """Whether what a branch has exchanged is not finite; where it does not tell, all ranks ask, which costs bytes."""
     if reduced.nonfinite is not None:
         return reduced.nonfinite, Traffic()
-    world = spec.grid.world
-    culprits = world.allreduce(reduced.culprit, "max", f"{spec.name}.fault")
-    sent = 2 * (world.size - 1) * culprits.dtype.size // world.size
-    return culprits != 0, ring_traffic(world, spec.grid, sent)
+    counted = CountingCommunicator(spec.grid.world, spec.grid)
+    culprits = counted.allreduce(reduced.culprit, "max", f"{spec.name}.fault")
+    return culprits != 0, counted.traffic

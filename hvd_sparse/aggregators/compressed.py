@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from hvd_sparse import collectives, ops
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
+from hvd_sparse.aggregators.counting import CountingCommunicator
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Update, blame, marked, nothing, ring_traffic
 from hvd_sparse.compression.selectors import Compressor, Selection
 from hvd_sparse.transport.communicator import Communicator
@@ -83,21 +84,20 @@ class Accumulated(Compressed):
     disk_name = "Accumulated"
 
     def reduce(self, parts, divisor, state):
-        spec, communicator = state.spec, state.communicator
+        spec, counted = state.spec, CountingCommunicator(state.communicator, state.spec.grid)
         if spec.size == 0:
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         selection = self.compressor.compress(parts.rows, state.inner)
         values = ops.mark_nonfinite(selection.slices.values, selection.culprit != 0)
         vector = ops.sparse_sum(values, selection.slices.indices, spec.size)
         wire = tf.as_dtype(self.compressor.wire_dtype)
-        total = communicator.allreduce(tf.cast(vector, wire), "sum", f"{spec.name}.allreduce")
+        total = counted.allreduce(tf.cast(vector, wire), "sum", f"{spec.name}.allreduce")
         mean, nonfinite = ops.mean(total, divisor, spec.dtype)
-        sent = 2 * (communicator.size - 1) * spec.size * wire.size // communicator.size
         return Reduced(
             total=mean,
             culprit=blame(selection.culprit, parts.sources, spec.grid),
             updates=tuple(Update(variable, value) for variable, value in selection.updates),
-            traffic=ring_traffic(communicator, spec.grid, sent),
+            traffic=counted.traffic,
             selected=spec.size,
             considered=spec.size,
             nonfinite=nonfinite,

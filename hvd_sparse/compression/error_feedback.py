@@ -6,12 +6,12 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse.compression.selectors import Compressor
+from hvd_sparse.compression.selectors import Compressor, Wrapper
 from hvd_sparse.spec import Spec
 
 
 @dataclasses.dataclass(frozen=True)
-class ErrorFeedback(Compressor):
+class ErrorFeedback(Wrapper):
     """Wraps a compressor: residual + gradient goes in, the input minus what the receivers decode is kept.
 
     Law: sent + residual == input; the rounding of the wire's dtype stays in the residual. The new residual is
@@ -32,19 +32,8 @@ class ErrorFeedback(Compressor):
                 "a gradient must not be fed back twice; wrap it once."
             )
 
-    @property
-    def wire_dtype(self) -> str:  # type: ignore[override]
-        """As the compressor's."""
-        return self.compressor.wire_dtype
-
     def create(self, spec: Spec) -> tf.Module:
         return _Residual(spec, self.compressor.create(spec))
-
-    def count(self, size):
-        return self.compressor.count(size)
-
-    def at_density(self, density):
-        return dataclasses.replace(self, compressor=self.compressor.at_density(density))
 
     def residual(self, state):
         return state.residual

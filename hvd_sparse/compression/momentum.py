@@ -7,12 +7,12 @@ import dataclasses
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.compression.selectors import Compressor, Selection
+from hvd_sparse.compression.selectors import Compressor, Selection, Wrapper
 from hvd_sparse.spec import MomentumRule, Spec
 
 
 @dataclasses.dataclass(frozen=True)
-class MomentumCorrection(Compressor):
+class MomentumCorrection(Wrapper):
     """Wraps error feedback: what is accumulated, chosen and sent is the momentum, not the gradient (DGC 3.2).
 
     Each sender keeps a velocity of its own beside its residual:
@@ -48,11 +48,6 @@ class MomentumCorrection(Compressor):
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
             raise ValueError(f"Expected a momentum in [0, 1), or None for the optimizer's, got {self.momentum}.")
 
-    @property
-    def wire_dtype(self) -> str:  # type: ignore[override]
-        """As the compressor's."""
-        return self.compressor.wire_dtype
-
     def create(self, spec):
         if self.momentum is None and spec.momentum is None:
             raise ValueError(
@@ -61,15 +56,6 @@ class MomentumCorrection(Compressor):
                 "momentum=0.9), and apply the means by an optimizer without momentum."
             )
         return Velocity(spec, self.compressor.create(spec))
-
-    def count(self, size):
-        return self.compressor.count(size)
-
-    def at_density(self, density):
-        return dataclasses.replace(self, compressor=self.compressor.at_density(density))
-
-    def residual(self, state):
-        return self.compressor.residual(state.inner)
 
     def compress(self, parts, state, residual=None):
         if residual is not None:

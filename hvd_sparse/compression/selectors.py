@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -85,6 +85,31 @@ class Compressor(Renamed, abc.ABC):
 
         Law: slices + residual of the selection == residual + parts, exactly up to float32's rounding of that sum.
         """
+
+
+class Wrapper(Compressor):
+    """A compressor around another one, `compressor`, which answers for all that this one does not change.
+
+    The state of the one within is the attribute `inner` of this one's.
+    """
+
+    compressor: Compressor
+
+    @property
+    def wire_dtype(self) -> str:  # type: ignore[override]
+        """As the compressor's."""
+        return self.compressor.wire_dtype
+
+    def count(self, size):
+        return self.compressor.count(size)
+
+    def at_density(self, density):
+        whole: Any = self
+        return dataclasses.replace(whole, compressor=self.compressor.at_density(density))
+
+    def residual(self, state: Any) -> tf.Variable | None:
+        """As the compressor's."""
+        return self.compressor.residual(state.inner)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -206,7 +231,7 @@ class BucketTopK(Compressor):
 
 
 @dataclasses.dataclass(frozen=True)
-class Quantized(Compressor):
+class Quantized(Wrapper):
     """Sends the values that another compressor chooses in a few bits each (SparCML 4 and 6, QSGD).
 
     What is sent is what the receivers decode; where feedback is around it, what rounding takes away stays in the
@@ -242,12 +267,6 @@ class Quantized(Compressor):
 
     def create(self, spec: Spec) -> tf.Module:
         return _Rounding(spec, self.compressor.create(spec))
-
-    def count(self, size):
-        return self.compressor.count(size)
-
-    def at_density(self, density):
-        return dataclasses.replace(self, compressor=self.compressor.at_density(density))
 
     def compress(self, parts, state, residual=None):
         selection = self.compressor.compress(parts, state.inner, residual)

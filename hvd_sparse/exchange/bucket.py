@@ -27,7 +27,6 @@ class BucketExchange:
         self.aggregator = aggregator
         self.state = aggregator.create(spec)
         self._world = spec.grid.world
-        self._size = spec.size
         self._prefix = spec.name
         self._apart = aggregator.takes_apart(spec)
         self._residual: tf.Variable | None = None
@@ -92,7 +91,7 @@ class BucketExchange:
         found = velocities(self.state)
         if not found:
             return {}
-        padded = [tf.pad(each.velocity.read_value(), _around(each.spec, self._size)) for each in found]
+        padded = [tf.pad(each.velocity.read_value(), _around(each.spec, self.bucket.size)) for each in found]
         total = self._world.allreduce(tf.add_n(padded), "sum", f"{self._prefix}.momentum")
         return {name: piece.numpy() for name, piece in self.bucket.unpack(total / float(self._world.size)).items()}
 

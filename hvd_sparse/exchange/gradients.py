@@ -178,7 +178,7 @@ class GradientExchange(Renamed):
 
     def keeps_momentum(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether the exchange has taken over its momentum; never of local ones, nor of rows."""
-        names = self._require_planned().with_momentum()
+        names = self._require_planned().with_momentum
         return [name in names for name in buckets.unique_names(variables)]
 
     def set_epoch(self, epoch: int) -> None:

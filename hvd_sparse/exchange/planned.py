@@ -77,6 +77,7 @@ class PlannedExchange:
             )
         running = aggregator if telemetry is None else timed(aggregator)
         self.buckets = [BucketExchange(bucket, spec, running) for bucket, spec in zip(plan.buckets, specs, strict=True)]
+        self.with_momentum = self._with_momentum()
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}_step")
         if telemetry is not None:
             telemetry.create()
@@ -114,10 +115,11 @@ class PlannedExchange:
         for bucket in self.buckets:
             bucket.aggregator.set_epoch(bucket.state, epoch)
 
-    def with_momentum(self) -> set[str]:
+    def _with_momentum(self) -> set[str]:
         """The variables of buckets whose exchange has taken over their momentum; `auto` chooses for each bucket."""
-        with tf.init_scope():  # what runs is known, also while a function is traced
-            running = [(each, each.aggregator.running(each.state)[0]) for each in self.buckets]
+        if not arguments.takes_momentum(self.aggregator):
+            return set()
+        running = [(each, each.aggregator.running(each.state)[0]) for each in self.buckets]
         taking = [each.bucket for each, part in running if arguments.takes_momentum(part)]
         return {segment.name for bucket in taking for segment in bucket.segments}
 

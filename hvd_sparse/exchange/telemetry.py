@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.aggregators import Aggregator, Exchange
-from hvd_sparse.compression.selectors import Compressor
+from hvd_sparse.compression.selectors import Compressor, Wrapper
 from hvd_sparse.exchange.plan import Gradient
 
 _COUNTS = ("bytes_inside", "bytes_across", "selected", "considered")
@@ -113,7 +113,7 @@ def _time(after: Sequence[tf.Tensor], unknown: tf.Tensor) -> tf.Tensor:
 
 
 @dataclasses.dataclass(frozen=True)
-class Timed(Compressor):
+class Timed(Wrapper):
     """A compressor that notes when it begins and ends, and else does what the one within does."""
 
     compressor: Compressor
@@ -124,26 +124,12 @@ class Timed(Compressor):
         return self.compressor
 
     @property
-    def wire_dtype(self) -> str:  # type: ignore[override]
-        """As the compressor's."""
-        return self.compressor.wire_dtype
-
-    @property
     def feeds_back(self) -> bool:  # type: ignore[override]
         """As the compressor's."""
         return self.compressor.feeds_back
 
     def create(self, spec):
         return _Stopwatch(self.compressor.create(spec), spec.name)
-
-    def count(self, size):
-        return self.compressor.count(size)
-
-    def at_density(self, density):
-        return dataclasses.replace(self, compressor=self.compressor.at_density(density))
-
-    def residual(self, state):
-        return self.compressor.residual(state.inner)
 
     def compress(self, parts, state, residual=None):
         last = state.span.read_value()[0]
