@@ -1,0 +1,1 @@
+"""Four ranks train on real images over a slow network, with one recipe after another: `make demo`."""

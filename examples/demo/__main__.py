@@ -1,0 +1,115 @@
+"""Four ranks as two nodes of two train on real images over a slow network, with one recipe after another: `make demo`.
+
+Each recipe trains the same network of 1.1 million parameters, with the same settings, on crops of the photographs that
+scikit-image and scikit-learn ship; held-out crops are of the other halves of the photographs. As root the nodes are
+network namespaces on this machine, joined by links of 100 Mbit/s, which are removed at the end. DEMO_NETWORK=1gbit sets
+another rate, DEMO_NETWORK=none leaves the network out: ranks then meet on this machine's loopback, as they do without
+the right to make namespaces. Writes results/demo.json and results/demo.png.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+
+from benchmarks import cluster
+from examples.demo import report
+from examples.demo.settings import LOCAL_SIZE, NODES, RATE, RECIPES
+
+RESULTS = pathlib.Path("results")
+LIMIT = 1200.0  # seconds, however slow the machine
+QUIET = {
+    "HVD_SPARSE_LOCAL_SIZE": str(LOCAL_SIZE),
+    "TF_NUM_INTRAOP_THREADS": "1",
+    "TF_NUM_INTEROP_THREADS": "2",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "PYTHONUNBUFFERED": "1",
+}
+
+
+def main() -> None:
+    """Starts the ranks, shows what rank 0 prints, and reports."""
+    rate, reason = network()
+    print(f"{NODES * LOCAL_SIZE} ranks as {NODES} nodes of {LOCAL_SIZE} train a network on crops of photographs, with "
+          f"{', '.join(RECIPES)} in turn; about three minutes on two cores.\n{reason}", flush=True)  # fmt: skip
+    with tempfile.TemporaryDirectory() as folder:
+        runs = pathlib.Path(folder, "runs.json")
+        command = [sys.executable, "-m", "examples.demo.rank", str(runs)]
+        try:
+            ended = on_loopback(command) if rate is None else on_links(command, rate)
+        except KeyboardInterrupt:
+            sys.exit("Stopped; nothing is left of the network.")
+        if ended or not runs.exists():
+            sys.exit(f"The ranks ended with {ended}; what they printed stands above.")
+        summary = report.summarise(json.loads(runs.read_text()), rate)
+    RESULTS.mkdir(exist_ok=True)
+    part = RESULTS / "demo.json.part"
+    part.write_text(json.dumps(summary, indent=1) + "\n")
+    part.replace(RESULTS / "demo.json")
+    report.draw(summary, RESULTS / "demo.png")
+    print("\n".join(report.table(summary)))
+    print(f"Written to {RESULTS}/demo.json and {RESULTS}/demo.png")
+
+
+def network() -> tuple[str | None, str]:
+    """The rate of the links, None where there are none, and what to say of it."""
+    asked = os.environ.get("DEMO_NETWORK", RATE)
+    if asked == "none":
+        return None, "DEMO_NETWORK=none: the ranks meet on this machine's loopback, so that times are not of a network."
+    try:
+        cluster.bits_per_second(asked)
+    except ValueError as error:
+        sys.exit(f"DEMO_NETWORK={asked}: {error}")
+    missing = cluster.unavailable()
+    if missing is not None:
+        return None, f"{missing} The ranks meet on this machine's loopback, so that times are not of a network."
+    return asked, (
+        f"The nodes are network namespaces on this machine, joined by links of {asked}; they are removed at the end. "
+        "DEMO_NETWORK=none does without."
+    )
+
+
+def on_links(command: list[str], rate: str) -> str | None:
+    """Runs the ranks behind shaped links; how they ended, None where well."""
+    with cluster.Cluster(NODES, LOCAL_SIZE, rate) as nodes:
+        statuses = nodes.run(command, QUIET, LIMIT)
+    failed = {rank: status for rank, status in enumerate(statuses) if status}
+    return f"status {failed} (by rank)" if failed else None
+
+
+def on_loopback(command: list[str]) -> str | None:
+    """Runs the ranks under horovodrun; how they ended, None where well."""
+    horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
+    launcher = [str(horovodrun), "-np", str(NODES * LOCAL_SIZE), "--gloo"]
+    with subprocess.Popen(
+        [*launcher, *command],
+        env={**os.environ, **QUIET},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=False,
+    ) as ranks:
+        others = show(ranks.stdout or ())
+    return f"status {ranks.returncode}:\n{others}\n" if ranks.returncode else None
+
+
+def show(lines: Iterable[str]) -> str:
+    """Passes on what rank 0 prints, and returns the end of everything else, for when it fails."""
+    others = []
+    for line in lines:
+        own = re.match(r"\[0\]<stdout>:(.*)", line)
+        if own:
+            print(own[1], flush=True)
+        else:
+            others.append(line)
+    return "".join(others[-60:])
+
+
+if __name__ == "__main__":
+    main()
