@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.collectives.allgather import combine_gathered
-from hvd_sparse.collectives.call_history import CallHistory, Calls, CallTimings
+from hvd_sparse.collectives.call_history import CallHistory, Calls
 from hvd_sparse.collectives.dynamic import combine_dense, combine_prepared
 from hvd_sparse.collectives.prepared import HEAD, Layout, Prepared, Result, prepare
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
@@ -41,10 +40,9 @@ class Auto:
 
     The expected time is that of `costs.collectives`: what the four send follows from the rows that ranks bring and
     from how the union of their index sets grows. At first that is taken as of uniform index sets (SparCML B.1, the
-    worst case); afterwards as it was found in former calls of the same name, by which all ranks choose alike. In eager
-    code calls are timed, too, and the next one tells all ranks how long it took: a candidate that took longer than
-    expected is expected to take as much longer again. Once the all-gather has been chosen and timed, the messages of
-    the next calls of that name go with the check of the call, so that it is the only one; such calls are not timed.
+    worst case); afterwards as it was found in former calls of the same name, by which all ranks choose alike. Once
+    the all-gather has been chosen in eager code, the messages of the next calls of that name go with the check of the
+    call, so that it is the only one.
 
     Args:
         transport: what calls take, the same on every rank, which is then relied on; measured on the first call where it
@@ -84,22 +82,20 @@ class Auto:
         Raises:
             ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
         """
-        told, along = self._history_of(communicator, name).told() if tf.executing_eagerly() else (0, -1)
-        prepared = prepare("auto", slices, communicator, op, name, dense_above, told, along)
+        history = self._history_of(communicator, name)
+        along = history.along if tf.executing_eagerly() else -1
+        prepared = prepare("auto", slices, communicator, op, name, dense_above, along)
         if communicator.size == 1:
             if tf.executing_eagerly():
                 return prepared.result(prepared.message)
             return prepared.vector(prepared.layout.dense(prepared.message))
-        history = self._history_of(communicator, name)
         with tf.init_scope():
             transport = self.transport(communicator)
         chooser = _Chooser(prepared.layout, communicator.size, transport)
-        if prepared.counts is None or prepared.notes is None:
+        if prepared.counts is None:
             vector = _in_graph(prepared.layout, prepared.message, communicator, name, chooser, history)
             return prepared.vector(vector)
-        if self._transport is None:
-            history.timings.learn(prepared.notes)
-        return _eagerly(prepared, communicator, name, chooser, history, learns=self._transport is None)
+        return _eagerly(prepared, communicator, name, chooser, history)
 
     def chosen(self, communicator: Communicator, name: str = "auto") -> str | None:
         """What the last call of this name took, None where there was none."""
@@ -160,39 +156,30 @@ class _Chooser:
 
 
 def _eagerly(
-    prepared: Prepared, communicator: Communicator, name: str, chooser: _Chooser, history: CallHistory, learns: bool
+    prepared: Prepared, communicator: Communicator, name: str, chooser: _Chooser, history: CallHistory
 ) -> Result:
-    """The result, by an algorithm that is chosen now; `learns` says whether times of calls count."""
+    """The result, by an algorithm that is chosen now."""
     assert prepared.counts is not None
     kept, (calls, spread, _) = float(prepared.counts.mean()), history.read()
     expected = chooser.expected(kept, spread)
-    likely = np.multiply(expected, history.timings.factors())
-    likely[_GATHER] -= chooser.greeting  # which it can do without
-    choice = int(np.argmin(likely))
-    timed = learns and (_looks(int(calls)) or not history.timings.judged(_GATHER))  # the next call, too
-    history.along = _MORE * int(prepared.counts.max()) if choice == _GATHER and not timed else -1
+    expected[_GATHER] -= chooser.greeting  # which it can do without
+    choice = int(np.argmin(expected))
+    history.along = _MORE * int(prepared.counts.max()) if choice == _GATHER else -1
     if prepared.gathered is not None:
         choice = _GATHER
-        history.timings.begin(choice, expected[choice])
         result, union = _combined(prepared, prepared.layout.reduce(prepared.gathered, HEAD))
     else:
-        history.timings.begin(choice, expected[choice])
-        result, union = _taking(choice, prepared, communicator, name, int(calls), history.timings)
+        result, union = _taking(choice, prepared, communicator, name, int(calls))
     history.write(Calls(calls + 1, chooser.spread(kept, union, spread), choice))
     return result
 
 
-def _taking(
-    choice: int, prepared: Prepared, communicator: Communicator, name: str, calls: int, timings: CallTimings
-) -> tuple[Result, int]:
-    """The result by one candidate, timed, and the rows of the union, -1 where they are not known."""
-    begun = time.perf_counter()
+def _taking(choice: int, prepared: Prepared, communicator: Communicator, name: str, calls: int) -> tuple[Result, int]:
+    """The result by one candidate, and the rows of the union, -1 where they are not known."""
     if CANDIDATES[choice] != "dynamic":
         message = _SPARSE[CANDIDATES[choice]](prepared.layout, prepared.message, communicator, name)
-        timings.elapsed = time.perf_counter() - begun
         return _combined(prepared, message)
     vector = combine_prepared(prepared, communicator, name)
-    timings.elapsed = time.perf_counter() - begun
     tells = not prepared.full and _looks(calls)  # full vectors say nothing of how index sets overlap
     return prepared.vector(vector), int(_rows_there(prepared.layout, vector)) if tells else -1
 

@@ -15,7 +15,7 @@ from hvd_sparse.transport.communicator import Communicator
 
 Result: TypeAlias = "tf.IndexedSlices | tf.Tensor"
 
-HEAD = 6  # words before each message that goes along with a greeting; even, as messages begin at even words
+HEAD = 4  # words before each message that goes along with a greeting; even, as messages begin at even words
 
 _INDICES = (tf.int32, tf.int64)
 _PIECE = 1 << 14
@@ -94,7 +94,6 @@ class Prepared(NamedTuple):
         packed: the message of all rows of this rank; None where they are the vector itself, all rows in order.
         counts: [P], the rows of each rank's message; None in a graph.
         checks: what has to have run before a result may be used.
-        notes: [P], the number that each rank gave to be told; None in a graph.
         gathered: the messages of all ranks, HEAD words before each, where every rank sent its own with its greeting.
     """
 
@@ -103,7 +102,6 @@ class Prepared(NamedTuple):
     packed: tf.Tensor | None
     counts: np.ndarray | None
     checks: tuple[Any, ...]
-    notes: np.ndarray | None = None
     gathered: tf.Tensor | None = None
 
     @property
@@ -144,7 +142,6 @@ def prepare(
     op: str,
     name: str,
     dense_above: int | None,
-    note: int = 0,
     along: int = -1,
 ) -> Prepared:
     """Checks slices, lets all ranks agree that they were called alike, and packs; a collective.
@@ -156,7 +153,6 @@ def prepare(
         op: one of `streams.OPERATIONS`.
         name: the same on every rank, unique among the collectives in flight.
         dense_above: rows above which a message is dense, or None.
-        note: an int32 that all ranks are told beside, in eager code.
         along: rows up to which a message goes to all ranks with the greeting, in eager code.
 
     Raises:
@@ -173,10 +169,10 @@ def prepare(
     told = {} if layout is None else _describe(collective, layout)
     rows = _row_count(layout, packed, whole)
     sent = packed if rows <= along else None
-    greeted = _greet(told, fault, (rows, note), sent, communicator, name)
+    greeted = _greet(told, fault, rows, sent, communicator, name)
     assert layout is not None, "the ranks have been told of the fault"
     if eager:
-        return Prepared(slices, layout, packed, greeted.counts, (), greeted.notes, greeted.gathered)
+        return Prepared(slices, layout, packed, greeted.counts, (), greeted.gathered)
     if communicator.size == 1:
         return Prepared(slices, layout, layout.pack(slices.values, slices.indices), None, ())
     indices, check = _bounded(slices.indices, layout.size, communicator, name)
@@ -187,27 +183,26 @@ class _Greeted(NamedTuple):
     """What all ranks have told each other, see `Prepared`."""
 
     counts: np.ndarray
-    notes: np.ndarray
     gathered: tf.Tensor | None
 
 
 def _greet(
     told: dict[str, Any],
     fault: str | None,
-    own: tuple[int, int],
+    rows: int,
     message: tf.Tensor | None,
     communicator: Communicator,
     name: str,
 ) -> _Greeted:
-    """Lets all ranks know at once whether one of them brings a fault or was called otherwise, and their own numbers."""
+    """Lets all ranks know whether one of them brings a fault or was called otherwise, and how many rows each brings."""
     if communicator.size == 1:
         if fault:
             raise ValueError(f"{name}: {fault}")
-        return _Greeted(np.array(own[:1], np.int32), np.array(own[1:], np.int32), None)
+        return _Greeted(np.array([rows], np.int32), None)
     mark = zlib.crc32(json.dumps(told, sort_keys=True).encode()) - 2**31  # as an int32
     words = 0 if message is None else int(message.shape[0])
     with tf.init_scope():
-        head = tf.constant([int(fault is not None), mark, *own, words, 0], tf.int32)
+        head = tf.constant([int(fault is not None), mark, rows, words], tf.int32)
         greeting = head if message is None else tf.concat([head, message], 0)
         gathered = communicator.allgather(greeting, f"{name}.greeting")
     everyone = _heads(np.asarray(gathered), communicator.size)
@@ -217,7 +212,7 @@ def _greet(
         raise ValueError(f"{name}: {'; '.join(by_rank)}")
     if (everyone[:, 1] != everyone[0, 1]).any():
         communicator.agree(told, f"the collective {name}", f"{name}.disagreement")
-    return _Greeted(everyone[:, 2], everyone[:, 3], gathered if everyone[:, 4].all() else None)
+    return _Greeted(everyone[:, 2], gathered if everyone[:, 3].all() else None)
 
 
 def _heads(words: np.ndarray, ranks: int) -> np.ndarray:
@@ -225,7 +220,7 @@ def _heads(words: np.ndarray, ranks: int) -> np.ndarray:
     heads, at = [], 0
     for _ in range(ranks):
         heads.append(words[at : at + HEAD])
-        at += HEAD + int(words[at + 4])
+        at += HEAD + int(words[at + 3])
     return np.stack(heads)
 
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
-import pytest
 import tensorflow as tf
 
 from hvd_sparse.collectives import Auto
-from hvd_sparse.collectives.call_history import CallHistory, Calls, CallTimings
+from hvd_sparse.collectives.call_history import CallHistory, Calls
 from hvd_sparse.costs import Link
 from hvd_sparse.costs.collectives import Transport
 from hvd_sparse.transport.communicator import LoneCommunicator
@@ -64,26 +62,6 @@ class TestAuto:
         found = threads.run(3, 3, one_rank)
         assert found[0] == found[1] == found[2]
         assert all(link.bandwidth > 0 and link.latency >= 0 for link in found[0][:3]) and found[0].byte > 0
-
-    def test_a_candidate_that_takes_longer_than_expected_twice_is_left(self):
-        """All ranks hear of the slowest one's time; the shorter of two calls counts, as the first is cold."""
-        timings = CallTimings()
-        for told, factor in (([9, 4], 1.0), ([2, 6], 6.0), ([3, 3], 3.0), ([0, 5], 3.0)):
-            timings.begin(1, 1e-6)
-            timings.learn(np.array(told))
-            assert timings.factors() == pytest.approx([1.0, factor, 1.0, 1.0])
-        assert timings.told() == 0
-        timings.elapsed = 0.002
-        assert timings.told() == 2000
-
-    def test_times_of_calls_are_told_where_what_they_take_was_measured(self):
-        auto = Auto()
-
-        def one_rank(grid):
-            return [auto(GOOD, grid.world) is not None and auto.chosen(grid.world) for _ in range(6)]
-
-        chosen = threads.run(3, 3, one_rank)
-        assert chosen[0] == chosen[1] == chosen[2] and None not in chosen[0]
 
     def test_nothing_is_chosen_before_the_first_call(self):
         assert Auto(FREE).chosen(LoneCommunicator()) is None
