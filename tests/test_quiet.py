@@ -36,6 +36,7 @@ def test_a_library_hides_nothing():
     assert status == 0 and (TOLD in text) == (TOLD in alone)
 
 
+@pytest.mark.thorough
 def test_a_level_of_ones_own_wins():
     alone = run(["-c", "import tensorflow"], **{LEVEL: "0"})[1]
     text = run(["-c", f"{OURS}import os, tensorflow; assert os.environ['{LEVEL}'] == '0'"], **{LEVEL: "0"})[1]
@@ -67,6 +68,7 @@ def test_all_other_lines_are_shown_whatever_becomes_of_the_import(tmp_path, line
     assert ("ImportError: broken" in text) == (status == 1)
 
 
+@pytest.mark.thorough
 def test_what_is_printed_after_the_import_is_shown():
     status, text = run(["-c", f"{OURS}{IMPORTED}"])
     assert (status, text) == (0, "after\n")

@@ -80,12 +80,11 @@ def test_momentum_goes_through_the_stages():
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: recipes.sparcml(0.05),
-        lambda: recipes.sparcml(0.05, bits=4),
-        lambda: recipes.sparcml_buckets(2, 20, bits=None),
-        lambda: recipes.auto(0.05, ["topk"]),
+        pytest.param(lambda: recipes.sparcml(0.05), id="sparcml", marks=pytest.mark.thorough),
+        pytest.param(lambda: recipes.sparcml(0.05, bits=4), id="sparcml, 4 bits"),
+        pytest.param(lambda: recipes.sparcml_buckets(2, 20, bits=None), id="buckets", marks=pytest.mark.thorough),
+        pytest.param(lambda: recipes.auto(0.05, ["topk"]), id="auto"),
     ],
-    ids=["sparcml", "sparcml, 4 bits", "buckets", "auto"],
 )
 def test_every_sparse_recipe_can_have_it(make):
     recipe = recipes.warmup(make(), 1, [0.25])

@@ -159,7 +159,10 @@ def test_a_density_that_changes_is_coded_as_well():
 
 
 @pytest.mark.parametrize("collective", ["auto", "recursive_doubling", "split_allgather", "dynamic"])
-@pytest.mark.parametrize("ranks, local_size", [(1, 1), (3, 3), (4, 2), (7, 1)])
+@pytest.mark.parametrize(
+    "ranks, local_size",
+    [(1, 1), (4, 2), *(pytest.param(*each, marks=pytest.mark.thorough) for each in [(3, 3), (7, 1)])],
+)
 def test_every_collective_gives_the_mean_of_integers(collective, ranks, local_size):
     recipe = recipes.sparcml(0.2, collective=collective)
     simulated = simulation.Flat(Shape(ranks, local_size), 60, simulation.exact, 0.2)

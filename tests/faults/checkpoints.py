@@ -12,7 +12,7 @@ import numpy as np
 
 import hvd_sparse as hvd
 
-FLIPS = int(os.environ.get("HVD_SPARSE_FLIPS", "3"))  # single-bit flips of each kind of file
+FLIPS = int(os.environ.get("HVD_SPARSE_FLIPS", "2"))  # single-bit flips of each kind of file
 MARKER, WEIGHTS, RESIDUALS = "whole.json", "model.weights.h5", "residuals.npz"
 
 

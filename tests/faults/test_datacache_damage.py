@@ -8,7 +8,7 @@ from tests.datacache import damage, devices, flips
 
 FLIPS = int(os.environ.get("DATACACHE_FLIPS", "40"))
 DAMAGED = int(os.environ.get("DATACACHE_DAMAGED", "30"))
-FEW = 6  # in the quick tier
+FEW = 3  # in the quick tier
 
 
 @pytest.mark.parametrize(

@@ -209,6 +209,7 @@ def test_a_number_of_blocks_that_overflows_is_refused():
     assert native.library().lars_block_count(more, native._I64(len(more))) == -1
 
 
+@pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     compiler = shutil.which("c++")

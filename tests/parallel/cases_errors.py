@@ -161,7 +161,7 @@ def nodes_of_unequal_size():
     all_alive()
 
 
-@case(ranks=(4,), launch=Launch(hosts="localhost:2,127.0.0.1:2"))
+@case(ranks=(4,), launch=Launch(hosts="localhost:2,127.0.0.1:2"), quick=thorough)
 def hosts_are_nodes():
     hvd.init()
     first = hvd.rank() // 2 * 2

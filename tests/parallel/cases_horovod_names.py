@@ -257,7 +257,7 @@ def gradients_of_tensors_are_averaged_in_a_session():
 # ---- process sets ----
 
 
-@case(ranks=(3,))
+@case(ranks=(3,), quick=thorough)
 def a_process_set_is_a_world_of_its_own():
     pair = hvd.add_process_set([2, 0])
     alone = hvd.add_process_set(hvd.ProcessSet([1]))
@@ -299,7 +299,7 @@ def process_sets_that_cannot_be():
     assert not hvd.remove_process_set(hvd.global_process_set)
 
 
-@case(ranks=(3,))
+@case(ranks=(3,), quick=thorough)
 def process_sets_are_shared_with_the_grid():
     """The grid has a set of each rank where a node is one rank; a user may ask for the same, and remove theirs."""
     node = hvd.add_process_set([0, 1])
@@ -329,7 +329,7 @@ def started_anew(**options):
         hvd.init()
 
 
-@case(ranks=(3,))
+@case(ranks=(3,), quick=thorough)
 def process_sets_known_at_the_start():
     pair = hvd.ProcessSet([0, 2])
     with started_anew(comm=[0, 1, 2], process_sets=[pair, [1]], local_size=1):

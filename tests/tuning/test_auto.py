@@ -247,7 +247,7 @@ def in_the_quick_tier(count, *rows):
 @pytest.mark.parametrize(
     "change, told",
     in_the_quick_tier(
-        3,
+        1,
         (lambda content: "no JSON", "Expecting value"),
         (lambda content: "[]", "list indices"),
         (lambda content: content | {"format": "another 2"}, "got 'another 2'"),

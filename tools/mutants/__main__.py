@@ -36,8 +36,8 @@ def main() -> int:
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what was started, as Ctrl-C does
     path = RESULTS / f"seed{options.seed}.json"
-    known = {} if options.fresh else records.read(path)
     faults = [*LISTED, *NATIVE, *planting.draw(ROOT, options.seed, options.draw)]
+    known = {} if options.fresh else known_of(faults, RESULTS)
     faults = [fault for fault in faults if options.only in fault.name or options.only in fault.room]
     if options.again:
         known = {key: record for key, record in known.items() if record["seen by"] not in (TEST_ALL, NOBODY)}
@@ -48,6 +48,12 @@ def main() -> int:
         ROOT, {tier: parts["files"] for tier, parts in tiers.items()}, Baseline(ROOT, RESULTS / "baseline.json")
     )
     return told(judge_all(faults, known, judge, path, options.jobs), ())
+
+
+def known_of(faults: Iterable[Fault], folder: pathlib.Path) -> dict[str, Any]:
+    """The records that there are of faults, whichever seed they were made for: those that are listed are in each."""
+    found = {key: record for path in sorted(folder.glob("seed*.json")) for key, record in records.read(path).items()}
+    return {fault.key: found[fault.key] for fault in faults if fault.key in found}
 
 
 def judge_all(

@@ -27,6 +27,7 @@ class Room:
     beyond: tuple[str, ...] = ()
 
 
+OF_SENDERS = ("tests/keras/test_momentum*", "tests/keras/test_local_updates*")
 CONTRACTS = ("tests/test_contracts.py", "tests/exchange/test_exchange_laws.py")
 BELOW_KERAS = (*OF_DATACACHE, *OF_OPS)
 KERNELS = (*OF_DATACACHE, *OF_LARS)
@@ -36,10 +37,18 @@ ROOMS = {
     "collectives": Room(
         ("tests/collectives/*", "tests/faults/test_collectives.py"), ("hvd_sparse/collectives/*.py",), OF_DATACACHE
     ),
-    "compression": Room(("tests/compression/*", *CONTRACTS), ("hvd_sparse/compression/*.py",), OF_DATACACHE),
+    "compression": Room(
+        ("tests/compression/*", *CONTRACTS, *OF_SENDERS), ("hvd_sparse/compression/*.py",), OF_DATACACHE
+    ),
     "costs": Room(("tests/costs/*", "tests/tuning/test_planner.py"), ("hvd_sparse/costs/*.py",), BELOW_KERAS),
     "exchange": Room(
-        ("tests/exchange/*", "tests/test_contracts.py", "tests/keras/test_optimizer.py", "tests/keras/test_tape.py"),
+        (
+            "tests/exchange/*",
+            "tests/test_contracts.py",
+            "tests/keras/test_optimizer.py",
+            "tests/keras/test_tape.py",
+            *OF_SENDERS,
+        ),
         ("hvd_sparse/exchange/*.py",),
         BELOW_KERAS,
     ),
