@@ -24,6 +24,7 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.compression.selectors import BucketTopK, Compressor, Density, MSTopK, Quantized, TopK
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.tuning.auto import BUDGET, Auto
 
@@ -129,6 +130,30 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
         raise ValueError(
             f"Expected a recipe with error feedback, as hvd.recipes.hitopk(0.01), got {type(recipe).__name__}, which "
             "keeps nothing back: momentum after the exchange is the same there."
+        )
+    return changed
+
+
+def updates(recipe: Aggregator, ahead: bool = False) -> Aggregator:
+    """A sparse recipe that exchanges by how much the optimizer moves the weights, in place of gradients.
+
+    Each node runs the optimizer on its own mean gradient, with moments of its own: locally accumulated Adam (Chen and
+    Deligiannis 2023), for SGD, RMSprop, Adam, AdamW, Adamax, Adagrad, Adadelta and Lion.
+
+    Args:
+        recipe: of one vector and one density, as `hitopk(0.01)`; not of `auto` nor of a schedule.
+        ahead: take gradients where the node's own updates that were not sent yet would have the weights. `fit` does so;
+            in a loop of your own take them in `with hvd.looking_ahead(optimizer)`. What is evaluated and saved are the
+            weights that all ranks share. It costs an all-gather in the node and two more copies of the weights.
+
+    Raises:
+        ValueError: where the recipe has no error feedback.
+    """
+    changed = _around_feedback(recipe, lambda feedback: LocalUpdates(feedback, ahead))
+    if changed == recipe or isinstance(recipe, SparCMLAlgorithm1):
+        raise ValueError(
+            f"Expected a recipe with error feedback of gradients, as hvd.recipes.hitopk(0.01), got "
+            f"{type(recipe).__name__}: use it as it is, with the optimizer after the exchange."
         )
     return changed
 

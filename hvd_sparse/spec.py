@@ -30,16 +30,31 @@ class MomentumRule(NamedTuple):
     nesterov: bool = False
 
 
+Gathered = Mapping[str, Mapping[str, np.ndarray]]  # what slots hold: by the slot's name, and by that of the variable
+
+
 class Momentum(NamedTuple):
     """The momentum of an optimizer that an exchange takes over; all its functions give the same on every rank.
 
     Attributes:
         rule: asked at each exchange.
-        gathered: what had gathered in the optimizer before, by variable name, in units of the mean gradient; of rank 0.
+        gathered: what had gathered in the optimizer before, in units of the mean gradient; of rank 0.
     """
 
     rule: Callable[[], MomentumRule]
-    gathered: Callable[[], Mapping[str, np.ndarray]] = dict
+    gathered: Callable[[], Gathered] = dict
+
+
+class LocalOptimizer(NamedTuple):
+    """An optimizer that an exchange runs itself, on the mean gradient of each node.
+
+    Attributes:
+        create: makes the state for a vector, or a shard of one: a `compression.updates.Slots`.
+        gathered: what the optimizer's slots held before; of rank 0.
+    """
+
+    create: Callable[[Any], tf.Module]
+    gathered: Callable[[], Gathered] = dict
 
 
 class Spec(NamedTuple):
@@ -57,6 +72,7 @@ class Spec(NamedTuple):
             same on every rank, and asked at each exchange.
         returns_sum: whether ranks are to get the sum of their vectors in place of the mean.
         momentum: that of this optimizer, for an exchange that takes it over.
+        optimizer: all of this optimizer, for an exchange that runs it.
         offset: where the vector begins in that of which it is a shard.
         parts: how many ranks' vectors are added up before this one is exchanged.
     """
@@ -71,6 +87,7 @@ class Spec(NamedTuple):
     learning_rate: Rate | None = None
     returns_sum: bool = False
     momentum: Momentum | None = None
+    optimizer: LocalOptimizer | None = None
     offset: int = 0
     parts: int = 1
 

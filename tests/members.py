@@ -11,6 +11,9 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.compression.selectors import BucketTopK, Compressor, MSTopK, Quantized, TopK
+from hvd_sparse.compression.updates import LocalSlots, LocalUpdates
+from hvd_sparse.spec import LocalOptimizer, Spec
+from hvd_sparse.transport.communicator import Grid
 from tests import simulation
 from tests.simulation import Momentum, Shape
 
@@ -25,6 +28,7 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "BucketTopK": lambda density, wire: BucketTopK(*_in_buckets(density, 100), wire),
     "ErrorFeedback(BucketTopK)": lambda density, wire: ErrorFeedback(BucketTopK(*_in_buckets(density, 100), wire)),
     "MomentumCorrection": lambda density, wire: MomentumCorrection(ErrorFeedback(TopK(density, wire)), momentum=0.0),
+    "LocalUpdates": lambda density, wire: LocalUpdates(ErrorFeedback(TopK(density, wire))),
     "Quantized(TopK)": lambda density, wire: Quantized(TopK(density, wire), QSGD(4)),
     "ErrorFeedback(Quantized(MSTopK))": lambda density, wire: ErrorFeedback(
         Quantized(MSTopK(density, wire), QSGD(2, bucket=16))
@@ -32,6 +36,19 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
 }
 BY_DENSITY = [name for name in COMPRESSORS if "BucketTopK" not in name]  # the others keep k of each bucket
 ROUNDED = [name for name in COMPRESSORS if "Quantized" in name]  # values travel in no dtype of the wire
+
+
+class _Descent(LocalSlots):
+    """Gradient descent at a rate of 1, which has no slots."""
+
+    def update(self, gradient):
+        return gradient, []
+
+
+def alone(size: int) -> Spec:
+    """A vector of one rank, for compressors; an optimizer that they run moves weights by the gradient."""
+    return Spec(size, Grid.lone(), optimizer=LocalOptimizer(lambda spec: _Descent(spec, {})))
+
 
 COLLECTIVES = {"allgather_sum": collectives.allgather_sum}
 

@@ -186,6 +186,13 @@ class Aggregator(Renamed, abc.ABC):
     def residual(self, state: AggregatorState) -> tf.Tensor:
         """What this rank has not sent yet, float32 [size]; the next means are to make up for the sum over all ranks."""
 
+    def node_residual(self, state: AggregatorState) -> tf.Tensor:
+        """What the sender that this rank belongs to has not sent yet, a rank's share of it, float32 [size].
+
+        A collective within the node where the ranks of a node are one sender.
+        """
+        return self.residual(state)
+
     @abc.abstractmethod
     def restored(self, state: AggregatorState, residual: tf.Tensor) -> tuple[Update, ...]:
         """The updates after which the residuals of all ranks add up to `residual` ([size] float32)."""

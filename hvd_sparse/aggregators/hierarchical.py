@@ -67,6 +67,12 @@ class Hierarchical(Aggregator):
         after = state.spec.size - own.offset - own.size
         return tf.pad(self.inner.residual(state.inner), [[own.offset, after]])
 
+    def node_residual(self, state):
+        """Steps and bytes sent per rank: an all-gather of float32 shards in the node, n - 1 and 4 d (n - 1) / n."""
+        spec, node = state.spec, state.communicator
+        sizes = [shard.size for shard in shards(spec.size, node.size)]
+        return node.allgather(self.inner.residual(state.inner), f"{spec.name}.unsent", sizes) / float(node.size)
+
     def restored(self, state, residual):
         own = own_shard(state.spec.size, state.communicator)
         return self.inner.restored(state.inner, residual[own.offset : own.offset + own.size])

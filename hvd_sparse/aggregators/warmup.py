@@ -99,6 +99,9 @@ class Warmup(Aggregator):
     def residual(self, state):
         return self.inner.residual(state.inner)
 
+    def node_residual(self, state):
+        return self.inner.node_residual(state.inner)
+
     def restored(self, state, residual):
         return self.inner.restored(state.inner, residual)
 

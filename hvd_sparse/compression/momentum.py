@@ -6,13 +6,15 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse import ops
-from hvd_sparse.compression.selectors import Compressor, Selection, Wrapper
+from hvd_sparse.compression.selectors import Compressor, Selection
+from hvd_sparse.compression.senders import Sender, Slots
 from hvd_sparse.spec import MomentumRule, Spec
+
+VELOCITY = "velocity"
 
 
 @dataclasses.dataclass(frozen=True)
-class MomentumCorrection(Wrapper):
+class MomentumCorrection(Sender):
     """Wraps error feedback: what is accumulated, chosen and sent is the momentum, not the gradient (DGC 3.2).
 
     Each sender keeps a velocity of its own beside its residual:
@@ -37,14 +39,9 @@ class MomentumCorrection(Wrapper):
     compressor: Compressor
     momentum: float | None = None
     masking: bool = True
-    feeds_back = True
 
     def __post_init__(self):
-        if not self.compressor.feeds_back or isinstance(self.compressor, MomentumCorrection):
-            raise ValueError(
-                "MomentumCorrection goes around error feedback, once: write "
-                f"MomentumCorrection(ErrorFeedback(compressor)); got {type(self.compressor).__name__} in it."
-            )
+        super().__post_init__()
         if self.momentum is not None and not 0.0 <= self.momentum < 1.0:
             raise ValueError(f"Expected a momentum in [0, 1), or None for the optimizer's, got {self.momentum}.")
 
@@ -57,22 +54,17 @@ class MomentumCorrection(Wrapper):
             )
         return Velocity(spec, self.compressor.create(spec))
 
-    def compress(self, parts, state, residual=None):
-        if residual is not None:
-            raise ValueError("MomentumCorrection keeps its own residual and takes no other: leave residual out.")
+    def moves(self, total, state):
         rule = self._rule(state.spec)
-        total, culprit = ops.sum_parts(parts)
         gain, decay = tf.cast(rule.gain, tf.float32), tf.cast(rule.decay, tf.float32)
         velocity = decay * state.velocity + gain * total
         moves = decay * velocity + gain * total if rule.nesterov else velocity
-        selection = self.compressor.compress(moves[tf.newaxis], state.inner)
-        overflow = tf.where(selection.culprit == 0, 0, 1 + tf.shape(parts)[0])
-        if self.masking and self.count(state.spec.size) != state.spec.size:
-            velocity = _cleared(velocity, selection)
-        return selection._replace(
-            culprit=tf.where(culprit == 0, overflow, culprit),
-            updates=(*selection.updates, (state.velocity, velocity)),
-        )
+        return moves, [(state.velocity, velocity)]
+
+    def sent(self, updates, selection, state):
+        if not self.masking or self.count(state.spec.size) == state.spec.size:
+            return updates
+        return [(variable, _cleared(value, selection)) for variable, value in updates]
 
     def _rule(self, spec: Spec) -> MomentumRule:
         if self.momentum is not None:
@@ -81,19 +73,23 @@ class MomentumCorrection(Wrapper):
         return spec.momentum.rule()
 
 
-class Velocity(tf.Module):
+class Velocity(Slots):
     """The velocity [size] float32, in units of the sum of the parts, and the state of what is wrapped."""
 
     def __init__(self, spec: Spec, inner: tf.Module):
-        super().__init__()
-        self.spec = spec
+        variable = tf.Variable(tf.zeros([spec.size], tf.float32), trainable=False, name=f"{spec.name}_velocity")
+        super().__init__(spec, {VELOCITY: variable})
         self.inner = inner
-        self.velocity = tf.Variable(tf.zeros([spec.size], tf.float32), trainable=False, name=f"{spec.name}_velocity")
 
+    @property
+    def velocity(self) -> tf.Variable:
+        """The one slot."""
+        return self.slots[VELOCITY]
 
-def velocities(state: tf.Module) -> list[Velocity]:
-    """All velocities in the state of an exchange."""
-    return [part for part in state.submodules if isinstance(part, Velocity)]
+    @property
+    def scale(self):
+        """The number of parts."""
+        return float(self.spec.parts)
 
 
 def _cleared(velocity: tf.Tensor, selection: Selection) -> tf.Tensor:

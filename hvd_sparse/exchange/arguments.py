@@ -6,6 +6,8 @@ from typing import Any
 
 from hvd_sparse.aggregators import Aggregator, Schedule
 from hvd_sparse.compression.momentum import MomentumCorrection
+from hvd_sparse.compression.senders import Sender
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange import wire
 from hvd_sparse.horovod_api import values
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
@@ -63,10 +65,43 @@ def takes_momentum(recipe: Any) -> bool:
     Raises:
         ValueError: where it is a stage of a schedule that does.
     """
+    return any(isinstance(part, MomentumCorrection) and part.momentum is None for part in _parts(recipe))
+
+
+def sends_updates(recipe: Any, op: Any = None) -> bool:
+    """Whether a recipe runs the optimizer itself, and its means are what the weights are lowered by.
+
+    Raises:
+        ValueError: as `takes_momentum`; or where `op` asks for sums of what has none.
+    """
+    found = any(isinstance(part, LocalUpdates) for part in _parts(recipe))
+    if found and is_sum(op):
+        raise ValueError(
+            "op=hvd.Sum cannot be had where the exchange gives by how much weights are to be lowered: use hvd.Average."
+        )
+    return found
+
+
+def looks_ahead(recipe: Any) -> bool:
+    """Whether gradients are to be taken where a node's own unsent updates would have the weights."""
+    return any(isinstance(part, LocalUpdates) and part.ahead for part in _parts(recipe))
+
+
+def takes_over(recipe: Any) -> bool:
+    """Whether a recipe takes over momentum, or all of the optimizer's work.
+
+    Raises:
+        ValueError: as `takes_momentum`.
+    """
+    return takes_momentum(recipe) or sends_updates(recipe)
+
+
+def _parts(recipe: Any) -> list[Any]:
+    """All that a recipe is made of; raises where a stage of a schedule keeps what the next one would not have."""
     found = list(wire.parts(recipe))
-    if any(isinstance(part, Schedule) for part in found) and any(isinstance(p, MomentumCorrection) for p in found):
+    if any(isinstance(part, Schedule) for part in found) and any(isinstance(part, Sender) for part in found):
         raise ValueError(
             "A stage of this schedule keeps momentum, which the next one would not have. Where only the density "
-            "changes, take hvd.recipes.warmup(recipe, stage_steps); else leave momentum correction out."
+            "changes, take hvd.recipes.warmup(recipe, stage_steps); else leave momentum correction and updates out."
         )
-    return any(isinstance(part, MomentumCorrection) and part.momentum is None for part in found)
+    return found

@@ -9,10 +9,10 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.aggregators.transaction import Update
-from hvd_sparse.compression.momentum import velocities
+from hvd_sparse.compression.senders import Slots, slots_of
 from hvd_sparse.exchange import telemetry
 from hvd_sparse.exchange.plan import Bucket
-from hvd_sparse.spec import Spec
+from hvd_sparse.spec import Gathered, Spec
 
 
 class BucketExchange:
@@ -71,6 +71,10 @@ class BucketExchange:
             }
         return self.bucket.unpack(tf.identity(exchange.mean))
 
+    def unsent(self) -> dict[str, tf.Tensor]:
+        """What this rank's node has not sent yet, by variable; a collective within the node."""
+        return self.bucket.unpack(self.aggregator.node_residual(self.state))
+
     def residual_sum(self) -> dict[str, np.ndarray]:
         """The residuals of all ranks together, by variable; nothing where there are none. A collective."""
         total = self._total()
@@ -86,26 +90,32 @@ class BucketExchange:
             share = total / float(self._world.size)
             self._residual.assign(share if tf.reduce_any(total != 0) else tf.zeros([0]))
 
-    def momentum(self) -> dict[str, np.ndarray]:
-        """The mean over all ranks of the momentum that is kept here, by variable; {} where none is. A collective."""
-        found = velocities(self.state)
-        if not found:
-            return {}
-        padded = [tf.pad(each.velocity.read_value(), _around(each.spec, self.bucket.size)) for each in found]
-        total = self._world.allreduce(tf.add_n(padded), "sum", f"{self._prefix}.momentum")
-        return {name: piece.numpy() for name, piece in self.bucket.unpack(total / float(self._world.size)).items()}
+    def gather_slots(self) -> dict[str, dict[str, np.ndarray]]:
+        """The mean over all nodes of each slot that is kept here, by variable; {} where none is. A collective."""
+        found: dict[str, dict[str, np.ndarray]] = {}
+        for slots in slots_of(self.state):
+            weight = slots.spec.parts / (slots.scale * self._world.size)
+            for name, slot in slots.slots.items():
+                padded = tf.pad(slot.read_value() * weight, _around(slots.spec, self.bucket.size))
+                mean = self._world.allreduce(padded, "sum", f"{self._prefix}.gather_{name}")
+                found[name] = {variable: piece.numpy() for variable, piece in self.bucket.unpack(mean).items()}
+        return found
 
-    def give_momentum(self, momenta: Mapping[str, np.ndarray]) -> None:
-        """Has every rank go on with rank 0's momenta, by variable; one that is not named gets zero. A collective."""
-        found = velocities(self.state)
-        if not found:
-            return
-        pieces = [np.ravel(momenta.get(segment.name, np.zeros(segment.shape))) for segment in self.bucket.segments]
-        own = tf.constant(np.concatenate(pieces), tf.float32)
-        vector = self._world.broadcast(own, 0, f"{self._prefix}.give_momentum")
-        for each in found:
-            begin, parts = each.spec.offset, float(each.spec.parts)
-            each.velocity.assign(vector[begin : begin + each.spec.size] * parts)
+    def give_slots(self, gathered: Gathered) -> None:
+        """Has every rank go on with rank 0's slots; one of a variable that is not named begins anew. A collective."""
+        for slots in slots_of(self.state):
+            begin, end = slots.spec.offset, slots.spec.offset + slots.spec.size
+            for name, slot in slots.slots.items():
+                vector = self._world.broadcast(self._whole(slots, name, gathered), 0, f"{self._prefix}.give_{name}")
+                slot.assign(vector[begin:end] * slots.scale)
+
+    def _whole(self, slots: Slots, name: str, gathered: Gathered) -> tf.Tensor:
+        """A slot of all of the bucket's variables, in units of the mean over nodes."""
+        values, begins = gathered.get(name, {}), slots.begins.get(name, 0.0)
+        pieces = [
+            np.ravel(values.get(segment.name, np.full(segment.shape, begins))) for segment in self.bucket.segments
+        ]
+        return tf.constant(np.concatenate(pieces), tf.float32)
 
     def counters(self) -> dict[str, tf.Variable]:
         """How often each selector has selected, which seeds and densities follow; by its name in the bucket."""

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import recipes
@@ -21,7 +20,7 @@ from hvd_sparse.exchange.planned import PlannedExchange, tensors
 from hvd_sparse.exchange.state import RankState, ResidualSum
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.horovod_api.values import Average
-from hvd_sparse.spec import DTYPES, Momentum, Rate
+from hvd_sparse.spec import DTYPES, LocalOptimizer, Momentum, Rate
 from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Grid
 
@@ -56,6 +55,7 @@ class GradientExchange(Renamed):
             recipes with `as_published` ask for it, and a distributed optimizer brings its own.
         momentum: of the optimizer that applies the means, which then has to run without it; only recipes with
             `MomentumCorrection` ask for it, and a distributed optimizer brings its own.
+        optimizer: the same, for recipes that run it: what they give back is what weights are to be lowered by.
         op: `hvd.Average`, or `hvd.Sum` for P times the mean; residuals are in units of the gradient in both.
         process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all others keep their own gradients and
             are not waited for. It takes recipes of one level; None is all ranks.
@@ -78,6 +78,7 @@ class GradientExchange(Renamed):
         telemetry: Telemetry | None = None,
         learning_rate: Rate | None = None,
         momentum: Momentum | None = None,
+        optimizer: LocalOptimizer | None = None,
         op: int | None = Average,
         process_set: Any = None,
     ):
@@ -86,12 +87,13 @@ class GradientExchange(Renamed):
                 f"Expected an aggregator, as hvd.recipes.hitopk(density=0.01), got {type(aggregator).__name__}."
             )
         self.aggregator = aggregator or recipes.mean()
-        self.takes_momentum = arguments.takes_momentum(self.aggregator)
+        self.takes_over = arguments.takes_over(self.aggregator)
+        self.sends_updates = arguments.sends_updates(self.aggregator, op)
+        self.looks_ahead = arguments.looks_ahead(self.aggregator)
         self.telemetry = telemetry
         self._returns_sum = arguments.is_sum(op)
         self._process_set = arguments.own_set(process_set, self.aggregator)
-        self._learning_rate = learning_rate
-        self._momentum = momentum
+        self._of_optimizer = (learning_rate, momentum, optimizer)
         self._name = _unique(name)
         self._sparse_as_dense = sparse_as_dense
         self._bucket_bytes = bucket_bytes
@@ -141,7 +143,7 @@ class GradientExchange(Renamed):
         own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local}
         wide = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
         shared = {name: gradient for name, gradient in shared.items() if name not in wide}
-        planned = self._plan_for(shared, {name: tuple(v.shape) for name, v in zip(names, variables, strict=True)})
+        planned = self._plan_for(shared, dict(zip(names, variables, strict=True)))
         if clip is None:
             means = {**planned.exchange(shared), **self._reduced(wide)}
         elif self.aggregator.sends_all:
@@ -172,14 +174,10 @@ class GradientExchange(Renamed):
         """The variables that were registered as local, one by one or by their layers."""
         return [*self._local, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
 
-    def mean_momentum(self) -> dict[str, np.ndarray]:
-        """The mean over all ranks of the momentum that was taken over, by variable name; a collective, as `account`."""
-        return state.momentum(self._require_planned())
-
-    def keeps_momentum(self, variables: Sequence[Any]) -> list[bool]:
-        """For each variable, whether the exchange has taken over its momentum; never of local ones, nor of rows."""
-        names = self._require_planned().with_momentum
-        return [name in names for name in buckets.unique_names(variables)]
+    def are_local(self, variables: Sequence[Any]) -> list[bool]:
+        """For each variable, whether it was registered as local."""
+        local = {id(resource(variable)) for variable in self.local_variables()}
+        return [id(resource(variable)) in local for variable in variables]
 
     def set_epoch(self, epoch: int) -> None:
         """Tells which epoch begins, from 0; recipes that change by epoch need it, and nothing else does.
@@ -264,7 +262,7 @@ class GradientExchange(Renamed):
 
     def account(self) -> dict[str, Any]:
         """The recipe, the grid and where the variables lie; RuntimeError before the first exchange."""
-        return state.account(self._require_planned())
+        return state.account(self.planned)
 
     def residual_sum(self) -> ResidualSum:
         """The residuals of all ranks together; a collective: every rank calls it, at the same step.
@@ -274,11 +272,11 @@ class GradientExchange(Renamed):
             ValueError: where a process set exchanges: checkpoints hold the residuals of all ranks.
         """
         self._require_all_ranks()
-        return state.residual_sum(self._require_planned())
+        return state.residual_sum(self.planned)
 
     def rank_state(self) -> RankState:
         """This rank's state to the bit; RuntimeError before the first exchange."""
-        return state.rank_state(self._require_planned())
+        return state.rank_state(self.planned)
 
     def restore(self, total: ResidualSum, own: RankState | None = None) -> bool | None:
         """Puts back what `residual_sum` and `rank_state` gave, before or after the first exchange; a collective.
@@ -303,13 +301,14 @@ class GradientExchange(Renamed):
             return None
         return state.restore(self._planned, total, own)
 
-    def _plan_for(self, gradients: Mapping[str, Gradient], shapes: Mapping[str, tuple[int, ...]]) -> PlannedExchange:
+    def _plan_for(self, gradients: Mapping[str, Gradient], variables: Mapping[str, Any]) -> PlannedExchange:
         if self._planned is None:
+            shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
             usual = buckets.usual_bucket_bytes(gradients, shapes, self.aggregator.sends_all)
             size = usual if self._bucket_bytes is None else self._bucket_bytes
             plan = buckets.make_plan(gradients, shapes, size, self._first_bucket_bytes)
             with tf.init_scope():
-                self._planned = self._begin(plan)
+                self._planned = self._begin(plan, variables)
         self._planned.plan.check(gradients)
         return self._planned
 
@@ -319,7 +318,7 @@ class GradientExchange(Renamed):
             self._agreed = self.grid().world.gather_descriptions(self._name, "gradients.name")[0]
         return self._agreed
 
-    def _begin(self, plan: buckets.Plan) -> PlannedExchange:
+    def _begin(self, plan: buckets.Plan, variables: Mapping[str, Any]) -> PlannedExchange:
         topology.size()  # raises where hvd.init() was forgotten, which would let every rank train for itself
         planned = PlannedExchange(
             self.aggregator,
@@ -327,10 +326,10 @@ class GradientExchange(Renamed):
             self.grid(),
             self._agreed_name(),
             self.telemetry,
-            self._learning_rate,
             self._returns_sum,
-            self._momentum,
+            *self._of_optimizer,
         )
+        planned.watch(variables)
         state.begin(planned, self._pending)
         self._pending = None
         if self._epoch is not None:
@@ -350,10 +349,11 @@ class GradientExchange(Renamed):
         return {name: self.reduce_tensor(gradient) for name, gradient in wide.items()}
 
     def _local_names(self, names: Sequence[str], variables: Sequence[Any]) -> set[str]:
-        local = {id(resource(variable)) for variable in self.local_variables()}
-        return {name for name, variable in zip(names, variables, strict=True) if id(resource(variable)) in local}
+        return {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
 
-    def _require_planned(self) -> PlannedExchange:
+    @property
+    def planned(self) -> PlannedExchange:
+        """The exchange by the plan that all ranks have agreed on; RuntimeError before the first one."""
         if self._planned is None:
             raise RuntimeError("Nothing is known before the first exchange: train at least one step first.")
         return self._planned

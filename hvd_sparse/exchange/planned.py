@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, commit
@@ -13,7 +15,7 @@ from hvd_sparse.exchange.bucket import BucketExchange
 from hvd_sparse.exchange.pairing import Label, compare
 from hvd_sparse.exchange.plan import Gradient, Plan
 from hvd_sparse.exchange.telemetry import Telemetry, timed
-from hvd_sparse.spec import Momentum, Rate, describe
+from hvd_sparse.spec import LocalOptimizer, Momentum, Rate, describe
 from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.joining import forbid_join
 
@@ -34,9 +36,10 @@ class PlannedExchange:
         grid: who exchanges.
         name: collectives are named after it; the same on every rank.
         telemetry: measures the exchanges; None measures nothing, at no cost.
-        learning_rate: of the optimizer that applies the means, where there is one.
         returns_sum: hand on the sums over all ranks in place of the means.
+        learning_rate: of the optimizer that applies the means, where there is one.
         momentum: of the optimizer that applies the means, where there is one.
+        optimizer: the same, for an exchange that runs it.
 
     Raises:
         ValueError: on every rank alike where plans or recipes differ, or the recipe cannot work with the plan.
@@ -49,9 +52,10 @@ class PlannedExchange:
         grid: Grid,
         name: str,
         telemetry: Telemetry | None,
-        learning_rate: Rate | None = None,
         returns_sum: bool = False,
+        learning_rate: Rate | None = None,
         momentum: Momentum | None = None,
+        optimizer: LocalOptimizer | None = None,
     ):
         self.plan = plan
         self.grid = grid
@@ -59,10 +63,12 @@ class PlannedExchange:
         self.name = name
         self._telemetry = telemetry
         self._returns_sum = returns_sum
-        self.momentum = momentum if arguments.takes_momentum(aggregator) else None
+        self._learning_rate = learning_rate
+        self._weights: Mapping[str, Any] = {}
+        self.taken_over = _taken_over(aggregator, momentum, optimizer)
         specs = [
             bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets))
-            ._replace(learning_rate=learning_rate, returns_sum=returns_sum, momentum=momentum)
+            ._replace(learning_rate=learning_rate, returns_sum=returns_sum, momentum=momentum, optimizer=optimizer)
             .validate()
             for number, bucket in enumerate(plan.buckets)
         ]
@@ -77,7 +83,7 @@ class PlannedExchange:
             )
         running = aggregator if telemetry is None else timed(aggregator)
         self.buckets = [BucketExchange(bucket, spec, running) for bucket, spec in zip(plan.buckets, specs, strict=True)]
-        self.with_momentum = self._with_momentum()
+        self.taking_over = self._taking_over()
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{name}_step")
         if telemetry is not None:
             telemetry.create()
@@ -110,17 +116,49 @@ class PlannedExchange:
                 means[segment.name] = tf.IndexedSlices(values, mean.indices, mean.dense_shape)
             return means
 
+    def unsent(self) -> dict[str, tf.Tensor]:
+        """What this rank's node has not sent yet, by variable; a collective within the node."""
+        return {name: value for bucket in self.buckets for name, value in bucket.unsent().items()}
+
+    def watch(self, variables: Mapping[str, Any]) -> None:
+        """Tells the variables that the gradients are of, by name; it does not keep them alive."""
+        self._weights = weakref.WeakValueDictionary(variables)
+
+    def apply_residuals(self, residuals: Mapping[str, np.ndarray], of_gradients: bool) -> None:
+        """Lowers the weights by residuals that this recipe cannot take up, as they are in another unit.
+
+        Args:
+            residuals: the sum over all ranks, the same on every rank.
+            of_gradients: whether they are to be multiplied by the learning rate.
+
+        Raises:
+            ValueError: where the learning rate is not known.
+        """
+        factor = 1.0 / self.grid.world.size
+        if of_gradients:
+            if self._learning_rate is None:
+                raise ValueError(
+                    "The checkpoint holds gradients that were not sent yet, and this recipe exchanges updates: pass "
+                    "learning_rate, by which they are to be multiplied."
+                )
+            factor *= float(self._learning_rate())
+        for name, residual in residuals.items():
+            self._weights[name].assign_sub(tf.cast(residual * factor, self._weights[name].dtype))
+
     def set_epoch(self, epoch: int) -> None:
         """Tells the aggregator which epoch begins."""
         for bucket in self.buckets:
             bucket.aggregator.set_epoch(bucket.state, epoch)
 
-    def _with_momentum(self) -> set[str]:
-        """The variables of buckets whose exchange has taken over their momentum; `auto` chooses for each bucket."""
-        if not arguments.takes_momentum(self.aggregator):
+    def _taking_over(self) -> set[str]:
+        """The variables of buckets whose exchange has taken over momentum or all of the optimizer's work.
+
+        `auto` chooses for each bucket.
+        """
+        if not arguments.takes_over(self.aggregator):
             return set()
         running = [(each, each.aggregator.running(each.state)[0]) for each in self.buckets]
-        taking = [each.bucket for each, part in running if arguments.takes_momentum(part)]
+        taking = [each.bucket for each, part in running if arguments.takes_over(part)]
         return {segment.name for bucket in taking for segment in bucket.segments}
 
     def _time(self, gradients: Iterable[Gradient]) -> Any:
@@ -131,6 +169,15 @@ class PlannedExchange:
         """What the message of a fault calls each exchange."""
         in_rows = [f"the rows of {segment.name}" for segment, _ in self.plan.slices]
         return [*(bucket.label for bucket in self.buckets), *in_rows]
+
+
+def _taken_over(
+    recipe: Aggregator, momentum: Momentum | None, optimizer: LocalOptimizer | None
+) -> Momentum | LocalOptimizer | None:
+    """What of an optimizer the recipe keeps itself."""
+    if arguments.sends_updates(recipe):
+        return optimizer
+    return momentum if arguments.takes_momentum(recipe) else None
 
 
 def tensors(gradients: Iterable[Gradient]) -> list[tf.Tensor]:

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.exchange.arguments import sends_updates
 from hvd_sparse.exchange.planned import PlannedExchange
 from hvd_sparse.spec import describe, described_now
 
+GRADIENTS, WEIGHTS = "gradients", "weights"  # on disk, too
 _VARIABLES = {"_carried": "_residual"}  # how names ended that older versions wrote -> how they end now
 
 
@@ -32,12 +34,14 @@ class ResidualSum:
             residual may be left out.
         step: how many exchanges there have been.
         counters: how often the selectors have selected, by their names in a bucket.
+        unit: `GRADIENTS`, or `WEIGHTS` where updates were exchanged.
     """
 
     shapes: dict[str, tuple[int, ...]]
     residuals: dict[str, np.ndarray]
     step: int
     counters: dict[str, int]
+    unit: str = GRADIENTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +74,12 @@ def residual_sum(exchange: PlannedExchange) -> ResidualSum:
     """The residuals of all ranks together; a collective."""
     residuals = {name: value for bucket in exchange.buckets for name, value in bucket.residual_sum().items()}
     counters = {name: int(counter) for bucket in exchange.buckets for name, counter in bucket.counters().items()}
-    return ResidualSum(_shapes(exchange), residuals, int(exchange.step), counters)
+    return ResidualSum(_shapes(exchange), residuals, int(exchange.step), counters, unit(exchange))
+
+
+def unit(exchange: PlannedExchange) -> str:
+    """What residuals are measured in."""
+    return WEIGHTS if sends_updates(exchange.aggregator) else GRADIENTS
 
 
 def rank_state(exchange: PlannedExchange) -> RankState:
@@ -78,39 +87,52 @@ def rank_state(exchange: PlannedExchange) -> RankState:
     return RankState(account(exchange), {name: variable.numpy() for name, variable in _variables(exchange).items()})
 
 
-def momentum(exchange: PlannedExchange) -> dict[str, np.ndarray]:
-    """The mean over all ranks of the momentum that was taken over, by variable; a collective."""
-    return {name: value for bucket in exchange.buckets for name, value in bucket.momentum().items()}
+def slots(exchange: PlannedExchange) -> dict[str, dict[str, np.ndarray]]:
+    """The mean over all nodes of each slot that was taken over, by its name and that of the variable; a collective."""
+    found: dict[str, dict[str, np.ndarray]] = {}
+    for bucket in exchange.buckets:
+        for name, values in bucket.gather_slots().items():
+            found.setdefault(name, {}).update(values)
+    return found
 
 
 def begin(exchange: PlannedExchange, pending: tuple[ResidualSum, RankState | None] | None) -> None:
-    """Puts back what was saved, where that is pending; else momentum goes on from the optimizer. A collective."""
+    """Puts back what was saved, where that is pending; else slots go on from the optimizer's. A collective."""
     if pending is None:
-        _give_momentum(exchange)
+        _give_slots(exchange)
     else:
         restore(exchange, *pending)
 
 
-def _give_momentum(exchange: PlannedExchange) -> None:
-    """Has all ranks go on with the momentum of rank 0's optimizer, where it was taken over; a collective."""
-    if exchange.momentum is None:
+def _give_slots(exchange: PlannedExchange) -> None:
+    """Has all ranks go on with the slots of rank 0's optimizer, where they were taken over; a collective."""
+    if exchange.taken_over is None:
         return
-    momenta = exchange.momentum.gathered()
+    gathered = exchange.taken_over.gathered()
+    (known, *_) = exchange.grid.world.gather_descriptions(bool(gathered), f"{exchange.name}.known")
+    if not known:
+        return
     for bucket in exchange.buckets:
-        bucket.give_momentum(momenta)
+        bucket.give_slots(gathered)
 
 
 def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None) -> bool:
-    """Puts back what was saved; a collective. Returns whether it is to the bit, see `GradientExchange.restore`."""
+    """Puts back what was saved; a collective. Returns whether it is to the bit, see `GradientExchange.restore`.
+
+    Residuals in another unit than the recipe's are applied to the weights, once.
+    """
     if _put_back(exchange, own):
         return True
     residuals = _matched(total, _shapes(exchange))
+    if total.unit != unit(exchange):
+        exchange.apply_residuals(residuals, total.unit == GRADIENTS)
+        residuals = {}
     for bucket in exchange.buckets:
         bucket.restore(residuals)
         for name, counter in bucket.counters().items():
             counter.assign(total.counters.get(name, total.step))
     exchange.step.assign(total.step)
-    _give_momentum(exchange)
+    _give_slots(exchange)
     return False
 
 

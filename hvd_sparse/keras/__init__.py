@@ -55,6 +55,7 @@ from hvd_sparse.horovod_api.values import (
 )
 from hvd_sparse.horovod_api.variables import broadcast_, broadcast_variables
 from hvd_sparse.keras import callbacks, checkpoint
+from hvd_sparse.keras.ahead import looking_ahead
 from hvd_sparse.keras.consolidation import consolidate
 from hvd_sparse.keras.loading import load_model
 from hvd_sparse.keras.loss_scale import LossScaleOptimizer
@@ -141,6 +142,7 @@ __all__ = [
     "local_rank_op",
     "local_size",
     "local_size_op",
+    "looking_ahead",
     "mpi_built",
     "mpi_enabled",
     "mpi_threads_supported",

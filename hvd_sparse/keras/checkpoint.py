@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.exchange.state import RankState, ResidualSum
+from hvd_sparse.exchange.state import GRADIENTS, RankState, ResidualSum
 from hvd_sparse.keras import archives, hooks
 from hvd_sparse.keras.archives import read, write
 from hvd_sparse.transport import topology
@@ -133,7 +133,8 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: boo
     scale = world.size / manifest["ranks"]
     shapes = {name: tuple(shape) for name, shape in manifest["variables"]}
     residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
-    total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"])
+    unit = manifest.get("unit", GRADIENTS)
+    total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"], unit)
     return TakenUp(exchange.restore(total, found.own), lacking, sealed)
 
 
@@ -157,6 +158,7 @@ def _written(total: ResidualSum, ranks: int, exact: bool) -> tuple[dict[str, Any
         "exact": exact,
         "step": total.step,
         "counters": total.counters,
+        "unit": total.unit,
         "variables": [[name, list(shape)] for name, shape in total.shapes.items()],
     }
     return manifest, total.residuals

@@ -1,4 +1,6 @@
-"""The only file that knows Keras's insides; tests/keras/test_hooks.py names the versions that it was tested with.
+"""Where Keras is made to exchange gradients; tests/keras/test_hooks.py names the versions that it was tested with.
+
+This file and `slots.py`, which knows what optimizers remember, are the only ones that know Keras's insides.
 
 Four places are touched, and nothing else of Keras:
 
@@ -9,7 +11,7 @@ Four places are touched, and nothing else of Keras:
   arguments and Horovod's scripts still pass is dropped there, with a warning.
 - `check_finite` of Keras's loss-scaling optimizer: whether a step is skipped decides whether gradients are exchanged,
   so around a distributed optimizer all ranks decide together.
-- `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`; and the velocities of optimizers.
+- `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`.
 """
 
 from __future__ import annotations
@@ -18,22 +20,18 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange import sender_side
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.exchange.plan import unique_names
-from hvd_sparse.keras import momentum, train_step
+from hvd_sparse.keras import ahead, local_optimizer, momentum, slots, train_step, without_slots
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
-# By class: where momentum is in units of gradients, but for a factor that is alike for all of it.
-_MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}
-_THRESHOLDS = ("clipnorm", "global_clipnorm", "clipvalue")
-
 
 # Arguments of `compile` that scripts for Horovod pass and Keras 3 does not know: of some only None asks for nothing.
 _GONE = frozenset(
@@ -76,6 +74,8 @@ def distribute(
     if passes.number > 1:
         optimizer.gradient_accumulation_steps = passes.number
     optimizer.__class__ = _distributed_class(type(optimizer), passes, again)
+    if optimizer.built and exchange.sends_updates:
+        _begin_updates(optimizer)
 
 
 def exchange_of(optimizer: Any) -> GradientExchange | None:
@@ -101,7 +101,10 @@ def adopt(model: keras.Model) -> None:
 
     A train step of the user's own is not compiled: it may do what XLA cannot, and is told so by a warning.
     """
-    if exchange_of(model.optimizer) is None or not model.jit_compile:
+    exchange = exchange_of(model.optimizer)
+    if exchange is not None and exchange.looks_ahead:
+        ahead.wrap(model)
+    if exchange is None or not model.jit_compile:
         return
     model.jit_compile = False
     if train_step.is_compiled(model):
@@ -114,31 +117,6 @@ def adopt(model: keras.Model) -> None:
         "cannot be). Call hvd.compiled_train_step(model) to compile its forward and backward pass.",
         stacklevel=3,
     )
-
-
-def slots(optimizer: keras.optimizers.Optimizer, variables: Iterable[Any]) -> list[Any]:
-    """The optimizer's variables that belong to these variables of the model, such as their momentum."""
-    prefixes = tuple(f"{variable.path.replace('/', '_')}_" for variable in variables)
-    return [slot for slot in optimizer.variables if prefixes and slot.name.startswith(prefixes)]
-
-
-def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables in which SGD and RMSprop with momentum add up past steps, learning rate included."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return velocities(optimizer.inner_optimizer)
-    if isinstance(optimizer, keras.optimizers.SGD) and optimizer.built:
-        return [velocity for velocity in optimizer.momentums if velocity is not None]
-    if isinstance(optimizer, keras.optimizers.RMSprop) and optimizer.built:
-        return [velocity for velocity in optimizer._momentums if velocity is not None]
-    return []
-
-
-def momentum_slots(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The slots of SGD's momentum and of Adam's first moment, by variable name as an exchange has it; {} of others."""
-    attribute = next((_MOMENTA[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in _MOMENTA), None)
-    slots = getattr(optimizer, attribute, []) if attribute else []
-    names = unique_names(optimizer._trainable_variables) if slots else []
-    return {name: slot for name, slot in zip(names, slots, strict=True) if slot is not None}
 
 
 def resume_at(model: keras.Model, epoch: int) -> None:
@@ -177,7 +155,8 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
 
         @property
         def variables(self):
-            return _Variables(base.variables.fget(self))
+            stand_in = without_slots.of(self)
+            return _Variables([*base.variables.fget(self), *(stand_in.variables if stand_in else ())])
 
         @property
         def exchange(self) -> GradientExchange:
@@ -192,9 +171,37 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             """Tells which epoch begins, from 0; recipes that change by epoch need it outside of `fit`."""
             self.exchange.set_epoch(epoch)
 
+        def build(self, variables):
+            if not self.exchange.sends_updates:
+                base.build(self, variables)
+            elif not self.built:
+                keras.optimizers.Optimizer.build(self, variables)
+                _begin_updates(self)
+
+        def apply(self, grads, trainable_variables=None):
+            base.apply(self, ahead.landed(self, grads), trainable_variables)
+
         def save_own_variables(self, store):
             momentum.require_consolidated(self, self.exchange)
-            base.save_own_variables(self, store)
+            stand_in = without_slots.of(self)
+            if stand_in is None:
+                base.save_own_variables(self, store)
+            else:
+                stand_in.save(self, store, self.exchange.step > 0)
+
+        def load_own_variables(self, store):
+            stand_in = without_slots.of(self)
+            if stand_in is None:
+                base.load_own_variables(self, store)
+            else:
+                stand_in.load(self, store)
+
+        def set_weights(self, weights):
+            stand_in = without_slots.of(self)
+            if stand_in is None:
+                base.set_weights(self, weights)
+            else:
+                stand_in.set_weights(self, weights)
 
         def _clip_gradients(self, grads):
             return grads
@@ -215,28 +222,40 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             means = self.exchange(summed, trainable_variables, clip if _clips(self) else None)
             with tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)):
                 base._apply_weight_decay(self, trainable_variables)
-            if not self.exchange.takes_momentum:
+            if not self.exchange.takes_over:
                 base._backend_update_step(self, means, trainable_variables, learning_rate)
                 return
-            taken = self.exchange.keeps_momentum(trainable_variables)
+            taken = sender_side.taking_over(self.exchange, trainable_variables)
             triples = list(zip(means, trainable_variables, taken, strict=True))
+            if self.exchange.sends_updates:
+                local_optimizer.lower(self, triples, learning_rate)
+                return
             with momentum.left_out(self):
-                apply([(mean, variable) for mean, variable, without in triples if without], learning_rate)
-            apply([(mean, variable) for mean, variable, without in triples if not without], learning_rate)
+                apply([(mean, variable) for mean, variable, over in triples if over], learning_rate)
+            apply([(mean, variable) for mean, variable, over in triples if not over], learning_rate)
 
     Distributed.__name__, Distributed.__qualname__ = base.__name__, base.__qualname__
     Distributed.__module__, Distributed.__doc__ = base.__module__, base.__doc__
     return Distributed
 
 
+def _begin_updates(optimizer: Any) -> None:
+    """Lets the exchange run the step of an optimizer that knows its variables."""
+    variables = list(optimizer._trainable_variables)
+    local = optimizer.exchange.are_local(variables)
+    without_slots.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if own])
+    if optimizer.exchange.looks_ahead:
+        ahead.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if not own])
+
+
 def _clips(optimizer: keras.optimizers.Optimizer) -> bool:
-    return any(getattr(optimizer, name) for name in _THRESHOLDS)
+    return any(getattr(optimizer, name) for name in slots.THRESHOLDS)
 
 
 @contextlib.contextmanager
 def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> Iterator[None]:
     """While Keras's own clipping is traced, its threshold is multiplied."""
-    thresholds = {name: getattr(optimizer, name) for name in _THRESHOLDS}
+    thresholds = {name: getattr(optimizer, name) for name in slots.THRESHOLDS}
     try:
         for name, threshold in thresholds.items():
             setattr(optimizer, name, threshold * factor if threshold else threshold)
@@ -283,7 +302,7 @@ def _without_the_gone(asked: dict[str, Any]) -> dict[str, Any]:
 def _hooked_check_finite(original: Any) -> Any:
     @functools.wraps(original)
     def check_finite(self, grads):
-        finite = original(self, grads)
+        finite = original(self, ahead.landed(self, grads))
         exchange = exchange_of(self)
         return finite if exchange is None else exchange.everywhere(finite)
 

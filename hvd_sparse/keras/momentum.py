@@ -19,15 +19,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, Schedule, SparCMLAlgorithm1, Warmup
-from hvd_sparse.compression.momentum import MomentumCorrection
+from hvd_sparse.compression.momentum import VELOCITY, MomentumCorrection
 from hvd_sparse.compression.selectors import BucketTopK, MSTopK, TopK
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.arguments import takes_momentum
 from hvd_sparse.exchange.wire import parts
-from hvd_sparse.spec import Momentum, MomentumRule
+from hvd_sparse.spec import Gathered, Momentum, MomentumRule
 from hvd_sparse.transport import topology
 
 # By the name of the class, of Keras or of `lars`: which of its attributes is the momentum.
@@ -64,20 +64,20 @@ def of(optimizer: keras.optimizers.Optimizer, momentum_slots: Slots) -> Momentum
             return MomentumRule(value, 1.0, bool(getattr(alive, "nesterov", False)))
         return _first_moment(value, alive.iterations)
 
-    def gathered() -> dict[str, np.ndarray]:
+    def gathered() -> Gathered:
         alive = reference()
         factor = per_slot(alive) if alive is not None and alive.built else 0.0
         slots = momentum_slots(alive) if factor else {}
         # What was made in the very trace that asks has no value yet, and nothing gathered in it.
         begun = {name: slot for name, slot in slots.items() if slot.value.is_initialized()}
-        return {name: slot.value.numpy() * factor for name, slot in begun.items()}
+        return {VELOCITY: {name: slot.value.numpy() * factor for name, slot in begun.items()}}
 
     return Momentum(rule, gathered)
 
 
 def require_consolidated(optimizer: keras.optimizers.Optimizer, exchange: Any) -> None:
     """Raises RuntimeError where an optimizer is about to be saved without the momentum that the exchange keeps."""
-    if exchange.takes_momentum and exchange.step not in (0, vars(optimizer).get(CONSOLIDATED)):
+    if exchange.takes_over and exchange.step not in (0, vars(optimizer).get(CONSOLIDATED)):
         raise RuntimeError(
             f"The exchange keeps the momentum of {type(optimizer).__name__}, and each rank has its part: before the "
             "model is saved call hvd.consolidate(model) on every rank, or list a callback of hvd.callbacks before the "
@@ -137,7 +137,8 @@ def _check_left(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> No
 def _loses_with_adam(recipe: Aggregator) -> bool:
     """Whether it sends a constant share of gradients, from the first step on."""
     kinds = tuple(type(part) for part in parts(recipe))
-    return not recipe.sends_all and not {Warmup, Schedule, MomentumCorrection, SparCMLAlgorithm1} & set(kinds)
+    safe = {Warmup, Schedule, MomentumCorrection, LocalUpdates, SparCMLAlgorithm1}
+    return not recipe.sends_all and not safe & set(kinds)
 
 
 def _densities(recipe: Aggregator) -> list[float]:

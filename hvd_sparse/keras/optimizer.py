@@ -16,7 +16,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import plan, telemetry
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.horovod_api.values import Average
-from hvd_sparse.keras import hooks, horovod_arguments, momentum
+from hvd_sparse.keras import hooks, horovod_arguments, local_optimizer, momentum, slots
 from hvd_sparse.spec import Rate
 
 Layers: TypeAlias = "Iterable[keras.layers.Layer] | keras.layers.Layer | None"
@@ -207,10 +207,12 @@ def distribute(
     brought = {
         "name": optimizer.name,
         "learning_rate": _rate_of(optimizer),
-        "momentum": momentum.of(optimizer, hooks.momentum_slots),
+        "momentum": momentum.of(optimizer, slots.momenta),
+        "optimizer": local_optimizer.of(optimizer),
     }
     exchange = GradientExchange(**{**brought, **own, **asked})
     momentum.check(optimizer, exchange.aggregator)
+    local_optimizer.check(optimizer, exchange.aggregator)
     exchange.register_local_layers(as_layers(local_layers))
     hooks.distribute(optimizer, exchange, passes, again)
 

@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.keras import ahead
 from hvd_sparse.keras.sync_batch_norm import synchronises
 
 _COMPILED = "_hvd_sparse_compiled"
@@ -64,6 +65,8 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
     if model.compiled:
         model.jit_compile = False
         model.train_function = None
+        if ahead.of(model.optimizer) is not None:
+            ahead.wrap(model)
     return model
 
 

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import recipes
+from hvd_sparse.compression.momentum import VELOCITY
 from hvd_sparse.exchange import state
 from hvd_sparse.exchange.plan import make_plan
 from hvd_sparse.exchange.planned import PlannedExchange
@@ -39,7 +40,7 @@ def trained(recipe, ranks, local_size):
         exchange = planned(recipe, grid)
         for step in range(3):
             exchange.exchange(gradients(grid.world.rank, step))
-        return state.momentum(exchange), state.residual_sum(exchange)
+        return state.slots(exchange)[VELOCITY], state.residual_sum(exchange)
 
     return threads.run(ranks, local_size, one_rank)
 
@@ -54,9 +55,9 @@ def test_its_mean_goes_on_whatever_the_number_of_ranks(name, ranks, local_size):
 
     def one_rank(grid):
         # Only rank 0 has read the file.
-        exchange = planned(RECIPES[name], grid, lambda: momenta if grid.world.rank == 0 else {})
+        exchange = planned(RECIPES[name], grid, lambda: {VELOCITY: momenta} if grid.world.rank == 0 else {})
         state.begin(exchange, (total, None))
-        return state.momentum(exchange)
+        return state.slots(exchange)[VELOCITY]
 
     for each in threads.run(ranks, local_size, one_rank):
         for variable in SHAPES:
@@ -68,9 +69,9 @@ def test_the_state_of_a_rank_goes_before_what_the_optimizer_has():
         recipe = RECIPES["hitopk"]
         first = planned(recipe, grid)
         first.exchange(gradients(grid.world.rank, 0))
-        second = planned(recipe, grid, lambda: {name: np.ones(shape) for name, shape in SHAPES.items()})
+        second = planned(recipe, grid, lambda: {VELOCITY: {name: np.ones(shape) for name, shape in SHAPES.items()}})
         state.begin(second, (state.residual_sum(first), state.rank_state(first)))
-        return state.momentum(first), state.momentum(second)
+        return state.slots(first)[VELOCITY], state.slots(second)[VELOCITY]
 
     for one, other in threads.run(4, 2, one_rank):
         for name in SHAPES:
@@ -84,6 +85,6 @@ def test_without_momentum_correction_the_optimizer_is_not_asked():
     def one_rank(grid):
         exchange = planned(recipes.hitopk(0.1), grid, asked)
         state.begin(exchange, None)
-        return state.momentum(exchange)
+        return state.slots(exchange)
 
     assert threads.run(4, 2, one_rank) == [{}] * 4

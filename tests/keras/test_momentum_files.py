@@ -6,8 +6,9 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from hvd_sparse.compression.momentum import velocities
-from hvd_sparse.keras import hooks, momentum
+from hvd_sparse.compression.momentum import VELOCITY
+from hvd_sparse.compression.senders import slots_of
+from hvd_sparse.keras import momentum, slots
 from hvd_sparse.keras.optimizer import distribute
 from lars import LAMB
 
@@ -51,15 +52,15 @@ def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
     keras.utils.set_random_seed(0)
     model = fitted(compiled(hvd.DistributedOptimizer(KINDS[name](), aggregator=corrected(1.0))))
     hvd.consolidate(model)
-    slots = hooks.momentum_slots(model.optimizer)
-    assert slots
-    for held in slots.values():
+    momenta = slots.momenta(model.optimizer)
+    assert momenta
+    for held in momenta.values():
         assert np.asarray(held).any()
     variable, plain = keras.Variable(np.ones(8, "f4"), name="v"), keras.Variable(np.ones(8, "f4"), name="v")
     one = stepped(hvd.DistributedOptimizer(KINDS[name](), aggregator=corrected(1.0)), variable)
     other = stepped(KINDS[name](), plain)
     hvd.consolidate(type("Model", (), {"optimizer": one})())
-    (held,), (expected,) = (hooks.momentum_slots(each).values() for each in (one, other))
+    (held,), (expected,) = (slots.momenta(each).values() for each in (one, other))
     np.testing.assert_allclose(held, expected, rtol=1e-6)
 
 
@@ -75,9 +76,9 @@ def test_momentum_goes_on_from_the_slots_of_another_optimizer(name):
     distribute(wrapped, aggregator=corrected(1.0))
     stepped(wrapped, variable, 1)
     (state,) = wrapped.exchange.states
-    velocity = velocities(state)[0].velocity
-    rule = momentum.of(plain, hooks.momentum_slots).rule()
-    expected = np.asarray(next(iter(momentum.of(plain, hooks.momentum_slots).gathered().values())))
+    velocity = slots_of(state)[0].velocity
+    rule = momentum.of(plain, slots.momenta).rule()
+    (expected,) = momentum.of(plain, slots.momenta).gathered()[VELOCITY].values()
     gained = float(rule.gain) * np.arange(1.0, 9.0, dtype="f4")
     np.testing.assert_allclose(velocity, float(rule.decay) * expected + gained, rtol=1e-5)
 

@@ -62,11 +62,11 @@ def test_one_variable_at_a_time_is_the_same(make):
 
 def test_hvd_sparse_finds_the_velocities():
     """For the momentum correction of its callbacks: LARS is SGD to it, and its velocities hold past rates likewise."""
-    from hvd_sparse.keras import hooks
+    from hvd_sparse.keras import slots
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(lars.LARS(0.5))
     variable = keras.Variable([3.0, 4.0])
     optimizer.apply([tf.constant([1.0, 0.0])], [variable])
-    (velocity,) = hooks.velocities(optimizer)
+    (velocity,) = slots.velocities(optimizer)
     np.testing.assert_allclose(velocity, [3.0, 4.0] - variable.numpy(), atol=1e-6)

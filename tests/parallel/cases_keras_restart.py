@@ -21,7 +21,8 @@ def state_of(model):
     return [np.array(value) for value in (*model.variables, *model.optimizer.variables, *own)]
 
 
-def trained_with_checkpoints(folder, epochs, recipe, policy="float32"):
+def trained_with_checkpoints(folder, epochs, recipe, policy="float32", optimizer=None):
+    """A model after some epochs, with dropout and a local layer; without a folder nothing is saved."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(hvd.rank())
     keras.config.set_dtype_policy(policy)
@@ -30,8 +31,9 @@ def trained_with_checkpoints(folder, epochs, recipe, policy="float32"):
         model = network(layers=[L.Dropout(0.2), local])
     finally:
         keras.config.set_dtype_policy("float32")
-    model.compile(distributed(keras.optimizers.Adam(0.01), recipe, local_layers=[local]), "mse")
-    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.CheckpointCallback(folder)]
+    model.compile(distributed(optimizer or keras.optimizers.Adam(0.01), recipe, local_layers=[local]), "mse")
+    callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0)]
+    callbacks += [hvd.callbacks.CheckpointCallback(folder)] if folder else []
     model.fit(*own_data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
     return model
 

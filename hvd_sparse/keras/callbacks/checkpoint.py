@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from hvd_sparse.exchange.gradients import resource
-from hvd_sparse.keras import checkpoint, files, hooks
+from hvd_sparse.keras import ahead, checkpoint, files, hooks, slots
 from hvd_sparse.keras.callbacks import folders
 from hvd_sparse.keras.callbacks.averaging import broadcast_state
 from hvd_sparse.keras.callbacks.base import DistributedCallback
@@ -193,11 +193,12 @@ class CheckpointCallback(DistributedCallback):
         checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
 
     def _own_variables(self) -> list[Any]:
-        """What differs between ranks beside residuals: states of random seeds, and local variables."""
+        """What differs between ranks beside residuals: states of random seeds, local variables, looking ahead."""
         shared = {id(resource(variable)) for variable in self.model.weights}
         seeds = [variable for variable in self.model.variables if id(resource(variable)) not in shared]
         local = self.required_exchange().local_variables()
-        return [*seeds, *local, *hooks.slots(self.model.optimizer, local)]
+        optimizer = self.model.optimizer
+        return [*seeds, *local, *slots.of_variables(optimizer, local), *ahead.offsets(optimizer)]
 
     def _build(self) -> None:
         problem = None

@@ -7,7 +7,7 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.keras import hooks
+from hvd_sparse.keras import local_optimizer, slots
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.transport import topology
 
@@ -84,7 +84,7 @@ class LearningRateScheduleCallback(DistributedCallback):
         old, new = _learning_rate(optimizer), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
         if self.momentum_correction and old and new != old:
-            for velocity in hooks.velocities(optimizer):
+            for velocity in [*slots.velocities(optimizer), *local_optimizer.velocities(optimizer)]:
                 velocity.assign(velocity * (new / old))
 
 

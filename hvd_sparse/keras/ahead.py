@@ -1,0 +1,188 @@
+"""Gradients are taken where a node's own updates that were not sent yet would have the weights.
+
+A recipe of updates with `ahead` evaluates, saves and shares the replicated weights w. But from the begin of a step
+until its gradients are there, the variables hold w - what this rank's node has not sent, as if it had been sent. Then
+they get w back, the very bits, and the update is applied to that. A step that fails in between gives them back, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+_AHEAD = "_hvd_sparse_ahead"
+_WRAPPED = "_hvd_sparse_looks_ahead"
+
+
+class Ahead:
+    """Lowers variables while gradients are taken.
+
+    Attributes:
+        offsets: by how much, in each variable's shape and dtype.
+    """
+
+    def __init__(self, variables: Sequence[Any]):
+        self._variables = list(variables)
+        self._in_trace = False
+        with tf.init_scope():
+            self.offsets = [_like(variable, "ahead") for variable in self._variables]
+            self._held = [_like(variable, "held") for variable in self._variables]
+            self._lowered = tf.Variable(False, trainable=False, name="looking_ahead")
+
+    def lower(self) -> None:
+        """Puts the variables where the node would have them."""
+        self._in_trace = True
+        pairs = zip(self._held, self._variables, strict=True)
+        with _after([held.assign(tf.convert_to_tensor(each), read_value=False) for held, each in pairs]):
+            noted = self._lowered.assign(True, read_value=False)
+        with _after([noted]):
+            for variable, offset in zip(self._variables, self.offsets, strict=True):
+                _raw(variable).assign_sub(offset)
+
+    def land(self) -> list[Any]:
+        """Gives the variables back what they held, where they were lowered; what follows has to wait for the result."""
+        if not self._in_trace:
+            return []
+        self._in_trace = False
+        return self._give_back()
+
+    def recover(self) -> None:
+        """Gives them back after a step that has failed; in eager code."""
+        self._in_trace = False
+        if self._lowered.numpy():
+            self._give_back()
+
+    def move(self, unsent: Mapping[int, tf.Tensor]) -> None:
+        """Takes in what is not sent yet, by the `id` of the variable."""
+        for variable, offset in zip(self._variables, self.offsets, strict=True):
+            if id(variable) in unsent:
+                offset.assign(tf.cast(unsent[id(variable)], offset.dtype))
+
+    def _give_back(self) -> list[Any]:
+        pairs = zip(self._variables, self._held, strict=True)
+        with _after([_raw(variable).assign(held, read_value=False) for variable, held in pairs]):
+            return [self._lowered.assign(False, read_value=False)]
+
+
+def _like(variable: Any, name: str) -> tf.Variable:
+    zeros = tf.zeros(variable.shape, variable.dtype)
+    return tf.Variable(zeros, trainable=False, name=f"{variable.name}_{name}")
+
+
+def _raw(variable: Any) -> tf.Variable:
+    return variable.value if isinstance(variable, keras.Variable) else variable
+
+
+def _after(operations: Sequence[Any]) -> Any:
+    """A context after operations of a graph; eager code gives none, and comes after them anyway."""
+    return tf.control_dependencies([each for each in operations if each is not None])
+
+
+def _same(gradient: Any) -> Any:
+    if gradient is None:
+        return None
+    return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
+
+
+def begin(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
+    """Makes an optimizer look ahead from now on, with these variables."""
+    vars(optimizer)[_AHEAD] = Ahead(variables)
+
+
+def of(optimizer: Any) -> Ahead | None:
+    """What an optimizer looks ahead by, also where a loss-scaling one is around it; None where it does not."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return of(optimizer.inner_optimizer)
+    return vars(optimizer).get(_AHEAD) if isinstance(optimizer, keras.optimizers.Optimizer) else None
+
+
+def landed(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
+    """The gradients, once the variables hold again what these are to be applied to."""
+    found = of(optimizer)
+    operations = [] if found is None else found.land()
+    if not operations:
+        return list(gradients)
+    with _after(operations):
+        return [_same(gradient) for gradient in gradients]
+
+
+def offsets(optimizer: Any) -> list[tf.Variable]:
+    """What differs between nodes, for checkpoints."""
+    found = of(optimizer)
+    return [] if found is None else found.offsets
+
+
+@contextlib.contextmanager
+def looking_ahead(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
+    """Variables are where this rank's node would have them, until the optimizer gets the gradients.
+
+    `fit` does it by itself; in a loop of one's own:
+
+        with hvd.looking_ahead(optimizer), tf.GradientTape() as tape:
+            loss = ...
+        optimizer.apply(tape.gradient(loss, variables), variables)
+
+    Where the recipe does not look ahead nothing happens.
+
+    Args:
+        optimizer: distributed, and built on the model's variables.
+    """
+    found = of(optimizer)
+    if found is None:
+        yield
+        return
+    found.lower()
+    try:
+        yield
+    finally:
+        found.land()
+
+
+def wrap(model: keras.Model) -> None:
+    """Lets the train step of a model look ahead, where its optimizer does; a second call changes nothing."""
+    own_step = model.train_step
+    if hasattr(own_step, _WRAPPED):
+        return
+
+    @functools.wraps(own_step)
+    def step(data):
+        with looking_ahead(model.optimizer):
+            return own_step(data)
+
+    setattr(step, _WRAPPED, True)
+    model.train_step = step
+    if not hasattr(model.make_train_function, _WRAPPED):
+        model.make_train_function = _guarded(model)
+
+
+def _guarded(model: keras.Model) -> Any:
+    """Its `make_train_function`; what that makes gives the variables back when it fails."""
+    own_make = model.make_train_function
+
+    def make_train_function(*args, **options):
+        own_make(*args, **options)
+        run = model.train_function
+        if hasattr(run, _WRAPPED):
+            return run
+
+        @functools.wraps(run)
+        def guarded(iterator):
+            try:
+                return run(iterator)
+            except BaseException:
+                found = of(model.optimizer)
+                if found is not None:
+                    found.recover()
+                raise
+
+        setattr(guarded, _WRAPPED, True)
+        model.train_function = guarded
+        return guarded
+
+    setattr(make_train_function, _WRAPPED, True)
+    return make_train_function

@@ -1,0 +1,151 @@
+"""Keras's optimizers run on the sender's side, on this rank's shard of its node's mean gradient.
+
+A recipe with `LocalUpdates` exchanges what an optimizer does with a node's gradients. A twin of the optimizer, of the
+same class and settings, has slots for the shard alone; its step runs in a `keras.StatelessScope`, so that nothing is
+written before all ranks have committed. What acts on weights stays with the optimizer itself: decoupled weight decay,
+constraints, the moving average. Gradients are clipped before.
+
+The optimizer has no slots of its own then; `without_slots.py` has what stands in for them in files.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.compression.senders import slots_of
+from hvd_sparse.compression.updates import LocalSlots
+from hvd_sparse.exchange import sender_side
+from hvd_sparse.exchange.arguments import sends_updates
+from hvd_sparse.keras import ahead, slots, without_slots
+from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
+
+# Those that treat each element alone, whatever the weights are.
+_ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion")
+
+
+def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
+    """An optimizer as an exchange runs it, for `Spec.optimizer`; None where that cannot be.
+
+    It does not keep the optimizer alive, which holds the exchange that asks.
+
+    Args:
+        optimizer: not distributed yet.
+    """
+    if not _is_element_wise(optimizer):
+        return None
+    reference = weakref.ref(optimizer)
+
+    def alive() -> keras.optimizers.Optimizer:
+        found = reference()
+        if found is None:
+            raise ReferenceError("The optimizer of this exchange is gone.")
+        return found
+
+    def create(spec: Spec) -> TwinSlots:
+        return TwinSlots(spec, alive())
+
+    def gathered() -> Gathered:
+        found = without_slots.gathered_slots(alive())
+        return {name: {each: slot.value.numpy() for each, slot in held.items()} for name, held in found.items()}
+
+    return LocalOptimizer(create, gathered)
+
+
+def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
+    """Raises ValueError where a recipe exchanges updates that this optimizer cannot make on a shard."""
+    if sends_updates(recipe) and not _is_element_wise(optimizer):
+        raise ValueError(
+            f"The exchange cannot run {type(optimizer).__name__} on a shard of a node's gradient, but "
+            f"{', '.join(_ELEMENT_WISE)}: use one of these, or a recipe that exchanges gradients, as "
+            "hvd.recipes.recommended(density=0.01, steps=...)."
+        )
+
+
+def lower(optimizer: Any, exchanged: Sequence[tuple[Any, Any, bool]], learning_rate: Any) -> None:
+    """Lowers weights by what an exchange has given back.
+
+    Args:
+        optimizer: distributed, by a recipe that sends updates.
+        exchanged: for each variable what was given back, the variable, and whether that is an update; else it is a
+            gradient, for the optimizer's own step.
+        learning_rate: of this step.
+    """
+    stand_in = without_slots.of(optimizer)
+    assert stand_in is not None  # `build` has made it
+    for given, variable, is_update in exchanged:
+        if is_update:
+            variable.assign_sub(tf.cast(given, variable.dtype))
+        else:
+            stand_in.step(optimizer, given, variable, learning_rate)
+    stand_in.gathered = None  # by now the exchange has taken it up, and this step makes it old
+    looking = ahead.of(optimizer)
+    if looking is not None:
+        looking.move(sender_side.unsent(optimizer.exchange, [variable for _, variable, _ in exchanged]))
+
+
+def velocities(optimizer: Any) -> list[tf.Variable]:
+    """The slots in which the exchange adds up past steps, learning rate included, as SGD and RMSprop do."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return velocities(optimizer.inner_optimizer)
+    name = {keras.optimizers.SGD: "momentums", keras.optimizers.RMSprop: "_momentums"}
+    wanted = next((slot for kind, slot in name.items() if isinstance(optimizer, kind)), None)
+    if without_slots.of(optimizer) is None or wanted is None:
+        return []
+    found = [each for state in optimizer.exchange.states for each in slots_of(state)]
+    return [each.slots[wanted] for each in found if wanted in each.slots]
+
+
+def _is_element_wise(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the step itself is one of Keras's that treat each element alone; a subclass may have another step."""
+    home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
+    return home.__module__.partition(".")[0] == "keras" and home.__name__ in _ELEMENT_WISE
+
+
+class TwinSlots(LocalSlots):
+    """The slots of an optimizer's twin for a shard, [size] float32 each."""
+
+    def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer):
+        self._optimizer = weakref.ref(optimizer)
+        self._twin = slots.twin(optimizer, _Moved([spec.size], spec.name))
+        self._variables = {name: held[spec.name] for name, held in slots.by_name(self._twin).items()}
+        begins = {name: float(slot.value.numpy()[0]) for name, slot in self._variables.items() if spec.size}
+        super().__init__(spec, {name: slot.value for name, slot in self._variables.items()}, begins)
+
+    def update(self, gradient):
+        optimizer = self._optimizer()
+        assert optimizer is not None  # it applies what this gives
+        slots.follow(self._twin, optimizer)
+        moved = _Moved([self.spec.size], self.spec.name)
+        with keras.StatelessScope(initialize_variables=False) as scope:
+            self._twin.update_step(gradient, moved, optimizer.learning_rate)
+            new = {name: scope.get_current_value(slot) for name, slot in self._variables.items()}
+        written = [(self.slots[name], value) for name, value in new.items() if value is not None]
+        return moved.lowered(), written
+
+
+class _Moved:
+    """Stands for a flat variable that an optimizer moves, and knows by how much."""
+
+    dtype = "float32"
+
+    def __init__(self, shape: Sequence[int], name: str):
+        self.shape, self.name = shape, name
+        self._lowered: list[tf.Tensor] = []
+
+    def assign_add(self, value: Any) -> None:
+        """The variable is moved up."""
+        self._lowered.append(-tf.convert_to_tensor(value))  # now, as it may be a slot that is about to change
+
+    def assign_sub(self, value: Any) -> None:
+        """The variable is moved down."""
+        self._lowered.append(tf.convert_to_tensor(value))
+
+    def lowered(self) -> tf.Tensor:
+        """By how much, [size] float32."""
+        return tf.add_n(self._lowered)

@@ -1,0 +1,163 @@
+"""What Keras's optimizers remember of past gradients: where they keep it, and copies of them that keep it elsewhere.
+
+With `hooks.py` the only file that knows Keras's insides.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.exchange.plan import unique_names
+
+# By class: where momentum is in units of gradients, but for a factor that is alike for all of it.
+_MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}
+THRESHOLDS = ("clipnorm", "global_clipnorm", "clipvalue")
+# Lists of variables that are no slots.
+_NO_SLOTS = ("_variables", "_trainable_variables", "_accumulated_gradients", "_model_variables_moving_average")
+# Settings that act on gradients or weights, outside of the step itself.
+_OUTSIDE = (
+    *THRESHOLDS,
+    "learning_rate",
+    "weight_decay",
+    "use_ema",
+    "ema_overwrite_frequency",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+)
+
+
+def of_variables(optimizer: keras.optimizers.Optimizer, variables: Iterable[Any]) -> list[Any]:
+    """The optimizer's variables that belong to these variables of the model, such as their momentum."""
+    prefixes = tuple(f"{variable.path.replace('/', '_')}_" for variable in variables)
+    return [slot for slot in optimizer.variables if prefixes and slot.name.startswith(prefixes)]
+
+
+def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables in which SGD and RMSprop with momentum add up past steps, learning rate included."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return velocities(optimizer.inner_optimizer)
+    if isinstance(optimizer, keras.optimizers.SGD) and optimizer.built:
+        return [velocity for velocity in getattr(optimizer, "momentums", ()) if velocity is not None]
+    if isinstance(optimizer, keras.optimizers.RMSprop) and optimizer.built:
+        return [velocity for velocity in getattr(optimizer, "_momentums", ()) if velocity is not None]
+    return []
+
+
+def momenta(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The slots of SGD's momentum and of Adam's first moment, by variable name as an exchange has it; {} of others."""
+    attribute = next((_MOMENTA[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in _MOMENTA), None)
+    slots = getattr(optimizer, attribute, []) if attribute else []
+    names = unique_names(optimizer._trainable_variables) if slots else []
+    return {name: slot for name, slot in zip(names, slots, strict=True) if slot is not None}
+
+
+def by_name(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, Any]]:
+    """All slots of an optimizer, by the name of its attribute, and by variable name as an exchange has it."""
+    variables = optimizer._trainable_variables
+    names = unique_names(variables)
+    return {
+        attribute: dict(zip(names, value, strict=True))
+        for attribute, value in vars(optimizer).items()
+        if attribute not in _NO_SLOTS and isinstance(value, list) and 0 < len(value) == len(variables)
+    }
+
+
+def names(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
+    """The names of an optimizer's variables as an exchange has them, by their `id`."""
+    variables = optimizer._trainable_variables
+    return dict(zip(map(id, variables), unique_names(variables), strict=True))
+
+
+def _alive(reference: Any) -> Any:
+    found = reference()
+    assert found is not None, "it applies what its copies make"
+    return found
+
+
+def twin(optimizer: keras.optimizers.Optimizer, vector: Any) -> keras.optimizers.Optimizer:
+    """An optimizer of the same class and settings that has slots for a vector, and writes by `assign` of variables.
+
+    So its `update_step` can run in a `keras.StatelessScope`, where it writes nothing. Its number of steps is that of
+    the optimizer, which has to live on.
+
+    Args:
+        optimizer: works element by element.
+        vector: stands for a variable: has `shape`, `dtype`, `name`, `assign_add` and `assign_sub`.
+    """
+    base: Any = optimizer.__class__
+    reference = weakref.ref(optimizer)
+
+    class Twin(base):
+        iterations = property(lambda self: _alive(reference).iterations)
+
+        def _var_key(self, variable):
+            return vector.name
+
+        def add_variable_from_reference(self, reference_variable, name=None, initializer="zeros"):
+            full_name = f"{vector.name}_{name}"
+            return self.add_variable(vector.shape, initializer, vector.dtype, name=full_name)
+
+        def assign(self, variable, value):
+            variable.assign(value)
+
+        def assign_add(self, variable, value):
+            variable.assign_add(value)
+
+        def assign_sub(self, variable, value):
+            variable.assign_sub(value)
+
+    made = Twin.from_config(_of_the_step(optimizer))
+    made.build([vector])
+    return made
+
+
+def apart(optimizer: keras.optimizers.Optimizer, variable: Any) -> keras.optimizers.Optimizer:
+    """An optimizer of the same class and settings for one variable; its number of steps is that of the optimizer."""
+    base: Any = optimizer.__class__
+    reference = weakref.ref(optimizer)
+
+    class Apart(base):
+        iterations = property(lambda self: _alive(reference).iterations)
+
+    made = Apart.from_config(_of_the_step(optimizer))
+    made.build([variable])
+    return made
+
+
+def whole(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """An optimizer of the same class and settings with all of its slots, in the memory of the host."""
+    base: Any = optimizer.__class__
+    with tf.init_scope(), tf.device("CPU:0"):
+        made = base.from_config(optimizer.get_config())
+        made.build(optimizer._trainable_variables)
+    return made
+
+
+def strip(optimizer: keras.optimizers.Optimizer) -> None:
+    """Takes an optimizer's slots away."""
+    for attribute, held in by_name(optimizer).items():
+        for slot in held.values():
+            optimizer._untrack_variable(slot)
+        setattr(optimizer, attribute, [])
+
+
+def step(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: Any, learning_rate: Any) -> None:
+    """Applies a gradient to the variable that an optimizer was built for."""
+    optimizer._backend_update_step([gradient], [variable], learning_rate)
+
+
+def _of_the_step(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The settings that the step itself follows."""
+    return {key: value for key, value in optimizer.get_config().items() if key not in _OUTSIDE}
+
+
+def follow(twin: keras.optimizers.Optimizer, optimizer: keras.optimizers.Optimizer) -> None:
+    """Gives a twin those settings that a callback may have changed, as beta_1."""
+    for key, value in list(vars(twin).items()):
+        if isinstance(value, float) and key not in _OUTSIDE:
+            setattr(twin, key, getattr(optimizer, key))

@@ -1,0 +1,158 @@
+"""Gradients that are taken where a node's own unsent updates would have the weights."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse.keras import ahead
+from tests import simulation, threads
+from tests.keras.test_local_updates import OPTIMIZERS, Nodes, Slots, distributed
+from tests.keras.test_momentum import RATE, SHAPES, SIZE, packed, unpacked, weights
+from tests.keras.test_momentum_files import compiled, fitted
+from tests.simulation import Shape
+
+F = np.float32
+STEPS = 20
+
+
+def slopes(rank, step):
+    """Of a rank's loss: its gradient is a w + b."""
+    random = np.random.default_rng([rank, step])
+    return [
+        (F(0.5) * random.random(shape).astype(F), random.standard_normal(shape).astype(F)) for shape in SHAPES.values()
+    ]
+
+
+@pytest.mark.parametrize("name", ["Adam", pytest.param("momentum", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("kind", ["hitopk", "topk"])
+@pytest.mark.parametrize(
+    "ranks, local_size",
+    [(4, 2), *(pytest.param(*case, marks=pytest.mark.thorough) for case in [(1, 1), (3, 3), (6, 3), (8, 4)])],
+)
+def test_every_step_is_that_of_numpy(kind, name, ranks, local_size):
+    make, step, begins, _ = OPTIMIZERS[name]
+    recipe, select = {
+        "hitopk": (hvd.recipes.hitopk(0.1), simulation.searched()),
+        "topk": (hvd.recipes.topk(0.1), simulation.exact),
+    }[kind]
+
+    def one_rank(grid):
+        optimizer = distributed(make(), hvd.recipes.updates(recipe, ahead=True), grid, name="ahead")
+        variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
+        optimizer.build(variables)
+        found = []
+        for number in range(STEPS):
+            with hvd.looking_ahead(optimizer):
+                lines = zip(slopes(grid.world.rank, number), variables, strict=True)
+                mine = [tf.constant(a) * variable + tf.constant(b) for (a, b), variable in lines]
+            optimizer.apply(mine, variables)
+            found.append([variable.numpy() for variable in variables])
+        return found
+
+    ran = threads.run(ranks, local_size, one_rank)
+    simulated = Nodes(Shape(ranks, local_size), select, 0.1, kind == "topk", lambda size: Slots(size, step, **begins))
+    expected = weights()
+    for number in range(STEPS):
+        vectors = []
+        for rank in range(ranks):
+            first = rank // simulated.local * simulated.local
+            node = np.sum(simulated.residual[first : first + simulated.local], axis=0) / F(simulated.local)
+            at = [weight - offset for weight, offset in zip(expected, unpacked(node), strict=True)]
+            vectors.append(packed([a * weight + b for (a, b), weight in zip(slopes(rank, number), at, strict=True)]))
+        for weight, update in zip(expected, unpacked(simulated.step(vectors)), strict=True):
+            weight -= update
+        for rank in range(ranks):
+            for own, other in zip(ran[rank][number], expected, strict=True):
+                np.testing.assert_allclose(own, other, rtol=0, atol=1e-6 * np.abs(other).max())
+    assert SIZE == packed(expected).size and RATE
+
+
+def looking(density=0.25):
+    return hvd.recipes.updates(hvd.recipes.topk(density), ahead=True)
+
+
+@pytest.mark.parametrize("way", ["graph", "eager", "our train step", "loss scaling", "accumulated"])
+def test_fit_takes_gradients_there_and_leaves_the_shared_weights(way):
+    """A linear model: the gradient tells where it was taken."""
+    steps = 2 if way == "accumulated" else None
+    optimizer = hvd.DistributedOptimizer(
+        keras.optimizers.SGD(0.125, gradient_accumulation_steps=steps), aggregator=looking()
+    )
+    if way == "loss scaling":
+        optimizer = hvd.LossScaleOptimizer(optimizer, initial_scale=8.0)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1, use_bias=False)])
+    model.set_weights([np.zeros((4, 1), "f4")])
+    if way == "our train step":
+        hvd.compiled_train_step(model)
+    model.compile(optimizer, "mse", run_eagerly=way == "eager", jit_compile=False)
+    if way == "graph":
+        model.compile(optimizer, "mse")
+    x, y = np.array([[1, 2, 4, 8]], "f4") / 8, np.array([[1]], "f4")
+    shared, residual, gathered = np.zeros(4, F), np.zeros(4, F), np.zeros(4, F)
+    for step in range(6):
+        model.fit(x, y, verbose=0)
+        at = shared - residual
+        gathered += 2 * (x[0] @ at - 1) * x[0]
+        if way != "accumulated" or step % 2:
+            total = residual + F(0.125) * gathered / F(steps or 1)
+            gathered[:] = 0
+            sent = np.zeros(4, F)
+            index = np.argmax(np.abs(total))
+            sent[index], residual = total[index], total.copy()
+            residual[index] = 0
+            shared = shared - sent
+        np.testing.assert_allclose(model.get_weights()[0][:, 0], shared, rtol=1e-5, atol=1e-7)
+    (offset,) = ahead.offsets(model.optimizer)
+    np.testing.assert_allclose(offset[:, 0], residual, rtol=1e-5, atol=1e-7)
+
+
+class Small(keras.layers.Layer):
+    """Refuses what is large."""
+
+    def call(self, x):
+        with tf.control_dependencies(
+            [tf.debugging.assert_less(tf.where(tf.math.is_nan(x), 0.0, x), 100.0, message="too large")]
+        ):
+            return tf.identity(x)
+
+
+@pytest.mark.parametrize("eagerly", [False, True])
+@pytest.mark.parametrize("value, told", [(np.nan, "Nothing was written"), (1000.0, "too large")])
+def test_a_step_that_fails_leaves_the_shared_weights(value, told, eagerly):
+    """In the exchange, and in the forward pass, while the weights are lowered."""
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=looking())
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4, use_bias=False), Small()])
+    model.compile(optimizer, "mse", run_eagerly=eagerly)
+    fitted(model)
+    before = model.get_weights()[0]
+    assert any(np.any(offset) for offset in ahead.offsets(optimizer))
+    for _ in range(2):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=told):
+            model.fit(np.full((4, 2), value, "f4"), np.ones((4, 4), "f4"), batch_size=4, verbose=0)
+        np.testing.assert_array_equal(model.get_weights()[0], before)
+
+
+def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
+    def run(folder, epochs):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=looking())
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.CheckpointCallback(folder)]
+        return fitted(compiled(optimizer), epochs, callbacks)
+
+    run(tmp_path / "stopped", 2)
+    np.testing.assert_array_equal(
+        run(tmp_path / "stopped", 4).get_weights()[0], run(tmp_path / "whole", 4).get_weights()[0]
+    )
+
+
+def test_it_does_nothing_where_the_recipe_does_not_look_ahead():
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=hvd.recipes.topk(0.25))
+    variable = keras.Variable(np.ones(4, "f4"))
+    optimizer.build([variable])
+    with hvd.looking_ahead(optimizer):
+        assert ahead.of(optimizer) is None and ahead.offsets(optimizer) == []

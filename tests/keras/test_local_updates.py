@@ -1,0 +1,392 @@
+"""Optimizers that the exchange runs on each node's gradients, against a training that is written out in NumPy."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse.compression.senders import slots_of
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.keras import hooks, local_optimizer
+from tests import simulation, threads
+from tests.gpu import reference
+from tests.keras.test_momentum import RATE, SHAPES, SIZE, gradients, packed, pairs_of, unpacked, weights
+from tests.simulation import Shape
+
+STEPS = 20
+GRIDS = [(1, 1), (2, 1), (3, 3), (3, 1), (4, 4), (6, 2), (6, 3), (8, 4)]
+F = np.float32
+
+
+def some(names, *quick):
+    """All of the names; the quick tier has some of them."""
+    return [pytest.param(name, marks=[pytest.mark.thorough] * (name not in quick)) for name in names]
+
+
+class Slots:
+    """The slots of one node's optimizer for a vector, by name, all zeros but for those that begin otherwise."""
+
+    def __init__(self, size, step, **begins):
+        self.values = {name: np.full(size, begin, F) for name, begin in begins.items()}
+        self._step = step
+
+    def update(self, gradient, number):
+        return self._step(self.values, gradient, F(RATE), F(number))
+
+
+def power(base, number):
+    return tf.pow(tf.constant(base, tf.float32), number).numpy()  # NumPy's may differ in the last bit
+
+
+def sgd(slots, gradient, rate, number):
+    return gradient * rate
+
+
+def heavy_ball(nesterov):
+    def step(slots, gradient, rate, number):
+        slots["momentums"][:] = slots["momentums"] * F(0.9) - gradient * rate
+        return -(slots["momentums"] * F(0.9) - gradient * rate) if nesterov else -slots["momentums"]
+
+    return step
+
+
+def adam(slots, gradient, rate, number):
+    m, v = slots["_momentums"], slots["_velocities"]
+    alpha = rate * np.sqrt(F(1) - power(0.999, number)) / (F(1) - power(0.9, number))
+    m += (gradient - m) * F(1 - 0.9)
+    v += (gradient * gradient - v) * F(1 - 0.999)
+    return m * alpha / (np.sqrt(v) + F(1e-7))
+
+
+def adamax(slots, gradient, rate, number):
+    m, u = slots["_m"], slots["_u"]
+    m += (gradient - m) * F(1 - 0.9)
+    u[:] = np.maximum(F(0.999) * u, np.abs(gradient))
+    return rate * m / ((F(1) - power(0.9, number)) * (u + F(1e-7)))
+
+
+def rmsprop(slots, gradient, rate, number):
+    v, m = slots["_velocities"], slots["_momentums"]
+    v[:] = F(0.9) * v + F(1 - 0.9) * (gradient * gradient)
+    m[:] = F(0.5) * m + rate * gradient / np.sqrt(v + F(1e-7))
+    return m.copy()
+
+
+def adagrad(slots, gradient, rate, number):
+    slots["_accumulators"] += gradient * gradient
+    return rate * gradient / np.sqrt(slots["_accumulators"] + F(1e-7))
+
+
+def adadelta(slots, gradient, rate, number):
+    seen, moved = slots["_accumulated_grads"], slots["_accumulated_delta_vars"]
+    seen[:] = F(0.95) * seen + F(1 - 0.95) * (gradient * gradient)
+    change = -(np.sqrt(moved + F(1e-7)) * gradient / np.sqrt(seen + F(1e-7)))
+    moved[:] = F(0.95) * moved + F(1 - 0.95) * (change * change)
+    return -(rate * change)
+
+
+def lion(slots, gradient, rate, number):
+    m = slots["_momentums"]
+    update = rate * np.sign(m * F(0.9) + gradient * F(1.0 - F(0.9)))
+    m[:] = m * F(0.99) + gradient * F(1.0 - F(0.99))
+    return update
+
+
+MOMENTS = {"_momentums": 0, "_velocities": 0}
+# The optimizer, its step in NumPy, what its slots begin with, and its decoupled weight decay.
+OPTIMIZERS = {
+    "SGD": (lambda: keras.optimizers.SGD(RATE), sgd, {}, 0.0),
+    "momentum": (lambda: keras.optimizers.SGD(RATE, 0.9), heavy_ball(False), {"momentums": 0}, 0.0),
+    "Nesterov": (lambda: keras.optimizers.SGD(RATE, 0.9, True), heavy_ball(True), {"momentums": 0}, 0.0),
+    "Adam": (lambda: keras.optimizers.Adam(RATE), adam, MOMENTS, 0.0),
+    "AdamW": (lambda: keras.optimizers.AdamW(RATE, weight_decay=0.01), adam, MOMENTS, 0.01),
+    "Adamax": (lambda: keras.optimizers.Adamax(RATE), adamax, {"_m": 0, "_u": 0}, 0.0),
+    "RMSprop": (lambda: keras.optimizers.RMSprop(RATE, momentum=0.5), rmsprop, MOMENTS, 0.0),
+    "Adagrad": (lambda: keras.optimizers.Adagrad(RATE), adagrad, {"_accumulators": 0.1}, 0.0),
+    "Adadelta": (
+        lambda: keras.optimizers.Adadelta(RATE),
+        adadelta,
+        {"_accumulated_grads": 0, "_accumulated_delta_vars": 0},
+        0.0,
+    ),
+    "Lion": (lambda: keras.optimizers.Lion(RATE), lion, {"_momentums": 0}, 0.0),
+}
+RECIPES = {
+    "topk": (lambda: hvd.recipes.topk(0.1), simulation.exact),
+    "hitopk": (lambda: hvd.recipes.hitopk(0.1), simulation.searched()),
+}
+
+
+class Nodes:
+    """Every rank's shard of its node's optimizer and error feedback; `flat` takes each rank for a node."""
+
+    def __init__(self, shape, select, density, flat, make):
+        self.local = 1 if flat else shape.local_size
+        self.nodes, self.select, self.density = shape.ranks // self.local, select, density
+        self.ends = simulation.shard_ends(SIZE, self.local)
+        self.residual = np.zeros([shape.ranks, SIZE], F)
+        self.slots = [make(end - begin) for _ in range(self.nodes) for begin, end in self.ends]
+        self.steps = 0
+
+    def step(self, vectors):
+        """By how much every weight is lowered."""
+        ranks, total = len(vectors), np.zeros(SIZE, F)
+        for rank in range(ranks):
+            first, (begin, end) = rank // self.local * self.local, self.ends[rank % self.local]
+            if begin == end:
+                continue
+            parts = [vector[begin:end] for vector in vectors[first : first + self.local]]
+            gradient = reference.accumulate(parts, None) / F(self.local)
+            update = F(self.local) * self.slots[rank].update(gradient, self.steps + 1)
+            residual = self.residual[rank, begin:end]
+            summed = reference.accumulate([update], residual)
+            indices = self.select(summed, simulation.kept(self.density, summed.size), self.steps)
+            values, residual[:] = reference.feedback([update], residual, indices, F)
+            total[begin:end][indices] += values
+        self.steps += 1
+        return total / F(ranks)
+
+
+def distributed(optimizer, recipe, grid, **options):
+    """As `hvd.DistributedOptimizer` makes it, among ranks that are threads."""
+    exchange = GradientExchange(recipe, optimizer=local_optimizer.of(optimizer), **options)
+    exchange.grid = lambda: grid
+    hooks.distribute(optimizer, exchange)
+    return optimizer
+
+
+def trained(make, recipe, ranks, local_size):
+    """The weights, the slots and the residual of each rank after each step."""
+
+    def one_rank(grid):
+        optimizer = distributed(make(), recipe, grid, name="updates")
+        variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
+        found = []
+        for step in range(STEPS):
+            mine = [tf.constant(gradient) for gradient in gradients(grid.world.rank, step)]
+            optimizer.apply(mine, variables)
+            (state,) = optimizer.exchange.states
+            slots = {name: slot.numpy() for each in slots_of(state) for name, slot in each.slots.items()}
+            residual = optimizer.exchange.aggregator.residual(state).numpy()
+            found.append(([variable.numpy() for variable in variables], slots, residual))
+        return found
+
+    return threads.run(ranks, local_size, one_rank)
+
+
+@pytest.mark.parametrize("recipe, name", pairs_of(RECIPES, OPTIMIZERS))
+@pytest.mark.parametrize(
+    "ranks, local_size", [(4, 2), *(pytest.param(*case, marks=pytest.mark.thorough) for case in GRIDS)]
+)
+def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size):
+    make, step, begins, decay = OPTIMIZERS[name]
+    make_recipe, select = RECIPES[recipe]
+    shape = Shape(ranks, local_size)
+    simulated = Nodes(shape, select, 0.1, recipe == "topk", lambda size: Slots(size, step, **begins))
+    ran = trained(make, hvd.recipes.updates(make_recipe()), ranks, local_size)
+    expected = weights()
+    for number in range(STEPS):
+        lowered = simulated.step([packed(gradients(rank, number)) for rank in range(ranks)])
+        for weight, update in zip(expected, unpacked(lowered), strict=True):
+            weight -= weight * F(decay) * F(RATE)
+            weight -= update
+        for rank in range(ranks):
+            own, slots, residual = ran[rank][number]
+            simulation.same_bits(residual, simulated.residual[rank])
+            assert set(slots) == set(begins)
+            for each, value in slots.items():
+                simulation.same_bits(value, simulated.slots[rank].values[each])
+            for weight, other in zip(own, expected, strict=True):
+                np.testing.assert_allclose(weight, other, rtol=0, atol=1e-6 * np.abs(other).max())
+
+
+def plain(make, ranks, local_size):
+    """The weights of a training whose exchange is dense."""
+
+    def one_rank(grid):
+        optimizer = make()
+        exchange = GradientExchange(hvd.recipes.torus2d(), name="plain")
+        exchange.grid = lambda: grid
+        hooks.distribute(optimizer, exchange)
+        variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
+        for step in range(STEPS):
+            optimizer.apply([tf.constant(gradient) for gradient in gradients(grid.world.rank, step)], variables)
+        return [variable.numpy() for variable in variables]
+
+    return threads.run(ranks, local_size, one_rank)[0]
+
+
+@pytest.mark.parametrize("name", some(OPTIMIZERS, "Adam", "RMSprop"))
+def test_with_one_node_that_sends_all_it_is_the_dense_optimizer(name):
+    make = OPTIMIZERS[name][0]
+    ran = trained(make, hvd.recipes.updates(hvd.recipes.hitopk(1.0)), 2, 2)
+    for own, expected in zip(ran[0][-1][0], plain(make, 2, 2), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("name", some(["SGD", "momentum", "Nesterov"], "Nesterov"))
+def test_with_many_nodes_that_send_all_the_linear_ones_are_the_dense_optimizer(name):
+    make = OPTIMIZERS[name][0]
+    ran = trained(make, hvd.recipes.updates(hvd.recipes.hitopk(1.0)), 6, 2)
+    for own, expected in zip(ran[0][-1][0], plain(make, 6, 2), strict=True):
+        np.testing.assert_allclose(own, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
+
+
+# ---- what one rank shows ----
+
+
+def sending(density=0.25):
+    return hvd.recipes.updates(hvd.recipes.topk(density))
+
+
+@pytest.mark.parametrize("in_graph", [True, False])
+@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+def test_a_graph_and_eager_code_move_weights_alike(name, in_graph):
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name][0](), aggregator=sending(1.0))
+    other, variable, expected = OPTIMIZERS[name][0](), *(keras.Variable(np.ones(4, "f4")) for _ in range(2))
+    run = tf.function(lambda gradient: optimizer.apply([gradient], [variable])) if in_graph else None
+    for step in range(3):
+        gradient = tf.constant([1.0, -2.0, 3.0, 0.5]) * (step + 1)
+        run(gradient) if run else optimizer.apply([gradient], [variable])
+        other.apply([gradient], [expected])
+    np.testing.assert_allclose(variable, expected, rtol=1e-6)
+    assert int(optimizer.iterations) == 3
+
+
+def test_local_variables_and_rows_keep_the_optimizers_own_step():
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5), aggregator=sending(1.0))
+    shared, local, table = variables = [
+        keras.Variable(np.zeros((2, 2), "f4"), name=name) for name in ("shared", "local", "table")
+    ]
+    optimizer.register_local_var(local)
+    for _ in range(3):
+        rows = tf.IndexedSlices(tf.ones([2, 2]), tf.range(2), tf.constant([2, 2]))
+        optimizer.apply([tf.ones([2, 2]), tf.ones([2, 2]), rows], variables)
+    for variable in (local, table):
+        np.testing.assert_allclose(variable, shared, rtol=1e-6)
+    apart = [slot.name for slot in optimizer.variables][2:]
+    assert apart == ["local_momentum", "local_velocity", "table_momentum", "table_velocity"]
+
+
+def test_weight_decay_constraint_and_average_act_on_the_weights():
+    def make():
+        return keras.optimizers.AdamW(0.5, weight_decay=0.1, use_ema=True, ema_momentum=0.5)
+
+    def stepped(optimizer):
+        variable = keras.Variable(np.ones(4, "f4"))
+        variable.constraint = keras.constraints.NonNeg()
+        for _ in range(3):
+            optimizer.apply([tf.constant([1.0, -2.0, 3.0, 0.5])], [variable])
+        return variable.numpy(), np.asarray(optimizer._model_variables_moving_average[0])
+
+    for own, expected in zip(
+        stepped(hvd.DistributedOptimizer(make(), aggregator=sending(1.0))), stepped(make()), strict=True
+    ):
+        np.testing.assert_allclose(own, expected, rtol=1e-5)
+
+
+def test_accumulated_gradients_are_one_step():
+    def stepped(optimizer):
+        variable = keras.Variable(np.ones(4, "f4"))
+        run = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
+        for step in range(4):
+            run(tf.constant([1.0, -2.0, 3.0, 0.5]) * (step + 1.0))
+        return variable.numpy()
+
+    own = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5, gradient_accumulation_steps=2), aggregator=sending(1.0))
+    np.testing.assert_allclose(
+        stepped(own), stepped(keras.optimizers.Adam(0.5, gradient_accumulation_steps=2)), rtol=1e-6
+    )
+    assert own.exchange.step == 2
+
+
+def test_a_step_that_loss_scaling_skips_leaves_all_as_it_was():
+    scaled = hvd.LossScaleOptimizer(
+        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, 0.5), aggregator=sending(1.0)), initial_scale=8.0
+    )
+    variable = keras.Variable(np.zeros(4, "f4"))
+    for scaled_one in (8.0, np.inf, 4.0):  # a step that is skipped halves the scale
+        scaled.apply([tf.fill([4], scaled_one)], [variable])
+    np.testing.assert_array_equal(variable, np.full(4, -(1 + 1.5), "f4"))
+
+
+def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were():
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=sending())
+    variable = keras.Variable(np.ones(8, "f4"))
+    optimizer.apply([tf.range(8.0)], [variable])
+
+    def everything():
+        state = [part.numpy() for exchange in optimizer.exchange.states for part in exchange.variables]
+        return [*state, variable.numpy(), *(np.asarray(slot) for slot in optimizer.variables)]
+
+    before = everything()
+    assert len(before) > 6
+    with pytest.raises(tf.errors.InvalidArgumentError, match="Nothing was written"):
+        optimizer.apply([tf.constant([np.nan, *range(7)], tf.float32)], [variable])
+    for one, other in zip(before, everything(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+class OwnStep(keras.optimizers.Adam):
+    """Derived from one that is known, with another step."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        self.assign_sub(variable, gradient / tf.norm(gradient))
+
+
+class OwnConfig(keras.optimizers.Adam):
+    """Derived from one that is known, with its step."""
+
+
+@pytest.mark.parametrize("kind", [keras.optimizers.Nadam, keras.optimizers.Ftrl, keras.optimizers.Lamb, OwnStep])
+def test_an_optimizer_that_cannot_run_on_a_shard_is_refused_by_name(kind):
+    with pytest.raises(ValueError, match=f"cannot run {kind.__name__} on a shard"):
+        hvd.DistributedOptimizer(kind(0.1), aggregator=sending())
+    hvd.DistributedOptimizer(OwnConfig(0.1), aggregator=sending())
+
+
+def test_what_has_no_optimizer_refuses_the_recipe():
+    variable = tf.Variable(tf.ones([8]))
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(variable**2)
+    with pytest.raises(ValueError, match="runs an optimizer, and none was handed over"):
+        hvd.DistributedGradientTape(tape, aggregator=sending()).gradient(loss, [variable])
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        lambda: hvd.recipes.updates(hvd.recipes.dense()),
+        lambda: hvd.recipes.updates(hvd.recipes.updates(hvd.recipes.topk(0.1))),
+        lambda: hvd.recipes.updates(hvd.recipes.momentum_corrected(hvd.recipes.topk(0.1))),
+        lambda: hvd.recipes.updates(hvd.recipes.sparcml(0.1, as_published=True)),
+    ],
+)
+def test_what_cannot_be_made_of_it_is_refused(recipe):
+    with pytest.raises(ValueError, match="Expected a recipe with error feedback|goes around error feedback, once"):
+        recipe()
+
+
+def test_sums_and_updates_do_not_go_together():
+    with pytest.raises(ValueError, match="by how much weights are to be lowered"):
+        hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=sending(), op=hvd.Sum)
+
+
+def test_a_rate_that_changes_scales_the_velocity_of_the_exchange():
+    def velocity_after(correction):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, 0.5), aggregator=sending(1.0))
+        model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+        model.compile(optimizer, "mse")
+        callback = hvd.callbacks.LearningRateScheduleCallback(
+            1.0, lambda epoch: 0.5**epoch, momentum_correction=correction
+        )
+        model.fit(np.zeros((1, 1)), np.zeros((1, 1)), verbose=0)
+        (velocity,) = local_optimizer.velocities(optimizer)
+        velocity.assign(tf.ones_like(velocity))
+        model.fit(np.zeros((1, 1)), np.zeros((1, 1)), epochs=2, verbose=0, callbacks=[callback])
+        return float(velocity[0])
+
+    assert velocity_after(False) == 0.25 and velocity_after(True) == 0.125

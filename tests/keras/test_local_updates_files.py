@@ -1,0 +1,121 @@
+"""Slots that the exchange keeps, in files of the model; and residuals that change their unit."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse.exchange.state import WEIGHTS
+from hvd_sparse.keras import without_slots
+from tests import threads
+from tests.keras.test_local_updates import OPTIMIZERS, distributed, some
+from tests.keras.test_momentum_files import compiled, fitted
+
+
+def sending(density=0.25):
+    return hvd.recipes.updates(hvd.recipes.topk(density))
+
+
+@pytest.mark.parametrize("name", some(OPTIMIZERS, "momentum", "Adagrad"))
+def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
+    """All is sent, so that the exchange's slots are the plain optimizer's."""
+    make = OPTIMIZERS[name][0]
+    keras.utils.set_random_seed(0)
+    own = fitted(compiled(hvd.DistributedOptimizer(make(), aggregator=sending(1.0))))
+    hvd.consolidate(own)
+    keras.utils.set_random_seed(0)
+    plain = fitted(compiled(make()))
+    gathered = without_slots.of(own.optimizer).gathered
+    assert len(own.optimizer.variables) == 2, "no slots but for the shard"
+    for held, expected in zip(gathered.variables[2:], plain.optimizer.variables[2:], strict=True):
+        np.testing.assert_allclose(held, expected, rtol=1e-5, atol=1e-7)
+
+
+@pytest.mark.parametrize("name", some(["Nesterov", "AdamW", "RMSprop", "Adagrad"], "AdamW"))
+def test_a_file_of_any_optimizer_goes_on(name, tmp_path):
+    make = OPTIMIZERS[name][0]
+    keras.utils.set_random_seed(0)
+    plain = fitted(compiled(make()))
+    plain.save(tmp_path / "plain.keras")
+    own = hvd.load_model(tmp_path / "plain.keras", aggregator=sending(1.0))
+    fitted(own), fitted(plain)
+    np.testing.assert_allclose(own.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
+    hvd.consolidate(own)
+    own.save(tmp_path / "own.keras")
+    back = keras.models.load_model(tmp_path / "own.keras")
+    fitted(back), fitted(plain)
+    np.testing.assert_allclose(back.get_weights()[0], plain.get_weights()[0], rtol=1e-5)
+
+
+def test_a_file_that_would_lack_the_slots_is_refused(tmp_path):
+    model = fitted(compiled(hvd.DistributedOptimizer(keras.optimizers.Adagrad(0.1), aggregator=sending())))
+    with pytest.raises(RuntimeError, match="before the model is saved call hvd.consolidate"):
+        model.save(tmp_path / "model.keras")
+    hvd.consolidate(model)
+    model.save(tmp_path / "model.keras")
+
+
+RATE, RANKS = 0.25, 4
+
+
+@pytest.mark.parametrize("first, then", [("gradients", "updates"), ("updates", "gradients"), ("updates", "updates")])
+@pytest.mark.parametrize("before_the_first_step", [True, False])
+def test_nothing_is_lost_where_the_unit_changes(first, then, before_the_first_step):
+    """SGD is linear: what all ranks ever gave, at the learning rate, is what left the weights and what is kept."""
+    recipes = {"gradients": hvd.recipes.hitopk(0.1), "updates": hvd.recipes.updates(hvd.recipes.hitopk(0.1))}
+
+    def gradient(rank, step):
+        return np.random.default_rng([rank, step]).integers(-8, 9, 40).astype("f4")
+
+    def one_rank(grid):
+        variable = keras.Variable(np.zeros(40, "f4"), name="v")
+        optimizers = [distributed(keras.optimizers.SGD(RATE), recipes[name], grid, name=name) for name in (first, then)]
+        one, other = (optimizer.exchange for optimizer in optimizers)
+        one._of_optimizer = other._of_optimizer = (lambda: RATE, *one._of_optimizer[1:])
+        step = 0
+        for _ in range(3):
+            optimizers[0].apply([tf.constant(gradient(grid.world.rank, step))], [variable])
+            step += 1
+        if not before_the_first_step:
+            optimizers[1].apply([tf.constant(gradient(grid.world.rank, step))], [variable])
+            step += 1
+            kept = other.residual_sum()
+            factor = 1.0 if kept.unit == WEIGHTS else RATE
+            variable.assign_sub(factor * kept.residuals["v"] / RANKS)  # `restore` puts others in their place
+        total = one.residual_sum()
+        assert total.unit == ("weights" if first == "updates" else "gradients")
+        other.restore(total)
+        for _ in range(2):
+            optimizers[1].apply([tf.constant(gradient(grid.world.rank, step))], [variable])
+            step += 1
+        kept = other.residual_sum()
+        factor = 1.0 if kept.unit == WEIGHTS else RATE
+        return variable.numpy(), factor * kept.residuals["v"] / RANKS, step
+
+    for weights, kept, steps in threads.run(RANKS, 2, one_rank):
+        given = np.mean([sum(gradient(rank, step) for step in range(steps)) for rank in range(RANKS)], axis=0)
+        np.testing.assert_allclose(weights - kept, -RATE * given, rtol=0, atol=1e-5)
+
+
+def test_a_step_of_updates_resumes_to_the_bit():
+    def one_rank(grid):
+        variables = [keras.Variable(np.ones(40, "f4"), name="v") for _ in range(2)]
+        recipe = hvd.recipes.updates(hvd.recipes.hitopk(0.1))
+        made = [distributed(keras.optimizers.Adam(0.1), recipe, grid, name=f"resumed{each}") for each in range(2)]
+
+        def gradient(step):
+            return tf.constant(np.random.default_rng([grid.world.rank, step]).standard_normal(40), tf.float32)
+
+        for step in range(3):
+            made[0].apply([gradient(step)], [variables[0]])
+        variables[1].assign(variables[0])
+        made[1].iterations.assign(made[0].iterations)
+        made[1].exchange.restore(made[0].exchange.residual_sum(), made[0].exchange.rank_state())
+        for step in range(3, 5):
+            for optimizer, variable in zip(made, variables, strict=True):
+                optimizer.apply([gradient(step)], [variable])
+        return [variable.numpy() for variable in variables]
+
+    for one, other in threads.run(4, 2, one_rank):
+        np.testing.assert_array_equal(one, other)

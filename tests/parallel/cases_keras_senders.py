@@ -1,0 +1,59 @@
+"""Training with momentum, or the whole optimizer, on the sender's side, and a density that begins high, by Horovod."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+import hvd_sparse as hvd
+from hvd_sparse.keras import hooks
+from tests.parallel.cases import case
+from tests.parallel.cases_keras_restart import state_of, trained_with_checkpoints
+from tests.parallel.training import assert_replicas_equal, shared_folder
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.05, 0.5),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+}
+SENDS = {"momentum": hvd.recipes.momentum_corrected, "updates": hvd.recipes.updates}
+WAYS = [
+    {"sends": "momentum", "optimizer": "SGD", "policy": "mixed_float16"},
+    {"sends": "momentum", "optimizer": "Adam", "policy": "float32"},
+    {"sends": "updates", "optimizer": "Adam", "policy": "float32"},
+    {"sends": "updates", "optimizer": "SGD", "policy": "mixed_float16"},
+]
+
+
+def trained(sends, optimizer, policy, epochs, folder=None):
+    """All stages of the warm-up lie within the first epoch."""
+    recipe = hvd.recipes.warmup(SENDS[sends](hvd.recipes.hitopk(0.1)), 1, [0.5], dense_steps=1)
+    return trained_with_checkpoints(folder, epochs, recipe, policy, OPTIMIZERS[optimizer]())
+
+
+@case(
+    ranks=(4,),
+    over=lambda ranks: WAYS,
+    quick=lambda ranks, sends, optimizer, policy: (sends, optimizer) in [("momentum", "SGD"), ("updates", "Adam")],
+)
+def fit_learns_and_replicas_agree(sends, optimizer, policy):
+    hvd.init(local_size=2)
+    model = trained(sends, optimizer, policy, 8)
+    losses = model.history.history["loss"]
+    assert losses[-1] < 0.7 * losses[0], losses
+    own = {id(variable) for variable in hooks.exchange_of(model.optimizer).local_variables()}
+    assert_replicas_equal([variable for variable in model.trainable_variables if id(variable) not in own])
+
+
+@case(
+    ranks=(2, 4),
+    over=lambda ranks: WAYS,
+    quick=lambda ranks, sends, optimizer, policy: (ranks, sends, optimizer) == (2, "momentum", "Adam"),
+)
+def a_stopped_run_ends_with_the_bits_of_one_that_was_not(sends, optimizer, policy):
+    hvd.init(local_size=hvd.size() // 2)
+    folder = shared_folder()
+    trained(sends, optimizer, policy, 2, folder / "stopped")
+    resumed = trained(sends, optimizer, policy, 4, folder / "stopped")
+    whole = trained(sends, optimizer, policy, 4, folder / "whole")
+    for first, second in zip(state_of(resumed), state_of(whole), strict=True):
+        np.testing.assert_array_equal(first, second)
