@@ -10,20 +10,24 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_sparse.aggregators import (
+    Accumulated,
     Aggregator,
     AllReduce,
     Compressed,
     Hierarchical,
+    LocalSteps,
     Mean,
+    Outer,
     Schedule,
     SparCMLAlgorithm1,
     SparseAllReduce,
     Warmup,
 )
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD
-from hvd_sparse.compression.selectors import BucketTopK, Compressor, Density, MSTopK, Quantized, TopK
+from hvd_sparse.compression.selectors import BucketTopK, Density, MSTopK, Quantized, TopK
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.tuning.auto import BUDGET, Auto
@@ -208,6 +212,42 @@ def recommended(density: float = 0.01, steps: int = 1000, momentum: float | None
         ValueError: where an argument cannot be.
     """
     return _warmed(momentum_corrected(hitopk(density, seed=seed), momentum), density, max(1, steps // 10))
+
+
+def diloco(every: int = 30, rate: float = 0.7, momentum: float = 0.9) -> Aggregator:
+    """DiLoCo (Douillard et al. 2023): each node takes H steps by itself, then all move by an outer Nesterov step.
+
+    Nodes are DiLoCo's workers; inside a node gradients are averaged in every step. In a loop of your own gradients are
+    taken in `with hvd.looking_ahead(optimizer)`; `fit` does so.
+
+    Args:
+        every: H, steps from one exchange to the next.
+        rate: of the outer step.
+        momentum: of the outer step.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    feedback = ErrorFeedback(TopK(1.0))
+    whole = Hierarchical(Accumulated(LocalUpdates(feedback, ahead=True, gathers=True)))
+    return LocalSteps(whole, every, Outer(rate, momentum, nesterov=momentum > 0.0))
+
+
+def sparseloco(every: int = 30, k: int = 64, bucket: int = 4096, bits: int = 2, decay: float = 0.95) -> Aggregator:
+    """SparseLoCo (Sarfi et al. 2025): as `diloco`, with the k largest of every bucket in few bits, and no outer step.
+
+    Args:
+        every: H, steps from one exchange to the next.
+        k: elements sent of each bucket.
+        bucket: elements of a bucket.
+        bits: 2, 4 or 8 of each value.
+        decay: of what was not sent, at each exchange.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    feedback = ErrorFeedback(Quantized(BucketTopK(k, bucket), QSGD(bits)), decay)
+    return LocalSteps(Hierarchical(Compressed(LocalUpdates(feedback, ahead=True, gathers=True))), every)
 
 
 def schedule(stages: Sequence[tuple[int, Aggregator]]) -> Aggregator:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from hvd_sparse.transport.communicator import Communicator, Grid
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16)
+UNLESS_DEFAULT = {"described": "unless default"}  # of fields that parts in older checkpoints do not have
 _PARTS = {"AsPublished": "SparCMLAlgorithm1"}  # what older versions called a part -> what it is called on disk now
 Rate = Callable[[], Any]
 
@@ -141,13 +142,22 @@ def describe(part: Any) -> Any:
     if hasattr(part, "described_as"):
         return describe(part.described_as)
     if dataclasses.is_dataclass(part) and not isinstance(part, type):
-        fields = {field.name: describe(getattr(part, field.name)) for field in dataclasses.fields(part)}
+        fields = {field.name: describe(getattr(part, field.name)) for field in _described(part)}
         return {"part": vars(type(part)).get("disk_name", type(part).__name__), **fields}
     if isinstance(part, (list, tuple)):
         return [describe(item) for item in part]
     if callable(part):
         return getattr(part, "__qualname__", type(part).__qualname__)
     return part
+
+
+def _described(part: Any) -> list[dataclasses.Field]:
+    """The fields that tell parts apart."""
+    return [
+        field
+        for field in dataclasses.fields(part)
+        if field.metadata != UNLESS_DEFAULT or getattr(part, field.name) != field.default
+    ]
 
 
 def described_now(account: Any) -> Any:

@@ -7,10 +7,11 @@ from typing import NamedTuple
 
 from hvd_sparse import collectives, recipes
 from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD
-from hvd_sparse.compression.selectors import BucketTopK, Compressor, MSTopK, Quantized, TopK
+from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
 from hvd_sparse.compression.updates import LocalSlots, LocalUpdates
 from hvd_sparse.spec import LocalOptimizer, Spec
 from hvd_sparse.transport.communicator import Grid

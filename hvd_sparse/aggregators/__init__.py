@@ -2,8 +2,9 @@
 
 from hvd_sparse.aggregators.allreduce import AllReduce
 from hvd_sparse.aggregators.base import Aggregator
-from hvd_sparse.aggregators.compressed import Compressed
+from hvd_sparse.aggregators.compressed import Accumulated, Compressed
 from hvd_sparse.aggregators.hierarchical import Hierarchical
+from hvd_sparse.aggregators.local_steps import LocalSteps, Outer
 from hvd_sparse.aggregators.mean import Mean
 from hvd_sparse.aggregators.schedule import Schedule
 from hvd_sparse.aggregators.sparcml_algorithm1 import SparCMLAlgorithm1
@@ -12,14 +13,17 @@ from hvd_sparse.aggregators.transaction import Exchange, commit
 from hvd_sparse.aggregators.warmup import Warmup
 
 __all__ = [
+    "Accumulated",
     "Aggregator",
     "AllReduce",
-    "SparCMLAlgorithm1",
     "Compressed",
     "Exchange",
     "Hierarchical",
+    "LocalSteps",
     "Mean",
+    "Outer",
     "Schedule",
+    "SparCMLAlgorithm1",
     "SparseAllReduce",
     "Warmup",
     "commit",

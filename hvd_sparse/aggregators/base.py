@@ -32,11 +32,12 @@ class Aggregator(Renamed, abc.ABC):
     """Averages a vector over all ranks, again and again.
 
     A member of this role implements the abstract methods; the others are final but for `set_epoch`, `running`,
-    `decided`, `at_density`, the two about tensors apart and the properties.
+    `decided`, `at_density`, `holding`, `node_residual`, the two about tensors apart and the properties.
     """
 
     old_names = {"owed": "residual", "sums": "returns_sum"}
     has_own_code = False  # whether values travel in a form that no dtype names
+    sends_nothing = False  # whether what it gets waits for a later step
     goes_by_nodes = False  # whether it needs to know the nodes of all ranks, as no process set does
 
     @property
@@ -152,6 +153,14 @@ class Aggregator(Renamed, abc.ABC):
         if self.sends_all:
             return self
         raise TypeError(f"{type(self).__name__} has no density: give one to each recipe in it.")
+
+    def holding(self) -> Aggregator:
+        """The same aggregator in a step without an exchange: what it gets waits. States fit both.
+
+        Raises:
+            TypeError: where nothing can wait.
+        """
+        raise TypeError(f"{type(self).__name__} exchanges in each step.")
 
     def restore(self, state: AggregatorState, residual: tf.Tensor) -> None:
         """Puts back residuals.

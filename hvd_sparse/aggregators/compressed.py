@@ -9,8 +9,17 @@ import tensorflow as tf
 from hvd_sparse import collectives, ops
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.counting import CountingCommunicator
-from hvd_sparse.aggregators.transaction import Parts, Reduced, Update, blame, marked, nothing, ring_traffic
-from hvd_sparse.compression.selectors import Compressor, Selection
+from hvd_sparse.aggregators.transaction import (
+    Parts,
+    Reduced,
+    Traffic,
+    Update,
+    blame,
+    marked,
+    nothing,
+    ring_traffic,
+)
+from hvd_sparse.compression.base import Compressor, Selection
 from hvd_sparse.transport.communicator import Communicator
 
 
@@ -47,13 +56,17 @@ class Compressed(Aggregator):
         )
 
     def residual(self, state):
-        kept = self.compressor.residual(state.inner)
-        return tf.zeros([state.spec.size], tf.float32) if kept is None else kept.read_value()
+        return _or_zeros(self.compressor.waiting(state.inner), state.spec.size)
+
+    def node_residual(self, state):
+        return _or_zeros(self.compressor.progress(state.inner), state.spec.size)
 
     def restored(self, state, residual):
         variable = self.compressor.residual(state.inner)
+        if variable is None:
+            return ()
         share = residual / float(state.communicator.size)
-        return () if variable is None else (Update(variable, share),)
+        return (Update(variable, share), *(Update(*each) for each in self.compressor.cleared(state.inner)))
 
     def contributions(self, size, members):
         count = self.compressor.count(size)
@@ -63,6 +76,13 @@ class Compressed(Aggregator):
         """All of the vector goes by an all-reduce."""
         kind = Accumulated if density == 1.0 else Compressed
         return kind(self.compressor.at_density(density))
+
+    def holding(self):
+        if not self.compressor.gathers:
+            raise TypeError(
+                "Only updates can wait for a later step: write LocalUpdates(..., ahead=True, gathers=True)."
+            )
+        return Held(self.compressor)
 
     def _create(self, spec, communicator):
         return AggregatorState(spec, communicator, self.compressor.create(spec))
@@ -105,6 +125,43 @@ class Accumulated(Compressed):
 
     def contributions(self, size, members):
         return None
+
+
+@dataclasses.dataclass(frozen=True)
+class Held(Compressed):
+    """Nothing is sent; what a compressor accumulates waits for a later step.
+
+    A state of `Compressed` is one of this. Whether a gradient is finite has to be asked.
+
+    Attributes:
+        compressor: of updates that gather.
+
+    Steps and bytes sent per rank: none.
+    """
+
+    disk_name = "Held"
+    sends_nothing = True
+
+    def reduce(self, parts, divisor, state):
+        spec = state.spec
+        if spec.size == 0:
+            return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
+        culprit, updates = self.compressor.hold(parts.rows, state.inner)
+        return Reduced(
+            total=tf.zeros([spec.size], spec.dtype),
+            culprit=blame(culprit, parts.sources, spec.grid),
+            updates=tuple(Update(variable, value) for variable, value in updates),
+            traffic=Traffic(),
+            selected=0,
+            considered=spec.size,
+        )
+
+    def contributions(self, size, members):
+        return None
+
+
+def _or_zeros(values: tf.Tensor | None, size: int) -> tf.Tensor:
+    return tf.zeros([size], tf.float32) if values is None else values
 
 
 def _gathered(selection: Selection, communicator: Communicator, name: str):

@@ -54,6 +54,9 @@ class Hierarchical(Aggregator):
     def at_density(self, density):
         return dataclasses.replace(self, inner=self.inner.at_density(density))
 
+    def holding(self):
+        return dataclasses.replace(self, inner=self.inner.holding())
+
     def reduce(self, parts, divisor, state):
         spec, node = state.spec, state.communicator
         shard, scattered = self._scatter(parts, spec, node)
@@ -71,7 +74,8 @@ class Hierarchical(Aggregator):
         """Steps and bytes sent per rank: an all-gather of float32 shards in the node, n - 1 and 4 d (n - 1) / n."""
         spec, node = state.spec, state.communicator
         sizes = [shard.size for shard in shards(spec.size, node.size)]
-        return node.allgather(self.inner.residual(state.inner), f"{spec.name}.unsent", sizes) / float(node.size)
+        own = self.inner.node_residual(state.inner)
+        return node.allgather(own, f"{spec.name}.unsent", sizes) / float(node.size)
 
     def restored(self, state, residual):
         own = own_shard(state.spec.size, state.communicator)
@@ -102,6 +106,8 @@ class Hierarchical(Aggregator):
         spec, node = state.spec, state.communicator
         if node.size == 1:
             return reduced.total, reduced.nonfinite, 0
+        if self.inner.sends_nothing:
+            return tf.zeros([spec.size], spec.dtype), reduced.nonfinite, 0
         own = own_shard(spec.size, node)
         sizes = [each.size for each in shards(spec.size, node.size)]
         told = reduced.nonfinite if min(sizes) > 0 else None  # an empty shard has no value that could tell

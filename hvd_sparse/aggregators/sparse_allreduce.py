@@ -15,8 +15,9 @@ from hvd_sparse.collectives.dynamic import combine_dense, combine_quantized
 from hvd_sparse.collectives.prepared import Layout
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.quantizers import QSGD
-from hvd_sparse.compression.selectors import Compressor, harmless
+from hvd_sparse.compression.selectors import harmless
 from hvd_sparse.costs import collectives as collective_costs
 from hvd_sparse.costs.collectives import CANDIDATES, Load
 from hvd_sparse.spec import Spec

@@ -6,8 +6,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse.compression.selectors import Compressor, Wrapper
-from hvd_sparse.spec import Spec
+from hvd_sparse.compression.base import Compressor, Wrapper
+from hvd_sparse.spec import UNLESS_DEFAULT, Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,13 +19,18 @@ class ErrorFeedback(Wrapper):
 
     Attributes:
         compressor: any compressor that does not feed back already.
+        decay: what the residual is multiplied by before it is added, so that what is old is forgotten; 1 forgets
+            nothing.
     """
 
     disk_name = "ErrorFeedback"
     compressor: Compressor
+    decay: float = dataclasses.field(default=1.0, metadata=UNLESS_DEFAULT)
     feeds_back = True
 
     def __post_init__(self):
+        if not 0.0 <= self.decay <= 1.0:
+            raise ValueError(f"Expected a decay in [0, 1], got {self.decay}.")
         if self.compressor.feeds_back:
             raise ValueError(
                 f"ErrorFeedback wraps a compressor without feedback, got {type(self.compressor).__name__}: "
@@ -38,10 +43,17 @@ class ErrorFeedback(Wrapper):
     def residual(self, state):
         return state.residual
 
+    def waiting(self, state):
+        return state.residual.read_value()
+
+    def progress(self, state):
+        return state.residual.read_value()
+
     def compress(self, parts, state, residual=None):
         if residual is not None:
             raise ValueError("ErrorFeedback keeps its own residual and takes no other: leave residual out.")
-        selection = self.compressor.compress(parts, state.inner, state.residual)
+        kept = state.residual if self.decay == 1.0 else self.decay * state.residual
+        selection = self.compressor.compress(parts, state.inner, kept)
         return selection._replace(updates=(*selection.updates, (state.residual, selection.residual)))
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse.compression.selectors import Compressor, Selection
+from hvd_sparse.compression.base import Compressor, Selection
 from hvd_sparse.compression.senders import Sender, Slots
 from hvd_sparse.spec import MomentumRule, Spec
 

@@ -2,114 +2,17 @@
 
 from __future__ import annotations
 
-import abc
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse._renamed import Renamed
+from hvd_sparse.compression.base import Coded, Compressor, Selection, Wrapper
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.spec import Spec
 
 Density = float | Callable[[tf.Tensor], tf.Tensor]
-
-
-class Coded(NamedTuple):
-    """How the values of a selection can travel: what `quantizer.decode(codes, scales, k)` turns into them.
-
-    Attributes:
-        codes: uint8, see `QSGD`.
-        scales: [buckets] float32.
-        quantizer: what made them.
-    """
-
-    codes: tf.Tensor
-    scales: tf.Tensor
-    quantizer: QSGD
-
-
-class Selection(NamedTuple):
-    """What a compressor hands on.
-
-    Attributes:
-        slices: the kept elements: values [k] in the wire's dtype, unique indices [k] int32.
-        residual: [size] float32, what is not sent: input - what the receivers decode.
-        culprit: [] int32, 0, or 1 + the number of the first part that holds a NaN or an infinity, or 1 + the number of
-            parts where only their sum overflows.
-        updates: (variable, new value) of the compressor's own state, to be assigned when the exchange is committed.
-        coded: the values in fewer bits, to the bit the same when decoded; None where there is no such form.
-    """
-
-    slices: tf.IndexedSlices
-    residual: tf.Tensor
-    culprit: tf.Tensor
-    updates: tuple[tuple[tf.Variable, tf.Tensor], ...] = ()
-    coded: Coded | None = None
-
-
-class Compressor(Renamed, abc.ABC):
-    """Chooses which elements of a vector are sent; `wire_dtype` names the dtype in which their values travel."""
-
-    old_names = {"kept_back": "residual"}
-    feeds_back = False
-    has_own_code = False  # whether values travel in a form that no dtype names
-    wire_dtype: str
-
-    @abc.abstractmethod
-    def create(self, spec: Spec) -> tf.Module:
-        """Makes the state for one vector."""
-
-    @abc.abstractmethod
-    def count(self, size: int) -> int | None:
-        """How many elements of a vector of this size are sent; None where that varies from step to step."""
-
-    @abc.abstractmethod
-    def at_density(self, density: float) -> Compressor:
-        """The same compressor with another share to be sent; its states fit both."""
-
-    def residual(self, state: tf.Module) -> tf.Variable | None:
-        """The variable [size] float32 that holds what was not sent, or None where it is dropped."""
-        return None
-
-    @abc.abstractmethod
-    def compress(self, parts: tf.Tensor, state: tf.Module, residual: tf.Tensor | None = None) -> Selection:
-        """Selects from residual + the sum of the parts, in one pass over memory.
-
-        Args:
-            parts: [n, size] float32, float16 or bfloat16; they are summed in order, in float32.
-            state: what `create` returned.
-            residual: [size] float32, added last; None adds nothing.
-
-        Law: slices + residual of the selection == residual + parts, exactly up to float32's rounding of that sum.
-        """
-
-
-class Wrapper(Compressor):
-    """A compressor around another one, `compressor`, which answers for all that this one does not change.
-
-    The state of the one within is the attribute `inner` of this one's.
-    """
-
-    compressor: Compressor
-
-    @property
-    def wire_dtype(self) -> str:  # type: ignore[override]
-        """As the compressor's."""
-        return self.compressor.wire_dtype
-
-    def count(self, size):
-        return self.compressor.count(size)
-
-    def at_density(self, density):
-        whole: Any = self
-        return dataclasses.replace(whole, compressor=self.compressor.at_density(density))
-
-    def residual(self, state: Any) -> tf.Variable | None:
-        """As the compressor's."""
-        return self.compressor.residual(state.inner)
 
 
 @dataclasses.dataclass(frozen=True)

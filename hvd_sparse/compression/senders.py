@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.compression.selectors import Compressor, Selection, Wrapper
+from hvd_sparse.compression.base import Compressor, Selection, Wrapper
 from hvd_sparse.spec import Spec
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse.compression.selectors import Compressor
+from hvd_sparse import ops
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.senders import Sender, Slots
 from hvd_sparse.spec import Spec
 
@@ -30,11 +32,19 @@ class LocalUpdates(Sender):
         compressor: feeds back, as `ErrorFeedback`.
         ahead: whether gradients are to be taken where the node's own unsent updates would have the weights, as
             `keras/ahead.py` does.
+        gathers: whether there are steps without an exchange, as `LocalSteps` has them. Updates then gather beside the
+            residual until the next one, and it is these alone that the node is ahead by.
     """
 
     disk_name = "LocalUpdates"
     compressor: Compressor
     ahead: bool = False
+    gathers: bool = False
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.gathers and not self.ahead:
+            raise ValueError("Steps without an exchange are taken at the node's own weights: pass ahead=True.")
 
     def create(self, spec):
         if spec.optimizer is None:
@@ -42,12 +52,33 @@ class LocalUpdates(Sender):
                 "LocalUpdates runs an optimizer, and none was handed over: use hvd.DistributedOptimizer(optimizer, "
                 "aggregator=...). A tape and aggregate() have none; there take a recipe that exchanges gradients."
             )
-        return _Updating(spec, spec.optimizer.create(spec), self.compressor.create(spec))
+        return _Updating(spec, spec.optimizer.create(spec), self.compressor.create(spec), self.gathers)
 
     def moves(self, total, state):
+        moves, updates = self._moved(total, state)
+        return moves, [*updates, *self.cleared(state)]
+
+    def hold(self, parts, state):
+        total, culprit = ops.sum_parts(parts)
+        moves, updates = self._moved(total, state)
+        return culprit, (*updates, (state.gathered, moves))
+
+    def waiting(self, state):
+        kept = super().waiting(state)
+        return kept if state.gathered is None or kept is None else kept + state.gathered
+
+    def progress(self, state):
+        return super().progress(state) if state.gathered is None else state.gathered.read_value()
+
+    def cleared(self, state):
+        return () if state.gathered is None else ((state.gathered, tf.zeros_like(state.gathered)),)
+
+    def _moved(self, total: tf.Tensor, state: Any) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
+        """This step's update and what has gathered before it, and the new values of slots."""
         ranks = tf.constant(float(state.spec.parts), tf.float32)
         update, slots = state.optimizer.update(total / ranks)
-        return ranks * update, slots
+        moves = ranks * update
+        return moves if state.gathered is None else state.gathered + moves, slots
 
 
 class LocalSlots(Slots):
@@ -63,8 +94,12 @@ class LocalSlots(Slots):
 
 
 class _Updating(tf.Module):
-    def __init__(self, spec: Spec, optimizer: LocalSlots, inner: tf.Module):
+    def __init__(self, spec: Spec, optimizer: LocalSlots, inner: tf.Module, gathers: bool):
         super().__init__()
         self.spec = spec
         self.optimizer = optimizer
         self.inner = inner
+        self.gathered: tf.Variable | None = None
+        if gathers:
+            zeros = tf.zeros([spec.size], tf.float32)
+            self.gathered = tf.Variable(zeros, trainable=False, name=f"{spec.name}_gathered")

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.aggregators import Aggregator, Exchange
-from hvd_sparse.compression.selectors import Compressor, Wrapper
+from hvd_sparse.compression.base import Compressor, Wrapper
 from hvd_sparse.exchange.plan import Gradient
 
 _COUNTS = ("bytes_inside", "bytes_across", "selected", "considered")

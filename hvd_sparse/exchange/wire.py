@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.compression.selectors import Compressor
+from hvd_sparse.compression.base import Compressor
 
 
 def parts(recipe: Any) -> Iterator[Any]:

@@ -1,0 +1,125 @@
+"""Many steps of each node between two exchanges."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import tensorflow as tf
+
+from hvd_sparse.aggregators import branches
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
+from hvd_sparse.aggregators.transaction import Update
+from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Communicator
+
+
+@dataclasses.dataclass(frozen=True)
+class Outer:
+    """What is done with the mean of the nodes' updates: SGD, with u that mean and v a velocity that all ranks share.
+
+        v' = momentum v + u;  weights are lowered by rate v', with Nesterov by rate (u + momentum v')
+
+    Attributes:
+        rate: 1 takes the mean as it is.
+        momentum: 0 for none.
+        nesterov: see above.
+    """
+
+    disk_name = "Outer"
+    rate: float = 1.0
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    def __post_init__(self):
+        if self.rate <= 0.0 or not 0.0 <= self.momentum < 1.0:
+            raise ValueError(f"Expected a rate above 0 and a momentum in [0, 1), got {self.rate} and {self.momentum}.")
+
+
+class _Stepping(AggregatorState):
+    """The state of the inner, the velocity [size] float32 of all ranks alike, and how many steps there have been."""
+
+    def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState, momentum: float):
+        super().__init__(spec, communicator, inner)
+        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_local_step")
+        size = spec.size if momentum else 0
+        self.velocity = tf.Variable(tf.zeros([size]), trainable=False, name=f"{spec.name}_outer_velocity")
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalSteps(Aggregator):
+    """Exchanges every H-th step; in between each node goes on by itself, at its own weights.
+
+    With all of each node's updates and an outer Nesterov step it is DiLoCo (Douillard et al. 2023); with top-k of
+    buckets, a residual that decays and 2 bits it is SparseLoCo (Sarfi et al. 2025). Inside a node gradients are still
+    averaged in every step.
+
+    Attributes:
+        inner: exchanges updates that gather, `LocalUpdates(..., ahead=True, gathers=True)`.
+        every: H, at least 1.
+        outer: what is done with the mean of what the nodes have done.
+
+    Steps and bytes sent per rank: in every H-th step the inner's; in the others what it does inside the node, and one
+    all-reduce of 4 bytes, by which ranks ask each other whether all gradients are finite.
+    """
+
+    disk_name = "LocalSteps"
+    inner: Aggregator
+    every: int
+    outer: Outer = Outer()
+
+    def __post_init__(self):
+        if self.every < 1:
+            raise ValueError(f"Expected an exchange every 1 or more steps, got every={self.every}.")
+        self.inner.holding()  # raises where nothing can wait
+
+    @property
+    def nests(self):
+        """It is outermost: its branches hold whole exchanges."""
+        return False
+
+    def at_density(self, density):
+        return dataclasses.replace(self, inner=self.inner.at_density(density))
+
+    def set_epoch(self, state, epoch):
+        self.inner.set_epoch(state.inner, epoch)
+
+    def reduce(self, parts, divisor, state):
+        variables = state.inner.variables
+        meets = (state.step + 1) % self.every == 0
+
+        def run(part: Aggregator) -> branches.Outputs:
+            return branches.pack(part.reduce(parts, divisor, state.inner), state.spec, divisor, variables)
+
+        outputs = tf.cond(meets, lambda: run(self.inner), lambda: run(self.inner.holding()))
+        lowered, moved = self._outer(tf.cast(outputs.total, tf.float32), state, meets)
+        updates = [
+            Update(variable, tf.ensure_shape(value, variable.shape))
+            for variable, value in zip(variables, outputs.values, strict=True)
+        ]
+        whole = outputs._replace(total=tf.cast(lowered, outputs.total.dtype))
+        return branches.unpack(whole, state.spec, (*updates, *moved, Update(state.step, state.step + 1)))
+
+    def residual(self, state):
+        return self.inner.residual(state.inner)
+
+    def node_residual(self, state):
+        return self.inner.node_residual(state.inner)
+
+    def restored(self, state, residual):
+        return self.inner.restored(state.inner, residual)
+
+    def contributions(self, size, members):
+        return None
+
+    def _create(self, spec, communicator):
+        return _Stepping(spec, communicator, self.inner._create(spec, communicator), self.outer.momentum)
+
+    def _outer(self, mean: tf.Tensor, state: _Stepping, meets: tf.Tensor) -> tuple[tf.Tensor, tuple[Update, ...]]:
+        """By how much weights are lowered, and the new velocity."""
+        outer = self.outer
+        if not outer.momentum:
+            return outer.rate * mean, ()
+        velocity = outer.momentum * state.velocity + mean
+        moved = mean + outer.momentum * velocity if outer.nesterov else velocity
+        lowered = tf.where(meets, outer.rate * moved, tf.zeros_like(mean))
+        return lowered, (Update(state.velocity, tf.where(meets, velocity, state.velocity)),)

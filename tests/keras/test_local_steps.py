@@ -1,0 +1,205 @@
+"""Nodes that take steps by themselves between two exchanges, against a training that is written out in NumPy."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse.aggregators import Compressed, Hierarchical, LocalSteps, Outer
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.compression.updates import LocalUpdates
+from tests import simulation, threads
+from tests.gpu import reference
+from tests.keras.test_ahead import slopes
+from tests.keras.test_local_updates import OPTIMIZERS, Slots, distributed
+from tests.keras.test_momentum import SHAPES, SIZE, packed, unpacked, weights
+from tests.keras.test_momentum_files import compiled, fitted
+from tests.simulation import Shape
+
+F = np.float32
+STEPS, EVERY = 20, 4
+
+
+class Nodes:
+    """All nodes' weights, their optimizers, what has gathered, and error feedback on each rank's shard."""
+
+    def __init__(self, shape, density, decay, outer, make):
+        self.shape, self.density, self.decay, self.outer = shape, density, F(decay), outer
+        self.ends = simulation.shard_ends(SIZE, shape.local_size)
+        self.slots = [[make(end - begin) for begin, end in self.ends] for _ in range(shape.nodes)]
+        self.gathered, self.residual = (np.zeros([shape.nodes, SIZE], F) for _ in range(2))
+        self.velocity, self.number = np.zeros(SIZE, F), 0
+
+    def step(self, vectors):
+        """By how much the weights of all ranks are lowered."""
+        self.number += 1
+        total, local = np.zeros(SIZE, F), self.shape.local_size
+        meets = self.number % EVERY == 0
+        for node in range(self.shape.nodes):
+            for place, (begin, end) in enumerate(self.ends):
+                if begin == end:
+                    continue
+                own = slice(begin, end)
+                parts = [vector[own] for vector in vectors[node * local : (node + 1) * local]]
+                gradient = reference.accumulate(parts, None) / F(local)
+                moves = self.gathered[node, own] + F(local) * self.slots[node][place].update(gradient, self.number)
+                self.gathered[node, own] = 0 if meets else moves
+                if meets:
+                    kept = self.residual[node, own] * self.decay
+                    summed = reference.accumulate([moves], kept)
+                    indices = simulation.exact(summed, simulation.kept(self.density, summed.size), 0)
+                    values, self.residual[node, own] = reference.feedback([moves], kept, indices, F)
+                    total[own][indices] += values
+        mean = total / F(self.shape.ranks)
+        if not meets:
+            return np.zeros(SIZE, F)
+        self.velocity = F(self.outer.momentum) * self.velocity + mean
+        moved = mean + F(self.outer.momentum) * self.velocity if self.outer.nesterov else self.velocity
+        return F(self.outer.rate) * (moved if self.outer.momentum else mean)
+
+
+OUTER = Outer(0.7, 0.9, nesterov=True)
+# Density, decay, what is done with the mean, and the recipe.
+WAYS = {
+    "diloco": (1.0, 1.0, OUTER, lambda: hvd.recipes.diloco(EVERY)),
+    "sparse": (
+        0.1,
+        0.95,
+        Outer(),
+        lambda: LocalSteps(
+            Hierarchical(Compressed(LocalUpdates(ErrorFeedback(TopK(0.1), 0.95), ahead=True, gathers=True))), EVERY
+        ),
+    ),
+    "heavy ball": (
+        0.1,
+        1.0,
+        Outer(0.5, 0.5),
+        lambda: LocalSteps(
+            Hierarchical(Compressed(LocalUpdates(ErrorFeedback(TopK(0.1)), ahead=True, gathers=True))),
+            EVERY,
+            Outer(0.5, 0.5),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", ["AdamW", pytest.param("momentum", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "ranks, local_size",
+    [(4, 2), *(pytest.param(*case, marks=pytest.mark.thorough) for case in [(1, 1), (3, 1), (6, 3), (8, 4)])],
+)
+def test_every_step_is_that_of_numpy(way, name, ranks, local_size):
+    density, decay, outer, recipe = WAYS[way]
+    make, step, begins, weight_decay = OPTIMIZERS[name]
+
+    def one_rank(grid):
+        optimizer = distributed(make(), recipe(), grid, name="local")
+        variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
+        optimizer.build(variables)
+        found = []
+        for number in range(STEPS):
+            with hvd.looking_ahead(optimizer):
+                lines = zip(slopes(grid.world.rank, number), variables, strict=True)
+                mine = [tf.constant(a) * variable + tf.constant(b) for (a, b), variable in lines]
+            optimizer.apply(mine, variables)
+            found.append([variable.numpy() for variable in variables])
+        (state,) = optimizer.exchange.states
+        return found, optimizer.exchange.aggregator.residual(state).numpy()
+
+    ran = threads.run(ranks, local_size, one_rank)
+    simulated = Nodes(Shape(ranks, local_size), density, decay, outer, lambda size: Slots(size, step, **begins))
+    expected = weights()
+    for number in range(STEPS):
+        vectors = []
+        for rank in range(ranks):
+            ahead = unpacked(simulated.gathered[rank // local_size] / F(local_size))
+            at = [weight - offset for weight, offset in zip(expected, ahead, strict=True)]
+            vectors.append(packed([a * weight + b for (a, b), weight in zip(slopes(rank, number), at, strict=True)]))
+        for weight, lowered in zip(expected, unpacked(simulated.step(vectors)), strict=True):
+            weight -= weight * F(weight_decay) * F(0.05)
+            weight -= lowered
+        for found, _ in ran:
+            for own, other in zip(found[number], expected, strict=True):
+                np.testing.assert_allclose(own, other, rtol=0, atol=2e-6 * np.abs(other).max())
+    total = np.sum([left for _, left in ran], axis=0)
+    kept = np.sum(simulated.residual + simulated.gathered, axis=0)
+    np.testing.assert_allclose(total, kept, rtol=0, atol=1e-5)
+
+
+def test_between_exchanges_nothing_leaves_a_node():
+    def one_rank(grid):
+        recipe = hvd.recipes.sparseloco(3, 4, 16, decay=1.0)
+        optimizer = distributed(keras.optimizers.Adam(0.1), recipe, grid, name="counted", telemetry=hvd.Telemetry())
+        variable = keras.Variable(np.ones(64, "f4"), name="v")
+        optimizer.build([variable])
+        found = []
+        for step in range(6):
+            with hvd.looking_ahead(optimizer):
+                gradient = tf.constant(np.random.default_rng([grid.world.rank, step]).standard_normal(64), tf.float32)
+            before = variable.numpy()
+            optimizer.apply([gradient], [variable])
+            figures = optimizer.exchange.read_telemetry()
+            found.append((bool((variable.numpy() != before).any()), float(figures["bytes_across"]) > 16))
+        return found
+
+    met = [(False, False), (False, False), (True, True)] * 2
+    assert threads.run(4, 2, one_rank) == [met] * 4
+
+
+def test_a_nan_between_exchanges_stops_all_and_spoils_nothing():
+    def one_rank(grid):
+        optimizer = distributed(keras.optimizers.Adam(0.1), hvd.recipes.diloco(5), grid, name="stopped")
+        variable = keras.Variable(np.ones(8, "f4"), name="v")
+        optimizer.apply([tf.range(8.0)], [variable])
+        before = [each.numpy() for state in optimizer.exchange.states for each in state.variables]
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 2"):
+            optimizer.apply([tf.fill([8], np.nan if grid.world.rank == 2 else 1.0)], [variable])
+        after = [each.numpy() for state in optimizer.exchange.states for each in state.variables]
+        return all((one == other).all() for one, other in zip(before, after, strict=True))
+
+    assert threads.run(4, 2, one_rank) == [True] * 4
+
+
+@pytest.mark.parametrize("make", [lambda: hvd.recipes.diloco(3), lambda: hvd.recipes.sparseloco(3, 2, 4)])
+def test_a_stopped_run_goes_on_to_the_bit(make, tmp_path):
+    """In the middle of a round, too: an epoch has two steps."""
+
+    def run(folder, epochs):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=make())
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.CheckpointCallback(folder)]
+        return fitted(compiled(optimizer), epochs, callbacks)
+
+    run(tmp_path / "stopped", 2)
+    np.testing.assert_array_equal(
+        run(tmp_path / "stopped", 5).get_weights()[0], run(tmp_path / "whole", 5).get_weights()[0]
+    )
+
+
+def gathering(**options):
+    return Compressed(LocalUpdates(ErrorFeedback(TopK(0.1)), **options))
+
+
+@pytest.mark.parametrize(
+    "make, told",
+    [
+        (lambda: LocalSteps(gathering(ahead=True, gathers=True), 0), "every 1 or more steps, got every=0"),
+        (lambda: LocalSteps(gathering(ahead=True), 2), "Only updates can wait"),
+        (lambda: LocalSteps(Compressed(ErrorFeedback(TopK(0.1))), 2), "Only updates can wait"),
+        (lambda: LocalSteps(hvd.recipes.dense(), 2), "AllReduce exchanges in each step"),
+        (lambda: gathering(gathers=True), "pass ahead=True"),
+        (lambda: Outer(0.0), "a rate above 0"),
+        (lambda: Outer(1.0, 1.0), r"a momentum in \[0, 1\)"),
+        (lambda: ErrorFeedback(TopK(0.1), 1.5), r"a decay in \[0, 1\], got 1.5"),
+        (lambda: Hierarchical(hvd.recipes.diloco(3)), "cannot work inside Hierarchical"),
+    ],
+)
+def test_what_cannot_be_is_refused(make, told):
+    with pytest.raises((TypeError, ValueError), match=told):
+        make()
