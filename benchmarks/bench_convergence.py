@@ -8,6 +8,8 @@ Four ranks as 2 nodes of 2 train a small ResNet and a small VGG (examples/models
 - TopK-SGD: recipes.topk, exact selection on each rank's gradient;
 - MSTopK-SGD: recipes.hitopk, MSTopK through HiTopKComm, selection on the sums over a node,
 - recommended: recipes.recommended, the same of momentum, with a density that begins high,
+- updates, ahead: recipes.updates around the same, gradients taken at each node's own weights,
+- for the Transformer also DiLoCo and SparseLoCo, with 30 steps of each node between two exchanges,
 
 these at density 0.01 (that of CommLib's Fig. 7 and 8; Table 2 states none), the Transformer also with MSTopK-SGD after
 two epochs of 2DTAR-SGD; and as SparCML's Quantized TopK SGD

@@ -78,6 +78,9 @@ ARMS = {
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
     "warmed": Arm("MSTopK-SGD after two dense epochs", "torus2d,2:hitopk"),
     "recommended": Arm("recommended", "recommended"),
+    "updates": Arm("updates, ahead", "updates(hitopk, ahead=True)"),
+    "diloco": Arm("DiLoCo, 30 steps", "diloco(every=30)"),
+    "sparseloco": Arm("SparseLoCo, 30 steps", "sparseloco(every=30)"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
     "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
@@ -86,10 +89,10 @@ ARMS = {
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 TRAINED: dict[str, tuple[str, ...]] = {
-    "small_resnet": (*_COMMLIB, "recommended", "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
-    "small_vgg": (*_COMMLIB, "recommended"),
-    "transformer": (*_COMMLIB, "warmed", "recommended"),
-    "lstm": ("torus2d", "recommended", "bucket4", "warmed4"),  # SparCML 8.3: Hansards
+    "small_resnet": (*_COMMLIB, "recommended", "updates", "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
+    "small_vgg": (*_COMMLIB, "recommended", "updates"),
+    "transformer": (*_COMMLIB, "warmed", "recommended", "updates", "diloco", "sparseloco"),
+    "lstm": ("torus2d", "recommended", "updates", "bucket4", "warmed4"),  # SparCML 8.3: Hansards
 }
 
 
@@ -122,6 +125,9 @@ _PAIRS = (
     Pair("bucket8", "torus2d", 1.0),
     Pair("bucket16", "torus2d", 1.0),
     Pair("recommended", "torus2d"),
+    Pair("updates", "torus2d"),
+    Pair("diloco", "torus2d"),
+    Pair("sparseloco", "torus2d"),
 )
 
 

@@ -22,7 +22,6 @@ PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
 NORMS_EVERY = 100  # steps, in TensorBoard
 NOT_DECAYED = ("bias", "gamma", "beta")  # the variables of Keras that weight decay leaves alone, as in LARS and LAMB
 _STAGE = re.compile(r"(?:(\d+):)?([a-z0-9_]+)(?:@([0-9.e-]+)|\((.*)\))?")
-_BETWEEN_STAGES = re.compile(r",(?![^(]*\))")  # a comma outside parentheses
 
 
 def parser(description: str, batch: str = "samples", sized: bool = True, **defaults: Any) -> argparse.ArgumentParser:
@@ -39,8 +38,8 @@ def parser(description: str, batch: str = "samples", sized: bool = True, **defau
     exchange.add_argument(
         "--recipe",
         default="dense",
-        help="a recipe of hvd.recipes, as hitopk@0.001 or sparcml_buckets(k=8, bits=4), or one after another by epoch: "
-        "hitopk@0.001,13:torus2d",
+        help="a recipe of hvd.recipes, as hitopk@0.001, sparcml_buckets(k=8, bits=4) or updates(hitopk, ahead=True); "
+        "or one after another by epoch: hitopk@0.001,13:torus2d",
     )
     exchange.add_argument("--density", type=float, default=0.01, help="of recipes without @ (default %(default)s)")
     exchange.add_argument("--wire-dtype", help="float32, float16 or bfloat16: how values travel")
@@ -117,8 +116,20 @@ def recipe_of(text: str, density: float, wire_dtype: str | None = None, steps: i
     """
     asked = {"density": density, "wire_dtype": wire_dtype, "steps": steps}
     defaults = {name: value for name, value in asked.items() if value is not None}
-    stages = [_stage(each.strip(), defaults) for each in _BETWEEN_STAGES.split(text)]
+    stages = [_stage(each.strip(), defaults) for each in _split(text)]
     return stages[0][1] if len(stages) == 1 and stages[0][0] == 0 else hvd.recipes.schedule(stages)
+
+
+def _split(text: str) -> list[str]:
+    """What stands between commas that are outside of parentheses."""
+    pieces, depth = [""], 0
+    for character in text:
+        depth += (character == "(") - (character == ")")
+        if character == "," and depth == 0:
+            pieces.append("")
+        else:
+            pieces[-1] += character
+    return pieces
 
 
 def _stage(text: str, defaults: dict[str, Any]) -> tuple[int, Aggregator]:
@@ -127,13 +138,13 @@ def _stage(text: str, defaults: dict[str, Any]) -> tuple[int, Aggregator]:
     maker = getattr(hvd.recipes, matched[2], None) if matched and not matched[2].startswith("_") else None
     if matched is None or not inspect.isfunction(maker) or matched[2] == "schedule":
         raise ValueError(
-            "Expected a recipe of hvd.recipes, as hitopk, hitopk@0.001, sparcml_buckets(k=8, bits=4) or "
-            f"hitopk@0.001,13:torus2d, got {text!r}."
+            "Expected a recipe of hvd.recipes, as hitopk, hitopk@0.001, sparcml_buckets(k=8, bits=4), "
+            f"updates(hitopk, ahead=True) or hitopk@0.001,13:torus2d, got {text!r}."
         )
     taken = inspect.signature(maker).parameters
     if matched[3] and "density" not in taken:
         raise ValueError(f"Expected no density for the recipe {matched[2]}, which takes none, got {text!r}.")
-    given = {"density": float(matched[3])} if matched[3] else _named(matched[4] or "", text)
+    given = {"density": float(matched[3])} if matched[3] else _given(matched[4] or "", list(taken), defaults, text)
     unknown = [name for name in given if name not in taken]
     if unknown:
         raise ValueError(f"Expected arguments of {matched[2]}, {', '.join(taken)}, got {unknown[0]} in {text!r}.")
@@ -141,15 +152,18 @@ def _stage(text: str, defaults: dict[str, Any]) -> tuple[int, Aggregator]:
     return int(matched[1] or 0), maker(**{**usual, **given})
 
 
-def _named(arguments: str, text: str) -> dict[str, Any]:
-    """From NAME=LITERAL, NAME=LITERAL."""
+def _given(arguments: str, taken: list[str], defaults: dict[str, Any], text: str) -> dict[str, Any]:
+    """From NAME=LITERAL, NAME=LITERAL; a recipe that is made of another has that first, or as `recipe`."""
     try:
-        call = ast.parse(f"recipe({arguments})", mode="eval").body
-        if isinstance(call, ast.Call) and not call.args:
-            return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    except (SyntaxError, ValueError):
-        pass
-    raise ValueError(f"Expected arguments by name, as in sparcml_buckets(k=8, bits=4), got {text!r}.")
+        call: Any = ast.parse(f"recipe({arguments})", mode="eval").body
+        nodes = {str(each.arg): each.value for each in call.keywords}
+        if call.args:
+            (nodes["recipe"],) = call.args if "recipe" in taken else ()
+        inner = nodes.pop("recipe") if "recipe" in taken and "recipe" in nodes else None
+        given = {name: ast.literal_eval(node) for name, node in nodes.items()}
+    except (AttributeError, SyntaxError, ValueError):
+        raise ValueError(f"Expected arguments by name, as in sparcml_buckets(k=8, bits=4), got {text!r}.") from None
+    return given if inner is None else {"recipe": _stage(ast.unparse(inner), defaults)[1], **given}
 
 
 def optimizer(

@@ -34,6 +34,15 @@ def test_a_recipe_is_one_or_several_by_epoch():
     assert arguments.recipe(options_of("--recipe", "hitopk(density=0.1)")) == recipes.hitopk(0.1)
 
 
+def test_a_recipe_may_be_made_of_another():
+    recipes = hvd.recipes
+    inner = recipes.updates(recipes.hitopk(0.02), ahead=True)
+    assert arguments.recipe(options_of("--recipe", "updates(hitopk(density=0.02), ahead=True)")) == inner
+    text = "warmup(updates(recipe=hitopk, ahead=True), stage_steps=7),3:torus2d"
+    stages = [(0, recipes.warmup(recipes.updates(recipes.hitopk(0.02), True), 7)), (3, recipes.torus2d())]
+    assert arguments.recipe(options_of("--recipe", text, "--density", "0.02")) == recipes.schedule(stages)
+
+
 @pytest.mark.parametrize(
     "recipe, told",
     [
@@ -47,6 +56,8 @@ def test_a_recipe_is_one_or_several_by_epoch():
         ("sparcml_buckets(8)", "Expected arguments by name"),
         ("sparcml_buckets(k=len)", "Expected arguments by name"),
         ("sparcml_buckets(k=8) or dense()", "Expected arguments by name"),
+        ("updates(nothing)", "Expected a recipe of hvd.recipes"),
+        ("warmup(hitopk, 5)", "Expected arguments by name"),
         ("sparcml_buckets(n=8)", "Expected arguments of sparcml_buckets, k, bucket, bits"),
         ("sparcml_buckets(bits=3)", "2, 4 or 8 bits, got 3"),
     ],
