@@ -9,6 +9,7 @@ the right to make namespaces. Writes results/demo.json and results/demo.png.
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import pathlib
@@ -20,7 +21,7 @@ from collections.abc import Iterable
 
 from benchmarks import cluster
 from examples.demo import report
-from examples.demo.settings import LOCAL_SIZE, NODES, RATE, RECIPES
+from examples.demo.settings import EPOCHS, LOCAL_SIZE, NODES, RATE, RECIPES, STEPS
 
 RESULTS = pathlib.Path("results")
 LIMIT = 1200.0  # seconds, however slow the machine
@@ -35,18 +36,24 @@ QUIET = {
 
 def main() -> None:
     """Starts the ranks, shows what rank 0 prints, and reports."""
-    rate, reason = network()
-    print(f"{NODES * LOCAL_SIZE} ranks as {NODES} nodes of {LOCAL_SIZE} train a network on crops of photographs, with "
-          f"{', '.join(RECIPES)} in turn; about three minutes on two cores.\n{reason}", flush=True)  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of {STEPS} steps each ({EPOCHS})")
+    options = parser.parse_args()
+    rate, told = network()
+    print(
+        f"{NODES * LOCAL_SIZE} ranks as {NODES} nodes of {LOCAL_SIZE} train a network on crops of photographs, with "
+        f"{', '.join(RECIPES)} in turn; about three minutes on two cores.\n{told}",
+        flush=True,
+    )
     with tempfile.TemporaryDirectory() as folder:
         runs = pathlib.Path(folder, "runs.json")
-        command = [sys.executable, "-m", "examples.demo.rank", str(runs)]
+        command = [sys.executable, "-m", "examples.demo.rank", str(runs), str(options.epochs)]
         try:
-            ended = on_loopback(command) if rate is None else on_links(command, rate)
+            failed = on_loopback(command) if rate is None else on_links(command, rate)
         except KeyboardInterrupt:
             sys.exit("Stopped; nothing is left of the network.")
-        if ended or not runs.exists():
-            sys.exit(f"The ranks ended with {ended}; what they printed stands above.")
+        if failed or not runs.exists():
+            sys.exit(f"The ranks ended with {failed}; what they printed stands above.")
         summary = report.summarise(json.loads(runs.read_text()), rate)
     RESULTS.mkdir(exist_ok=True)
     part = RESULTS / "demo.json.part"
@@ -93,7 +100,6 @@ def on_loopback(command: list[str]) -> str | None:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        start_new_session=False,
     ) as ranks:
         others = show(ranks.stdout or ())
     return f"status {ranks.returncode}:\n{others}\n" if ranks.returncode else None

@@ -1,4 +1,4 @@
-"""What one rank of the demo does: python -m examples.demo.rank RUNS, where rank 0 writes what all have seen."""
+"""What one rank of the demo does: python -m examples.demo.rank RUNS EPOCHS; rank 0 writes what all have seen."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ import hvd_sparse as hvd
 from benchmarks import convergence_data
 from examples.demo.settings import (
     BATCH_SIZE,
-    EPOCHS,
     HELD_OUT,
     LEARNING_RATE,
     MOMENTUM,
@@ -85,16 +84,16 @@ def batches(training: convergence_data.Crops) -> tf.data.Dataset:
     return tf.data.Dataset.from_generator(drawn, output_signature=kinds).prefetch(4)
 
 
-def train(name: str, training: convergence_data.Crops, held_out: convergence_data.Crops) -> dict[str, Any]:
+def train(name: str, epochs: int, training: convergence_data.Crops, held_out: convergence_data.Crops) -> dict[str, Any]:
     """Trains from the start; what this rank has seen of it."""
     keras.utils.clear_session()
     keras.utils.set_random_seed(SEED + hvd.rank())  # ranks start apart and are made equal by the broadcast
-    steps = EPOCHS * STEPS
+    steps = epochs * STEPS
     rate = keras.optimizers.schedules.CosineDecay(
         LEARNING_RATE / 10, steps, warmup_target=LEARNING_RATE, warmup_steps=steps // 10
     )
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(rate, MOMENTUM), aggregator=RECIPES[name](hvd.recipes), telemetry=hvd.Telemetry()
+        keras.optimizers.SGD(rate, MOMENTUM), aggregator=RECIPES[name](hvd.recipes, steps), telemetry=hvd.Telemetry()
     )
     model = make_model()
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
@@ -102,7 +101,7 @@ def train(name: str, training: convergence_data.Crops, held_out: convergence_dat
     model.fit(
         batches(training),
         steps_per_epoch=STEPS,
-        epochs=EPOCHS,
+        epochs=epochs,
         verbose=0,
         validation_data=(held_out.images, held_out.labels),
         validation_batch_size=500,
@@ -137,7 +136,7 @@ def main() -> None:
     held_out = held_out._replace(images=convergence_data.noisy(held_out.images, NOISE, random))
     runs = []
     for number, name in enumerate(RECIPES, 1):
-        runs.append(train(name, training, held_out))
+        runs.append(train(name, int(sys.argv[2]), training, held_out))
         if hvd.rank() == 0:
             print(told(runs[-1], number), flush=True)
     everyones = hvd.topology.world().gather_descriptions(runs, "demo.runs")

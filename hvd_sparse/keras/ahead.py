@@ -145,6 +145,7 @@ def looking_ahead(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 def wrap(model: keras.Model) -> None:
     """Lets the train step of a model look ahead, where its optimizer does; a second call changes nothing."""
+    vars(model)[_WRAPPED] = True
     own_step = model.train_step
     if hasattr(own_step, _WRAPPED):
         return
@@ -158,6 +159,11 @@ def wrap(model: keras.Model) -> None:
     model.train_step = step
     if not hasattr(model.make_train_function, _WRAPPED):
         model.make_train_function = _guarded(model)
+
+
+def is_wrapped(model: keras.Model) -> bool:
+    """Whether the train step of a model was to look ahead, also where it has another by now."""
+    return _WRAPPED in vars(model)
 
 
 def _guarded(model: keras.Model) -> Any:

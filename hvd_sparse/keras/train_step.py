@@ -65,7 +65,7 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
     if model.compiled:
         model.jit_compile = False
         model.train_function = None
-        if ahead.of(model.optimizer) is not None:
+        if ahead.is_wrapped(model):
             ahead.wrap(model)
     return model
 

@@ -75,7 +75,9 @@ def looking(density=0.25):
     return hvd.recipes.updates(hvd.recipes.topk(density), ahead=True)
 
 
-@pytest.mark.parametrize("way", ["graph", "eager", "our train step", "loss scaling", "accumulated"])
+@pytest.mark.parametrize(
+    "way", ["graph", "eager", "our train step", "ours after compile", "loss scaling", "accumulated"]
+)
 def test_fit_takes_gradients_there_and_leaves_the_shared_weights(way):
     """A linear model: the gradient tells where it was taken."""
     steps = 2 if way == "accumulated" else None
@@ -91,6 +93,8 @@ def test_fit_takes_gradients_there_and_leaves_the_shared_weights(way):
     model.compile(optimizer, "mse", run_eagerly=way == "eager", jit_compile=False)
     if way == "graph":
         model.compile(optimizer, "mse")
+    if way == "ours after compile":
+        hvd.compiled_train_step(model)
     x, y = np.array([[1, 2, 4, 8]], "f4") / 8, np.array([[1]], "f4")
     shared, residual, gathered = np.zeros(4, F), np.zeros(4, F), np.zeros(4, F)
     for step in range(6):
