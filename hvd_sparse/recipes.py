@@ -14,6 +14,7 @@ from hvd_sparse.aggregators import (
     Aggregator,
     AllReduce,
     Compressed,
+    DenseBelow,
     Hierarchical,
     LocalSteps,
     Mean,
@@ -214,6 +215,20 @@ def recommended(density: float = 0.01, steps: int = 1000, momentum: float | None
     return _warmed(momentum_corrected(hitopk(density, seed=seed), momentum), density, max(1, steps // 10))
 
 
+def dense_below(recipe: Aggregator, elements: int = 1024) -> Aggregator:
+    """A sparse recipe beside which small variables, as biases and normalisations, travel whole.
+
+    Args:
+        recipe: for all other variables. What is to be around it comes first: `dense_below(warmup(...))` and
+            `warmup(dense_below(...))` are the same.
+        elements: of a variable, from which it is not small.
+
+    Raises:
+        ValueError: where an argument cannot be, or the recipe sends all of the gradient.
+    """
+    return DenseBelow(recipe, elements)
+
+
 def diloco(every: int = 30, rate: float = 0.7, momentum: float = 0.9) -> Aggregator:
     """DiLoCo (Douillard et al. 2023): each node takes H steps by itself, then all move by an outer Nesterov step.
 
@@ -296,7 +311,7 @@ def _around_feedback(part: Any, wrap: Callable[[ErrorFeedback], Compressor]) -> 
     """A recipe, or a part of it, with something around each of its error feedbacks."""
     if isinstance(part, ErrorFeedback):
         return wrap(part)
-    if not isinstance(part, (Compressed, Hierarchical, SparseAllReduce, SparCMLAlgorithm1)):
+    if not isinstance(part, (Compressed, DenseBelow, Hierarchical, SparseAllReduce, SparCMLAlgorithm1)):
         return part
     whole: Any = part
     fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(whole)}

@@ -155,6 +155,11 @@ AGGREGATORS: dict[str, Recipe] = {
         True,
         wires=False,
     ),
+    "dense_below": Recipe(
+        lambda density, wire: recipes.dense_below(recipes.hitopk(density, wire), 1),
+        _selecting(simulation.Hierarchical, simulation.searched()),
+        True,
+    ),
     "momentum_corrected": Recipe(
         lambda density, wire: recipes.momentum_corrected(recipes.hitopk(density, wire), MOMENTUM),
         _with_momentum(_selecting(simulation.Hierarchical, simulation.searched()), Momentum(MOMENTUM)),

@@ -3,6 +3,7 @@
 from hvd_sparse.aggregators.allreduce import AllReduce
 from hvd_sparse.aggregators.base import Aggregator
 from hvd_sparse.aggregators.compressed import Accumulated, Compressed
+from hvd_sparse.aggregators.dense_below import DenseBelow
 from hvd_sparse.aggregators.hierarchical import Hierarchical
 from hvd_sparse.aggregators.local_steps import LocalSteps, Outer
 from hvd_sparse.aggregators.mean import Mean
@@ -17,6 +18,7 @@ __all__ = [
     "Aggregator",
     "AllReduce",
     "Compressed",
+    "DenseBelow",
     "Exchange",
     "Hierarchical",
     "LocalSteps",

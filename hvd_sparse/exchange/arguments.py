@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hvd_sparse.aggregators import Aggregator, Schedule
+from hvd_sparse.aggregators import Aggregator, DenseBelow, Schedule
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.senders import Sender
 from hvd_sparse.compression.updates import LocalUpdates
@@ -80,6 +81,12 @@ def sends_updates(recipe: Any, op: Any = None) -> bool:
             "op=hvd.Sum cannot be had where the exchange gives by how much weights are to be lowered: use hvd.Average."
         )
     return found
+
+
+def dense_apart(recipe: Any, shapes: Mapping[str, Sequence[int]]) -> set[str]:
+    """The variables that a recipe sends whole, while it sends a part of the others."""
+    found = (part for part in _parts(recipe) if isinstance(part, DenseBelow))
+    return {name for part in found for name in part.small(shapes)}
 
 
 def looks_ahead(recipe: Any) -> bool:

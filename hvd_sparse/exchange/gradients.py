@@ -306,7 +306,8 @@ class GradientExchange(Renamed):
             shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
             usual = buckets.usual_bucket_bytes(gradients, shapes, self.aggregator.sends_all)
             size = usual if self._bucket_bytes is None else self._bucket_bytes
-            plan = buckets.make_plan(gradients, shapes, size, self._first_bucket_bytes)
+            apart = arguments.dense_apart(self.aggregator, shapes)
+            plan = buckets.make_plan(gradients, shapes, size, self._first_bucket_bytes, apart)
             with tf.init_scope():
                 self._planned = self._begin(plan, variables)
         self._planned.plan.check(gradients)

@@ -8,7 +8,7 @@ its exchange starts early in the backward pass, the later ones large.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -146,6 +146,7 @@ def make_plan(
     shapes: Mapping[str, Sequence[int]],
     bucket_bytes: int = BUCKET_BYTES,
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
+    apart: Collection[str] = (),
 ) -> Plan:
     """Lays out gradients in the order in which they become ready.
 
@@ -155,22 +156,23 @@ def make_plan(
         bucket_bytes: a bucket is closed before it would pass this; a larger variable has a bucket of its own.
         first_bucket_bytes: the first bucket of all is closed once it holds this much. (If it were closed before it
             would pass this, the bias of the last layer alone would cost a call in each step.)
+        apart: names of variables that are in no bucket with others.
     """
     done: list[list[str]] = []
-    open_buckets: dict[tf.DType, list[str]] = {}
-    filled: dict[tf.DType, int] = {}
+    open_buckets: dict[tuple[tf.DType, bool], list[str]] = {}
+    filled: dict[tuple[tf.DType, bool], int] = {}
     dense = {name: gradient for name, gradient in gradients.items() if not isinstance(gradient, tf.IndexedSlices)}
     for name in ready_order(dense):
-        dtype = dense[name].dtype
-        cost = math.prod(shapes[name]) * dtype.size
-        if dtype in open_buckets and filled[dtype] + cost > bucket_bytes:
-            done.append(open_buckets.pop(dtype))
-        if dtype not in open_buckets:
-            open_buckets[dtype], filled[dtype] = [], 0
-        open_buckets[dtype].append(name)
-        filled[dtype] += cost
-        if not done and filled[dtype] >= first_bucket_bytes:
-            done.append(open_buckets.pop(dtype))
+        kind = (dense[name].dtype, name in apart)
+        cost = math.prod(shapes[name]) * dense[name].dtype.size
+        if kind in open_buckets and filled[kind] + cost > bucket_bytes:
+            done.append(open_buckets.pop(kind))
+        if kind not in open_buckets:
+            open_buckets[kind], filled[kind] = [], 0
+        open_buckets[kind].append(name)
+        filled[kind] += cost
+        if not done and filled[kind] >= first_bucket_bytes:
+            done.append(open_buckets.pop(kind))
     done.extend(open_buckets.values())
     buckets = tuple(
         Bucket(dense[names[0]].dtype, tuple(Segment(name, tuple(shapes[name])) for name in names)) for names in done

@@ -1,0 +1,90 @@
+"""Small variables travel whole, beside a recipe that sends a part of the others."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+
+from hvd_sparse.aggregators.base import Aggregator, AggregatorState
+from hvd_sparse.aggregators.mean import Mean
+from hvd_sparse.spec import Spec
+
+
+@dataclasses.dataclass(frozen=True)
+class DenseBelow(Aggregator):
+    """Averages all of the small variables, and leaves the others to a sparse recipe.
+
+    Biases and normalisations are few elements and move all of a layer; DGC's and PowerSGD's users send them whole. The
+    exchange puts them into buckets of their own, so that each vector is of one kind or the other. A small variable's
+    momentum and slots stay with the optimizer.
+
+    Attributes:
+        inner: for vectors of which a variable has at least so many elements.
+        elements: of a variable, from which it is not small.
+        dense: for all other vectors.
+
+    Steps and bytes sent per rank: those of the one that exchanges the vector.
+    """
+
+    disk_name = "DenseBelow"
+    inner: Aggregator
+    elements: int
+    dense: Aggregator = Mean()
+
+    def __post_init__(self):
+        if self.elements < 1:
+            raise ValueError(f"Expected a number of elements of at least 1, got {self.elements}.")
+        if self.inner.sends_all:
+            raise ValueError(f"{type(self.inner).__name__} sends all of each variable, so that none goes apart.")
+        if not self.dense.sends_all:
+            raise ValueError(f"Expected a dense recipe for small variables, got {type(self.dense).__name__}.")
+
+    @property
+    def nests(self):
+        """It is outermost, or in a warm-up: `Hierarchical` is in its parts."""
+        return False
+
+    @property
+    def returns_sum(self):
+        """As the inner, which has to hand on means as the dense recipe does."""
+        return self.inner.returns_sum
+
+    def small(self, shapes: Mapping[str, Sequence[int]]) -> set[str]:
+        """The variables that travel whole, by their shapes."""
+        return {name for name, shape in shapes.items() if math.prod(shape) < self.elements}
+
+    def part(self, spec: Spec) -> Aggregator:
+        """What exchanges a vector."""
+        sizes = [size for _, size in spec.segments] or [spec.size]
+        return self.dense if max(sizes) < self.elements else self.inner
+
+    def at_density(self, density):
+        return dataclasses.replace(self, inner=self.inner.at_density(density))
+
+    def set_epoch(self, state, epoch):
+        self.part(state.spec).set_epoch(state.inner, epoch)
+
+    def running(self, state):
+        return self.part(state.spec).running(state.inner)
+
+    def decided(self, state):
+        return self.part(state.spec).decided(state.inner)
+
+    def reduce(self, parts, divisor, state):
+        return self.part(state.spec).reduce(parts, divisor, state.inner)
+
+    def residual(self, state):
+        return self.part(state.spec).residual(state.inner)
+
+    def node_residual(self, state):
+        return self.part(state.spec).node_residual(state.inner)
+
+    def restored(self, state, residual):
+        return self.part(state.spec).restored(state.inner, residual)
+
+    def contributions(self, size, members):
+        return None
+
+    def _create(self, spec, communicator):
+        return AggregatorState(spec, communicator, self.part(spec)._create(spec, communicator))
