@@ -13,7 +13,7 @@ from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks, local_optimizer
 from tests import simulation, threads
 from tests.gpu import reference
-from tests.keras.test_momentum import RATE, SHAPES, SIZE, gradients, packed, pairs_of, unpacked, weights
+from tests.keras.test_momentum import RATE, SHAPES, SIZE, combinations, gradients, packed, unpacked, weights
 from tests.simulation import Shape
 
 STEPS = 20
@@ -177,10 +177,7 @@ def trained(make, recipe, ranks, local_size):
     return threads.run(ranks, local_size, one_rank)
 
 
-@pytest.mark.parametrize("recipe, name", pairs_of(RECIPES, OPTIMIZERS))
-@pytest.mark.parametrize(
-    "ranks, local_size", [(4, 2), *(pytest.param(*case, marks=pytest.mark.thorough) for case in GRIDS)]
-)
+@pytest.mark.parametrize("recipe, name, ranks, local_size", combinations("topk", "hitopk", OPTIMIZERS, (4, 2), GRIDS))
 def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size):
     make, step, begins, decay = OPTIMIZERS[name]
     make_recipe, select = RECIPES[recipe]

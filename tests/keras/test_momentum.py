@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 
 import keras
@@ -124,14 +125,18 @@ RECIPES = {
 }
 
 
-def pairs_of(recipes, optimizers):
-    """All recipes with all optimizers; the quick tier has the first recipe with one of them."""
-    first = next(iter(recipes))
-    return [
-        pytest.param(recipe, name, marks=[pytest.mark.thorough] * (recipe == first and name != "Adam"))
-        for recipe in recipes
-        for name in optimizers
-    ]
+def combinations(flat, by_nodes, optimizers, first, others):
+    """What is tried, as (recipe, optimizer, *grid): all optimizers by nodes on all grids, flat on the first one.
+
+    Adam is tried flat on all of them; the quick tier has the first grid, flat for Adam alone.
+    """
+    found = []
+    for recipe, name, grid in itertools.product((flat, by_nodes), optimizers, (first, *others)):
+        alone = recipe == flat and name != "Adam"
+        if grid == first or not alone:
+            marks = [pytest.mark.thorough] * (grid != first or alone)
+            found.append(pytest.param(recipe, name, *grid, marks=marks))
+    return found
 
 
 def weights():
@@ -183,10 +188,9 @@ def unpacked(vector):
     return [named[name] for name in SHAPES]
 
 
-@pytest.mark.parametrize("recipe, name", pairs_of(RECIPES, OPTIMIZERS))
 @pytest.mark.parametrize(
-    "ranks, local_size, masking",
-    [(4, 2, True), *(pytest.param(*case, marks=pytest.mark.thorough) for case in [*GRIDS, (4, 2, False)])],
+    "recipe, name, ranks, local_size, masking",
+    combinations("topk", "hitopk", OPTIMIZERS, (4, 2, True), [*GRIDS, (4, 2, False)]),
 )
 def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size, masking):
     make, moving, momentum_of = OPTIMIZERS[name]

@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-RANKS = (1, 2, 3, 4, 6, 8)
+RANKS = (1, 2, 3, 4, 6)
 LIMIT = 300.0  # seconds of a case: far more than any takes, with more ranks than cores and others' tests beside
 TRAINING = ("horovod", "keras", "lars", "sync")  # how the names of suites begin that train models
 
