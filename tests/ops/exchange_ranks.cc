@@ -4,7 +4,7 @@
 //          in different orders; what is received is checked, some of it only after the next exchange, then all leave.
 //   dies:  rank 0 kills itself before its last exchange; the others must be told.
 //   large: as all, with pieces of several megabytes.
-//   many:  as all, with more channels, so that exchanges begin at the same moment.
+//   many:  as all, with more channels, whose exchanges all begin at the same moment.
 // Ends with 0 where all was as it must be.
 #include <signal.h>
 #include <sys/mman.h>
@@ -76,10 +76,18 @@ hvds_received* exchange(const Job& job, int64_t group, int me, int channel, int 
   return hvds_exchange(group, name.c_str(), data.data(), bytes.data(), offsets.data(), expected, message);
 }
 
+// Waits until all channels of this rank have come to this round.
+void begin_together(const Job& job, int round) {
+  static std::atomic<int> come{0};
+  come.fetch_add(1);
+  while (come.load() < job.channels * (round + 1)) std::this_thread::yield();
+}
+
 void run_channel(const Job& job, int64_t group, int me, int channel) {
   char message[256];
   hvds_received* held = nullptr;
   for (int round = 0; round < job.rounds; ++round) {
+    if (job.what == "many") begin_together(job, round);
     hvds_received* received = exchange(job, group, me, channel, round, message);
     if (received == nullptr) fail(message, me);
     if (held != nullptr && !right(job, me, channel, round - 1, held)) fail("what was held has changed", me);
