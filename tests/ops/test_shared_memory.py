@@ -61,7 +61,7 @@ def test_it_is_clean_under_sanitizers(sanitizer, tmp_path, monkeypatch):
     monkeypatch.setenv("TSAN_OPTIONS", f"halt_on_error=1 suppressions={tmp_path / 'known'}")
     run(program, 3, 20, "all")
     run(program, 3, 5, "dies")
-    run(program, 2, 1000, "many")
+    run(program, 2, 3000 if sanitizer == "thread" else 100, "many")
 
 
 def test_arguments_that_cannot_be_are_refused():
