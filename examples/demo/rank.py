@@ -102,6 +102,7 @@ def train(name: str, epochs: int, training: convergence_data.Crops, held_out: co
         batches(training),
         steps_per_epoch=STEPS,
         epochs=epochs,
+        shuffle=False,
         verbose=0,
         validation_data=(held_out.images, held_out.labels),
         validation_batch_size=500,

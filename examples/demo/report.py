@@ -70,13 +70,17 @@ def draw(summary: dict[str, Any], path: pathlib.Path) -> None:
             label=f"{name}, {row['bytes_across'] / 1e6:,.0f} MB to the other node",
         )
     axis.axhline(summary["target"], color="grey", linewidth=0.8, linestyle=":")
-    where = f"links of {summary['network']}" if summary["network"] else "loopback, no network"
+    where = (
+        f"links of {summary['network'].replace('mbit', ' Mbit/s').replace('gbit', ' Gbit/s')}"
+        if summary["network"]
+        else "loopback, no network"
+    )
     axis.set(
         xlabel="seconds of training",
         ylabel="accuracy on held-out crops",
         title=f"2 nodes of 2 ranks, {where}",
-        ylim=(0, 1),
     )
+    axis.set_ylim(bottom=0.0)
     axis.grid(alpha=0.3)
     axis.legend(loc="lower right")
     part = path.with_suffix(".part.png")
