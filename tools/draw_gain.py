@@ -1,4 +1,4 @@
-"""Draws docs/images/gain.png, the picture of docs/benchmarks.md, from the newest reports of bench-exchange and bench-train.
+"""Draws docs/images/gain.png, as docs/benchmarks.md has it, from the newest reports of bench-exchange and bench-train.
 
 python -m tools.draw_gain
 """
