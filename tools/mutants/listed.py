@@ -20,8 +20,8 @@ LISTED = (
         "compression",
         "hvd_sparse/compression/error_feedback.py",
         0,
-        "self.compressor.compress(parts, state.inner, state.residual)",
-        "self.compressor.compress(parts, state.inner, tf.zeros_like(state.residual))",
+        "self.compressor.compress(parts, state.inner, kept)",
+        "self.compressor.compress(parts, state.inner, tf.zeros_like(kept))",
         "What was not sent is never sent.",
     ),
     Fault(
