@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import pathlib
 import subprocess
+import threading
 
 import pytest
 
@@ -210,6 +212,27 @@ def test_stages_stop_at_the_first_that_sees_the_fault(repository, tmp_path, caps
     assert len(record["seconds"]) == 2 and record["place"] == "lars/sums.py:2"
     assert record["difference"] == "-    return a + b\n+    return a - b"
     assert "left out: tests/test_broken.py::test_fails_anyhow" in capsys.readouterr().out
+
+
+def test_nobody_waits_for_tests_that_he_does_not_need(repository, tmp_path, monkeypatch):
+    known, began, ends, ran = baseline.Baseline(repository, tmp_path / "b"), threading.Event(), threading.Event(), []
+
+    def run(tier, files, keys):
+        ran.append(files)
+        if files == ["tests/test_own.py"]:
+            began.set()
+            assert ends.wait(60)
+        known._known.update({keys[file]: {"seconds": 1.0, "failed": []} for file in files})
+
+    monkeypatch.setattr(known, "_run", run)
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first = pool.submit(known.of, "quick", ["tests/test_own.py"])
+        assert began.wait(60)
+        second = pool.submit(known.of, "quick", ["tests/test_own.py"])
+        assert list(known.of("quick", ["tests/test_sums.py"])) == ["tests/test_sums.py"]
+        ends.set()
+        assert first.result(60) == second.result(60)
+    assert ran == [["tests/test_own.py"], ["tests/test_sums.py"]]
 
 
 @pytest.mark.thorough

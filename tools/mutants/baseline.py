@@ -7,7 +7,7 @@ import json
 import pathlib
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tools.mutants import copies, records
@@ -21,18 +21,36 @@ class Baseline:
 
     def __init__(self, root: pathlib.Path, path: pathlib.Path):
         self._root, self._path = root, path
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._running: set[str] = set()
         self._known: dict[str, Any] = records.read(path)
         self._sources = _digest(root, [each for each in _listed(root) if not _is_test(each)])
 
     def of(self, tier: str, files: Sequence[str]) -> dict[str, Any]:
-        """For each file its "seconds" and the names of tests that "failed"; runs those that are not known."""
-        with self._lock:
-            keys = {file: f"{tier} {file} {_digest(self._root, [file])} {self._sources}" for file in files}
-            missing = [file for file, key in keys.items() if key not in self._known]
-            if missing:
+        """For each file its "seconds" and the names of tests that "failed"; runs those that are not known.
+
+        What another thread runs by now is waited for, and nobody waits for what he does not need.
+        """
+        keys = {file: f"{tier} {file} {_digest(self._root, [file])} {self._sources}" for file in files}
+        while missing := self._claimed(keys):
+            try:
                 self._run(tier, missing, keys)
-            return {file: self._known[key] for file, key in keys.items()}
+            finally:
+                with self._changed:
+                    self._running -= {keys[file] for file in missing}
+                    self._changed.notify_all()
+        return {file: self._known[key] for file, key in keys.items()}
+
+    def _claimed(self, keys: Mapping[str, str]) -> list[str]:
+        """The files that this thread is to run now; none once all are known."""
+        with self._changed:
+            while True:
+                unknown = [file for file, key in keys.items() if key not in self._known]
+                mine = [file for file in unknown if keys[file] not in self._running]
+                if mine or not unknown:
+                    self._running |= {keys[file] for file in mine}
+                    return mine
+                self._changed.wait()
 
     def _run(self, tier: str, files: Sequence[str], keys: dict[str, str]) -> None:
         print(f"Without a fault: {len(files)} files of the {tier} tests ...", flush=True)
@@ -41,12 +59,13 @@ class Baseline:
             ran = run_tests(copy, tier, files, LIMIT, stop_at_first=False)
         if ran.seconds is None:
             raise RuntimeError(f"The tests do not run without a fault:\n{ran.output[-4000:]}")
-        for file in files:
-            failed = [name for name in ran.failed if name.partition("::")[0] == file]
-            self._known[keys[file]] = {"seconds": round(ran.seconds.get(file, 0.0), 1), "failed": failed}
-            for name in failed:
-                print(f"  fails without a fault, and is left out: {name}", flush=True)
-        records.write(self._path, self._known)
+        with self._changed:
+            for file in files:
+                failed = [name for name in ran.failed if name.partition("::")[0] == file]
+                self._known[keys[file]] = {"seconds": round(ran.seconds.get(file, 0.0), 1), "failed": failed}
+                for name in failed:
+                    print(f"  fails without a fault, and is left out: {name}", flush=True)
+            records.write(self._path, self._known)
 
 
 def _listed(root: pathlib.Path) -> list[str]:
