@@ -24,6 +24,7 @@ from examples import translation
 from examples.models import small
 from examples.training import arguments
 from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.keras import ahead
 
 EVALUATED = 256  # crops at a time
 
@@ -63,11 +64,12 @@ class ImageLearner:
         )  # traced, not run: the exchange has its state, and nothing has changed it
         self._right = tf.function(self._count_right)
         kept = [variable for state in self._optimizer.exchange.states for variable in state.variables]
+        kept += ahead.offsets(self._optimizer)
         self._state = [(variable, variable.numpy()) for variable in kept]
 
     def _update(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
         variables = self._model.trainable_variables
-        with tf.GradientTape() as tape:
+        with hvd.looking_ahead(self._optimizer), tf.GradientTape() as tape:
             logits = self._model(images, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
             kernels = [variable.value for variable in variables if len(variable.shape) > 1]

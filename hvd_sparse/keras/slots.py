@@ -133,7 +133,7 @@ def whole(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
     """An optimizer of the same class and settings with all of its slots, in the memory of the host."""
     base: Any = optimizer.__class__
     with tf.init_scope(), tf.device("CPU:0"):
-        made = base.from_config(optimizer.get_config())
+        made = base.from_config(_settings(optimizer))
         made.build(optimizer._trainable_variables)
     return made
 
@@ -153,7 +153,18 @@ def step(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: Any, le
 
 def _of_the_step(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """The settings that the step itself follows."""
-    return {key: value for key, value in optimizer.get_config().items() if key not in _OUTSIDE}
+    return {key: value for key, value in _settings(optimizer).items() if key not in _OUTSIDE}
+
+
+def _settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """An optimizer's config, with a schedule as it is: one that nobody saves need not be one that can be saved."""
+    rate = optimizer._learning_rate
+    vars(optimizer)["_learning_rate"] = 0.0
+    try:
+        config = optimizer.get_config()
+    finally:
+        vars(optimizer)["_learning_rate"] = rate
+    return {**config, "learning_rate": 0.0 if isinstance(rate, keras.Variable) else rate}
 
 
 def follow(twin: keras.optimizers.Optimizer, optimizer: keras.optimizers.Optimizer) -> None:
