@@ -24,7 +24,7 @@ help:           ## what there is to make
 demo: setup     ## 2 nodes of 2 ranks train on real images over slow links, DEMO_NETWORK=100mbit (4 minutes)
 	@$(RUN) -m examples.demo
 
-test: lint types  ## lint, types and the quick tests, among them real horovodrun jobs (about 13 minutes on two cores)
+test: lint types  ## lint, types and the quick tests, among them real horovodrun jobs (about 12 minutes on two cores)
 	@$(TESTS) -m "not thorough"
 
 test-rest: setup  ## the thorough tests: what `make test` leaves out
