@@ -387,26 +387,3 @@ def test_a_rate_that_changes_scales_the_velocity_of_the_exchange():
         return float(velocity[0])
 
     assert velocity_after(False) == 0.25 and velocity_after(True) == 0.125
-
-
-class Falling(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule without a config, as scripts have them that save no optimizer."""
-
-    def __call__(self, step):
-        return 0.5 / (1.0 + tf.cast(step, tf.float32))
-
-
-def test_a_schedule_is_followed_and_need_not_be_one_that_can_be_saved():
-    own, plain = (keras.Variable(np.ones(4, "f4")) for _ in range(2))
-    optimizers = [
-        hvd.DistributedOptimizer(keras.optimizers.Adam(Falling()), aggregator=sending(1.0)),
-        keras.optimizers.Adam(Falling()),
-    ]
-    for step in range(3):
-        for optimizer, variable in zip(optimizers, (own, plain), strict=True):
-            optimizer.apply([tf.constant([1.0, -2.0, 3.0, 0.5]) * (step + 1.0)], [variable])
-    np.testing.assert_allclose(own, plain, rtol=1e-6)
-    store = {}
-    hvd.consolidate(type("Model", (), {"optimizer": optimizers[0]})())
-    optimizers[0].save_own_variables(store)
-    assert len(store) == len(optimizers[1].variables)
