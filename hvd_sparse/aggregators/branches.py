@@ -1,14 +1,16 @@
-"""An exchange in one branch of a switch: what all branches have to return alike."""
+"""An exchange in one branch of a switch: what all branches have to return alike, and what they share."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hvd_sparse.aggregators.base import Aggregator
 from hvd_sparse.aggregators.counting import CountingCommunicator
-from hvd_sparse.aggregators.transaction import Reduced, Traffic, Update, dense
+from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, Update, dense
 from hvd_sparse.spec import Spec
 
 
@@ -65,3 +67,55 @@ def _told(reduced: Reduced, spec: Spec) -> tuple[tf.Tensor, Traffic]:
     counted = CountingCommunicator(spec.grid.world, spec.grid)
     culprits = counted.allreduce(reduced.culprit, "max", f"{spec.name}.fault")
     return culprits != 0, counted.traffic
+
+
+class Switch(Aggregator):
+    """An aggregator that runs one of several forms of its inner one, which share its state, `state.inner`."""
+
+    inner: Aggregator
+
+    @property
+    def nests(self):
+        """It is outermost: its branches hold whole exchanges."""
+        return False
+
+    @property
+    def returns_sum(self):
+        """As the inner."""
+        return self.inner.returns_sum
+
+    def at_density(self, density):
+        """The inner's last form at that density."""
+        whole: Any = self
+        return dataclasses.replace(whole, inner=self.inner.at_density(density))
+
+    def set_epoch(self, state, epoch):
+        self.inner.set_epoch(state.inner, epoch)
+
+    def decided(self, state):
+        return self.inner.decided(state.inner)
+
+    def residual(self, state):
+        return self.inner.residual(state.inner)
+
+    def node_residual(self, state):
+        return self.inner.node_residual(state.inner)
+
+    def restored(self, state, residual):
+        return self.inner.restored(state.inner, residual)
+
+    def contributions(self, size, members):
+        return None
+
+    @staticmethod
+    def _run(form: Aggregator, parts: Parts, divisor: int, state: Any) -> Outputs:
+        """What one branch returns."""
+        return pack(form.reduce(parts, divisor, state.inner), state.spec, divisor, state.inner.variables)
+
+    @staticmethod
+    def _written(outputs: Outputs, state: Any) -> list[Update]:
+        """The new values of the inner's state, whichever branch it was."""
+        return [
+            Update(variable, tf.ensure_shape(value, variable.shape))
+            for variable, value in zip(state.inner.variables, outputs.values, strict=True)
+        ]

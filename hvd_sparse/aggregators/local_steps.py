@@ -46,7 +46,7 @@ class _Stepping(AggregatorState):
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalSteps(Aggregator):
+class LocalSteps(branches.Switch):
     """Exchanges every H-th step; in between each node goes on by itself, at its own weights.
 
     With all of each node's updates and an outer Nesterov step it is DiLoCo (Douillard et al. 2023); with top-k of
@@ -72,44 +72,17 @@ class LocalSteps(Aggregator):
             raise ValueError(f"Expected an exchange every 1 or more steps, got every={self.every}.")
         self.inner.holding()  # raises where nothing can wait
 
-    @property
-    def nests(self):
-        """It is outermost: its branches hold whole exchanges."""
-        return False
-
-    def at_density(self, density):
-        return dataclasses.replace(self, inner=self.inner.at_density(density))
-
-    def set_epoch(self, state, epoch):
-        self.inner.set_epoch(state.inner, epoch)
-
     def reduce(self, parts, divisor, state):
-        variables = state.inner.variables
         meets = (state.step + 1) % self.every == 0
-
-        def run(part: Aggregator) -> branches.Outputs:
-            return branches.pack(part.reduce(parts, divisor, state.inner), state.spec, divisor, variables)
-
-        outputs = tf.cond(meets, lambda: run(self.inner), lambda: run(self.inner.holding()))
+        outputs = tf.cond(
+            meets,
+            lambda: self._run(self.inner, parts, divisor, state),
+            lambda: self._run(self.inner.holding(), parts, divisor, state),
+        )
         lowered, moved = self._outer(tf.cast(outputs.total, tf.float32), state, meets)
-        updates = [
-            Update(variable, tf.ensure_shape(value, variable.shape))
-            for variable, value in zip(variables, outputs.values, strict=True)
-        ]
         whole = outputs._replace(total=tf.cast(lowered, outputs.total.dtype))
-        return branches.unpack(whole, state.spec, (*updates, *moved, Update(state.step, state.step + 1)))
-
-    def residual(self, state):
-        return self.inner.residual(state.inner)
-
-    def node_residual(self, state):
-        return self.inner.node_residual(state.inner)
-
-    def restored(self, state, residual):
-        return self.inner.restored(state.inner, residual)
-
-    def contributions(self, size, members):
-        return None
+        updates = (*self._written(outputs, state), *moved, Update(state.step, state.step + 1))
+        return branches.unpack(whole, state.spec, updates)
 
     def _create(self, spec, communicator):
         return _Stepping(spec, communicator, self.inner._create(spec, communicator), self.outer.momentum)

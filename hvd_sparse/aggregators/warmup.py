@@ -23,7 +23,7 @@ class _Warming(AggregatorState):
 
 
 @dataclasses.dataclass(frozen=True)
-class Warmup(Aggregator):
+class Warmup(branches.Switch):
     """Sends more of the gradient in the first steps (DGC 3.3, warm-up training).
 
     Every stage is the inner at a constant density, so that what it sends is known when the graph is made; all stages
@@ -55,58 +55,19 @@ class Warmup(Aggregator):
         self.inner.at_density(1.0)  # raises where it has none
 
     @property
-    def nests(self):
-        """It is outermost: its branches hold whole exchanges."""
-        return False
-
-    @property
-    def returns_sum(self):
-        """As the inner."""
-        return self.inner.returns_sum
-
-    @property
     def starts(self) -> list[int]:
         """The number of the exchange with which each stage begins, and with which the inner goes on."""
         return [sum(steps for steps, _ in self.stages[:number]) for number in range(len(self.stages) + 1)]
 
-    def at_density(self, density):
-        """Only what comes after the warm-up changes."""
-        return dataclasses.replace(self, inner=self.inner.at_density(density))
-
-    def set_epoch(self, state, epoch):
-        self.inner.set_epoch(state.inner, epoch)
-
     def running(self, state):
         return self._parts()[int(self._stage(state).numpy())].running(state.inner)
 
-    def decided(self, state):
-        return self.inner.decided(state.inner)
-
     def reduce(self, parts, divisor, state):
-        variables = state.inner.variables
-
-        def exchanged(part: Aggregator) -> branches.Outputs:
-            return branches.pack(part.reduce(parts, divisor, state.inner), state.spec, divisor, variables)
-
-        choices = [lambda part=part: exchanged(part) for part in self._parts()]
+        choices = [lambda form=form: self._run(form, parts, divisor, state) for form in self._parts()]
         outputs = tf.switch_case(self._stage(state), choices)
-        updates = [
-            Update(variable, tf.ensure_shape(value, variable.shape))
-            for variable, value in zip(variables, outputs.values, strict=True)
-        ]
-        return branches.unpack(outputs, state.spec, (*updates, Update(state.step, state.step + 1)))
-
-    def residual(self, state):
-        return self.inner.residual(state.inner)
-
-    def node_residual(self, state):
-        return self.inner.node_residual(state.inner)
-
-    def restored(self, state, residual):
-        return self.inner.restored(state.inner, residual)
-
-    def contributions(self, size, members):
-        return None
+        return branches.unpack(
+            outputs, state.spec, (*self._written(outputs, state), Update(state.step, state.step + 1))
+        )
 
     def _create(self, spec, communicator):
         return _Warming(spec, communicator, self.inner._create(spec, communicator))

@@ -15,6 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange.gradients import resource
+
 _AHEAD = "_hvd_sparse_ahead"
 _WRAPPED = "_hvd_sparse_looks_ahead"
 
@@ -42,7 +44,7 @@ class Ahead:
             noted = self._lowered.assign(True, read_value=False)
         with _after([noted]):
             for variable, offset in zip(self._variables, self.offsets, strict=True):
-                _raw(variable).assign_sub(offset)
+                resource(variable).assign_sub(offset)
 
     def land(self) -> list[Any]:
         """Gives the variables back what they held, where they were lowered; what follows has to wait for the result."""
@@ -65,17 +67,13 @@ class Ahead:
 
     def _give_back(self) -> list[Any]:
         pairs = zip(self._variables, self._held, strict=True)
-        with _after([_raw(variable).assign(held, read_value=False) for variable, held in pairs]):
+        with _after([resource(variable).assign(held, read_value=False) for variable, held in pairs]):
             return [self._lowered.assign(False, read_value=False)]
 
 
 def _like(variable: Any, name: str) -> tf.Variable:
     zeros = tf.zeros(variable.shape, variable.dtype)
     return tf.Variable(zeros, trainable=False, name=f"{variable.name}_{name}")
-
-
-def _raw(variable: Any) -> tf.Variable:
-    return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _after(operations: Sequence[Any]) -> Any:

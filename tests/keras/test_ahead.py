@@ -12,7 +12,7 @@ from hvd_sparse.keras import ahead
 from tests import simulation, threads
 from tests.keras.test_local_updates import OPTIMIZERS, Nodes, Slots, distributed
 from tests.keras.test_momentum import RATE, SHAPES, SIZE, packed, unpacked, weights
-from tests.keras.test_momentum_files import compiled, fitted
+from tests.keras.test_momentum_files import assert_it_goes_on_to_the_bit, fitted
 from tests.simulation import Shape
 
 F = np.float32
@@ -141,17 +141,7 @@ def test_a_step_that_fails_leaves_the_shared_weights(value, told, eagerly):
 
 
 def test_a_stopped_run_goes_on_to_the_bit(tmp_path):
-    def run(folder, epochs):
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(0)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=looking())
-        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.CheckpointCallback(folder)]
-        return fitted(compiled(optimizer), epochs, callbacks)
-
-    run(tmp_path / "stopped", 2)
-    np.testing.assert_array_equal(
-        run(tmp_path / "stopped", 4).get_weights()[0], run(tmp_path / "whole", 4).get_weights()[0]
-    )
+    assert_it_goes_on_to_the_bit(looking(), tmp_path, 2, 4)
 
 
 def test_it_does_nothing_where_the_recipe_does_not_look_ahead():

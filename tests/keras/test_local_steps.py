@@ -17,7 +17,7 @@ from tests.gpu import reference
 from tests.keras.test_ahead import slopes
 from tests.keras.test_local_updates import OPTIMIZERS, Slots, distributed
 from tests.keras.test_momentum import SHAPES, SIZE, packed, unpacked, weights
-from tests.keras.test_momentum_files import compiled, fitted
+from tests.keras.test_momentum_files import assert_it_goes_on_to_the_bit
 from tests.simulation import Shape
 
 F = np.float32
@@ -168,18 +168,7 @@ def test_a_nan_between_exchanges_stops_all_and_spoils_nothing():
 @pytest.mark.parametrize("make", [lambda: hvd.recipes.diloco(3), lambda: hvd.recipes.sparseloco(3, 2, 4)])
 def test_a_stopped_run_goes_on_to_the_bit(make, tmp_path):
     """In the middle of a round, too: an epoch has two steps."""
-
-    def run(folder, epochs):
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(0)
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=make())
-        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.CheckpointCallback(folder)]
-        return fitted(compiled(optimizer), epochs, callbacks)
-
-    run(tmp_path / "stopped", 2)
-    np.testing.assert_array_equal(
-        run(tmp_path / "stopped", 5).get_weights()[0], run(tmp_path / "whole", 5).get_weights()[0]
-    )
+    assert_it_goes_on_to_the_bit(make(), tmp_path, 2, 5)
 
 
 def gathering(**options):

@@ -13,6 +13,7 @@ from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks, local_optimizer
 from tests import simulation, threads
 from tests.gpu import reference
+from tests.keras import test_momentum
 from tests.keras.test_momentum import RATE, SHAPES, SIZE, combinations, gradients, packed, unpacked, weights
 from tests.simulation import Shape
 
@@ -158,23 +159,16 @@ def distributed(optimizer, recipe, grid, **options):
     return optimizer
 
 
+def kept(optimizer):
+    """The slots and the residual of a rank."""
+    (state,) = optimizer.exchange.states
+    slots = {name: slot.numpy() for each in slots_of(state) for name, slot in each.slots.items()}
+    return slots, optimizer.exchange.aggregator.residual(state).numpy()
+
+
 def trained(make, recipe, ranks, local_size):
-    """The weights, the slots and the residual of each rank after each step."""
-
-    def one_rank(grid):
-        optimizer = distributed(make(), recipe, grid, name="updates")
-        variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
-        found = []
-        for step in range(STEPS):
-            mine = [tf.constant(gradient) for gradient in gradients(grid.world.rank, step)]
-            optimizer.apply(mine, variables)
-            (state,) = optimizer.exchange.states
-            slots = {name: slot.numpy() for each in slots_of(state) for name, slot in each.slots.items()}
-            residual = optimizer.exchange.aggregator.residual(state).numpy()
-            found.append(([variable.numpy() for variable in variables], slots, residual))
-        return found
-
-    return threads.run(ranks, local_size, one_rank)
+    """The weights of each rank after each step, and what it keeps."""
+    return test_momentum.trained(make, recipe, ranks, local_size, distributed, kept)
 
 
 @pytest.mark.parametrize("recipe, name, ranks, local_size", combinations("topk", "hitopk", OPTIMIZERS, (4, 2), GRIDS))
@@ -191,7 +185,7 @@ def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size):
             weight -= weight * F(decay) * F(RATE)
             weight -= update
         for rank in range(ranks):
-            own, slots, residual = ran[rank][number]
+            own, (slots, residual) = ran[rank][number]
             simulation.same_bits(residual, simulated.residual[rank])
             assert set(slots) == set(begins)
             for each, value in slots.items():

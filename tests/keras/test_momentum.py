@@ -156,19 +156,22 @@ def distributed(optimizer, recipe, grid, **options):
     return optimizer
 
 
-def trained(make, recipe, ranks, local_size):
-    """The weights and the velocity of each rank after each step."""
+def velocity_of(optimizer):
+    (state,) = optimizer.exchange.states
+    return next(part.velocity.numpy() for part in state.submodules if hasattr(part, "velocity"))
+
+
+def trained(make, recipe, ranks, local_size, distribute=distributed, seen=velocity_of):
+    """The weights of each rank after each step, and what is seen of its optimizer then, the velocity."""
 
     def one_rank(grid):
-        optimizer = distributed(make(), recipe, grid, name="momentum")
+        optimizer = distribute(make(), recipe, grid, name="trained")
         variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
         found = []
         for step in range(STEPS):
             mine = [tf.constant(gradient) for gradient in gradients(grid.world.rank, step)]
             optimizer.apply(mine, variables)
-            (state,) = optimizer.exchange.states
-            velocity = next(part.velocity.numpy() for part in state.submodules if hasattr(part, "velocity"))
-            found.append(([variable.numpy() for variable in variables], velocity))
+            found.append(([variable.numpy() for variable in variables], seen(optimizer)))
         return found
 
     return threads.run(ranks, local_size, one_rank)

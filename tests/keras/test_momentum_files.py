@@ -46,6 +46,20 @@ def fitted(model, epochs=1, callbacks=()):
     return model
 
 
+def assert_it_goes_on_to_the_bit(aggregator, folder, stopped, epochs):
+    """A training that was stopped after some epochs ends as one that was not."""
+
+    def run(name, epochs):
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(0)
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=aggregator)
+        callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), hvd.callbacks.CheckpointCallback(folder / name)]
+        return fitted(compiled(optimizer), epochs, callbacks).get_weights()[0]
+
+    run("stopped", stopped)
+    np.testing.assert_array_equal(run("stopped", epochs), run("whole", epochs))
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
     """All is sent, so that the exchange's momentum is the plain optimizer's."""
