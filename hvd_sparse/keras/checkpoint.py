@@ -58,12 +58,14 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
     world = topology.world()
     total = exchange.residual_sum()
     manifest, arrays = _written(total, world.size, exact)
+    # Rank 0's, as it is that which is written: other ranks may have other names for the same variables.
+    digest, *_ = world.gather_descriptions(archives.digest(manifest, arrays), "checkpoint.digest")
     written, problem = {}, None
     try:
         if world.rank == 0:
             written[pathlib.Path(path).name] = write(path, manifest, arrays)
         if exact:
-            own = _written_own(exchange.rank_state(), archives.digest(manifest, arrays), own_variables)
+            own = _written_own(exchange.rank_state(), digest, own_variables)
             written[own_path(path).name] = write(own_path(path), *own)
     except Exception as error:  # the other ranks wait for what has become of it
         problem = f"{type(error).__name__}: {error}"

@@ -1,4 +1,4 @@
-"""What two ranks do for test_broadcast_callback.py."""
+"""The callback paired variables by Keras's running names, and waited for ever where a rank had made other objects."""
 
 from __future__ import annotations
 

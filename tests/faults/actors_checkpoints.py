@@ -1,4 +1,4 @@
-"""Checkpoints of several ranks, one of whose files is damaged."""
+"""Checkpoints of two ranks, one of whose files is damaged."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def _shared_folder():
 
 def _assert_told(told, *texts):
     """One warning, on rank 0."""
-    assert [len(each) for each in _everywhere(told)] == [1, 0, 0], _everywhere(told)
+    assert [len(each) for each in _everywhere(told)] == [1, 0], _everywhere(told)
     for text in texts if hvd.rank() == 0 else ():
         assert text in told[0], f"expected {text!r} in: {told[0]}"
 
@@ -53,10 +53,23 @@ def _assert_alike(model, expected):
     assert_same(state(model), expected)
 
 
+def a_rank_whose_layers_have_other_names_goes_on_to_the_bit():
+    """Its file named the account of its own, which no rank writes, so that its state was taken for another's."""
+    for _ in range(hvd.rank()):
+        keras.layers.Dense(1)
+    directory = _shared_folder()
+    model, states = trained(directory, 1)
+    names = _everywhere([each.path for each in model.weights])
+    assert names[0] != names[1], names
+    assert resumed(model, directory) == [], "every rank has its own state"
+    _assert_alike(model, states[0])
+    shutil.rmtree(directory, ignore_errors=True)
+
+
 def single_bits_that_flip_in_any_file():
     directory = _shared_folder()
     model, states = trained(directory, 2)
-    for name in (MARKER, WEIGHTS, RESIDUALS, f"{RESIDUALS}.rank0of3", f"{RESIDUALS}.rank2of3"):
+    for name in (MARKER, WEIGHTS, RESIDUALS, f"{RESIDUALS}.rank0of2", f"{RESIDUALS}.rank1of2"):
         generator, path = random.Random(name), directory / "epoch-0001" / name
         content = path.read_bytes()
         for _ in range(FLIPS):
@@ -77,7 +90,7 @@ def single_bits_that_flip_in_any_file():
 def files_that_are_gone():
     directory = _shared_folder()
     model, states = trained(directory, 2)
-    for name in (MARKER, WEIGHTS, RESIDUALS, f"{RESIDUALS}.rank1of3"):
+    for name in (MARKER, WEIGHTS, RESIDUALS, f"{RESIDUALS}.rank1of2"):
         path = directory / "epoch-0001" / name
         if hvd.rank() == 0:
             path.rename(directory / "gone")
@@ -120,7 +133,7 @@ def local_variables_are_not_lost_for_a_newer_checkpoint():
     model.optimizer.register_local_var(model.layers[-1].kernel)
     model.optimizer.register_local_var(model.layers[-1].bias)
     fit(model, hvd.callbacks.CheckpointCallback(directory), Locals(), epochs=2)
-    path = directory / "epoch-0001" / f"{RESIDUALS}.rank2of3"
+    path = directory / "epoch-0001" / f"{RESIDUALS}.rank1of2"
     if hvd.rank() == 0:
         flip(path, random.Random(0))
     _everywhere(None)

@@ -1,4 +1,4 @@
-"""What two ranks do for test_stalls.py: they wait for each other until that is told, and are then let go."""
+"""Ranks that waited for each other said nothing: here they wait until that is told, and are then let go."""
 
 from __future__ import annotations
 

@@ -1,11 +1,9 @@
-"""Checkpoints that are damaged, interrupted, in the way of others, or do not fit on the disk."""
+"""Checkpoints that are damaged, interrupted, in the way of others, or do not fit on the disk; on one rank."""
 
 import io
 import os
 import pathlib
 import random
-import shutil
-import subprocess
 import zipfile
 
 import keras
@@ -14,7 +12,6 @@ import pytest
 
 import hvd_sparse as hvd
 from tests.datacache import devices
-from tests.faults import ranks
 from tests.faults.checkpoints import (
     FLIPS,
     MARKER,
@@ -235,23 +232,3 @@ assert folders(path) == ["epoch-0000", "epoch-0001"]
 
 def test_a_full_disk_is_an_error_that_leaves_the_checkpoints_before(tmp_path):
     assert devices.run(FULL, "1m", tmp_path / "disk").split() == ["refused"] * 4
-
-
-# ---- several ranks ----
-
-SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']
-MOUNTS = shutil.which("unshare") and not subprocess.run([*SMALL_DISK, "true"], capture_output=True).returncode
-launched = ranks.fixture(
-    "actors_checkpoints",
-    count=3,
-    limit=ranks.LIMIT + 20 * FLIPS,
-    environment={"SMALL_DISK": "/mnt"},
-    prefix=SMALL_DISK if MOUNTS else [],
-)
-
-
-@pytest.mark.parametrize("name", ranks.names("actors_checkpoints"))
-def test_on_ranks(name, launched):
-    if name == "a_full_disk_is_an_error_on_all" and not MOUNTS:
-        pytest.skip("no file system can be mounted here")
-    launched.require(name)

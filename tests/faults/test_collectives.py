@@ -1,31 +1,9 @@
-"""Collectives of what users have at hand, and the start of Horovod where users start it."""
+"""Collectives of what users have at hand, on one rank."""
 
 import keras
-import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from tests.faults import ranks
-
-
-@pytest.fixture(scope="module")
-def launched():
-    return ranks.Launched("actors_collectives", count=2)
-
-
-@pytest.fixture(scope="module")
-def starting():
-    return ranks.Launched("actors_starting", count=2, environment={ranks.STARTED: "0"})
-
-
-@pytest.mark.parametrize("name", ranks.names("actors_collectives"))
-def test_collectives(name, launched):
-    launched.require(name)
-
-
-@pytest.mark.parametrize("name", ranks.names("actors_starting"))
-def test_the_start(name, starting):
-    starting.require(name)
 
 
 def test_variables_of_a_lone_rank():

@@ -42,8 +42,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-from hvd_sparse.transport.launcher_store import Store
-from tests.parallel import cases
+from tests.parallel import cases, fewer_imports  # noqa: F401 - the latter before Keras
 
 GRACE = 15.0  # seconds that the other ranks get: to end a case in which one has failed, or to tell how they ended it
 SET_UP = 300.0  # seconds to make ready for a case, of which the first also waits for the imports of other ranks
@@ -57,6 +56,8 @@ def number_of() -> tuple[int, int]:
 
 def meet(name: str, others: Iterable[int]) -> None:
     """Tells that this rank has come, and waits until others have; without Horovod, which may yet have to start."""
+    from hvd_sparse.transport.launcher_store import Store
+
     store = Store.of_job(f"tests.{name}")
     assert store is not None, "such a case needs the store of horovodrun --gloo"
     store.put(number_of()[0], True)

@@ -27,6 +27,7 @@ class Room:
     beyond: tuple[str, ...] = ()
 
 
+TWO_RANKS = "tests/faults/test_two_ranks.py"
 OF_SENDERS = ("tests/keras/test_momentum*", "tests/keras/test_local_updates*")
 CONTRACTS = ("tests/test_contracts.py", "tests/exchange/test_exchange_laws.py")
 BELOW_KERAS = (*OF_DATACACHE, *OF_OPS)
@@ -35,7 +36,9 @@ KERNELS = (*OF_DATACACHE, *OF_LARS)
 ROOMS = {
     "aggregators": Room(("tests/aggregators/*", *CONTRACTS), ("hvd_sparse/aggregators/*.py",), OF_DATACACHE),
     "collectives": Room(
-        ("tests/collectives/*", "tests/faults/test_collectives.py"), ("hvd_sparse/collectives/*.py",), OF_DATACACHE
+        ("tests/collectives/*", "tests/faults/test_collectives.py", TWO_RANKS),
+        ("hvd_sparse/collectives/*.py",),
+        OF_DATACACHE,
     ),
     "compression": Room(
         ("tests/compression/*", *CONTRACTS, *OF_SENDERS), ("hvd_sparse/compression/*.py",), OF_DATACACHE
@@ -59,8 +62,8 @@ ROOMS = {
         (
             "tests/keras/*",
             "tests/faults/test_arguments.py",
-            "tests/faults/test_broadcast_callback.py",
             "tests/faults/test_checkpoints.py",
+            TWO_RANKS,
         ),
         (
             "hvd_sparse/keras/archives.py",
@@ -72,7 +75,7 @@ ROOMS = {
     ),
     "spec": Room(("tests/exchange/test_plan.py", *CONTRACTS), ("hvd_sparse/spec.py",), OF_DATACACHE),
     "transport": Room(
-        ("tests/transport/*", "tests/faults/test_stalls.py", "tests/test_launch.py"),
+        ("tests/transport/*", TWO_RANKS, "tests/test_launch.py"),
         (
             "hvd_sparse/transport/communicator.py",
             "hvd_sparse/transport/eager.py",
