@@ -29,6 +29,7 @@ def test_a_command_of_the_package_prints_its_own_lines_alone():
     assert run(["-m", "hvd_sparse.planner", *SIMULATE]) == (0, "")
 
 
+@pytest.mark.thorough
 def test_a_library_hides_nothing():
     """Where TensorFlow prints no such line, as on processors without oneDNN's instructions, there is nothing to see."""
     alone = run(["-c", "import tensorflow"])[1]

@@ -38,7 +38,9 @@ def trained_alone(name, model):
     return trained(make, model, None, options)[0]
 
 
-@pytest.mark.parametrize("ranks", range(1, 9))
+@pytest.mark.parametrize(
+    "ranks", [*range(1, 5), *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in range(5, 9))]
+)
 @pytest.mark.parametrize(
     "name, model", [("LARS", "resnet"), ("LARS, nesterov", "transformer"), ("LAMB", "transformer")]
 )

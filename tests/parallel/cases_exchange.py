@@ -114,7 +114,7 @@ def compare(lines, local_size, in_graph=True, steps=8):
     assert len(set(grid.world.gather_descriptions(digest.hexdigest(), "digest"))) == 1, "the replicas differ"
 
 
-@case(over=every_shape, quick=two_of_two)
+@case(ranks=(1, 3, 4, 6), over=every_shape, quick=two_of_two)
 def results_and_residuals_are_those_of_the_simulations(local_size):
     lines = [Line(name, size) for name in RECIPES for size in SIZES]
     lines += [Line(name, size, "integers") for name in ("dense", "torus2d") for size in SIZES]
