@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from tests.parallel import fewer_imports  # noqa: F401 - before Keras
 from tests.parallel.launch import horovodrun
 
 LIMIT = 300.0  # seconds of a launch, imports on a busy machine included
@@ -94,6 +93,7 @@ def main() -> None:
     parser.add_argument("names", nargs="+", help="FILE.FUNCTION")
     parser.add_argument("--results", type=pathlib.Path)
     options = parser.parse_args()
+    from tests.parallel import fewer_imports  # noqa: F401, I001 - before Keras
     import hvd_sparse as hvd
 
     if os.environ.get(STARTED) != "0":

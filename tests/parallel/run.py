@@ -42,7 +42,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from typing import Any, TextIO
 
-from tests.parallel import cases, fewer_imports  # noqa: F401 - the latter before Keras
+from tests.parallel import cases
 
 GRACE = 15.0  # seconds that the other ranks get: to end a case in which one has failed, or to tell how they ended it
 SET_UP = 300.0  # seconds to make ready for a case, of which the first also waits for the imports of other ranks
@@ -208,6 +208,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--names", type=pathlib.Path, help="run the cases named in this JSON list")
     parser.add_argument("--results", type=pathlib.Path, help="folder for the records; default: print them")
     options: Any = parser.parse_args(arguments)
+    from tests.parallel import fewer_imports  # noqa: F401 - before any suite imports Keras
+
     rank, ranks = number_of()
     wanted = json.loads(options.names.read_text()) if options.names else None
     selected = [
