@@ -1,10 +1,9 @@
 """What one rank does for bench_convergence.py: python -m benchmarks.convergence_rank JOB.
 
-JOB is a JSON file: {"local": ranks a node, "folder": where results go, "density": of sparse recipes, "runs": [{"model",
-"recipe", "seed"}, ...], "settings": {model: what differs from its own}, "fingerprints": {model: of its runs}}. Rank 0
-writes each finished run as one file into the folder, by temporary name and rename. Runs of one model for images and one
-recipe share one graph: weights, the optimizer's slots and all that the exchange keeps are put back to the start, so
-that a run does not depend on those before it.
+JOB is a JSON file: {"store": where rank 0 adds finished runs, "runs": [{the fields of `convergence_runs.Run`,
+"settings": those of its model, "fingerprint"}, ...]}, all of one cluster. Runs that follow one another and differ in
+their seeds alone share one graph if they are for images: weights, the optimizer's slots and all that the exchange keeps
+are put back to the start, so that a run does not depend on those before it.
 """
 
 from __future__ import annotations
@@ -18,44 +17,54 @@ from typing import Any
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks import convergence_tasks
+from benchmarks import convergence_runs, convergence_tasks
 from benchmarks.convergence_settings import MEASURES
-from benchmarks.exchange_rank import forget, write_json
-
-
-def file_of(folder: pathlib.Path, run: dict[str, Any]) -> pathlib.Path:
-    """Where the result of a run lies."""
-    return folder / f"{run['model']}-{run['recipe']}-{run['seed']}.json"
+from benchmarks.exchange_rank import forget
 
 
 def main() -> None:
+    """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)
     job = json.loads(parser.parse_args().job.read_text())
     tf.get_logger().setLevel("ERROR")
-    hvd.init(local_size=job["local"])
-    folder = pathlib.Path(job["folder"])
+    hvd.init(local_size=job["runs"][0]["cluster"]["local"])
     learner, made_for = None, None
     for number, run in enumerate(job["runs"]):
-        if made_for != (run["model"], run["recipe"]):
+        if made_for != (run["model"], run["arm"], run["settings"]):
             learner = None
             forget()
-            changed = job["settings"].get(run["model"], {})
-            learner = convergence_tasks.make(run["model"], run["recipe"], job["density"], changed)
-            made_for = (run["model"], run["recipe"])
+            learner = convergence_tasks.make(run["model"], run["arm"], run["cluster"]["density"], run["settings"])
+            made_for = (run["model"], run["arm"], run["settings"])
         began = time.perf_counter()
         result = learner.train(run["seed"])
+        across = hvd.topology.world().allreduce(tf.constant(result["across"], tf.int64), "sum", "convergence.across")
         if hvd.rank() == 0:
-            seconds = time.perf_counter() - began
-            write_json(
-                file_of(folder, run),
-                {**run, **result, "seconds": seconds, "fingerprint": job["fingerprints"][run["model"]]},
-            )
-            print(
-                f"> [{number + 1}/{len(job['runs'])}] {run['model']} {run['recipe']:8s} seed {run['seed']}: "
-                f"{MEASURES[run['model']]} {result['final']:.2f}, {seconds:.0f} s",
-                flush=True,
-            )
+            outcome = {**run, **result, "across": int(across), "seconds": time.perf_counter() - began}
+            convergence_runs.append(pathlib.Path(job["store"]), rounded(outcome))
+            print(f"> [{number + 1}/{len(job['runs'])}] {told(outcome)}", flush=True)
+
+
+def rounded(outcome: dict[str, Any]) -> dict[str, Any]:
+    """With four digits after the point, and without the settings, which the fingerprint stands for."""
+    kept = {name: value for name, value in outcome.items() if name != "settings"}
+    return {
+        name: round(value, 4)
+        if isinstance(value, float)
+        else [round(each, 4) for each in value]
+        if isinstance(value, list)
+        else value
+        for name, value in kept.items()
+    }
+
+
+def told(outcome: dict[str, Any]) -> str:
+    """A line of progress."""
+    return (
+        f"{outcome['model']} {outcome['arm']} x{outcome['rate']:g} seed {outcome['seed']}: "
+        f"{MEASURES[outcome['model']]} {outcome['final']:.2f}, loss {outcome['loss']:.3f}, "
+        f"{outcome['across'] / 1e6:.1f} MB between nodes, {outcome['seconds']:.0f} s"
+    )
 
 
 if __name__ == "__main__":

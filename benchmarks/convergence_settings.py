@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from typing import NamedTuple
 
 
 @dataclasses.dataclass(frozen=True)
@@ -13,8 +13,8 @@ class ImageSettings:
     Attributes:
         epochs: over the training crops.
         train: training crops.
-        held_out: crops at the end of training.
-        watched: the first so many of them, after each epoch.
+        held_out: crops that are not trained on.
+        watched: the first so many of them are for validation, after each epoch; the others are the test.
         batch: crops a rank and step.
         rate: the highest learning rate, for all ranks together; momentum is 0.9.
         warm_up: epochs until it is reached; from there it falls to 0 as a cosine.
@@ -34,16 +34,28 @@ class ImageSettings:
     noise: float = 0.1
     averaged: int = 0
 
+    def at(self, rate: float, epochs: int) -> ImageSettings:
+        """With so many times the learning rate, and another number of epochs where that is not 0."""
+        return dataclasses.replace(self, rate=rate * self.rate, epochs=epochs or self.epochs)
+
 
 @dataclasses.dataclass(frozen=True)
 class TranslationSettings:
     """How a model of examples/translation.py is trained.
 
     Attributes:
-        options: its command line, without recipe, density and seed.
+        options: its command line, without recipe, density, seed, epochs and learning rate.
+        epochs: over the training pairs.
+        rate: in units of the learning rate of these options.
     """
 
-    options: tuple[str, ...] = ("--reduced", "--epochs", "10", "--schedule", "cosine")
+    options: tuple[str, ...] = ("--reduced", "--schedule", "cosine")
+    epochs: int = 10
+    rate: float = 1.0
+
+    def at(self, rate: float, epochs: int) -> TranslationSettings:
+        """With so many times the learning rate, and another number of epochs where that is not 0."""
+        return dataclasses.replace(self, rate=rate * self.rate, epochs=epochs or self.epochs)
 
 
 Settings = ImageSettings | TranslationSettings
@@ -78,7 +90,10 @@ ARMS = {
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
     "warmed": Arm("MSTopK-SGD after two dense epochs", "torus2d,2:hitopk"),
     "recommended": Arm("recommended", "recommended"),
+    "unmasked": Arm("recommended, unmasked", "recommended(masking=False)"),
+    "behind": Arm("updates", "updates(hitopk)"),
     "updates": Arm("updates, ahead", "updates(hitopk, ahead=True)"),
+    "updates_warmed": Arm("updates, ahead, warm-up", "warmup(updates(hitopk, ahead=True))"),
     "diloco": Arm("DiLoCo, 30 steps", "diloco(every=30)"),
     "sparseloco": Arm("SparseLoCo, 30 steps", "sparseloco(every=30)"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
@@ -88,49 +103,33 @@ ARMS = {
 }
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
+_BETTER = ("recommended", "unmasked", "behind", "updates", "updates_warmed")
+_LOCAL = ("diloco", "sparseloco")
 TRAINED: dict[str, tuple[str, ...]] = {
-    "small_resnet": (*_COMMLIB, "recommended", "updates", "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
-    "small_vgg": (*_COMMLIB, "recommended", "updates"),
-    "transformer": (*_COMMLIB, "warmed", "recommended", "updates", "diloco", "sparseloco"),
-    "lstm": ("torus2d", "recommended", "updates", "bucket4", "warmed4"),  # SparCML 8.3: Hansards
+    "small_resnet": (*_COMMLIB, *_BETTER, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
+    "small_vgg": (*_COMMLIB, *_BETTER),
+    "transformer": (*_COMMLIB, "warmed", *_BETTER, *_LOCAL),
+    "lstm": ("torus2d", *_BETTER, "bucket4", "warmed4"),  # SparCML 8.3: Hansards
 }
+DENSE = "torus2d"  # what all arms are compared with
 
 
-@dataclasses.dataclass(frozen=True)
-class Pair:
-    """Two arms whose difference is reported.
+class Wanted(NamedTuple):
+    """How near to dense some arm is to end.
 
     Attributes:
-        one: minus the other.
-        other: of the same seed.
-        wanted: points within which the whole 95% interval is to lie; None where there is no target.
+        points: at most so far below it, as a mean over the seeds.
+        share: at most so many of its bytes between nodes, over the whole training.
     """
 
-    one: str
-    other: str
-    wanted: float | None = None
-
-    def __str__(self) -> str:
-        return f"{ARMS[self.one].name} - {ARMS[self.other].name}"
+    points: float
+    share: float
 
 
-_PAIRS = (
-    Pair("hitopk", "topk", 1.0),
-    Pair("hitopk", "torus2d"),
-    Pair("topk", "torus2d"),
-    Pair("dense", "torus2d"),
-    Pair("warmed", "torus2d"),
-    Pair("bucket4", "torus2d", 1.0),
-    Pair("warmed4", "torus2d"),
-    Pair("bucket8", "torus2d", 1.0),
-    Pair("bucket16", "torus2d", 1.0),
-    Pair("recommended", "torus2d"),
-    Pair("updates", "torus2d"),
-    Pair("diloco", "torus2d"),
-    Pair("sparseloco", "torus2d"),
-)
-
-
-def pairs(arms: Collection[str]) -> list[Pair]:
-    """The pairs of these arms."""
-    return [pair for pair in _PAIRS if {pair.one, pair.other} <= set(arms)]
+WANTED: dict[str, tuple[Wanted, ...]] = {
+    "small_resnet": (Wanted(0.4, 1 / 12),),
+    "small_vgg": (Wanted(0.4, 1 / 12),),
+    "transformer": (Wanted(1.0, 1 / 12), Wanted(1.5, 1 / 40)),
+    "lstm": (Wanted(1.0, 1 / 12), Wanted(1.5, 1 / 40)),
+}
+WITHIN = {"hitopk": ("topk", 1.0), "bucket4": (DENSE, 1.0), "bucket8": (DENSE, 1.0), "bucket16": (DENSE, 1.0)}

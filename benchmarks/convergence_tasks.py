@@ -6,7 +6,6 @@ noise. All settings are the same for all recipes.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 import random
@@ -27,6 +26,7 @@ from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.keras import ahead
 
 EVALUATED = 256  # crops at a time
+NORMS_EVERY = 1 << 30  # steps: nobody asks for gradients' norms here
 
 
 class ImageLearner:
@@ -49,20 +49,22 @@ class ImageLearner:
         held_out = held_out._replace(images=convergence_data.noisy(held_out.images, settings.noise, noise))
         rank, size = hvd.rank(), hvd.size()
         self._watched = convergence_data.Crops(*(each[: settings.watched] for each in held_out)).part(rank, size)
-        self._held_out = held_out.part(rank, size)
+        self._test = convergence_data.Crops(*(each[settings.watched :] for each in held_out)).part(rank, size)
         self._classes = int(self._data.labels.max()) + 1
         self._steps = settings.train // (settings.batch * size)  # an epoch
         self._model = make_model(self._classes)
+        self._telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
         self._optimizer = hvd.DistributedOptimizer(
             keras.optimizers.SGD(_Rate(settings, self._steps), momentum=0.9),
             aggregator=recipe(settings.epochs * self._steps),
+            telemetry=self._telemetry,
         )
         self._optimizer.build(self._model.trainable_variables)
         self._step = tf.function(self._update).get_concrete_function(
             tf.TensorSpec([settings.batch, convergence_data.SIDE, convergence_data.SIDE, 1]),
             tf.TensorSpec([settings.batch], tf.int32),
         )  # traced, not run: the exchange has its state, and nothing has changed it
-        self._right = tf.function(self._count_right)
+        self._sums = tf.function(self._summed)
         kept = [variable for state in self._optimizer.exchange.states for variable in state.variables]
         kept += ahead.offsets(self._optimizer)
         self._state = [(variable, variable.numpy()) for variable in kept]
@@ -78,35 +80,47 @@ class ImageLearner:
         self._optimizer.apply(gradients, variables)
         return loss
 
-    def _count_right(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def _summed(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        """How many were told in 1 and in 5, the sum of cross entropies, and how many there are."""
         logits = self._model(images, training=False)
-        counts = [tf.reduce_sum(tf.cast(tf.nn.in_top_k(labels, logits, k), tf.int32)) for k in (1, 5)]
-        return counts[0], counts[1]
+        counts = [tf.reduce_sum(tf.cast(tf.nn.in_top_k(labels, logits, k), tf.float32)) for k in (1, 5)]
+        loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        return tf.stack([*counts, loss, tf.cast(tf.size(labels), tf.float32)])
 
     def train(self, seed: int) -> dict[str, Any]:
         """Trains from the start.
 
         Returns:
-            final: top-1 accuracy in points on all held-out crops; top5: likewise; curve: top-1 of the watched ones
-            after each epoch; weights: a digest of the trained ones, the same on all ranks; loss: the mean of each
-            epoch, of this rank.
+            final: top-1 accuracy in points on the test's crops; top5 and loss: likewise; curve: top-1 of the watched
+            ones after each epoch; error: what a learning rate is chosen by, the least is best: the loss of the watched
+            ones in the end; across: bytes that this rank has sent to other nodes; weights: a digest of the trained
+            ones, the same on all ranks.
         """
         self._reset(seed)
-        settings, curve, losses, sums = self.settings, [], [], None
+        settings, curve, sums = self.settings, [], None
+        sent = self._telemetry.total_bytes_across
         order = np.random.default_rng([seed, 0])
         for epoch in range(settings.epochs):
-            losses.append(self._train_epoch(order.permutation(settings.train), [seed, 1, epoch]))
+            self._train_epoch(order.permutation(settings.train), [seed, 1, epoch])
             self._share_statistics()
-            curve.append(self._accuracy(self._watched)[0])
+            curve.append(self._scores(self._watched)[0])
             if epoch >= settings.epochs - settings.averaged:
                 sums = [np.asarray(v) + (0 if sums is None else sums[i]) for i, v in enumerate(self._model.weights)]
         if sums is not None:
             for variable, total in zip(self._model.weights, sums, strict=True):
                 variable.assign(total / settings.averaged)
-        top1, top5 = self._accuracy(self._held_out)
-        return {"final": top1, "top5": top5, "curve": curve, "loss": losses, "weights": self._digest()}
+        top1, top5, loss = self._scores(self._test)
+        return {
+            "final": top1,
+            "top5": top5,
+            "loss": loss,
+            "curve": curve,
+            "error": self._scores(self._watched)[2],
+            "across": self._telemetry.total_bytes_across - sent,
+            "weights": self._digest(),
+        }
 
-    def _train_epoch(self, order: np.ndarray, seed: list[int]) -> float:
+    def _train_epoch(self, order: np.ndarray, seed: list[int]) -> None:
         batch, rank, size = self.settings.batch, hvd.rank(), hvd.size()
         noise = np.random.default_rng([*seed, rank])
         losses = []
@@ -117,7 +131,6 @@ class ImageLearner:
         loss = float(np.mean(losses))
         if not math.isfinite(loss):
             raise ArithmeticError(f"The loss is {loss}: take a lower learning rate than {self.settings.rate}.")
-        return loss
 
     def _reset(self, seed: int) -> None:
         """Weights by the seed; the optimizer and the exchange as they were before the first step."""
@@ -136,14 +149,14 @@ class ImageLearner:
         for number, variable in enumerate(self._model.non_trainable_weights):
             variable.assign(world.allreduce(variable.value, "sum", f"convergence.statistics.{number}") / world.size)
 
-    def _accuracy(self, own: convergence_data.Crops) -> list[float]:
-        """Top-1 and top-5 in points, over the parts of all ranks."""
-        counts = np.zeros(3, np.int32)
+    def _scores(self, own: convergence_data.Crops) -> tuple[float, float, float]:
+        """Top-1 and top-5 in points, and the mean cross entropy, over the parts of all ranks."""
+        sums = np.zeros(4)
         for begin in range(0, len(own.labels), EVALUATED):
-            images, labels = own.images[begin : begin + EVALUATED], own.labels[begin : begin + EVALUATED]
-            counts += [int(count) for count in (*self._right(images, labels), len(labels))]
-        total = hvd.topology.world().allreduce(tf.constant(counts), "sum", "convergence.right").numpy()
-        return [100.0 * float(right) / float(total[2]) for right in total[:2]]
+            sums += self._sums(own.images[begin : begin + EVALUATED], own.labels[begin : begin + EVALUATED]).numpy()
+        total = hvd.topology.world().allreduce(tf.constant(sums), "sum", "convergence.sums").numpy()
+        top1, top5, loss = total[:3] / total[3]
+        return 100.0 * float(top1), 100.0 * float(top5), float(loss)
 
     def _digest(self) -> str:
         """Of the trained weights; AssertionError where ranks differ."""
@@ -181,23 +194,29 @@ class TranslationLearner:
     """
 
     def __init__(self, recipe: str, density: float, settings: TranslationSettings):
-        self._words = [*settings.options, "--recipe", recipe, "--density", str(density)]
-        self._task = translation.prepare(translation.parse(self._words))
+        words = [*settings.options, "--epochs", str(settings.epochs), "--recipe", recipe, "--density", str(density)]
+        options = translation.parse(words)
+        self._words = [*words, "--learning-rate", str(settings.rate * options.learning_rate)]
+        self._task = translation.prepare(options)
 
     def train(self, seed: int) -> dict[str, Any]:
         """Trains from the start.
 
         Returns:
-            As `ImageLearner.train`; final: BLEU of the test's translations; top5: of its pieces, told the right
-            beginning, in points; curve: BLEU of validation; loss: of validation.
+            As `ImageLearner.train`; final: BLEU of the test's translations; top5 and loss: of its pieces, told the
+            right beginning; curve: BLEU of validation; error: the loss of validation.
         """
         keras.utils.clear_session()
-        outcome = translation.train(translation.parse([*self._words, "--seed", str(seed)]), self._task)
+        telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
+        options = translation.parse([*self._words, "--seed", str(seed)])
+        outcome = translation.train(options, self._task, telemetry=telemetry)
         return {
             "final": outcome.test["bleu"],
             "top5": 100.0 * outcome.test["top5"],
+            "loss": outcome.test["loss"],
             "curve": [line["bleu"] for line in outcome.lines],
-            "loss": [line["loss"] for line in outcome.lines],
+            "error": outcome.lines[-1]["loss"],
+            "across": telemetry.total_bytes_across,
             "weights": outcome.weights[:16],
         }
 
@@ -205,9 +224,9 @@ class TranslationLearner:
 NETWORKS = {"small_resnet": small.small_resnet, "small_vgg": small.small_vgg}
 
 
-def make(model: str, arm: str, density: float, changed: dict[str, Any]) -> ImageLearner | TranslationLearner:
-    """A learner for a model of the study, by names; `changed` are settings that differ from its own."""
-    settings = dataclasses.replace(MODELS[model], **changed)
+def make(model: str, arm: str, density: float, given: dict[str, Any]) -> ImageLearner | TranslationLearner:
+    """A learner for a model of the study, by names; `given` are the fields of its settings."""
+    settings = type(MODELS[model])(**given)
     if isinstance(settings, TranslationSettings):
         return TranslationLearner(ARMS[arm].recipe, density, settings)
 

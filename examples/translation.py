@@ -282,13 +282,14 @@ class Evaluation:
         return tf.stack([tf.reduce_sum(tf.cast(each, tf.float64)) for each in sums])
 
 
-def train(options: argparse.Namespace, task: Task | None = None) -> Outcome:
+def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any) -> Outcome:
     """Trains one model from the start, or from the newest checkpoint; a collective.
 
     Args:
         options: of `parse`.
         task: of `prepare`, with the same data options; made where it is None. With the same seed all recipes begin with
             the same weights and see the same batches.
+        exchange: further arguments of `hvd.DistributedOptimizer`.
     """
     arguments.begin(options)
     task = prepare(options) if task is None else task
@@ -300,7 +301,7 @@ def train(options: argparse.Namespace, task: Task | None = None) -> Outcome:
     model = make_model(options, task.vocabulary)
     schedule = rates.make(options, [rates.Leg(options.epochs, own.steps)])
     model.compile(
-        arguments.optimizer(options, schedule, options.epochs * own.steps),
+        arguments.optimizer(options, schedule, options.epochs * own.steps, **exchange),
         losses.SmoothedCrossentropy(options.label_smoothing, reduction="mean_with_sample_weight"),
     )
     arguments.agree(model)

@@ -164,19 +164,28 @@ def updates(recipe: Aggregator, ahead: bool = False) -> Aggregator:
 
 
 def warmup(
-    recipe: Aggregator, stage_steps: int, densities: Sequence[float] = DGC_DENSITIES, dense_steps: int = 0
+    recipe: Aggregator,
+    stage_steps: int | None = None,
+    densities: Sequence[float] = DGC_DENSITIES,
+    dense_steps: int = 0,
+    steps: int | None = None,
 ) -> Aggregator:
     """A sparse recipe that sends more in the first steps: DGC's warm-up training (3.3).
 
     Args:
         recipe: what goes on after it; residual and momentum stay where they are.
-        stage_steps: how many exchanges are made at each of the densities, an epoch in DGC.
+        stage_steps: how many exchanges are made at each of the densities, an epoch in DGC; None is a tenth of `steps`.
         densities: falling; by default 25%, 6.25% and 1.5625%, a quarter each time, as DGC's.
         dense_steps: how many exchanges of all of the gradient are made before that.
+        steps: of the whole training: epochs times steps in an epoch.
 
     Raises:
         ValueError: where an argument cannot be, or the recipe sends all of the gradient.
     """
+    if stage_steps is None:
+        if steps is None:
+            raise ValueError("Expected stage_steps, or steps, the number of steps of the whole training, got neither.")
+        stage_steps = max(1, steps // 10)
     dense_first = [(dense_steps, 1.0)] if dense_steps else []
     return Warmup(recipe, (*dense_first, *((stage_steps, density) for density in densities)))
 
@@ -200,19 +209,22 @@ def dgc(
     return _warmed(momentum_corrected(topk(density), momentum, masking), density, stage_steps)
 
 
-def recommended(density: float = 0.01, steps: int = 1000, momentum: float | None = None, seed: int = 0) -> Aggregator:
+def recommended(
+    density: float = 0.01, steps: int = 1000, momentum: float | None = None, masking: bool = True, seed: int = 0
+) -> Aggregator:
     """What to begin with: HiTopKComm of momentum, with a warm-up over the first three tenths of the training.
 
     Args:
         density: what is sent after the warm-up.
         steps: of the whole training: epochs times steps in an epoch.
         momentum: as for `momentum_corrected`.
+        masking: as for `momentum_corrected`.
         seed: of MSTopK.
 
     Raises:
         ValueError: where an argument cannot be.
     """
-    return _warmed(momentum_corrected(hitopk(density, seed=seed), momentum), density, max(1, steps // 10))
+    return _warmed(momentum_corrected(hitopk(density, seed=seed), momentum, masking), density, max(1, steps // 10))
 
 
 def dense_below(recipe: Aggregator, elements: int = 1024) -> Aggregator:

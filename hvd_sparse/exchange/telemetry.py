@@ -15,7 +15,8 @@ from hvd_sparse.compression.base import Compressor, Wrapper
 from hvd_sparse.exchange.plan import Gradient
 
 _COUNTS = ("bytes_inside", "bytes_across", "selected", "considered")
-_FIELDS = ("step", *_COUNTS, "exposed_seconds", "gradient_norm")
+_TOTALS = ("total_bytes_inside", "total_bytes_across")
+_FIELDS = ("step", *_COUNTS, "exposed_seconds", "gradient_norm", *_TOTALS)
 
 _SPAN = "_span"
 
@@ -29,6 +30,7 @@ class Telemetry:
     - recipe: the aggregator that ran, for a schedule its present stage; where `recipes.auto` has chosen several, each.
     - bytes_inside, bytes_across: payload that this rank sent to ranks of its own node, and to other nodes. Horovod's
       own control messages and the all-reduce that agrees on faults (4 bytes a bucket) are not in it.
+    - total_bytes_inside, total_bytes_across: the same of all exchanges since this object began to measure.
     - density: elements that this rank chose to send / elements among which it chose; 1 for dense recipes.
     - compression_ms: from when the input of a selection is there until its output is, summed over buckets. Buckets may
       be selected side by side, so this is work, not elapsed time. 0 for dense recipes.
@@ -57,6 +59,11 @@ class Telemetry:
         """The number of the last exchange that was measured, from 1; 0 before the first."""
         return 0 if self._record is None else int(self._record[0].numpy())
 
+    @property
+    def total_bytes_across(self) -> int:
+        """Payload that this rank has sent to other nodes in all exchanges so far; see the class."""
+        return 0 if self._record is None else int(self._record[_FIELDS.index("total_bytes_across")].numpy())
+
     def time(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
         """The time at which all of these tensors are there, [] float64 in seconds from an arbitrary start."""
         return _time(after, self._record.read_value()[0])
@@ -80,7 +87,8 @@ class Telemetry:
         wanted = tf.equal(step % self.norms_every, 0)
         norm = tf.cond(wanted, lambda: _norm(gradients), lambda: last[_FIELDS.index("gradient_norm")])
         sums = [tf.add_n([tf.cast(exchange.metrics[name], tf.float64) for exchange in exchanges]) for name in _COUNTS]
-        self._record.assign(tf.stack([tf.cast(step, tf.float64), *sums, exposed, norm]))
+        totals = [last[_FIELDS.index(total)] + sent for total, sent in zip(_TOTALS, sums, strict=False)]
+        self._record.assign(tf.stack([tf.cast(step, tf.float64), *sums, exposed, norm, *totals]))
 
     def read(self, buckets: Sequence[tuple[Aggregator, Any]]) -> dict[str, Any]:
         """The figures of the last step, see the class; {} before the first one.
@@ -98,6 +106,7 @@ class Telemetry:
             "recipe": ", ".join(dict.fromkeys(ran)) or "rows",
             "bytes_inside": int(fields["bytes_inside"]),
             "bytes_across": int(fields["bytes_across"]),
+            **{total: int(fields[total]) for total in _TOTALS},
             "density": fields["selected"] / max(fields["considered"], 1.0),
             "compression_ms": 1e3 * sum(_compression_seconds(aggregator, state) for aggregator, state in buckets),
             "exposed_communication_ms": 1e3 * fields["exposed_seconds"],

@@ -114,6 +114,13 @@ def test_refuses_stages_that_cannot_be(stages, told):
         Warmup(recipes.topk(0.1), stages)
 
 
+def test_a_stage_is_a_tenth_of_the_training_unless_it_is_said():
+    assert recipes.warmup(recipes.topk(0.1), steps=50) == recipes.warmup(recipes.topk(0.1), 5)
+    assert recipes.warmup(recipes.topk(0.1), 7, steps=50) == recipes.warmup(recipes.topk(0.1), 7)
+    with pytest.raises(ValueError, match="stage_steps, or steps, .* got neither"):
+        recipes.warmup(recipes.topk(0.1))
+
+
 def test_refuses_what_has_no_density():
     with pytest.raises(ValueError, match="sends all of the gradient, and so needs no warm-up"):
         recipes.warmup(recipes.torus2d(), 10)

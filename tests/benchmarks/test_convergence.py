@@ -1,13 +1,17 @@
 """The convergence study: its statistics, its data, its report, and runs of two ranks as the benchmark makes them."""
 
+import dataclasses
 import json
 import math
 
 import numpy as np
 import pytest
 
-from benchmarks import bench_convergence, convergence_data
-from benchmarks.bench_convergence import difference
+from benchmarks import bench_convergence, convergence_data, convergence_report, convergence_runs
+from benchmarks.bench_convergence import Study
+from benchmarks.convergence_report import difference
+from benchmarks.convergence_runs import Cluster, Run
+from benchmarks.convergence_settings import ARMS, DENSE, MODELS, TRAINED, ImageSettings
 from tests.examples import messages
 
 pytestmark = pytest.mark.thorough
@@ -47,8 +51,8 @@ def test_what_does_not_pair_is_refused_and_one_pair_tells_nothing():
 
 def test_quantiles_are_those_of_students_distribution():
     scipy = pytest.importorskip("scipy.stats")
-    wanted = [scipy.t.ppf(0.975, freedom) for freedom in range(1, len(bench_convergence.STUDENT))]
-    assert bench_convergence.STUDENT[1:] == pytest.approx(wanted, abs=5e-4)
+    wanted = [scipy.t.ppf(0.975, freedom) for freedom in range(1, len(convergence_report.STUDENT))]
+    assert convergence_report.STUDENT[1:] == pytest.approx(wanted, abs=5e-4)
 
 
 # ---- data ----
@@ -112,184 +116,222 @@ def test_noise_is_as_strong_as_it_is_said():
 # ---- the report ----
 
 
-def made_up_runs(seeds=5, gap=0.2):
-    runs = {}
-    for model in bench_convergence.MODELS:
-        for number, arm in enumerate(bench_convergence.TRAINED[model]):
+def made_up(seeds=5, gap=0.2, models=MODELS, arms=ARMS):
+    """Outcomes of all arms of models, each so much below the one before it, which sends twice as many bytes."""
+    outcomes = {}
+    for model in models:
+        for number, arm in enumerate(each for each in TRAINED[model] if each in arms):
             for seed in range(seeds):
                 final = 70 + 3 * seed - gap * number + 0.01 * seed * number
-                runs[model, arm, seed] = {"final": final, "top5": 95.0, "curve": [40, 60, final], "seconds": 6.0}
-    return runs
+                outcomes[Run(model, arm, 1.0, seed)] = {
+                    "final": final,
+                    "top5": 95.0,
+                    "loss": 2.0,
+                    "curve": [40, 60, final],
+                    "error": 100 - final,
+                    "across": 1e9 / 2**number,
+                    "seconds": 6.0,
+                }
+    return outcomes
+
+
+def about(*models):
+    return {
+        "command": "c",
+        "cluster": Cluster(),
+        "minutes": 3.0,
+        "settings": {model: {"rate": 1} for model in models},
+    }
 
 
 def test_a_section_pairs_by_seed_and_judges():
-    section = bench_convergence.summarise(made_up_runs(), "small_vgg")
-    first, dense = section.verdicts
-    assert first.met and first.measured == "-0.18 (-0.20 to -0.16)"
+    section = convergence_report.summarise(made_up(), "small_vgg")
+    frontier, equal, dense = section.verdicts
+    assert frontier.measured.startswith("recommended: -0.72") and not frontier.met and frontier.wanted == ">= -0.4"
+    assert equal.met and equal.measured == "-0.18 (-0.20 to -0.16)"
     assert dense.met and dense.measured == "76.00"
-    assert not bench_convergence.summarise(made_up_runs(gap=1.1), "small_vgg").verdicts[0].met
-    assert section.figures["differences"]["hitopk - torus2d"]["mean"] == pytest.approx(-0.54)
+    assert convergence_report.summarise(made_up(gap=0.1), "small_vgg").verdicts[0].met
+    assert not convergence_report.summarise(made_up(gap=1.1), "small_vgg").verdicts[1].met
+    assert section.figures["differences"]["hitopk"]["mean"] == pytest.approx(-0.54)
+    assert section.figures["share"]["hitopk"] == 1 / 8
 
 
-def test_every_arm_but_the_first_is_compared_with_it():
-    for arms in bench_convergence.TRAINED.values():
-        pairs = bench_convergence.pairs(arms)
-        assert arms[0] == "torus2d" and {pair.one for pair in pairs if pair.other == "torus2d"} == set(arms[1:])
-    assert str(pairs[0]) == "4 of 512 - 2DTAR-SGD" and pairs[0].wanted == 1.0
+def test_every_model_has_the_arm_that_all_are_compared_with():
+    for model, arms in TRAINED.items():
+        section = convergence_report.summarise(made_up(models=[model]), model)
+        assert arms[0] == DENSE and list(section.figures["differences"]) == list(arms)
 
 
-def test_a_study_of_some_arms_has_their_pairs_alone():
-    runs = {run: outcome for run, outcome in made_up_runs().items() if run[1] in ("torus2d", "bucket16")}
-    section = bench_convergence.summarise(runs, "small_resnet")
-    assert list(section.figures["differences"]) == ["bucket16 - torus2d"]
+def test_a_study_of_some_arms_has_their_differences_alone():
+    section = convergence_report.summarise(made_up(arms=("torus2d", "bucket16")), "small_resnet")
     assert list(section.figures["final"]) == ["torus2d", "bucket16"]
-    assert bench_convergence.table([section])[0] == "| model | 2DTAR-SGD | 16 of 512, 4 bits |"
+    assert section.lines[-1].startswith("| 16 of 512, 4 bits | x 1 | 1/2 | 75.82 ± 4.76 | -0.18 (-0.20 to -0.16) |")
 
 
-def test_a_report_of_pairs_without_target_has_no_table_of_targets():
-    runs = {run: outcome for run, outcome in made_up_runs().items() if run[1] in ("torus2d", "warmed")}
-    section = bench_convergence.summarise(runs, "transformer")
-    about = {"command": "c", "density": 0.01, "seeds": [0], "minutes": 3.0, "settings": {"transformer": {"rate": 1}}}
-    text = bench_convergence.render([section], about)
-    assert "## Targets" not in text and "warmed - torus2d" in section.figures["differences"]
-    assert "## Targets" in bench_convergence.render(
-        [bench_convergence.summarise(made_up_runs(), "small_vgg")], {**about, "settings": {"small_vgg": {}}}
-    )
+def test_without_dense_nothing_is_compared():
+    section = convergence_report.summarise(made_up(arms=("topk", "hitopk")), "small_resnet")
+    assert section.figures["differences"] == {} and [verdict.wanted for verdict in section.verdicts] == ["within 1"]
 
 
-@pytest.mark.parametrize("recipes", ["torus2d,other", "bucket4"])
-def test_recipes_that_a_model_has_not_are_refused(recipes, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["bench_convergence", "--models", "small_vgg", "--recipes", recipes])
+@pytest.mark.parametrize(
+    "words", [["--recipes", "torus2d,other"], ["--recipes", "bucket4"], ["--seeds", "21"], ["--models", "vgg"]]
+)
+def test_what_a_study_cannot_be_is_refused(words, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["bench_convergence", "--models", "small_vgg", *words])
     with pytest.raises(SystemExit):
         bench_convergence.main()
-    assert f"that each model has, got {recipes}" in capsys.readouterr().err
+    told = capsys.readouterr().err
+    assert "expected" in told and words[1] in told
 
 
-def test_a_command_names_no_folder_of_this_machine():
-    assert bench_convergence.command(["--folder", "/somewhere", "--seeds", "3"]) == "bench_convergence --seeds 3"
-    assert bench_convergence.command(["--seeds", "3", "--folder=/somewhere"]) == "bench_convergence --seeds 3"
-    assert bench_convergence.command(["--folder", "/somewhere"]) == "make bench-convergence"
+def test_a_command_names_no_file_of_this_machine():
+    assert bench_convergence.command(["--store", "/somewhere", "--seeds", "3"]) == "bench_convergence --seeds 3"
+    assert bench_convergence.command(["--seeds", "3", "--store=/somewhere"]) == "bench_convergence --seeds 3"
+    assert bench_convergence.command(["--store", "/somewhere"]) == "make bench-convergence"
 
 
 def test_a_seed_that_an_arm_lacks_is_in_no_pair():
-    runs = made_up_runs()
-    del runs["small_vgg", "topk", 2]
-    assert len(bench_convergence.finals(runs, "small_vgg", "torus2d")) == 4
-    assert bench_convergence.summarise(runs, "small_vgg").figures["differences"]["hitopk - topk"]["pairs"] == 4
+    outcomes = made_up()
+    del outcomes[Run("small_vgg", "topk", 1.0, 2)]
+    assert len(convergence_report.finals(outcomes, "small_vgg", "torus2d")) == 4
+    assert convergence_report.summarise(outcomes, "small_vgg").figures["differences"]["hitopk"]["pairs"] == 4
 
 
-def test_table_and_picture_have_the_shape_of_commlibs(tmp_path):
-    runs = made_up_runs()
-    sections = [bench_convergence.summarise(runs, model) for model in bench_convergence.MODELS]
-    header = "| model | 2DTAR-SGD | Dense-SGD | TopK-SGD | MSTopK-SGD | recommended | updates, ahead |"
-    assert bench_convergence.table([sections[1]])[0] == header
-    first, *rest = bench_convergence.table(sections)
-    assert first.endswith("| 4 of 512 | 4 of 512 after two dense epochs | 8 of 512, 4 bits | 16 of 512, 4 bits |")
-    trained = "76.00 ± 4.74 | 75.82 ± 4.76 | 75.64 ± 4.78 | 75.46 ± 4.79 |  | 75.28 ± 4.81 | 75.10 ± 4.82"
-    assert f"| small_vgg, top-1 | {trained} |  |  |  |  |  |  |" in rest
-    about = {"command": "c", "density": 0.01, "seeds": [0], "minutes": 3.0}
-    text = bench_convergence.render(
-        sections, {**about, "settings": dict.fromkeys(bench_convergence.MODELS, {"rate": 1})}
-    )
+def test_report_and_picture_hold_all_models(tmp_path):
+    outcomes = made_up()
+    sections = [convergence_report.summarise(outcomes, model) for model in MODELS]
+    text = convergence_report.render(sections, about(*MODELS))
     for block in text.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.strip().split("\n")}) == 1
-    bench_convergence.draw(sections, str(tmp_path / "curves.png"))
+    assert all(f"## {model}" in text for model in MODELS) and "## Targets" in text
+    convergence_report.draw(sections, str(tmp_path / "curves.png"))
     assert (tmp_path / "curves.png").stat().st_size > 3_000
 
 
-# ---- runs ----
-
-FINGERPRINTS = {"small_vgg": "f", "small_resnet": "g", "transformer": "h", "lstm": "i"}
-SMALL = {"epochs": 2, "train": 64, "held_out": 40, "watched": 20, "batch": 4}
+# ---- the queue ----
 
 
-def runs_of(*seeds, recipe="hitopk", model="small_vgg"):
-    return [{"model": model, "recipe": recipe, "seed": seed} for seed in seeds]
-
-
-@pytest.fixture(scope="module")
-def trained(tmp_path_factory):
-    """Runs of two ranks: what one launch made, by recipe and seed."""
-    folder = tmp_path_factory.mktemp("runs")
-    wanted = [*runs_of(0, 1, recipe="torus2d"), *runs_of(0, 1), *runs_of(0, model="small_resnet")]
-    settings = {"small_vgg": SMALL, "small_resnet": SMALL}
-    job = {"local": 1, "folder": str(folder), "density": 0.1, "settings": settings, "fingerprints": FINGERPRINTS}
-    bench_convergence.train(wanted, job, ranks=2)
-    return folder, job
-
-
-def test_runs_end_with_what_the_report_needs(trained):
-    folder, _ = trained
-    runs = bench_convergence.load(folder, FINGERPRINTS)
-    assert len(runs) == 5 and bench_convergence.load(folder, {"small_vgg": "other"}) == {}
-    for run in runs.values():
-        assert len(run["curve"]) == SMALL["epochs"] and all(0 <= point <= 100 for point in run["curve"])
-        assert 0 <= run["final"] <= run["top5"] <= 100 and run["final"] * 0.4 == pytest.approx(
-            round(run["final"] * 0.4)
-        )
-    assert len({run["weights"] for run in runs.values()}) == 5  # another recipe, seed or model is another run
-
-
-def test_a_run_does_not_depend_on_those_before_it(trained, tmp_path):
-    folder, job = trained
-    bench_convergence.train(runs_of(1), {**job, "folder": str(tmp_path)}, ranks=2)
-    again = bench_convergence.load(tmp_path, FINGERPRINTS)["small_vgg", "hitopk", 1]
-    first = bench_convergence.load(folder, FINGERPRINTS)["small_vgg", "hitopk", 1]
-    assert [again[what] for what in ("weights", "final", "curve", "loss")] == [
-        first[what] for what in ("weights", "final", "curve", "loss")
+def test_a_runs_fingerprint_tells_it_from_all_others():
+    run = Run("small_vgg", "hitopk", 1.0, 0)
+    others = [
+        Run("small_resnet", "hitopk", 1.0, 0),
+        Run("small_vgg", "topk", 1.0, 0),
+        Run("small_vgg", "hitopk", 1.5, 0),
+        Run("small_vgg", "hitopk", 1.0, 1),
+        Run("small_vgg", "hitopk", 1.0, 0, epochs=30),
+        Run("small_vgg", "hitopk", 1.0, 0, cluster=Cluster(4, 1)),
+        Run("small_vgg", "hitopk", 1.0, 0, cluster=Cluster(density=0.001)),
     ]
+    assert len({each.fingerprint() for each in (run, *others)}) == 8
+    assert run.fingerprint() == Run("small_vgg", "hitopk", 1.0, 0).fingerprint()
+    assert run.settings() == ImageSettings(rate=0.05)
+    assert Run("small_vgg", "hitopk", 2.0, 0, 30).settings() == ImageSettings(rate=0.1, epochs=30)
 
 
-def test_models_for_translation_train_as_the_networks_do(tmp_path):
-    catalogues = messages.write_sentences(tmp_path / "texts")
-    words = ["--epochs", "2", "--width", "0.125", "--layers", "1", "--vocabulary", "400"]
-    arms = {"transformer": "hitopk", "lstm": "bucket4"}
-    settings = {
-        model: {"options": [*bench_convergence.MODELS[model].options, *words, "--catalogues", str(catalogues)]}
-        for model in arms
-    }
-    job = {"local": 1, "folder": str(tmp_path), "density": 0.1, "settings": settings, "fingerprints": FINGERPRINTS}
-    wanted = [run for model, arm in arms.items() for run in runs_of(0, model=model, recipe=arm)]
-    bench_convergence.train(wanted, job, ranks=2)
-    for run in map(bench_convergence.load(tmp_path, FINGERPRINTS).get, [(*each, 0) for each in arms.items()]):
-        assert len(run["curve"]) == 2 and run["loss"][1] < run["loss"][0]
-        assert 0 <= run["final"] <= 100 and 5 < run["top5"] <= 100
+def test_a_store_that_was_cut_off_keeps_its_whole_lines(tmp_path):
+    store, runs = tmp_path / "folder" / "runs.jsonl", [Run("small_vgg", "hitopk", 1.0, seed) for seed in range(3)]
+    assert convergence_runs.load(store, runs) == {}
+    convergence_runs.append(store, {"fingerprint": runs[0].fingerprint(), "final": 1.0})
+    with open(store, "a") as file:
+        file.write('{"fingerprint": "cut o')
+    assert list(convergence_runs.load(store, runs)) == runs[:1]
+    convergence_runs.append(store, {"fingerprint": runs[1].fingerprint(), "final": 2.0})
+    convergence_runs.append(store, {"fingerprint": runs[0].fingerprint(), "final": 3.0})
+    assert [each["final"] for each in convergence_runs.load(store, runs).values()] == [3.0, 2.0]
+    assert store.read_text().count("\n") == 3
 
 
-def test_finished_runs_are_not_made_again(tmp_path, monkeypatch):
-    made_with = bench_convergence.fingerprint("small_vgg", 0.01)
-    asked = [("small_vgg", arm, seed) for arm in bench_convergence.TRAINED["small_vgg"] for seed in (0, 1)]
-    for model, arm, seed in asked[:-1]:
-        run = {"model": model, "recipe": arm, "seed": seed, "final": 70.0, "fingerprint": made_with}
-        (tmp_path / f"{model}-{arm}-{seed}.json").write_text(json.dumps(run))
-    started = []
+def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(tmp_path, monkeypatch):
+    made = []
 
-    def train(wanted, job):
-        started.extend(wanted)
+    def make(wanted, store):
+        made.append(list(wanted))
         for run in wanted:
-            (tmp_path / "a-new-one.json").write_text(json.dumps({**run, "final": 71.0, "fingerprint": made_with}))
+            best = 2.0 if run.arm == "torus2d" else 0.5
+            error = abs(run.rate - best)
+            convergence_runs.append(store, {"fingerprint": run.fingerprint(), "final": 70.0 - error, "error": error})
 
-    monkeypatch.setattr(bench_convergence, "train", train)
-    runs, _ = bench_convergence.study(tmp_path, {"small_vgg": bench_convergence.TRAINED["small_vgg"]}, [0, 1], 0.01)
-    (missing,) = started
-    assert (missing["model"], missing["recipe"], missing["seed"]) == asked[-1] and set(runs) == set(asked)
-    assert bench_convergence.fingerprint("small_vgg", 0.02) != made_with
+    monkeypatch.setattr(convergence_runs, "make", make)
+    study = Study(tmp_path / "runs.jsonl", Cluster(), 0, [0.5, 1.0, 2.0], 3, 2)
+    asked = {"small_vgg": ["torus2d", "dense", "hitopk"]}
+    found = study.outcomes(asked)
+    assert {(run.arm, run.rate) for run in found} == {("torus2d", 2.0), ("dense", 2.0), ("hitopk", 0.5)}
+    assert [len(each) for each in made] == [12, 5] and len(found) == 9
+    assert study.outcomes(asked) == found and len(made) == 2
 
 
 def test_runs_and_epochs_are_shown_while_they_go_on(capsys):
     said = ["[0]<stdout>:epoch 1, 9.0 s: bleu 2.1\n", "[1]<stdout>:epoch of another\n", "[0]<stdout>:> [1/2] lstm\n"]
-    assert bench_convergence._show([*said, "[0]<stderr>:epoch 1\n"]) == f"{said[1]}[0]<stderr>:epoch 1\n"
+    assert convergence_runs.shown([*said, "[0]<stderr>:epoch 1\n"]) == f"{said[1]}[0]<stderr>:epoch 1\n"
     assert capsys.readouterr().out == "    epoch 1, 9.0 s: bleu 2.1\n  [1/2] lstm\n"
+
+
+# ---- runs ----
+
+SMALL = {"epochs": 2, "train": 64, "held_out": 40, "watched": 20, "batch": 4}
+TWO = Cluster(2, 1, 0.1)
+
+
+def runs_of(*seeds, arm="hitopk", model="small_vgg"):
+    return [Run(model, arm, 1.0, seed, cluster=TWO) for seed in seeds]
+
+
+def small(monkeypatch, **changed):
+    """Models of the study whose settings are changed."""
+    for model, settings in changed.items():
+        monkeypatch.setitem(MODELS, model, dataclasses.replace(MODELS[model], **settings))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Runs of two ranks: what one launch made."""
+    store = tmp_path_factory.mktemp("runs") / "runs.jsonl"
+    wanted = [*runs_of(0, 1, arm="torus2d"), *runs_of(0, 1), *runs_of(0, model="small_resnet")]
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        small(monkeypatch, small_vgg=SMALL, small_resnet=SMALL)
+        convergence_runs.make(wanted, store)
+        return convergence_runs.load(store, wanted)
+
+
+def test_runs_end_with_what_the_report_needs(trained):
+    assert len(trained) == 5
+    for outcome in trained.values():
+        assert len(outcome["curve"]) == SMALL["epochs"] and all(0 <= point <= 100 for point in outcome["curve"])
+        assert 0 <= outcome["final"] <= outcome["top5"] <= 100 and outcome["loss"] > 0 < outcome["error"]
+        assert outcome["final"] * 0.2 == pytest.approx(round(outcome["final"] * 0.2))  # of 20 crops
+    assert len({outcome["weights"] for outcome in trained.values()}) == 5  # another recipe, seed or model differs
+    dense, sparse = (trained[each]["across"] for each in (*runs_of(0, arm="torus2d"), *runs_of(0)))
+    assert 0 < sparse < 0.3 * dense
+
+
+def test_a_run_does_not_depend_on_those_before_it(trained, tmp_path, monkeypatch):
+    small(monkeypatch, small_vgg=SMALL)
+    convergence_runs.make(runs_of(1), tmp_path / "runs.jsonl")
+    (again,) = convergence_runs.load(tmp_path / "runs.jsonl", runs_of(1)).values()
+    (run,) = runs_of(1)
+    differ = {name for name, value in again.items() if value != trained[run][name]}
+    assert differ <= {"seconds"}
+
+
+def test_models_for_translation_train_as_the_networks_do(tmp_path, monkeypatch):
+    catalogues = messages.write_sentences(tmp_path / "texts")
+    words = ["--width", "0.125", "--layers", "1", "--vocabulary", "400", "--catalogues", str(catalogues)]
+    arms = {"transformer": "hitopk", "lstm": "bucket4"}
+    changed = {model: {"options": (*MODELS[model].options, *words), "epochs": 2} for model in arms}
+    small(monkeypatch, **changed)
+    wanted = [run for model, arm in arms.items() for run in runs_of(0, model=model, arm=arm)]
+    convergence_runs.make(wanted, tmp_path / "runs.jsonl")
+    for outcome in convergence_runs.load(tmp_path / "runs.jsonl", wanted).values():
+        assert len(outcome["curve"]) == 2 and 0 < outcome["error"] < 9
+        assert 0 <= outcome["final"] <= 100 and 5 < outcome["top5"] <= 100 and outcome["across"] > 0
 
 
 def test_ranks_that_fail_are_an_error_with_what_they_said(tmp_path):
     job = {
-        "local": 1,
-        "folder": str(tmp_path),
-        "density": 0.1,
-        "settings": {"small_vgg": {"rates": 1}},
-        "fingerprint": "",
+        "store": str(tmp_path / "runs.jsonl"),
+        "runs": [{**dataclasses.asdict(runs_of(0)[0]), "settings": {"rates": 1}, "fingerprint": ""}],
     }
+    (tmp_path / "job.json").write_text(json.dumps(job))
     with pytest.raises(RuntimeError, match="unexpected keyword argument 'rates'"):
-        bench_convergence.train(runs_of(0), job, ranks=2)
+        convergence_runs.launch(tmp_path / "job.json", TWO)

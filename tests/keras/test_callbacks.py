@@ -137,6 +137,7 @@ def test_telemetry_counts_what_was_sent():
     record = callback.records[-1]
     assert record["recipe"] == "Compressed/ErrorFeedback/TopK"
     assert (record["bytes_inside"], record["bytes_across"]) == (0, 0)
+    assert (record["total_bytes_inside"], record["total_bytes_across"]) == (0, 0)
     assert record["density"] == 2 / 8
     assert record["compression_ms"] > 0
     kept = model.optimizer.exchange.residual_sum().residuals

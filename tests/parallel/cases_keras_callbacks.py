@@ -139,6 +139,7 @@ def telemetry_counts_the_bytes_of_each_rank(recipe):
     if recipe in ("torus2d", "hitopk"):
         across = {"torus2d": 2 * 1 * (dense // 2) // 2, "hitopk": 8 * pair}
         assert figures["bytes_across"] == across[recipe]
+        assert figures["total_bytes_across"] == telemetry.total_bytes_across == 3 * across[recipe]
     assert figures["step"] == 3
     assert figures["density"] == (0.25 if recipe in ("topk", "hitopk") else 1.0)
     assert figures["exposed_communication_ms"] > 0

@@ -1,0 +1,244 @@
+"""What came out of the convergence study: paired differences, tables, targets, and two pictures in one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks import report, timing, writing
+from benchmarks.convergence_runs import Outcomes
+from benchmarks.convergence_settings import ARMS, DENSE, MEASURES, TRAINED, WANTED, WITHIN, Wanted
+from benchmarks.report import Section, Verdict
+
+# Two-sided 95% quantiles of Student's distribution, by degrees of freedom.
+STUDENT = (
+    *(math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262),
+    *(2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Difference:
+    """Of two arms, over paired seeds.
+
+    Attributes:
+        mean: in points.
+        half: of the 95% interval, in points; infinite for a single pair.
+        pairs: how many.
+    """
+
+    mean: float
+    half: float
+    pairs: int
+
+    @property
+    def low(self) -> float:
+        """The interval's lower end."""
+        return self.mean - self.half
+
+    @property
+    def high(self) -> float:
+        """The interval's upper end."""
+        return self.mean + self.half
+
+    def __str__(self) -> str:
+        return f"{self.mean:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+
+
+def difference(one: Sequence[float], other: Sequence[float]) -> Difference:
+    """The mean of one - other with Student's interval; ValueError where they do not pair."""
+    if len(one) != len(other) or not 1 <= len(one) <= len(STUDENT):
+        raise ValueError(f"Expected 1 to {len(STUDENT)} pairs, got {len(one)} and {len(other)} values.")
+    gaps = np.subtract(one, other)
+    count = len(gaps)
+    half = STUDENT[count - 1] * float(np.std(gaps, ddof=1)) / math.sqrt(count) if count > 1 else math.inf
+    return Difference(float(np.mean(gaps)), half, count)
+
+
+# ---- learning rates ----
+
+
+def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
+    """The learning rate of the least mean validation error, over the seeds that were trained at all of the rates."""
+    errors: dict[float, dict[int, float]] = {}
+    for run, outcome in outcomes.items():
+        if (run.model, run.arm) == (model, arm):
+            errors.setdefault(run.rate, {})[run.seed] = outcome["error"]
+    seeds = set.intersection(*(set(each) for each in errors.values()))
+    means = {rate: np.mean([error for seed, error in each.items() if seed in seeds]) for rate, each in errors.items()}
+    return min(means, key=lambda rate: (means[rate], rate))
+
+
+# ---- a model ----
+
+
+def arms_of(outcomes: Outcomes, model: str) -> list[str]:
+    """The model's arms that were trained, in order."""
+    return [arm for arm in TRAINED[model] if any((run.model, run.arm) == (model, arm) for run in outcomes)]
+
+
+def finals(outcomes: Outcomes, model: str, arm: str, what: str = "final") -> list[Any]:
+    """By seed; of the seeds that all arms have finished, so that they pair."""
+    own = {(run.arm, run.seed): outcome for run, outcome in outcomes.items() if run.model == model}
+    arms = arms_of(outcomes, model)
+    whole = [seed for seed in sorted({seed for _, seed in own}) if all((each, seed) in own for each in arms)]
+    return [own[arm, seed][what] for seed in whole]
+
+
+def summarise(outcomes: Outcomes, model: str) -> Section:
+    """A model's results, differences and verdicts.
+
+    Args:
+        outcomes: of each arm at one learning rate.
+        model: of `MODELS`.
+    """
+    arms = arms_of(outcomes, model)
+    rates = {run.arm: run.rate for run in outcomes if run.model == model}
+    figures: dict[str, Any] = {
+        what: {arm: finals(outcomes, model, arm, what) for arm in arms}
+        for what in ("final", "top5", "loss", "curve", "across")
+    }
+    figures["rate"] = rates
+    figures["share"] = _shares(figures["across"])
+    gaps = {arm: difference(figures["final"][arm], figures["final"][DENSE]) for arm in arms if DENSE in arms}
+    figures["differences"] = {
+        arm: {**dataclasses.asdict(gap), "low": gap.low, "high": gap.high} for arm, gap in gaps.items()
+    }
+    verdicts = [*_frontier(model, gaps, figures["share"]), *_within(model, arms, figures["final"])]
+    if MEASURES[model] == "top-1" and DENSE in arms:
+        dense = float(np.mean(figures["final"][DENSE]))
+        verdicts.append(Verdict(f"{model}: dense top-1, points", "60 to 90", f"{dense:.2f}", 60 <= dense <= 90))
+    return Section(model, _table(model, arms, figures, gaps), figures, verdicts)
+
+
+def _shares(across: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    """Bytes between nodes over the whole training, in units of the dense arm's; {} without one."""
+    if not across.get(DENSE):
+        return {}
+    return {arm: float(np.mean(sent)) / float(np.mean(across[DENSE])) for arm, sent in across.items()}
+
+
+def _table(model: str, arms: Sequence[str], figures: Mapping[str, Any], gaps: Mapping[str, Difference]) -> list[str]:
+    count, measure = len(figures["final"][arms[0]]), MEASURES[model]
+    lines = [
+        f"| | learning rate | bytes between nodes | {measure} | - dense, 95%, {count} seeds | test loss |",
+        "|---|---|---|---|---|---|",
+    ]
+    for arm in arms:
+        share = figures["share"].get(arm)
+        told = "" if share is None else "1" if share > 0.99 else f"1/{1 / share:.0f}"
+        gap = str(gaps[arm]) if arm in gaps and arm != DENSE else ""
+        lines.append(
+            f"| {ARMS[arm].name} | x {figures['rate'][arm]:g} | {told} | {_spread(figures['final'][arm])} | {gap} | "
+            f"{np.mean(figures['loss'][arm]):.3f} |"
+        )
+    return lines
+
+
+def _spread(values: Sequence[float]) -> str:
+    """The mean, and the deviation from seed to seed."""
+    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1) if len(values) > 1 else math.nan:.2f}"
+
+
+def _frontier(model: str, gaps: Mapping[str, Difference], shares: Mapping[str, float]) -> list[Verdict]:
+    """Whether some arm is near enough to dense for what it sends."""
+    verdicts = []
+    for wanted in WANTED[model] if shares else ():
+        arms = [arm for arm in gaps if arm != DENSE and shares[arm] <= wanted.share]
+        if arms:
+            best = max(arms, key=lambda arm: gaps[arm].mean)
+            verdicts.append(_verdict(model, wanted, ARMS[best].name, gaps[best]))
+    return verdicts
+
+
+def _verdict(model: str, wanted: Wanted, best: str, gap: Difference) -> Verdict:
+    return Verdict(
+        f"{model}: the best arm at 1/{1 / wanted.share:.0f} of the bytes - dense, points of {MEASURES[model]}",
+        f">= -{wanted.points:g}",
+        f"{best}: {gap}",
+        gap.mean >= -wanted.points,
+    )
+
+
+def _within(model: str, arms: Sequence[str], final: Mapping[str, Sequence[float]]) -> list[Verdict]:
+    """Whether arms that are to be equal are."""
+    found = []
+    for one, (other, points) in WITHIN.items():
+        if one in arms and other in arms:
+            gap = difference(final[one], final[other])
+            what = f"{model}: {ARMS[one].name} - {ARMS[other].name}, points of {MEASURES[model]}, 95%"
+            met = -points <= gap.low and gap.high <= points
+            found.append(Verdict(what, f"within {points:g}", str(gap), met))
+    return found
+
+
+# ---- all of them ----
+
+
+def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
+    """The report as Markdown."""
+    machine = timing.machine()
+    verdicts = [verdict for section in sections for verdict in section.verdicts]
+    cluster = about["cluster"]
+    lines = [
+        f"# Convergence, {machine['date']}",
+        "",
+        f"`{about['command']}` on {machine['processor']}; commit {machine['commit']}; {cluster.ranks} ranks as "
+        f"{cluster.nodes} nodes of {cluster.local}, density {cluster.density}; {about['minutes']:.0f} minutes of "
+        "training. What is trained and how stands at the heads of bench_convergence.py and convergence_*.py.",
+        "",
+        "Means over the seeds, and the deviation from seed to seed; each arm at the learning rate, in units of the "
+        "model's, that had the least validation error. Dense-SGD differs from 2DTAR-SGD, with which all are compared, "
+        "by rounding alone, and tells how far equal arms part. Bytes are those that all ranks send to other nodes over "
+        "the whole training.",
+        *(["", "## Targets", "", *report.table(verdicts)] if verdicts else []),
+    ]
+    for section in sections:
+        settings = ", ".join(f"{name} {value}" for name, value in about["settings"][section.title].items())
+        lines += ["", f"## {section.title}", "", *section.lines, "", f"Settings, the same for all arms: {settings}."]
+    return "\n".join([*lines, ""])
+
+
+def draw(sections: Sequence[Section], path: str) -> None:
+    """Above, as CommLib's Fig. 10, the score after each epoch; below, the score in the end against the bytes sent."""
+    figure = Figure(figsize=(5.5 * len(sections), 8.4), layout="constrained")
+    axes = figure.subplots(2, len(sections), squeeze=False)
+    for section, curves, frontier in zip(sections, *axes, strict=True):
+        colours = _draw_curves(curves, section)
+        _draw_frontier(frontier, section, colours)
+    writing.save_picture(figure, path)
+
+
+def _draw_curves(axis: Any, section: Section) -> dict[str, Any]:
+    colours = {}
+    for arm, values in section.figures["curve"].items():
+        curves = np.array(values)
+        epochs = np.arange(1, curves.shape[1] + 1)
+        (line,) = axis.plot(epochs, curves.mean(axis=0), label=ARMS[arm].name)
+        axis.fill_between(epochs, curves.min(axis=0), curves.max(axis=0), color=line.get_color(), alpha=0.15)
+        colours[arm] = line.get_color()
+    axis.set(title=section.title, xlabel="epoch", ylabel=f"{MEASURES[section.title]}, validation, points")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+    return colours
+
+
+def _draw_frontier(axis: Any, section: Section, colours: Mapping[str, Any]) -> None:
+    gaps = section.figures["differences"]
+    for arm, share in section.figures["share"].items():
+        gap = gaps[arm]
+        half = gap["half"] if math.isfinite(gap["half"]) else 0.0
+        axis.errorbar(share, gap["mean"], yerr=half, fmt="o", color=colours[arm], capsize=3)
+        axis.annotate(ARMS[arm].name, (share, gap["mean"]), xytext=(5, 4), textcoords="offset points", fontsize=7)
+    axis.axhline(0.0, color="grey", linewidth=0.8)
+    axis.set(
+        xscale="log",
+        xlabel="bytes between nodes over the whole training, dense = 1",
+        ylabel=f"{MEASURES[section.title]}, test, minus dense",
+    )
+    axis.grid(alpha=0.3)

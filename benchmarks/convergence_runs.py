@@ -1,0 +1,215 @@
+"""The runs of the convergence study: what tells one from another, where finished ones are kept, how new ones are made.
+
+A finished run is a line of a file that is kept in the repository, so that a study that was interrupted, here or on
+another machine, goes on. A run that differs in its recipe, its settings or the sources that make it is another run; its
+fingerprint says so.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from benchmarks.convergence_settings import ARMS, MEASURES, MODELS, TranslationSettings
+from examples import translation
+from examples.text import corpus
+from examples.training import arguments
+from hvd_sparse.spec import describe
+
+ROOT = pathlib.Path(__file__).parents[1]
+STORE = ROOT / "benchmarks" / "results" / "convergence_runs.jsonl"
+TOGETHER = 4  # seeds
+STEPS = 1000  # of the recipe that a fingerprint is taken of, where it goes by their number
+_SOURCES = {
+    "BLEU": [
+        "benchmarks/convergence_tasks.py",
+        "examples/translation.py",
+        "examples/models/transformer.py",
+        "examples/models/lstm.py",
+        *(f"examples/text/{name}.py" for name in ("batches", "catalogues", "corpus", "decoding", "vocabulary")),
+    ],
+    "top-1": [
+        "benchmarks/convergence_tasks.py",
+        "benchmarks/convergence_data.py",
+        "examples/models/small.py",
+        "examples/photographs.py",
+    ],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """Where a run takes place, and how much sparse arms send.
+
+    Attributes:
+        nodes: how many.
+        local: ranks of each.
+        density: of sparse arms.
+    """
+
+    nodes: int = 2
+    local: int = 2
+    density: float = 0.01
+
+    @property
+    def ranks(self) -> int:
+        """All of them."""
+        return self.nodes * self.local
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training of the study.
+
+    Attributes:
+        model: of `MODELS`.
+        arm: of `ARMS`.
+        rate: the learning rate, in units of the model's own.
+        seed: of weights, samples and noise.
+        epochs: in place of the model's own; 0 for those.
+        cluster: where.
+    """
+
+    model: str
+    arm: str
+    rate: float
+    seed: int
+    epochs: int = 0
+    cluster: Cluster = Cluster()
+
+    def settings(self) -> Any:
+        """The model's settings with this run's rate and epochs."""
+        return MODELS[self.model].at(self.rate, self.epochs)
+
+    def fingerprint(self) -> str:
+        """Changes with whatever makes this run another one."""
+        recipe = arguments.recipe_of(ARMS[self.arm].recipe, self.cluster.density, steps=STEPS)
+        told = [dataclasses.asdict(self), dataclasses.asdict(self.settings()), describe(recipe), self._data()]
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        for name in _SOURCES[MEASURES[self.model]]:
+            digest.update((ROOT / name).read_bytes())
+        return digest.hexdigest()[:16]
+
+    def _data(self) -> str:
+        """Tells the data apart that differ between machines."""
+        settings = MODELS[self.model]
+        return _digest(settings.options) if isinstance(settings, TranslationSettings) else ""
+
+    def __str__(self) -> str:
+        return f"{self.model} {self.arm} x{self.rate:g} seed {self.seed}"
+
+
+@functools.cache
+def _digest(words: tuple[str, ...]) -> str:
+    """Of the pairs of sentences that the machine has."""
+    options = translation.parse(words)
+    return corpus.digest(corpus.of_catalogues(options.catalogues, options.least_words, options.most_words))
+
+
+Outcomes = dict[Run, dict[str, Any]]
+
+
+def load(store: pathlib.Path, wanted: Iterable[Run]) -> Outcomes:
+    """The outcomes of those runs that the store has; of a line that was cut off there is none."""
+    kept = {}
+    for line in store.read_text(encoding="utf8").splitlines(keepends=True) if store.exists() else []:
+        if line.endswith("\n"):
+            outcome = json.loads(line)
+            kept[outcome["fingerprint"]] = outcome
+    prints = {run: run.fingerprint() for run in wanted}
+    return {run: kept[each] for run, each in prints.items() if each in kept}
+
+
+def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
+    """Adds a finished run, in one write; what was left of one that was cut off goes first."""
+    store.parent.mkdir(parents=True, exist_ok=True)
+    with open(store, "ab+") as file:
+        file.seek(0)
+        whole = file.read().rfind(b"\n") + 1
+        file.truncate(whole)
+        file.write(json.dumps(outcome, sort_keys=True).encode() + b"\n")
+
+
+def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
+    """Makes runs of one cluster, one after the other on ranks that are started once; RuntimeError where they fail."""
+    cluster = wanted[0].cluster
+    described = [
+        {**dataclasses.asdict(run), "settings": dataclasses.asdict(run.settings()), "fingerprint": run.fingerprint()}
+        for run in sorted(wanted, key=_turn)
+    ]
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "job.json"
+        path.write_text(json.dumps({"store": str(store.resolve()), "runs": described}))
+        launch(path, cluster)
+
+
+def _turn(run: Run) -> tuple[Any, ...]:
+    """The order of runs: a few seeds of all arms before further ones, and those together that can share a graph."""
+    return list(MODELS).index(run.model), run.seed // TOGETHER, run.arm, run.rate, run.seed
+
+
+def launch(job: pathlib.Path, cluster: Cluster) -> None:
+    """Starts the ranks for the runs of a file, and shows their progress; RuntimeError where they fail."""
+    horovodrun = str(pathlib.Path(sys.executable).with_name("horovodrun"))
+    ranks = [sys.executable, "-m", "benchmarks.convergence_rank", str(job)]
+    with subprocess.Popen(
+        [horovodrun, "-np", str(cluster.ranks), "--gloo", *ranks],
+        env={**os.environ, **_environment(cluster)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as launcher:
+        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+        try:
+            others = shown(launcher.stdout)
+        except BaseException:
+            _end(launcher)
+            raise
+        finally:
+            signal.signal(signal.SIGTERM, previous)
+    if launcher.returncode:
+        raise RuntimeError(f"{others}\nThe ranks ended with status {launcher.returncode}; what they said stands above.")
+
+
+def _environment(cluster: Cluster) -> dict[str, str]:
+    return {
+        "HVD_SPARSE_LOCAL_SIZE": str(cluster.local),
+        "TF_NUM_INTRAOP_THREADS": "1",
+        "TF_NUM_INTEROP_THREADS": "1",
+        "OMP_NUM_THREADS": "1",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONUNBUFFERED": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+    }
+
+
+def _end(launcher: subprocess.Popen) -> None:
+    """Has horovodrun end its ranks, and ends it where it does not."""
+    launcher.terminate()
+    try:
+        launcher.wait(3)
+    except subprocess.TimeoutExpired:
+        launcher.kill()
+
+
+def shown(lines: Any) -> str:
+    """Passes on rank 0's finished runs and epochs, and returns the end of everything else, for when it fails."""
+    others = []
+    for line in lines:
+        progress = re.match(r"\[0\]<stdout>:(> |(?=epoch \d))(.*)", line)
+        if progress:
+            print(f"{'  ' if progress[1] else '    '}{progress[2]}", flush=True)
+        else:
+            others.append(line)
+    return "".join(others[-60:])
