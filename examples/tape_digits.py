@@ -29,8 +29,9 @@ def main() -> None:
     batches = tf.data.Dataset.from_tensor_slices((images, labels)).shuffle(len(labels)).batch(16)
     model = digits.make_model()
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    optimizer = keras.optimizers.SGD(0.025 * hvd.size(), momentum=0.9)  # <-
-    aggregator = hvd.recipes.hitopk(density=options.density)  # <- new
+    optimizer = keras.optimizers.SGD(0.025 * hvd.size())  # <-; its momentum is in the recipe
+    steps = options.epochs * len(batches)
+    aggregator = hvd.recipes.recommended(options.density, steps, momentum=0.9)  # <- new
 
     hvd.broadcast_variables(model.variables, root_rank=0)  # <-
 

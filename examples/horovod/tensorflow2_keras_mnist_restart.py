@@ -56,9 +56,10 @@ def main() -> None:
     )
     # With N times the ranks a step sees N times the images: the rate follows, whatever the checkpoint had.
     scaled_lr = 0.01 * hvd.size()
+    steps = options.steps // hvd.size()
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(scaled_lr, momentum=0.9),
-        aggregator=hvd.recipes.hitopk(density=options.density),  # <- new
+        aggregator=hvd.recipes.recommended(options.density, options.epochs * steps),  # <- new
     )
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
 
@@ -71,7 +72,7 @@ def main() -> None:
     ]
     history = model.fit(
         data,
-        steps_per_epoch=options.steps // hvd.size(),
+        steps_per_epoch=steps,
         epochs=options.epochs,
         callbacks=callbacks,
         verbose=2 if hvd.rank() == 0 else 0,
