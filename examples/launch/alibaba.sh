@@ -2,7 +2,7 @@
 # Starts ranks on Alibaba Cloud c10g1.20xlarge (8 V100, 336 GiB, 32 Gbit/s) with data on File Storage NAS, by NFS 4.0.
 #
 #   examples/launch/alibaba.sh --file-system 0123-abc.cn-hangzhou.nas.aliyuncs.com:/ --hostfile hosts -- \
-#       python -m examples.imagenet --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
+#       python -m examples.imagenet --recipe recommended --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
 #
 # CommLib's Table 1 names OSS, an object store: copy the data from there to NAS, or mount it by ossfs yourself.
 set -euo pipefail

@@ -2,7 +2,7 @@
 # Starts ranks on AWS p3.16xlarge (8 V100, 488 GiB, 25 Gbit/s) with data on EFS, by NFS 4.1.
 #
 #   examples/launch/aws.sh --file-system fs-0123.efs.eu-west-1.amazonaws.com:/ --hostfile hosts -- \
-#       python -m examples.imagenet --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
+#       python -m examples.imagenet --recipe recommended --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
 #
 # The security group of the mount targets must let port 2049 in, that of the instances everything among themselves.
 set -euo pipefail

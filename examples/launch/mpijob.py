@@ -1,7 +1,8 @@
 """Starts ranks on Kubernetes by the MPI operator (kubeflow.org/v2beta1): fills in mpijob.yaml, checks it, applies it.
 
     python -m examples.launch.mpijob -np 16 --slots-per-host 8 --image registry/hvd-sparse:1 \\
-        --data-claim imagenet -- python -m examples.imagenet --data /mnt/data --cache-dir /var/tmp/datacache
+        --data-claim imagenet -- \\
+        python -m examples.imagenet --recipe recommended --data /mnt/data --cache-dir /var/tmp/datacache
 
 With --dry-run the job is checked and printed, ready for `kubectl apply -f -`. Options that Horovod has too are named
 as horovodrun's.

@@ -2,7 +2,7 @@
 # Starts ranks on Tencent Cloud 18XLARGE320 (8 V100, 320 GiB, 25 Gbit/s), CommLib's own, with data on CFS, by NFS 3.
 #
 #   examples/launch/tencent.sh --file-system 10.0.0.7:/fsid0123 --hostfile hosts -- \
-#       python -m examples.imagenet --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
+#       python -m examples.imagenet --recipe recommended --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
 #
 # By NFS 3 the path is the file system's FSID, as its mount page shows it.
 set -euo pipefail
