@@ -11,6 +11,7 @@ from hvd_sparse.compression.senders import Sender
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange import wire
 from hvd_sparse.horovod_api import values
+from hvd_sparse.spec import LocalOptimizer
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
 
 
@@ -112,3 +113,13 @@ def _parts(recipe: Any) -> list[Any]:
             "changes, take hvd.recipes.warmup(recipe, stage_steps); else leave momentum correction and updates out."
         )
     return found
+
+
+def described(optimizer: Any) -> LocalOptimizer | None:
+    """Returns the description of an optimizer; TypeError where it is the optimizer itself."""
+    if optimizer is None or isinstance(optimizer, LocalOptimizer):
+        return optimizer
+    raise TypeError(
+        f"An exchange does not own an optimizer, got {type(optimizer).__name__}: use "
+        "hvd.DistributedOptimizer(optimizer, aggregator=...), whose apply(gradients, variables) is for your own loops."
+    )

@@ -55,13 +55,14 @@ class GradientExchange(Renamed):
             recipes with `as_published` ask for it, and a distributed optimizer brings its own.
         momentum: of the optimizer that applies the means, which then has to run without it; only recipes with
             `MomentumCorrection` ask for it, and a distributed optimizer brings its own.
-        optimizer: the same, for recipes that run it: what they give back is what weights are to be lowered by.
+        optimizer: the same, for recipes that run it, as a distributed optimizer describes itself; what they give back
+            is by how much weights are to be lowered.
         op: `hvd.Average`, or `hvd.Sum` for P times the mean; residuals are in units of the gradient in both.
         process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all others keep their own gradients and
             are not waited for. It takes recipes of one level; None is all ranks.
 
     Raises:
-        TypeError: where the aggregator or the process set is none.
+        TypeError: where the aggregator or the process set is none, or an optimizer is handed over itself.
         ValueError: where `op` is another operation, or the recipe cannot work in a process set.
     """
 
@@ -93,7 +94,7 @@ class GradientExchange(Renamed):
         self.telemetry = telemetry
         self._returns_sum = arguments.is_sum(op)
         self._process_set = arguments.own_set(process_set, self.aggregator)
-        self._of_optimizer = (learning_rate, momentum, optimizer)
+        self._of_optimizer = (learning_rate, momentum, arguments.described(optimizer))
         self._name = _unique(name)
         self._sparse_as_dense = sparse_as_dense
         self._bucket_bytes = bucket_bytes

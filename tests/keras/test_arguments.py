@@ -340,3 +340,8 @@ def test_hierarchical_recipes_are_known_by_their_parts():
     optimizer = hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16, aggregator=nested)
     assert optimizer.exchange.aggregator == Hierarchical(AllReduce("float16"))
     assert nested == Hierarchical(AllReduce())
+
+
+def test_an_exchange_takes_no_optimizer_itself():
+    with pytest.raises(TypeError, match=r"got SGD: use hvd.DistributedOptimizer\(optimizer, aggregator=...\)"):
+        hvd.GradientExchange(hvd.recipes.updates(hvd.recipes.hitopk(0.1)), optimizer=keras.optimizers.SGD(0.1))
