@@ -7,7 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.compression.base import Compressor, Selection
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.senders import Sender, Slots
 from hvd_sparse.spec import MomentumRule, Spec
 
@@ -91,9 +91,7 @@ class Velocity(Slots):
         return float(self.spec.parts)
 
 
-def advanced(
-    parts: tf.Tensor, velocity: tf.Tensor, rule: MomentumRule
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def advanced(parts: tf.Tensor, velocity: tf.Tensor, rule: MomentumRule) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
     """Takes a gradient into a velocity, in one pass over memory (momentum correction, DGC 3.2; Lin et al. 2018).
 
     Args:
@@ -132,6 +130,7 @@ def cleared(vector: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
         [size] float32.
 
     Raises:
-        tf.errors.InvalidArgumentError: where an index is outside [0, size) (it says which), or one of both is no vector.
+        tf.errors.InvalidArgumentError: where an index is outside [0, size), and it says which, or one of both is no
+            vector.
     """
     return ops.library().hvd_sparse_clear(vector=vector, indices=indices)

@@ -53,9 +53,7 @@ class Sender(Wrapper):
             )
 
     @abc.abstractmethod
-    def moves(
-        self, parts: tf.Tensor, state: Any
-    ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]], tf.Tensor]:
+    def moves(self, parts: tf.Tensor, state: Any) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]], tf.Tensor]:
         """What goes into error feedback [size] float32, the new values of slots, and what is to blame.
 
         Args:
