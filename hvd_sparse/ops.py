@@ -33,6 +33,8 @@ _OPERATIONS = (
     "HvdSparseMean",
     "HvdSparseMeans",
     "HvdSparseMarkNonfinite",
+    "HvdSparseMomentum",
+    "HvdSparseClear",
     "HvdSparsePack",
     "HvdSparseUnpack",
     "HvdSparseSum",
@@ -118,10 +120,7 @@ def feedback_topk(
         tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [0, d].
     """
     return library().hvd_sparse_feedback_topk(
-        parts=_floats(parts, "parts"),
-        residual=residual,
-        k=_integer(k, "k"),
-        wire_dtype=_wire(wire_dtype),
+        parts=_floats(parts, "parts"), residual=residual, k=_integer(k, "k"), wire_dtype=_wire(wire_dtype)
     )
 
 

@@ -6,7 +6,8 @@ import dataclasses
 
 import tensorflow as tf
 
-from hvd_sparse.compression.base import Compressor, Selection
+from hvd_sparse import ops
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.senders import Sender, Slots
 from hvd_sparse.spec import MomentumRule, Spec
 
@@ -54,17 +55,15 @@ class MomentumCorrection(Sender):
             )
         return Velocity(spec, self.compressor.create(spec))
 
-    def moves(self, total, state):
+    def moves(self, parts, state):
         rule = self._rule(state.spec)
-        gain, decay = tf.cast(rule.gain, tf.float32), tf.cast(rule.decay, tf.float32)
-        velocity = decay * state.velocity + gain * total
-        moves = decay * velocity + gain * total if rule.nesterov else velocity
-        return moves, [(state.velocity, velocity)]
+        velocity, moves, culprit = advanced(parts, state.velocity, rule)
+        return moves, [(state.velocity, velocity)], culprit
 
     def sent(self, updates, selection, state):
         if not self.masking or self.count(state.spec.size) == state.spec.size:
             return updates
-        return [(variable, _cleared(value, selection)) for variable, value in updates]
+        return [(variable, cleared(value, selection.slices.indices)) for variable, value in updates]
 
     def _rule(self, spec: Spec) -> MomentumRule:
         if self.momentum is not None:
@@ -92,7 +91,46 @@ class Velocity(Slots):
         return float(self.spec.parts)
 
 
-def _cleared(velocity: tf.Tensor, selection: Selection) -> tf.Tensor:
-    """The velocity without what was sent."""
-    indices = selection.slices.indices[:, tf.newaxis]
-    return tf.tensor_scatter_nd_update(velocity, indices, tf.zeros_like(selection.slices.indices, tf.float32))
+def advanced(parts: tf.Tensor, velocity: tf.Tensor, rule: MomentumRule) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Takes a gradient into a velocity, in one pass over memory (momentum correction, DGC 3.2; Lin et al. 2018).
+
+    Args:
+        parts: [n, size] float32, float16 or bfloat16, n at least 1; the gradient is their sum, in order, in float32.
+        velocity: [size] float32; a variable is not written.
+        rule: decay and gain, and whether Nesterov's step is wanted.
+
+    Returns:
+        velocity: [size] float32, decay * velocity + gain * gradient, each product and the sum rounded to float32.
+        moves: [size] float32, what goes into the selection: the new velocity, uncopied, or with Nesterov decay * new
+            velocity + gain * gradient.
+        culprit: [] int32: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + n where all parts
+            are finite but `moves` is not. With a culprit, velocity and moves are of no use.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where parts is no matrix or has no row, the velocity does not fit it, or decay
+            or gain is no scalar.
+    """
+    return ops.library().hvd_sparse_momentum(
+        parts=parts,
+        velocity=velocity,
+        decay=tf.cast(rule.decay, tf.float32),
+        gain=tf.cast(rule.gain, tf.float32),
+        nesterov=rule.nesterov,
+    )
+
+
+def cleared(vector: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
+    """Sets what is at the indices to zero (momentum factor masking, DGC 3.3; Lin et al. 2018).
+
+    Args:
+        vector: [size] float32. The result takes its place where nobody else holds it; a variable is not written.
+        indices: [k] int32, all different.
+
+    Returns:
+        [size] float32.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where an index is outside [0, size), and it says which, or one of both is no
+            vector.
+    """
+    return ops.library().hvd_sparse_clear(vector=vector, indices=indices)

@@ -8,7 +8,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse import ops
 from hvd_sparse.compression.base import Compressor, Selection, Wrapper
 from hvd_sparse.spec import Spec
 
@@ -54,11 +53,11 @@ class Sender(Wrapper):
             )
 
     @abc.abstractmethod
-    def moves(self, total: tf.Tensor, state: Any) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
-        """What goes into error feedback [size] float32, and the new values of slots.
+    def moves(self, parts: tf.Tensor, state: Any) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]], tf.Tensor]:
+        """What goes into error feedback [size] float32, the new values of slots, and what is to blame.
 
         Args:
-            total: [size] float32, the sum of the parts.
+            parts: as for `compress`.
             state: what `create` returned.
         """
 
@@ -69,8 +68,7 @@ class Sender(Wrapper):
     def compress(self, parts, state, residual=None):
         if residual is not None:
             raise ValueError(f"{type(self).__name__} keeps its own residual and takes no other: leave residual out.")
-        total, culprit = ops.sum_parts(parts)
-        moves, updates = self.moves(total, state)
+        moves, updates, culprit = self.moves(parts, state)
         selection = self.compressor.compress(moves[tf.newaxis], state.inner)
         overflow = tf.where(selection.culprit == 0, 0, 1 + tf.shape(parts)[0])
         return selection._replace(

@@ -54,9 +54,10 @@ class LocalUpdates(Sender):
             )
         return _Updating(spec, spec.optimizer.create(spec), self.compressor.create(spec), self.gathers)
 
-    def moves(self, total, state):
+    def moves(self, parts, state):
+        total, culprit = ops.sum_parts(parts)
         moves, updates = self._moved(total, state)
-        return moves, [*updates, *self.cleared(state)]
+        return moves, [*updates, *self.cleared(state)], culprit
 
     def hold(self, parts, state):
         total, culprit = ops.sum_parts(parts)

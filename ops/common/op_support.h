@@ -2,13 +2,17 @@
 #ifndef HVD_SPARSE_OPS_OP_SUPPORT_H_
 #define HVD_SPARSE_OPS_OP_SUPPORT_H_
 
+#include <algorithm>
+#include <memory>
 #include <mutex>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "dtype.h"
 #include "parallel.h"
+#include "tensorflow/core/framework/allocation_description.pb.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
@@ -33,12 +37,14 @@ inline int64_t number_of(const tensorflow::Tensor& scalar) {
   return scalar.dtype() == tensorflow::DT_INT32 ? scalar.scalar<int32_t>()() : scalar.scalar<int64_t>()();
 }
 
-// Large outputs of a kernel, used again once nobody else holds them. TensorFlow's CPU allocator gives large blocks back to
-// the operating system, and fresh ones cost a page fault for every 4 KB, which is more than the kernels' own work.
+// Large outputs of a kernel, used again once nobody holds them. TensorFlow's CPU allocator gives large blocks back to the
+// operating system, and fresh ones cost a page fault for every 4 KB, which is more than the kernels' own work.
+//
+// An output belongs to its holders alone, so that an operation behind this one may write in its place.
 class KeptOutputs {
  public:
-  // How many at most; by default one in use, one being made, one that a slow consumer holds.
-  explicit KeptOutputs(size_t most = 3) : most_(most) {}
+  // How many blocks wait for the next call at most: those of calls at the same time, and of other shapes.
+  explicit KeptOutputs(size_t most = 3) : shelf_(std::make_shared<Shelf>(most)) {}
 
   // As OpKernelContext::allocate_output.
   absl::Status allocate(tensorflow::OpKernelContext* context, int index, const tensorflow::TensorShape& shape,
@@ -47,12 +53,10 @@ class KeptOutputs {
     if (shape.num_elements() * tensorflow::DataTypeSize(type) < kWorthKeeping) {
       return context->allocate_output(index, shape, output);
     }
-    tensorflow::Tensor tensor;
-    if (!take(type, shape, &tensor)) {
-      TF_RETURN_IF_ERROR(context->allocate_temp(type, shape, &tensor));
-      keep(tensor);
-    }
-    context->set_output(index, tensor);
+    tensorflow::Tensor memory;
+    if (!shelf_->take(type, shape, &memory)) TF_RETURN_IF_ERROR(context->allocate_temp(type, shape, &memory));
+    tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> lent(new Lent(std::move(memory), shelf_));
+    context->set_output(index, tensorflow::Tensor(type, shape, std::move(lent)));
     *output = context->mutable_output(index);
     return absl::OkStatus();
   }
@@ -60,32 +64,52 @@ class KeptOutputs {
  private:
   static constexpr int64_t kWorthKeeping = 1 << 20;  // bytes
 
-  bool take(tensorflow::DataType type, const tensorflow::TensorShape& shape, tensorflow::Tensor* tensor) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    for (const tensorflow::Tensor& each : kept_) {
-      if (each.dtype() != type || each.shape() != shape || !each.RefCountIsOne()) continue;
-      *tensor = each;
+  // Memory that waits for the next call.
+  class Shelf {
+   public:
+    explicit Shelf(size_t most) : most_(most) {}
+
+    bool take(tensorflow::DataType type, const tensorflow::TensorShape& shape, tensorflow::Tensor* memory) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      const auto fits = [&](const tensorflow::Tensor& each) { return each.dtype() == type && each.shape() == shape; };
+      const auto found = std::find_if(waiting_.begin(), waiting_.end(), fits);
+      if (found == waiting_.end()) return false;
+      *memory = std::move(*found);
+      waiting_.erase(found);
       return true;
     }
-    return false;
-  }
 
-  void keep(const tensorflow::Tensor& tensor) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (kept_.size() < most_) {
-      kept_.push_back(tensor);
-      return;
+    void put(tensorflow::Tensor memory) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (waiting_.size() == most_) waiting_.erase(waiting_.begin());
+      waiting_.push_back(std::move(memory));
     }
-    for (tensorflow::Tensor& each : kept_) {
-      if (!each.RefCountIsOne()) continue;
-      each = tensor;
-      return;
-    }
-  }
 
-  const size_t most_;
-  std::mutex mutex_;
-  std::vector<tensorflow::Tensor> kept_;
+   private:
+    const size_t most_;
+    std::mutex mutex_;
+    std::vector<tensorflow::Tensor> waiting_;
+  };
+
+  // A tensor's buffer, whose memory goes back to the shelf when the last holder lets it go.
+  class Lent : public tensorflow::TensorBuffer {
+   public:
+    Lent(tensorflow::Tensor memory, std::shared_ptr<Shelf> shelf)
+        : TensorBuffer(memory.data()), memory_(std::move(memory)), shelf_(std::move(shelf)) {}
+    ~Lent() override { shelf_->put(std::move(memory_)); }
+
+    size_t size() const override { return memory_.TotalBytes(); }
+    TensorBuffer* root_buffer() override { return this; }
+    void FillAllocationDescription(tensorflow::AllocationDescription* description) const override {
+      description->set_requested_bytes(static_cast<int64_t>(size()));
+    }
+
+   private:
+    tensorflow::Tensor memory_;
+    const std::shared_ptr<Shelf> shelf_;
+  };
+
+  const std::shared_ptr<Shelf> shelf_;
 };
 
 // The threads among which TensorFlow shares the work inside an operation, for as long as `context` lives.

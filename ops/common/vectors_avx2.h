@@ -1,4 +1,4 @@
-// Vectors for AVX2 with F16C, BMI and POPCNT, as the kernels of select, quantize and lars use them.
+// Vectors for AVX2 with F16C, BMI and POPCNT, as the kernels of select, momentum, quantize and lars use them.
 #ifndef HVD_SPARSE_OPS_VECTORS_AVX2_H_
 #define HVD_SPARSE_OPS_VECTORS_AVX2_H_
 
@@ -65,6 +65,10 @@ HVDS_INLINE void store(Bfloat16* to, Floats values) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(to),
                    _mm_packus_epi32(_mm256_castsi256_si128(narrow), _mm256_extracti128_si256(narrow, 1)));
 }
+
+// Past the caches, to a multiple of the vector's length; end_streaming() makes it visible to other threads.
+HVDS_INLINE void stream(float* to, Floats values) { _mm256_stream_ps(to, values); }
+HVDS_INLINE void end_streaming() { _mm_sfence(); }
 
 HVDS_INLINE Floats repeated(float value) { return _mm256_set1_ps(value); }
 HVDS_INLINE Doubles repeated(double value) { return _mm256_set1_pd(value); }

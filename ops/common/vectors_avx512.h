@@ -1,4 +1,4 @@
-// Vectors for AVX-512 (F, BW, VL and DQ), as the kernels of select, quantize and lars use them.
+// Vectors for AVX-512 (F, BW, VL and DQ), as the kernels of select, momentum, quantize and lars use them.
 #ifndef HVD_SPARSE_OPS_VECTORS_AVX512_H_
 #define HVD_SPARSE_OPS_VECTORS_AVX512_H_
 
@@ -63,6 +63,10 @@ HVDS_INLINE void store(Bfloat16* to, Floats values) {
   const __m512i narrow = _mm512_mask_blend_epi32(_mm512_cmp_ps_mask(values, values, _CMP_UNORD_Q), nearest, quiet);
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(narrow));
 }
+
+// Past the caches, to a multiple of the vector's length; end_streaming() makes it visible to other threads.
+HVDS_INLINE void stream(float* to, Floats values) { _mm512_stream_ps(to, values); }
+HVDS_INLINE void end_streaming() { _mm_sfence(); }
 
 HVDS_INLINE Floats repeated(float value) { return _mm512_set1_ps(value); }
 HVDS_INLINE Doubles repeated(double value) { return _mm512_set1_pd(value); }

@@ -1,5 +1,5 @@
-// Vectors of 16 bytes, as the kernels of select, quantize and lars use them: SSE2 on x86-64, and whatever the compiler
-// makes of them elsewhere.
+// Vectors of 16 bytes, as the kernels of select, momentum, quantize and lars use them: SSE2 on x86-64, and whatever the
+// compiler makes of them elsewhere.
 #ifndef HVD_SPARSE_OPS_VECTORS_BASE_H_
 #define HVD_SPARSE_OPS_VECTORS_BASE_H_
 
@@ -56,6 +56,15 @@ template <typename Narrow>
 HVDS_INLINE void store(Narrow* to, Floats values) {
   for (int lane = 0; lane < kWidth; ++lane) to[lane] = narrow<Narrow>(values[lane]);
 }
+
+// Past the caches, to a multiple of the vector's length; end_streaming() makes it visible to other threads.
+#if defined(__SSE2__)
+HVDS_INLINE void stream(float* to, Floats values) { _mm_stream_ps(to, values); }
+HVDS_INLINE void end_streaming() { _mm_sfence(); }
+#else
+HVDS_INLINE void stream(float* to, Floats values) { store(to, values); }
+HVDS_INLINE void end_streaming() {}
+#endif
 
 HVDS_INLINE Floats repeated(float value) { return Floats{value, value, value, value}; }
 HVDS_INLINE Doubles repeated(double value) { return Doubles{value, value}; }

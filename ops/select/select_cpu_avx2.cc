@@ -32,9 +32,6 @@ constexpr std::array<uint64_t, 256> positions_of_bits() {
 }
 constexpr std::array<uint64_t, 256> kPositions = positions_of_bits();
 
-HVDS_INLINE void stream(float* to, Floats values) { _mm256_stream_ps(to, values); }
-HVDS_INLINE void end_streaming() { _mm_sfence(); }
-
 HVDS_INLINE Floats zero() { return _mm256_setzero_ps(); }
 HVDS_INLINE Floats add(Floats a, Floats b) { return _mm256_add_ps(a, b); }
 HVDS_INLINE Floats subtract(Floats a, Floats b) { return _mm256_sub_ps(a, b); }

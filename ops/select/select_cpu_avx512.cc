@@ -20,9 +20,6 @@ namespace {
 using Keys = __m512i;
 constexpr double kDenseFrom = 0.0;
 
-HVDS_INLINE void stream(float* to, Floats values) { _mm512_stream_ps(to, values); }
-HVDS_INLINE void end_streaming() { _mm_sfence(); }
-
 HVDS_INLINE Floats zero() { return _mm512_setzero_ps(); }
 HVDS_INLINE Floats add(Floats a, Floats b) { return _mm512_add_ps(a, b); }
 HVDS_INLINE Floats subtract(Floats a, Floats b) { return _mm512_sub_ps(a, b); }

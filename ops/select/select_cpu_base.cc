@@ -14,14 +14,6 @@ namespace {
 using Keys = Ints;
 constexpr double kDenseFrom = 2.0;
 
-#if defined(__SSE2__)
-HVDS_INLINE void stream(float* to, Floats values) { _mm_stream_ps(to, values); }
-HVDS_INLINE void end_streaming() { _mm_sfence(); }
-#else
-HVDS_INLINE void stream(float* to, Floats values) { store(to, values); }
-HVDS_INLINE void end_streaming() {}
-#endif
-
 HVDS_INLINE Floats zero() { return Floats{}; }
 HVDS_INLINE Floats add(Floats a, Floats b) { return a + b; }
 HVDS_INLINE Floats subtract(Floats a, Floats b) { return a - b; }

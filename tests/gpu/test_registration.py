@@ -23,7 +23,7 @@ print(getattr(ctypes.CDLL(sys.argv[-2]), sys.argv[-1])())
 
 
 class Library(NamedTuple):
-    """A package's operations, the header with their interface to _cuda.so, and that interface's functions."""
+    """A family of a package's operations, the header with its interface to _cuda.so, and that interface's functions."""
 
     package: str
     header: str
@@ -38,6 +38,12 @@ class Library(NamedTuple):
 SELECTION = ("error", "workspace", "topk", "mstopk", "feedback_topk", "feedback_mstopk")
 LIBRARIES = [
     Library("hvd_sparse", "select/select_gpu.h", "hvds", tuple(f"hvds_gpu_{name}" for name in SELECTION)),
+    Library(
+        "hvd_sparse",
+        "momentum/momentum_gpu.h",
+        "hvds_momentum",
+        tuple(f"hvds_momentum_gpu_{name}" for name in ("error", "advance", "clear")),
+    ),
     Library(
         "lars",
         "lars/passes_gpu.h",
@@ -58,16 +64,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(params=LIBRARIES, ids=lambda library: library.package)
+@pytest.fixture(params=LIBRARIES, ids=lambda library: library.prefix)
 def library(request):
     return request.param
 
 
 def compile_library(path, library, interface, functions):
-    """A library with these names, of which only the number of the interface works."""
-    names = "".join(f'extern "C" void {name}() {{}}\n' for name in functions)
+    """A library with these names, of which only the number of the interface works; the package's others are whole."""
+    others = [each for each in LIBRARIES if each.package == library.package and each != library]
+    given = [library._replace(functions=functions), *others]
+    numbers = [interface, *(each.interface for each in others)]
+    names = "".join(f'extern "C" void {name}() {{}}\n' for each in given for name in each.functions)
+    answers = "".join(
+        f'extern "C" int {each.prefix}_gpu_interface() {{ return {number}; }}\n'
+        for each, number in zip(given, numbers, strict=True)
+    )
     source = path.with_suffix(".cc")
-    source.write_text(f'extern "C" int {library.prefix}_gpu_interface() {{ return {interface}; }}\n{names}')
+    source.write_text(names + answers)
     subprocess.run([os.environ.get("CXX", "c++"), "-shared", "-fPIC", str(source), "-o", str(path)], check=True)
 
 

@@ -1,5 +1,7 @@
 """Large outputs are used again, but only once nobody holds them."""
 
+import gc
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -69,3 +71,26 @@ def test_a_variable_that_shares_an_output_may_be_changed_in_place():
     np.testing.assert_array_equal(total, np.full(SIZE, 2.0))
     np.testing.assert_array_equal(summed(5), np.full(SIZE, 10.0))
     np.testing.assert_array_equal(variable, np.full(SIZE, 3.0))
+
+
+def test_an_output_belongs_to_its_holders_alone():
+    """An operation behind it writes in its place, which it must not while somebody else has a share."""
+
+    @tf.function
+    def step(parts):
+        total, _ = ops.sum_parts(parts)
+        mean, _ = ops.mean(total, 2, tf.float32)
+        return ops.mean(mean, 2, tf.float32)[0], mean
+
+    for _ in range(4):
+        quarter, half = step(tf.ones([2, SIZE]))
+        np.testing.assert_array_equal(half, np.full(SIZE, 1.0))
+        np.testing.assert_array_equal(quarter, np.full(SIZE, 0.5))
+
+
+def test_an_output_outlives_its_operation():
+    graph = tf.function(lambda parts: ops.sum_parts(parts)[0])
+    total = graph(tf.ones([2, SIZE]))
+    del graph
+    gc.collect()
+    np.testing.assert_array_equal(total, np.full(SIZE, 2.0))
