@@ -11,6 +11,25 @@ import tensorflow as tf
 
 from lars import ops
 
+_BLOCK = 1_024
+
+
+def sum_of_squares(values: tf.Tensor) -> tf.Tensor:
+    """Adds up the squares of a vector in float64, in blocks that do not depend on the number of threads.
+
+    Args:
+        values: [k] float32.
+
+    Returns:
+        float64 [].
+    """
+    squares = tf.square(tf.cast(values, tf.float64))
+    size = values.shape[0]
+    while size > _BLOCK:
+        squares = tf.reduce_sum(tf.reshape(tf.pad(squares, [[0, -size % _BLOCK]]), [-1, _BLOCK]), axis=1)
+        size = -(-size // _BLOCK)
+    return tf.reduce_sum(squares)
+
 
 def norms(partials: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Euclidean norms from sums of squares of blocks, which are added in order.
