@@ -12,14 +12,13 @@ from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks, local_optimizer
 from tests import simulation, threads
-from tests.gpu import reference
 from tests.keras import test_momentum
+from tests.keras.nodes import OPTIMIZERS, F, Nodes, Slots
 from tests.keras.test_momentum import RATE, SHAPES, SIZE, combinations, gradients, packed, unpacked, weights
 from tests.simulation import Shape
 
 STEPS = 20
 GRIDS = [(1, 1), (2, 1), (3, 3), (3, 1), (4, 4), (6, 2), (6, 3), (8, 4)]
-F = np.float32
 
 
 def some(names, *quick):
@@ -27,128 +26,10 @@ def some(names, *quick):
     return [pytest.param(name, marks=[pytest.mark.thorough] * (name not in quick)) for name in names]
 
 
-class Slots:
-    """The slots of one node's optimizer for a vector, by name, all zeros but for those that begin otherwise."""
-
-    def __init__(self, size, step, **begins):
-        self.values = {name: np.full(size, begin, F) for name, begin in begins.items()}
-        self._step = step
-
-    def update(self, gradient, number):
-        return self._step(self.values, gradient, F(RATE), F(number))
-
-
-def power(base, number):
-    return tf.pow(tf.constant(base, tf.float32), number).numpy()  # NumPy's may differ in the last bit
-
-
-def sgd(slots, gradient, rate, number):
-    return gradient * rate
-
-
-def heavy_ball(nesterov):
-    def step(slots, gradient, rate, number):
-        slots["momentums"][:] = slots["momentums"] * F(0.9) - gradient * rate
-        return -(slots["momentums"] * F(0.9) - gradient * rate) if nesterov else -slots["momentums"]
-
-    return step
-
-
-def adam(slots, gradient, rate, number):
-    m, v = slots["_momentums"], slots["_velocities"]
-    alpha = rate * np.sqrt(F(1) - power(0.999, number)) / (F(1) - power(0.9, number))
-    m += (gradient - m) * F(1 - 0.9)
-    v += (gradient * gradient - v) * F(1 - 0.999)
-    return m * alpha / (np.sqrt(v) + F(1e-7))
-
-
-def adamax(slots, gradient, rate, number):
-    m, u = slots["_m"], slots["_u"]
-    m += (gradient - m) * F(1 - 0.9)
-    u[:] = np.maximum(F(0.999) * u, np.abs(gradient))
-    return rate * m / ((F(1) - power(0.9, number)) * (u + F(1e-7)))
-
-
-def rmsprop(slots, gradient, rate, number):
-    v, m = slots["_velocities"], slots["_momentums"]
-    v[:] = F(0.9) * v + F(1 - 0.9) * (gradient * gradient)
-    m[:] = F(0.5) * m + rate * gradient / np.sqrt(v + F(1e-7))
-    return m.copy()
-
-
-def adagrad(slots, gradient, rate, number):
-    slots["_accumulators"] += gradient * gradient
-    return rate * gradient / np.sqrt(slots["_accumulators"] + F(1e-7))
-
-
-def adadelta(slots, gradient, rate, number):
-    seen, moved = slots["_accumulated_grads"], slots["_accumulated_delta_vars"]
-    seen[:] = F(0.95) * seen + F(1 - 0.95) * (gradient * gradient)
-    change = -(np.sqrt(moved + F(1e-7)) * gradient / np.sqrt(seen + F(1e-7)))
-    moved[:] = F(0.95) * moved + F(1 - 0.95) * (change * change)
-    return -(rate * change)
-
-
-def lion(slots, gradient, rate, number):
-    m = slots["_momentums"]
-    update = rate * np.sign(m * F(0.9) + gradient * F(1.0 - F(0.9)))
-    m[:] = m * F(0.99) + gradient * F(1.0 - F(0.99))
-    return update
-
-
-MOMENTS = {"_momentums": 0, "_velocities": 0}
-# The optimizer, its step in NumPy, what its slots begin with, and its decoupled weight decay.
-OPTIMIZERS = {
-    "SGD": (lambda: keras.optimizers.SGD(RATE), sgd, {}, 0.0),
-    "momentum": (lambda: keras.optimizers.SGD(RATE, 0.9), heavy_ball(False), {"momentums": 0}, 0.0),
-    "Nesterov": (lambda: keras.optimizers.SGD(RATE, 0.9, True), heavy_ball(True), {"momentums": 0}, 0.0),
-    "Adam": (lambda: keras.optimizers.Adam(RATE), adam, MOMENTS, 0.0),
-    "AdamW": (lambda: keras.optimizers.AdamW(RATE, weight_decay=0.01), adam, MOMENTS, 0.01),
-    "Adamax": (lambda: keras.optimizers.Adamax(RATE), adamax, {"_m": 0, "_u": 0}, 0.0),
-    "RMSprop": (lambda: keras.optimizers.RMSprop(RATE, momentum=0.5), rmsprop, MOMENTS, 0.0),
-    "Adagrad": (lambda: keras.optimizers.Adagrad(RATE), adagrad, {"_accumulators": 0.1}, 0.0),
-    "Adadelta": (
-        lambda: keras.optimizers.Adadelta(RATE),
-        adadelta,
-        {"_accumulated_grads": 0, "_accumulated_delta_vars": 0},
-        0.0,
-    ),
-    "Lion": (lambda: keras.optimizers.Lion(RATE), lion, {"_momentums": 0}, 0.0),
-}
 RECIPES = {
     "topk": (lambda: hvd.recipes.topk(0.1), simulation.exact),
     "hitopk": (lambda: hvd.recipes.hitopk(0.1), simulation.searched()),
 }
-
-
-class Nodes:
-    """Every rank's shard of its node's optimizer and error feedback; `flat` takes each rank for a node."""
-
-    def __init__(self, shape, select, density, flat, make):
-        self.local = 1 if flat else shape.local_size
-        self.nodes, self.select, self.density = shape.ranks // self.local, select, density
-        self.ends = simulation.shard_ends(SIZE, self.local)
-        self.residual = np.zeros([shape.ranks, SIZE], F)
-        self.slots = [make(end - begin) for _ in range(self.nodes) for begin, end in self.ends]
-        self.steps = 0
-
-    def step(self, vectors):
-        """By how much every weight is lowered."""
-        ranks, total = len(vectors), np.zeros(SIZE, F)
-        for rank in range(ranks):
-            first, (begin, end) = rank // self.local * self.local, self.ends[rank % self.local]
-            if begin == end:
-                continue
-            parts = [vector[begin:end] for vector in vectors[first : first + self.local]]
-            gradient = reference.accumulate(parts, None) / F(self.local)
-            update = F(self.local) * self.slots[rank].update(gradient, self.steps + 1)
-            residual = self.residual[rank, begin:end]
-            summed = reference.accumulate([update], residual)
-            indices = self.select(summed, simulation.kept(self.density, summed.size), self.steps)
-            values, residual[:] = reference.feedback([update], residual, indices, F)
-            total[begin:end][indices] += values
-        self.steps += 1
-        return total / F(ranks)
 
 
 def distributed(optimizer, recipe, grid, **options):
@@ -176,11 +57,12 @@ def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size):
     make, step, begins, decay = OPTIMIZERS[name]
     make_recipe, select = RECIPES[recipe]
     shape = Shape(ranks, local_size)
-    simulated = Nodes(shape, select, 0.1, recipe == "topk", lambda size: Slots(size, step, **begins))
+    simulated = Nodes(shape, select, 0.1, recipe == "topk", lambda: Slots(SIZE, step, **begins))
     ran = trained(make, hvd.recipes.updates(make_recipe()), ranks, local_size)
     expected = weights()
     for number in range(STEPS):
-        lowered = simulated.step([packed(gradients(rank, number)) for rank in range(ranks)])
+        vectors = [packed(gradients(rank, number)) for rank in range(ranks)]
+        lowered = simulated.step(vectors, [packed(expected)] * simulated.nodes)
         for weight, update in zip(expected, unpacked(lowered), strict=True):
             weight -= weight * F(decay) * F(RATE)
             weight -= update
@@ -189,7 +71,7 @@ def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size):
             simulation.same_bits(residual, simulated.residual[rank])
             assert set(slots) == set(begins)
             for each, value in slots.items():
-                simulation.same_bits(value, simulated.slots[rank].values[each])
+                simulation.same_bits(value, simulated.slots_of(rank)[each])
             for weight, other in zip(own, expected, strict=True):
                 np.testing.assert_allclose(weight, other, rtol=0, atol=1e-6 * np.abs(other).max())
 

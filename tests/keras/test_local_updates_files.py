@@ -9,7 +9,8 @@ import hvd_sparse as hvd
 from hvd_sparse.exchange.state import WEIGHTS
 from hvd_sparse.keras import without_slots
 from tests import threads
-from tests.keras.test_local_updates import OPTIMIZERS, distributed, some
+from tests.keras.nodes import OPTIMIZERS
+from tests.keras.test_local_updates import distributed, some
 from tests.keras.test_momentum_files import compiled, fitted
 
 
