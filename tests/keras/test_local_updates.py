@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from hvd_sparse.aggregators import Compressed, Hierarchical, LocalSteps, SparseAllReduce
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.senders import slots_of
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks, local_optimizer
+from lars import LAMB, LARS
 from tests import simulation, threads
 from tests.keras import test_momentum
 from tests.keras.nodes import OPTIMIZERS, F, Nodes, Slots
@@ -116,7 +123,7 @@ def sending(density=0.25):
 
 
 @pytest.mark.parametrize("in_graph", [True, False])
-@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "LARS", "LAMB"])
 def test_a_graph_and_eager_code_move_weights_alike(name, in_graph):
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name][0](), aggregator=sending(1.0))
     other, variable, expected = OPTIMIZERS[name][0](), *(keras.Variable(np.ones(4, "f4")) for _ in range(2))
@@ -129,10 +136,11 @@ def test_a_graph_and_eager_code_move_weights_alike(name, in_graph):
     assert int(optimizer.iterations) == 3
 
 
-def test_local_variables_and_rows_keep_the_optimizers_own_step():
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5), aggregator=sending(1.0))
+@pytest.mark.parametrize("name", ["Adam", "LAMB"])
+def test_local_variables_and_rows_keep_the_optimizers_own_step(name):
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name][0](), aggregator=sending(1.0))
     shared, local, table = variables = [
-        keras.Variable(np.zeros((2, 2), "f4"), name=name) for name in ("shared", "local", "table")
+        keras.Variable(np.ones((2, 2), "f4"), name=name) for name in ("shared", "local", "table")
     ]
     optimizer.register_local_var(local)
     for _ in range(3):
@@ -140,8 +148,9 @@ def test_local_variables_and_rows_keep_the_optimizers_own_step():
         optimizer.apply([tf.ones([2, 2]), tf.ones([2, 2]), rows], variables)
     for variable in (local, table):
         np.testing.assert_allclose(variable, shared, rtol=1e-6)
+    kinds = ("first_moment", "second_moment") if name == "LAMB" else ("momentum", "velocity")
     apart = [slot.name for slot in optimizer.variables][2:]
-    assert apart == ["local_momentum", "local_velocity", "table_momentum", "table_velocity"]
+    assert apart == [f"{variable}_{kind}" for variable in ("local", "table") for kind in kinds]
 
 
 def test_weight_decay_constraint_and_average_act_on_the_weights():
@@ -161,7 +170,13 @@ def test_weight_decay_constraint_and_average_act_on_the_weights():
         np.testing.assert_allclose(own, expected, rtol=1e-5)
 
 
-def test_accumulated_gradients_are_one_step():
+@pytest.mark.parametrize("name", ["Adam", "LAMB"])
+def test_accumulated_gradients_are_one_step(name):
+    def make():
+        optimizer = OPTIMIZERS[name][0]()
+        optimizer.gradient_accumulation_steps = 2
+        return optimizer
+
     def stepped(optimizer):
         variable = keras.Variable(np.ones(4, "f4"))
         run = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
@@ -169,25 +184,26 @@ def test_accumulated_gradients_are_one_step():
             run(tf.constant([1.0, -2.0, 3.0, 0.5]) * (step + 1.0))
         return variable.numpy()
 
-    own = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5, gradient_accumulation_steps=2), aggregator=sending(1.0))
-    np.testing.assert_allclose(
-        stepped(own), stepped(keras.optimizers.Adam(0.5, gradient_accumulation_steps=2)), rtol=1e-6
-    )
+    own = hvd.DistributedOptimizer(make(), aggregator=sending(1.0))
+    np.testing.assert_allclose(stepped(own), stepped(make()), rtol=1e-6)
     assert own.exchange.step == 2
 
 
-def test_a_step_that_loss_scaling_skips_leaves_all_as_it_was():
-    scaled = hvd.LossScaleOptimizer(
-        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, 0.5), aggregator=sending(1.0)), initial_scale=8.0
-    )
-    variable = keras.Variable(np.zeros(4, "f4"))
+@pytest.mark.parametrize("name", ["momentum", "LARS", "LAMB"])
+def test_a_step_that_loss_scaling_skips_leaves_all_as_it_was(name):
+    make = OPTIMIZERS[name][0]
+    scaled = hvd.LossScaleOptimizer(hvd.DistributedOptimizer(make(), aggregator=sending(1.0)), initial_scale=8.0)
+    variable, expected, plain = keras.Variable(np.ones(4, "f4")), keras.Variable(np.ones(4, "f4")), make()
     for scaled_one in (8.0, np.inf, 4.0):  # a step that is skipped halves the scale
         scaled.apply([tf.fill([4], scaled_one)], [variable])
-    np.testing.assert_array_equal(variable, np.full(4, -(1 + 1.5), "f4"))
+    for _ in range(2):
+        plain.apply([tf.ones([4])], [expected])
+    np.testing.assert_allclose(variable, expected, rtol=1e-6)
 
 
-def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were():
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=sending())
+@pytest.mark.parametrize("name", ["Adam", "LARS", "LAMB"])
+def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were(name):
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name][0](), aggregator=sending())
     variable = keras.Variable(np.ones(8, "f4"))
     optimizer.apply([tf.range(8.0)], [variable])
 
@@ -196,11 +212,59 @@ def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were():
         return [*state, variable.numpy(), *(np.asarray(slot) for slot in optimizer.variables)]
 
     before = everything()
-    assert len(before) > 6
+    assert len(before) > 5
     with pytest.raises(tf.errors.InvalidArgumentError, match="Nothing was written"):
         optimizer.apply([tf.constant([np.nan, *range(7)], tf.float32)], [variable])
     for one, other in zip(before, everything(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["Adam", "LARS", "LAMB"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_rank_whose_gradient_is_not_finite_is_named(name, value):
+    """Also where other shards of its node have the same variable, whose norm nobody knows then."""
+
+    def one_rank(grid):
+        recipe = hvd.recipes.updates(hvd.recipes.hitopk(0.5))
+        optimizer = distributed(OPTIMIZERS[name][0](), recipe, grid, name="spoilt")
+        variable = keras.Variable(np.ones(8, "f4"), name="v")
+        optimizer.apply([tf.range(8.0)], [variable])
+        before = variable.numpy()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 1") as caught:
+            optimizer.apply([tf.constant([value if grid.world.rank == 1 else 1.0, *range(7)], tf.float32)], [variable])
+        np.testing.assert_array_equal(variable, before)
+        return str(caught.value)
+
+    assert len(set(threads.run(6, 3, one_rank))) == 1
+
+
+SENDS_ALL = LocalUpdates(ErrorFeedback(TopK(1.0)))
+# All that exchanges a shard, or lets it wait.
+ON_SHARDS = {
+    "Compressed": Hierarchical(Compressed(SENDS_ALL)),
+    "SparseAllReduce": Hierarchical(SparseAllReduce(SENDS_ALL)),
+    "Accumulated": hvd.recipes.warmup(hvd.recipes.updates(hvd.recipes.hitopk(0.5)), 1, dense_steps=3),
+    "Held": LocalSteps(Hierarchical(Compressed(dataclasses.replace(SENDS_ALL, ahead=True, gathers=True))), 3),
+}
+
+
+@pytest.mark.parametrize("name", some(["LARS", "LAMB"], "LAMB"))
+@pytest.mark.parametrize("recipe", ON_SHARDS)
+def test_an_empty_shard_takes_part(name, recipe):
+    """Five elements in shards of two: nothing is left for the last of four ranks. In one node each is the dense one."""
+
+    def one_rank(grid, recipe):
+        optimizer = distributed(OPTIMIZERS[name][0](), recipe, grid, name="few")
+        variables = [keras.Variable(np.arange(1.0, 4.0, dtype="f4")), keras.Variable(np.ones(2, "f4"))]
+        for step in range(3):
+            values = np.random.default_rng([grid.world.rank, step]).standard_normal(5).astype("f4")
+            optimizer.apply([tf.constant(values[:3]), tf.constant(values[3:])], variables)
+        return np.concatenate([variable.numpy() for variable in variables])
+
+    own = threads.run(4, 4, lambda grid: one_rank(grid, ON_SHARDS[recipe]))
+    expected = threads.run(4, 4, lambda grid: one_rank(grid, hvd.recipes.torus2d()))
+    for one, other in zip(own, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 class OwnStep(keras.optimizers.Adam):
@@ -210,15 +274,30 @@ class OwnStep(keras.optimizers.Adam):
         self.assign_sub(variable, gradient / tf.norm(gradient))
 
 
+class OwnUpdate(LAMB):
+    """Derived from one that is known, with another update of variables."""
+
+    def _update(self, group, gradients, ratios, learning_rate):
+        super()._update(group, gradients, tf.ones_like(ratios), learning_rate)
+
+
 class OwnConfig(keras.optimizers.Adam):
     """Derived from one that is known, with its step."""
 
 
-@pytest.mark.parametrize("kind", [keras.optimizers.Nadam, keras.optimizers.Ftrl, keras.optimizers.Lamb, OwnStep])
+class OwnLARS(LARS):
+    """Likewise."""
+
+
+REFUSED = [keras.optimizers.Nadam, keras.optimizers.Ftrl, keras.optimizers.Lamb, OwnStep, OwnUpdate]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
 def test_an_optimizer_that_cannot_run_on_a_shard_is_refused_by_name(kind):
-    with pytest.raises(ValueError, match=f"cannot run {kind.__name__} on a shard"):
+    with pytest.raises(ValueError, match=f"cannot run {kind.__name__} on a shard.*Lion, and LARS and LAMB"):
         hvd.DistributedOptimizer(kind(0.1), aggregator=sending())
     hvd.DistributedOptimizer(OwnConfig(0.1), aggregator=sending())
+    hvd.DistributedOptimizer(OwnLARS(0.1), aggregator=sending())
 
 
 def test_what_has_no_optimizer_refuses_the_recipe():
@@ -248,9 +327,12 @@ def test_sums_and_updates_do_not_go_together():
         hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=sending(), op=hvd.Sum)
 
 
-def test_a_rate_that_changes_scales_the_velocity_of_the_exchange():
+@pytest.mark.parametrize(
+    "make", [lambda: keras.optimizers.SGD(1.0, 0.5), lambda: LARS(1.0, 0.5, weight_decay=0.0, parallel=False)]
+)
+def test_a_rate_that_changes_scales_the_velocity_of_the_exchange(make):
     def velocity_after(correction):
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, 0.5), aggregator=sending(1.0))
+        optimizer = hvd.DistributedOptimizer(make(), aggregator=sending(1.0))
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
         model.compile(optimizer, "mse")
         callback = hvd.callbacks.LearningRateScheduleCallback(
