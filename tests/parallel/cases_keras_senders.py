@@ -69,6 +69,7 @@ def ranks_whose_shards_are_empty_add_up_norms_with_the_others(optimizer):
     def trained_by(recipe):
         made = hvd.DistributedOptimizer(OPTIMIZERS[optimizer](), aggregator=recipe)
         variables = [keras.Variable(np.arange(1.0, 4.0, dtype="f4")), keras.Variable(np.ones(2, "f4"))]
+        made.build(variables)
         step = tf.function(lambda gradients: made.apply(gradients, variables))
         for number in range(5):
             values = np.random.default_rng([hvd.rank(), number]).standard_normal(5).astype("f4")
