@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from lars import ops, trust_ratio
-from lars.layerwise import BIAS_AND_NORMALISATION, Group, LayerwiseOptimizer, at_least_zero, slots
+from lars.layerwise import BIAS_AND_NORMALISATION, Begun, Group, LayerwiseOptimizer, Slots, at_least_zero, slots
 from lars.pieces import Piece
 
 if TYPE_CHECKING:
@@ -84,21 +84,18 @@ class LAMB(LayerwiseOptimizer):
     def _ratios(self, norms: tf.Tensor, decays: Any, adapted: Any) -> tf.Tensor:
         return trust_ratio.lamb(norms, adapted)
 
-    def _compared(self, piece: Piece, decay: float) -> tf.Tensor:
-        return self._direction(piece, decay)[0]
-
-    def _shard_update(self, piece: Piece, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        direction, moments = self._direction(piece, decay)
-        return scale * direction, moments
-
-    def _direction(self, piece: Piece, decay: float) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
-        """u of a piece and its new moments, in the order of the native pass (ops/lars/rules.inc)."""
+    def _begin_piece(self, piece: Piece, decay: float) -> Begun:
+        # In the order of the native pass (ops/lars/rules.inc).
         gradient = piece.gradient
         first = self.beta_1 * piece.slots["first_moments"] + (1 - self.beta_1) * gradient
         second = self.beta_2 * piece.slots["second_moments"] + (1 - self.beta_2) * (gradient * gradient)
         divisor = tf.sqrt(second * self._correction(self.beta_2)) + self.epsilon
         direction = first * self._correction(self.beta_1) / divisor + decay * piece.weight
         return direction, {"first_moments": first, "second_moments": second}
+
+    def _end_piece(self, piece: Piece, begun: Begun, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, Slots]:
+        direction, moments = begun
+        return scale * direction, moments
 
     def _correction(self, beta: float) -> tf.Tensor:
         """What makes up for a moment's beginning at zero, [] float32."""

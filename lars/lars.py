@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from lars import ops, trust_ratio
-from lars.layerwise import BIAS_AND_NORMALISATION, Group, LayerwiseOptimizer, at_least_zero, slots
+from lars.layerwise import BIAS_AND_NORMALISATION, Begun, Group, LayerwiseOptimizer, Slots, at_least_zero, slots
 from lars.pieces import Piece
 
 if TYPE_CHECKING:
@@ -98,10 +98,10 @@ class LARS(LayerwiseOptimizer, keras.optimizers.SGD):
     def _ratios(self, norms: tf.Tensor, decays: Any, adapted: Any) -> tf.Tensor:
         return trust_ratio.lars(norms, decays, adapted, self.trust_coefficient, self.epsilon)
 
-    def _compared(self, piece: Piece, decay: float) -> tf.Tensor:
-        return piece.gradient
+    def _begin_piece(self, piece: Piece, decay: float) -> Begun:
+        return piece.gradient, {}
 
-    def _shard_update(self, piece: Piece, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _end_piece(self, piece: Piece, begun: Begun, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, Slots]:
         step = scale * (piece.gradient + decay * piece.weight)
         velocity = self.momentum * piece.slots["momentums"] + step
         lowered = self.momentum * velocity + step if self.nesterov else velocity

@@ -27,9 +27,12 @@ if TYPE_CHECKING:
     from hvd_sparse.transport.communicator import Communicator
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+Slots: TypeAlias = "dict[str, tf.Tensor]"
+Begun: TypeAlias = "tuple[tf.Tensor, Slots]"
 
 # What the step of a class consists of, but for what both ways to run it share.
 _STEP = {"update_step", "_backend_update_step", "_update_all", "_partials", "_update", "shard_sums", "shard_step"}
+_ON_PIECES = {"_begin_piece", "_end_piece"}  # the same in the other way
 
 # Biases, and the scales and offsets of Keras's normalisation layers (`scale` is RMSNormalization's).
 BIAS_AND_NORMALISATION = (r"(^|/)(bias|gamma|beta|scale)$",)
@@ -143,10 +146,10 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def runs_on_shards(self) -> bool:
         """Whether `shard_step` is the step of this class; False of one that is derived with another step."""
         # Not of type(self): a distributed optimizer exchanges before its step, and says that it is of its base class.
-        changed = next(cls for cls in self.__class__.__mro__ if vars(cls).keys() & {*_STEP, "_shard_update"})
-        return "_shard_update" in vars(changed)
+        changed = next(cls for cls in self.__class__.__mro__ if vars(cls).keys() & _STEP | _ON_PIECES)
+        return vars(changed).keys() >= _ON_PIECES
 
-    def shard_sums(self, pieces: Sequence[Piece]) -> tf.Tensor:
+    def shard_sums(self, pieces: Sequence[Piece]) -> tuple[tf.Tensor, list[Begun]]:
         """Squares of weights, and of what they are compared with, to be added up over all pieces of each variable.
 
         With `shard_step` it is the step for those who have pieces of variables, and no variables: `hvd_sparse` with
@@ -156,19 +159,20 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
             pieces: of variables, at least one.
 
         Returns:
-            float64 [pieces, 2].
+            float64 [pieces, 2], and what `shard_step` is to have of each piece.
         """
-        compared = [self._compared(piece, decay) for piece, decay in zip(pieces, self._decays(pieces), strict=True)]
-        pairs = zip((piece.weight for piece in pieces), compared, strict=True)
-        return tf.stack([tf.stack([trust_ratio.sum_of_squares(each) for each in pair]) for pair in pairs])
+        begun = [self._begin_piece(piece, decay) for piece, decay in zip(pieces, self._decays(pieces), strict=True)]
+        pairs = [(piece.weight, compared) for piece, (compared, _) in zip(pieces, begun, strict=True)]
+        return tf.stack([tf.stack([trust_ratio.sum_of_squares(each) for each in pair]) for pair in pairs]), begun
 
     def shard_step(
-        self, pieces: Sequence[Piece], sums: tf.Tensor, learning_rate: Any
-    ) -> list[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
+        self, pieces: Sequence[Piece], begun: Sequence[Begun], sums: tf.Tensor, learning_rate: Any
+    ) -> list[tuple[tf.Tensor, Slots]]:
         """By how much each piece is to be lowered [k] float32, and its new slots; writes nothing.
 
         Args:
             pieces: as for `shard_sums`.
+            begun: what that returned with the sums.
             sums: float64 [pieces, 2], for each those of its whole variable.
             learning_rate: of this step.
         """
@@ -176,7 +180,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         adapted = np.array([not self._is_excluded(piece.variable) for piece in pieces])
         ratios = self._ratios(tf.sqrt(sums), tf.constant(decays, tf.float64), adapted)
         scales = tf.unstack(tf.cast(tf.cast(resource(learning_rate), tf.float64) * ratios, tf.float32), len(pieces))
-        return [self._shard_update(*each) for each in zip(pieces, scales, decays, strict=True)]
+        return [self._end_piece(*each) for each in zip(pieces, begun, scales, decays, strict=True)]
 
     def _decays(self, pieces: Sequence[Piece]) -> list[float]:
         """The weight decay of each."""
@@ -202,11 +206,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Updates weights and slots."""
 
     @abc.abstractmethod
-    def _compared(self, piece: Piece, decay: float) -> tf.Tensor:
-        """What the weights of a piece are compared with by their norms, [k] float32."""
+    def _begin_piece(self, piece: Piece, decay: float) -> Begun:
+        """What the weights of a piece are compared with, [k] float32, and its new slots, as far as they are known."""
 
     @abc.abstractmethod
-    def _shard_update(self, piece: Piece, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    def _end_piece(self, piece: Piece, begun: Begun, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, Slots]:
         """By how much a piece is lowered, and its new slots; `scale` is the learning rate times the trust ratio."""
 
     # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.

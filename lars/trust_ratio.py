@@ -23,12 +23,14 @@ def sum_of_squares(values: tf.Tensor) -> tf.Tensor:
     Returns:
         float64 [].
     """
-    squares = tf.square(tf.cast(values, tf.float64))
+    left = tf.square(tf.cast(values, tf.float64))
     size = values.shape[0]
     while size > _BLOCK:
-        squares = tf.reduce_sum(tf.reshape(tf.pad(squares, [[0, -size % _BLOCK]]), [-1, _BLOCK]), axis=1)
-        size = -(-size // _BLOCK)
-    return tf.reduce_sum(squares)
+        blocks = size // _BLOCK
+        whole = tf.reshape(left[: blocks * _BLOCK], [blocks, _BLOCK])
+        left = tf.concat([tf.reduce_sum(whole, axis=1), [tf.reduce_sum(left[blocks * _BLOCK :])]], 0)
+        size = blocks + 1
+    return tf.reduce_sum(left)
 
 
 def norms(partials: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:

@@ -44,16 +44,17 @@ class RunsOnShards(Protocol):
     def settings_alone(self) -> dict[str, Any]:
         """Arguments with which another one of this class takes the same step on a variable that one rank alone has."""
 
-    def shard_sums(self, pieces: Sequence[Piece]) -> tf.Tensor:
-        """What is added up over all pieces of a variable, float64 [pieces, 2]."""
+    def shard_sums(self, pieces: Sequence[Piece]) -> tuple[tf.Tensor, Sequence[Any]]:
+        """What is added up over all pieces of a variable, float64 [pieces, 2], and what `shard_step` is to have."""
 
     def shard_step(
-        self, pieces: Sequence[Piece], sums: tf.Tensor, learning_rate: Any
+        self, pieces: Sequence[Piece], begun: Sequence[Any], sums: tf.Tensor, learning_rate: Any
     ) -> list[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
         """By how much each piece is to be lowered [k] float32, and its new slots; writes nothing.
 
         Args:
             pieces: at least one.
+            begun: what `shard_sums` has returned with its sums.
             sums: float64 [pieces, 2], for each what all pieces of its variable have given in `shard_sums`.
             learning_rate: of this step.
         """

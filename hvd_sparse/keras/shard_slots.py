@@ -53,8 +53,8 @@ class PieceSlots(TwinSlots):
     def update(self, gradient, ahead):
         optimizer = self._alive()
         pieces = self._pieces(optimizer, gradient, ahead)
-        sums = self._over_node(optimizer.shard_sums(pieces))
-        moved = optimizer.shard_step(pieces, sums, optimizer.learning_rate)
+        own, begun = optimizer.shard_sums(pieces)
+        moved = optimizer.shard_step(pieces, begun, self._over_node(own), optimizer.learning_rate)
         lowered = tf.concat([lowered for lowered, _ in moved], 0)
         return lowered, [(slot, tf.concat([new[name] for _, new in moved], 0)) for name, slot in self.slots.items()]
 
