@@ -146,7 +146,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def runs_on_shards(self) -> bool:
         """Whether `shard_step` is the step of this class; False of one that is derived with another step."""
         # Not of type(self): a distributed optimizer exchanges before its step, and says that it is of its base class.
-        changed = next(cls for cls in self.__class__.__mro__ if vars(cls).keys() & _STEP | _ON_PIECES)
+        changed = next(cls for cls in self.__class__.__mro__ if vars(cls).keys() & (_STEP | _ON_PIECES))
         return vars(changed).keys() >= _ON_PIECES
 
     def shard_sums(self, pieces: Sequence[Piece]) -> tuple[tf.Tensor, list[Begun]]:
