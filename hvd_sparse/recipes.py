@@ -143,7 +143,8 @@ def updates(recipe: Aggregator, ahead: bool = False) -> Aggregator:
     """A sparse recipe that exchanges by how much the optimizer moves the weights, in place of gradients.
 
     Each node runs the optimizer on its own mean gradient, with moments of its own: locally accumulated Adam (Chen and
-    Deligiannis 2023), for SGD, RMSprop, Adam, AdamW, Adamax, Adagrad, Adadelta and Lion.
+    Deligiannis 2023), for SGD, RMSprop, Adam, AdamW, Adamax, Adagrad, Adadelta and Lion, and for LARS and LAMB of the
+    package `lars` (You et al. 2017, 2020), whose norms are those of a node's gradients.
 
     Args:
         recipe: of one vector and one density, as `hitopk(0.01)`; not of `auto` nor of a schedule.

@@ -58,6 +58,22 @@ class LocalOptimizer(NamedTuple):
     gathered: Callable[[], Gathered] = dict
 
 
+class Place(NamedTuple):
+    """Elements of one variable that lie one after another in a vector.
+
+    Attributes:
+        segment: which of the vector's `segments` the variable is.
+        begin: where they begin in the vector.
+        start: where they begin in the variable, as a flat one.
+        size: how many there are, at least 1.
+    """
+
+    segment: int
+    begin: int
+    start: int
+    size: int
+
+
 class Spec(NamedTuple):
     """A flat vector that is exchanged again and again.
 
@@ -65,7 +81,7 @@ class Spec(NamedTuple):
         size: number of elements d, at most 2^31 - 1.
         grid: who exchanges it.
         dtype: float32, float16 or bfloat16.
-        segments: (name, size) of the variables that lie in it, in order.
+        segments: (name, size) of the variables that lie in it, in order; of a shard, of those in the whole vector.
         name: the same on every rank, unique among the vectors in flight; collectives are named after it.
         number: tells the seeds of random choices of several vectors apart.
         in_flight: how many vectors are exchanged at the same time, this one among them; they share the links.
@@ -75,7 +91,8 @@ class Spec(NamedTuple):
         momentum: that of this optimizer, for an exchange that takes it over.
         optimizer: all of this optimizer, for an exchange that runs it.
         offset: where the vector begins in that of which it is a shard.
-        parts: how many ranks' vectors are added up before this one is exchanged.
+        parts: how many ranks' vectors are added up before this one is exchanged; each rank of the node then has a shard
+            of the sum, and this vector is one of these.
     """
 
     size: int
@@ -96,6 +113,22 @@ class Spec(NamedTuple):
     def divisor(self) -> int:
         """What the sum over all ranks is divided by in the end."""
         return 1 if self.returns_sum else self.grid.world.size
+
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Where the variables lie in this vector, in order; those that a shard has nothing of are left out."""
+        found, at = [], -self.offset
+        for number, (_, size) in enumerate(self.segments):
+            begin, end = max(at, 0), min(at + size, self.size)
+            if begin < end:
+                found.append(Place(number, begin, begin - at, end - begin))
+            at += size
+        return tuple(found)
+
+    @property
+    def holders(self) -> Communicator | None:
+        """The ranks whose shards make up a whole vector with this one; None where this one is whole."""
+        return self.grid.node if self.parts > 1 else None
 
     def validate(self) -> Spec:
         """Returns itself.

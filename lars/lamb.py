@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from lars import ops, trust_ratio
-from lars.layerwise import BIAS_AND_NORMALISATION, Group, LayerwiseOptimizer, at_least_zero, slots
+from lars.layerwise import BIAS_AND_NORMALISATION, Begun, Group, LayerwiseOptimizer, Slots, at_least_zero, slots
+from lars.pieces import Piece
 
 if TYPE_CHECKING:
     from hvd_sparse.transport.communicator import Communicator
@@ -80,8 +81,26 @@ class LAMB(LayerwiseOptimizer):
             group.weights, *self._moments(group), gradients, group.decays, *self._constants(), first, last
         )
 
-    def _ratios(self, group: Group, norms: tf.Tensor) -> tf.Tensor:
-        return trust_ratio.lamb(norms, group.adapted)
+    def _ratios(self, norms: tf.Tensor, decays: Any, adapted: Any) -> tf.Tensor:
+        return trust_ratio.lamb(norms, adapted)
+
+    def _begin_piece(self, piece: Piece, decay: float) -> Begun:
+        # In the order of the native pass (ops/lars/rules.inc).
+        gradient = piece.gradient
+        first = self.beta_1 * piece.slots["first_moments"] + (1 - self.beta_1) * gradient
+        second = self.beta_2 * piece.slots["second_moments"] + (1 - self.beta_2) * (gradient * gradient)
+        divisor = tf.sqrt(second * self._correction(self.beta_2)) + self.epsilon
+        direction = first * self._correction(self.beta_1) / divisor + decay * piece.weight
+        return direction, {"first_moments": first, "second_moments": second}
+
+    def _end_piece(self, piece: Piece, begun: Begun, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, Slots]:
+        direction, moments = begun
+        return scale * direction, moments
+
+    def _correction(self, beta: float) -> tf.Tensor:
+        """What makes up for a moment's beginning at zero, [] float32."""
+        step = tf.cast(self._constants()[-1], tf.float64)
+        return tf.cast(1 / (1 - tf.constant(beta, tf.float64) ** step), tf.float32)
 
     def _update(self, group: Group, gradients: Sequence[tf.Tensor], ratios: tf.Tensor, learning_rate: Any) -> None:
         ops.lamb_update(

@@ -9,7 +9,8 @@ import keras
 import tensorflow as tf
 
 from lars import ops, trust_ratio
-from lars.layerwise import BIAS_AND_NORMALISATION, Group, LayerwiseOptimizer, at_least_zero, slots
+from lars.layerwise import BIAS_AND_NORMALISATION, Begun, Group, LayerwiseOptimizer, Slots, at_least_zero, slots
+from lars.pieces import Piece
 
 if TYPE_CHECKING:
     from hvd_sparse.transport.communicator import Communicator
@@ -94,8 +95,17 @@ class LARS(LayerwiseOptimizer, keras.optimizers.SGD):
     def _partials(self, group: Group, gradients: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:
         return ops.lars_partials(group.weights, gradients, first, last)
 
-    def _ratios(self, group: Group, norms: tf.Tensor) -> tf.Tensor:
-        return trust_ratio.lars(norms, group.decays, group.adapted, self.trust_coefficient, self.epsilon)
+    def _ratios(self, norms: tf.Tensor, decays: Any, adapted: Any) -> tf.Tensor:
+        return trust_ratio.lars(norms, decays, adapted, self.trust_coefficient, self.epsilon)
+
+    def _begin_piece(self, piece: Piece, decay: float) -> Begun:
+        return piece.gradient, {}
+
+    def _end_piece(self, piece: Piece, begun: Begun, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, Slots]:
+        step = scale * (piece.gradient + decay * piece.weight)
+        velocity = self.momentum * piece.slots["momentums"] + step
+        lowered = self.momentum * velocity + step if self.nesterov else velocity
+        return lowered, {"momentums": velocity}
 
     def _update(self, group: Group, gradients: Sequence[tf.Tensor], ratios: tf.Tensor, learning_rate: Any) -> None:
         velocities = slots(self.momentums, group)

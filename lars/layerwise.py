@@ -21,11 +21,18 @@ from lars import choice as choices
 from lars import ops, trust_ratio
 from lars.choice import Choice
 from lars.parallel import block_sizes, parallel_range
+from lars.pieces import Piece
 
 if TYPE_CHECKING:
     from hvd_sparse.transport.communicator import Communicator
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
+Slots: TypeAlias = "dict[str, tf.Tensor]"
+Begun: TypeAlias = "tuple[tf.Tensor, Slots]"
+
+# What the step of a class consists of, but for what both ways to run it share.
+_STEP = {"update_step", "_backend_update_step", "_update_all", "_partials", "_update", "shard_sums", "shard_step"}
+_ON_PIECES = {"_begin_piece", "_end_piece"}  # the same in the other way
 
 # Biases, and the scales and offsets of Keras's normalisation layers (`scale` is RMSNormalization's).
 BIAS_AND_NORMALISATION = (r"(^|/)(bias|gamma|beta|scale)$",)
@@ -102,13 +109,21 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Makes the slots; see Keras."""
         if self.built:
             return
+        self._begin(variables)
+        super().build(variables)
+
+    def build_without_slots(self, variables: Sequence[Any]) -> None:
+        """As `build`, but for the slots, where somebody else keeps them: see `shard_step`."""
+        self._begin(variables)
+        keras.optimizers.Optimizer.build(self, variables)
+
+    def _begin(self, variables: Sequence[Any]) -> None:
         if tf.distribute.has_strategy():
             raise ValueError(
                 f"{type(self).__name__} updates variables in place and cannot work inside a tf.distribute strategy: "
                 "start one process for each device and use hvd_sparse.DistributedOptimizer."
             )
         super().exclude_from_weight_decay(var_list=variables)  # from Keras's decoupled one
-        super().build(variables)
         self.__dict__["_places"] = {id(resource(variable)): place for place, variable in enumerate(variables)}
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
@@ -123,6 +138,54 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         parallel = self.__dict__["_parallel"] is not False
         return {**super().get_config(), "exclude": list(self.exclude), "parallel": parallel}
 
+    def settings_alone(self) -> dict[str, Any]:
+        """Arguments with which another one takes the same step on a variable that this rank alone has."""
+        return {"weight_decay": float(self.weight_decay), "parallel": False}
+
+    @property
+    def runs_on_shards(self) -> bool:
+        """Whether `shard_step` is the step of this class; False of one that is derived with another step."""
+        # Not of type(self): a distributed optimizer exchanges before its step, and says that it is of its base class.
+        changed = next(cls for cls in self.__class__.__mro__ if vars(cls).keys() & (_STEP | _ON_PIECES))
+        return vars(changed).keys() >= _ON_PIECES
+
+    def shard_sums(self, pieces: Sequence[Piece]) -> tuple[tf.Tensor, list[Begun]]:
+        """Squares of weights, and of what they are compared with, to be added up over all pieces of each variable.
+
+        With `shard_step` it is the step for those who have pieces of variables, and no variables: `hvd_sparse` with
+        `recipes.updates`. All is float32 but for sums, norms and ratios.
+
+        Args:
+            pieces: of variables, at least one.
+
+        Returns:
+            float64 [pieces, 2], and what `shard_step` is to have of each piece.
+        """
+        begun = [self._begin_piece(piece, decay) for piece, decay in zip(pieces, self._decays(pieces), strict=True)]
+        pairs = [(piece.weight, compared) for piece, (compared, _) in zip(pieces, begun, strict=True)]
+        return tf.stack([tf.stack([trust_ratio.sum_of_squares(each) for each in pair]) for pair in pairs]), begun
+
+    def shard_step(
+        self, pieces: Sequence[Piece], begun: Sequence[Begun], sums: tf.Tensor, learning_rate: Any
+    ) -> list[tuple[tf.Tensor, Slots]]:
+        """By how much each piece is to be lowered [k] float32, and its new slots; writes nothing.
+
+        Args:
+            pieces: as for `shard_sums`.
+            begun: what that returned with the sums.
+            sums: float64 [pieces, 2], for each those of its whole variable.
+            learning_rate: of this step.
+        """
+        decays = self._decays(pieces)
+        adapted = np.array([not self._is_excluded(piece.variable) for piece in pieces])
+        ratios = self._ratios(tf.sqrt(sums), tf.constant(decays, tf.float64), adapted)
+        scales = tf.unstack(tf.cast(tf.cast(resource(learning_rate), tf.float64) * ratios, tf.float32), len(pieces))
+        return [self._end_piece(*each) for each in zip(pieces, begun, scales, decays, strict=True)]
+
+    def _decays(self, pieces: Sequence[Piece]) -> list[float]:
+        """The weight decay of each."""
+        return [0.0 if self._is_excluded(piece.variable) else float(self.weight_decay) for piece in pieces]
+
     def update_step(self, gradient: Gradient, variable: Any, learning_rate: Any) -> None:
         """Updates one variable, alone."""
         self._update_all([gradient], [variable], learning_rate)
@@ -135,12 +198,20 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         """Sums of squares [last - first, 2] of blocks, float64: of the weights, and of what they are compared with."""
 
     @abc.abstractmethod
-    def _ratios(self, group: Group, norms: tf.Tensor) -> tf.Tensor:
-        """The trust ratios [N] from the norms [N, 2]."""
+    def _ratios(self, norms: tf.Tensor, decays: Any, adapted: Any) -> tf.Tensor:
+        """The trust ratios [N] from the norms [N, 2], weight decays [N] and whether each has a ratio [N]."""
 
     @abc.abstractmethod
     def _update(self, group: Group, gradients: Sequence[tf.Tensor], ratios: tf.Tensor, learning_rate: Any) -> None:
         """Updates weights and slots."""
+
+    @abc.abstractmethod
+    def _begin_piece(self, piece: Piece, decay: float) -> Begun:
+        """What the weights of a piece are compared with, [k] float32, and its new slots, as far as they are known."""
+
+    @abc.abstractmethod
+    def _end_piece(self, piece: Piece, begun: Begun, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, Slots]:
+        """By how much a piece is lowered, and its new slots; `scale` is the learning rate times the trust ratio."""
 
     # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
     @tf.autograph.experimental.do_not_convert
@@ -150,7 +221,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         for number, group in enumerate(plan.groups):
             own = [_dense(given[member], weight) for member, weight in zip(group.members, group.weights, strict=True)]
             partials = self._all_partials(group, own, plan.choice.communicator, f"{plan.name}.{number}")
-            ratios = self._ratios(group, trust_ratio.norms(partials, group.sizes))
+            ratios = self._ratios(trust_ratio.norms(partials, group.sizes), group.decays, group.adapted)
             self._update(group, own, ratios, resource(learning_rate))
 
     def _all_partials(

@@ -11,6 +11,27 @@ import tensorflow as tf
 
 from lars import ops
 
+_BLOCK = 1_024
+
+
+def sum_of_squares(values: tf.Tensor) -> tf.Tensor:
+    """Adds up the squares of a vector in float64, in blocks that do not depend on the number of threads.
+
+    Args:
+        values: [k] float32.
+
+    Returns:
+        float64 [].
+    """
+    left = tf.square(tf.cast(values, tf.float64))
+    size = values.shape[0]
+    while size > _BLOCK:
+        blocks = size // _BLOCK
+        whole = tf.reshape(left[: blocks * _BLOCK], [blocks, _BLOCK])
+        left = tf.concat([tf.reduce_sum(whole, axis=1), [tf.reduce_sum(left[blocks * _BLOCK :])]], 0)
+        size = blocks + 1
+    return tf.reduce_sum(left)
+
 
 def norms(partials: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
     """Euclidean norms from sums of squares of blocks, which are added in order.

@@ -14,6 +14,7 @@ from hvd_sparse.aggregators.transaction import (
     Reduced,
     Traffic,
     Update,
+    attended,
     blame,
     marked,
     nothing,
@@ -42,6 +43,7 @@ class Compressed(Aggregator):
     def reduce(self, parts, divisor, state):
         spec, communicator = state.spec, state.communicator
         if spec.size == 0:
+            parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
         selection = self.compressor.compress(parts.rows, state.inner)
         total, nonfinite, sent = _gathered(selection, communicator, f"{spec.name}.allgather_sum")
@@ -106,6 +108,7 @@ class Accumulated(Compressed):
     def reduce(self, parts, divisor, state):
         spec, counted = state.spec, CountingCommunicator(state.communicator, state.spec.grid)
         if spec.size == 0:
+            parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         selection = self.compressor.compress(parts.rows, state.inner)
         values = ops.mark_nonfinite(selection.slices.values, selection.culprit != 0)
@@ -145,6 +148,7 @@ class Held(Compressed):
     def reduce(self, parts, divisor, state):
         spec = state.spec
         if spec.size == 0:
+            parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         culprit, updates = self.compressor.hold(parts.rows, state.inner)
         return Reduced(

@@ -88,7 +88,7 @@ class Hierarchical(Aggregator):
         node, cross = spec.grid.node, spec.grid.cross
         own = own_shard(spec.size, node)
         name = f"{spec.name}.shard"
-        shard = spec._replace(size=own.size, offset=own.offset, parts=node.size, segments=(), name=name)
+        shard = spec._replace(size=own.size, offset=own.offset, parts=node.size, name=name)
         return AggregatorState(spec, node, self.inner._create(shard, cross))
 
     def _scatter(self, parts: Parts, spec: Spec, node: Communicator) -> tuple[Parts, int]:

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hvd_sparse import collectives
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.counting import CountingCommunicator
-from hvd_sparse.aggregators.transaction import Reduced, Update, blame, nothing
+from hvd_sparse.aggregators.transaction import Reduced, Update, attended, blame, nothing
 from hvd_sparse.collectives.allgather import combine_gathered
 from hvd_sparse.collectives.dynamic import combine_dense, combine_quantized
 from hvd_sparse.collectives.prepared import Layout
@@ -94,6 +94,7 @@ class SparseAllReduce(Aggregator):
     def reduce(self, parts, divisor, state):
         spec = state.spec
         if spec.size == 0:
+            parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         selection = self.compressor.compress(parts.rows, state.inner)
         message = _layout(spec.size).pack(harmless(selection), selection.slices.indices)

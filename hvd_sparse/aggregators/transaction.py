@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.transport.communicator import Communicator, Grid
 
 REMEDY = (
@@ -162,6 +163,11 @@ def dense(total: tf.Tensor | tf.IndexedSlices, size: int, divisor: int, dtype: t
     if isinstance(total, tf.IndexedSlices):
         return ops.sparse_sum(total.values, total.indices, size, divisor=divisor, dtype=dtype)
     return total
+
+
+def attended(parts: Parts, compressor: Compressor, state: Any) -> Parts:
+    """The parts of an empty shard, after what the ranks of its node do together; see `Compressor.attend`."""
+    return parts._replace(rows=compressor.attend(parts.rows, state))
 
 
 def nothing(parts: Parts, total: tf.Tensor | tf.IndexedSlices) -> Reduced:

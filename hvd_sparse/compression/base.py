@@ -98,6 +98,18 @@ class Compressor(Renamed, abc.ABC):
         """
         raise TypeError(f"{type(self).__name__} cannot let anything wait for a later step.")
 
+    def attend(self, parts: tf.Tensor, state: tf.Module) -> tf.Tensor:
+        """Does on a rank whose shard is empty what the ranks of a node do together while the others `compress`.
+
+        Args:
+            parts: [n, 0]; the graph is not told that there is nothing.
+            state: what `create` returned.
+
+        Returns:
+            [n, 0], after it: made of what came of it, so that no graph leaves it out.
+        """
+        return parts
+
     @abc.abstractmethod
     def compress(self, parts: tf.Tensor, state: tf.Module, residual: tf.Tensor | None = None) -> Selection:
         """Selects from residual + the sum of the parts, in one pass over memory.
@@ -155,3 +167,7 @@ class Wrapper(Compressor):
     def hold(self, parts: tf.Tensor, state: Any) -> tuple[tf.Tensor, NewValues]:
         """As the compressor."""
         return self.compressor.hold(parts, state.inner)
+
+    def attend(self, parts: tf.Tensor, state: Any) -> tf.Tensor:
+        """As the compressor."""
+        return self.compressor.attend(parts, state.inner)

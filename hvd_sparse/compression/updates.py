@@ -22,7 +22,8 @@ class LocalUpdates(Sender):
         update = learning rate * direction(mean gradient of the node)
         residual + update goes into the selection; what all nodes have sent is averaged and subtracted from the weights
 
-    (Locally accumulated Adam, Chen and Deligiannis 2023, for any optimizer that works element by element.) Why: an
+    (Locally accumulated Adam, Chen and Deligiannis 2023, for any optimizer that works element by element, and for those
+    that compare norms of variables, which the ranks of a node add up: LARS and LAMB, You et al. 2017, 2020.) Why: an
     optimizer with second moments, run on what arrives, sees each value once as the sum of many steps, and moves a
     weight that is seldom sent too little. Here each step is scaled before it waits.
 
@@ -71,13 +72,17 @@ class LocalUpdates(Sender):
     def progress(self, state):
         return super().progress(state) if state.gathered is None else state.gathered.read_value()
 
+    def attend(self, parts, state):
+        return state.optimizer.attend(parts)
+
     def cleared(self, state):
         return () if state.gathered is None else ((state.gathered, tf.zeros_like(state.gathered)),)
 
     def _moved(self, total: tf.Tensor, state: Any) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
         """This step's update and what has gathered before it, and the new values of slots."""
         ranks = tf.constant(float(state.spec.parts), tf.float32)
-        update, slots = state.optimizer.update(total / ranks)
+        progress = self.progress(state) if self.ahead else None
+        update, slots = state.optimizer.update(total / ranks, None if progress is None else progress / ranks)
         moves = ranks * update
         return moves if state.gathered is None else state.gathered + moves, slots
 
@@ -85,13 +90,21 @@ class LocalUpdates(Sender):
 class LocalSlots(Slots):
     """An optimizer's slots for a shard, and what it does with a gradient."""
 
-    def update(self, gradient: tf.Tensor) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
+    def update(
+        self, gradient: tf.Tensor, ahead: tf.Tensor | None
+    ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
         """By how much weights are to be lowered [size] float32, and the new values of the slots; writes nothing.
 
         Args:
             gradient: [size] float32, the mean over a node.
+            ahead: [size] float32, how much lower the weights were at which it was taken than those that all ranks
+                share; None where it was taken at these.
         """
         raise NotImplementedError
+
+    def attend(self, parts: tf.Tensor) -> tf.Tensor:
+        """Does for an empty shard what the ranks of a node do together in `update`; see `Compressor.attend`."""
+        return parts
 
 
 class _Updating(tf.Module):

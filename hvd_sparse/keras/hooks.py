@@ -175,7 +175,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             if not self.exchange.sends_updates:
                 base.build(self, variables)
             elif not self.built:
-                keras.optimizers.Optimizer.build(self, variables)
+                slots.build_without(self, variables)
                 _begin_updates(self)
 
         def apply(self, grads, trainable_variables=None):

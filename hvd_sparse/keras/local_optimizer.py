@@ -2,7 +2,8 @@
 
 A recipe with `LocalUpdates` exchanges what an optimizer does with a node's gradients. A twin of the optimizer, of the
 same class and settings, has slots for the shard alone; its step runs in a `keras.StatelessScope`, so that nothing is
-written before all ranks have committed. What acts on weights stays with the optimizer itself: decoupled weight decay,
+written before all ranks have committed. Optimizers that look at whole variables bring a step for shards themselves
+(`on_shards.py`). What acts on weights stays with the optimizer itself: decoupled weight decay,
 constraints, the moving average. Gradients are clipped before.
 
 The optimizer has no slots of its own then; `without_slots.py` has what stands in for them in files.
@@ -19,14 +20,14 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.senders import slots_of
-from hvd_sparse.compression.updates import LocalSlots
 from hvd_sparse.exchange import sender_side
 from hvd_sparse.exchange.arguments import sends_updates
-from hvd_sparse.keras import ahead, slots, without_slots
+from hvd_sparse.keras import ahead, on_shards, shard_slots, without_slots
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
 
 # Those that treat each element alone, whatever the weights are.
 _ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion")
+_LAYER_WISE = ("LARS", "LAMB")  # of the package lars
 
 
 def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
@@ -37,7 +38,7 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
     Args:
         optimizer: not distributed yet.
     """
-    if not _is_element_wise(optimizer):
+    if not _runs_on_shards(optimizer):
         return None
     reference = weakref.ref(optimizer)
 
@@ -47,8 +48,8 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
             raise ReferenceError("The optimizer of this exchange is gone.")
         return found
 
-    def create(spec: Spec) -> TwinSlots:
-        return TwinSlots(spec, alive())
+    def create(spec: Spec) -> shard_slots.TwinSlots:
+        return shard_slots.made(spec, alive())
 
     def gathered() -> Gathered:
         found = without_slots.gathered_slots(alive())
@@ -59,11 +60,11 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
 
 def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
     """Raises ValueError where a recipe exchanges updates that this optimizer cannot make on a shard."""
-    if sends_updates(recipe) and not _is_element_wise(optimizer):
+    if sends_updates(recipe) and not _runs_on_shards(optimizer):
         raise ValueError(
             f"The exchange cannot run {type(optimizer).__name__} on a shard of a node's gradient, but "
-            f"{', '.join(_ELEMENT_WISE)}: use one of these, or a recipe that exchanges gradients, as "
-            "hvd.recipes.recommended(density=0.01, steps=...)."
+            f"{', '.join(_ELEMENT_WISE)}, and {' and '.join(_LAYER_WISE)} of the package lars: use one of these with "
+            "its own step, or a recipe that exchanges gradients, as hvd.recipes.recommended(density=0.01, steps=...)."
         )
 
 
@@ -101,51 +102,11 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
     return [each.slots[wanted] for each in found if wanted in each.slots]
 
 
+def _runs_on_shards(optimizer: keras.optimizers.Optimizer) -> bool:
+    return _is_element_wise(optimizer) or on_shards.offered(optimizer) is not None
+
+
 def _is_element_wise(optimizer: keras.optimizers.Optimizer) -> bool:
     """Whether the step itself is one of Keras's that treat each element alone; a subclass may have another step."""
     home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
     return home.__module__.partition(".")[0] == "keras" and home.__name__ in _ELEMENT_WISE
-
-
-class TwinSlots(LocalSlots):
-    """The slots of an optimizer's twin for a shard, [size] float32 each."""
-
-    def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer):
-        self._optimizer = weakref.ref(optimizer)
-        self._twin = slots.twin(optimizer, _Moved([spec.size], spec.name))
-        self._variables = {name: held[spec.name] for name, held in slots.by_name(self._twin).items()}
-        begins = {name: float(slot.value.numpy()[0]) for name, slot in self._variables.items() if spec.size}
-        super().__init__(spec, {name: slot.value for name, slot in self._variables.items()}, begins)
-
-    def update(self, gradient):
-        optimizer = self._optimizer()
-        assert optimizer is not None  # it applies what this gives
-        slots.follow(self._twin, optimizer)
-        moved = _Moved([self.spec.size], self.spec.name)
-        with keras.StatelessScope(initialize_variables=False) as scope:
-            self._twin.update_step(gradient, moved, optimizer.learning_rate)
-            new = {name: scope.get_current_value(slot) for name, slot in self._variables.items()}
-        written = [(self.slots[name], value) for name, value in new.items() if value is not None]
-        return moved.lowered(), written
-
-
-class _Moved:
-    """Stands for a flat variable that an optimizer moves, and knows by how much."""
-
-    dtype = "float32"
-
-    def __init__(self, shape: Sequence[int], name: str):
-        self.shape, self.name = shape, name
-        self._lowered: list[tf.Tensor] = []
-
-    def assign_add(self, value: Any) -> None:
-        """The variable is moved up."""
-        self._lowered.append(-tf.convert_to_tensor(value))  # now, as it may be a slot that is about to change
-
-    def assign_sub(self, value: Any) -> None:
-        """The variable is moved down."""
-        self._lowered.append(tf.convert_to_tensor(value))
-
-    def lowered(self) -> tf.Tensor:
-        """By how much, [size] float32."""
-        return tf.add_n(self._lowered)

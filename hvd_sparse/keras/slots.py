@@ -6,13 +6,14 @@ With `hooks.py` the only file that knows Keras's insides.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange.plan import unique_names
+from hvd_sparse.keras import on_shards
 
 # By class: where momentum is in units of gradients, but for a factor that is alike for all of it.
 _MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}
@@ -64,7 +65,21 @@ def by_name(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, Any]]:
         attribute: dict(zip(names, value, strict=True))
         for attribute, value in vars(optimizer).items()
         if attribute not in _NO_SLOTS and isinstance(value, list) and 0 < len(value) == len(variables)
+        if all(isinstance(each, keras.Variable) for each in value)
     }
+
+
+def variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The variables that an optimizer was built for, by their names as an exchange has them."""
+    return dict(zip(unique_names(optimizer._trainable_variables), optimizer._trainable_variables, strict=True))
+
+
+def build_without(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Tells an optimizer its variables, and makes no slots."""
+    if on_shards.offered(optimizer) is None:
+        keras.optimizers.Optimizer.build(optimizer, variables)
+    else:
+        optimizer.build_without_slots(variables)
 
 
 def names(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
@@ -86,7 +101,7 @@ def twin(optimizer: keras.optimizers.Optimizer, vector: Any) -> keras.optimizers
     the optimizer, which has to live on.
 
     Args:
-        optimizer: works element by element.
+        optimizer: works element by element, or is one of `on_shards.py`, whose twin is there for its slots alone.
         vector: stands for a variable: has `shape`, `dtype`, `name`, `assign_add` and `assign_sub`.
     """
     base: Any = optimizer.__class__
@@ -153,7 +168,9 @@ def step(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: Any, le
 
 def _of_the_step(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """The settings that the step itself follows."""
-    return {key: value for key, value in _settings(optimizer).items() if key not in _OUTSIDE}
+    offered = on_shards.offered(optimizer)
+    own = {} if offered is None else offered.settings_alone()
+    return {**{key: value for key, value in _settings(optimizer).items() if key not in _OUTSIDE}, **own}
 
 
 def _settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:

@@ -3,6 +3,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.exchange import plan as buckets
+from hvd_sparse.spec import Spec, shards
 from hvd_sparse.transport.communicator import Grid
 
 
@@ -130,6 +131,22 @@ def test_the_spec_tells_which_variable_lies_where():
     (bucket,) = plan_of({"a": ones(2), "b": ones(3)}).buckets
     spec = bucket.spec("name", 4, Grid.lone(), in_flight=6).validate()
     assert (spec.size, spec.segments, spec.number, spec.in_flight) == (5, (("b", 3), ("a", 2)), 4, 6)
+
+
+@pytest.mark.parametrize("size, count", [(5, 1), (5, 2), (5, 4), (12, 3), (12, 12), (12, 16)])
+def test_shards_tell_which_piece_of_which_variable_lies_where(size, count):
+    """Together the pieces are all elements, each once."""
+    sizes = {"a": 3, "none": 0, "b": size - 3}
+    whole = Spec(size, Grid.lone(), segments=tuple(sizes.items()))
+    found = []
+    for shard in shards(size, count):
+        spec = whole._replace(size=shard.size, offset=shard.offset)
+        assert sum(place.size for place in spec.places) == shard.size
+        for place in spec.places:
+            name = spec.segments[place.segment][0]
+            found += [(shard.offset + place.begin + each, name, place.start + each) for each in range(place.size)]
+    everything = [(name, each) for name, length in sizes.items() for each in range(length)]
+    assert found == [(number, *element) for number, element in enumerate(everything)]
 
 
 def test_equal_names_are_told_apart():

@@ -10,12 +10,12 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse.keras import ahead
 from tests import simulation, threads
-from tests.keras.test_local_updates import OPTIMIZERS, Nodes, Slots, distributed
+from tests.keras.nodes import OPTIMIZERS, F, Nodes, Slots
+from tests.keras.test_local_updates import distributed, some
 from tests.keras.test_momentum import RATE, SHAPES, SIZE, packed, unpacked, weights
 from tests.keras.test_momentum_files import assert_it_goes_on_to_the_bit, fitted
 from tests.simulation import Shape
 
-F = np.float32
 STEPS = 20
 
 
@@ -27,7 +27,7 @@ def slopes(rank, step):
     ]
 
 
-@pytest.mark.parametrize("name", ["Adam", pytest.param("momentum", marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("name", some(["Adam", "momentum", "LARS", "LAMB"], "Adam", "LAMB"))
 @pytest.mark.parametrize("kind", ["hitopk", "topk"])
 @pytest.mark.parametrize(
     "ranks, local_size",
@@ -54,16 +54,15 @@ def test_every_step_is_that_of_numpy(kind, name, ranks, local_size):
         return found
 
     ran = threads.run(ranks, local_size, one_rank)
-    simulated = Nodes(Shape(ranks, local_size), select, 0.1, kind == "topk", lambda size: Slots(size, step, **begins))
+    simulated = Nodes(Shape(ranks, local_size), select, 0.1, kind == "topk", lambda: Slots(SIZE, step, **begins))
     expected = weights()
     for number in range(STEPS):
         vectors = []
         for rank in range(ranks):
-            first = rank // simulated.local * simulated.local
-            node = np.sum(simulated.residual[first : first + simulated.local], axis=0) / F(simulated.local)
-            at = [weight - offset for weight, offset in zip(expected, unpacked(node), strict=True)]
+            at = [weight - ahead for weight, ahead in zip(expected, unpacked(simulated.unsent(rank)), strict=True)]
             vectors.append(packed([a * weight + b for (a, b), weight in zip(slopes(rank, number), at, strict=True)]))
-        for weight, update in zip(expected, unpacked(simulated.step(vectors)), strict=True):
+        own = [packed(expected) - simulated.unsent(node * simulated.local) for node in range(simulated.nodes)]
+        for weight, update in zip(expected, unpacked(simulated.step(vectors, own)), strict=True):
             weight -= update
         for rank in range(ranks):
             for own, other in zip(ran[rank][number], expected, strict=True):

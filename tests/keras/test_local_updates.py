@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from hvd_sparse.aggregators import Compressed, Hierarchical, LocalSteps, SparseAllReduce
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.senders import slots_of
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks, local_optimizer
+from lars import LAMB, LARS
 from tests import simulation, threads
-from tests.gpu import reference
 from tests.keras import test_momentum
+from tests.keras.nodes import OPTIMIZERS, F, Nodes, Slots
 from tests.keras.test_momentum import RATE, SHAPES, SIZE, combinations, gradients, packed, unpacked, weights
 from tests.simulation import Shape
 
 STEPS = 20
 GRIDS = [(1, 1), (2, 1), (3, 3), (3, 1), (4, 4), (6, 2), (6, 3), (8, 4)]
-F = np.float32
 
 
 def some(names, *quick):
@@ -27,128 +33,10 @@ def some(names, *quick):
     return [pytest.param(name, marks=[pytest.mark.thorough] * (name not in quick)) for name in names]
 
 
-class Slots:
-    """The slots of one node's optimizer for a vector, by name, all zeros but for those that begin otherwise."""
-
-    def __init__(self, size, step, **begins):
-        self.values = {name: np.full(size, begin, F) for name, begin in begins.items()}
-        self._step = step
-
-    def update(self, gradient, number):
-        return self._step(self.values, gradient, F(RATE), F(number))
-
-
-def power(base, number):
-    return tf.pow(tf.constant(base, tf.float32), number).numpy()  # NumPy's may differ in the last bit
-
-
-def sgd(slots, gradient, rate, number):
-    return gradient * rate
-
-
-def heavy_ball(nesterov):
-    def step(slots, gradient, rate, number):
-        slots["momentums"][:] = slots["momentums"] * F(0.9) - gradient * rate
-        return -(slots["momentums"] * F(0.9) - gradient * rate) if nesterov else -slots["momentums"]
-
-    return step
-
-
-def adam(slots, gradient, rate, number):
-    m, v = slots["_momentums"], slots["_velocities"]
-    alpha = rate * np.sqrt(F(1) - power(0.999, number)) / (F(1) - power(0.9, number))
-    m += (gradient - m) * F(1 - 0.9)
-    v += (gradient * gradient - v) * F(1 - 0.999)
-    return m * alpha / (np.sqrt(v) + F(1e-7))
-
-
-def adamax(slots, gradient, rate, number):
-    m, u = slots["_m"], slots["_u"]
-    m += (gradient - m) * F(1 - 0.9)
-    u[:] = np.maximum(F(0.999) * u, np.abs(gradient))
-    return rate * m / ((F(1) - power(0.9, number)) * (u + F(1e-7)))
-
-
-def rmsprop(slots, gradient, rate, number):
-    v, m = slots["_velocities"], slots["_momentums"]
-    v[:] = F(0.9) * v + F(1 - 0.9) * (gradient * gradient)
-    m[:] = F(0.5) * m + rate * gradient / np.sqrt(v + F(1e-7))
-    return m.copy()
-
-
-def adagrad(slots, gradient, rate, number):
-    slots["_accumulators"] += gradient * gradient
-    return rate * gradient / np.sqrt(slots["_accumulators"] + F(1e-7))
-
-
-def adadelta(slots, gradient, rate, number):
-    seen, moved = slots["_accumulated_grads"], slots["_accumulated_delta_vars"]
-    seen[:] = F(0.95) * seen + F(1 - 0.95) * (gradient * gradient)
-    change = -(np.sqrt(moved + F(1e-7)) * gradient / np.sqrt(seen + F(1e-7)))
-    moved[:] = F(0.95) * moved + F(1 - 0.95) * (change * change)
-    return -(rate * change)
-
-
-def lion(slots, gradient, rate, number):
-    m = slots["_momentums"]
-    update = rate * np.sign(m * F(0.9) + gradient * F(1.0 - F(0.9)))
-    m[:] = m * F(0.99) + gradient * F(1.0 - F(0.99))
-    return update
-
-
-MOMENTS = {"_momentums": 0, "_velocities": 0}
-# The optimizer, its step in NumPy, what its slots begin with, and its decoupled weight decay.
-OPTIMIZERS = {
-    "SGD": (lambda: keras.optimizers.SGD(RATE), sgd, {}, 0.0),
-    "momentum": (lambda: keras.optimizers.SGD(RATE, 0.9), heavy_ball(False), {"momentums": 0}, 0.0),
-    "Nesterov": (lambda: keras.optimizers.SGD(RATE, 0.9, True), heavy_ball(True), {"momentums": 0}, 0.0),
-    "Adam": (lambda: keras.optimizers.Adam(RATE), adam, MOMENTS, 0.0),
-    "AdamW": (lambda: keras.optimizers.AdamW(RATE, weight_decay=0.01), adam, MOMENTS, 0.01),
-    "Adamax": (lambda: keras.optimizers.Adamax(RATE), adamax, {"_m": 0, "_u": 0}, 0.0),
-    "RMSprop": (lambda: keras.optimizers.RMSprop(RATE, momentum=0.5), rmsprop, MOMENTS, 0.0),
-    "Adagrad": (lambda: keras.optimizers.Adagrad(RATE), adagrad, {"_accumulators": 0.1}, 0.0),
-    "Adadelta": (
-        lambda: keras.optimizers.Adadelta(RATE),
-        adadelta,
-        {"_accumulated_grads": 0, "_accumulated_delta_vars": 0},
-        0.0,
-    ),
-    "Lion": (lambda: keras.optimizers.Lion(RATE), lion, {"_momentums": 0}, 0.0),
-}
 RECIPES = {
     "topk": (lambda: hvd.recipes.topk(0.1), simulation.exact),
     "hitopk": (lambda: hvd.recipes.hitopk(0.1), simulation.searched()),
 }
-
-
-class Nodes:
-    """Every rank's shard of its node's optimizer and error feedback; `flat` takes each rank for a node."""
-
-    def __init__(self, shape, select, density, flat, make):
-        self.local = 1 if flat else shape.local_size
-        self.nodes, self.select, self.density = shape.ranks // self.local, select, density
-        self.ends = simulation.shard_ends(SIZE, self.local)
-        self.residual = np.zeros([shape.ranks, SIZE], F)
-        self.slots = [make(end - begin) for _ in range(self.nodes) for begin, end in self.ends]
-        self.steps = 0
-
-    def step(self, vectors):
-        """By how much every weight is lowered."""
-        ranks, total = len(vectors), np.zeros(SIZE, F)
-        for rank in range(ranks):
-            first, (begin, end) = rank // self.local * self.local, self.ends[rank % self.local]
-            if begin == end:
-                continue
-            parts = [vector[begin:end] for vector in vectors[first : first + self.local]]
-            gradient = reference.accumulate(parts, None) / F(self.local)
-            update = F(self.local) * self.slots[rank].update(gradient, self.steps + 1)
-            residual = self.residual[rank, begin:end]
-            summed = reference.accumulate([update], residual)
-            indices = self.select(summed, simulation.kept(self.density, summed.size), self.steps)
-            values, residual[:] = reference.feedback([update], residual, indices, F)
-            total[begin:end][indices] += values
-        self.steps += 1
-        return total / F(ranks)
 
 
 def distributed(optimizer, recipe, grid, **options):
@@ -176,11 +64,12 @@ def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size):
     make, step, begins, decay = OPTIMIZERS[name]
     make_recipe, select = RECIPES[recipe]
     shape = Shape(ranks, local_size)
-    simulated = Nodes(shape, select, 0.1, recipe == "topk", lambda size: Slots(size, step, **begins))
+    simulated = Nodes(shape, select, 0.1, recipe == "topk", lambda: Slots(SIZE, step, **begins))
     ran = trained(make, hvd.recipes.updates(make_recipe()), ranks, local_size)
     expected = weights()
     for number in range(STEPS):
-        lowered = simulated.step([packed(gradients(rank, number)) for rank in range(ranks)])
+        vectors = [packed(gradients(rank, number)) for rank in range(ranks)]
+        lowered = simulated.step(vectors, [packed(expected)] * simulated.nodes)
         for weight, update in zip(expected, unpacked(lowered), strict=True):
             weight -= weight * F(decay) * F(RATE)
             weight -= update
@@ -189,7 +78,7 @@ def test_every_step_is_that_of_numpy(recipe, name, ranks, local_size):
             simulation.same_bits(residual, simulated.residual[rank])
             assert set(slots) == set(begins)
             for each, value in slots.items():
-                simulation.same_bits(value, simulated.slots[rank].values[each])
+                simulation.same_bits(value, simulated.slots_of(rank)[each])
             for weight, other in zip(own, expected, strict=True):
                 np.testing.assert_allclose(weight, other, rtol=0, atol=1e-6 * np.abs(other).max())
 
@@ -234,7 +123,7 @@ def sending(density=0.25):
 
 
 @pytest.mark.parametrize("in_graph", [True, False])
-@pytest.mark.parametrize("name", ["Adam", "RMSprop"])
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "LARS", "LAMB"])
 def test_a_graph_and_eager_code_move_weights_alike(name, in_graph):
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name][0](), aggregator=sending(1.0))
     other, variable, expected = OPTIMIZERS[name][0](), *(keras.Variable(np.ones(4, "f4")) for _ in range(2))
@@ -247,10 +136,11 @@ def test_a_graph_and_eager_code_move_weights_alike(name, in_graph):
     assert int(optimizer.iterations) == 3
 
 
-def test_local_variables_and_rows_keep_the_optimizers_own_step():
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5), aggregator=sending(1.0))
+@pytest.mark.parametrize("name", ["Adam", "LAMB"])
+def test_local_variables_and_rows_keep_the_optimizers_own_step(name):
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name][0](), aggregator=sending(1.0))
     shared, local, table = variables = [
-        keras.Variable(np.zeros((2, 2), "f4"), name=name) for name in ("shared", "local", "table")
+        keras.Variable(np.ones((2, 2), "f4"), name=name) for name in ("shared", "local", "table")
     ]
     optimizer.register_local_var(local)
     for _ in range(3):
@@ -258,8 +148,9 @@ def test_local_variables_and_rows_keep_the_optimizers_own_step():
         optimizer.apply([tf.ones([2, 2]), tf.ones([2, 2]), rows], variables)
     for variable in (local, table):
         np.testing.assert_allclose(variable, shared, rtol=1e-6)
+    kinds = ("first_moment", "second_moment") if name == "LAMB" else ("momentum", "velocity")
     apart = [slot.name for slot in optimizer.variables][2:]
-    assert apart == ["local_momentum", "local_velocity", "table_momentum", "table_velocity"]
+    assert apart == [f"{variable}_{kind}" for variable in ("local", "table") for kind in kinds]
 
 
 def test_weight_decay_constraint_and_average_act_on_the_weights():
@@ -279,7 +170,13 @@ def test_weight_decay_constraint_and_average_act_on_the_weights():
         np.testing.assert_allclose(own, expected, rtol=1e-5)
 
 
-def test_accumulated_gradients_are_one_step():
+@pytest.mark.parametrize("name", ["Adam", "LAMB"])
+def test_accumulated_gradients_are_one_step(name):
+    def make():
+        optimizer = OPTIMIZERS[name][0]()
+        optimizer.gradient_accumulation_steps = 2
+        return optimizer
+
     def stepped(optimizer):
         variable = keras.Variable(np.ones(4, "f4"))
         run = tf.function(lambda gradient: optimizer.apply([gradient], [variable]))
@@ -287,25 +184,26 @@ def test_accumulated_gradients_are_one_step():
             run(tf.constant([1.0, -2.0, 3.0, 0.5]) * (step + 1.0))
         return variable.numpy()
 
-    own = hvd.DistributedOptimizer(keras.optimizers.Adam(0.5, gradient_accumulation_steps=2), aggregator=sending(1.0))
-    np.testing.assert_allclose(
-        stepped(own), stepped(keras.optimizers.Adam(0.5, gradient_accumulation_steps=2)), rtol=1e-6
-    )
+    own = hvd.DistributedOptimizer(make(), aggregator=sending(1.0))
+    np.testing.assert_allclose(stepped(own), stepped(make()), rtol=1e-6)
     assert own.exchange.step == 2
 
 
-def test_a_step_that_loss_scaling_skips_leaves_all_as_it_was():
-    scaled = hvd.LossScaleOptimizer(
-        hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, 0.5), aggregator=sending(1.0)), initial_scale=8.0
-    )
-    variable = keras.Variable(np.zeros(4, "f4"))
+@pytest.mark.parametrize("name", ["momentum", "LARS", "LAMB"])
+def test_a_step_that_loss_scaling_skips_leaves_all_as_it_was(name):
+    make = OPTIMIZERS[name][0]
+    scaled = hvd.LossScaleOptimizer(hvd.DistributedOptimizer(make(), aggregator=sending(1.0)), initial_scale=8.0)
+    variable, expected, plain = keras.Variable(np.ones(4, "f4")), keras.Variable(np.ones(4, "f4")), make()
     for scaled_one in (8.0, np.inf, 4.0):  # a step that is skipped halves the scale
         scaled.apply([tf.fill([4], scaled_one)], [variable])
-    np.testing.assert_array_equal(variable, np.full(4, -(1 + 1.5), "f4"))
+    for _ in range(2):
+        plain.apply([tf.ones([4])], [expected])
+    np.testing.assert_allclose(variable, expected, rtol=1e-6)
 
 
-def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were():
-    optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=sending())
+@pytest.mark.parametrize("name", ["Adam", "LARS", "LAMB"])
+def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were(name):
+    optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name][0](), aggregator=sending())
     variable = keras.Variable(np.ones(8, "f4"))
     optimizer.apply([tf.range(8.0)], [variable])
 
@@ -314,11 +212,59 @@ def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were():
         return [*state, variable.numpy(), *(np.asarray(slot) for slot in optimizer.variables)]
 
     before = everything()
-    assert len(before) > 6
+    assert len(before) > 5
     with pytest.raises(tf.errors.InvalidArgumentError, match="Nothing was written"):
         optimizer.apply([tf.constant([np.nan, *range(7)], tf.float32)], [variable])
     for one, other in zip(before, everything(), strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", ["Adam", "LARS", "LAMB"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_the_rank_whose_gradient_is_not_finite_is_named(name, value):
+    """Also where other shards of its node have the same variable, whose norm nobody knows then."""
+
+    def one_rank(grid):
+        recipe = hvd.recipes.updates(hvd.recipes.hitopk(0.5))
+        optimizer = distributed(OPTIMIZERS[name][0](), recipe, grid, name="spoilt")
+        variable = keras.Variable(np.ones(8, "f4"), name="v")
+        optimizer.apply([tf.range(8.0)], [variable])
+        before = variable.numpy()
+        with pytest.raises(tf.errors.InvalidArgumentError, match="rank 1") as caught:
+            optimizer.apply([tf.constant([value if grid.world.rank == 1 else 1.0, *range(7)], tf.float32)], [variable])
+        np.testing.assert_array_equal(variable, before)
+        return str(caught.value)
+
+    assert len(set(threads.run(6, 3, one_rank))) == 1
+
+
+SENDS_ALL = LocalUpdates(ErrorFeedback(TopK(1.0)))
+# All that exchanges a shard, or lets it wait.
+ON_SHARDS = {
+    "Compressed": Hierarchical(Compressed(SENDS_ALL)),
+    "SparseAllReduce": Hierarchical(SparseAllReduce(SENDS_ALL)),
+    "Accumulated": hvd.recipes.warmup(hvd.recipes.updates(hvd.recipes.hitopk(0.5)), 1, dense_steps=3),
+    "Held": LocalSteps(Hierarchical(Compressed(dataclasses.replace(SENDS_ALL, ahead=True, gathers=True))), 3),
+}
+
+
+@pytest.mark.parametrize("name", some(["LARS", "LAMB"], "LAMB"))
+@pytest.mark.parametrize("recipe", ON_SHARDS)
+def test_an_empty_shard_takes_part(name, recipe):
+    """Five elements in shards of two: nothing is left for the last of four ranks. In one node each is the dense one."""
+
+    def one_rank(grid, recipe):
+        optimizer = distributed(OPTIMIZERS[name][0](), recipe, grid, name="few")
+        variables = [keras.Variable(np.arange(1.0, 4.0, dtype="f4")), keras.Variable(np.ones(2, "f4"))]
+        for step in range(3):
+            values = np.random.default_rng([grid.world.rank, step]).standard_normal(5).astype("f4")
+            optimizer.apply([tf.constant(values[:3]), tf.constant(values[3:])], variables)
+        return np.concatenate([variable.numpy() for variable in variables])
+
+    own = threads.run(4, 4, lambda grid: one_rank(grid, ON_SHARDS[recipe]))
+    expected = threads.run(4, 4, lambda grid: one_rank(grid, hvd.recipes.torus2d()))
+    for one, other in zip(own, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-6)
 
 
 class OwnStep(keras.optimizers.Adam):
@@ -328,15 +274,30 @@ class OwnStep(keras.optimizers.Adam):
         self.assign_sub(variable, gradient / tf.norm(gradient))
 
 
+class OwnUpdate(LAMB):
+    """Derived from one that is known, with another update of variables."""
+
+    def _update(self, group, gradients, ratios, learning_rate):
+        super()._update(group, gradients, tf.ones_like(ratios), learning_rate)
+
+
 class OwnConfig(keras.optimizers.Adam):
     """Derived from one that is known, with its step."""
 
 
-@pytest.mark.parametrize("kind", [keras.optimizers.Nadam, keras.optimizers.Ftrl, keras.optimizers.Lamb, OwnStep])
+class OwnLARS(LARS):
+    """Likewise."""
+
+
+REFUSED = [keras.optimizers.Nadam, keras.optimizers.Ftrl, keras.optimizers.Lamb, OwnStep, OwnUpdate]
+
+
+@pytest.mark.parametrize("kind", REFUSED)
 def test_an_optimizer_that_cannot_run_on_a_shard_is_refused_by_name(kind):
-    with pytest.raises(ValueError, match=f"cannot run {kind.__name__} on a shard"):
+    with pytest.raises(ValueError, match=f"cannot run {kind.__name__} on a shard.*Lion, and LARS and LAMB"):
         hvd.DistributedOptimizer(kind(0.1), aggregator=sending())
     hvd.DistributedOptimizer(OwnConfig(0.1), aggregator=sending())
+    hvd.DistributedOptimizer(OwnLARS(0.1), aggregator=sending())
 
 
 def test_what_has_no_optimizer_refuses_the_recipe():
@@ -366,9 +327,12 @@ def test_sums_and_updates_do_not_go_together():
         hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=sending(), op=hvd.Sum)
 
 
-def test_a_rate_that_changes_scales_the_velocity_of_the_exchange():
+@pytest.mark.parametrize(
+    "make", [lambda: keras.optimizers.SGD(1.0, 0.5), lambda: LARS(1.0, 0.5, weight_decay=0.0, parallel=False)]
+)
+def test_a_rate_that_changes_scales_the_velocity_of_the_exchange(make):
     def velocity_after(correction):
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, 0.5), aggregator=sending(1.0))
+        optimizer = hvd.DistributedOptimizer(make(), aggregator=sending(1.0))
         model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
         model.compile(optimizer, "mse")
         callback = hvd.callbacks.LearningRateScheduleCallback(

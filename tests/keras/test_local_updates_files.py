@@ -6,10 +6,12 @@ import pytest
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from hvd_sparse.exchange import sender_side
 from hvd_sparse.exchange.state import WEIGHTS
 from hvd_sparse.keras import without_slots
 from tests import threads
-from tests.keras.test_local_updates import OPTIMIZERS, distributed, some
+from tests.keras.nodes import OPTIMIZERS
+from tests.keras.test_local_updates import distributed, some
 from tests.keras.test_momentum_files import compiled, fitted
 
 
@@ -17,7 +19,7 @@ def sending(density=0.25):
     return hvd.recipes.updates(hvd.recipes.topk(density))
 
 
-@pytest.mark.parametrize("name", some(OPTIMIZERS, "momentum", "Adagrad"))
+@pytest.mark.parametrize("name", some(OPTIMIZERS, "momentum", "Adagrad", "LARS"))
 def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
     """All is sent, so that the exchange's slots are the plain optimizer's."""
     make = OPTIMIZERS[name][0]
@@ -32,7 +34,7 @@ def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
         np.testing.assert_allclose(held, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", some(["Nesterov", "AdamW", "RMSprop", "Adagrad"], "AdamW"))
+@pytest.mark.parametrize("name", some(["Nesterov", "AdamW", "RMSprop", "Adagrad", "LARS", "LAMB"], "AdamW", "LAMB"))
 def test_a_file_of_any_optimizer_goes_on(name, tmp_path):
     make = OPTIMIZERS[name][0]
     keras.utils.set_random_seed(0)
@@ -98,11 +100,12 @@ def test_nothing_is_lost_where_the_unit_changes(first, then, before_the_first_st
         np.testing.assert_allclose(weights - kept, -RATE * given, rtol=0, atol=1e-5)
 
 
-def test_a_step_of_updates_resumes_to_the_bit():
+@pytest.mark.parametrize("name", some(["Adam", "LARS", "LAMB"], "Adam", "LAMB"))
+def test_a_step_of_updates_resumes_to_the_bit(name):
     def one_rank(grid):
         variables = [keras.Variable(np.ones(40, "f4"), name="v") for _ in range(2)]
         recipe = hvd.recipes.updates(hvd.recipes.hitopk(0.1))
-        made = [distributed(keras.optimizers.Adam(0.1), recipe, grid, name=f"resumed{each}") for each in range(2)]
+        made = [distributed(OPTIMIZERS[name][0](), recipe, grid, name=f"resumed{each}") for each in range(2)]
 
         def gradient(step):
             return tf.constant(np.random.default_rng([grid.world.rank, step]).standard_normal(40), tf.float32)
@@ -119,6 +122,38 @@ def test_a_step_of_updates_resumes_to_the_bit():
 
     for one, other in threads.run(4, 2, one_rank):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("name", some(["Adam", "LARS", "LAMB"], "LAMB"))
+@pytest.mark.parametrize("ranks, local_size", [(4, 2), (6, 3), (2, 1), (1, 1)])
+def test_the_mean_of_the_slots_goes_on_on_another_number_of_ranks(name, ranks, local_size):
+    shapes, recipe = {"matrix": (8, 5), "bias": (7,)}, hvd.recipes.updates(hvd.recipes.hitopk(0.1))
+
+    def stepped(grid, optimizer, steps):
+        variables = [keras.Variable(np.ones(shape, "f4"), name=each) for each, shape in shapes.items()]
+        for step in range(steps):
+            random = np.random.default_rng([grid.world.rank, step])
+            mine = [tf.constant(random.standard_normal(shape), tf.float32) for shape in shapes.values()]
+            optimizer.apply(mine, variables)
+        return optimizer.exchange
+
+    def before(grid):
+        exchange = stepped(grid, distributed(OPTIMIZERS[name][0](), recipe, grid, name="moving"), 3)
+        return sender_side.gather_slots(exchange)
+
+    found = threads.run(4, 2, before)[0]
+    assert all(value.any() for held in found.values() for value in held.values())
+
+    def after(grid):
+        exchange = stepped(grid, distributed(OPTIMIZERS[name][0](), recipe, grid, name="moved"), 1)
+        for bucket in exchange.planned.buckets:
+            bucket.give_slots(found if grid.world.rank == 0 else {})
+        return sender_side.gather_slots(exchange)
+
+    for gone_on in threads.run(ranks, local_size, after):
+        for slot, held in found.items():
+            for each, value in held.items():
+                np.testing.assert_allclose(gone_on[slot][each], value, rtol=1e-6)
 
 
 class Falling(keras.optimizers.schedules.LearningRateSchedule):

@@ -1,5 +1,7 @@
 """LARS and LAMB against NumPy, and what their arguments mean."""
 
+from typing import Any, NamedTuple
+
 import keras
 import numpy as np
 import pytest
@@ -43,6 +45,58 @@ def test_a_hundred_steps_agree_with_numpy(member, model):
     for before, after in zip(layers.weights_of(model), expected.weights, strict=True):
         assert np.abs(after - before).max() > 1e-3 * np.abs(before).max()
     close(variables, expected.weights)
+
+
+class Piece(NamedTuple):
+    """As `lars.pieces` asks for it."""
+
+    variable: Any
+    weight: tf.Tensor
+    gradient: tf.Tensor
+    slots: dict[str, tf.Tensor]
+
+
+def halves(arrays):
+    """Where the pieces lie: all last quarters, then all that is before; numbers of arrays, and slices."""
+    middles = [(3 * array.size + 1) // 4 for array in arrays]
+    return [
+        *((number, slice(middle, None)) for number, middle in enumerate(middles)),
+        *((number, slice(middle)) for number, middle in enumerate(middles)),
+    ]
+
+
+def test_steps_on_pieces_are_those_on_variables(member):
+    """Whoever has them, and in whatever order: nothing but sums over pieces is exchanged."""
+    variables = layers.variables_of("transformer")
+    plain, cut = (member.make(learning_rate=0.01, parallel=False, **member.settings) for _ in range(2))
+    step = stepper(plain, variables)
+    cut.build_without_slots(variables)
+    assert cut.runs_on_shards and len(cut.variables) == 2
+    weights = [weight.flatten() for weight in layers.weights_of("transformer")]
+    names = [name for name in ("momentums", "first_moments", "second_moments") if hasattr(plain, name)]
+    held = [{name: np.zeros_like(weight) for name in names} for weight in weights]
+    places = halves(weights)
+    for number in range(3):
+        gradients = layers.gradients_of("transformer", number)
+        pieces = [
+            Piece(
+                variables[each],
+                tf.constant(weights[each][here]),
+                tf.constant(gradients[each].ravel()[here]),
+                {name: tf.constant(slot[here]) for name, slot in held[each].items()},
+            )
+            for each, here in places
+        ]
+        own, begun = cut.shard_sums(pieces)
+        sums = tf.tile(tf.add_n(tf.split(own, 2)), [2, 1])
+        moved = cut.shard_step(pieces, begun, sums, cut.learning_rate)
+        for (each, here), (lowered, new) in zip(places, moved, strict=True):
+            weights[each][here] -= lowered
+            for name, value in new.items():
+                held[each][name][here] = value
+        step([tf.constant(gradient) for gradient in gradients])
+        cut.iterations.assign_add(1)
+    close(variables, [weight.reshape(variable.shape) for weight, variable in zip(weights, variables, strict=True)])
 
 
 def test_eager_and_traced_steps_are_the_same(member):

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse.keras import hooks
+from lars import LAMB, LARS
 from tests.parallel.cases import case, thorough
 from tests.parallel.cases_keras_restart import state_of, trained_with_checkpoints
 from tests.parallel.training import assert_replicas_equal, shared_folder
@@ -14,6 +16,8 @@ from tests.parallel.training import assert_replicas_equal, shared_folder
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.05, 0.5),
     "Adam": lambda: keras.optimizers.Adam(0.01),
+    "LARS": lambda: LARS(0.5, trust_coefficient=0.1),
+    "LAMB": lambda: LAMB(0.02),
 }
 SENDS = {"momentum": hvd.recipes.momentum_corrected, "updates": hvd.recipes.updates}
 WAYS = [
@@ -21,6 +25,8 @@ WAYS = [
     {"sends": "momentum", "optimizer": "Adam", "policy": "float32"},
     {"sends": "updates", "optimizer": "Adam", "policy": "float32"},
     {"sends": "updates", "optimizer": "SGD", "policy": "mixed_float16"},
+    {"sends": "updates", "optimizer": "LAMB", "policy": "float32"},
+    {"sends": "updates", "optimizer": "LARS", "policy": "mixed_float16"},
 ]
 
 
@@ -53,3 +59,22 @@ def a_stopped_run_ends_with_the_bits_of_one_that_was_not(sends, optimizer, polic
     whole = trained(sends, optimizer, policy, 4, folder / "whole")
     for first, second in zip(state_of(resumed), state_of(whole), strict=True):
         np.testing.assert_array_equal(first, second)
+
+
+@case(ranks=(4,), over=lambda ranks: [{"optimizer": "LARS"}, {"optimizer": "LAMB"}], quick=thorough)
+def ranks_whose_shards_are_empty_add_up_norms_with_the_others(optimizer):
+    """In a graph, from which nothing may be left out on these ranks alone: five elements in shards of two."""
+    hvd.init(local_size=4)
+
+    def trained_by(recipe):
+        made = hvd.DistributedOptimizer(OPTIMIZERS[optimizer](), aggregator=recipe)
+        variables = [keras.Variable(np.arange(1.0, 4.0, dtype="f4")), keras.Variable(np.ones(2, "f4"))]
+        made.build(variables)
+        step = tf.function(lambda gradients: made.apply(gradients, variables))
+        for number in range(5):
+            values = np.random.default_rng([hvd.rank(), number]).standard_normal(5).astype("f4")
+            step([tf.constant(values[:3]), tf.constant(values[3:])])
+        return np.concatenate([variable.numpy() for variable in variables])
+
+    own = trained_by(hvd.recipes.updates(hvd.recipes.hitopk(1.0)))
+    np.testing.assert_allclose(own, trained_by(hvd.recipes.torus2d()), rtol=1e-5)

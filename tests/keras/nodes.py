@@ -1,0 +1,196 @@
+"""Trainings in which nodes run optimizers on their own gradients, in NumPy: the optimizers, and the nodes."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from lars import LAMB, LARS
+from tests import simulation
+from tests.gpu import reference
+from tests.keras.test_momentum import RATE, SHAPES, SIZE, unpacked
+
+F = np.float32
+
+
+class Slots:
+    """The slots of one node's optimizer for all weights, by name, all zeros but for those that begin otherwise."""
+
+    def __init__(self, size, step, **begins):
+        self.values = {name: np.full(size, begin, F) for name, begin in begins.items()}
+        self._step = step
+
+    def update(self, gradient, number, weights):
+        return self._step(self.values, gradient, F(RATE), F(number), weights)
+
+
+def power(base, number):
+    return tf.pow(tf.constant(base, tf.float32), number).numpy()  # NumPy's may differ in the last bit
+
+
+def sgd(slots, gradient, rate, number, weights):
+    return gradient * rate
+
+
+def heavy_ball(nesterov):
+    def step(slots, gradient, rate, number, weights):
+        slots["momentums"][:] = slots["momentums"] * F(0.9) - gradient * rate
+        return -(slots["momentums"] * F(0.9) - gradient * rate) if nesterov else -slots["momentums"]
+
+    return step
+
+
+def adam(slots, gradient, rate, number, weights):
+    m, v = slots["_momentums"], slots["_velocities"]
+    alpha = rate * np.sqrt(F(1) - power(0.999, number)) / (F(1) - power(0.9, number))
+    m += (gradient - m) * F(1 - 0.9)
+    v += (gradient * gradient - v) * F(1 - 0.999)
+    return m * alpha / (np.sqrt(v) + F(1e-7))
+
+
+def adamax(slots, gradient, rate, number, weights):
+    m, u = slots["_m"], slots["_u"]
+    m += (gradient - m) * F(1 - 0.9)
+    u[:] = np.maximum(F(0.999) * u, np.abs(gradient))
+    return rate * m / ((F(1) - power(0.9, number)) * (u + F(1e-7)))
+
+
+def rmsprop(slots, gradient, rate, number, weights):
+    v, m = slots["_velocities"], slots["_momentums"]
+    v[:] = F(0.9) * v + F(1 - 0.9) * (gradient * gradient)
+    m[:] = F(0.5) * m + rate * gradient / np.sqrt(v + F(1e-7))
+    return m.copy()
+
+
+def adagrad(slots, gradient, rate, number, weights):
+    slots["_accumulators"] += gradient * gradient
+    return rate * gradient / np.sqrt(slots["_accumulators"] + F(1e-7))
+
+
+def adadelta(slots, gradient, rate, number, weights):
+    seen, moved = slots["_accumulated_grads"], slots["_accumulated_delta_vars"]
+    seen[:] = F(0.95) * seen + F(1 - 0.95) * (gradient * gradient)
+    change = -(np.sqrt(moved + F(1e-7)) * gradient / np.sqrt(seen + F(1e-7)))
+    moved[:] = F(0.95) * moved + F(1 - 0.95) * (change * change)
+    return -(rate * change)
+
+
+def lion(slots, gradient, rate, number, weights):
+    m = slots["_momentums"]
+    update = rate * np.sign(m * F(0.9) + gradient * F(1.0 - F(0.9)))
+    m[:] = m * F(0.99) + gradient * F(1.0 - F(0.99))
+    return update
+
+
+def layers(vector):
+    """The variables' parts of a vector, and whether each has a trust ratio."""
+    named, ends = unpacked(np.arange(vector.size)), dict(zip(SHAPES, (True, False), strict=True))
+    return [(places.ravel(), ends[name]) for name, places in zip(SHAPES, named, strict=True)]
+
+
+def norm(array):
+    return np.sqrt(np.sum(np.square(array, dtype=np.float64)))
+
+
+def lars(nesterov):
+    def step(slots, gradient, rate, number, weights):
+        lowered, velocity = np.empty_like(gradient), slots["momentums"]
+        for at, adapted in layers(gradient):
+            w, g, decay = weights[at], gradient[at], 0.125 if adapted else 0.0
+            ratio = 0.5 * norm(w) / (norm(g) + decay * norm(w) + 1e-9) if adapted else 1.0
+            push = F(rate * ratio) * (g + F(decay) * w)
+            velocity[at] = F(0.9) * velocity[at] + push
+            lowered[at] = F(0.9) * velocity[at] + push if nesterov else velocity[at]
+        return lowered
+
+    return step
+
+
+def lamb(slots, gradient, rate, number, weights):
+    m, v = slots["first_moments"], slots["second_moments"]
+    m[:] = F(0.9) * m + F(1 - 0.9) * gradient
+    v[:] = F(0.999) * v + F(1 - 0.999) * (gradient * gradient)
+    first, second = (F(1 / (1 - np.float64(beta) ** number)) for beta in (0.9, 0.999))
+    direction, lowered = m * first / (np.sqrt(v * second) + F(1e-6)), np.empty_like(gradient)
+    for at, adapted in layers(gradient):
+        u = direction[at] + F(0.125 if adapted else 0.0) * weights[at]
+        lowered[at] = F(rate * (norm(weights[at]) / norm(u) if adapted else 1.0)) * u
+    return lowered
+
+
+LARS_OPTIONS = {"weight_decay": 0.125, "trust_coefficient": 0.5, "parallel": False}
+MOMENTS = {"_momentums": 0, "_velocities": 0}
+# The optimizer, its step in NumPy, what its slots begin with, and its decoupled weight decay.
+OPTIMIZERS = {
+    "SGD": (lambda: keras.optimizers.SGD(RATE), sgd, {}, 0.0),
+    "momentum": (lambda: keras.optimizers.SGD(RATE, 0.9), heavy_ball(False), {"momentums": 0}, 0.0),
+    "Nesterov": (lambda: keras.optimizers.SGD(RATE, 0.9, True), heavy_ball(True), {"momentums": 0}, 0.0),
+    "Adam": (lambda: keras.optimizers.Adam(RATE), adam, MOMENTS, 0.0),
+    "AdamW": (lambda: keras.optimizers.AdamW(RATE, weight_decay=0.01), adam, MOMENTS, 0.01),
+    "Adamax": (lambda: keras.optimizers.Adamax(RATE), adamax, {"_m": 0, "_u": 0}, 0.0),
+    "RMSprop": (lambda: keras.optimizers.RMSprop(RATE, momentum=0.5), rmsprop, MOMENTS, 0.0),
+    "Adagrad": (lambda: keras.optimizers.Adagrad(RATE), adagrad, {"_accumulators": 0.1}, 0.0),
+    "Adadelta": (
+        lambda: keras.optimizers.Adadelta(RATE),
+        adadelta,
+        {"_accumulated_grads": 0, "_accumulated_delta_vars": 0},
+        0.0,
+    ),
+    "Lion": (lambda: keras.optimizers.Lion(RATE), lion, {"_momentums": 0}, 0.0),
+    "LARS": (lambda: LARS(RATE, **LARS_OPTIONS), lars(False), {"momentums": 0}, 0.0),
+    "LARS, Nesterov": (lambda: LARS(RATE, nesterov=True, **LARS_OPTIONS), lars(True), {"momentums": 0}, 0.0),
+    "LAMB": (
+        lambda: LAMB(RATE, weight_decay=0.125, parallel=False),
+        lamb,
+        {"first_moments": 0, "second_moments": 0},
+        0.0,
+    ),
+}
+
+
+class Nodes:
+    """Every rank's shard of its node's optimizer and error feedback; `flat` takes each rank for a node."""
+
+    def __init__(self, shape, select, density, flat, make):
+        self.local = 1 if flat else shape.local_size
+        self.nodes, self.select, self.density = shape.ranks // self.local, select, density
+        self.ends = simulation.shard_ends(SIZE, self.local)
+        self.residual = np.zeros([shape.ranks, SIZE], F)
+        self.slots = [make() for _ in range(self.nodes)]
+        self.steps = 0
+
+    def shard(self, rank):
+        """Begin and end of a rank's."""
+        return self.ends[rank % self.local]
+
+    def slots_of(self, rank):
+        """By name, those of its shard."""
+        begin, end = self.shard(rank)
+        return {name: value[begin:end] for name, value in self.slots[rank // self.local].values.items()}
+
+    def unsent(self, rank):
+        """What the rank's node has not sent yet."""
+        first = rank // self.local * self.local
+        return np.sum(self.residual[first : first + self.local], axis=0) / F(self.local)
+
+    def step(self, vectors, weights):
+        """By how much every weight is lowered; each node has its own weights, flat."""
+        ranks, total = len(vectors), np.zeros(SIZE, F)
+        moves = []
+        for node, slots in enumerate(self.slots):
+            parts = vectors[node * self.local : (node + 1) * self.local]
+            gradient = reference.accumulate(parts, None) / F(self.local)
+            moves.append(F(self.local) * slots.update(gradient, self.steps + 1, weights[node]))
+        for rank in range(ranks):
+            begin, end = self.shard(rank)
+            if begin == end:
+                continue
+            update = moves[rank // self.local][begin:end]
+            residual = self.residual[rank, begin:end]
+            summed = reference.accumulate([update], residual)
+            indices = self.select(summed, simulation.kept(self.density, summed.size), self.steps)
+            values, residual[:] = reference.feedback([update], residual, indices, F)
+            total[begin:end][indices] += values
+        self.steps += 1
+        return total / F(ranks)
