@@ -42,7 +42,7 @@ ROUNDED = [name for name in COMPRESSORS if "Quantized" in name]  # values travel
 class _Descent(LocalSlots):
     """Gradient descent at a rate of 1, which has no slots."""
 
-    def update(self, gradient):
+    def update(self, gradient, ahead):
         return gradient, []
 
 
