@@ -158,7 +158,10 @@ def test_a_density_that_changes_is_coded_as_well():
 # ---- sums ----
 
 
-@pytest.mark.parametrize("collective", ["auto", "recursive_doubling", "split_allgather", "dynamic"])
+@pytest.mark.parametrize(
+    "collective",
+    ["recursive_doubling", "split_allgather", "dynamic", pytest.param("auto", marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize(
     "ranks, local_size",
     [(1, 1), (4, 2), *(pytest.param(*each, marks=pytest.mark.thorough) for each in [(3, 3), (7, 1)])],

@@ -53,7 +53,7 @@ def test_a_killed_rank_ends_the_exchange_of_the_others(program, ranks, rounds):
     run(program, ranks, rounds, "dies")
 
 
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+@pytest.mark.parametrize("sanitizer", ["thread", pytest.param("address,undefined", marks=pytest.mark.thorough)])
 def test_it_is_clean_under_sanitizers(sanitizer, tmp_path, monkeypatch):
     """A race ends a rank. That an inbox is free again another process tells, of which the sanitizer sees nothing."""
     program = build(tmp_path, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")

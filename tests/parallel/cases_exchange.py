@@ -21,7 +21,7 @@ STEPS = 20  # of a schedule
 DENSITY = 0.02
 SIZES = (1, 7, 4099)
 LARGE = 65537
-NARROW = (("float16", "bfloat16"), ("bfloat16", "float16"))
+NARROW = (("float16", "bfloat16"),)
 RECIPES = ["dense", "torus2d", "mean", "topk", "mstopk", "hitopk", "sparcml", "sparcml_buckets", "recommended"]
 STAGES = ["hitopk", "torus2d", "topk", "dense", "mstopk"]
 EPOCHS = [0] * 5 + [1] * 2 + [2] * 5 + [3] + [4] * 5 + [0] * 2
@@ -114,7 +114,11 @@ def compare(lines, local_size, in_graph=True, steps=8):
     assert len(set(grid.world.gather_descriptions(digest.hexdigest(), "digest"))) == 1, "the replicas differ"
 
 
-@case(ranks=(1, 3, 4, 6), over=every_shape, quick=two_of_two)
+@case(
+    ranks=(1, 3, 4, 6),
+    over=lambda ranks: [{"local_size": n} for n in {1: (1,), 3: (1,), 4: (1, 2), 6: (2,)}[ranks]],
+    quick=two_of_two,
+)
 def results_and_residuals_are_those_of_the_simulations(local_size):
     lines = [Line(name, size) for name in RECIPES for size in SIZES]
     lines += [Line(name, size, "integers") for name in ("dense", "torus2d") for size in SIZES]

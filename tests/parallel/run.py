@@ -161,10 +161,10 @@ def run_shared(selected: Sequence[cases.Case], record: Record) -> None:
     topology.init()
     gc.collect()
     gc.freeze()  # what the imports have made: clearing Keras's session would look through it before each case
+    topology.init(local_size=topology.world().size)
     watch = Watch(record)
     for number, case in enumerate(selected):
         watch.begin(number, case, SET_UP)
-        topology.init(local_size=case.ranks)
         tf.keras.backend.clear_session()
         tf.keras.utils.set_random_seed(0)
         # All begin together: a rank that is still making ready would be told to wait for one that has failed already.

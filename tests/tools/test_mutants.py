@@ -206,6 +206,7 @@ STAGES = [
 ]
 
 
+@pytest.mark.thorough
 def test_stages_stop_at_the_first_that_sees_the_fault(repository, tmp_path, capsys):
     record = judging.judge(repository, FAULT, STAGES, baseline.Baseline(repository, tmp_path / "baseline.json"))
     assert (record["seen by"], record["test"]) == (TEST, "tests/test_sums.py::test_sum")
