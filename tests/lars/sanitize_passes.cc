@@ -3,32 +3,15 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "common/cpu_features.h"
 #include "lars/blocks.h"
 #include "lars/passes.h"
+#include "../ops/sanitizing.h"
 
 namespace {
 
-int checked = 0;
-
-void expect(bool holds, const char* what) {
-  ++checked;
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-
-// Each task in a thread of its own.
-void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) {
-  std::vector<std::thread> threads;
-  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, argument, index);
-  for (std::thread& thread : threads) thread.join();
-}
-
-const hvds_parallel kThreads{nullptr, 3, run_in_threads};
 const int64_t kSizes[] = {0, 1, 15, 16, 17, 31, 33, 4095, 4097, 65536, 65537, 200003};
 const int64_t kItems[] = {4, 2, 2, 8};
 

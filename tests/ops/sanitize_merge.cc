@@ -5,31 +5,14 @@
 #include <cstring>
 #include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "common/cpu_features.h"
 #include "streams/merge.h"
+#include "sanitizing.h"
 
 namespace {
 
-int checked = 0;
-
-void expect(bool holds, const char* what) {
-  ++checked;
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-
-// Each task in a thread of its own.
-void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) {
-  std::vector<std::thread> threads;
-  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, argument, index);
-  for (std::thread& thread : threads) thread.join();
-}
-
-const hvds_parallel kThreads{nullptr, 3, run_in_threads};
 const int64_t kSizes[] = {0, 1, 2, 63, 64, 65, 4095, 4096, 4097, 200001};
 const int64_t kWidths[] = {1, 3};
 const hvds_dtype kTypes[] = {HVDS_FLOAT32, HVDS_FLOAT16, HVDS_FLOAT64};

@@ -3,31 +3,14 @@
 #include <cstdio>
 #include <cstdlib>
 #include <memory>
-#include <thread>
 #include <vector>
 
 #include "common/cpu_features.h"
 #include "quantize/quantize.h"
+#include "sanitizing.h"
 
 namespace {
 
-int checked = 0;
-
-void expect(bool holds, const char* what) {
-  ++checked;
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-
-// Each task in a thread of its own.
-void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) {
-  std::vector<std::thread> threads;
-  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, argument, index);
-  for (std::thread& thread : threads) thread.join();
-}
-
-const hvds_parallel kThreads{nullptr, 3, run_in_threads};
 const int64_t kCounts[] = {0, 1, 3, 4, 5, 63, 64, 65, 1023, 1024, 1025, 5000, 400003};
 const int64_t kBuckets[] = {1, 5, 64, 100, 1000, 1024};
 

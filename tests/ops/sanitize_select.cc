@@ -5,31 +5,13 @@
 #include <cstdlib>
 #include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "common/cpu_features.h"
 #include "select/select.h"
+#include "sanitizing.h"
 
 namespace {
-
-int checked = 0;
-
-void expect(bool holds, const char* what) {
-  ++checked;
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-
-// Each task in a thread of its own.
-void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) {
-  std::vector<std::thread> threads;
-  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, argument, index);
-  for (std::thread& thread : threads) thread.join();
-}
-
-const hvds_parallel kThreads{nullptr, 3, run_in_threads};
 
 std::vector<int32_t> largest(const std::vector<float>& x, int64_t kept) {
   std::vector<int32_t> order(x.size());

@@ -4,31 +4,14 @@
 #include <cstring>
 #include <memory>
 #include <random>
-#include <thread>
 #include <vector>
 
 #include "common/cpu_features.h"
 #include "exchange/sparse.h"
+#include "sanitizing.h"
 
 namespace {
 
-int checked = 0;
-
-void expect(bool holds, const char* what) {
-  ++checked;
-  if (holds) return;
-  std::printf("failed: %s\n", what);
-  std::exit(1);
-}
-
-// Each task in a thread of its own.
-void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) {
-  std::vector<std::thread> threads;
-  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, argument, index);
-  for (std::thread& thread : threads) thread.join();
-}
-
-const hvds_parallel kThreads{nullptr, 3, run_in_threads};
 const int64_t kSizes[] = {0, 1, 7, 8, 9, 8191, 8192, 8193, 20001, 400003};
 const hvds_dtype kTypes[] = {HVDS_FLOAT32, HVDS_FLOAT16, HVDS_BFLOAT16};
 

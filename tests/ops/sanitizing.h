@@ -1,0 +1,34 @@
+// What the programs for the sanitizers share: checks that are counted, and threads for the kernels.
+#ifndef HVD_SPARSE_TESTS_OPS_SANITIZING_H_
+#define HVD_SPARSE_TESTS_OPS_SANITIZING_H_
+
+#include <cstdio>
+#include <cstdlib>
+#include <thread>
+#include <vector>
+
+#include "common/parallel.h"
+
+namespace {
+
+int checked = 0;
+
+void expect(bool holds, const char* what) {
+  ++checked;
+  if (holds) return;
+  std::printf("failed: %s\n", what);
+  std::exit(1);
+}
+
+// Each task in a thread of its own.
+void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) {
+  std::vector<std::thread> threads;
+  for (int index = 0; index < tasks; ++index) threads.emplace_back(task, argument, index);
+  for (std::thread& thread : threads) thread.join();
+}
+
+const hvds_parallel kThreads{nullptr, 3, run_in_threads};
+
+}  // namespace
+
+#endif  // HVD_SPARSE_TESTS_OPS_SANITIZING_H_
