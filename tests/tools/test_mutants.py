@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import pathlib
 import subprocess
 import threading
 
 import pytest
 
-from tools.mutants import baseline, copies, equal, judging, planting, records, report, rooms
-from tools.mutants.__main__ import ROOT, judge_all
+from tools.mutants import baseline, copies, equal, judging, planting, report, rooms
+from tools.mutants.__main__ import ROOT, STORE, judge_all
 from tools.mutants.faults import Fault, between
+from tools.mutants.judged import Judged
 from tools.mutants.judging import EQUAL, NOBODY, OWN, TEST, TEST_ALL, Stage
 from tools.mutants.listed import LISTED
 from tools.mutants.listed_native import NATIVE
@@ -278,15 +280,27 @@ def test_a_run_that_was_stopped_goes_on(tmp_path):
             judged.append(fault.name)
             raise KeyboardInterrupt
         judged.append(fault.name)
-        return {"name": fault.name, "room": "lars", "seen by": OWN, "test": "t"}
+        return {"name": fault.name, "room": "lars", "seen by": OWN, "test": "t", "seconds": [1.0]}
 
+    (tmp_path / "x.py").write_text("first stops last")
     faults = [Fault(name, "lars", "x.py", 0, name, "") for name in ("first", "stops", "last")]
-    path = tmp_path / "seed.json"
+    path = tmp_path / "judged.jsonl"
     with pytest.raises(KeyboardInterrupt):
-        judge_all(faults, {}, judge, path, 1)
-    assert {record["name"] for record in records.read(path).values()} >= {"first"}
-    found = judge_all(faults, records.read(path), judge, path, 1)
+        judge_all(faults, {}, judge, Judged(tmp_path, path), 1)
+    store = Judged(tmp_path, path)
+    known = store.of(faults)
+    assert known[faults[0].key]["place"] == "x.py:1" and known[faults[0].key]["difference"]
+    found = judge_all(faults, known, judge, store, 1)
     assert [record["name"] for record in found] == ["first", "stops", "last"] and judged.count("first") == 1
+    assert len(store.of(faults)) == len(path.read_text().splitlines()) == 3
+    (tmp_path / "x.py").write_text("first stops last, or not")
+    assert store.of(faults) == {}
+
+
+def test_what_is_kept_tells_of_listed_faults():
+    kept = [json.loads(line) for line in STORE.read_text().splitlines()]
+    assert all(line["seen by"] in (OWN, TEST, TEST_ALL, NOBODY) for line in kept)
+    assert Judged(ROOT, STORE).of([*LISTED, *NATIVE])
 
 
 # ---- the table ----

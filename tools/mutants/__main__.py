@@ -11,15 +11,17 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from tools.mutants import copies, equal, planting, records, report
+from tools.mutants import copies, equal, planting, report
 from tools.mutants.baseline import Baseline
 from tools.mutants.faults import Fault
+from tools.mutants.judged import Judged
 from tools.mutants.judging import EQUAL, NOBODY, TEST_ALL, Judge, judge_of
 from tools.mutants.listed import LISTED
 from tools.mutants.listed_native import NATIVE
 
 ROOT = pathlib.Path(__file__).parents[2]
-RESULTS = ROOT / "results" / "mutants"
+STORE = ROOT / "tools" / "mutants" / "judged.jsonl"
+BASELINE = ROOT / "results" / "mutants" / "baseline.json"  # of this machine
 JOBS = 2
 
 
@@ -35,29 +37,21 @@ def main() -> int:
     parser.add_argument("--list", action="store_true", help="only tell what would be planted, and what was found")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what was started, as Ctrl-C does
-    path = RESULTS / f"seed{options.seed}.json"
+    store = Judged(ROOT, STORE)
     faults = [*LISTED, *NATIVE, *planting.draw(ROOT, options.seed, options.draw)]
-    known = {} if options.fresh else known_of(faults, RESULTS)
+    known = {} if options.fresh else store.of(faults)
     faults = [fault for fault in faults if options.only in fault.name or options.only in fault.room]
     if options.again:
         known = {key: record for key, record in known.items() if record["seen by"] not in (TEST_ALL, NOBODY)}
     if options.list:
         return told([known[fault.key] for fault in faults if fault.key in known], faults)
     tiers = json.loads((ROOT / "tests/budget.json").read_text())["tiers"]
-    judge = judge_of(
-        ROOT, {tier: parts["files"] for tier, parts in tiers.items()}, Baseline(ROOT, RESULTS / "baseline.json")
-    )
-    return told(judge_all(faults, known, judge, path, options.jobs), ())
-
-
-def known_of(faults: Iterable[Fault], folder: pathlib.Path) -> dict[str, Any]:
-    """The records that there are of faults, whichever seed they were made for: those that are listed are in each."""
-    found = {key: record for path in sorted(folder.glob("seed*.json")) for key, record in records.read(path).items()}
-    return {fault.key: found[fault.key] for fault in faults if fault.key in found}
+    judge = judge_of(ROOT, {tier: parts["files"] for tier, parts in tiers.items()}, Baseline(ROOT, BASELINE))
+    return told(judge_all(faults, known, judge, store, options.jobs), ())
 
 
 def judge_all(
-    faults: Iterable[Fault], known: dict[str, Any], judge: Judge, path: pathlib.Path, jobs: int
+    faults: Iterable[Fault], known: dict[str, Any], judge: Judge, store: Judged, jobs: int
 ) -> list[dict[str, Any]]:
     """The records of faults; each that is new is written at once, so that a run that was stopped goes on."""
     faults = list(faults)
@@ -68,7 +62,7 @@ def judge_all(
             for done in concurrent.futures.as_completed(running):
                 fault, record = running[done], done.result()
                 known[fault.key] = record
-                records.write(path, known)
+                store.add(fault, record)
                 place = f"{sum(each.key in known for each in faults)}/{len(faults)}"
                 print(f"{place} {fault.name}: {record['seen by']} {record['test']}", flush=True)
         except BaseException:

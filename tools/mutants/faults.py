@@ -68,6 +68,11 @@ class Fault:
         lines = difflib.unified_diff(text.splitlines(), self.planted(text).splitlines(), lineterm="", n=0)
         return "\n".join([line for line in lines if not line.startswith(("---", "+++", "@@"))])
 
+    def told(self, text: str) -> dict[str, str]:
+        """What a report says of it, from the file's text."""
+        told = {"name": self.name, "room": self.room, "breaks": self.breaks, "place": self.place(text)}
+        return {**told, "difference": self.difference(text)}
+
 
 def between(name: str, room: str, path: str, text: str, other: str) -> Fault:
     """The fault that makes one text of a file the other: the lines that differ."""

@@ -39,9 +39,7 @@ def _cheapest_first(files: Sequence[str], costs: Mapping[str, float]) -> list[st
 
 def judge(root: pathlib.Path, fault: Fault, planned: Sequence[Stage], baseline: Baseline) -> dict[str, Any]:
     """The record of a fault: who saw it, by which test, what each stage took, and the lines that differ."""
-    text = (root / fault.path).read_text(encoding="utf8")
-    record = {"name": fault.name, "room": fault.room, "breaks": fault.breaks, "place": fault.place(text)}
-    record["difference"] = fault.difference(text)
+    record = fault.told((root / fault.path).read_text(encoding="utf8"))
     with copies.made(root) as copy:
         copy.check_imports()
         refused = copy.plant(fault)

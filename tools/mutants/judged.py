@@ -1,0 +1,57 @@
+"""Who saw which fault, kept in the repository, so that a run that was stopped goes on, also on another machine."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import pathlib
+from collections.abc import Iterable
+from typing import Any
+
+from tools.mutants.faults import Fault
+from tools.mutants.judging import EQUAL
+
+_KEPT = ("seen by", "test", "seconds")
+
+
+class Judged:
+    """The records of faults. What was found out about a file is forgotten once the file says something else.
+
+    Args:
+        root: of the repository.
+        path: a file of JSON lines, one for each fault; it is whole whenever it is there.
+    """
+
+    def __init__(self, root: pathlib.Path, path: pathlib.Path):
+        self._root, self._path = root, path
+        lines = path.read_text(encoding="utf8").splitlines() if path.exists() else []
+        self._lines = {line["key"]: line for line in map(json.loads, lines)}
+
+    def of(self, faults: Iterable[Fault]) -> dict[str, Any]:
+        """The records that there are of these faults, by their keys."""
+        found = {}
+        for fault in faults:
+            line, text = self._lines.get(fault.key), self._text(fault)
+            if line is not None and line["of"] == _digest(text):
+                found[fault.key] = {**fault.told(text), **{name: line[name] for name in _KEPT}}
+        return found
+
+    def add(self, fault: Fault, record: dict[str, Any]) -> None:
+        """Writes a record; that of an equal program is made anew each time."""
+        if record["seen by"] == EQUAL:
+            return
+        kept = {name: record[name] for name in _KEPT}
+        told = {"fault": f"{fault.path}: {fault.name}", "key": fault.key, "of": _digest(self._text(fault))}
+        self._lines[fault.key] = {**told, **kept}
+        lines = sorted(json.dumps(line) for line in self._lines.values())
+        part = self._path.with_name(f".{os.getpid()}.{self._path.name}")
+        part.write_text("".join(f"{line}\n" for line in lines), encoding="utf8")
+        part.replace(self._path)
+
+    def _text(self, fault: Fault) -> str:
+        return (self._root / fault.path).read_text(encoding="utf8")
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
