@@ -143,15 +143,18 @@ def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
     """Makes runs of one cluster, one after the other on ranks that are started once; RuntimeError where they fail."""
-    cluster = wanted[0].cluster
+    with tempfile.TemporaryDirectory() as folder:
+        launch(write_job(wanted, store, pathlib.Path(folder) / "job.json"), wanted[0].cluster)
+
+
+def write_job(wanted: Iterable[Run], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
+    """Writes what ranks are told of runs, and returns where."""
     described = [
         {**dataclasses.asdict(run), "settings": dataclasses.asdict(run.settings()), "fingerprint": run.fingerprint()}
         for run in sorted(wanted, key=_turn)
     ]
-    with tempfile.TemporaryDirectory() as folder:
-        path = pathlib.Path(folder) / "job.json"
-        path.write_text(json.dumps({"store": str(store.resolve()), "runs": described}))
-        launch(path, cluster)
+    path.write_text(json.dumps({"store": str(store.resolve()), "runs": described}))
+    return path
 
 
 def _turn(run: Run) -> tuple[Any, ...]:
@@ -165,7 +168,7 @@ def launch(job: pathlib.Path, cluster: Cluster) -> None:
     ranks = [sys.executable, "-m", "benchmarks.convergence_rank", str(job)]
     with subprocess.Popen(
         [horovodrun, "-np", str(cluster.ranks), "--gloo", *ranks],
-        env={**os.environ, **_environment(cluster)},
+        env={**os.environ, **environment(cluster)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -182,7 +185,8 @@ def launch(job: pathlib.Path, cluster: Cluster) -> None:
         raise RuntimeError(f"{others}\nThe ranks ended with status {launcher.returncode}; what they said stands above.")
 
 
-def _environment(cluster: Cluster) -> dict[str, str]:
+def environment(cluster: Cluster) -> dict[str, str]:
+    """What all ranks need, so that a run has the same bits anywhere."""
     return {
         "HVD_SPARSE_LOCAL_SIZE": str(cluster.local),
         "TF_NUM_INTRAOP_THREADS": "1",

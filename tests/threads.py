@@ -185,9 +185,14 @@ def run(ranks: int, local_size: int, function: Callable[[Grid], Any], in_order: 
     Raises:
         RanksFailed: where any rank raised; the others then do not wait for it.
     """
+    return run_on(grids(ranks, local_size, in_order), function)
+
+
+def run_on(everyone: Sequence[Grid], function: Callable[[Grid], Any]) -> list[Any]:
+    """As `run`, on what `grids` has made, for ranks that are to go on with what they made before."""
+    ranks = len(everyone)
     results: list[Any] = [None] * ranks
     errors: list[BaseException | None] = [None] * ranks
-    everyone = grids(ranks, local_size, in_order)
 
     def body(rank: int) -> None:
         try:
