@@ -1,4 +1,4 @@
-"""Trainings of the convergence study with the ranks as threads of one process: the same bits as real ranks, sooner.
+"""Trainings of the convergence study with the ranks as threads of one process, which takes less time.
 
     python -m benchmarks.convergence_simulation JOB
 
@@ -33,6 +33,7 @@ import hvd_sparse as hvd
 from benchmarks import convergence_runs
 from benchmarks.convergence_rank import rounded, told
 from benchmarks.convergence_settings import ARMS, MODELS, TranslationSettings
+from benchmarks.convergence_tasks import NORMS_EVERY
 from examples import translation
 from examples.text import batches, decoding
 from examples.text.batches import PAD, TrainingBatches
@@ -107,8 +108,7 @@ class Rank:
     """
 
     def __init__(self, grid: Grid, begin: Sequence[np.ndarray], make_optimizer: Callable[[hvd.Telemetry], Any]):
-        self.rank = grid.world.rank
-        self.telemetry = hvd.Telemetry(norms_every=1 << 30)
+        self.telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
         self.optimizer = make_optimizer(self.telemetry)
         self.optimizer.exchange.grid = lambda: grid
         self.weights = [keras.Variable(each, name=f"bucket{number}") for number, each in enumerate(begin)]

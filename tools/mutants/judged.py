@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import pathlib
 from collections.abc import Iterable
 from typing import Any
 
+from tools.mutants import records
 from tools.mutants.faults import Fault
 from tools.mutants.judging import EQUAL
 
@@ -45,9 +45,7 @@ class Judged:
         told = {"fault": f"{fault.path}: {fault.name}", "key": fault.key, "of": _digest(self._text(fault))}
         self._lines[fault.key] = {**told, **kept}
         lines = sorted(json.dumps(line) for line in self._lines.values())
-        part = self._path.with_name(f".{os.getpid()}.{self._path.name}")
-        part.write_text("".join(f"{line}\n" for line in lines), encoding="utf8")
-        part.replace(self._path)
+        records.write_text(self._path, "".join(f"{line}\n" for line in lines))
 
     def _text(self, fault: Fault) -> str:
         return (self._root / fault.path).read_text(encoding="utf8")

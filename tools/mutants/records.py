@@ -1,4 +1,4 @@
-"""What is kept between runs: JSON files that are whole whenever they are there."""
+"""What is kept between runs: files that are whole whenever they are there."""
 
 from __future__ import annotations
 
@@ -15,7 +15,12 @@ def read(path: pathlib.Path) -> dict[str, Any]:
 
 def write(path: pathlib.Path, content: dict[str, Any]) -> None:
     """Writes a file, which gets its name when it is whole."""
+    write_text(path, json.dumps(content, indent=1) + "\n")
+
+
+def write_text(path: pathlib.Path, text: str) -> None:
+    """Writes a text as `write` does."""
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_name(f".{os.getpid()}.{path.name}")
-    part.write_text(json.dumps(content, indent=1) + "\n", encoding="utf8")
+    part.write_text(text, encoding="utf8")
     part.replace(path)
