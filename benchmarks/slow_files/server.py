@@ -20,6 +20,7 @@ import errno
 import os
 import signal
 import stat
+import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -155,18 +156,39 @@ def serve(source: Path, mount: Path, link: Link, until_closed: bool, ready: Call
     Raises:
         RuntimeError: where it cannot be mounted.
     """
-    # auto_unmount: fusermount3 waits for the end of this process and unmounts, should it be killed.
-    options = {*pyfuse3.default_options, "fsname=slow_files", "ro", "auto_unmount"}
-    with _standard_error() as written:  # and should it not be killed, it complains that there is nothing to unmount
+    options = {*pyfuse3.default_options, "fsname=slow_files", "ro"}
+    with _unmounted_if_killed(mount):
+        with _standard_error() as written:
+            try:
+                pyfuse3.init(Passthrough(source, link), str(mount), options)
+            except RuntimeError as error:
+                written.seek(0)
+                raise RuntimeError(f"{mount} cannot be mounted: {written.read().decode().strip() or error}") from None
         try:
-            pyfuse3.init(Passthrough(source, link), str(mount), options)
-        except RuntimeError as error:
-            written.seek(0)
-            raise RuntimeError(f"{mount} cannot be mounted: {written.read().decode().strip() or error}") from None
+            trio.run(_serve, until_closed, ready)
+        finally:
+            pyfuse3.close(unmount=True)
+
+
+@contextlib.contextmanager
+def _unmounted_if_killed(mount: Path) -> Iterator[None]:
+    """Has another process wait for the end of this one and unmount, should it be killed.
+
+    libfuse's own auto_unmount looks once whether nobody serves the mount any more. A process that is dying closes its
+    files one by one, so that the answer may still be that it is served, or is about to be aborted, and the mount stays.
+    """
+    guard = subprocess.Popen(
+        ["sh", "-c", 'read _; exec fusermount3 -u -q -z "$0"', str(mount)],
+        stdin=subprocess.PIPE,  # at its end when this process is no more
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
     try:
-        trio.run(_serve, until_closed, ready)
+        yield
     finally:
-        pyfuse3.close(unmount=True)
+        guard.kill()  # first: the mount is gone, and another may have its place soon
+        guard.communicate()
 
 
 @contextlib.contextmanager
