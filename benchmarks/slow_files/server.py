@@ -140,7 +140,7 @@ def _asked(function: Callable, *arguments):
     try:
         return function(*arguments)
     except OSError as error:
-        raise pyfuse3.FUSEError(error.errno) from None
+        raise pyfuse3.FUSEError(error.errno or errno.EIO) from None
 
 
 def serve(source: Path, mount: Path, link: Link, until_closed: bool, ready: Callable[[], None]) -> None:
