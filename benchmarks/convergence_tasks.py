@@ -6,6 +6,7 @@ noise. All settings are the same for all recipes.
 
 from __future__ import annotations
 
+import argparse
 import hashlib
 import math
 import random
@@ -182,10 +183,8 @@ class _Rate(keras.optimizers.schedules.LearningRateSchedule):
         return self._rate * keras.ops.minimum((step + 1.0) / self._warm_up, falling)
 
 
-class TranslationLearner:
-    """Trains a model of examples/translation.py on the pairs of message catalogues that the machine has.
-
-    Every run makes its graph anew: there `train` is the whole of a script.
+class TranslationTask:
+    """What a model of examples/translation.py is to learn: the pairs of message catalogues that the machine has.
 
     Args:
         recipe: of the exchange, as the script takes it.
@@ -197,28 +196,42 @@ class TranslationLearner:
         words = [*settings.options, "--epochs", str(settings.epochs), "--recipe", recipe, "--density", str(density)]
         options = translation.parse(words)
         self._words = [*words, "--learning-rate", str(settings.rate * options.learning_rate)]
-        self._task = translation.prepare(options)
+        self.task = translation.prepare(options)
 
-    def train(self, seed: int) -> dict[str, Any]:
-        """Trains from the start.
+    def options(self, seed: int) -> argparse.Namespace:
+        """Of the script, for a training."""
+        return translation.parse([*self._words, "--seed", str(seed)])
 
-        Returns:
-            As `ImageLearner.train`; final: BLEU of the test's translations; top5 and loss: of its pieces, told the
-            right beginning; curve: BLEU of validation; error: the loss of validation.
-        """
-        keras.utils.clear_session()
-        telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
-        options = translation.parse([*self._words, "--seed", str(seed)])
-        outcome = translation.train(options, self._task, telemetry=telemetry)
+    @staticmethod
+    def scores(outcome: translation.Outcome) -> dict[str, Any]:
+        """What is kept of a training; final: BLEU of the test's translations; top5 and loss: of its pieces, told the
+        right beginning; curve: BLEU of validation; error: the loss of validation; weights: a digest."""
         return {
             "final": outcome.test["bleu"],
             "top5": 100.0 * outcome.test["top5"],
             "loss": outcome.test["loss"],
             "curve": [line["bleu"] for line in outcome.lines],
             "error": outcome.lines[-1]["loss"],
-            "across": telemetry.total_bytes_across,
             "weights": outcome.weights[:16],
         }
+
+
+class TranslationLearner:
+    """Trains a translation on real ranks; every run makes its graph anew: there `train` is the whole of a script.
+
+    Args:
+        translated: what is learnt, with which recipe.
+    """
+
+    def __init__(self, translated: TranslationTask):
+        self._translated = translated
+
+    def train(self, seed: int) -> dict[str, Any]:
+        """Trains from the start; see `TranslationTask.scores`, and across: bytes that this rank has sent to others."""
+        keras.utils.clear_session()
+        telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
+        outcome = translation.train(self._translated.options(seed), self._translated.task, telemetry=telemetry)
+        return {**TranslationTask.scores(outcome), "across": telemetry.total_bytes_across}
 
 
 NETWORKS = {"small_resnet": small.small_resnet, "small_vgg": small.small_vgg}
@@ -228,7 +241,7 @@ def make(model: str, arm: str, density: float, given: dict[str, Any]) -> ImageLe
     """A learner for a model of the study, by names; `given` are the fields of its settings."""
     settings = type(MODELS[model])(**given)
     if isinstance(settings, TranslationSettings):
-        return TranslationLearner(ARMS[arm].recipe, density, settings)
+        return TranslationLearner(TranslationTask(ARMS[arm].recipe, density, settings))
 
     def recipe(steps: int) -> Aggregator:
         return arguments.recipe_of(ARMS[arm].recipe, density, steps=steps)

@@ -293,29 +293,53 @@ def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any
     """
     arguments.begin(options)
     task = prepare(options) if task is None else task
-    own = TrainingBatches(
-        task.train, batches.boundaries(options.longest), options.batch_size, hvd.rank(), hvd.size(), options.seed
-    )
+    own = training_batches(options, task, hvd.rank(), hvd.size())
     if own.left_out and hvd.rank() == 0:
         print(f"{own.left_out:,} pairs of more than {options.longest - 1} pieces are not trained on")
     model = make_model(options, task.vocabulary)
-    schedule = rates.make(options, [rates.Leg(options.epochs, own.steps)])
+    schedule = make_schedule(options, own)
     model.compile(
-        arguments.optimizer(options, schedule, options.epochs * own.steps, **exchange),
-        losses.SmoothedCrossentropy(options.label_smoothing, reduction="mean_with_sample_weight"),
+        arguments.optimizer(options, schedule, options.epochs * own.steps, **exchange), smoothed_crossentropy(options)
     )
     arguments.agree(model)
-    greedy = decoding.Decoder(model, further=options.further)
-    validation = Evaluation(model, task.validation, task.corpus.validation, task.vocabulary, greedy, 1)
+    validation, test = evaluations(options, task, model)
     watch = monitor.Monitor(lambda _: validation(), monitor.log_path(options), options.target, epochs=options.epochs)
     stream = Stream(own)
     following = [stream, rates.StepFollowsEpoch(schedule)]
     shown = [*monitor.callbacks(options, watch), *following]
     model.fit(stream.dataset(), epochs=options.epochs, callbacks=shown, shuffle=False, verbose=0)
+    return Outcome(watch.lines, test(), watch.reached, digest(model))
+
+
+def training_batches(options: argparse.Namespace, task: Task, rank: int, ranks: int) -> TrainingBatches:
+    """What a rank trains on."""
+    longest = batches.boundaries(options.longest)
+    return TrainingBatches(task.train, longest, options.batch_size, rank, ranks, options.seed)
+
+
+def make_schedule(options: argparse.Namespace, own: TrainingBatches) -> rates.WarmUpThenDecay:
+    """Of the learning rate."""
+    return rates.make(options, [rates.Leg(options.epochs, own.steps)])
+
+
+def smoothed_crossentropy(options: argparse.Namespace) -> keras.losses.Loss:
+    """The loss, a mean over all pieces but padding."""
+    return losses.SmoothedCrossentropy(options.label_smoothing, reduction="mean_with_sample_weight")
+
+
+def evaluations(options: argparse.Namespace, task: Task, model: keras.Model) -> tuple[Evaluation, Evaluation]:
+    """Of validation, by greedy translations, and of the test, by beam search."""
+    greedy = decoding.Decoder(model, further=options.further)
     beam = greedy if options.beams == 1 else decoding.Decoder(model, options.beams, further=options.further)
-    test = Evaluation(model, task.test, task.corpus.test, task.vocabulary, beam, options.beams)()
-    weights = hashlib.sha256(b"".join(np.ascontiguousarray(weight).tobytes() for weight in model.get_weights()))
-    return Outcome(watch.lines, test, watch.reached, weights.hexdigest())
+    return (
+        Evaluation(model, task.validation, task.corpus.validation, task.vocabulary, greedy, 1),
+        Evaluation(model, task.test, task.corpus.test, task.vocabulary, beam, options.beams),
+    )
+
+
+def digest(model: keras.Model) -> str:
+    """SHA-256 of the weights."""
+    return hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights())).hexdigest()
 
 
 def make_model(options: argparse.Namespace, vocabulary: Vocabulary) -> keras.Model:

@@ -121,11 +121,12 @@ class TestCompressor:
             for variable, value in selection.updates:
                 variable.assign(value)
             total_in, total_out = total_in + gradient[0], total_out + restored(selection.slices, 200)
-        new_residual = part.residual(state)
-        assert part.feeds_back == (new_residual is not None)
+        new_residual, waiting = part.residual(state), part.waiting(state)
+        assert part.feeds_back == (new_residual is not None) == (waiting is not None)
         if part.feeds_back:
             rounding = 10 * 2.0**-23 * np.abs(total_in).max() if name in members.ROUNDED else 0.0
             assert np.abs(total_out + new_residual.numpy() - total_in).max() <= rounding
+            np.testing.assert_array_equal(waiting, new_residual)
 
     @pytest.mark.parametrize("name", members.COMPRESSORS)
     def test_does_the_same_in_a_graph(self, name):
@@ -240,6 +241,7 @@ class TestAggregator:
     def test_an_exchange_writes_nothing_by_itself(self, name):
         recipe = members.AGGREGATORS[name].make(0.1, "float32")
         state = recipe.init(100)
+        assert not state.trainable_variables  # a tape of the user's must not watch them
         before = [variable.numpy() for variable in state.variables]
         recipe.exchange(tf.constant(drawn(100)[0]), state)
         for variable, value in zip(state.variables, before, strict=True):

@@ -93,8 +93,13 @@ def begin(options: argparse.Namespace) -> None:
     saved = bool(options.checkpoint_dir) and any(Path(options.checkpoint_dir).glob("epoch-*"))
     if options.resume and not hvd.topology.world().gather_descriptions(saved, "training.saved")[0]:
         raise ValueError(f"--resume was given, and {options.checkpoint_dir} has no checkpoint: leave it out to begin.")
-    keras.utils.set_random_seed(options.seed * 1_000 + hvd.rank())
+    keras.utils.set_random_seed(seed_of(options, hvd.rank()))
     keras.mixed_precision.set_global_policy(options.precision)
+
+
+def seed_of(options: argparse.Namespace, rank: int) -> int:
+    """The random seed of a rank."""
+    return options.seed * 1_000 + rank
 
 
 def recipe(options: argparse.Namespace, steps: int | None = None) -> Aggregator:
@@ -221,10 +226,14 @@ def agree(model: keras.Model, epoch: int = 0) -> None:
         model: compiled with what `optimizer` made; all its gradients are dense.
         epoch: in which training begins, for recipes that change by epoch.
     """
-    variables = model.trainable_variables
-    if not model.optimizer.built:
-        model.optimizer.build(variables)
-    exchange = hooks.exchange_of(model.optimizer)
+    agree_on(model.optimizer, model.trainable_variables, epoch)
+
+
+def agree_on(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Variable], epoch: int = 0) -> None:
+    """`agree` for a distributed optimizer of these variables."""
+    if not optimizer.built:
+        optimizer.build(variables)
+    exchange = hooks.exchange_of(optimizer)
     exchange.set_epoch(epoch)
     exchange([keras.ops.zeros_like(variable) for variable in variables], variables)
 

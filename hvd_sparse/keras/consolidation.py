@@ -33,6 +33,11 @@ def consolidate(model: keras.Model) -> None:
     optimizer = model.optimizer
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         optimizer = optimizer.inner_optimizer
+    consolidate_slots(optimizer)
+
+
+def consolidate_slots(optimizer: keras.optimizers.Optimizer) -> None:
+    """`consolidate` for a distributed optimizer, or one that is none and stays as it is."""
     exchange = hooks.exchange_of(optimizer)
     if exchange is None or not exchange.takes_over:
         return

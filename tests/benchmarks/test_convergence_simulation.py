@@ -15,8 +15,8 @@ from tests.examples import messages
 pytestmark = pytest.mark.thorough
 
 CLUSTER = Cluster(2, 2, 0.05)
-# Dense; an optimizer for each node, and gradients taken elsewhere.
-ARMS = ("torus2d", "updates")
+# Momentum on the sender's side, dense first; an optimizer for each node, and gradients taken elsewhere.
+ARMS = ("recommended", "updates")
 
 
 def test_threads_train_as_real_ranks_do(tmp_path, monkeypatch):

@@ -115,6 +115,12 @@ def test_what_is_kept_costs_time_when_it_is_selected_and_when_it_is_added(cluste
         assert after["scatter"] == before["scatter"] + cluster.ranks * count
 
 
+@pytest.mark.parametrize("ranks, wanted", [(1, 0), (2, 1), (3, 3), (4, 2), (5, 4), (6, 4), (8, 3), (9, 5)])
+def test_recursive_doubling_takes_two_steps_more_where_ranks_are_no_power_of_two(ranks, wanted):
+    """SparCML, Fig. 2: those beyond the power hand over what they have, and are handed the result."""
+    assert collectives.steps("recursive_doubling", ranks) == wanted
+
+
 def test_one_rank_exchanges_nothing():
     alone = Cluster(1, 1, Link(1.0, 1.0), Link(1.0, 1.0), FREE)
     assert all(costs.seconds(recipe, alone, 10**6, 0.01) < 1e-9 for recipe in ("dense", "torus2d", "topk", "hitopk"))

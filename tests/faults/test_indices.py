@@ -34,6 +34,12 @@ def test_rows_that_int32_cannot_hold_are_not_added_to_others():
     np.testing.assert_array_equal(merged.indices, [1, -1])
 
 
+@pytest.mark.parametrize("row", [2**31, BEYOND, -(2**31) - 1, -BEYOND])
+def test_rows_beyond_int32_are_marked_on_either_side(row):
+    merged = rows.merge(tf.IndexedSlices(tf.ones([2, 3]), tf.constant([3, row], tf.int64), tf.constant([4, 3])))
+    assert set(merged.indices.numpy()) == {-1, 3}
+
+
 @pytest.mark.parametrize("indices", [[0, BEYOND], [0, 4], [-1, 0]], ids=["beyond int32", "beyond", "negative"])
 def test_an_exchange_refuses_rows_that_the_variable_does_not_have(indices):
     hvd.init()

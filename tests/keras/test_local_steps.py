@@ -109,6 +109,7 @@ def test_every_step_is_that_of_numpy(way, name, ranks, local_size):
             optimizer.apply(mine, variables)
             found.append([variable.numpy() for variable in variables])
         (state,) = optimizer.exchange.states
+        assert not state.trainable_variables  # a tape of the user's must not watch them
         return found, optimizer.exchange.aggregator.residual(state).numpy()
 
     ran = threads.run(ranks, local_size, one_rank)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+import hvd_sparse as hvd
 import lars
 from hvd_sparse.transport import timing
 from lars import choice as choices
@@ -80,6 +81,26 @@ def test_a_gradient_that_is_not_finite_is_so_on_every_rank():
     alone, _ = trained(lars.LARS, "resnet", None, {}, spoilt)
     for shared, _ in threads.run(3, 1, lambda grid: trained(lars.LARS, "resnet", grid.world, {}, spoilt)):
         assert shared == alone
+
+
+def test_a_variable_that_is_a_ranks_own_has_norms_of_its_own():
+    hvd.init()
+
+    def own_of(rank):
+        return layers.variable("own/kernel", np.full(3, 1.0 + rank, "f4")), tf.constant([1.0, 2.0, 3.0 + rank])
+
+    def one_rank(grid):
+        own, gradient = own_of(grid.world.rank)
+        optimizer = hvd.DistributedOptimizer(lars.LARS(0.5, parallel=grid.world))
+        optimizer.exchange.grid = lambda: grid
+        optimizer.register_local_var(own)
+        optimizer.apply([tf.ones([3]), gradient], [layers.variable("dense/kernel", np.ones(3, "f4")), own])
+        return own.numpy()
+
+    for rank, shared in enumerate(threads.run(3, 1, one_rank)):
+        own, gradient = own_of(rank)
+        lars.LARS(0.5).apply([gradient / 3.0], [own])  # as Horovod scales what is local
+        np.testing.assert_array_equal(shared, own)
 
 
 def test_ranks_that_update_different_things_are_told():

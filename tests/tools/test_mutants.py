@@ -14,7 +14,7 @@ from tools.mutants import baseline, copies, equal, judging, planting, report, ro
 from tools.mutants.__main__ import ROOT, STORE, judge_all
 from tools.mutants.faults import Fault, between
 from tools.mutants.judged import Judged
-from tools.mutants.judging import EQUAL, NOBODY, OWN, TEST, TEST_ALL, Stage
+from tools.mutants.judging import EQUAL, LATER, NOBODY, OWN, TEST, TEST_ALL, Stage
 from tools.mutants.listed import LISTED
 from tools.mutants.listed_native import NATIVE
 
@@ -245,6 +245,19 @@ def test_what_no_stage_sees_survives_and_the_baseline_is_kept(repository, tmp_pa
         record = judging.judge(repository, FAULT, [STAGES[0], STAGES[2]], baseline.Baseline(repository, path))
         assert (record["seen by"], record["test"], len(record["seconds"])) == (NOBODY, "", 2)
     assert capsys.readouterr().out.count("Without a fault") == 2  # one for each tier
+
+
+def test_by_its_own_tests_alone_a_fault_that_they_miss_is_told_later(tmp_path, monkeypatch):
+    asked = []
+
+    def judge(root, fault, planned, known):
+        asked.extend(stage.seer for stage in planned)
+        return {"seen by": NOBODY if fault is FAULT else OWN}
+
+    monkeypatch.setattr(judging, "judge", judge)
+    judged = judging.judge_of(ROOT, {}, baseline.Baseline(ROOT, tmp_path / "b"), own_alone=True)
+    assert judged(FAULT)["seen by"] == LATER and asked == [OWN]
+    assert judged(LISTED[0])["seen by"] == OWN
 
 
 @pytest.mark.thorough

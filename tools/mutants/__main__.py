@@ -15,7 +15,7 @@ from tools.mutants import copies, equal, planting, report
 from tools.mutants.baseline import Baseline
 from tools.mutants.faults import Fault
 from tools.mutants.judged import Judged
-from tools.mutants.judging import EQUAL, NOBODY, TEST_ALL, Judge, judge_of
+from tools.mutants.judging import EQUAL, LATER, NOBODY, TEST_ALL, Judge, judge_of
 from tools.mutants.listed import LISTED
 from tools.mutants.listed_native import NATIVE
 
@@ -32,6 +32,9 @@ def main() -> int:
     parser.add_argument("--draw", type=int, default=40, metavar="N", help="how many; default: 40")
     parser.add_argument("--jobs", type=int, default=JOBS, help=f"faults that are judged at a time; default: {JOBS}")
     parser.add_argument("--only", default="", metavar="NAME", help="faults whose name or room has this in it")
+    parser.add_argument(
+        "--own", action="store_true", help="by the rooms' own tests alone; what they miss has no record"
+    )
     parser.add_argument("--again", action="store_true", help="judge again what make test did not see")
     parser.add_argument("--fresh", action="store_true", help="judge all again; else what has a record is left")
     parser.add_argument("--list", action="store_true", help="only tell what would be planted, and what was found")
@@ -46,8 +49,10 @@ def main() -> int:
     if options.list:
         return told([known[fault.key] for fault in faults if fault.key in known], faults)
     tiers = json.loads((ROOT / "tests/budget.json").read_text())["tiers"]
-    judge = judge_of(ROOT, {tier: parts["files"] for tier, parts in tiers.items()}, Baseline(ROOT, BASELINE))
-    return told(judge_all(faults, known, judge, store, options.jobs), ())
+    costs = {tier: parts["files"] for tier, parts in tiers.items()}
+    judge = judge_of(ROOT, costs, Baseline(ROOT, BASELINE), options.own)
+    records = judge_all(faults, known, judge, store, options.jobs)
+    return told([record for record in records if record["seen by"] != LATER], ())
 
 
 def judge_all(
@@ -62,7 +67,8 @@ def judge_all(
             for done in concurrent.futures.as_completed(running):
                 fault, record = running[done], done.result()
                 known[fault.key] = record
-                store.add(fault, record)
+                if record["seen by"] != LATER:
+                    store.add(fault, record)
                 place = f"{sum(each.key in known for each in faults)}/{len(faults)}"
                 print(f"{place} {fault.name}: {record['seen by']} {record['test']}", flush=True)
         except BaseException:

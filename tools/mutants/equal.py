@@ -23,6 +23,12 @@ EQUAL = (
         "_names = 1  # how many plans that share this process has made",
         "The number only makes names that differ, wherever it begins.",
     ),
+    Equal(
+        "hvd_sparse/aggregators/transaction.py",
+        "return tf.where(tf.stack(told) & (culprits == 0), -1, culprits)",
+        "return tf.where(tf.stack(told) & (culprits == 0), ~1, culprits)",
+        "Any number below zero says that no rank is to blame.",
+    ),
 )
 
 

@@ -14,6 +14,7 @@ from tools.mutants.rooms import ROOMS, Room
 from tools.mutants.running import run_tests
 
 OWN, TEST, TEST_ALL, NOBODY, EQUAL = "own tests", "make test", "make test-all", "nobody", "equal"
+LATER = "not yet told"
 LEAST, TIMES = 180.0, 5.0  # seconds, and how much longer than without a fault, until a run is a hang
 
 
@@ -80,6 +81,16 @@ def _first_failure(copy: copies.Copy, stage: Stage, limit: float, left_out: Sequ
 Judge = Callable[[Fault], dict[str, Any]]
 
 
-def judge_of(root: pathlib.Path, costs: Mapping[str, Mapping[str, float]], baseline: Baseline) -> Judge:
-    """`judge` for the faults of all rooms."""
-    return lambda fault: judge(root, fault, stages(root, ROOMS[fault.room], costs), baseline)
+def judge_of(
+    root: pathlib.Path, costs: Mapping[str, Mapping[str, float]], baseline: Baseline, own_alone: bool = False
+) -> Judge:
+    """`judge` for the faults of all rooms; by a room's own quick tests alone, what they do not see is seen `LATER`."""
+
+    def judged(fault: Fault) -> dict[str, Any]:
+        planned = stages(root, ROOMS[fault.room], costs)
+        if not own_alone:
+            return judge(root, fault, planned, baseline)
+        record = judge(root, fault, [stage for stage in planned if stage.seer == OWN], baseline)
+        return {**record, "seen by": LATER} if record["seen by"] == NOBODY else record
+
+    return judged

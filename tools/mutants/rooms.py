@@ -34,7 +34,11 @@ BELOW_KERAS = (*OF_DATACACHE, *OF_OPS)
 KERNELS = (*OF_DATACACHE, *OF_LARS)
 
 ROOMS = {
-    "aggregators": Room(("tests/aggregators/*", *CONTRACTS), ("hvd_sparse/aggregators/*.py",), OF_DATACACHE),
+    "aggregators": Room(
+        ("tests/aggregators/*", *CONTRACTS, "tests/keras/test_local_steps.py"),
+        ("hvd_sparse/aggregators/*.py",),
+        OF_DATACACHE,
+    ),
     "collectives": Room(
         ("tests/collectives/*", "tests/faults/test_collectives.py", TWO_RANKS),
         ("hvd_sparse/collectives/*.py",),
@@ -48,6 +52,7 @@ ROOMS = {
         (
             "tests/exchange/*",
             "tests/test_contracts.py",
+            "tests/keras/test_callbacks.py",
             "tests/keras/test_optimizer.py",
             "tests/keras/test_tape.py",
             *OF_SENDERS,

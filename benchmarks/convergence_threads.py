@@ -1,0 +1,114 @@
+"""Ranks of the convergence study that are threads of one process.
+
+Every rank has a distributed Keras optimizer, its exchange and its recipe's state, all the library's own. Two things
+differ from real ranks: a collective hands arrays over (tests/threads.py), and the variables of the model lie in one
+flat variable for each bucket of the exchange, which for optimizers that treat each element alone changes no bit and
+saves most of eager code's time. Gradients are computed by compiled functions, so that all cores work.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks.convergence_tasks import NORMS_EVERY
+from examples.training import arguments
+from hvd_sparse.exchange import plan
+from hvd_sparse.keras.consolidation import consolidate_slots
+from hvd_sparse.transport.communicator import Grid
+
+
+class FlatModel:
+    """A Keras model whose trainable weights are one vector for each bucket of an exchange.
+
+    Args:
+        model: built.
+        sends_all: whether the recipe sends all of each gradient, by which buckets go.
+    """
+
+    def __init__(self, model: keras.Model, sends_all: bool):
+        self.model = model
+        shapes = {str(number): tuple(each.shape) for number, each in enumerate(model.trainable_variables)}
+        zeros = {name: tf.zeros(shape) for name, shape in shapes.items()}
+        self._buckets = plan.make_plan(zeros, shapes, plan.usual_bucket_bytes(zeros, shapes, sends_all)).buckets
+
+    def packed(self) -> list[np.ndarray]:
+        """The model's weights as vectors, the bucket that is exchanged first last, as gradients become ready."""
+        values = {str(number): each.numpy() for number, each in enumerate(self.model.trainable_variables)}
+        return [bucket.pack(values).numpy() for bucket in reversed(self._buckets)]
+
+    def unpacked(self, vectors: Sequence[Any]) -> list[tf.Tensor]:
+        """The values of the model's trainable variables, in their order."""
+        values: dict[str, tf.Tensor] = {}
+        for bucket, vector in zip(reversed(self._buckets), vectors, strict=True):
+            values.update(bucket.unpack(tf.convert_to_tensor(vector)))
+        return [values[str(number)] for number in range(len(values))]
+
+    def assign(self, vectors: Sequence[Any]) -> None:
+        """Gives the model these weights."""
+        for variable, value in zip(self.model.trainable_variables, self.unpacked(vectors), strict=True):
+            variable.assign(value)
+
+    def gradients(self, vectors: Sequence[tf.Tensor], loss: Callable[[Any], tf.Tensor]) -> list[tf.Tensor]:
+        """Those of a loss, which is called with the values of the trainable variables; vectors as `packed` gives."""
+        values = self.unpacked(vectors)
+        with tf.GradientTape() as tape:
+            tape.watch(values)
+            result = loss(values)
+        found = {str(number): each for number, each in enumerate(tape.gradient(result, values))}
+        return [bucket.pack(found) for bucket in reversed(self._buckets)]
+
+
+class CompiledRate(keras.optimizers.schedules.LearningRateSchedule):
+    """A schedule whose rates have the bits that they have in a graph, where divisions by constants are rewritten.
+
+    Args:
+        schedule: of the learning rate.
+    """
+
+    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule):
+        self._run = tf.function(schedule, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
+
+    def __call__(self, step: Any) -> Any:
+        return self._run(tf.cast(step, tf.int64))
+
+
+class Rank:
+    """One rank: flat weights, and the distributed optimizer that moves them.
+
+    Args:
+        grid: its place among the threads.
+        begin: the weights, as `FlatModel.packed` gives them.
+        make_optimizer: makes a distributed one, not built, from telemetry.
+    """
+
+    def __init__(self, grid: Grid, begin: Sequence[np.ndarray], make_optimizer: Callable[[hvd.Telemetry], Any]):
+        self.telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
+        self.optimizer = make_optimizer(self.telemetry)
+        self.optimizer.exchange.grid = lambda: grid
+        self.weights = [keras.Variable(each, name=f"bucket{number}") for number, each in enumerate(begin)]
+        self.optimizer.build(self.weights)
+
+    def agree(self) -> None:
+        """Exchanges zeros once, as a script does before its first step."""
+        arguments.agree_on(self.optimizer, self.weights)
+
+    def train(self, epoch: int, steps: Iterable[Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]) -> None:
+        """Takes steps, each given by what makes a gradient of the weights."""
+        self.optimizer.exchange.set_epoch(epoch)
+        for gradient in steps:
+            with hvd.looking_ahead(self.optimizer):
+                gradients = gradient([each.value.read_value() for each in self.weights])
+            self.optimizer.apply(list(gradients), self.weights)
+
+    def consolidate(self) -> None:
+        """What the callbacks of hvd_sparse do at the end of an epoch: the optimizer's slots become what they would be.
+
+        It belongs to the bits: Keras's Adam without a first moment computes m + (g - m), and so rounds by its slot.
+        """
+        consolidate_slots(self.optimizer)
