@@ -11,6 +11,8 @@ settings but the learning rate are the same. So differences are paired by seed, 
 Each arm, dense too, is trained at its own best learning rate of one grid: the first seeds (--searched) are trained at
 each of --rates, in units of the model's own rate, and all others at the one of the least validation error.
 
+With --simulated the ranks are threads of one process (convergence_simulation.py): the same bits in less time.
+
 The study is a queue. Each finished run is a line of benchmarks/results/convergence_runs.jsonl, and is not made again as
 long as its recipe, settings and sources are the same: what was interrupted goes on, also on another machine.
 """
@@ -23,7 +25,7 @@ import itertools
 import pathlib
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks import convergence_report as reports
@@ -50,6 +52,9 @@ def main() -> None:
     parser.add_argument("--nodes", type=int, default=2, help="(2)")
     parser.add_argument("--local", type=int, default=2, help="ranks of each node (2)")
     parser.add_argument("--density", type=float, default=0.01, help="of the sparse arms (0.01)")
+    parser.add_argument(
+        "--simulated", action="store_true", help="threads for ranks, a process for each core: sooner; translation alone"
+    )
     parser.add_argument("--store", type=pathlib.Path, default=queue.STORE, help="of finished runs")
     parser.add_argument("--dry", action="store_true", help="write no report")
     options = parser.parse_args()
@@ -63,7 +68,8 @@ def main() -> None:
         parser.error(f"expected 1 to {len(reports.STUDENT)} seeds, of which --searched, got {options.seeds}")
     rates = [float(rate) for rate in options.rates.split(",")]
     cluster = Cluster(options.nodes, options.local, options.density)
-    study = Study(options.store, cluster, options.epochs, rates, options.seeds, options.searched)
+    make = queue.simulate if options.simulated else queue.make
+    study = Study(options.store, cluster, options.epochs, rates, options.seeds, options.searched, make)
     outcomes = study.outcomes(asked)
     about = {
         "command": command(sys.argv[1:]),
@@ -85,6 +91,7 @@ class Study:
         rates: the grid of learning rates.
         seeds: how many.
         searched: seeds that try all rates.
+        make: makes runs, of `convergence_runs`.
     """
 
     store: pathlib.Path
@@ -93,6 +100,7 @@ class Study:
     rates: Sequence[float]
     seeds: int
     searched: int
+    make: Callable[[Sequence[Run], pathlib.Path], None]
 
     def outcomes(self, asked: Mapping[str, Sequence[str]]) -> Outcomes:
         """Those of each model's arms at their best learning rates; makes the runs that the store does not have."""
@@ -127,7 +135,7 @@ class Study:
         print(f"{len(runs)} runs, {len(missing)} of them to be made", flush=True)
         if missing:
             began = time.perf_counter()
-            queue.make(missing, self.store)
+            self.make(missing, self.store)
             print(f"{len(missing)} runs took {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
             found = queue.load(self.store, runs)
         return found

@@ -7,7 +7,9 @@ fingerprint says so.
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import fcntl
 import functools
 import hashlib
 import json
@@ -132,9 +134,10 @@ def load(store: pathlib.Path, wanted: Iterable[Run]) -> Outcomes:
 
 
 def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
-    """Adds a finished run, in one write; what was left of one that was cut off goes first."""
+    """Adds a finished run, in one write; what was left of one that was cut off goes first. Processes take turns."""
     store.parent.mkdir(parents=True, exist_ok=True)
     with open(store, "ab+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
         file.seek(0)
         whole = file.read().rfind(b"\n") + 1
         file.truncate(whole)
@@ -143,8 +146,23 @@ def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
     """Makes runs of one cluster, one after the other on ranks that are started once; RuntimeError where they fail."""
+    cluster = wanted[0].cluster
+    horovodrun = [str(pathlib.Path(sys.executable).with_name("horovodrun")), "-np", str(cluster.ranks), "--gloo"]
     with tempfile.TemporaryDirectory() as folder:
-        launch(write_job(wanted, store, pathlib.Path(folder) / "job.json"), wanted[0].cluster)
+        job = write_job(wanted, store, pathlib.Path(folder) / "job.json")
+        launch([[*horovodrun, sys.executable, "-m", "benchmarks.convergence_rank", str(job)]], cluster)
+
+
+def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
+    """Makes runs of one cluster with threads for ranks, a process for each core; RuntimeError where one fails."""
+    ordered, processes = sorted(wanted, key=_turn), min(len(os.sched_getaffinity(0)), len(wanted))
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            write_job(ordered[number::processes], store, pathlib.Path(folder) / f"job{number}.json")
+            for number in range(processes)
+        ]
+        commands = [[sys.executable, "-m", "benchmarks.convergence_simulation", str(job)] for job in jobs]
+        launch(commands, wanted[0].cluster)
 
 
 def write_job(wanted: Iterable[Run], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
@@ -162,27 +180,33 @@ def _turn(run: Run) -> tuple[Any, ...]:
     return list(MODELS).index(run.model), run.seed // TOGETHER, run.arm, run.rate, run.seed
 
 
-def launch(job: pathlib.Path, cluster: Cluster) -> None:
-    """Starts the ranks for the runs of a file, and shows their progress; RuntimeError where they fail."""
-    horovodrun = str(pathlib.Path(sys.executable).with_name("horovodrun"))
-    ranks = [sys.executable, "-m", "benchmarks.convergence_rank", str(job)]
-    with subprocess.Popen(
-        [horovodrun, "-np", str(cluster.ranks), "--gloo", *ranks],
-        env={**os.environ, **environment(cluster)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    ) as launcher:
-        previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-        try:
-            others = shown(launcher.stdout)
-        except BaseException:
-            _end(launcher)
-            raise
-        finally:
-            signal.signal(signal.SIGTERM, previous)
-    if launcher.returncode:
-        raise RuntimeError(f"{others}\nThe ranks ended with status {launcher.returncode}; what they said stands above.")
+def launch(commands: Sequence[Sequence[str]], cluster: Cluster) -> None:
+    """Runs commands beside each other and shows their progress; where one fails the others end: RuntimeError."""
+    previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    started: list[subprocess.Popen[str]] = []
+    try:
+        with concurrent.futures.ThreadPoolExecutor(len(commands)) as pool:
+            try:
+                started += (_start(command, cluster) for command in commands)
+                told = {pool.submit(shown, process.stdout): process for process in started}
+                for future in concurrent.futures.as_completed(told):
+                    _require_success(told[future], future.result())
+            except BaseException:
+                for process in started:
+                    _end(process)
+                raise
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _start(command: Sequence[str], cluster: Cluster) -> subprocess.Popen[str]:
+    environ = {**os.environ, **environment(cluster)}
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def _require_success(process: subprocess.Popen[str], others: str) -> None:
+    if process.wait():
+        raise RuntimeError(f"{others}\nThe ranks ended with status {process.returncode}; what they said stands above.")
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
@@ -199,7 +223,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
 
 
 def _end(launcher: subprocess.Popen) -> None:
-    """Has horovodrun end its ranks, and ends it where it does not."""
+    """Has a launcher end its ranks, and ends it where it does not."""
     launcher.terminate()
     try:
         launcher.wait(3)
@@ -208,10 +232,13 @@ def _end(launcher: subprocess.Popen) -> None:
 
 
 def shown(lines: Any) -> str:
-    """Passes on rank 0's finished runs and epochs, and returns the end of everything else, for when it fails."""
+    """Passes on rank 0's finished runs and epochs, and returns the end of everything else, for when it fails.
+
+    Rank 0 of a launcher, or a process that is all ranks.
+    """
     others = []
     for line in lines:
-        progress = re.match(r"\[0\]<stdout>:(> |(?=epoch \d))(.*)", line)
+        progress = re.match(r"(?:\[0\]<stdout>:)?(> |(?=epoch \d))(.*)", line)
         if progress:
             print(f"{'  ' if progress[1] else '    '}{progress[2]}", flush=True)
         else:

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from benchmarks.bench_convergence import Study
 from benchmarks.convergence_report import difference
 from benchmarks.convergence_runs import Cluster, Run
 from benchmarks.convergence_settings import ARMS, DENSE, MODELS, TRAINED, ImageSettings
-from tests.examples import messages
 
 pytestmark = pytest.mark.thorough
 
@@ -242,7 +242,7 @@ def test_a_store_that_was_cut_off_keeps_its_whole_lines(tmp_path):
     assert store.read_text().count("\n") == 3
 
 
-def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(tmp_path, monkeypatch):
+def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(tmp_path):
     made = []
 
     def make(wanted, store):
@@ -252,8 +252,7 @@ def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(
             error = abs(run.rate - best)
             convergence_runs.append(store, {"fingerprint": run.fingerprint(), "final": 70.0 - error, "error": error})
 
-    monkeypatch.setattr(convergence_runs, "make", make)
-    study = Study(tmp_path / "runs.jsonl", Cluster(), 0, [0.5, 1.0, 2.0], 3, 2)
+    study = Study(tmp_path / "runs.jsonl", Cluster(), 0, [0.5, 1.0, 2.0], 3, 2, make)
     asked = {"small_vgg": ["torus2d", "dense", "hitopk"]}
     found = study.outcomes(asked)
     assert {(run.arm, run.rate) for run in found} == {("torus2d", 2.0), ("dense", 2.0), ("hitopk", 0.5)}
@@ -314,24 +313,18 @@ def test_a_run_does_not_depend_on_those_before_it(trained, tmp_path, monkeypatch
     assert differ <= {"seconds"}
 
 
-def test_models_for_translation_train_as_the_networks_do(tmp_path, monkeypatch):
-    catalogues = messages.write_sentences(tmp_path / "texts")
-    words = ["--width", "0.125", "--layers", "1", "--vocabulary", "400", "--catalogues", str(catalogues)]
-    arms = {"lstm": "bucket4"}  # examples/translation.py trains the Transformer in the same way
-    changed = {model: {"options": (*MODELS[model].options, *words), "epochs": 2} for model in arms}
-    small(monkeypatch, **changed)
-    wanted = [run for model, arm in arms.items() for run in runs_of(0, model=model, arm=arm)]
-    convergence_runs.make(wanted, tmp_path / "runs.jsonl")
-    for outcome in convergence_runs.load(tmp_path / "runs.jsonl", wanted).values():
-        assert len(outcome["curve"]) == 2 and 0 < outcome["error"] < 9
-        assert 0 <= outcome["final"] <= 100 and 5 < outcome["top5"] <= 100 and outcome["across"] > 0
-
-
 def test_ranks_that_fail_are_an_error_with_what_they_said(tmp_path):
     job = {
         "store": str(tmp_path / "runs.jsonl"),
         "runs": [{**dataclasses.asdict(runs_of(0)[0]), "settings": {"rates": 1}, "fingerprint": ""}],
     }
     (tmp_path / "job.json").write_text(json.dumps(job))
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]  # ends with the one that fails
+    fails = [sys.executable, "-m", "benchmarks.convergence_simulation", str(tmp_path / "job.json")]
     with pytest.raises(RuntimeError, match="unexpected keyword argument 'rates'"):
-        convergence_runs.launch(tmp_path / "job.json", TWO)
+        convergence_runs.launch([waits, fails], TWO)
+
+
+def test_threads_are_no_ranks_for_what_each_rank_draws_for_itself(tmp_path):
+    with pytest.raises(RuntimeError, match="Expected a model for translation, got small_vgg"):
+        convergence_runs.simulate(runs_of(0), tmp_path / "runs.jsonl")

@@ -69,6 +69,18 @@ class TestHandles:
 
         assert len(threads.run(2, 2, one_rank)) == 2
 
+    def test_a_process_that_ends_does_not_wait_for_the_ranks(self):
+        come = threading.Event()
+
+        def waits(slices, communicator, **arguments):
+            assert come.wait(threads.PATIENCE)
+
+        handle = collectives.start(waits, GOOD, LoneCommunicator(), name="held")
+        (thread,) = (each for each in threading.enumerate() if each.name.endswith("held"))
+        assert thread.daemon
+        come.set()
+        handle.wait()
+
     def test_wait_raises_what_the_collective_raised(self):
         handle = collectives.start(collectives.dynamic, tf.zeros([3]), LoneCommunicator())
         for _ in range(2):

@@ -115,6 +115,14 @@ def test_what_is_kept_costs_time_when_it_is_selected_and_when_it_is_added(cluste
         assert after["scatter"] == before["scatter"] + cluster.ranks * count
 
 
+@given(st.floats(1, 1e6), st.floats(1.001, 1e3), st.integers(2, 64))
+def test_a_universe_is_told_by_the_union_that_it_gives(kept, times, ranks):
+    """SparCML B.1, and back."""
+    size = kept * times
+    union = collectives.expected_union(kept, size, ranks)
+    assert collectives.universe(kept, union, ranks) == pytest.approx(size, rel=1e-3) or union > 0.999 * ranks * kept
+
+
 @pytest.mark.parametrize("ranks, wanted", [(1, 0), (2, 1), (3, 3), (4, 2), (5, 4), (6, 4), (8, 3), (9, 5)])
 def test_recursive_doubling_takes_two_steps_more_where_ranks_are_no_power_of_two(ranks, wanted):
     """SparCML, Fig. 2: those beyond the power hand over what they have, and are handed the result."""

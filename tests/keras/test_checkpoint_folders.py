@@ -182,6 +182,15 @@ def test_an_interrupted_checkpoint_goes_when_it_is_old(tmp_path):
     assert folders(tmp_path) == ["epoch-0002", "epoch-0003"]
 
 
+def test_what_is_damaged_stays_while_fewer_are_whole_than_are_kept(tmp_path):
+    trained(tmp_path, 1)
+    (tmp_path / "epoch-0000" / WEIGHTS).unlink()
+    fit(compiled(), hvd.callbacks.CheckpointCallback(tmp_path, keep=3), initial_epoch=1, epochs=3)
+    assert folders(tmp_path) == ["epoch-0000", "epoch-0001", "epoch-0002"]
+    fit(compiled(), hvd.callbacks.CheckpointCallback(tmp_path, keep=3), epochs=4)
+    assert folders(tmp_path) == ["epoch-0001", "epoch-0002", "epoch-0003"]
+
+
 def test_an_epoch_that_is_saved_again_is_whole(tmp_path):
     model, _ = trained(tmp_path, 1)
     callback = hvd.callbacks.CheckpointCallback(tmp_path)

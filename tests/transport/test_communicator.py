@@ -1,0 +1,17 @@
+"""Groups of ranks."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from hvd_sparse.transport.communicator import Grid, LoneCommunicator
+
+
+def test_a_lone_rank_is_the_first_of_its_group_whatever_its_number_in_the_world():
+    lone = LoneCommunicator("cross", 3)
+    assert (lone.rank, lone.size, list(lone.ranks)) == (0, 1, [3])
+    assert lone.allreduce(tf.constant([2.0]), "sum", "x").numpy() == [2.0]
+
+
+def test_without_others_a_rank_is_alone_in_all_groups():
+    assert [(each.rank, each.size) for each in Grid.lone()] == [(0, 1)] * 3
