@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 
 from hvd_sparse import costs
 from hvd_sparse.costs import Cluster, Link, collectives
+from hvd_sparse.costs.collectives import Load, Transport
 
 FREE = 1e30  # bytes per second: costs nothing
 # CommLib 5.1: 16 nodes of 8 V100 with NVLink, 25 Gbit/s Ethernet. One TCP connection does not fill it.
@@ -36,6 +37,8 @@ def test_hitopk_is_equations_7_to_10(cluster, size, density):
     steps = costs.hitopk(cluster, size, density)
     scatter = (n - 1) * (inside.latency + 4 * shard / inside.bandwidth)
     assert math.isclose(steps["reduce-scatter"], scatter, rel_tol=1e-9, abs_tol=1e-15)
+    passes = (12 + 4 * (n - 1)) * shard / cluster.memory  # gradient, residual, residual; a further one for each rank
+    assert math.isclose(steps["selection"], passes + cluster.entry * k, rel_tol=1e-9, abs_tol=1e-15)
     exchanged = (m - 1) * (across.latency + 8 * k * n / across.bandwidth)  # n ranks share the node's link
     assert math.isclose(steps["across nodes"], exchanged, rel_tol=1e-9, abs_tol=1e-15)
     gathered = (n - 1) * (inside.latency + min(8 * m * k, 4 * shard) / inside.bandwidth)
@@ -121,6 +124,14 @@ def test_a_universe_is_told_by_the_union_that_it_gives(kept, times, ranks):
     size = kept * times
     union = collectives.expected_union(kept, size, ranks)
     assert collectives.universe(kept, union, ranks) == pytest.approx(size, rel=1e-3) or union > 0.999 * ranks * kept
+
+
+@pytest.mark.parametrize("collective", collectives.CANDIDATES)
+def test_what_is_read_to_be_combined_costs_time_by_the_byte(collective):
+    load, free = Load(4, 10**6, 1, 4, 1e4, 1e6, 1e6), Link(0.0, FREE)
+    taken = [collectives.seconds(collective, load, Transport(free, free, free, byte)) for byte in (0.0, 1e-9, 2e-9)]
+    assert taken[1] - taken[0] >= 1e-9 * load.message(load.kept)
+    assert taken[2] - taken[0] == pytest.approx(2 * (taken[1] - taken[0]))
 
 
 @pytest.mark.parametrize("ranks, wanted", [(1, 0), (2, 1), (3, 3), (4, 2), (5, 4), (6, 4), (8, 3), (9, 5)])

@@ -1,9 +1,12 @@
 """Threads that fetch: in order, and given up where they do not come back."""
 
+import os
 import threading
 
 import pytest
 
+import datacache
+from datacache.cache import _threads as threads_of
 from datacache.workers import Workers
 
 
@@ -49,3 +52,12 @@ def test_what_does_not_come_back_is_given_up(one):
         running.result()
     go_on.set()
     assert one.close()
+
+
+@pytest.mark.parametrize(
+    "processors, ranks, nodes, wanted", [(64, 1, 1, 256), (64, 8, 2, 64), (2, 4, 1, 8), (1, 64, 1, 2)]
+)
+def test_the_ranks_of_a_node_share_the_threads_that_fetch(processors, ranks, nodes, wanted, monkeypatch):
+    """4 for each processor, 32 at the least, and 2 for a rank."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors))
+    assert threads_of(datacache.World(0, ranks, 0, nodes)) == wanted

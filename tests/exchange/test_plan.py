@@ -3,7 +3,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse.exchange import plan as buckets
-from hvd_sparse.spec import Spec, shards
+from hvd_sparse.spec import Place, Spec, shards
 from hvd_sparse.transport.communicator import Grid
 
 
@@ -131,6 +131,11 @@ def test_the_spec_tells_which_variable_lies_where():
     (bucket,) = plan_of({"a": ones(2), "b": ones(3)}).buckets
     spec = bucket.spec("name", 4, Grid.lone(), in_flight=6).validate()
     assert (spec.size, spec.segments, spec.number, spec.in_flight) == (5, (("b", 3), ("a", 2)), 4, 6)
+
+
+def test_a_vector_that_is_no_shard_begins_with_its_first_variable():
+    whole = Spec(5, Grid.lone(), segments=(("b", 3), ("a", 2)))
+    assert whole.places == (Place(0, 0, 0, 3), Place(1, 3, 0, 2))
 
 
 @pytest.mark.parametrize("size, count", [(5, 1), (5, 2), (5, 4), (12, 3), (12, 12), (12, 16)])

@@ -29,6 +29,12 @@ EQUAL = (
         "return tf.where(tf.stack(told) & (culprits == 0), ~1, culprits)",
         "Any number below zero says that no rank is to blame.",
     ),
+    Equal(
+        "lars/trust_ratio.py",
+        "size = values.shape[0]",
+        "size = values.shape[-1]",
+        "A vector's first dimension is its last.",
+    ),
 )
 
 
