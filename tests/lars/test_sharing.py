@@ -172,6 +172,25 @@ def test_all_ranks_take_the_way_that_is_cheaper_for_the_slowest(slow, monkeypatc
     assert first.milliseconds[slow] == pytest.approx(200) and first.milliseconds[first.way] == pytest.approx(50)
 
 
+def test_the_first_rank_tells_the_choice(monkeypatch, capsys):
+    here = threading.local()
+    topology = types.SimpleNamespace(
+        is_initialized=lambda: True, world=lambda: here.grid.world, node=lambda: here.grid.node
+    )
+    monkeypatch.setitem(sys.modules, "hvd_sparse.topology", topology)
+
+    def one_rank(grid):
+        here.grid = grid
+        optimizer = lars.LARS(parallel=True)
+        optimizer.apply([tf.ones([3])], [layers.variable("dense/kernel", np.ones(3, "f4"))])
+        if grid.world.rank:
+            return optimizer.choice.way
+        return f"LARS, norms of 3 elements, {optimizer.choice}\n", optimizer.choice.way
+
+    (said, first), second = threads.run(2, 2, one_rank)
+    assert capsys.readouterr().out == said and first == second
+
+
 def test_without_ranks_there_is_nothing_to_choose():
     for parallel, reason in ((True, "there is one rank"), (False, "parallel=False")):
         optimizer = lars.LARS(parallel=parallel)
