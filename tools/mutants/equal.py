@@ -32,7 +32,7 @@ EQUAL = (
     Equal(
         "lars/trust_ratio.py",
         "size = values.shape[0]",
-        "size = values.shape[-1]",
+        "size = values.shape[ -1]",
         "A vector's first dimension is its last.",
     ),
 )
