@@ -7,7 +7,9 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.selectors import kept_count
+from hvd_sparse.exchange import telemetry, wire
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport.communicator import Grid
 from tests import members, simulation, threads
@@ -171,6 +173,20 @@ class TestCompressor:
         """By the same two functions for all."""
         with pytest.raises(ValueError, match="density in|'float32', 'float16' or 'bfloat16'"):
             members.COMPRESSORS["TopK"](density, wire)
+
+    @pytest.mark.parametrize("name", members.COMPRESSORS)
+    def test_its_values_take_another_wire_or_it_says_why_not(self, name):
+        part = members.COMPRESSORS[name](0.1, "float32")
+        if any(each.has_own_code for each in wire.parts(part) if isinstance(each, Compressor)):
+            with pytest.raises(ValueError, match="has a code of its own"):
+                wire.with_wire_dtype(part, "float16")
+        else:
+            assert wire.with_wire_dtype(part, "float16").wire_dtype == "float16"
+
+    @pytest.mark.parametrize("name", members.COMPRESSORS)
+    def test_is_described_alike_when_it_is_timed(self, name):
+        part = members.COMPRESSORS[name](0.1, "float32")
+        assert describe(telemetry.timed(part)) == describe(part)
 
     @compressor
     def test_describes_itself(self, make):

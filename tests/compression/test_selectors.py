@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.compression.selectors import MSTopK
+from hvd_sparse.compression.selectors import MSTopK, rounding_seed
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Grid
 from tests.simulation import same_bits
@@ -29,3 +30,8 @@ def test_each_vector_and_step_has_a_window_of_its_own_that_a_resumed_run_finds_a
             same_bits(selection.slices.indices.numpy(), indices.numpy())
             seen.add(indices.numpy().tobytes())
     assert len(seen) == 9
+
+
+@pytest.mark.parametrize("base, wanted", [(5, 7), (2**63 + 5, 7 - 2**63), (2**64 - 1, 1), (2**64 + 3, 5)])
+def test_seeds_of_rounding_go_round_at_64_bits(base, wanted):
+    assert int(rounding_seed(base, Spec(10, Grid.lone()), tf.constant(2, tf.int64))) == wanted

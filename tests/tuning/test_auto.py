@@ -248,7 +248,11 @@ def in_the_quick_tier(count, *rows):
 @pytest.mark.parametrize(
     "change, told",
     in_the_quick_tier(
-        1,
+        2,
+        (
+            lambda content: content["figures"]["cluster"]["across"].update(latency=-1),
+            "expected the figures of a cluster",
+        ),
         (lambda content: "no JSON", "Expecting value"),
         (lambda content: content | {"format": "another 2"}, "got 'another 2'"),
         (lambda content: content | {"cluster": {"hosts": ["elsewhere"]}}, "elsewhere"),
