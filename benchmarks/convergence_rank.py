@@ -40,9 +40,14 @@ def main() -> None:
         result = learner.train(run["seed"])
         across = hvd.topology.world().allreduce(tf.constant(result["across"], tf.int64), "sum", "convergence.across")
         if hvd.rank() == 0:
-            outcome = {**run, **result, "across": int(across), "seconds": time.perf_counter() - began}
-            convergence_runs.append(pathlib.Path(job["store"]), rounded(outcome))
-            print(f"> [{number + 1}/{len(job['runs'])}] {told(outcome)}", flush=True)
+            keep(job, number, {**result, "across": int(across), "seconds": time.perf_counter() - began})
+
+
+def keep(job: dict[str, Any], number: int, result: dict[str, Any]) -> None:
+    """Adds what came of one of a job's runs to its store, and tells it."""
+    outcome = {**job["runs"][number], **result}
+    convergence_runs.append(pathlib.Path(job["store"]), rounded(outcome))
+    print(f"> [{number + 1}/{len(job['runs'])}] {told(outcome)}", flush=True)
 
 
 def rounded(outcome: dict[str, Any]) -> dict[str, Any]:

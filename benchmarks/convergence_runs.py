@@ -147,10 +147,8 @@ def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
     """Makes runs of one cluster, one after the other on ranks that are started once; RuntimeError where they fail."""
     cluster = wanted[0].cluster
-    horovodrun = [str(pathlib.Path(sys.executable).with_name("horovodrun")), "-np", str(cluster.ranks), "--gloo"]
     with tempfile.TemporaryDirectory() as folder:
-        job = write_job(wanted, store, pathlib.Path(folder) / "job.json")
-        launch([[*horovodrun, sys.executable, "-m", "benchmarks.convergence_rank", str(job)]], cluster)
+        launch([on_ranks(write_job(wanted, store, pathlib.Path(folder) / "job.json"), cluster)], cluster)
 
 
 def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
@@ -161,8 +159,19 @@ def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
             write_job(ordered[number::processes], store, pathlib.Path(folder) / f"job{number}.json")
             for number in range(processes)
         ]
-        commands = [[sys.executable, "-m", "benchmarks.convergence_simulation", str(job)] for job in jobs]
-        launch(commands, wanted[0].cluster)
+        launch([on_threads(job) for job in jobs], wanted[0].cluster)
+
+
+def on_ranks(job: pathlib.Path, cluster: Cluster) -> list[str]:
+    """The command that makes a job's runs on real ranks."""
+    horovodrun = str(pathlib.Path(sys.executable).with_name("horovodrun"))
+    ranks = [sys.executable, "-m", "benchmarks.convergence_rank", str(job)]
+    return [horovodrun, "-np", str(cluster.ranks), "--gloo", *ranks]
+
+
+def on_threads(job: pathlib.Path) -> list[str]:
+    """The command that makes them in one process."""
+    return [sys.executable, "-m", "benchmarks.convergence_simulation", str(job)]
 
 
 def write_job(wanted: Iterable[Run], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:

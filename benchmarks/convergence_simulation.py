@@ -23,8 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks import convergence_runs
-from benchmarks.convergence_rank import rounded, told
+from benchmarks.convergence_rank import keep
 from benchmarks.convergence_settings import ARMS, MODELS, TranslationSettings
 from benchmarks.convergence_tasks import TranslationTask
 from benchmarks.convergence_threads import CompiledRate, FlatModel, Rank
@@ -132,9 +131,8 @@ def main() -> None:
         translated = TranslationTask(ARMS[run["arm"]].recipe, cluster["density"], settings)
         simulation = TranslationSimulation(translated, cluster["nodes"], cluster["local"])
         began = time.perf_counter()
-        outcome = {**run, **simulation.train(run["seed"]), "ranks": "threads", "seconds": time.perf_counter() - began}
-        convergence_runs.append(pathlib.Path(job["store"]), rounded(outcome))
-        print(f"> [{number + 1}/{len(job['runs'])}] {told(outcome)}", flush=True)
+        result = simulation.train(run["seed"])
+        keep(job, number, {**result, "ranks": "threads", "seconds": time.perf_counter() - began})
 
 
 if __name__ == "__main__":

@@ -67,8 +67,7 @@ def judge_all(
             for done in concurrent.futures.as_completed(running):
                 fault, record = running[done], done.result()
                 known[fault.key] = record
-                if record["seen by"] != LATER:
-                    store.add(fault, record)
+                store.add(fault, record)
                 place = f"{sum(each.key in known for each in faults)}/{len(faults)}"
                 print(f"{place} {fault.name}: {record['seen by']} {record['test']}", flush=True)
         except BaseException:

@@ -10,7 +10,7 @@ from typing import Any
 
 from tools.mutants import records
 from tools.mutants.faults import Fault
-from tools.mutants.judging import EQUAL
+from tools.mutants.judging import EQUAL, LATER
 
 _KEPT = ("seen by", "test", "seconds")
 
@@ -38,8 +38,8 @@ class Judged:
         return found
 
     def add(self, fault: Fault, record: dict[str, Any]) -> None:
-        """Writes a record; that of an equal program is made anew each time."""
-        if record["seen by"] == EQUAL:
+        """Writes a record, but for one that is made anew each time: of an equal program, or of what is told later."""
+        if record["seen by"] in (EQUAL, LATER):
             return
         kept = {name: record[name] for name in _KEPT}
         told = {"fault": f"{fault.path}: {fault.name}", "key": fault.key, "of": _digest(self._text(fault))}
