@@ -95,9 +95,10 @@ class Run:
         return MODELS[self.model].at(self.rate, self.epochs)
 
     def fingerprint(self) -> str:
-        """Changes with whatever makes this run another one."""
+        """Changes with whatever makes this run another one; the recipe counts, not the name of the arm."""
         recipe = arguments.recipe_of(ARMS[self.arm].recipe, self.cluster.density, steps=STEPS)
-        told = [dataclasses.asdict(self), dataclasses.asdict(self.settings()), describe(recipe), self._data()]
+        own = {name: value for name, value in dataclasses.asdict(self).items() if name != "arm"}
+        told = [own, dataclasses.asdict(self.settings()), describe(recipe), self._data()]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for name in _SOURCES[MEASURES[self.model]]:
             digest.update((ROOT / name).read_bytes())

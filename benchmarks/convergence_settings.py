@@ -89,8 +89,8 @@ ARMS = {
     "topk": Arm("TopK-SGD", "topk"),
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
     "warmed": Arm("MSTopK-SGD after two dense epochs", "torus2d,2:hitopk"),
-    "recommended": Arm("recommended", "recommended"),
-    "unmasked": Arm("recommended, unmasked", "recommended(masking=False)"),
+    "momentum": Arm("momentum, warm-up", "warmup(momentum_corrected(hitopk))"),
+    "unmasked": Arm("momentum unmasked, warm-up", "warmup(momentum_corrected(hitopk, masking=False))"),
     "behind": Arm("updates", "updates(hitopk)"),
     "updates": Arm("updates, ahead", "updates(hitopk, ahead=True)"),
     "updates_warmed": Arm("updates, ahead, warm-up", "warmup(updates(hitopk, ahead=True))"),
@@ -103,7 +103,7 @@ ARMS = {
 }
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
-_BETTER = ("recommended", "unmasked", "behind", "updates", "updates_warmed")
+_BETTER = ("momentum", "unmasked", "behind", "updates", "updates_warmed")
 _LOCAL = ("diloco", "sparseloco")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, *_BETTER, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.thorough
 
 CLUSTER = Cluster(2, 2, 0.05)
 # Momentum on the sender's side, dense first; an optimizer for each node, and gradients taken elsewhere.
-ARMS = ("recommended", "updates")
+ARMS = ("momentum", "updates")
 
 
 def test_threads_train_as_real_ranks_do(tmp_path, monkeypatch):

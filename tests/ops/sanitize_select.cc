@@ -13,14 +13,31 @@
 
 namespace {
 
-std::vector<int32_t> largest(const std::vector<float>& x, int64_t kept) {
+// All places, that of the largest magnitude first, as a plain sort has them.
+std::vector<int32_t> by_magnitude(const std::vector<float>& x) {
   std::vector<int32_t> order(x.size());
   for (size_t i = 0; i < x.size(); ++i) order[i] = int32_t(i);
   std::stable_sort(order.begin(), order.end(),
                    [&x](int32_t a, int32_t b) { return std::fabs(x[a]) > std::fabs(x[b]); });
-  order.resize(size_t(kept));
-  std::sort(order.begin(), order.end());
   return order;
+}
+
+std::vector<int32_t> first_of(const std::vector<int32_t>& order, int64_t kept) {
+  std::vector<int32_t> wanted(order.begin(), order.begin() + kept);
+  std::sort(wanted.begin(), wanted.end());
+  return wanted;
+}
+
+std::vector<int32_t> largest_of_buckets(const std::vector<float>& x, int64_t bucket, int64_t kept) {
+  const int64_t size = int64_t(x.size());
+  std::vector<int32_t> wanted;
+  for (int64_t first = 0; first < size; first += bucket) {
+    const int64_t end = std::min(size, first + bucket);
+    const std::vector<float> part(x.begin() + first, x.begin() + end);
+    for (const int32_t index : first_of(by_magnitude(part), std::min(kept, end - first)))
+      wanted.push_back(int32_t(first) + index);
+  }
+  return wanted;
 }
 
 // A block of its own for each use, so that one element too many is seen.
@@ -40,13 +57,13 @@ std::vector<float> make(int kind, int64_t size, std::mt19937& random) {
   return x;
 }
 
-void check_exact(const std::vector<float>& x, int64_t kept, hvds_workspace* workspace, const hvds_parallel* parallel) {
-  const int64_t size = int64_t(x.size());
+void check_exact(const std::vector<float>& x, const std::vector<int32_t>& wanted, hvds_workspace* workspace,
+                 const hvds_parallel* parallel) {
+  const int64_t size = int64_t(x.size()), kept = int64_t(wanted.size());
   auto input = block<float>(size), residual = block<float>(size), values = block<float>(kept), out = block<float>(size);
   auto indices = block<int32_t>(kept);
   std::copy(x.begin(), x.end(), input.get());
   std::fill_n(residual.get(), size, 0.0f);
-  const std::vector<int32_t> wanted = largest(x, kept);
   int64_t report[2];
   expect(hvds_topk(input.get(), HVDS_FLOAT32, size, kept, values.get(), indices.get(), report, workspace, parallel) == 0,
          "topk runs");
@@ -81,16 +98,9 @@ void check_mstopk(const std::vector<float>& x, int64_t kept, hvds_workspace* wor
   expect(kept == 0 || (distinct.front() >= 0 && distinct.back() < size), "indices are in range");
 }
 
-void check_buckets(const std::vector<float>& x, int64_t bucket, int64_t kept, hvds_workspace* workspace,
-                   const hvds_parallel* parallel) {
-  const int64_t size = int64_t(x.size());
-  std::vector<int32_t> wanted;
-  for (int64_t first = 0; first < size; first += bucket) {
-    const int64_t end = std::min(size, first + bucket);
-    const std::vector<float> part(x.begin() + first, x.begin() + end);
-    for (const int32_t index : largest(part, std::min(kept, end - first))) wanted.push_back(int32_t(first) + index);
-  }
-  const int64_t count = int64_t(wanted.size());
+void check_buckets(const std::vector<float>& x, const std::vector<int32_t>& wanted, int64_t bucket, int64_t kept,
+                   hvds_workspace* workspace, const hvds_parallel* parallel) {
+  const int64_t size = int64_t(x.size()), count = int64_t(wanted.size());
   auto input = block<float>(size), values = block<float>(count), residual = block<float>(size), out = block<float>(size);
   auto indices = block<int32_t>(count);
   std::copy(x.begin(), x.end(), input.get());
@@ -115,11 +125,15 @@ int main() {
     for (const int64_t size : {1, 15, 64, 4095, 4097, 9001, 300007}) {
       for (int kind = 0; kind < 4; ++kind) {
         const std::vector<float> x = make(kind, size, random);
+        const std::vector<int32_t> order = by_magnitude(x);
         for (const int64_t kept : {int64_t{0}, int64_t{1}, (size + 99) / 100, (size + 1) / 2, size}) {
+          const int64_t bucket = std::max<int64_t>(kept, 100), of_bucket = std::min<int64_t>(kept, 70);
+          const std::vector<int32_t> whole = first_of(order, kept);
+          const std::vector<int32_t> parts = largest_of_buckets(x, bucket, of_bucket);
           for (const hvds_parallel* parallel : {static_cast<const hvds_parallel*>(nullptr), &kThreads}) {
-            check_exact(x, kept, workspace, parallel);
+            check_exact(x, whole, workspace, parallel);
             check_mstopk(x, kept, workspace, parallel);
-            if (kept > 0) check_buckets(x, std::max<int64_t>(kept, 100), std::min<int64_t>(kept, 70), workspace, parallel);
+            if (kept > 0) check_buckets(x, parts, bucket, of_bucket, workspace, parallel);
           }
         }
       }

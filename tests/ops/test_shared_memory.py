@@ -53,15 +53,22 @@ def test_a_killed_rank_ends_the_exchange_of_the_others(program, ranks, rounds):
     run(program, ranks, rounds, "dies")
 
 
-@pytest.mark.parametrize("sanitizer", ["thread", pytest.param("address,undefined", marks=pytest.mark.thorough)])
-def test_it_is_clean_under_sanitizers(sanitizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "sanitizer, rounds",
+    [
+        ("thread", 300),
+        pytest.param("thread", 3000, marks=pytest.mark.thorough),
+        pytest.param("address,undefined", 100, marks=pytest.mark.thorough),
+    ],
+)
+def test_it_is_clean_under_sanitizers(sanitizer, rounds, tmp_path, monkeypatch):
     """A race ends a rank. That an inbox is free again another process tells, of which the sanitizer sees nothing."""
     program = build(tmp_path, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
     (tmp_path / "known").write_text("race:copy_piece\n")
     monkeypatch.setenv("TSAN_OPTIONS", f"halt_on_error=1 suppressions={tmp_path / 'known'}")
     run(program, 3, 20, "all")
     run(program, 3, 5, "dies")
-    run(program, 2, 3000 if sanitizer == "thread" else 100, "many")
+    run(program, 2, rounds, "many")
 
 
 def test_arguments_that_cannot_be_are_refused():

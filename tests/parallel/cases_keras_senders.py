@@ -20,12 +20,10 @@ OPTIMIZERS = {
     "LAMB": lambda: LAMB(0.02),
 }
 SENDS = {"momentum": hvd.recipes.momentum_corrected, "updates": hvd.recipes.updates}
+# Threads train and resume with every optimizer; here is one of each that takes a way of its own over the network.
 WAYS = [
     {"sends": "momentum", "optimizer": "SGD", "policy": "mixed_float16"},
-    {"sends": "momentum", "optimizer": "Adam", "policy": "float32"},
     {"sends": "updates", "optimizer": "Adam", "policy": "float32"},
-    {"sends": "updates", "optimizer": "SGD", "policy": "mixed_float16"},
-    {"sends": "updates", "optimizer": "LAMB", "policy": "float32"},
     {"sends": "updates", "optimizer": "LARS", "policy": "mixed_float16"},
 ]
 
@@ -39,7 +37,7 @@ def trained(sends, optimizer, policy, epochs, folder=None):
 @case(
     ranks=(4,),
     over=lambda ranks: WAYS,
-    quick=lambda ranks, sends, optimizer, policy: (sends, optimizer) in [("momentum", "SGD"), ("updates", "Adam")],
+    quick=lambda ranks, sends, optimizer, policy: optimizer in ("SGD", "Adam"),
 )
 def fit_learns_and_replicas_agree(sends, optimizer, policy):
     hvd.init(local_size=2)
@@ -50,7 +48,7 @@ def fit_learns_and_replicas_agree(sends, optimizer, policy):
     assert_replicas_equal([variable for variable in model.trainable_variables if id(variable) not in own])
 
 
-@case(ranks=(2, 4), over=lambda ranks: WAYS[2:3] if ranks == 4 else [*WAYS[:2], *WAYS[3:]], quick=thorough)
+@case(ranks=(2, 4), over=lambda ranks: WAYS[1:2] if ranks == 4 else [WAYS[0], WAYS[2]], quick=thorough)
 def a_stopped_run_ends_with_the_bits_of_one_that_was_not(sends, optimizer, policy):
     hvd.init(local_size=hvd.size() // 2)
     folder = shared_folder()
