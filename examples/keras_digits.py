@@ -28,7 +28,7 @@ def main() -> None:
     optimizer = keras.optimizers.SGD(0.025 * hvd.size(), momentum=0.9)  # <-
     optimizer = hvd.DistributedOptimizer(  # <-
         optimizer,
-        aggregator=hvd.recipes.recommended(options.density, steps=options.epochs * len(images) // 16),  # <- new
+        aggregator=hvd.recipes.recommended(options.density),  # <- new
     )
     model = digits.make_model()
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])

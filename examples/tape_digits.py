@@ -30,8 +30,8 @@ def main() -> None:
     model = digits.make_model()
     loss_of = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     optimizer = keras.optimizers.SGD(0.025 * hvd.size())  # <-; its momentum is in the recipe
-    steps = options.epochs * len(batches)
-    aggregator = hvd.recipes.recommended(options.density, steps, momentum=0.9)  # <- new
+    with_momentum = hvd.recipes.momentum_corrected(hvd.recipes.hitopk(options.density), momentum=0.9)  # <- new
+    aggregator = hvd.recipes.warmup(with_momentum, steps=options.epochs * len(batches))  # <- new
 
     hvd.broadcast_variables(model.variables, root_rank=0)  # <-
 

@@ -210,22 +210,19 @@ def dgc(
     return _warmed(momentum_corrected(topk(density), momentum, masking), density, stage_steps)
 
 
-def recommended(
-    density: float = 0.01, steps: int = 1000, momentum: float | None = None, masking: bool = True, seed: int = 0
-) -> Aggregator:
-    """What to begin with: HiTopKComm of momentum, with a warm-up over the first three tenths of the training.
+def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
+    """What to begin with: HiTopKComm of each node's own updates, with gradients taken ahead of what is not sent yet.
+
+    In a loop of your own take gradients in `with hvd.looking_ahead(optimizer)`; `fit` does so.
 
     Args:
-        density: what is sent after the warm-up.
-        steps: of the whole training: epochs times steps in an epoch.
-        momentum: as for `momentum_corrected`.
-        masking: as for `momentum_corrected`.
+        density: what is sent.
         seed: of MSTopK.
 
     Raises:
         ValueError: where an argument cannot be.
     """
-    return _warmed(momentum_corrected(hitopk(density, seed=seed), momentum, masking), density, max(1, steps // 10))
+    return updates(hitopk(density, seed=seed), ahead=True)
 
 
 def dense_below(recipe: Aggregator, elements: int = 1024) -> Aggregator:

@@ -187,13 +187,19 @@ AGGREGATORS: dict[str, Recipe] = {
         momentum=True,
         first=lambda density: max(0.25, density),
     ),
-    "recommended": Recipe(
-        lambda density, wire: recipes.recommended(density, 10, MOMENTUM),
-        _with_momentum(_selecting(simulation.Hierarchical, simulation.searched()), Momentum(MOMENTUM), _dgc),
+    "momentum_corrected-warmup": Recipe(
+        lambda density, wire: recipes.warmup(
+            recipes.momentum_corrected(recipes.hitopk(density), MOMENTUM), 1, [_four(density), _twice(density)]
+        ),
+        _with_momentum(
+            _selecting(simulation.Hierarchical, simulation.searched()),
+            Momentum(MOMENTUM),
+            lambda density: [(1, _four(density)), (1, _twice(density))],
+        ),
         True,
         wires=False,
         momentum=True,
-        first=lambda density: max(0.25, density),
+        first=_four,
     ),
     # What is chosen is for the machine to say; either way the results are those of its row.
     "auto-dense": Recipe(

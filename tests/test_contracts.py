@@ -332,6 +332,7 @@ class TestAggregator:
         elsewhere = {
             "schedule",
             "updates",
+            "recommended",
             "diloco",
             "sparseloco",
         }  # in suites with epochs, or an optimizer

@@ -90,7 +90,7 @@ def train(name: str, epochs: int, training: convergence_data.Crops, held_out: co
     )
     telemetry = hvd.Telemetry()
     optimizer = hvd.DistributedOptimizer(
-        keras.optimizers.SGD(rate, MOMENTUM), aggregator=RECIPES[name](hvd.recipes, steps), telemetry=telemetry
+        keras.optimizers.SGD(rate, MOMENTUM), aggregator=RECIPES[name](hvd.recipes), telemetry=telemetry
     )
     model = make_model()
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])

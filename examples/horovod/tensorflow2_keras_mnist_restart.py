@@ -59,7 +59,7 @@ def main() -> None:
     steps = options.steps // hvd.size()
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(scaled_lr, momentum=0.9),
-        aggregator=hvd.recipes.recommended(options.density, options.epochs * steps),  # <- new
+        aggregator=hvd.recipes.recommended(options.density),  # <- new
     )
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(), metrics=["accuracy"])
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import resource
+from hvd_sparse.transport import topology
 
 _AHEAD = "_hvd_sparse_ahead"
 _WRAPPED = "_hvd_sparse_looks_ahead"
@@ -31,6 +33,7 @@ class Ahead:
     def __init__(self, variables: Sequence[Any]):
         self._variables = list(variables)
         self._in_trace = False
+        self._told = False
         with tf.init_scope():
             self.offsets = [_like(variable, "ahead") for variable in self._variables]
             self._held = [_like(variable, "held") for variable in self._variables]
@@ -38,7 +41,7 @@ class Ahead:
 
     def lower(self) -> None:
         """Puts the variables where the node would have them."""
-        self._in_trace = True
+        self._in_trace = self._told = True
         pairs = zip(self._held, self._variables, strict=True)
         with _after([held.assign(tf.convert_to_tensor(each), read_value=False) for held, each in pairs]):
             noted = self._lowered.assign(True, read_value=False)
@@ -58,6 +61,16 @@ class Ahead:
         self._in_trace = False
         if self._lowered.numpy():
             self._give_back()
+
+    def warn_if_never_lowered(self) -> None:
+        """Tells once where gradients arrive and nobody has looked ahead."""
+        if not self._told and topology.is_initialized() and topology.rank() == 0:
+            warnings.warn(
+                "The recipe looks ahead, and gradients were taken at the weights that all ranks share: take them in "
+                "`with hvd.looking_ahead(optimizer)`, as model.fit does, or training ends worse.",
+                stacklevel=5,
+            )
+        self._told = True
 
     def move(self, unsent: Mapping[int, tf.Tensor]) -> None:
         """Takes in what is not sent yet, by the `id` of the variable."""
@@ -102,7 +115,10 @@ def of(optimizer: Any) -> Ahead | None:
 def landed(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
     """The gradients, once the variables hold again what these are to be applied to."""
     found = of(optimizer)
-    operations = [] if found is None else found.land()
+    if found is None:
+        return list(gradients)
+    found.warn_if_never_lowered()
+    operations = found.land()
     if not operations:
         return list(gradients)
     with _after(operations):

@@ -64,7 +64,7 @@ def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
         raise ValueError(
             f"The exchange cannot run {type(optimizer).__name__} on a shard of a node's gradient, but "
             f"{', '.join(_ELEMENT_WISE)}, and {' and '.join(_LAYER_WISE)} of the package lars: use one of these with "
-            "its own step, or a recipe that exchanges gradients, as hvd.recipes.recommended(density=0.01, steps=...)."
+            "its own step, or a recipe that exchanges gradients, as hvd.recipes.hitopk(0.01) or hvd.recipes.mean()."
         )
 
 

@@ -123,7 +123,7 @@ def _check_left(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> No
         _warn(
             f"{type(optimizer).__name__} behind a constant density is known to end worse than dense training, as a "
             "weight that is seldom sent moves too little: a small Transformer lost 7 BLEU at 1%. Begin with "
-            "hvd.recipes.recommended(density=0.01, steps=...), see docs/recipes.md."
+            "hvd.recipes.recommended(density=0.01), see docs/accuracy.md."
         )
     has_one = any(isinstance(part, MomentumCorrection) and part.momentum for part in parts(recipe))
     if has_one and name and getattr(optimizer, name):

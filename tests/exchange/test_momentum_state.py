@@ -17,7 +17,7 @@ RECIPES = {
     "hitopk": recipes.momentum_corrected(recipes.hitopk(0.1)),
     "topk": recipes.momentum_corrected(recipes.topk(0.1)),
     "sparcml": recipes.momentum_corrected(recipes.sparcml(0.1, collective="dynamic")),
-    "recommended": recipes.recommended(0.1, 30),
+    "warmup": recipes.warmup(recipes.momentum_corrected(recipes.hitopk(0.1)), 3, [0.25]),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import warnings
+
 import keras
 import numpy as np
 import pytest
@@ -111,6 +114,26 @@ def test_fit_takes_gradients_there_and_leaves_the_shared_weights(way):
         np.testing.assert_allclose(model.get_weights()[0][:, 0], shared, rtol=1e-5, atol=1e-7)
     (offset,) = ahead.offsets(model.optimizer)
     np.testing.assert_allclose(offset[:, 0], residual, rtol=1e-5, atol=1e-7)
+
+
+def test_a_loop_that_does_not_look_ahead_is_told_once():
+    hvd.init(local_size=1)
+
+    def steps(look):
+        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), aggregator=hvd.recipes.recommended(0.25))
+        variable = keras.Variable(np.ones(8, F), name="w")
+        optimizer.build([variable])
+        for _ in range(2):
+            with hvd.looking_ahead(optimizer) if look else contextlib.nullcontext():
+                gradient = 2 * tf.convert_to_tensor(variable)
+            optimizer.apply([gradient], [variable])
+
+    with pytest.warns(UserWarning, match="with hvd.looking_ahead\\(optimizer\\)") as told:
+        steps(look=False)
+    assert len(told) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        steps(look=True)
 
 
 class Small(keras.layers.Layer):

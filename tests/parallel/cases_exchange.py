@@ -22,7 +22,8 @@ DENSITY = 0.02
 SIZES = (1, 7, 4099)
 LARGE = 65537
 NARROW = (("float16", "bfloat16"),)
-RECIPES = ["dense", "torus2d", "mean", "topk", "mstopk", "hitopk", "sparcml", "sparcml_buckets", "recommended"]
+RECIPES = ["dense", "torus2d", "mean", "topk", "mstopk", "hitopk", "sparcml", "sparcml_buckets"]
+RECIPES += ["momentum_corrected-warmup"]
 STAGES = ["hitopk", "torus2d", "topk", "dense", "mstopk"]
 EPOCHS = [0] * 5 + [1] * 2 + [2] * 5 + [3] + [4] * 5 + [0] * 2
 
