@@ -125,7 +125,7 @@ def _complete(options: argparse.Namespace) -> None:
     options.epochs = sum(stage.epochs for stage in plan)
     options.warmup_epochs = WARMUP * options.epochs if options.warmup_epochs is None else options.warmup_epochs
     options.recipe = options.recipe or stages.recipe(plan)
-    arguments.recipe(options)
+    arguments.check_recipe(options)
     counts = options.photographs.split("x")
     if len(counts) != 2 or not all(count.isdigit() and int(count) > 0 for count in counts):
         raise ValueError(f"Expected --photographs as 1280x640, for training x held out, got {options.photographs!r}.")

@@ -88,7 +88,7 @@ def begin(options: argparse.Namespace) -> None:
         raise ValueError(f"Expected at least 1 epoch, got --epochs {options.epochs}.")
     if options.resume and not options.checkpoint_dir:
         raise ValueError("Expected --checkpoint-dir with --resume: there is nothing else to go on from.")
-    recipe(options)
+    check_recipe(options)
     hvd.init()
     saved = bool(options.checkpoint_dir) and any(Path(options.checkpoint_dir).glob("epoch-*"))
     if options.resume and not hvd.topology.world().gather_descriptions(saved, "training.saved")[0]:
@@ -105,6 +105,11 @@ def seed_of(options: argparse.Namespace, rank: int) -> int:
 def recipe(options: argparse.Namespace, steps: int | None = None) -> Aggregator:
     """What `--recipe`, `--density` and `--wire-dtype` say; ValueError as of `recipe_of`."""
     return recipe_of(options.recipe, options.density, options.wire_dtype, steps)
+
+
+def check_recipe(options: argparse.Namespace) -> None:
+    """ValueError where `recipe` would raise it, before the number of steps is known."""
+    recipe(options, steps=1)
 
 
 def recipe_of(text: str, density: float, wire_dtype: str | None = None, steps: int | None = None) -> Aggregator:
@@ -255,7 +260,7 @@ def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None = None)
     """Parses the command line, or these words; a wrong argument ends the script with a sentence."""
     options = made.parse_args(arguments)
     try:
-        recipe(options)
+        check_recipe(options)
     except ValueError as error:
         made.error(str(error))
     return options

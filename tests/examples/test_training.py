@@ -43,6 +43,11 @@ def test_a_recipe_may_be_made_of_another():
     assert arguments.recipe(options_of("--recipe", text, "--density", "0.02")) == recipes.schedule(stages)
 
 
+def test_a_recipe_that_goes_by_the_length_of_the_training_is_known_before_that_is():
+    warmed = hvd.recipes.warmup(hvd.recipes.updates(hvd.recipes.hitopk(0.01)), steps=70)
+    assert arguments.recipe(options_of("--recipe", "warmup(updates(hitopk))"), 70) == warmed
+
+
 @pytest.mark.parametrize(
     "recipe, told",
     [
