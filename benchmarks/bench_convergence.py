@@ -55,6 +55,7 @@ def main() -> None:
     parser.add_argument(
         "--simulated", action="store_true", help="threads for ranks, a process for each core: sooner; translation alone"
     )
+    parser.add_argument("--finished", action="store_true", help="make no more runs, and tell of those that there are")
     parser.add_argument("--store", type=pathlib.Path, default=queue.STORE, help="of finished runs")
     parser.add_argument("--dry", action="store_true", help="write no report")
     options = parser.parse_args()
@@ -68,16 +69,17 @@ def main() -> None:
         parser.error(f"expected 1 to {len(reports.STUDENT)} seeds, of which --searched, got {options.seeds}")
     rates = [float(rate) for rate in options.rates.split(",")]
     cluster = Cluster(options.nodes, options.local, options.density)
-    make = queue.simulate if options.simulated else queue.make
+    make = None if options.finished else queue.simulate if options.simulated else queue.make
     study = Study(options.store, cluster, options.epochs, rates, options.seeds, options.searched, make)
-    outcomes = study.outcomes(asked)
+    outcomes, tried = study.outcomes(asked)
     about = {
         "command": command(sys.argv[1:]),
         "cluster": cluster,
         "settings": {model: dataclasses.asdict(MODELS[model].at(1.0, options.epochs)) for model in models},
         "minutes": sum(outcome["seconds"] for outcome in outcomes.values()) / 60,
     }
-    finish([reports.summarise(outcomes, model) for model in models], about, options.dry)
+    told = [model for model in models if reports.arms_of(outcomes, model)]
+    finish([reports.summarise(outcomes, model, tried[model]) for model in told], about, options.dry)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,7 +93,7 @@ class Study:
         rates: the grid of learning rates.
         seeds: how many.
         searched: seeds that try all rates.
-        make: makes runs, of `convergence_runs`.
+        make: makes runs, of `convergence_runs`; None goes by those that the store has.
     """
 
     store: pathlib.Path
@@ -100,10 +102,13 @@ class Study:
     rates: Sequence[float]
     seeds: int
     searched: int
-    make: Callable[[Sequence[Run], pathlib.Path], None]
+    make: Callable[[Sequence[Run], pathlib.Path], None] | None
 
-    def outcomes(self, asked: Mapping[str, Sequence[str]]) -> Outcomes:
-        """Those of each model's arms at their best learning rates; makes the runs that the store does not have."""
+    def outcomes(self, asked: Mapping[str, Sequence[str]]) -> tuple[Outcomes, dict[str, dict[str, list[float]]]]:
+        """Those of each model's arms at their best learning rates, and by model and arm all that were tried.
+
+        Makes the runs that the store does not have.
+        """
         tried = self._finished(
             [
                 self._run(model, arm, rate, seed)
@@ -113,17 +118,19 @@ class Study:
                 for seed in range(self.searched)
             ]
         )
+        rates = {model: {arm: reports.rates_of(tried, model, arm) for arm in arms} for model, arms in asked.items()}
         best = {
             (model, arm): reports.best_rate(tried, model, arm)
-            for model, arms in asked.items()
-            for arm in arms
-            if arm not in FOLLOWS
+            for model, arms in rates.items()
+            for arm, those in arms.items()
+            if those
         }
         for model, arms in asked.items():
             best.update({(model, arm): best.get((model, FOLLOWS[arm]), 1.0) for arm in arms if arm in FOLLOWS})
-        return self._finished(
+        found = self._finished(
             [self._run(model, arm, rate, seed) for seed in range(self.seeds) for (model, arm), rate in best.items()]
         )
+        return found, rates
 
     def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
         return Run(model, arm, rate, seed, self.epochs, self.cluster)
@@ -133,7 +140,7 @@ class Study:
         found = queue.load(self.store, runs)
         missing = [run for run in runs if run not in found]
         print(f"{len(runs)} runs, {len(missing)} of them to be made", flush=True)
-        if missing:
+        if missing and self.make is not None:
             began = time.perf_counter()
             self.make(missing, self.store)
             print(f"{len(missing)} runs took {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)

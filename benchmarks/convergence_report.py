@@ -47,7 +47,12 @@ class Difference:
         return self.mean + self.half
 
     def __str__(self) -> str:
-        return f"{self.mean:+.2f} ({self.low:+.2f} to {self.high:+.2f})"
+        return self.told(2)
+
+    def told(self, digits: int) -> str:
+        """With so many digits after the point; of a single pair there is no interval."""
+        mean, low, high = (f"{each:+.{digits}f}" for each in (self.mean, self.low, self.high))
+        return f"{mean} ({low} to {high})" if self.pairs > 1 else mean
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> Difference:
@@ -63,6 +68,11 @@ def difference(one: Sequence[float], other: Sequence[float]) -> Difference:
 # ---- learning rates ----
 
 
+def rates_of(outcomes: Outcomes, model: str, arm: str) -> list[float]:
+    """Those that an arm was trained at."""
+    return sorted({run.rate for run in outcomes if (run.model, run.arm) == (model, arm)})
+
+
 def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
     """The learning rate of the least mean validation error, over the seeds that were trained at all of the rates."""
     errors: dict[float, dict[int, float]] = {}
@@ -70,6 +80,8 @@ def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
         if (run.model, run.arm) == (model, arm):
             errors.setdefault(run.rate, {})[run.seed] = outcome["error"]
     seeds = set.intersection(*(set(each) for each in errors.values()))
+    if not seeds:
+        raise ValueError(f"Expected a seed of {model} {arm} that was trained at all of {sorted(errors)}, got none.")
     means = {rate: np.mean([error for seed, error in each.items() if seed in seeds]) for rate, each in errors.items()}
     return min(means, key=lambda rate: (means[rate], rate))
 
@@ -82,38 +94,48 @@ def arms_of(outcomes: Outcomes, model: str) -> list[str]:
     return [arm for arm in TRAINED[model] if any((run.model, run.arm) == (model, arm) for run in outcomes)]
 
 
-def finals(outcomes: Outcomes, model: str, arm: str, what: str = "final") -> list[Any]:
-    """By seed; of the seeds that all arms have finished, so that they pair."""
-    own = {(run.arm, run.seed): outcome for run, outcome in outcomes.items() if run.model == model}
-    arms = arms_of(outcomes, model)
-    whole = [seed for seed in sorted({seed for _, seed in own}) if all((each, seed) in own for each in arms)]
-    return [own[arm, seed][what] for seed in whole]
+def by_seed(outcomes: Outcomes, model: str, arm: str, what: str = "final") -> dict[int, Any]:
+    """What came out of an arm's runs, in the order of their seeds."""
+    own = {run.seed: outcome[what] for run, outcome in outcomes.items() if (run.model, run.arm) == (model, arm)}
+    return dict(sorted(own.items()))
 
 
-def summarise(outcomes: Outcomes, model: str) -> Section:
+def gap_of(outcomes: Outcomes, model: str, one: str, other: str, what: str = "final") -> Difference | None:
+    """One arm less the other, over the seeds that both have finished; None where there is none."""
+    ones, others = (by_seed(outcomes, model, arm, what) for arm in (one, other))
+    both = [seed for seed in ones if seed in others]
+    return difference([ones[seed] for seed in both], [others[seed] for seed in both]) if both else None
+
+
+def summarise(outcomes: Outcomes, model: str, tried: Mapping[str, Sequence[float]] | None = None) -> Section:
     """A model's results, differences and verdicts.
 
     Args:
         outcomes: of each arm at one learning rate.
         model: of `MODELS`.
+        tried: for each arm the learning rates that this one is the best of, where there were others.
     """
     arms = arms_of(outcomes, model)
-    rates = {run.arm: run.rate for run in outcomes if run.model == model}
     figures: dict[str, Any] = {
-        what: {arm: finals(outcomes, model, arm, what) for arm in arms}
+        what: {arm: list(by_seed(outcomes, model, arm, what).values()) for arm in arms}
         for what in ("final", "top5", "loss", "curve", "across")
     }
-    figures["rate"] = rates
+    figures["seeds"] = {arm: list(by_seed(outcomes, model, arm)) for arm in arms}
+    figures["rate"] = {run.arm: run.rate for run in outcomes if run.model == model}
+    figures["tried"] = {arm: list((tried or {}).get(arm, ())) for arm in arms}
     figures["share"] = _shares(figures["across"])
-    gaps = {arm: difference(figures["final"][arm], figures["final"][DENSE]) for arm in arms if DENSE in arms}
-    figures["differences"] = {
-        arm: {**dataclasses.asdict(gap), "low": gap.low, "high": gap.high} for arm, gap in gaps.items()
-    }
-    verdicts = [*_frontier(model, gaps, figures["share"]), *_within(model, arms, figures["final"])]
+    found = {arm: gap_of(outcomes, model, arm, DENSE) for arm in arms}
+    gaps = {arm: gap for arm, gap in found.items() if gap is not None}
+    losses = {arm: gap_of(outcomes, model, arm, DENSE, "loss") for arm in gaps}
+    figures["differences"], figures["differences of loss"] = (
+        {arm: {**dataclasses.asdict(gap), "low": gap.low, "high": gap.high} for arm, gap in each.items() if gap}
+        for each in (gaps, losses)
+    )
+    verdicts = [*_frontier(model, gaps, figures["share"]), *_within(outcomes, model)]
     if MEASURES[model] == "top-1" and DENSE in arms:
         dense = float(np.mean(figures["final"][DENSE]))
         verdicts.append(Verdict(f"{model}: dense top-1, points", "60 to 90", f"{dense:.2f}", 60 <= dense <= 90))
-    return Section(model, _table(model, arms, figures, gaps), figures, verdicts)
+    return Section(model, _table(model, arms, figures, gaps, losses), figures, verdicts)
 
 
 def _shares(across: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -123,26 +145,40 @@ def _shares(across: Mapping[str, Sequence[float]]) -> dict[str, float]:
     return {arm: float(np.mean(sent)) / float(np.mean(across[DENSE])) for arm, sent in across.items()}
 
 
-def _table(model: str, arms: Sequence[str], figures: Mapping[str, Any], gaps: Mapping[str, Difference]) -> list[str]:
-    count, measure = len(figures["final"][arms[0]]), MEASURES[model]
+def _table(
+    model: str,
+    arms: Sequence[str],
+    figures: Mapping[str, Any],
+    gaps: Mapping[str, Difference],
+    losses: Mapping[str, Difference | None],
+) -> list[str]:
     lines = [
-        f"| | learning rate | bytes between nodes | {measure} | - dense, 95%, {count} seeds | test loss |",
-        "|---|---|---|---|---|---|",
+        f"| | learning rate | seeds | bytes between nodes | {MEASURES[model]} | - dense, 95% | loss | - dense, 95% |",
+        "|---|---|---|---|---|---|---|---|",
     ]
     for arm in arms:
-        share = figures["share"].get(arm)
+        share, others = figures["share"].get(arm), [*figures["tried"][arm]]
         told = "" if share is None else "1" if share > 0.99 else f"1/{1 / share:.0f}"
-        gap = str(gaps[arm]) if arm in gaps and arm != DENSE else ""
+        rate = f"x {figures['rate'][arm]:g}" + (f" of {_listed(others)}" if len(others) > 1 else "")
+        gap, of_loss = ("", "") if arm == DENSE or arm not in gaps else (str(gaps[arm]), _of_loss(losses[arm]))
         lines.append(
-            f"| {ARMS[arm].name} | x {figures['rate'][arm]:g} | {told} | {_spread(figures['final'][arm])} | {gap} | "
-            f"{np.mean(figures['loss'][arm]):.3f} |"
+            f"| {ARMS[arm].name} | {rate} | {len(figures['seeds'][arm])} | {told} | {_spread(figures['final'][arm])} | "
+            f"{gap} | {np.mean(figures['loss'][arm]):.3f} | {of_loss} |"
         )
     return lines
 
 
+def _of_loss(gap: Difference | None) -> str:
+    return "" if gap is None else gap.told(3)
+
+
+def _listed(rates: Sequence[float]) -> str:
+    return ", ".join(f"{rate:g}" for rate in rates)
+
+
 def _spread(values: Sequence[float]) -> str:
     """The mean, and the deviation from seed to seed."""
-    return f"{np.mean(values):.2f} ± {np.std(values, ddof=1) if len(values) > 1 else math.nan:.2f}"
+    return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
 
 
 def _frontier(model: str, gaps: Mapping[str, Difference], shares: Mapping[str, float]) -> list[Verdict]:
@@ -151,7 +187,8 @@ def _frontier(model: str, gaps: Mapping[str, Difference], shares: Mapping[str, f
     for wanted in WANTED[model] if shares else ():
         arms = [arm for arm in gaps if arm != DENSE and shares[arm] <= wanted.share]
         if arms:
-            best = max(arms, key=lambda arm: gaps[arm].mean)
+            pairs = max(gaps[arm].pairs for arm in arms)  # the mean of few may be high by chance
+            best = max((arm for arm in arms if gaps[arm].pairs == pairs), key=lambda arm: gaps[arm].mean)
             verdicts.append(_verdict(model, wanted, ARMS[best].name, gaps[best]))
     return verdicts
 
@@ -165,12 +202,12 @@ def _verdict(model: str, wanted: Wanted, best: str, gap: Difference) -> Verdict:
     )
 
 
-def _within(model: str, arms: Sequence[str], final: Mapping[str, Sequence[float]]) -> list[Verdict]:
+def _within(outcomes: Outcomes, model: str) -> list[Verdict]:
     """Whether arms that are to be equal are."""
     found = []
     for one, (other, points) in WITHIN.items():
-        if one in arms and other in arms:
-            gap = difference(final[one], final[other])
+        gap = gap_of(outcomes, model, one, other)
+        if gap is not None:
             what = f"{model}: {ARMS[one].name} - {ARMS[other].name}, points of {MEASURES[model]}, 95%"
             met = -points <= gap.low and gap.high <= points
             found.append(Verdict(what, f"within {points:g}", str(gap), met))
@@ -192,8 +229,9 @@ def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
         f"{cluster.nodes} nodes of {cluster.local}, density {cluster.density}; {about['minutes']:.0f} minutes of "
         "training. What is trained and how stands at the heads of bench_convergence.py and convergence_*.py.",
         "",
-        "Means over the seeds, and the deviation from seed to seed; each arm at the learning rate, in units of the "
-        "model's, that had the least validation error. Dense-SGD differs from 2DTAR-SGD, with which all are compared, "
+        "Means over the seeds, and the deviation from seed to seed; differences are over the seeds that both arms "
+        "have. Each arm is at the learning rate, in units of the model's, that had the least validation error. "
+        "Dense-SGD differs from 2DTAR-SGD, with which all are compared, "
         "by rounding alone, and tells how far equal arms part. Bytes are those that all ranks send to other nodes over "
         "the whole training.",
         *(["", "## Targets", "", *report.table(verdicts)] if verdicts else []),

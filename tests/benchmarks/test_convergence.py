@@ -167,7 +167,7 @@ def test_every_model_has_the_arm_that_all_are_compared_with():
 def test_a_study_of_some_arms_has_their_differences_alone():
     section = convergence_report.summarise(made_up(arms=("torus2d", "bucket16")), "small_resnet")
     assert list(section.figures["final"]) == ["torus2d", "bucket16"]
-    assert section.lines[-1].startswith("| 16 of 512, 4 bits | x 1 | 1/2 | 75.82 ± 4.76 | -0.18 (-0.20 to -0.16) |")
+    assert section.lines[-1].startswith("| 16 of 512, 4 bits | x 1 | 5 | 1/2 | 75.82 ± 4.76 | -0.18 (-0.20 to -0.16) |")
 
 
 def test_without_dense_nothing_is_compared():
@@ -195,8 +195,10 @@ def test_a_command_names_no_file_of_this_machine():
 def test_a_seed_that_an_arm_lacks_is_in_no_pair():
     outcomes = made_up()
     del outcomes[Run("small_vgg", "topk", 1.0, 2)]
-    assert len(convergence_report.finals(outcomes, "small_vgg", "torus2d")) == 4
-    assert convergence_report.summarise(outcomes, "small_vgg").figures["differences"]["hitopk"]["pairs"] == 4
+    figures = convergence_report.summarise(outcomes, "small_vgg", {"topk": [0.5, 1.0]})
+    assert {arm: figures.figures["differences"][arm]["pairs"] for arm in ("topk", "hitopk")} == {"topk": 4, "hitopk": 5}
+    assert figures.figures["seeds"]["topk"] == [0, 1, 3, 4]
+    assert [line for line in figures.lines if line.startswith("| TopK-SGD | x 1 of 0.5, 1 | 4 |")]
 
 
 def test_report_and_picture_hold_all_models(tmp_path):
@@ -256,10 +258,17 @@ def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(
 
     study = Study(tmp_path / "runs.jsonl", Cluster(), 0, [0.5, 1.0, 2.0], 3, 2, make)
     asked = {"small_vgg": ["torus2d", "dense", "hitopk"]}
-    found = study.outcomes(asked)
+    found, tried = study.outcomes(asked)
+    assert tried == {"small_vgg": {"torus2d": [0.5, 1.0, 2.0], "dense": [], "hitopk": [0.5, 1.0, 2.0]}}
     assert {(run.arm, run.rate) for run in found} == {("torus2d", 2.0), ("dense", 2.0), ("hitopk", 0.5)}
     assert [len(each) for each in made] == [12, 5] and len(found) == 9
-    assert study.outcomes(asked) == found and len(made) == 2
+    assert study.outcomes(asked)[0] == found and len(made) == 2
+    store = tmp_path / "some.jsonl"
+    for run, outcome in list(found.items())[:4]:
+        convergence_runs.append(store, {"fingerprint": run.fingerprint(), **outcome})
+    some, tried = dataclasses.replace(study, store=store, make=None).outcomes(asked)
+    assert {run: some[run]["final"] for run in some} == {run: found[run]["final"] for run in list(found)[:4]}
+    assert tried == {"small_vgg": {"torus2d": [2.0], "dense": [], "hitopk": [0.5]}}
 
 
 def test_runs_and_epochs_are_shown_while_they_go_on(capsys):
