@@ -94,7 +94,9 @@ ARMS = {
     "behind": Arm("updates", "updates(hitopk)"),
     "updates": Arm("updates, ahead", "updates(hitopk, ahead=True)"),
     "updates_warmed": Arm("updates, ahead, warm-up", "warmup(updates(hitopk, ahead=True))"),
+    "diloco10": Arm("DiLoCo, 10 steps", "diloco(every=10)"),
     "diloco": Arm("DiLoCo, 30 steps", "diloco(every=30)"),
+    "diloco100": Arm("DiLoCo, 100 steps", "diloco(every=100)"),
     "sparseloco": Arm("SparseLoCo, 30 steps", "sparseloco(every=30)"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
     "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
@@ -104,7 +106,7 @@ ARMS = {
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 _BETTER = ("momentum", "unmasked", "behind", "updates", "updates_warmed")
-_LOCAL = ("diloco", "sparseloco")
+_LOCAL = ("diloco10", "diloco", "diloco100", "sparseloco")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, *_BETTER, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
     "small_vgg": (*_COMMLIB, *_BETTER),
