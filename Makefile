@@ -11,10 +11,8 @@ PIP := $(RUN) -m pip --quiet --disable-pip-version-check --no-input
 DONE := $(VENV)/.done
 DOCS := .venv-docs
 SEED ?= 1
-# One worker more than there are cores, as tests of deaths and delays wait; at most 4.
-WORKERS := $(shell cores=$$(getconf _NPROCESSORS_ONLN); echo $$((cores < 3 ? cores + 1 : 4)))
 # A worker that crashes ends the run: pytest-xdist 3.8 can wait for ever after it has replaced one (its issue 1323).
-TESTS := $(RUN) -m pytest -n $(WORKERS) --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
+TESTS := $(RUN) -m pytest -n logical --maxprocesses 4 --dist loadgroup --no-loadscope-reorder --max-worker-restart 0
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
