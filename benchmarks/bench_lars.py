@@ -15,10 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
@@ -27,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from benchmarks import report, timing, writing
+from benchmarks import local_ranks, report, timing, writing
 from benchmarks.lars_arms import (
     ALONE,
     BETA_1,
@@ -65,7 +62,6 @@ NORMS, STEPS, AGAIN = "norms, ours", "step, ours", "step, ours, A/A"
 FLOOR_NORMS, FLOOR_UPDATE = "floor, norms", "floor, update"
 RANKS, RANK_LIMIT = 2, 240.0
 MODELS = ("resnet50", "transformer")
-ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 # ---- one process ----
@@ -154,10 +150,8 @@ def measure_ranks(rounds: int, models: tuple[str, ...]) -> list[dict[str, Any]]:
     print(f"{RANKS} ranks ...", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "cells.json"
-        launcher = ["-m", "horovod.runner.launch", "-np", str(RANKS), "--gloo", "--disable-cache"]
-        rank = ["-m", "benchmarks.lars_rank", str(path), "--rounds", str(rounds), "--models", ",".join(models)]
-        command = [sys.executable, *launcher, sys.executable, *rank]
-        subprocess.run(command, env={**os.environ, **ONE_THREAD}, timeout=RANK_LIMIT, check=True)
+        rank = ["benchmarks.lars_rank", str(path), "--rounds", str(rounds), "--models", ",".join(models)]
+        local_ranks.run(RANKS, rank, RANK_LIMIT)
         return json.loads(path.read_text())
 
 

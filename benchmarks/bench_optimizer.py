@@ -11,10 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import pathlib
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
@@ -23,13 +20,12 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from benchmarks import report, timing, writing
+from benchmarks import local_ranks, report, timing, writing
 from benchmarks.optimizer_rank import AGAIN, AHEAD, ALONE, DENSE, MOMENTUM, SPARSE, UPDATES
 from benchmarks.report import Verdict
 
 NODES, LOCAL = 2, 2
 LIMIT = 1500.0  # seconds
-ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 ADAM = 8  # bytes of its slots a weight
 RESIDUAL = 4
 
@@ -38,11 +34,8 @@ def measure(elements: int, density: float, rounds: int) -> dict[str, Any]:
     """Runs the ranks."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "measured.json"
-        launcher = ["-m", "horovod.runner.launch", "-np", str(NODES * LOCAL), "--gloo", "--disable-cache"]
-        rank = ["-m", "benchmarks.optimizer_rank", str(path), "--local", str(LOCAL), "--elements", str(elements)]
-        rank += ["--density", str(density), "--rounds", str(rounds)]
-        command = [sys.executable, *launcher, sys.executable, *rank]
-        subprocess.run(command, env={**os.environ, **ONE_THREAD}, timeout=LIMIT, check=True)
+        rank = ["benchmarks.optimizer_rank", str(path), "--local", str(LOCAL), "--elements", str(elements)]
+        local_ranks.run(NODES * LOCAL, [*rank, "--density", str(density), "--rounds", str(rounds)], LIMIT)
         return json.loads(path.read_text())
 
 
@@ -102,7 +95,7 @@ def draw(measured: dict[str, Any], path: str) -> None:
     """A box for each arm."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    arms = [arm for arm in (ALONE, DENSE, SPARSE, MOMENTUM, UPDATES, AHEAD) if arm in measured["times"]]
+    arms = (ALONE, DENSE, SPARSE, MOMENTUM, UPDATES, AHEAD)
     axes.boxplot([measured["times"][arm] for arm in arms], orientation="horizontal", tick_labels=arms, showfliers=False)
     axes.invert_yaxis()
     axes.set_xlim(left=0)

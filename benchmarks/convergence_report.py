@@ -124,11 +124,9 @@ def summarise(outcomes: Outcomes, model: str, tried: Mapping[str, Sequence[float
     figures["rate"] = {run.arm: run.rate for run in outcomes if run.model == model}
     figures["tried"] = {arm: list((tried or {}).get(arm, ())) for arm in arms}
     figures["share"] = _shares(figures["across"])
-    found = {arm: gap_of(outcomes, model, arm, DENSE) for arm in arms}
-    gaps = {arm: gap for arm, gap in found.items() if gap is not None}
-    losses = {arm: gap_of(outcomes, model, arm, DENSE, "loss") for arm in gaps}
+    gaps, losses = (_gaps(outcomes, model, arms, what) for what in ("final", "loss"))
     figures["differences"], figures["differences of loss"] = (
-        {arm: {**dataclasses.asdict(gap), "low": gap.low, "high": gap.high} for arm, gap in each.items() if gap}
+        {arm: {**dataclasses.asdict(gap), "low": gap.low, "high": gap.high} for arm, gap in each.items()}
         for each in (gaps, losses)
     )
     verdicts = [*_frontier(model, gaps, figures["share"]), *_within(outcomes, model)]
@@ -136,6 +134,12 @@ def summarise(outcomes: Outcomes, model: str, tried: Mapping[str, Sequence[float
         dense = float(np.mean(figures["final"][DENSE]))
         verdicts.append(Verdict(f"{model}: dense top-1, points", "60 to 90", f"{dense:.2f}", 60 <= dense <= 90))
     return Section(model, _table(model, arms, figures, gaps, losses), figures, verdicts)
+
+
+def _gaps(outcomes: Outcomes, model: str, arms: Sequence[str], what: str) -> dict[str, Difference]:
+    """Of the arms that share seeds with dense, from it."""
+    found = {arm: gap_of(outcomes, model, arm, DENSE, what) for arm in arms}
+    return {arm: gap for arm, gap in found.items() if gap is not None}
 
 
 def _shares(across: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -150,26 +154,22 @@ def _table(
     arms: Sequence[str],
     figures: Mapping[str, Any],
     gaps: Mapping[str, Difference],
-    losses: Mapping[str, Difference | None],
+    losses: Mapping[str, Difference],
 ) -> list[str]:
     lines = [
         f"| | learning rate | seeds | bytes between nodes | {MEASURES[model]} | - dense, 95% | loss | - dense, 95% |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for arm in arms:
-        share, others = figures["share"].get(arm), [*figures["tried"][arm]]
+        share, tried = figures["share"].get(arm), figures["tried"][arm]
         told = "" if share is None else "1" if share > 0.99 else f"1/{1 / share:.0f}"
-        rate = f"x {figures['rate'][arm]:g}" + (f" of {_listed(others)}" if len(others) > 1 else "")
-        gap, of_loss = ("", "") if arm == DENSE or arm not in gaps else (str(gaps[arm]), _of_loss(losses[arm]))
+        rate = f"x {figures['rate'][arm]:g}" + (f" of {_listed(tried)}" if len(tried) > 1 else "")
+        gap, of_loss = ("", "") if arm == DENSE or arm not in gaps else (str(gaps[arm]), losses[arm].told(3))
         lines.append(
             f"| {ARMS[arm].name} | {rate} | {len(figures['seeds'][arm])} | {told} | {_spread(figures['final'][arm])} | "
             f"{gap} | {np.mean(figures['loss'][arm]):.3f} | {of_loss} |"
         )
     return lines
-
-
-def _of_loss(gap: Difference | None) -> str:
-    return "" if gap is None else gap.told(3)
 
 
 def _listed(rates: Sequence[float]) -> str:

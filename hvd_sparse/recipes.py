@@ -207,7 +207,9 @@ def dgc(
     Raises:
         ValueError: where an argument cannot be.
     """
-    return _warmed(momentum_corrected(topk(density), momentum, masking), density, stage_steps)
+    recipe = momentum_corrected(topk(density), momentum, masking)
+    densities = [each for each in DGC_DENSITIES if each > density]
+    return warmup(recipe, stage_steps, densities) if densities else recipe
 
 
 def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
@@ -309,12 +311,6 @@ def auto(
     if unknown:
         raise ValueError(f"Expected candidates of {', '.join(known)}, got {unknown[0]!r}.")
     return Auto(density, tuple((name, known[name]) for name in candidates), budget)
-
-
-def _warmed(recipe: Aggregator, density: float, stage_steps: int) -> Aggregator:
-    """A recipe after those stages of DGC's warm-up that send more than it does."""
-    densities = [each for each in DGC_DENSITIES if each > density]
-    return warmup(recipe, stage_steps, densities) if densities else recipe
 
 
 def _around_feedback(part: Any, wrap: Callable[[ErrorFeedback], Compressor]) -> Any:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import resource
-from hvd_sparse.transport import topology
+from hvd_sparse.keras import first_rank
 
 _AHEAD = "_hvd_sparse_ahead"
 _WRAPPED = "_hvd_sparse_looks_ahead"
@@ -64,11 +63,10 @@ class Ahead:
 
     def warn_if_never_lowered(self) -> None:
         """Tells once where gradients arrive and nobody has looked ahead."""
-        if not self._told and topology.is_initialized() and topology.rank() == 0:
-            warnings.warn(
+        if not self._told:
+            first_rank.warn(
                 "The recipe looks ahead, and gradients were taken at the weights that all ranks share: take them in "
-                "`with hvd.looking_ahead(optimizer)`, as model.fit does, or training ends worse.",
-                stacklevel=5,
+                "`with hvd.looking_ahead(optimizer)`, as model.fit does, or training ends worse."
             )
         self._told = True
 

@@ -13,7 +13,6 @@ where the exchange begins.
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
@@ -27,8 +26,8 @@ from hvd_sparse.compression.selectors import BucketTopK, MSTopK, TopK
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.arguments import takes_momentum
 from hvd_sparse.exchange.wire import parts
+from hvd_sparse.keras import first_rank
 from hvd_sparse.spec import Gathered, Momentum, MomentumRule
-from hvd_sparse.transport import topology
 
 # By the name of the class, of Keras or of `lars`: which of its attributes is the momentum.
 _HEAVY_BALL = ("SGD", "RMSprop", "LARS")
@@ -105,13 +104,13 @@ def _check_taken(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> N
             f"{', '.join((*_HEAVY_BALL, *_FIRST_MOMENT))} and what is derived from them, as AdamW: use one of these, "
             "or a recipe without momentum correction, as hvd.recipes.warmup(hvd.recipes.hitopk(0.01), stage_steps=100)."
         )
-    if name and _first_rank():
+    if name and first_rank.is_here():
         told = f"{name}={getattr(optimizer, name):g}"
         print(f"hvd_sparse: the exchange takes over the momentum of {type(optimizer).__name__} ({told})", flush=True)
     beta_2 = getattr(optimizer, "beta_2", None)
     apart = max((1.0 / density for density in _densities(recipe)), default=1.0)
     if beta_2 is not None and 1.0 - beta_2 > 1.01 / apart:
-        _warn(
+        first_rank.warn(
             f"beta_2={beta_2:g} looks back {1.0 / (1.0 - beta_2):.0f} steps, and a weight is sent every {apart:.0f} "
             f"steps in the mean: take a beta_2 of at least {1.0 - 1.0 / apart:g}, or a higher density."
         )
@@ -120,7 +119,7 @@ def _check_taken(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> N
 def _check_left(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
     name = _attribute(optimizer)
     if name == "beta_1" and _loses_with_adam(recipe):
-        _warn(
+        first_rank.warn(
             f"{type(optimizer).__name__} behind a constant density is known to end worse than dense training, as a "
             "weight that is seldom sent moves too little: a small Transformer lost 7 BLEU at 1%. Begin with "
             "hvd.recipes.recommended(density=0.01), see docs/accuracy.md."
@@ -146,15 +145,6 @@ def _densities(recipe: Aggregator) -> list[float]:
     found = list(parts(recipe))
     shares = [part.density for part in found if isinstance(part, (TopK, MSTopK)) and not callable(part.density)]
     return [*shares, *(part.k / part.bucket for part in found if isinstance(part, BucketTopK))]
-
-
-def _first_rank() -> bool:
-    return topology.is_initialized() and topology.rank() == 0
-
-
-def _warn(text: str) -> None:
-    if _first_rank():
-        warnings.warn(text, stacklevel=6)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.thorough
 ARMS = (ALONE, DENSE, SPARSE, AGAIN, MOMENTUM, UPDATES, AHEAD)
 
 
-def test_ranks_time_all_arms_and_count_what_is_kept(tmp_path):
+def test_ranks_time_all_arms_and_count_what_is_kept():
     measured = bench_optimizer.measure(10**6, 0.01, 1)
     assert {name: len(taken) for name, taken in measured["times"].items()} == dict.fromkeys(ARMS, 1)
     assert all(taken[0] > 0 for taken in measured["times"].values())

@@ -1,0 +1,27 @@
+"""Ranks of a benchmark on this host, with one thread each."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+_ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+
+
+def run(ranks: int, words: Sequence[str], limit: float) -> None:
+    """Runs a module on so many ranks.
+
+    Args:
+        ranks: how many.
+        words: the module, and its arguments.
+        limit: seconds.
+
+    Raises:
+        subprocess.CalledProcessError: where they fail.
+        subprocess.TimeoutExpired: where they take longer.
+    """
+    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), "--gloo", "--disable-cache"]
+    command = [*launcher, sys.executable, "-m", *words]
+    subprocess.run(command, env={**os.environ, **_ONE_THREAD}, timeout=limit, check=True)
