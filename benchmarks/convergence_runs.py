@@ -154,13 +154,13 @@ def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
 
 def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
     """Makes runs of one cluster with threads for ranks, a process for each core; RuntimeError where one fails."""
-    ordered, processes = sorted(wanted, key=_turn), min(len(os.sched_getaffinity(0)), len(wanted))
+    ordered, cores = sorted(wanted, key=_turn), sorted(os.sched_getaffinity(0))[: len(wanted)]
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
-            write_job(ordered[number::processes], store, pathlib.Path(folder) / f"job{number}.json")
-            for number in range(processes)
+            write_job(ordered[number :: len(cores)], store, pathlib.Path(folder) / f"job{number}.json")
+            for number in range(len(cores))
         ]
-        launch([on_threads(job) for job in jobs], wanted[0].cluster)
+        launch([on_threads(job, core) for job, core in zip(jobs, cores, strict=True)], wanted[0].cluster)
 
 
 def on_ranks(job: pathlib.Path, cluster: Cluster) -> list[str]:
@@ -170,9 +170,9 @@ def on_ranks(job: pathlib.Path, cluster: Cluster) -> list[str]:
     return [horovodrun, "-np", str(cluster.ranks), "--gloo", *ranks]
 
 
-def on_threads(job: pathlib.Path) -> list[str]:
-    """The command that makes them in one process."""
-    return [sys.executable, "-m", "benchmarks.convergence_simulation", str(job)]
+def on_threads(job: pathlib.Path, core: int) -> list[str]:
+    """The command that makes them in one process, on one core."""
+    return [sys.executable, "-m", "benchmarks.convergence_simulation", str(job), str(core)]
 
 
 def write_job(wanted: Iterable[Run], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:

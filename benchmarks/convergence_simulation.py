@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import pathlib
 import time
 from collections.abc import Callable, Sequence
@@ -122,7 +123,10 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)
-    job = json.loads(parser.parse_args().job.read_text())
+    parser.add_argument("core", type=int, help="to run on: threads that take turns at Python do so sooner on one")
+    options = parser.parse_args()
+    os.sched_setaffinity(0, {options.core})  # before TensorFlow makes threads
+    job = json.loads(options.job.read_text())
     hvd.init(local_size=1)  # the ranks are threads
     for number, run in enumerate(job["runs"]):
         settings, cluster = type(MODELS[run["model"]])(**run["settings"]), run["cluster"]

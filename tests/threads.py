@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -62,7 +63,8 @@ class _Meeting:
             self._numbers[rank][line] = number + 1
             brought = self._rounds.setdefault((line, number), {})
             brought[rank] = call
-            self._condition.notify_all()
+            if len(brought) == self._size:
+                self._condition.notify_all()
             self._condition.wait_for(lambda: self._left or len(brought) == self._size, PATIENCE)
             # All who are in this round have seen the one before.
             self._rounds.pop((line, number - 1), None)
@@ -194,7 +196,10 @@ def run_on(everyone: Sequence[Grid], function: Callable[[Grid], Any]) -> list[An
     results: list[Any] = [None] * ranks
     errors: list[BaseException | None] = [None] * ranks
 
+    core = _own_core()
+
     def body(rank: int) -> None:
+        os.sched_setaffinity(0, core)
         try:
             results[rank] = function(everyone[rank])
         except BaseException as error:
@@ -222,6 +227,16 @@ def _eagerly() -> Iterator[None]:
         yield
     finally:
         tf.config.run_functions_eagerly(before)
+
+
+def _own_core() -> set[int]:
+    """One core for all ranks of a process, another for each test worker.
+
+    Only one thread runs Python at a time, and to hand its lock over between cores takes as long as the work.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
+    return {cores[int(worker) % len(cores)]}
 
 
 def _leave(grid: Grid) -> None:

@@ -13,7 +13,6 @@ from benchmarks.bench_convergence import Study
 from benchmarks.convergence_report import difference
 from benchmarks.convergence_runs import Cluster, Run
 from benchmarks.convergence_settings import ARMS, DENSE, MODELS, TRAINED, ImageSettings
-from tests.examples import messages
 
 pytestmark = pytest.mark.thorough
 
@@ -324,19 +323,6 @@ def test_a_run_does_not_depend_on_those_before_it(trained, tmp_path, monkeypatch
     assert differ <= {"seconds"}
 
 
-def test_models_for_translation_train_as_the_networks_do(tmp_path, monkeypatch):
-    catalogues = messages.write_sentences(tmp_path / "texts")
-    words = ["--width", "0.125", "--layers", "1", "--vocabulary", "400", "--catalogues", str(catalogues)]
-    arms = {"lstm": "bucket4"}  # examples/translation.py trains the Transformer in the same way
-    changed = {model: {"options": (*MODELS[model].options, *words), "epochs": 2} for model in arms}
-    small(monkeypatch, **changed)
-    wanted = [run for model, arm in arms.items() for run in runs_of(0, model=model, arm=arm)]
-    convergence_runs.make(wanted, tmp_path / "runs.jsonl")
-    for outcome in convergence_runs.load(tmp_path / "runs.jsonl", wanted).values():
-        assert len(outcome["curve"]) == 2 and 0 < outcome["error"] < 9
-        assert 0 <= outcome["final"] <= 100 and 5 < outcome["top5"] <= 100 and outcome["across"] > 0
-
-
 @pytest.mark.parametrize("ranks", ["real", "threads"])
 def test_ranks_that_fail_are_an_error_with_what_they_said(ranks, tmp_path):
     job = {
@@ -346,7 +332,7 @@ def test_ranks_that_fail_are_an_error_with_what_they_said(ranks, tmp_path):
     path = tmp_path / "job.json"
     path.write_text(json.dumps(job))
     waits = [sys.executable, "-c", "import time; time.sleep(600)"]  # ends with the one that fails
-    fails = convergence_runs.on_ranks(path, TWO) if ranks == "real" else convergence_runs.on_threads(path)
+    fails = convergence_runs.on_ranks(path, TWO) if ranks == "real" else convergence_runs.on_threads(path, 0)
     with pytest.raises(RuntimeError, match="unexpected keyword argument 'rates'"):
         convergence_runs.launch([waits, fails], TWO)
 

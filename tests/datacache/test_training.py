@@ -120,11 +120,9 @@ def test_residuals_go_on_with_the_model(tmp_path):
     assert len(list((tmp_path / "whole" / "checkpoints").glob("*.weights.h5"))) == 2
     end_of("killed", death=[1, 4])
     shutil.copytree(tmp_path / "killed", tmp_path / "without")
-    shutil.copytree(tmp_path / "killed", tmp_path / "damaged")
-    newest = max((tmp_path / "damaged" / "checkpoints").glob("epoch-*.beside.npz"))
+    newest = max((tmp_path / "killed" / "checkpoints").glob("epoch-*.beside.npz"))
     flip(newest, newest.stat().st_size // 2, 1)
-    assert end_of("damaged") == wanted  # from the checkpoint before
-    assert end_of("killed") == wanted
+    assert end_of("killed") == wanted  # from the checkpoint before
     assert end_of("without", residuals=False) != wanted
 
 

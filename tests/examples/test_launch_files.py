@@ -375,6 +375,7 @@ def _trains(ended):
     assert accuracy and float(accuracy[1]) > 0.6, ended.stdout
 
 
+@pytest.mark.thorough
 def test_horovodrun_trains(tmp_path):
     (tmp_path / "hosts").write_text("# this machine\nlocalhost slots=2\n")
     _trains(run("horovodrun.sh", "--hostfile", str(tmp_path / "hosts"), "--", *TRAIN, limit=600))

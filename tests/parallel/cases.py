@@ -59,9 +59,7 @@ class Case:
         """What it is run with: alone, or in one launch with the cases of its tier on as many ranks."""
         if self.launch is not None:
             return f"{self.ranks} ranks, {self.name}"
-        if self.quick:
-            return f"{self.ranks} ranks, quick"
-        return f"{self.ranks} ranks, {'training' if self.name.startswith(TRAINING) else 'exchange'}"
+        return f"{self.ranks} ranks, {'quick' if self.quick else 'thorough'}"
 
 
 _registered: dict[tuple[int, str], Case] = {}

@@ -44,7 +44,8 @@ def results_are_dense_results(group):
             own = inputs[communicator.rank]
             told = f"{name}.{op}".replace(" ", "")
             agrees(collective(own, communicator, op=op, name=told), inputs, op)
-
+            if op == "max":  # the graph is the same but for the sums' attribute
+                continue
             traced = in_graph(own, collective, communicator, op, f"graph.{told}")
             for _ in range(2):
                 agrees(traced(own.values), inputs, op)

@@ -121,8 +121,9 @@ def compare(lines, local_size, in_graph=True, steps=8):
     quick=two_of_two,
 )
 def results_and_residuals_are_those_of_the_simulations(local_size):
-    lines = [Line(name, size) for name in RECIPES for size in SIZES]
-    lines += [Line(name, size, "integers") for name in ("dense", "torus2d") for size in SIZES]
+    sizes = SIZES if hvd.size() == 4 else SIZES[1:]
+    lines = [Line(name, size) for name in RECIPES for size in sizes]
+    lines += [Line(name, size, "integers") for name in ("dense", "torus2d") for size in sizes]
     if hvd.size() in (3, 4):  # the simulation of the largest vector is slow, and nodes make no difference to the others
         by_nodes = ("torus2d", "mean", "hitopk")
         lines += [Line(name, LARGE) for name in RECIPES if (name in by_nodes) == (local_size == 2)]
@@ -140,7 +141,7 @@ def results_and_residuals_are_those_of_the_simulations_in_narrow_dtypes(local_si
     compare([Line(name, size, "floats", dtype, wire) for name in RECIPES for size in (7, 1000)], local_size)
 
 
-@case(ranks=(4, 6), over=lambda ranks: [{"local_size": 2}])
+@case(ranks=(4,), over=lambda ranks: [{"local_size": 2}])
 def a_schedule_of_recipes_is_its_simulation(local_size):
     compare([Line("schedule", 7, "integers"), Line("schedule", 1000, "integers", "float16")], local_size, steps=STEPS)
 
