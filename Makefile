@@ -24,7 +24,7 @@ help:           ## what there is to make
 demo: setup     ## 2 nodes of 2 ranks train on real images over slow links, DEMO_NETWORK=100mbit (4 minutes)
 	@$(RUN) -m examples.demo
 
-test: lint      ## lint, types and the quick tests, among them real horovodrun jobs (10 to 12 minutes on two cores)
+test: lint      ## lint, types and the quick tests, among them real horovodrun jobs (ten minutes on two cores)
 	@$(MAKE) --no-print-directory --jobs 2 types test-quick
 
 test-quick: setup
@@ -33,7 +33,7 @@ test-quick: setup
 test-rest: setup  ## the thorough tests: what `make test` leaves out
 	@$(TESTS) -m thorough
 
-test-all: test  ## all tests, one tier after the other (40 to 45 minutes on two cores)
+test-all: test  ## all tests, one tier after the other (32 minutes on two cores)
 	@$(MAKE) --no-print-directory test-rest
 
 mutants: setup  ## plants faults, 40 of them drawn by SEED=1, and counts what the tests see; goes on where it stopped

@@ -97,7 +97,10 @@ ARMS = {
     "diloco10": Arm("DiLoCo, 10 steps", "diloco(every=10)"),
     "diloco": Arm("DiLoCo, 30 steps", "diloco(every=30)"),
     "diloco100": Arm("DiLoCo, 100 steps", "diloco(every=100)"),
+    "averaged": Arm("means of weights, 30 steps", "diloco(every=30, rate=1.0, momentum=0.0)"),
     "sparseloco": Arm("SparseLoCo, 30 steps", "sparseloco(every=30)"),
+    "sparseloco8": Arm("SparseLoCo, 8 steps", "sparseloco(every=8)"),
+    "sparseloco_wide": Arm("SparseLoCo, 256 of 4,096", "sparseloco(every=30, k=256)"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
     "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
@@ -106,7 +109,7 @@ ARMS = {
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 _BETTER = ("momentum", "unmasked", "behind", "updates", "updates_warmed")
-_LOCAL = ("diloco10", "diloco", "diloco100", "sparseloco")
+_LOCAL = ("diloco10", "diloco", "diloco100", "averaged", "sparseloco", "sparseloco8", "sparseloco_wide")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, *_BETTER, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
     "small_vgg": (*_COMMLIB, *_BETTER),
