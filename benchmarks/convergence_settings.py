@@ -100,7 +100,8 @@ ARMS = {
     "averaged": Arm("means of weights, 30 steps", "diloco(every=30, rate=1.0, momentum=0.0)"),
     "sparseloco": Arm("SparseLoCo, 30 steps", "sparseloco(every=30)"),
     "sparseloco8": Arm("SparseLoCo, 8 steps", "sparseloco(every=8)"),
-    "sparseloco_wide": Arm("SparseLoCo, 256 of 4,096", "sparseloco(every=30, k=256)"),
+    "sparseloco_fine": Arm("SparseLoCo, 8 steps, 8 bits", "sparseloco(every=8, bits=8)"),
+    "sparseloco_kept": Arm("SparseLoCo, 8 steps, no decay", "sparseloco(every=8, decay=1.0)"),
     "bucket4": Arm("4 of 512", "sparcml_buckets(k=4, bits=None)"),
     "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
@@ -109,11 +110,12 @@ ARMS = {
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 _BETTER = ("momentum", "unmasked", "behind", "updates", "updates_warmed")
-_LOCAL = ("diloco10", "diloco", "diloco100", "averaged", "sparseloco", "sparseloco8", "sparseloco_wide")
+_LOCAL = ("diloco10", "diloco", "diloco100", "averaged")
+_LOCO = ("sparseloco", "sparseloco8", "sparseloco_fine", "sparseloco_kept")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, *_BETTER, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
     "small_vgg": (*_COMMLIB, *_BETTER),
-    "transformer": (*_COMMLIB, "warmed", *_BETTER, *_LOCAL),
+    "transformer": (*_COMMLIB, "warmed", *_BETTER, *_LOCAL, *_LOCO),
     "lstm": ("torus2d", *_BETTER, "bucket4", "warmed4"),  # SparCML 8.3: Hansards
 }
 DENSE = "torus2d"  # what all arms are compared with

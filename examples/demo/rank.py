@@ -77,7 +77,9 @@ def batches(training: convergence_data.Crops) -> tf.data.Dataset:
             yield convergence_data.noisy(training.images[chosen], NOISE, random), training.labels[chosen]
 
     kinds = (tf.TensorSpec([BATCH_SIZE, 32, 32, 1]), tf.TensorSpec([BATCH_SIZE], tf.int32))
-    return tf.data.Dataset.from_generator(drawn, output_signature=kinds).prefetch(4)
+    options = tf.data.Options()
+    options.autotune.enabled = False  # its thread may sleep for up to a minute before it sees that the iterator ends
+    return tf.data.Dataset.from_generator(drawn, output_signature=kinds).prefetch(4).with_options(options)
 
 
 def train(name: str, epochs: int, training: convergence_data.Crops, held_out: convergence_data.Crops) -> dict[str, Any]:
