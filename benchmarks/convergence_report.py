@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from matplotlib import colormaps
 from matplotlib.figure import Figure
 
 from benchmarks import report, timing, writing
@@ -20,6 +21,9 @@ STUDENT = (
     *(math.inf, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262),
     *(2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
 )
+
+_TELLING = 3  # pairs: the interval of two spans the picture
+_COLOURS = colormaps["tab20"].colors[::2] + colormaps["tab20"].colors[1::2]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,7 +166,7 @@ def _table(
     ]
     for arm in arms:
         share, tried = figures["share"].get(arm), figures["tried"][arm]
-        told = "" if share is None else "1" if share > 0.99 else f"1/{1 / share:.0f}"
+        told = "" if share is None else f"{share:.2g}" if share > 0.99 else f"1/{1 / share:.0f}"
         rate = f"x {figures['rate'][arm]:g}" + (f" of {_listed(tried)}" if len(tried) > 1 else "")
         gap, of_loss = ("", "") if arm == DENSE or arm not in gaps else (str(gaps[arm]), losses[arm].told(3))
         lines.append(
@@ -244,7 +248,7 @@ def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
 
 def draw(sections: Sequence[Section], path: str) -> None:
     """Above, as CommLib's Fig. 10, the score after each epoch; below, the score in the end against the bytes sent."""
-    figure = Figure(figsize=(5.5 * len(sections), 8.4), layout="constrained")
+    figure = Figure(figsize=(5.5 * len(sections), 10.0), layout="constrained")
     axes = figure.subplots(2, len(sections), squeeze=False)
     for section, curves, frontier in zip(sections, *axes, strict=True):
         colours = _draw_curves(curves, section)
@@ -253,7 +257,9 @@ def draw(sections: Sequence[Section], path: str) -> None:
 
 
 def _draw_curves(axis: Any, section: Section) -> dict[str, Any]:
+    """Returns the colour of each arm; what each stands for is told under the curves, which are many."""
     colours = {}
+    axis.set_prop_cycle(color=_COLOURS)
     for arm, values in section.figures["curve"].items():
         curves = np.array(values)
         epochs = np.arange(1, curves.shape[1] + 1)
@@ -262,17 +268,17 @@ def _draw_curves(axis: Any, section: Section) -> dict[str, Any]:
         colours[arm] = line.get_color()
     axis.set(title=section.title, xlabel="epoch", ylabel=f"{MEASURES[section.title]}, validation, points")
     axis.grid(alpha=0.3)
-    axis.legend(fontsize="small")
+    axis.legend(fontsize="small", loc="upper center", bbox_to_anchor=(0.5, -0.12), ncols=2)
     return colours
 
 
 def _draw_frontier(axis: Any, section: Section, colours: Mapping[str, Any]) -> None:
+    """A point for each arm, hollow and without its interval where fewer than three pairs make it."""
     gaps = section.figures["differences"]
     for arm, share in section.figures["share"].items():
-        gap = gaps[arm]
-        half = gap["half"] if math.isfinite(gap["half"]) else 0.0
-        axis.errorbar(share, gap["mean"], yerr=half, fmt="o", color=colours[arm], capsize=3)
-        axis.annotate(ARMS[arm].name, (share, gap["mean"]), xytext=(5, 4), textcoords="offset points", fontsize=7)
+        gap, told = gaps[arm], gaps[arm]["pairs"] >= _TELLING or arm == DENSE
+        half, inside = (gap["half"], colours[arm]) if told else (None, "none")
+        axis.errorbar(share, gap["mean"], yerr=half, fmt="o", color=colours[arm], markerfacecolor=inside, capsize=3)
     axis.axhline(0.0, color="grey", linewidth=0.8)
     axis.set(
         xscale="log",
