@@ -195,7 +195,6 @@ def run_on(everyone: Sequence[Grid], function: Callable[[Grid], Any]) -> list[An
     ranks = len(everyone)
     results: list[Any] = [None] * ranks
     errors: list[BaseException | None] = [None] * ranks
-
     core = _own_core()
 
     def body(rank: int) -> None:

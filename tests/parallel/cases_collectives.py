@@ -44,7 +44,7 @@ def results_are_dense_results(group):
             own = inputs[communicator.rank]
             told = f"{name}.{op}".replace(" ", "")
             agrees(collective(own, communicator, op=op, name=told), inputs, op)
-            if op == "max":  # the graph is the same but for the sums' attribute
+            if op == "max":  # the sum's graph, but for one attribute
                 continue
             traced = in_graph(own, collective, communicator, op, f"graph.{told}")
             for _ in range(2):
