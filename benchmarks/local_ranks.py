@@ -7,7 +7,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
-_ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
 
 
 def run(ranks: int, words: Sequence[str], limit: float) -> None:
@@ -24,4 +24,4 @@ def run(ranks: int, words: Sequence[str], limit: float) -> None:
     """
     launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), "--gloo", "--disable-cache"]
     command = [*launcher, sys.executable, "-m", *words]
-    subprocess.run(command, env={**os.environ, **_ONE_THREAD}, timeout=limit, check=True)
+    subprocess.run(command, env={**os.environ, **ONE_THREAD}, timeout=limit, check=True)

@@ -59,14 +59,8 @@ def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.
         ImportError: where the native operations were compiled for another TensorFlow.
     """
     epoch = _Epoch(lambda _: batches, batches, batches.schedule.has_equal_batches, map_func)
-    plan, begin = [tf.constant(each) for each in _plan(batches)], _Passes().begin
-
-    def one_pass(_: tf.Tensor) -> tf.data.Dataset:
-        number = tf.numpy_function(begin, [], tf.int64)
-        number.set_shape([])
-        return epoch.dataset(number, *plan)
-
-    made = tf.data.Dataset.from_tensors(0).flat_map(one_pass)
+    order, spans = map(tf.constant, _plan(batches))
+    made = epoch.dataset(tf.constant(0, tf.int64), order, spans, _Passes().steps(len(batches)))
     return made.apply(tf.data.experimental.assert_cardinality(len(batches)))
 
 
@@ -105,7 +99,7 @@ def make_stream(
         order, spans = tf.numpy_function(plan, [number], [tf.int64, tf.int64])
         order.set_shape([None])
         spans.set_shape([None, 2])
-        return epochs.dataset(number, order, spans)
+        return epochs.dataset(number, order, spans, tf.data.Dataset.range(tf.shape(spans, tf.int64)[0]))
 
     return tf.data.Dataset.counter(first_epoch).flat_map(epoch).prefetch(_READY)
 
@@ -116,12 +110,17 @@ class _Passes:
     def __init__(self) -> None:
         self._numbers = itertools.count()
 
-    def begin(self) -> np.int64:
-        """The number of this pass; warns at the second."""
-        number = next(self._numbers)
-        if number == 1:
+    def steps(self, count: int) -> tf.data.Dataset:
+        """The numbers of so many steps, int64; only the first one, which begins a pass, is Python's."""
+        first = tf.data.Dataset.range(min(count, 1)).map(
+            lambda step: tf.ensure_shape(tf.numpy_function(self._begin, [step], tf.int64), [])
+        )
+        return first.concatenate(tf.data.Dataset.range(1, count))
+
+    def _begin(self, step: np.int64) -> np.int64:
+        if next(self._numbers) == 1:
             warnings.warn(_AGAIN, stacklevel=2)
-        return np.int64(number)
+        return step
 
 
 def _plan(batches: AnyBatches) -> tuple[np.ndarray, np.ndarray]:
@@ -146,19 +145,21 @@ class _Epoch(NamedTuple):
     equal: bool
     map_func: Callable[..., Any] | None
 
-    def dataset(self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor) -> tf.data.Dataset:
-        """The batches of an epoch, by its number and its plan."""
+    def dataset(self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor, steps: tf.data.Dataset) -> tf.data.Dataset:
+        """The batches of an epoch, by its number, its plan and the numbers of its steps."""
         if self.like.layout.varies:
-            samples, as_wanted = self._parted(number, spans), _cut(self.like.layout, self.map_func)
+            samples, as_wanted = self._parted(number, steps), _cut(self.like.layout, self.map_func)
         elif self.map_func is None:
-            return self._whole_batches(number, order, spans)
+            return self._whole_batches(number, order, spans, steps)
         else:
-            samples, as_wanted = self._whole_batches(number, order, spans).unbatch(), self.map_func
+            samples, as_wanted = self._whole_batches(number, order, spans, steps).unbatch(), self.map_func
         samples = samples.map(as_wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
         batched = samples.ragged_batch if self.map_func is None else samples.batch
         return batched(self.like.schedule.batch_size, drop_remainder=self.equal).prefetch(_READY)
 
-    def _whole_batches(self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor) -> tf.data.Dataset:
+    def _whole_batches(
+        self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor, steps: tf.data.Dataset
+    ) -> tf.data.Dataset:
         layout, gather = self.like.layout, _gather(self.like)
         count = self.like.schedule.batch_size if self.equal else None
 
@@ -176,9 +177,9 @@ class _Epoch(NamedTuple):
             labels.set_shape([count])
             return samples, labels
 
-        return _steps(spans).map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
+        return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
 
-    def _parted(self, number: tf.Tensor, spans: tf.Tensor) -> tf.data.Dataset:
+    def _parted(self, number: tf.Tensor, steps: tf.data.Dataset) -> tf.data.Dataset:
         """The samples, each as its whole batch's elements end to end, and where it begins and ends in them; see `_cut`.
 
         All samples of a batch refer to the same elements, so that nothing is copied until they are cut, several at
@@ -204,11 +205,7 @@ class _Epoch(NamedTuple):
             places = tf.data.Dataset.from_tensor_slices((ends - sizes, ends, shapes, labels))
             return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(elements).repeat(), places)
 
-        return _steps(spans).map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(part)
-
-
-def _steps(spans: tf.Tensor) -> tf.data.Dataset:
-    return tf.data.Dataset.range(tf.shape(spans, tf.int64)[0])
+        return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(part)
 
 
 def _cut(layout: Layout, map_func: Callable[..., Any] | None) -> Callable[..., Any]:

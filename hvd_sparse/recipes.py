@@ -139,7 +139,7 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
     return changed
 
 
-def updates(recipe: Aggregator, ahead: bool = False) -> Aggregator:
+def updates(recipe: Aggregator, ahead: bool = False, every: int = 1) -> Aggregator:
     """A sparse recipe that exchanges by how much the optimizer moves the weights, in place of gradients.
 
     Each node runs the optimizer on its own mean gradient, with moments of its own: locally accumulated Adam (Chen and
@@ -151,9 +151,12 @@ def updates(recipe: Aggregator, ahead: bool = False) -> Aggregator:
         ahead: take gradients where the node's own updates that were not sent yet would have the weights. `fit` does so;
             in a loop of your own take them in `with hvd.looking_ahead(optimizer)`. What is evaluated and saved are the
             weights that all ranks share. It costs an all-gather in the node and two more copies of the weights.
+        every: H, steps from one exchange to the next; more than one need `ahead`. In between each node goes on by
+            itself, and what it does waits with what was not sent.
 
     Raises:
-        ValueError: where the recipe has no error feedback.
+        ValueError: where the recipe has no error feedback, or an argument cannot be.
+        TypeError: where more than one step is asked for and the recipe cannot wait.
     """
     changed = _around_feedback(recipe, lambda feedback: LocalUpdates(feedback, ahead))
     if changed == recipe or isinstance(recipe, SparCMLAlgorithm1):
@@ -161,7 +164,7 @@ def updates(recipe: Aggregator, ahead: bool = False) -> Aggregator:
             f"Expected a recipe with error feedback of gradients, as hvd.recipes.hitopk(0.01), got "
             f"{type(recipe).__name__}: use it as it is, with the optimizer after the exchange."
         )
-    return changed
+    return changed if every == 1 else LocalSteps(changed, every)
 
 
 def warmup(

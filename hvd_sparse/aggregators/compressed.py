@@ -80,9 +80,9 @@ class Compressed(Aggregator):
         return kind(self.compressor.at_density(density))
 
     def holding(self):
-        if not self.compressor.gathers:
+        if not self.compressor.holds:
             raise TypeError(
-                "Only updates can wait for a later step: write LocalUpdates(..., ahead=True, gathers=True)."
+                "Only updates of nodes that go on by themselves can wait: write LocalUpdates(..., ahead=True)."
             )
         return Held(self.compressor)
 
@@ -137,7 +137,7 @@ class Held(Compressed):
     A state of `Compressed` is one of this. Whether a gradient is finite has to be asked.
 
     Attributes:
-        compressor: of updates that gather.
+        compressor: of updates, ahead.
 
     Steps and bytes sent per rank: none.
     """

@@ -53,7 +53,7 @@ class Compressor(Renamed, abc.ABC):
 
     old_names = {"kept_back": "residual"}
     feeds_back = False
-    gathers = False  # whether there may be steps without an exchange
+    holds = False  # whether there may be steps without an exchange
     has_own_code = False  # whether values travel in a form that no dtype names
     wire_dtype: str
 
@@ -94,7 +94,7 @@ class Compressor(Renamed, abc.ABC):
             state: what `create` returned.
 
         Raises:
-            TypeError: where nothing can wait, as `gathers` says.
+            TypeError: where nothing can wait, as `holds` says.
         """
         raise TypeError(f"{type(self).__name__} cannot let anything wait for a later step.")
 
@@ -144,9 +144,9 @@ class Wrapper(Compressor):
         return dataclasses.replace(whole, compressor=self.compressor.at_density(density))
 
     @property
-    def gathers(self) -> bool:  # type: ignore[override]
+    def holds(self) -> bool:  # type: ignore[override]
         """As the compressor."""
-        return self.compressor.gathers
+        return self.compressor.holds
 
     def residual(self, state: Any) -> tf.Variable | None:
         """As the compressor's."""

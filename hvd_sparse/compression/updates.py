@@ -33,8 +33,9 @@ class LocalUpdates(Sender):
         compressor: feeds back, as `ErrorFeedback`.
         ahead: whether gradients are to be taken where the node's own unsent updates would have the weights, as
             `keras/ahead.py` does.
-        gathers: whether there are steps without an exchange, as `LocalSteps` has them. Updates then gather beside the
-            residual until the next one, and it is these alone that the node is ahead by.
+        gathers: whether updates of steps without an exchange, as `LocalSteps` has them, gather beside the residual, and
+            it is these alone that the node is ahead by: each exchange puts all nodes back on the weights that they
+            share. Otherwise they join the residual, and a node never forgets what it has not sent.
     """
 
     disk_name = "LocalUpdates"
@@ -46,6 +47,11 @@ class LocalUpdates(Sender):
         super().__post_init__()
         if self.gathers and not self.ahead:
             raise ValueError("Steps without an exchange are taken at the node's own weights: pass ahead=True.")
+
+    @property
+    def holds(self) -> bool:  # type: ignore[override]
+        """Where a node goes on at its own weights."""
+        return self.ahead
 
     def create(self, spec):
         if spec.optimizer is None:
@@ -63,7 +69,10 @@ class LocalUpdates(Sender):
     def hold(self, parts, state):
         total, culprit = ops.sum_parts(parts)
         moves, updates = self._moved(total, state)
-        return culprit, (*updates, (state.gathered, moves))
+        if state.gathered is not None:
+            return culprit, (*updates, (state.gathered, moves))
+        residual: Any = self.residual(state)
+        return culprit, (*updates, (residual, residual + moves))
 
     def waiting(self, state):
         kept = super().waiting(state)

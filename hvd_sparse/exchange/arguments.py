@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from hvd_sparse import ops
 from hvd_sparse.aggregators import Aggregator, DenseBelow, Schedule
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.senders import Sender
@@ -59,6 +62,12 @@ def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
             "topk(density), mstopk(density) or sparcml(density)."
         )
     return process_set
+
+
+def is_deterministic() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` was called."""
+    with tf.init_scope(), tf.device("CPU"):
+        return bool(ops.library().hvd_sparse_is_deterministic())
 
 
 def takes_momentum(recipe: Any) -> bool:

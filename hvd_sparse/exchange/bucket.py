@@ -10,7 +10,7 @@ import tensorflow as tf
 from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.aggregators.transaction import Update
 from hvd_sparse.compression.senders import Slots, slots_of
-from hvd_sparse.exchange import telemetry
+from hvd_sparse.exchange import arguments, telemetry
 from hvd_sparse.exchange.plan import Bucket
 from hvd_sparse.spec import Gathered, Spec
 
@@ -28,7 +28,7 @@ class BucketExchange:
         self.state = aggregator.create(spec)
         self._world = spec.grid.world
         self._prefix = spec.name
-        self._apart = aggregator.takes_apart(spec)
+        self._apart = aggregator.takes_apart(spec) and not arguments.is_deterministic()
         self._residual: tf.Variable | None = None
         if not aggregator.restored(self.state, tf.zeros([spec.size])):
             # [0] while there is none, else [size]: this rank's share.
@@ -45,6 +45,8 @@ class BucketExchange:
 
         Where the recipe can, gradients are not laid end to end in a graph: Horovod sends them as they become ready, as
         it does without this package, and puts together what fits. Eager calls wait for each other, so there they are.
+        So they are where TensorFlow is told to be deterministic: what Horovod puts together, and so the order in which
+        it adds, differs from run to run.
         """
         residual = self._residual
         if self._apart and residual is not None and not tf.executing_eagerly():

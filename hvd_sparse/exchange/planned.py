@@ -72,7 +72,12 @@ class PlannedExchange:
             .validate()
             for number, bucket in enumerate(plan.buckets)
         ]
-        options = {"recipe": describe(aggregator), "telemetry": telemetry is not None, "returns_sum": returns_sum}
+        options = {
+            "recipe": describe(aggregator),
+            "telemetry": telemetry is not None,
+            "returns_sum": returns_sum,
+            "op determinism": arguments.is_deterministic(),
+        }
         grid.world.agree(options, "the gradients or the recipe", "gradients.agree")
         labels = [Label(variable, place) for variable, place in plan.placement().items()]
         compare(labels, grid.world, "the gradients", _REMEDY, "gradients.compare")

@@ -27,12 +27,16 @@ STEPS, EVERY = 20, 4
 class Nodes:
     """All nodes' weights, their optimizers, what has gathered, and error feedback on each rank's shard."""
 
-    def __init__(self, shape, density, decay, outer, make):
-        self.shape, self.density, self.decay, self.outer = shape, density, F(decay), outer
+    def __init__(self, shape, density, decay, outer, gathers, make):
+        self.shape, self.density, self.decay, self.outer, self.gathers = shape, density, F(decay), outer, gathers
         self.ends = simulation.shard_ends(SIZE, shape.local_size)
         self.slots = [make() for _ in range(shape.nodes)]
         self.gathered, self.residual = (np.zeros([shape.nodes, SIZE], F) for _ in range(2))
         self.velocity, self.number = np.zeros(SIZE, F), 0
+
+    def ahead(self):
+        """By how much each node is ahead of what all ranks share, times the ranks of a node."""
+        return self.gathered if self.gathers else self.residual
 
     def step(self, vectors, weights):
         """By how much the weights of all ranks are lowered; each node has its own weights, flat."""
@@ -47,7 +51,11 @@ class Nodes:
                     continue
                 own = slice(begin, end)
                 moves = self.gathered[node, own] + update[own]
-                self.gathered[node, own] = 0 if meets else moves
+                waiting = self.gathered if self.gathers else self.residual
+                if meets:
+                    self.gathered[node, own] = 0
+                else:
+                    waiting[node, own] = moves if self.gathers else self.residual[node, own] + moves
                 if meets:
                     kept = self.residual[node, own] * self.decay
                     summed = reference.accumulate([moves], kept)
@@ -62,14 +70,16 @@ class Nodes:
         return F(self.outer.rate) * (moved if self.outer.momentum else mean)
 
 
+RANKS = Compressed(ErrorFeedback(TopK(0.1)))
 OUTER = Outer(0.7, 0.9, nesterov=True)
-# Density, decay, what is done with the mean, and the recipe.
+# Density, decay, what is done with the mean, whether updates gather beside the residual, and the recipe.
 WAYS = {
-    "diloco": (1.0, 1.0, OUTER, lambda: hvd.recipes.diloco(EVERY)),
+    "diloco": (1.0, 1.0, OUTER, True, lambda: hvd.recipes.diloco(EVERY)),
     "sparse": (
         0.1,
         0.95,
         Outer(),
+        True,
         lambda: LocalSteps(
             Hierarchical(Compressed(LocalUpdates(ErrorFeedback(TopK(0.1), 0.95), ahead=True, gathers=True))), EVERY
         ),
@@ -78,12 +88,14 @@ WAYS = {
         0.1,
         1.0,
         Outer(0.5, 0.5),
+        True,
         lambda: LocalSteps(
             Hierarchical(Compressed(LocalUpdates(ErrorFeedback(TopK(0.1)), ahead=True, gathers=True))),
             EVERY,
             Outer(0.5, 0.5),
         ),
     ),
+    "kept": (0.1, 1.0, Outer(), False, lambda: hvd.recipes.updates(Hierarchical(RANKS), ahead=True, every=EVERY)),
 }
 
 
@@ -94,7 +106,7 @@ WAYS = {
     [(4, 2), *(pytest.param(*case, marks=pytest.mark.thorough) for case in [(3, 1), (8, 4)])],
 )
 def test_every_step_is_that_of_numpy(way, name, ranks, local_size):
-    density, decay, outer, recipe = WAYS[way]
+    density, decay, outer, gathers, recipe = WAYS[way]
     make, step, begins, weight_decay = OPTIMIZERS[name]
 
     def one_rank(grid):
@@ -113,15 +125,15 @@ def test_every_step_is_that_of_numpy(way, name, ranks, local_size):
         return found, optimizer.exchange.aggregator.residual(state).numpy()
 
     ran = threads.run(ranks, local_size, one_rank)
-    simulated = Nodes(Shape(ranks, local_size), density, decay, outer, lambda: Slots(SIZE, step, **begins))
+    simulated = Nodes(Shape(ranks, local_size), density, decay, outer, gathers, lambda: Slots(SIZE, step, **begins))
     expected = weights()
     for number in range(STEPS):
         vectors = []
         for rank in range(ranks):
-            ahead = unpacked(simulated.gathered[rank // local_size] / F(local_size))
+            ahead = unpacked(simulated.ahead()[rank // local_size] / F(local_size))
             at = [weight - offset for weight, offset in zip(expected, ahead, strict=True)]
             vectors.append(packed([a * weight + b for (a, b), weight in zip(slopes(rank, number), at, strict=True)]))
-        own = [packed(expected) - gathered / F(local_size) for gathered in simulated.gathered]
+        own = [packed(expected) - ahead / F(local_size) for ahead in simulated.ahead()]
         for weight, lowered in zip(expected, unpacked(simulated.step(vectors, own)), strict=True):
             weight -= weight * F(weight_decay) * F(0.05)
             weight -= lowered
@@ -167,7 +179,14 @@ def test_a_nan_between_exchanges_stops_all_and_spoils_nothing():
     assert threads.run(4, 2, one_rank) == [True] * 4
 
 
-@pytest.mark.parametrize("make", [lambda: hvd.recipes.diloco(3), lambda: hvd.recipes.sparseloco(3, 2, 4)])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: hvd.recipes.diloco(3),
+        lambda: hvd.recipes.sparseloco(3, 2, 4),
+        lambda: hvd.recipes.updates(hvd.recipes.hitopk(0.1), ahead=True, every=3),
+    ],
+)
 def test_a_stopped_run_goes_on_to_the_bit(make, tmp_path):
     """In the middle of a round, too: an epoch has two steps."""
     assert_it_goes_on_to_the_bit(make(), tmp_path, 2, 5)
@@ -181,10 +200,12 @@ def gathering(**options):
     "make, told",
     [
         (lambda: LocalSteps(gathering(ahead=True, gathers=True), 0), "every 1 or more steps, got every=0"),
-        (lambda: LocalSteps(gathering(ahead=True), 2), "Only updates can wait"),
-        (lambda: LocalSteps(Compressed(ErrorFeedback(TopK(0.1))), 2), "Only updates can wait"),
+        (lambda: LocalSteps(gathering(), 2), "Only updates of nodes that go on by themselves can wait"),
+        (lambda: LocalSteps(Compressed(ErrorFeedback(TopK(0.1))), 2), "Only updates of nodes"),
         (lambda: LocalSteps(hvd.recipes.dense(), 2), "AllReduce exchanges in each step"),
         (lambda: gathering(gathers=True), "pass ahead=True"),
+        (lambda: hvd.recipes.updates(hvd.recipes.hitopk(0.1), every=2), "Only updates of nodes"),
+        (lambda: hvd.recipes.updates(hvd.recipes.hitopk(0.1), ahead=True, every=0), "got every=0"),
         (lambda: Outer(0.0), "a rate above 0"),
         (lambda: Outer(1.0, 1.0), r"a momentum in \[0, 1\)"),
         (lambda: ErrorFeedback(TopK(0.1), 1.5), r"a decay in \[0, 1\], got 1.5"),

@@ -9,6 +9,7 @@ import tempfile
 import threading
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
@@ -86,6 +87,24 @@ def the_first_exchange_ends_before_the_last_gradient_exists(measured):
         for (_, first_end), (last_start, _) in zip(first, last, strict=True):
             assert first_end < last_start
         path.unlink()
+
+
+@case(ranks=(4,), launch=Launch())
+def a_deterministic_dense_mean_has_the_bits_of_one_vector():
+    """Otherwise Horovod puts together what is there already, and adds in another order from run to run."""
+    tf.config.experimental.enable_op_determinism()
+    hvd.init(local_size=2)
+    shapes = [(37, 11), (5,), (301,), (64, 9)]
+    variables = [tf.Variable(tf.zeros(shape), name=f"v{number}") for number, shape in enumerate(shapes)]
+    random = np.random.default_rng(hvd.rank())
+    gradients = [tf.constant(random.standard_normal(shape), tf.float32) for shape in shapes]
+    exchange = hvd.GradientExchange(hvd.recipes.dense(), name="deterministic")
+    eager = [mean.numpy() for mean in exchange(gradients, variables)]
+    in_graph = tf.function(lambda *values: exchange(values, variables))
+    for _ in range(5):
+        means = in_graph(*gradients)
+        assert [mean.numpy().tobytes() for mean in means] == [mean.tobytes() for mean in eager]
+    hvd.shutdown()
 
 
 def spans(path, tensor):

@@ -35,7 +35,9 @@ class CheckpointCallback(DistributedCallback):
     nowhere else, do they prefer an older checkpoint. Rank 0 warns of each, and of what is lost.
 
     With the same number of ranks, recipe and data, a run that was stopped after an epoch ends with the same bits as one
-    that was not. With another number of ranks, recipe or bucket size no residual is lost.
+    that was not; with `recipes.dense` on more than two ranks only after
+    `tf.config.experimental.enable_op_determinism()`, as Horovod adds in another order from run to run. With another
+    number of ranks, recipe or bucket size no residual is lost.
 
     Args:
         directory: the same on every rank.

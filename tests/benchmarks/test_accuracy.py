@@ -1,0 +1,56 @@
+"""How much sooner an accuracy is reached: real ranks, and the report."""
+
+import argparse
+
+import pytest
+
+from benchmarks import bench_accuracy
+from benchmarks.accuracy_rank import ARMS, BLOCK, HOROVOD, RECOMMENDED
+
+pytestmark = pytest.mark.thorough
+
+
+def run(arm, seed, *accuracies):
+    curve = [[10 * (number + 1), float(number + 1), accuracy] for number, accuracy in enumerate(accuracies)]
+    return {"arm": arm, "seed": seed, "curve": curve, "seconds": {"steps": 0.1, "looks": 0.5}, "parameters": 7}
+
+
+MEASURED = {
+    "runs": [
+        run(HOROVOD, 1, 0.1, 0.4, 0.5),
+        run(RECOMMENDED, 1, 0.2, 0.3, 0.47),
+        run(HOROVOD, 0, 0.1, 0.96, 1.0),
+        run(RECOMMENDED, 0, 0.96, 0.9, 0.97),
+    ],
+    "times": {"1gbit": {HOROVOD: [0.4] * 8, RECOMMENDED: [0.2] * 8}},
+    "whole": [run(HOROVOD, 0, 0.1, 0.2, 0.3), run(RECOMMENDED, 0, 0.1, 0.2, 0.3)],
+}
+
+
+def test_ranks_train_and_time_both_arms():
+    times = bench_accuracy.launch(["--blocks", "1", "--steps", "10"])
+    assert {arm: len(taken) for arm, taken in times.items()} == dict.fromkeys(ARMS, BLOCK)
+    horovod, recommended = bench_accuracy.launch(["--steps", "2", "--every", "1"])
+    assert [horovod["arm"], recommended["arm"]] == list(ARMS)
+    assert horovod["parameters"] == recommended["parameters"] > 5e6
+    for trained in (horovod, recommended):
+        steps, seconds, accuracies = zip(*trained["curve"], strict=True)
+        assert steps == (1, 2) and 0.0 < seconds[0] < seconds[1] and all(0.0 <= each <= 1.0 for each in accuracies)
+
+
+def test_steps_are_those_to_a_share_of_what_horovod_ends_at_with_the_same_seed():
+    assert bench_accuracy.steps_to(MEASURED["runs"], 0.95) == {HOROVOD: [20, 30], RECOMMENDED: [10, None]}
+    assert bench_accuracy.steps_to(MEASURED["runs"], 0.9) == {HOROVOD: [20, 30], RECOMMENDED: [10, 30]}
+
+
+def test_the_report_counts_looks_and_judges_by_the_mean_of_the_seeds(tmp_path):
+    # 20 steps of .4 s and 2 looks of .5 s, by 10 of .2 and 1 look; the other seed never gets there.
+    assert bench_accuracy.sooner(MEASURED, 0.95, "1gbit", 10) == [9.0 / 2.5, 0.0]
+    sooner, horovod, recommended = bench_accuracy.verdicts_of(MEASURED, 10)
+    assert sooner.met and sooner.measured == "1.80 (3.60, 0.00)"
+    assert not horovod.met and horovod.measured == "3 s, 14 s by the product"
+    options = argparse.Namespace(steps=30, every=10, seeds=2)
+    text = bench_accuracy.render(MEASURED, options, 60.0)
+    assert "| 95% | recommended | 10, never |  |" in text and "| 95% | Horovod | 20, 30 | 11 |" in text
+    bench_accuracy.draw(MEASURED, str(tmp_path / "accuracy.png"))
+    assert (tmp_path / "accuracy.png").stat().st_size < 80_000
