@@ -147,7 +147,8 @@ def updates(recipe: Aggregator, ahead: bool = False, every: int = 1) -> Aggregat
     package `lars` (You et al. 2017, 2020), whose norms are those of a node's gradients.
 
     Args:
-        recipe: of one vector and one density, as `hitopk(0.01)`; not of `auto` nor of a schedule.
+        recipe: of one vector and one density, as `hitopk(0.01)`; or `auto(0.01)`, whose dense candidates then exchange
+            updates, too: each node's, as a whole; not a schedule.
         ahead: take gradients where the node's own updates that were not sent yet would have the weights. `fit` does so;
             in a loop of your own take them in `with hvd.looking_ahead(optimizer)`. What is evaluated and saved are the
             weights that all ranks share. It costs an all-gather in the node and two more copies of the weights.
@@ -158,13 +159,16 @@ def updates(recipe: Aggregator, ahead: bool = False, every: int = 1) -> Aggregat
         ValueError: where the recipe has no error feedback, or an argument cannot be.
         TypeError: where more than one step is asked for and the recipe cannot wait.
     """
+    if isinstance(recipe, Auto):
+        candidates = ((name, _updates_of(part, ahead)) for name, part in recipe.candidates)
+        return _every(dataclasses.replace(recipe, candidates=tuple(candidates)), every)
     changed = _around_feedback(recipe, lambda feedback: LocalUpdates(feedback, ahead))
     if changed == recipe or isinstance(recipe, SparCMLAlgorithm1):
         raise ValueError(
             f"Expected a recipe with error feedback of gradients, as hvd.recipes.hitopk(0.01), got "
             f"{type(recipe).__name__}: use it as it is, with the optimizer after the exchange."
         )
-    return changed if every == 1 else LocalSteps(changed, every)
+    return _every(changed, every)
 
 
 def warmup(
@@ -314,6 +318,19 @@ def auto(
     if unknown:
         raise ValueError(f"Expected candidates of {', '.join(known)}, got {unknown[0]!r}.")
     return Auto(density, tuple((name, known[name]) for name in candidates), budget)
+
+
+def _every(recipe: Aggregator, every: int) -> Aggregator:
+    return recipe if every == 1 else LocalSteps(recipe, every)
+
+
+def _updates_of(part: Any, ahead: bool) -> Aggregator:
+    """A candidate of `auto` that exchanges updates; they stay whole where it sends all of the gradient."""
+    if isinstance(part, Hierarchical):
+        return dataclasses.replace(part, inner=_updates_of(part.inner, ahead))
+    if isinstance(part, AllReduce):
+        return Accumulated(LocalUpdates(ErrorFeedback(TopK(1.0, part.wire_dtype or "float32")), ahead))
+    return _around_feedback(part, lambda feedback: LocalUpdates(feedback, ahead))
 
 
 def _around_feedback(part: Any, wrap: Callable[[ErrorFeedback], Compressor]) -> Any:

@@ -100,6 +100,9 @@ class Auto(Aggregator):
     def residual(self, state):
         return self.chosen(state).residual(state.inner)
 
+    def node_residual(self, state):
+        return self.chosen(state).node_residual(state.inner)
+
     def restored(self, state, residual):
         return self.chosen(state).restored(state.inner, residual)
 
