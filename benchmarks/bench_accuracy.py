@@ -164,7 +164,8 @@ def draw(measured: dict[str, Any], path: str) -> None:
     for run in measured["whole"]:
         _, seconds, accuracies = zip(*run["curve"], strict=True)
         axes.plot(seconds, accuracies, "o-", markersize=3, label=run["arm"])
-    axes.set(xlabel=f"seconds, links of {next(iter(measured['times']))}", ylabel="accuracy on held-out crops")
+    rate = next(iter(measured["times"])).replace("mbit", " Mbit/s").replace("gbit", " Gbit/s")
+    axes.set(xlabel=f"seconds, links of {rate}", ylabel="accuracy on held-out crops")
     axes.set_ylim(bottom=0.0)
     axes.grid(alpha=0.3)
     axes.legend(loc="lower right")

@@ -116,7 +116,7 @@ _BETTER = ("momentum", "unmasked", "behind", "updates", "updates_warmed")
 _LOCAL = ("thin", "updates4", "updates8", "diloco10", "diloco", "diloco100", "averaged")
 _LOCO = ("sparseloco", "sparseloco8", "sparseloco_fine", "sparseloco_kept")
 TRAINED: dict[str, tuple[str, ...]] = {
-    "small_resnet": (*_COMMLIB, *_BETTER, "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
+    "small_resnet": (*_COMMLIB, *_BETTER, "thin", "updates8", "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
     "small_vgg": (*_COMMLIB, *_BETTER),
     "transformer": (*_COMMLIB, "warmed", *_BETTER, *_LOCAL, *_LOCO),
     "lstm": ("torus2d", *_BETTER, "bucket4", "warmed4"),  # SparCML 8.3: Hansards
