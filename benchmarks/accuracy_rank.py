@@ -48,7 +48,6 @@ class Learner:
     """
 
     def __init__(self, arm: str, seed: int, steps: int):
-        self.steps = steps
         self._data = convergence_data.crops("left", TRAINING, 0)
         held_out = convergence_data.crops("right", HELD_OUT, 0)
         noisy = convergence_data.noisy(held_out.images, NOISE, np.random.default_rng(1))

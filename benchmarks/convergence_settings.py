@@ -95,7 +95,6 @@ ARMS = {
     "updates": Arm("updates, ahead", "updates(hitopk, ahead=True)"),
     "updates_warmed": Arm("updates, ahead, warm-up", "warmup(updates(hitopk, ahead=True))"),
     "thin": Arm("updates, ahead, .1%", "updates(hitopk(density=0.001), ahead=True)"),
-    "updates4": Arm("updates, ahead, 4 steps", "updates(hitopk, ahead=True, every=4)"),
     "updates8": Arm("updates, ahead, 8 steps", "updates(hitopk, ahead=True, every=8)"),
     "diloco10": Arm("DiLoCo, 10 steps", "diloco(every=10)"),
     "diloco": Arm("DiLoCo, 30 steps", "diloco(every=30)"),
@@ -113,7 +112,7 @@ ARMS = {
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 _BETTER = ("momentum", "unmasked", "behind", "updates", "updates_warmed")
-_LOCAL = ("thin", "updates4", "updates8", "diloco10", "diloco", "diloco100", "averaged")
+_LOCAL = ("thin", "updates8", "diloco10", "diloco", "diloco100", "averaged")
 _LOCO = ("sparseloco", "sparseloco8", "sparseloco_fine", "sparseloco_kept")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, *_BETTER, "thin", "updates8", "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110

@@ -30,6 +30,20 @@ def slopes(rank, step):
     ]
 
 
+def stepped(optimizer, grid, steps=STEPS):
+    """The weights of a rank after each step with gradients that its own unsent updates are in."""
+    variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
+    optimizer.build(variables)
+    found = []
+    for number in range(steps):
+        with hvd.looking_ahead(optimizer):
+            lines = zip(slopes(grid.world.rank, number), variables, strict=True)
+            mine = [tf.constant(a) * variable + tf.constant(b) for (a, b), variable in lines]
+        optimizer.apply(mine, variables)
+        found.append([variable.numpy() for variable in variables])
+    return found
+
+
 @pytest.mark.parametrize("name", some(["Adam", "momentum", "LARS", "LAMB"], "Adam", "LAMB"))
 @pytest.mark.parametrize("kind", ["hitopk", "topk"])
 @pytest.mark.parametrize(
@@ -44,17 +58,7 @@ def test_every_step_is_that_of_numpy(kind, name, ranks, local_size):
     }[kind]
 
     def one_rank(grid):
-        optimizer = distributed(make(), hvd.recipes.updates(recipe, ahead=True), grid, name="ahead")
-        variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
-        optimizer.build(variables)
-        found = []
-        for number in range(STEPS):
-            with hvd.looking_ahead(optimizer):
-                lines = zip(slopes(grid.world.rank, number), variables, strict=True)
-                mine = [tf.constant(a) * variable + tf.constant(b) for (a, b), variable in lines]
-            optimizer.apply(mine, variables)
-            found.append([variable.numpy() for variable in variables])
-        return found
+        return stepped(distributed(make(), hvd.recipes.updates(recipe, ahead=True), grid, name="ahead"), grid)
 
     ran = threads.run(ranks, local_size, one_rank)
     simulated = Nodes(Shape(ranks, local_size), select, 0.1, kind == "topk", lambda: Slots(SIZE, step, **begins))

@@ -15,9 +15,9 @@ from hvd_sparse.compression.updates import LocalUpdates
 from tests import simulation, threads
 from tests.gpu import reference
 from tests.keras.nodes import OPTIMIZERS, F, Slots
-from tests.keras.test_ahead import slopes
+from tests.keras.test_ahead import slopes, stepped
 from tests.keras.test_local_updates import distributed, some
-from tests.keras.test_momentum import SHAPES, SIZE, packed, unpacked, weights
+from tests.keras.test_momentum import SIZE, packed, unpacked, weights
 from tests.keras.test_momentum_files import assert_it_goes_on_to_the_bit
 from tests.simulation import Shape
 
@@ -51,12 +51,10 @@ class Nodes:
                     continue
                 own = slice(begin, end)
                 moves = self.gathered[node, own] + update[own]
-                waiting = self.gathered if self.gathers else self.residual
-                if meets:
-                    self.gathered[node, own] = 0
+                if not meets:
+                    self.ahead()[node, own] += update[own]
                 else:
-                    waiting[node, own] = moves if self.gathers else self.residual[node, own] + moves
-                if meets:
+                    self.gathered[node, own] = 0
                     kept = self.residual[node, own] * self.decay
                     summed = reference.accumulate([moves], kept)
                     indices = simulation.exact(summed, simulation.kept(self.density, summed.size), 0)
@@ -111,15 +109,7 @@ def test_every_step_is_that_of_numpy(way, name, ranks, local_size):
 
     def one_rank(grid):
         optimizer = distributed(make(), recipe(), grid, name="local")
-        variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
-        optimizer.build(variables)
-        found = []
-        for number in range(STEPS):
-            with hvd.looking_ahead(optimizer):
-                lines = zip(slopes(grid.world.rank, number), variables, strict=True)
-                mine = [tf.constant(a) * variable + tf.constant(b) for (a, b), variable in lines]
-            optimizer.apply(mine, variables)
-            found.append([variable.numpy() for variable in variables])
+        found = stepped(optimizer, grid, STEPS)
         (state,) = optimizer.exchange.states
         assert not state.trainable_variables  # a tape of the user's must not watch them
         return found, optimizer.exchange.aggregator.residual(state).numpy()
