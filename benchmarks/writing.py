@@ -54,7 +54,8 @@ def save_picture(figure: Figure, path: str | pathlib.Path) -> None:
     for dots_per_inch in (120, 100, 80, 60):
         drawn, saved = io.BytesIO(), io.BytesIO()
         figure.savefig(drawn, dpi=dots_per_inch)
-        Image.open(drawn).convert("RGB").quantize(128, dither=Image.Dither.NONE).save(saved, "PNG", optimize=True)
+        few = Image.open(drawn).convert("RGB").quantize(64, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+        few.save(saved, "PNG", optimize=True)
         if saved.tell() <= LARGEST_PICTURE:
             break
     pathlib.Path(path).write_bytes(saved.getvalue())

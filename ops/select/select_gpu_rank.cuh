@@ -29,27 +29,40 @@ __device__ inline Digits digits_of(const View& view, const State& state) {
   return make_digits(view.whole ? state.tally.lowest : state.bound, state.tally.highest);
 }
 
-// Copies the marked elements of `vector`, a warp a tile.
+// Copies the marked elements of `vector`, a warp a tile. The places of the marks are first listed in shared memory, so
+// that neighbouring lanes then read and write neighbouring entries, all at the same time.
 template <typename Stored>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const Stored* vector, Plan plan, Workspace work) {
+  constexpr uint32_t kSteps = kWordsPerTile / kWarp;
+  __shared__ uint16_t lists[kWarps][kTile / kSteps];
   if (view_of(plan, work).whole) return;
   const uint32_t lane = threadIdx.x % kWarp;
+  uint16_t* list = lists[threadIdx.x / kWarp];
   const uint32_t warps = gridDim.x * kWarps;
   for (uint32_t tile = blockIdx.x * kWarps + threadIdx.x / kWarp; tile < plan.tiles; tile += warps) {
     uint32_t entry = work.offsets[tile];
     if (entry == work.offsets[tile + 1]) continue;
-    for (uint32_t step = 0; step < kWordsPerTile / kWarp; ++step) {
-      const uint32_t word = step * kWarp + lane;
-      uint32_t marks = work.bitmap[size_t(tile) * kWordsPerTile + word];
-      const uint32_t up_to = warp_sum_up_to(__popc(marks));
-      uint32_t mine = entry + up_to - __popc(marks);
-      for (; marks != 0; marks &= marks - 1) {
-        const uint32_t index = tile * kTile + word * 32 + __ffs(marks) - 1;
-        work.keys[mine] = key_of(widen(vector[index]));
-        work.indices[mine] = index;
-        ++mine;
+    uint32_t marks[kSteps];
+#pragma unroll
+    for (uint32_t step = 0; step < kSteps; ++step) {
+      marks[step] = work.bitmap[size_t(tile) * kWordsPerTile + step * kWarp + lane];
+    }
+#pragma unroll
+    for (uint32_t step = 0; step < kSteps; ++step) {
+      const uint32_t up_to = warp_sum_up_to(__popc(marks[step]));
+      const uint32_t first = tile * kTile + step * (kTile / kSteps);
+      uint32_t listed = up_to - __popc(marks[step]);
+      for (uint32_t left = marks[step]; left != 0; left &= left - 1) {
+        list[listed++] = uint16_t(lane * 32 + __ffs(left) - 1);
       }
-      entry += __shfl_sync(kAllLanes, up_to, kWarp - 1);
+      __syncwarp();
+      const uint32_t count = __shfl_sync(kAllLanes, up_to, kWarp - 1);
+      for (uint32_t i = lane; i < count; i += kWarp) {
+        work.keys[entry + i] = key_of(widen(vector[first + list[i]]));
+        work.indices[entry + i] = first + list[i];
+      }
+      __syncwarp();
+      entry += count;
     }
   }
 }

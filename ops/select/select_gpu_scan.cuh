@@ -124,7 +124,7 @@ __device__ inline void with_access(const T* vector, Body&& body) {
 template <bool kWhole, bool kFirst, typename T>
 __device__ inline void add_rows(const T* vector, uint32_t start, uint32_t size, Row<float> (&sums)[kBatch]) {
   with_access<kWhole>(vector, [&](auto access) {
-#pragma unroll(kWhole ? kBatch : 1)
+#pragma unroll
     for (uint32_t row = 0; row < kBatch; ++row) {
       const uint32_t index = start + row * kLanes;
       const Row<T> values = load_row<decltype(access)::value>(vector + index, row_length(index, size));
@@ -140,7 +140,7 @@ __device__ inline void add_rows(const T* vector, uint32_t start, uint32_t size, 
 template <bool kWhole>
 __device__ inline void store_rows(float* vector, uint32_t start, uint32_t size, const Row<float> (&sums)[kBatch]) {
   with_access<kWhole>(vector, [&](auto access) {
-#pragma unroll(kWhole ? kBatch : 1)
+#pragma unroll
     for (uint32_t row = 0; row < kBatch; ++row) {
       const uint32_t index = start + row * kLanes;
       store_row<decltype(access)::value>(vector + index, sums[row], row_length(index, size));
@@ -159,7 +159,7 @@ template <bool kWhole>
 __device__ inline uint32_t weigh_rows(const Row<float> (&sums)[kBatch], uint32_t start, uint32_t size, Key bound,
                                       Strip* strip, Tally* tally) {
   uint32_t marks = 0;
-#pragma unroll(kWhole ? kBatch : 1)
+#pragma unroll
   for (uint32_t row = 0; row < kBatch; ++row) {
     const uint32_t length = kWhole ? kRow : row_length(start + row * kLanes, size);
 #pragma unroll

@@ -7,6 +7,11 @@ from tests.gpu import library
 LITTLE_SLACK = 256
 
 
+def pytest_configure(config):
+    """Registers the mark of a tier once more: with --confcutdir=tests/gpu nobody else does."""
+    config.addinivalue_line("markers", "thorough: not in `make test`, but in `make test-rest`")
+
+
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     return library.emulated(tmp_path_factory.mktemp("native"), LITTLE_SLACK)

@@ -231,6 +231,8 @@ inline void require_all_lanes(unsigned lanes) {
 
 inline void __syncthreads() { emulation::Block::current().wait(emulation::Meeting::kBlock, "__syncthreads"); }
 
+inline void __syncwarp() { emulation::Block::current().wait(emulation::Meeting::kWarp, "__syncwarp"); }
+
 inline unsigned __ballot_sync(unsigned lanes, int predicate) {
   emulation::require_all_lanes(lanes);
   emulation::Block::current().show(predicate != 0, "__ballot_sync");
