@@ -34,19 +34,19 @@ class Ahead:
         self._in_trace = False
         self._told = False
         with tf.init_scope():
-            self.offsets = [_like(variable, "ahead") for variable in self._variables]
-            self._held = [_like(variable, "held") for variable in self._variables]
+            self.offsets = [_zeros_like(variable) for variable in self._variables]
+            self._held = [_empty(variable) for variable in self._variables]  # [0] but while they are lowered
             self._lowered = tf.Variable(False, trainable=False, name="looking_ahead")
 
     def lower(self) -> None:
         """Puts the variables where the node would have them."""
         self._in_trace = self._told = True
-        pairs = zip(self._held, self._variables, strict=True)
-        with _after([held.assign(tf.convert_to_tensor(each), read_value=False) for held, each in pairs]):
+        values = [tf.convert_to_tensor(each) for each in self._variables]
+        with _after([held.assign(value, read_value=False) for held, value in zip(self._held, values, strict=True)]):
             noted = self._lowered.assign(True, read_value=False)
         with _after([noted]):
-            for variable, offset in zip(self._variables, self.offsets, strict=True):
-                resource(variable).assign_sub(offset)
+            for variable, value, offset in zip(self._variables, values, self.offsets, strict=True):
+                resource(variable).assign(value - offset)  # memory of its own: what is held is not copied
 
     def land(self) -> list[Any]:
         """Gives the variables back what they held, where they were lowered; what follows has to wait for the result."""
@@ -79,12 +79,20 @@ class Ahead:
     def _give_back(self) -> list[Any]:
         pairs = zip(self._variables, self._held, strict=True)
         with _after([resource(variable).assign(held, read_value=False) for variable, held in pairs]):
+            # Else the memory would have two owners, and the update of a few elements would copy all of it.
+            released = [held.assign(tf.zeros([0], held.dtype), read_value=False) for held in self._held]
+        with _after(released):
             return [self._lowered.assign(False, read_value=False)]
 
 
-def _like(variable: Any, name: str) -> tf.Variable:
+def _empty(variable: Any) -> tf.Variable:
+    zeros = tf.zeros([0], variable.dtype)
+    return tf.Variable(zeros, shape=tf.TensorShape(None), trainable=False, name=f"{variable.name}_held")
+
+
+def _zeros_like(variable: Any) -> tf.Variable:
     zeros = tf.zeros(variable.shape, variable.dtype)
-    return tf.Variable(zeros, trainable=False, name=f"{variable.name}_{name}")
+    return tf.Variable(zeros, trainable=False, name=f"{variable.name}_ahead")
 
 
 def _after(operations: Sequence[Any]) -> Any:
