@@ -34,8 +34,8 @@ class Ahead:
         self._in_trace = False
         self._told = False
         with tf.init_scope():
-            self.offsets = [_zeros_like(variable) for variable in self._variables]
-            self._held = [_empty(variable) for variable in self._variables]  # [0] but while they are lowered
+            self.offsets = [_zeros_like(variable, "ahead") for variable in self._variables]
+            self._held = [_zeros_like(variable, "held") for variable in self._variables]
             self._lowered = tf.Variable(False, trainable=False, name="looking_ahead")
 
     def lower(self) -> None:
@@ -77,22 +77,18 @@ class Ahead:
                 offset.assign(tf.cast(unsent[id(variable)], offset.dtype))
 
     def _give_back(self) -> list[Any]:
+        lowered = [tf.convert_to_tensor(each) for each in self._variables]
         pairs = zip(self._variables, self._held, strict=True)
         with _after([resource(variable).assign(held, read_value=False) for variable, held in pairs]):
-            # Else the memory would have two owners, and the update of a few elements would copy all of it.
-            released = [held.assign(tf.zeros([0], held.dtype), read_value=False) for held in self._held]
+            # Else the same memory would be held, and the update of the variable would copy all of it.
+            released = [held.assign(each, read_value=False) for held, each in zip(self._held, lowered, strict=True)]
         with _after(released):
             return [self._lowered.assign(False, read_value=False)]
 
 
-def _empty(variable: Any) -> tf.Variable:
-    zeros = tf.zeros([0], variable.dtype)
-    return tf.Variable(zeros, shape=tf.TensorShape(None), trainable=False, name=f"{variable.name}_held")
-
-
-def _zeros_like(variable: Any) -> tf.Variable:
+def _zeros_like(variable: Any, name: str) -> tf.Variable:
     zeros = tf.zeros(variable.shape, variable.dtype)
-    return tf.Variable(zeros, trainable=False, name=f"{variable.name}_ahead")
+    return tf.Variable(zeros, trainable=False, name=f"{variable.name}_{name}")
 
 
 def _after(operations: Sequence[Any]) -> Any:

@@ -140,6 +140,24 @@ def test_a_loop_that_does_not_look_ahead_is_told_once():
         steps(look=True)
 
 
+def convolving(eagerly):
+    """The weights of a small network of convolutions after three steps."""
+    keras.utils.set_random_seed(1)
+    layers = [keras.layers.Conv2D(4, 3), keras.layers.ReLU(), keras.layers.Flatten(), keras.layers.Dense(2)]
+    model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.05, momentum=0.9), aggregator=looking())
+    model.compile(optimizer, "mse", run_eagerly=eagerly, jit_compile=False)
+    images, wanted = np.random.default_rng(2).random((2, 12, 8, 8, 1), "f4")
+    model.fit(images, wanted[:, 0, :2, 0], batch_size=4, shuffle=False, verbose=0)
+    return model.get_weights()
+
+
+def test_graphs_of_convolutions_keep_the_shapes_of_their_weights():
+    """TensorFlow folds shapes into the gradients of convolutions."""
+    for graph, eager in zip(convolving(False), convolving(True), strict=True):
+        np.testing.assert_allclose(graph, eager, rtol=1e-4, atol=1e-6)
+
+
 class Small(keras.layers.Layer):
     """Refuses what is large."""
 
