@@ -34,7 +34,7 @@ class Compressed(Aggregator):
         compressor: usually wrapped in `ErrorFeedback`.
 
     Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes of a value); where values are quantized, codes
-    and scales in place of them.
+    and scales in place of them; where k differs between ranks, 8 bytes more a message.
     """
 
     disk_name = "Compressed"
@@ -46,7 +46,8 @@ class Compressed(Aggregator):
             parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
         selection = self.compressor.compress(parts.rows, state.inner)
-        total, nonfinite, sent = _gathered(selection, communicator, f"{spec.name}.allgather_sum")
+        gather = _gathered_by_count if self.compressor.counts_differ else _gathered
+        total, nonfinite, sent = gather(selection, communicator, f"{spec.name}.allgather_sum")
         return Reduced(
             total=total,
             culprit=blame(selection.culprit, parts.sources, spec.grid),
@@ -179,6 +180,13 @@ def _gathered(selection: Selection, communicator: Communicator, name: str):
         return total, marked(total.values, starts), collectives.message_bytes(slices)
     total = collectives.allgather_coded(slices, coded.codes, coded.scales, coded.quantizer, communicator, name)
     return total, None, collectives.coded_bytes(slices, coded.codes, coded.scales)
+
+
+def _gathered_by_count(selection: Selection, communicator: Communicator, name: str):
+    """As `_gathered`, of ranks that send different numbers of elements."""
+    nonfinite = selection.culprit != 0
+    total, told = collectives.allgather_counted(selection.slices, nonfinite, communicator, name)
+    return total, told, collectives.counted_bytes(selection.slices)
 
 
 def _no_slices(parts: Parts, dtype: tf.DType) -> tf.IndexedSlices:

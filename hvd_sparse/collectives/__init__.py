@@ -1,7 +1,7 @@
 """How the sparse contributions of several ranks meet, one file an algorithm.
 
-`allgather_sum` hands contributions on as they are. All others combine them, by SparCML's algorithms (5.3) and by what
-they are compared with:
+`allgather_sum` and its kin hand contributions on as they are. All others combine them, by SparCML's algorithms (5.3)
+and by what they are compared with:
 
     collective(slices, communicator, op="sum", name=..., dense_above=None)
 
@@ -19,6 +19,7 @@ told by an all-reduce of 4 bytes beside the exchange. Neither is counted in the 
 
 from hvd_sparse.collectives.allgather import allgather
 from hvd_sparse.collectives.allgather_coded import allgather_coded, coded_bytes
+from hvd_sparse.collectives.allgather_counted import allgather_counted, counted_bytes
 from hvd_sparse.collectives.allgather_sum import allgather_sum, count, message_bytes
 from hvd_sparse.collectives.auto import Auto, auto
 from hvd_sparse.collectives.dynamic import QuantizedTotal, dynamic, dynamic_quantized, own_rows
@@ -33,10 +34,12 @@ __all__ = [
     "QuantizedTotal",
     "allgather",
     "allgather_coded",
+    "allgather_counted",
     "allgather_sum",
     "auto",
     "coded_bytes",
     "count",
+    "counted_bytes",
     "dense_ring",
     "dynamic",
     "dynamic_quantized",

@@ -55,6 +55,7 @@ class Compressor(Renamed, abc.ABC):
     feeds_back = False
     holds = False  # whether there may be steps without an exchange
     has_own_code = False  # whether values travel in a form that no dtype names
+    counts_differ = False  # whether ranks send different numbers of elements in the same step
     wire_dtype: str
 
     @abc.abstractmethod
@@ -63,7 +64,7 @@ class Compressor(Renamed, abc.ABC):
 
     @abc.abstractmethod
     def count(self, size: int) -> int | None:
-        """How many elements of a vector of this size are sent; None where that varies from step to step."""
+        """How many elements of a vector of this size are sent; None where that varies from step to step or by rank."""
 
     @abc.abstractmethod
     def at_density(self, density: float) -> Compressor:
@@ -147,6 +148,11 @@ class Wrapper(Compressor):
     def holds(self) -> bool:  # type: ignore[override]
         """As the compressor."""
         return self.compressor.holds
+
+    @property
+    def counts_differ(self) -> bool:  # type: ignore[override]
+        """As the compressor's."""
+        return self.compressor.counts_differ
 
     def residual(self, state: Any) -> tf.Variable | None:
         """As the compressor's."""

@@ -167,6 +167,11 @@ class Quantized(Wrapper):
                 f"Quantized codes float32 values, got a compressor with wire_dtype {self.compressor.wire_dtype!r}: "
                 "leave its wire_dtype out."
             )
+        if self.compressor.counts_differ:
+            raise ValueError(
+                "Quantized codes as many values on every rank, and this compressor sends another number on each: leave "
+                "the quantizer out."
+            )
 
     def create(self, spec: Spec) -> tf.Module:
         return _Rounding(spec, self.compressor.create(spec))

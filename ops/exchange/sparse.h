@@ -50,6 +50,17 @@ void hvds_pack(const void* values, const int32_t* indices, int64_t count, enum h
 void hvds_unpack(const int32_t* messages, const int32_t* counts, int64_t ranks, enum hvds_dtype dtype, void* values,
                  int32_t* indices);
 
+// Of ranks that do not know each other's counts: before each message stand its count, and 1 where what it carries is of
+// no use as something was not finite, else 0.
+#define HVDS_HEADER_WORDS 2
+
+// Reads what stands before each of the messages [words] of `ranks` ranks.
+//   counts:    [ranks].
+//   nonfinite: whether any rank says so.
+// Returns -1, or the first rank whose message does not fit; `ranks` where words are left over.
+int64_t hvds_read_counts(const int32_t* messages, int64_t words, int64_t ranks, enum hvds_dtype dtype, int32_t* counts,
+                         bool* nonfinite);
+
 // Adds up contributions to a dense vector: float32 sums in the order in which the entries stand, starting from +0, at
 // indices - offset; each sum is divided once by `divisor` and rounded to the output's type; all else is +0.
 //   values:  [count] of `dtype`; indices: [count], in which an index may occur again. Fastest where they consist of few

@@ -366,6 +366,21 @@ extern "C" void hvds_unpack(const int32_t* messages, const int32_t* counts, int6
   }
 }
 
+extern "C" int64_t hvds_read_counts(const int32_t* messages, int64_t words, int64_t ranks, hvds_dtype dtype,
+                                    int32_t* counts, bool* nonfinite) {
+  *nonfinite = false;
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    if (words < HVDS_HEADER_WORDS || messages[0] < 0 || (messages[1] & ~1) != 0) return rank;
+    const int64_t length = HVDS_HEADER_WORDS + hvds_message_words(messages[0], dtype);
+    if (words < length) return rank;
+    counts[rank] = messages[0];
+    *nonfinite |= messages[1] != 0;
+    messages += length;
+    words -= length;
+  }
+  return words == 0 ? -1 : ranks;
+}
+
 extern "C" int64_t hvds_sparse_sum(const void* values, hvds_dtype dtype, const int32_t* indices, int64_t count,
                                    int64_t offset, float divisor, void* dense, hvds_dtype dense_dtype, int64_t size,
                                    const hvds_parallel* parallel) {

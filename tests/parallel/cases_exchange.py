@@ -12,6 +12,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse.spec import Spec
 from tests import members, simulation
+from tests.aggregators import test_uneven as uneven
 from tests.members import AGGREGATORS
 from tests.parallel.cases import case, thorough
 from tests.parallel.training import raises
@@ -175,6 +176,22 @@ def what_went_in_is_what_came_out_and_what_is_kept(local_size):
         exact = name == "schedule" or AGGREGATORS[name].exact
         bound = 0.0 if exact else 8 * STEPS * hvd.size() * 2.0**-24 * largest
         np.testing.assert_allclose(came_out[name] + kept, vectors.sum(axis=(0, 1)), rtol=0, atol=bound, err_msg=name)
+
+
+@case(ranks=(4,), over=lambda ranks: [{"local_size": 2, "kind": kind} for kind in uneven.KINDS])
+def ranks_that_send_different_numbers_get_the_same_means(local_size, kind):
+    """Also where one has nothing to send, and is the one that tells that something is not finite."""
+    hvd.init(local_size=local_size)
+    recipe = uneven.KINDS[kind](uneven.ErrorFeedback(uneven.Uneven()))
+    state = recipe.init(Spec(uneven.SIZE, hvd.topology.grid(), name=f"uneven.{kind}"))
+    run = tf.function(lambda vector: recipe.aggregate(vector, state), autograph=False)
+    for step, expected in enumerate(uneven.simulated(hvd.size(), local_size, kind)):
+        mean = run(tf.constant(uneven.drawn(hvd.rank(), step)))
+        np.testing.assert_allclose(mean, expected, rtol=1e-6, atol=1e-6)
+    before = recipe.residual(state).numpy()
+    with raises(tf.errors.InvalidArgumentError, "rank 0"):
+        run(tf.constant(uneven.drawn(hvd.rank(), 0) / np.float32(hvd.rank())))
+    same_bits(recipe.residual(state).numpy(), before)
 
 
 @case(over=every_shape, quick=two_of_two)

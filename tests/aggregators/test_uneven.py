@@ -1,0 +1,139 @@
+"""Ranks that send different numbers of elements in the same step: none, half of k, and twice k."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import ops
+from hvd_sparse.aggregators import Compressed, Hierarchical
+from hvd_sparse.compression.base import Compressor, Selection
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.selectors import Quantized
+from hvd_sparse.spec import Spec
+from tests import threads
+
+SIZE, KEPT, STEPS = 96, 6, 5
+KINDS = {
+    "flat": Compressed,
+    "hierarchical": lambda compressor: Hierarchical(Compressed(compressor)),
+}
+
+
+class State(tf.Module):
+    def __init__(self, spec):
+        super().__init__()
+        self.spec = spec
+
+
+def share(rank, size):
+    """How many of the elements a rank sends."""
+    return min(size, (0, KEPT // 2, 2 * KEPT)[rank % 3])
+
+
+@dataclasses.dataclass(frozen=True)
+class Uneven(Compressor):
+    """The largest of the sum, another number of them on each rank."""
+
+    wire_dtype: str = "float32"
+    counts_differ = True
+
+    def create(self, spec):
+        return State(spec)
+
+    def count(self, size):
+        return None
+
+    def at_density(self, density):
+        return self
+
+    def compress(self, parts, state, residual=None):
+        total, culprit = ops.sum_parts(parts)
+        total = total if residual is None else total + residual
+        kept = share(state.spec.grid.world.rank, state.spec.size)
+        indices = tf.sort(tf.math.top_k(tf.abs(total), kept).indices)
+        values = tf.cast(tf.gather(total, indices), self.wire_dtype)
+        rest = tf.tensor_scatter_nd_sub(total, indices[:, tf.newaxis], tf.cast(values, tf.float32))
+        return Selection(tf.IndexedSlices(values, indices, tf.constant([state.spec.size])), rest, culprit)
+
+
+def drawn(rank, step):
+    return np.random.default_rng([rank, step]).standard_normal(SIZE).astype(np.float32)
+
+
+def sent_and_left(total, kept):
+    sent = np.zeros_like(total)
+    chosen = np.argsort(-np.abs(total), kind="stable")[:kept]
+    sent[chosen] = total[chosen]
+    return sent, total - sent
+
+
+def simulated(ranks, local_size, kind):
+    """The means of each step, in NumPy."""
+    nodes = ranks // local_size
+    shards = local_size if kind == "hierarchical" else 1
+    length = SIZE // shards
+    left = np.zeros((ranks, length), np.float32)
+    means = []
+    for step in range(STEPS):
+        mean = np.zeros(SIZE, np.float32)
+        for rank in range(ranks):
+            place = slice(0, SIZE)
+            vector = drawn(rank, step)
+            if kind == "hierarchical":
+                node, local = divmod(rank, local_size)
+                place = slice(local * length, (local + 1) * length)
+                members = [drawn(node * local_size + each, step)[place] for each in range(local_size)]
+                vector = np.sum(members, axis=0, dtype=np.float32) if len(members) == 1 else members[0] + members[1]
+            sent, left[rank] = sent_and_left(left[rank] + vector, share(rank, length))
+            mean[place] += sent
+        means.append(mean / np.float32(ranks))
+    assert nodes * local_size == ranks
+    return means
+
+
+@pytest.mark.parametrize("ranks, local_size", [(3, 1), (4, 2)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_means_are_those_of_what_each_has_sent(kind, ranks, local_size):
+    recipe = KINDS[kind](ErrorFeedback(Uneven()))
+
+    def one_rank(grid):
+        state = recipe.init(Spec(SIZE, grid))
+        return [recipe.aggregate(tf.constant(drawn(grid.world.rank, step)), state).numpy() for step in range(STEPS)]
+
+    for found in threads.run(ranks, local_size, one_rank):
+        np.testing.assert_allclose(found, simulated(ranks, local_size, kind), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("wire", ["float32", "float16"])
+@pytest.mark.parametrize("culprit", range(3))
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_is_not_finite_is_told_whatever_it_sends(kind, culprit, wire):
+    """Rank 0 sends nothing at all, and can tell it all the same."""
+    recipe = KINDS[kind](ErrorFeedback(Uneven(wire)))
+
+    def one_rank(grid):
+        state = recipe.init(Spec(SIZE, grid))
+        vector = drawn(grid.world.rank, 0)
+        recipe.aggregate(tf.constant(vector), state)
+        before = recipe.residual(state).numpy()
+        vector[SIZE - 1] = np.nan if grid.world.rank == culprit else vector[SIZE - 1]
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {culprit}"):
+            recipe.aggregate(tf.constant(vector), state)
+        np.testing.assert_array_equal(recipe.residual(state).numpy(), before)
+        return recipe.exchange(tf.constant(drawn(grid.world.rank, 1)), state).metrics
+
+    for rank, metrics in enumerate(threads.run(3, 1, one_rank)):
+        entries = int(metrics["selected"])
+        width = {"float32": 4, "float16": 2}[wire]
+        assert entries == share(rank, SIZE)
+        assert int(metrics["bytes_across"]) == 2 * (8 + 4 * entries + -(-width * entries // 4) * 4)
+
+
+def test_a_quantizer_wants_the_same_count_from_all():
+    with pytest.raises(ValueError, match="another number on each"):
+        Quantized(Uneven(), QSGD(4))
