@@ -18,10 +18,11 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from benchmarks import timing, writing
-from benchmarks.bench_topk_gpu import interleave
+from benchmarks.bench_topk_gpu import FLOAT32, in_units, interleave
 from benchmarks.timing import Arm
 from tests.gpu import lars_library, momentum_library
 from tests.lars import native
+from tests.lars.passes import BLOCK
 
 try:
     import torch
@@ -30,8 +31,6 @@ except ImportError:
 
 DECAY, GAIN, WEIGHT_DECAY, RATE, RATIO = 0.9, 0.7, 1e-4, 0.01, 0.5
 BETA_1, BETA_2, EPSILON, STEP = 0.9, 0.999, 1e-6, 7
-BLOCK = 65536
-FLOAT32 = 0
 INT64, DOUBLE, POINTER = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 
@@ -200,13 +199,7 @@ def render(tables: dict[str, dict[str, timing.Timing]]) -> str:
         "|---" * (len(tables) + 1) + "|",
         "| addition, ms | " + " | ".join(f"{unit:.3f}" for unit in units) + " |",
     ]
-    for name in list(next(iter(tables.values())))[1:]:
-        entries = [
-            f"{times[name].median / unit:.2f} ({times[name].p95 / unit:.2f})"
-            for times, unit in zip(tables.values(), units, strict=True)
-        ]
-        lines.append(f"| {name} | " + " | ".join(entries) + " |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *in_units(list(tables.values())), ""])
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -280,6 +280,16 @@ def measure(kernels: Kernels, sizes: Mapping[str, int]) -> list[dict]:
     return cells
 
 
+def in_units(columns: Sequence[Mapping[str, Timing]]) -> list[str]:
+    """Rows of a table, an arm each: medians (95th percentile) in multiples of the first arm's, which is left out."""
+    unit, *names = columns[0]
+    rows = []
+    for name in names:
+        of_unit = [(times[name].median / times[unit].median, times[name].p95 / times[unit].median) for times in columns]
+        rows.append(f"| {name} | " + " | ".join(f"{median:.2f} ({p95:.2f})" for median, p95 in of_unit) + " |")
+    return rows
+
+
 def render(cells: list[dict]) -> str:
     """The table as Markdown."""
     about = timing.machine()
@@ -302,13 +312,7 @@ def render(cells: list[dict]) -> str:
         "| read pass, GB/s | " + " | ".join(f"{rate:.0f}" for rate in rates) + " |",
         "| exact, us to issue | " + " | ".join(f"{cell['issue']:.0f}" for cell in cells) + " |",
     ]
-    for name in list(cells[0]["times"])[1:]:
-        entries = [
-            f"{cell['times'][name].median / read:.2f} ({cell['times'][name].p95 / read:.2f})"
-            for cell, read in zip(cells, reads, strict=True)
-        ]
-        lines.append(f"| {name} | " + " | ".join(entries) + " |")
-    return "\n".join([*lines, ""])
+    return "\n".join([*lines, *in_units([cell["times"] for cell in cells]), ""])
 
 
 def main() -> None:

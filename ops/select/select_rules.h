@@ -37,7 +37,7 @@ HVDS_BOTH inline Number larger(Number a, Number b) {
 
 constexpr uint32_t kTile = 4096;   // elements of one block of the mean
 constexpr uint32_t kLanes = 64;    // float32 partial sums of one block of the mean
-constexpr uint32_t kChunk = 256;   // entries whose winners one warp counts and emits: few, since a warp waits for each 32
+constexpr uint32_t kChunk = 256;   // entries whose winners one warp counts and emits, 32 after 32: so not many
 
 constexpr uint32_t kNeighbours = 4;  // adjacent elements of one sampled position
 constexpr uint32_t kSampleGroups = 4096;

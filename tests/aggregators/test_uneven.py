@@ -74,25 +74,20 @@ def sent_and_left(total, kept):
 
 def simulated(ranks, local_size, kind):
     """The means of each step, in NumPy."""
-    nodes = ranks // local_size
     shards = local_size if kind == "hierarchical" else 1
+    assert ranks % shards == 0
     length = SIZE // shards
     left = np.zeros((ranks, length), np.float32)
     means = []
     for step in range(STEPS):
         mean = np.zeros(SIZE, np.float32)
         for rank in range(ranks):
-            place = slice(0, SIZE)
-            vector = drawn(rank, step)
-            if kind == "hierarchical":
-                node, local = divmod(rank, local_size)
-                place = slice(local * length, (local + 1) * length)
-                members = [drawn(node * local_size + each, step)[place] for each in range(local_size)]
-                vector = np.sum(members, axis=0, dtype=np.float32) if len(members) == 1 else members[0] + members[1]
-            sent, left[rank] = sent_and_left(left[rank] + vector, share(rank, length))
+            local = rank % shards
+            place = slice(local * length, (local + 1) * length)
+            members = [drawn(rank - local + each, step)[place] for each in range(shards)]
+            sent, left[rank] = sent_and_left(left[rank] + sum(members), share(rank, length))
             mean[place] += sent
         means.append(mean / np.float32(ranks))
-    assert nodes * local_size == ranks
     return means
 
 

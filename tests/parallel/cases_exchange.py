@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.spec import Spec
 from tests import members, simulation
 from tests.aggregators import test_uneven as uneven
@@ -182,7 +183,7 @@ def what_went_in_is_what_came_out_and_what_is_kept(local_size):
 def ranks_that_send_different_numbers_get_the_same_means(local_size, kind):
     """Also where one has nothing to send, and is the one that tells that something is not finite."""
     hvd.init(local_size=local_size)
-    recipe = uneven.KINDS[kind](uneven.ErrorFeedback(uneven.Uneven()))
+    recipe = uneven.KINDS[kind](ErrorFeedback(uneven.Uneven()))
     state = recipe.init(Spec(uneven.SIZE, hvd.topology.grid(), name=f"uneven.{kind}"))
     run = tf.function(lambda vector: recipe.aggregate(vector, state), autograph=False)
     for step, expected in enumerate(uneven.simulated(hvd.size(), local_size, kind)):
