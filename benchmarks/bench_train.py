@@ -5,7 +5,8 @@ Table 3. Nodes are network namespaces behind shaped links (benchmarks/cluster.py
 model, an optimizer and residuals of their own and train in turn, in blocks of a few steps, after a warm-up:
 
 - Horovod: horovod.tensorflow's DistributedGradientTape, with its own fusion of tensors, in a training step written by
-  hand, as horovod.tensorflow.keras does not work with Keras 3. Ours have the same step with hvd_sparse's tape.
+  hand, as horovod.tensorflow.keras does not work with Keras 3. Ours have the same step with hvd_sparse's tape. All arms
+  share processes, and so Horovod's default threshold; alone ours would have that of hvd.init, and be faster.
 - import line alone: the same with `hvd.DistributedGradientTape(tape)`, what a script does that has changed its import
   line and nothing else: dense means, and nothing measured.
 - Horovod, A/A: the same steps once more; the difference to the first is noise.

@@ -8,7 +8,7 @@
 declare -A VALUES=(
     [--num-proc]="" [--hosts]="" [--hostfile]="" [--network-interfaces]="" [--ssh-port]="" [--ssh-identity-file]=""
     [--start-timeout]=120        # seconds; importing TensorFlow from a network file system takes a while
-    [--fusion-threshold-mb]=128  # Horovod's own default
+    [--fusion-threshold-mb]=1    # as hvd.init sets it
     [--cycle-time-ms]=1          # Horovod's own; how often it looks for tensors that are ready on all ranks
 )
 declare -A ALIASES=(

@@ -100,7 +100,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--address", default="auto", help="of the Ray cluster (auto)")
     made.add_argument("--network-interfaces", help="that ranks use, with commas (found by Horovod)")
     made.add_argument("--start-timeout", type=int, default=120, help="seconds (120)")
-    made.add_argument("--fusion-threshold-mb", type=int, default=128, help="(128, as Horovod's own)")
+    made.add_argument("--fusion-threshold-mb", type=int, default=1, help="(1, as hvd.init sets it)")
     made.add_argument("--cycle-time-ms", type=float, default=1.0, help="(1)")
     made.add_argument("--dry-run", action="store_true", help="check, and print what would be run")
     made.add_argument("module", help="what every rank runs")

@@ -64,10 +64,10 @@ class Communicator(abc.ABC):
         return reduced
 
     def allreduce_each(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
-        """Combines several tensors over the ranks, each of them as soon as it is there.
+        """Combines several tensors over the ranks, each large one as soon as it is there.
 
-        For use in a graph: the transport may send what is ready at the same time together. Arguments and results as of
-        `allreduce`, for each tensor.
+        For use in a graph: the transport may put small ones together. Arguments and results as of `allreduce`, for each
+        tensor.
         """
         if self.size == 1:
             return [tf.identity(tensor) for tensor in tensors]

@@ -12,6 +12,7 @@ from hvd_sparse.transport.communicator import Communicator, unknown
 
 _OPS = {"sum": _horovod.Sum, "min": _horovod.Min, "max": _horovod.Max}
 _REDUCTIONS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max}
+FUSION_BYTES = 2**20  # Horovod is not to put together what is larger: it would be copied, and wait for what comes last
 _FEW = 1024  # elements of all ranks together, up to which gathering is faster than reducing
 
 
@@ -46,12 +47,13 @@ class HorovodCommunicator(Communicator):
         return _horovod.allreduce(self._unknown(tensor), op=_OPS[op], **self._common(name))
 
     def _allreduce_each(self, tensors, op, name):
-        # Not gathered, however small they are: Horovod sends small all-reduces together.
-        sent = [self._unknown(tensor) for tensor in tensors]
-        return [
+        # Not gathered, however few elements they have: they are not waited for.
+        sent = [self._unknown(tensor) for tensor in _joined(tensors)]
+        reduced = [
             _horovod.allreduce(tensor, op=_OPS[op], **self._common(f"{name}.{number}"))
             for number, tensor in enumerate(sent)
         ]
+        return _parted(reduced, tensors)
 
     def _allgather(self, tensor, name, lengths):
         return _values(_horovod.allgather(self._unknown(_carried(tensor)), **self._common(name)), tensor.dtype)
@@ -133,6 +135,25 @@ class _BackgroundCommunicator(HorovodCommunicator):
             traced = tf.function(lambda *tensors: call(*tensors, *arguments), specs, autograph=False, jit_compile=False)
             self._functions[key] = traced
         return self._functions[key](*tensors)
+
+
+def _is_small(tensor: tf.Tensor) -> bool:
+    elements = tensor.shape.num_elements()  # None where the graph does not know
+    return elements is not None and elements * tensor.dtype.size < FUSION_BYTES
+
+
+def _joined(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The large ones, and all small ones end to end."""
+    small = [tf.reshape(tensor, [-1]) for tensor in tensors if _is_small(tensor)]
+    return [*(tensor for tensor in tensors if not _is_small(tensor)), *([tf.concat(small, 0)] if small else [])]
+
+
+def _parted(joined: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """What `_joined` has joined, as it was."""
+    small = [tensor for tensor in tensors if _is_small(tensor)]
+    pieces = iter(tf.split(joined[-1], [tensor.shape.num_elements() for tensor in small]) if small else [])
+    large = iter(joined)
+    return [tf.reshape(next(pieces), each.shape) if _is_small(each) else next(large) for each in tensors]
 
 
 def _carried(tensor: tf.Tensor) -> tf.Tensor:

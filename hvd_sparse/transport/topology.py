@@ -16,7 +16,7 @@ import tensorflow as tf
 from hvd_sparse.transport import host_names, joining, nodes, process_sets, shared_memory, stalls
 from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicator
 from hvd_sparse.transport.eager import eagerly
-from hvd_sparse.transport.horovod_communicator import HorovodCommunicator
+from hvd_sparse.transport.horovod_communicator import FUSION_BYTES, HorovodCommunicator
 from hvd_sparse.transport.launcher_store import Store, forget_addresses
 from hvd_sparse.transport.process_sets import DYNAMIC_VARIABLE, ProcessSet, global_process_set
 
@@ -116,6 +116,7 @@ def _start(local_size: int | None, own: Sequence[ProcessSet]) -> None:
     three times as long.
     """
     global _starts
+    os.environ.setdefault("HOROVOD_FUSION_THRESHOLD", str(FUSION_BYTES))
     _forget()
     _starts += 1
     rows = None if process_sets.is_dynamic() else _rows_ahead(local_size, own)

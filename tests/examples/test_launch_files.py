@@ -195,7 +195,7 @@ def test_mpirun_gets_the_flags_of_horovods_manual(programs):
     arguments = ["-H", "10.0.0.1:2,10.0.0.2:2", "--network-interfaces", "eth7", "--ssh-port", "2222"]
     commands, _ = dry("mpirun.sh", *arguments, environment=environment)
     variables = dict(words[1].split("=", 1) for words in commands if words[0] == "export")
-    assert variables["HOROVOD_FUSION_THRESHOLD"] == str(2**27) and variables["HOROVOD_CONTROLLER"] == "mpi"
+    assert variables["HOROVOD_FUSION_THRESHOLD"] == str(2**20) and variables["HOROVOD_CONTROLLER"] == "mpi"
     command = commands[-1]
     assert command[:5] == ["mpirun", "-np", "4", "-H", "10.0.0.1:2,10.0.0.2:2"]
     assert (value(command, "-bind-to"), value(command, "-map-by")) == ("none", "slot")

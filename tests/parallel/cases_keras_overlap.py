@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse import aggregators
-from tests.parallel.cases import LIMIT, Launch, case
+from tests.parallel.cases import LIMIT, Launch, case, thorough
 from tests.parallel.training import L, distributed, own_data
 
 
@@ -62,7 +62,10 @@ def waits_in_the_backward_pass(x):
     quick=lambda ranks, measured: measured,
 )
 def the_first_exchange_ends_before_the_last_gradient_exists(measured):
-    """The backward pass cannot go on before the first bucket has been exchanged; the timeline shows the same order."""
+    """The backward pass cannot go on before the first bucket has been exchanged; the timeline shows the same order.
+
+    It shows, too, that large messages travel by themselves.
+    """
     path = pathlib.Path(tempfile.gettempdir()) / f"timeline.{os.getppid()}.{os.getpid()}.json"
     os.environ["HOROVOD_TIMELINE"] = str(path)
     hvd.init(local_size=2)
@@ -78,18 +81,30 @@ def the_first_exchange_ends_before_the_last_gradient_exists(measured):
         model.train_on_batch(*own_data(8))
     placement = optimizer.exchange.account()["places"]
     assert placement[0][2].endswith("bucket 1") and placement[-1][2].endswith("bucket 0")
+    for _ in range(8):
+        gather_large_messages()
     rank = hvd.rank()
     hvd.stop_timeline()  # writes what is queued and closes the file; `shutdown` alone drops what is still queued
     hvd.shutdown()
     if rank == 0:  # only the first rank writes a timeline
-        first, last = (spans(path, f"bucket{tensor}") for tensor in ("0.allreduce.0", "1.allreduce.2"))
+        first, last = (spans(path, f"bucket{tensor}") for tensor in ("0.allreduce.0", "1.allreduce.0"))
         assert len(first) == len(last) == 2
         for (_, first_end), (last_start, _) in zip(first, last, strict=True):
             assert first_end < last_start
+        told = path.read_text()
+        assert told.count("NEGOTIATE_ALLGATHER") >= 64 and "MEMCPY_IN_FUSION_BUFFER" not in told[told.index("large.") :]
         path.unlink()
 
 
-@case(ranks=(4,), launch=Launch())
+@tf.function(autograph=False)
+def gather_large_messages():
+    """Eight that are ready together: more than a megabyte each, so that Horovod does not put them together."""
+    own = tf.fill([200_000], float(hvd.rank()))
+    gathered = [hvd.topology.world().allgather(own + number, f"large.{number}") for number in range(8)]
+    return tf.add_n([tf.reduce_sum(each) for each in gathered])
+
+
+@case(ranks=(4,), launch=Launch(), quick=thorough)
 def a_deterministic_dense_mean_has_the_bits_of_one_vector():
     """Otherwise Horovod puts together what is there already, and adds in another order from run to run."""
     tf.config.experimental.enable_op_determinism()
