@@ -29,6 +29,7 @@ _OPERATIONS = (
     "HvdSparseFeedbackTopk",
     "HvdSparseFeedbackMstopk",
     "HvdSparseFeedbackBucketTopk",
+    "HvdSparseFeedbackSampled",
     "HvdSparseSumParts",
     "HvdSparseMean",
     "HvdSparseMeans",

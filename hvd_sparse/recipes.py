@@ -29,6 +29,7 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.compression.selectors import BucketTopK, Density, MSTopK, Quantized, TopK
+from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.tuning.auto import BUDGET, Auto
@@ -64,6 +65,24 @@ def mstopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, s
 def hitopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, seed: int = 0) -> Aggregator:
     """HiTopKComm with MSTopK selection and error feedback: CommLib's MSTopK-SGD (Algorithms 1 and 2)."""
     return Hierarchical(Compressed(ErrorFeedback(MSTopK(density, wire_dtype, samplings, seed))))
+
+
+def dropping(density: Density, wire_dtype: str = "float32", sample: float = 0.001, seed: int = 0) -> Aggregator:
+    """Gradient dropping (Aji and Heafield 2017, Algorithm 1) among ranks that send to each other, without servers.
+
+    Each rank sends what exceeds a threshold that it takes from a sample, about `density` of the gradient, and keeps the
+    rest; all is gathered from all ranks.
+
+    Args:
+        density: 1 - R, R the paper's drop rate, of `topk`.
+        wire_dtype: as of `topk`.
+        sample: as of `SampledThreshold`.
+        seed: of the sample.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    return Compressed(ErrorFeedback(SampledThreshold(density, wire_dtype, sample, seed)))
 
 
 def sparcml(

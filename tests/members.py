@@ -6,12 +6,13 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hvd_sparse import collectives, recipes
-from hvd_sparse.aggregators import Aggregator
+from hvd_sparse.aggregators import Aggregator, Hierarchical
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD
 from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
+from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalSlots, LocalUpdates
 from hvd_sparse.spec import LocalOptimizer, Spec
 from hvd_sparse.transport.communicator import Grid
@@ -24,6 +25,8 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "TopK": TopK,
     "MSTopK": MSTopK,
     "MSTopK, 3 samplings": lambda density, wire: MSTopK(density, wire, samplings=3, seed=7),
+    "SampledThreshold": SampledThreshold,
+    "ErrorFeedback(SampledThreshold)": lambda density, wire: ErrorFeedback(SampledThreshold(density, wire)),
     "ErrorFeedback(TopK)": lambda density, wire: ErrorFeedback(TopK(density, wire)),
     "ErrorFeedback(MSTopK)": lambda density, wire: ErrorFeedback(MSTopK(density, wire)),
     "BucketTopK": lambda density, wire: BucketTopK(*_in_buckets(density, 100), wire),
@@ -138,6 +141,12 @@ AGGREGATORS: dict[str, Recipe] = {
     "hitopk-seed5": Recipe(
         lambda density, wire: recipes.hitopk(density, wire, samplings=4, seed=5),
         _selecting(simulation.Hierarchical, simulation.searched(4, 5)),
+        True,
+    ),
+    "dropping": Recipe(recipes.dropping, _selecting(simulation.Flat, simulation.sampled()), True),
+    "dropping-by_nodes": Recipe(
+        lambda density, wire: Hierarchical(recipes.dropping(density, wire, sample=0.1, seed=3)),
+        _selecting(simulation.Hierarchical, simulation.sampled(0.1, 3)),
         True,
     ),
     "sparcml": Recipe(

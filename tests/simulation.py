@@ -73,6 +73,11 @@ def searched(samplings: int = 30, base: int = 0) -> Select:
     return lambda total, count, seed: reference.mstopk(total, count, samplings, base + seed)
 
 
+def sampled(share: float = 0.001, base: int = 0) -> Select:
+    """The selection of SampledThreshold; the seed it is called with advances with each step."""
+    return lambda total, count, seed: reference.sampled(total, count, share, base + seed)
+
+
 def bucketed(count: int, bucket: int) -> Select:
     """The selection of BucketTopK, whatever share is asked for."""
 

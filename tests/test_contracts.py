@@ -48,19 +48,25 @@ class TestCompressor:
     @compressor
     @pytest.mark.parametrize("size", SIZES)
     @pytest.mark.parametrize("density", DENSITIES)
-    def test_sends_exactly_k_distinct_elements(self, make, size, density):
+    def test_sends_k_distinct_elements_or_about_as_many(self, make, size, density):
         part = make(density, "float32")
         selection = part.compress(tf.constant(drawn(size)), part.create(members.alone(size)))
         indices = selection.slices.indices.numpy()
         assert indices.dtype == np.int32 and selection.slices.values.dtype == tf.float32
-        assert len(indices) == len(set(indices)) == part.count(size)
+        assert len(indices) == len(set(indices))
+        if part.counts_differ:
+            k = kept_count(density, size)
+            assert part.count(size) is None and k / 2 <= len(indices) <= 2 * k
+        else:
+            assert part.count(size) == len(indices)
         assert indices.min() >= 0 and indices.max() < size
         assert selection.slices.dense_shape.numpy() == [size]
 
     @by_density
     @pytest.mark.parametrize("size, density", [(7, 0.01), (4099, 0.25)])
     def test_sends_the_share_that_it_is_asked_for(self, make, size, density):
-        assert make(density, "float32").count(size) == kept_count(density, size)
+        part = make(density, "float32")
+        assert part.count(size) == (None if part.counts_differ else kept_count(density, size))
 
     @on_each_wire
     @pytest.mark.parametrize("dtype", DTYPES)

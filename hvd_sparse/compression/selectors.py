@@ -34,7 +34,7 @@ class TopK(Compressor):
         check_wire_dtype(self.wire_dtype)
 
     def create(self, spec: Spec) -> tf.Module:
-        return _Steps(spec)
+        return Steps(spec)
 
     def count(self, size):
         return None if callable(self.density) else kept_count(self.density, size)
@@ -44,9 +44,9 @@ class TopK(Compressor):
 
     def compress(self, parts, state, residual=None):
         values, indices, new_residual, culprit = ops.feedback_topk(
-            parts, _or_zeros(residual, parts), state.kept(self.density), wire_dtype=tf.as_dtype(self.wire_dtype)
+            parts, or_zeros(residual, parts), state.kept(self.density), wire_dtype=tf.as_dtype(self.wire_dtype)
         )
-        return Selection(_slices(values, indices, state.size), new_residual, culprit, state.next_step())
+        return Selection(slices_of(values, indices, state.size), new_residual, culprit, state.next_step())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,7 +73,7 @@ class MSTopK(Compressor):
             raise ValueError(f"Expected samplings of at least 1, got {self.samplings}.")
 
     def create(self, spec: Spec) -> tf.Module:
-        return _Steps(spec)
+        return Steps(spec)
 
     def count(self, size):
         return None if callable(self.density) else kept_count(self.density, size)
@@ -84,13 +84,13 @@ class MSTopK(Compressor):
     def compress(self, parts, state, residual=None):
         values, indices, new_residual, culprit = ops.feedback_mstopk(
             parts,
-            _or_zeros(residual, parts),
+            or_zeros(residual, parts),
             state.kept(self.density),
             samplings=self.samplings,
             seed=state.seed(self.seed),
             wire_dtype=tf.as_dtype(self.wire_dtype),
         )
-        return Selection(_slices(values, indices, state.size), new_residual, culprit, state.next_step())
+        return Selection(slices_of(values, indices, state.size), new_residual, culprit, state.next_step())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,9 +128,9 @@ class BucketTopK(Compressor):
 
     def compress(self, parts, state, residual=None):
         values, indices, new_residual, culprit = ops.feedback_bucket_topk(
-            parts, _or_zeros(residual, parts), self.k, self.bucket, wire_dtype=tf.as_dtype(self.wire_dtype)
+            parts, or_zeros(residual, parts), self.k, self.bucket, wire_dtype=tf.as_dtype(self.wire_dtype)
         )
-        return Selection(_slices(values, indices, parts.shape[1]), new_residual, culprit)
+        return Selection(slices_of(values, indices, parts.shape[1]), new_residual, culprit)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,7 +236,7 @@ def kept_count(density: float, size: int) -> int:
     return max(1, round(density * size))
 
 
-class _Steps(tf.Module):
+class Steps(tf.Module):
     """The state of the selectors: how often they have selected."""
 
     def __init__(self, spec: Spec):
@@ -258,6 +258,7 @@ class _Steps(tf.Module):
         return self.step + (base + (self.number << 32))
 
     def next_step(self) -> tuple[tuple[tf.Variable, tf.Tensor], ...]:
+        """What is assigned when the exchange is committed."""
         return ((self.step, self.step + 1),)
 
 
@@ -277,9 +278,11 @@ class _Rounding(tf.Module):
         return ((self.step, self.step + 1),)
 
 
-def _slices(values: tf.Tensor, indices: tf.Tensor, size: int) -> tf.IndexedSlices:
+def slices_of(values: tf.Tensor, indices: tf.Tensor, size: int) -> tf.IndexedSlices:
+    """The elements of a vector [size] that are sent."""
     return tf.IndexedSlices(values, indices, tf.constant([size], tf.int32))
 
 
-def _or_zeros(residual: tf.Tensor | None, parts: tf.Tensor) -> tf.Tensor:
+def or_zeros(residual: tf.Tensor | None, parts: tf.Tensor) -> tf.Tensor:
+    """The residual, or [size] float32 zeros for parts [n, size]."""
     return tf.zeros([parts.shape[1]], tf.float32) if residual is None else residual

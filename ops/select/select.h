@@ -81,6 +81,28 @@ int hvds_feedback_bucket_topk(const void* parts, int dtype, int64_t count, int64
                               float* residual_out, int32_t* culprit, hvds_workspace* workspace,
                               const hvds_parallel* parallel);
 
+// How gradient dropping finds what to send (Aji and Heafield 2017, 3): the elements of acc whose magnitude exceeds a
+// threshold, that of rank `rank` + 1 in a random sample of acc, or all of them where rank >= samples.
+typedef struct {
+  int64_t samples;  // elements drawn, at least 1: number i is at (splitmix64(splitmix64(seed) + i) * size) >> 64; where
+                    // samples >= size, every element once
+  int64_t rank;
+  uint64_t seed;
+  int64_t least, most;  // how many may exceed it; where more or fewer do, the sample has misled,
+  int64_t kept;         // and so many are selected exactly
+} hvds_sampling;
+
+// Sum, feedback and the selection by a sampled threshold in one pass over memory; in two where the sample has misled.
+//   parts .. wire, culprit: as for hvds_feedback_topk
+//   residual_out: [size], memory that overlaps no input
+//   sent [1]:     how many are sent; the workspace holds them for hvds_take_sampled, which has to follow
+int hvds_feedback_sampled(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
+                          int64_t size, const hvds_sampling* sampling, int wire, float* residual_out, int32_t* culprit,
+                          int64_t* sent, hvds_workspace* workspace, const hvds_parallel* parallel);
+
+// Writes what the call before has found: values [sent] in the dtype `wire` of that call, and indices [sent], ascending.
+void hvds_take_sampled(const hvds_workspace* workspace, int wire, void* values, int32_t* indices);
+
 #ifdef __cplusplus
 }  // extern "C"
 #endif

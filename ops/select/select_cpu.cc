@@ -1,60 +1,19 @@
 // The interface of select.h, and the order of its steps.
 #include <new>
-#include <type_traits>
 
 #include "../common/cpu_features.h"
 #include "select_cpu_call.h"
+#include "select_cpu_input.h"
 
 namespace hvds {
 namespace {
 
 constexpr int64_t kWorthATask = 131072;      // elements for which waking a thread pays
 constexpr int64_t kGroupsWorthATask = 4096;  // the same, for random reads
-constexpr int64_t kAskedFor = 32;            // random reads under way at the same time
-
-// Calls body with a null pointer of the C++ type that stands for a dtype.
-template <typename Body>
-void with_type(int dtype, Body&& body) {
-  if (dtype == HVDS_FLOAT16) return body(static_cast<const Half*>(nullptr));
-  if (dtype == HVDS_BFLOAT16) return body(static_cast<const Bfloat16*>(nullptr));
-  return body(static_cast<const float*>(nullptr));
-}
 
 bool finite(float value) { return key_of(value) < kInfinityKey; }
 
 // ---- The sample ----
-
-template <typename Part>
-Key sum_at(const Input& input, int64_t at) {
-  const auto* parts = static_cast<const Part*>(input.parts);
-  float sum = widen(parts[at]);
-  for (int64_t part = 1; part < input.count; ++part) sum += widen(parts[part * input.stride + at]);
-  if (input.residual != nullptr) sum += input.residual[at];
-  return key_of(sum);
-}
-
-template <typename Part>
-void ask_for(const Input& input, int64_t at) {
-  const auto* parts = static_cast<const Part*>(input.parts);
-  for (int64_t part = 0; part < input.count; ++part) __builtin_prefetch(parts + part * input.stride + at);
-  if (input.residual != nullptr) __builtin_prefetch(input.residual + at);
-}
-
-template <typename Part>
-void draw(const Input& input, const SampleGrid& grid, int64_t begin, int64_t end, Key* sample) {
-  int64_t positions[kAskedFor];
-  for (int64_t group = begin; group < end + kAskedFor; ++group) {
-    int64_t& place = positions[group % kAskedFor];
-    if (group >= begin + kAskedFor) {
-      Key* keys = sample + (group - kAskedFor) * kNeighbours;
-      for (int64_t j = 0; j < kNeighbours; ++j) keys[j] = sum_at<Part>(input, place + j);
-    }
-    if (group < end) {
-      place = grid.position(group);
-      ask_for<Part>(input, place);
-    }
-  }
-}
 
 Bounds draw_bounds(const Call& call, const SamplePlan& plan) {
   const int64_t drawn = plan.groups * kNeighbours;
@@ -63,10 +22,8 @@ Bounds draw_bounds(const Call& call, const SamplePlan& plan) {
   const int64_t tasks = std::clamp<int64_t>(plan.groups / kGroupsWorthATask, 1, call.tasks);
   parallel_for(call.parallel, static_cast<int>(tasks), [&](int task) {
     const StandardFloats standard;
-    with_type(call.input.dtype, [&](auto* part) {
-      draw<std::remove_const_t<std::remove_pointer_t<decltype(part)>>>(
-          call.input, grid, plan.groups * task / tasks, plan.groups * (task + 1) / tasks, sample);
-    });
+    draw(call.input, plan.groups * task / tasks, plan.groups * (task + 1) / tasks, kNeighbours,
+         [&](int64_t group) { return grid.position(group); }, sample);
   });
   return sampled_bounds(call.kernels, plan, sample, call.workspace.keys.reserve(drawn + kOverhang));
 }
@@ -122,13 +79,6 @@ Key run(const Call& call) {
   return magnitudes.highest;
 }
 
-Key run(const Input& input, const Output& output, const Choice& choice, hvds_workspace& workspace,
-        const hvds_parallel* parallel) {
-  const StandardFloats standard;
-  const auto tasks = static_cast<int>(std::clamp<int64_t>(input.size / kWorthATask, 1, thread_count(parallel)));
-  return run({kernels_of(hvds_isa()), input, output, choice, workspace, parallel, tasks});
-}
-
 bool valid_dtype(int dtype) { return dtype >= HVDS_FLOAT32 && dtype <= HVDS_BFLOAT16; }
 
 int select(const void* x, int dtype, int64_t size, const Choice& choice, void* values, int32_t* indices,
@@ -161,6 +111,17 @@ int feed_back(const Input& input, const Output& output, const Choice& choice, in
 }
 
 }  // namespace
+
+int tasks_for(int64_t size, const hvds_parallel* parallel) {
+  return static_cast<int>(std::clamp<int64_t>(size / kWorthATask, 1, thread_count(parallel)));
+}
+
+Key run(const Input& input, const Output& output, const Choice& choice, hvds_workspace& workspace,
+        const hvds_parallel* parallel) {
+  const StandardFloats standard;
+  const int tasks = tasks_for(input.size, parallel);
+  return run({kernels_of(hvds_isa()), input, output, choice, workspace, parallel, tasks});
+}
 
 bool valid(const Input& input, const Output& output, const hvds_workspace* workspace) {
   return valid_dtype(input.dtype) && valid_dtype(output.dtype) && input.count >= 1 && input.stride >= input.size &&

@@ -64,6 +64,9 @@ struct hvds_workspace {
   hvds::Buffer<hvds::Key> keys;
   hvds::Buffer<hvds::Key> more_keys;
   hvds::Buffer<float> block_sums;
+  hvds::Buffer<float> sent_values;  // of select_cpu_sampled.cc, in the wire's dtype
+  hvds::Buffer<int32_t> sent_indices;
+  int64_t sent_exactly = 0;  // how many stand there; -1: the candidates of the findings are sent, all of them
 };
 
 namespace hvds {
@@ -137,7 +140,13 @@ struct Destination {
   int64_t band;
 };
 
-// ---- select_cpu.cc: what all selections check ----
+// ---- select_cpu.cc: one selection, and what all of them check ----
+
+int tasks_for(int64_t size, const hvds_parallel* parallel);
+
+// Selects, and returns the highest magnitude of acc.
+Key run(const Input& input, const Output& output, const Choice& choice, hvds_workspace& workspace,
+        const hvds_parallel* parallel);
 
 // Whether the kernels can work with it; how many are kept is the caller's to check.
 bool valid(const Input& input, const Output& output, const hvds_workspace* workspace);

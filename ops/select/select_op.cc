@@ -1,12 +1,9 @@
 // TensorFlow operations for selection by magnitude; the arithmetic is in select.h.
 #include <algorithm>
-#include <memory>
-#include <mutex>
-#include <utility>
-#include <vector>
 
 #include "select.h"
 #include "select_arguments.h"
+#include "select_workspaces.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
 
@@ -170,57 +167,6 @@ REGISTER_OP("HvdSparseFeedbackBucketTopk")
     .SetShapeFn(bucket_feedback_shape);
 
 // ---- Kernels ----
-
-struct DestroyWorkspace {
-  void operator()(hvds_workspace* workspace) const { hvds_workspace_destroy(workspace); }
-};
-
-using Workspace = std::unique_ptr<hvds_workspace, DestroyWorkspace>;
-
-// The workspaces that a kernel keeps between its calls, as many as have run at the same time.
-class Workspaces {
- public:
-  Workspace take() {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    if (free_.empty()) return Workspace(hvds_workspace_create());
-    Workspace workspace = std::move(free_.back());
-    free_.pop_back();
-    return workspace;
-  }
-
-  void give_back(Workspace workspace) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    free_.push_back(std::move(workspace));
-  }
-
- private:
-  std::mutex mutex_;
-  std::vector<Workspace> free_;
-};
-
-// A workspace for the time of one call.
-class Lease {
- public:
-  explicit Lease(Workspaces& owner) : owner_(owner), workspace_(owner.take()) {}
-  ~Lease() {
-    if (workspace_ != nullptr) owner_.give_back(std::move(workspace_));
-  }
-  Lease(const Lease&) = delete;
-  Lease& operator=(const Lease&) = delete;
-
-  hvds_workspace* get() const { return workspace_.get(); }
-
- private:
-  Workspaces& owner_;
-  Workspace workspace_;
-};
-
-// What a kernel's status says. Arguments are checked before, so memory is all that can be missing.
-absl::Status told(int status) {
-  if (status == HVDS_OK) return absl::OkStatus();
-  if (status == HVDS_OUT_OF_MEMORY) return absl::ResourceExhaustedError("Out of memory for the candidates.");
-  return absl::InternalError("The kernel refused its arguments.");
-}
 
 template <bool kMstopk>
 class SelectOp : public SelectionKernel<kMstopk> {

@@ -113,6 +113,18 @@ def mstopk(total, k, samplings, seed):
     return np.concatenate([sure, band[first : first + k - k1]])
 
 
+def sampled(total, k, share, seed):
+    """What exceeds the magnitude that a random sample gives; the exact selection where far more or fewer do."""
+    magnitudes = np.abs(total)
+    drawn = min(total.size, max(int(np.ceil(np.float64(np.float32(share)) * total.size)), 1024))
+    rank = max(1, int(np.floor(np.float64(k) * drawn / total.size + 0.5)))
+    first = splitmix64(seed & MASK)
+    places = [splitmix64(first + number & MASK) * total.size >> 64 for number in range(drawn)]
+    sample = np.sort(magnitudes if drawn == total.size else magnitudes[places])[::-1]
+    found = np.flatnonzero(magnitudes > sample[rank]) if rank < drawn else np.arange(total.size)
+    return found if (k + 1) // 2 <= found.size <= 2 * k else exact(total, k)
+
+
 def feedback(parts, residual, indices, wire_dtype):
     """What is sent at `indices`, and what is left of the sum."""
     total = accumulate(parts, residual)

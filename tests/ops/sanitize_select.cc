@@ -115,6 +115,31 @@ void check_buckets(const std::vector<float>& x, const std::vector<int32_t>& want
   expect(std::equal(left.begin(), left.end(), out.get()), "what feedback by buckets keeps back");
 }
 
+void check_sampled(const std::vector<float>& x, int64_t kept, hvds_workspace* workspace,
+                   const hvds_parallel* parallel) {
+  const int64_t size = int64_t(x.size());
+  auto input = block<float>(size), residual = block<float>(size), out = block<float>(size);
+  std::copy(x.begin(), x.end(), input.get());
+  std::fill_n(residual.get(), size, 0.0f);
+  const int64_t samples = std::max<int64_t>(1, size / 10);
+  const hvds_sampling sampling{samples, kept * samples / size, 3, (kept + 1) / 2, 2 * kept, kept};
+  int32_t fault = -1;
+  int64_t sent = -1;
+  expect(hvds_feedback_sampled(input.get(), HVDS_FLOAT32, 1, size, residual.get(), size, &sampling, HVDS_FLOAT32,
+                               out.get(), &fault, &sent, workspace, parallel) == 0,
+         "a sampled threshold runs");
+  expect(fault == 0 && sampling.least <= sent && sent <= sampling.most, "about as many as asked for are sent");
+  auto values = block<float>(sent);
+  auto indices = block<int32_t>(sent);
+  hvds_take_sampled(workspace, HVDS_FLOAT32, values.get(), indices.get());
+  std::vector<float> left = x;
+  for (int64_t i = 0; i < sent; ++i) {
+    expect(values[i] == x[size_t(indices[i])] && (i == 0 || indices[i - 1] < indices[i]), "sent are elements in order");
+    left[size_t(indices[i])] = 0.0f;
+  }
+  expect(std::equal(left.begin(), left.end(), out.get()), "what a sampled threshold keeps back");
+}
+
 }  // namespace
 
 int main() {
@@ -133,6 +158,7 @@ int main() {
           for (const hvds_parallel* parallel : {static_cast<const hvds_parallel*>(nullptr), &kThreads}) {
             check_exact(x, whole, workspace, parallel);
             check_mstopk(x, kept, workspace, parallel);
+            check_sampled(x, kept, workspace, parallel);
             if (kept > 0) check_buckets(x, parts, bucket, of_bucket, workspace, parallel);
           }
         }

@@ -1,0 +1,133 @@
+"""Gradient dropping's selection: against NumPy, to the bit, whatever the instructions, the threads and the data."""
+
+import ctypes
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import ops
+from tests.gpu import reference
+from tests.ops import native
+from tests.ops.test_select_kernels import DTYPES, INPUTS, held, same
+
+LARGE = 1_100_003  # the residual of so many elements is written past the caches
+KINDS = ["gaussian", "ties", "constant", "zeros", "ascending", "one outlier", "large in front", "misleading"]
+
+
+def dropped(parts, residual, k, seed=0, sample=0.001, wire=tf.float32):
+    return ops.library().hvd_sparse_feedback_sampled(
+        parts=parts, residual=residual, k=k, seed=seed, sample=sample, wire_dtype=wire
+    )
+
+
+def check(parts, residual, k, seed, sample, wire):
+    """The same places, values and residual as the reference has."""
+    values, indices, left, culprit = dropped(parts, residual, k, seed, sample, tf.as_dtype(wire.name))
+    chosen = reference.sampled(reference.accumulate(held(parts), residual), k, sample, seed)
+    coded = np.uint16 if wire == native.BFLOAT16 else wire
+    sent, kept = reference.feedback(held(parts), residual, chosen, coded)
+    assert int(culprit) == 0
+    np.testing.assert_array_equal(indices, chosen)
+    np.testing.assert_array_equal(held(values.numpy()), sent)
+    same(left, kept)
+    return len(chosen)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_instruction_set_finds_what_the_sample_says(kind):
+    random = np.random.default_rng(len(kind))
+    for size in (1, 63, 1025, 4097, 50_000):
+        parts = np.stack([INPUTS[kind](random, size) for _ in range(2)]).astype(np.float32)
+        residual = (0.1 * random.standard_normal(size)).astype(np.float32)
+        if kind in ("constant", "zeros"):
+            residual[:] = 0
+        for k in sorted({1, -(-size // 100), -(-size // 3), size}):
+            for seed, sample in ((0, 0.001), (-(2**63), 0.1)):
+                for isa in native.isas():
+                    with native.isa(native.ISAS[isa]):
+                        check(parts, residual, k, seed, sample, DTYPES[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("wire", DTYPES, ids=str)
+def test_narrow_elements_and_wires(dtype, wire):
+    random = np.random.default_rng(4)
+    parts = random.standard_normal((3, 5000)).astype(dtype)
+    check(parts, random.standard_normal(5000).astype(np.float32), 50, 1, 0.01, wire)
+
+
+@pytest.mark.parametrize("kind", ["gaussian", "ascending"])
+def test_large_vectors_by_the_threads_of_the_device(kind):
+    random = np.random.default_rng(9)
+    parts = INPUTS[kind](random, LARGE).astype(np.float32)[np.newaxis]
+    residual = random.standard_normal(LARGE).astype(np.float32)
+    found = check(parts, residual, LARGE // 100, 5, 0.001, DTYPES[0])
+    assert found != LARGE // 100, "the sample is not expected to hit k"
+
+
+def test_another_seed_is_another_sample():
+    parts = np.random.default_rng(2).standard_normal((1, 20_000)).astype(np.float32)
+    counts = {len(dropped(parts, np.zeros(20_000, "f4"), 200, seed)[1]) for seed in range(8)}
+    assert len(counts) > 3 and all(100 <= count <= 400 for count in counts)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_told(bad):
+    parts = np.random.default_rng(5).standard_normal((3, 9000)).astype(np.float32)
+    for place in (0, 4500, 8999):
+        broken = parts.copy()
+        broken[1, place] = bad
+        _, indices, _, culprit = dropped(broken, np.zeros(9000, "f4"), 90)
+        assert int(culprit) == 2 and len(set(indices.numpy())) == len(indices) <= 180
+    assert int(dropped(np.full((2, 10), 3e38, "f4"), np.zeros(10, "f4"), 3)[3]) == 3
+    assert int(dropped(np.full((1, 10), 1e5, "f4"), np.zeros(10, "f4"), 3, wire=tf.float16)[3]) == 2
+
+
+def test_nothing_is_dropped_of_nothing():
+    values, indices, left, culprit = dropped(np.zeros((2, 0), "f4"), np.zeros(0, "f4"), 0)
+    assert values.shape == indices.shape == left.shape == [0] and int(culprit) == 0
+    values, _, left, _ = dropped(np.ones((1, 2000), "f4"), np.zeros(2000, "f4"), 0)
+    assert values.shape == [0] and left.numpy().sum() == 2000
+
+
+@pytest.mark.parametrize(
+    "change, told",
+    [
+        ({"k": 11}, r"k in \[0, 10\]"),
+        ({"k": [1]}, "k as a scalar|must be rank 0"),
+        ({"seed": [1]}, "seed as a scalar|must be rank 0"),
+        ({"sample": 0.0}, r"sample in \(0, 1\], got 0"),
+        ({"sample": 1.5}, r"sample in \(0, 1\], got 1.5"),
+        ({"residual": np.zeros(9, "f4")}, r"residual \[10\]|must be equal"),
+    ],
+)
+def test_arguments_that_cannot_be(change, told):
+    good = {"parts": np.zeros((1, 10), "f4"), "residual": np.zeros(10, "f4"), "k": 1}
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=told):
+        dropped(**{**good, **change})
+
+
+def test_the_kernel_takes_no_residual_in_place():
+    """Where the sample has misled it sums a second time."""
+
+    class Sampling(ctypes.Structure):
+        _fields_ = [(name, ctypes.c_int64) for name in ("samples", "rank", "seed", "least", "most", "kept")]
+
+    library = native.library()
+    library.hvds_workspace_create.restype = ctypes.c_void_p
+    memory = ctypes.c_void_p(library.hvds_workspace_create())
+    parts, residual, sampling = np.ones(10, "f4"), np.zeros(10, "f4"), Sampling(10, 1, 0, 0, 2, 1)
+    number = [ctypes.c_int64(each) for each in (1, 10, 10)]
+    told, sent = np.zeros(1, np.int32), np.zeros(1, np.int64)
+
+    def run(out):
+        return library.hvds_feedback_sampled(
+            native.pointer(parts), native.code(parts), *number[:2], native.pointer(residual), number[2],
+            ctypes.byref(sampling), native.code(parts), native.pointer(out), native.pointer(told),
+            native.pointer(sent), memory, None,
+        )  # fmt: skip
+
+    assert run(residual) == -1 and not residual.any()
+    assert run(np.zeros(10, "f4")) == 0
+    library.hvds_workspace_destroy(memory)
