@@ -19,6 +19,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from benchmarks import convergence_data
 from examples.models.images import Images, resnet50
+from examples.models.small import small_resnet
 from hvd_sparse import topology
 
 HOROVOD, RECOMMENDED = "Horovod", "recommended"
@@ -31,11 +32,14 @@ EVALUATED = 256  # crops at a time
 WARM, BLOCK = 3, 4  # steps that do not count, and steps in a row of one arm
 
 
-def make_model(classes: int) -> keras.Model:
+def half_resnet50(classes: int) -> keras.Model:
     """That of bench_train.py, ResNet-50 of half the width, for grey crops; 5.9M parameters with 20 classes."""
     grey = keras.Input((convergence_data.SIDE, convergence_data.SIDE, 1))
     network = resnet50(Images(WIDTH, convergence_data.SIDE, BATCH, classes), last_gamma="zeros")
     return keras.Model(grey, network(keras.layers.Concatenate()([grey] * 3)))
+
+
+MODELS = {"resnet50": half_resnet50, "small_resnet": small_resnet}
 
 
 class Learner:
@@ -43,17 +47,18 @@ class Learner:
 
     Args:
         arm: `HOROVOD`, whose tape averages dense gradients, or `RECOMMENDED`.
+        model: one of `MODELS`.
         seed: of weights, order and noise.
         steps: of the whole training, by which the learning rate falls.
     """
 
-    def __init__(self, arm: str, seed: int, steps: int):
+    def __init__(self, arm: str, model: str, seed: int, steps: int):
         self._data = convergence_data.crops("left", TRAINING, 0)
         held_out = convergence_data.crops("right", HELD_OUT, 0)
         noisy = convergence_data.noisy(held_out.images, NOISE, np.random.default_rng(1))
         self._held_out = held_out._replace(images=noisy).part(hvd.rank(), hvd.size())
         keras.utils.set_random_seed(seed)
-        self.model = make_model(int(self._data.labels.max()) + 1)
+        self.model = MODELS[model](int(self._data.labels.max()) + 1)
         self._order, self._noise = np.random.default_rng(seed), np.random.default_rng([seed, hvd.rank()])
         warm_up = int(WARM_UP * steps)
         rate = keras.optimizers.schedules.CosineDecay(0.0, steps - warm_up, warmup_target=RATE, warmup_steps=warm_up)
@@ -105,7 +110,7 @@ class Learner:
 
 def train(arm: str, options: argparse.Namespace) -> dict[str, Any]:
     """A whole training: accuracy after every so many steps, and the slowest rank's seconds of all there was before."""
-    learner = Learner(arm, options.seed, options.steps)
+    learner = Learner(arm, options.model, options.seed, options.steps)
     curve, seconds = [], {"steps": [], "looks": []}
     for number in range(1, options.steps + 1):
         seconds["steps"].append(learner.step())
@@ -124,7 +129,7 @@ def train(arm: str, options: argparse.Namespace) -> dict[str, Any]:
 
 def times(options: argparse.Namespace) -> dict[str, list[float]]:
     """The slowest rank's seconds of each step, by arm; blocks of the arms take turns."""
-    learners = {arm: Learner(arm, options.seed, options.steps) for arm in ARMS}
+    learners = {arm: Learner(arm, options.model, options.seed, options.steps) for arm in ARMS}
     found: dict[str, list[float]] = {arm: [] for arm in ARMS}
     for learner in learners.values():
         for _ in range(WARM):
@@ -144,6 +149,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=pathlib.Path, help="where the first rank writes what was measured")
     parser.add_argument("--local", type=int, default=2)
+    parser.add_argument("--model", choices=MODELS, default="resnet50")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--steps", type=int, default=1024, help="of a whole training")
     parser.add_argument("--every", type=int, default=64, help="steps from one look at the held-out crops to the next")

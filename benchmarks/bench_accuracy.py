@@ -2,6 +2,7 @@
 
 ResNet-50 of half the width (accuracy_rank.py) trains from the start on crops of photographs, on 2x2 ranks, with
 Horovod's own tape and with `hvd.recipes.recommended()`, both at one learning rate. Root is needed, for the links.
+`--model small_resnet` is for a quick look: its gradients are so small that an exchange hardly costs anything.
 
 - Steps: whole trainings, of seed 0 behind links of the first rate, of others on this host's loopback, which takes
   less time. A training has reached an accuracy at the first look at the held-out crops that shows it; 95% and
@@ -26,7 +27,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import cluster, local_ranks, report, timing, writing
-from benchmarks.accuracy_rank import ARMS, HOROVOD, RECOMMENDED
+from benchmarks.accuracy_rank import ARMS, HOROVOD, MODELS, RECOMMENDED
 from benchmarks.report import Verdict
 
 NODES, LOCAL = 2, 2
@@ -134,9 +135,10 @@ def render(measured: dict[str, Any], options: argparse.Namespace, seconds: float
         [
             f"# Time to accuracy, {about['date']}",
             "",
-            f"`make bench-accuracy` on {about['processor']}; commit {about['commit']}; {runs[0]['parameters']:,} "
-            f"parameters, {options.steps} steps, a look every {every}, {options.seeds} seeds; {seconds / 60:.0f} "
-            "minutes. What is measured and how stands at the head of benchmarks/bench_accuracy.py.",
+            f"`make bench-accuracy` on {about['processor']}; commit {about['commit']}; {options.model}, "
+            f"{runs[0]['parameters']:,} parameters, {options.steps} steps, a look every {every}, "
+            f"{options.seeds} seeds; {seconds / 60:.0f} minutes. What is measured and how stands at the head of "
+            "benchmarks/bench_accuracy.py.",
             "",
             "## Targets",
             "",
@@ -177,6 +179,7 @@ def main() -> None:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default="1gbit,100mbit", help="of links; the first one has the whole trainings")
+    parser.add_argument("--model", choices=MODELS, default="resnet50")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=1024, help="of a whole training")
     parser.add_argument("--every", type=int, default=64, help="steps from one look at the held-out crops to the next")
@@ -187,7 +190,7 @@ def main() -> None:
     if missing is not None:
         sys.exit(missing)
     began = time.perf_counter()
-    words = ["--steps", str(options.steps), "--every", str(options.every)]
+    words = ["--model", options.model, "--steps", str(options.steps), "--every", str(options.every)]
     rates = options.rates.split(",")
     times = {rate: launch([*words, "--blocks", str(options.blocks)], rate) for rate in rates}
     whole = launch(words, rates[0])

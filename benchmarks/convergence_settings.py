@@ -108,17 +108,21 @@ ARMS = {
     "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
     "bucket16": Arm("16 of 512, 4 bits", "sparcml_buckets(k=16, bits=4)"),
+    "bucket4_updates": Arm("updates, ahead, 4 of 512", "updates(sparcml_buckets(k=4, bits=None), ahead=True)"),
+    "bucket8_updates": Arm("updates, ahead, 8 of 512, 4 bits", "updates(sparcml_buckets(k=8, bits=4), ahead=True)"),
+    "bucket16_updates": Arm("updates, ahead, 16 of 512, 4 bits", "updates(sparcml_buckets(k=16, bits=4), ahead=True)"),
 }
 # dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 _BETTER = ("momentum", "unmasked", "behind", "updates", "updates_warmed")
 _LOCAL = ("thin", "updates8", "diloco10", "diloco", "diloco100", "averaged")
 _LOCO = ("sparseloco", "sparseloco8", "sparseloco_fine", "sparseloco_kept")
+_BUCKETS = ("bucket8", "bucket16", "bucket8_updates", "bucket16_updates")
 TRAINED: dict[str, tuple[str, ...]] = {
-    "small_resnet": (*_COMMLIB, *_BETTER, "thin", "updates8", "bucket8", "bucket16"),  # SparCML 8.3: ResNet-110
+    "small_resnet": (*_COMMLIB, *_BETTER, "thin", "updates8", *_BUCKETS),  # SparCML 8.3: ResNet-110
     "small_vgg": (*_COMMLIB, *_BETTER),
     "transformer": (*_COMMLIB, "warmed", *_BETTER, *_LOCAL, *_LOCO),
-    "lstm": ("torus2d", *_BETTER, "bucket4", "warmed4"),  # SparCML 8.3: Hansards
+    "lstm": ("torus2d", *_BETTER, "bucket4", "warmed4", "bucket4_updates"),  # SparCML 8.3: Hansards
 }
 DENSE = "torus2d"  # what all arms are compared with
 
@@ -141,4 +145,7 @@ WANTED: dict[str, tuple[Wanted, ...]] = {
     "transformer": (Wanted(1.0, 1 / 12), Wanted(1.5, 1 / 40)),
     "lstm": (Wanted(1.0, 1 / 12), Wanted(1.5, 1 / 40)),
 }
-WITHIN = {"hitopk": ("topk", 1.0), "bucket4": (DENSE, 1.0), "bucket8": (DENSE, 1.0), "bucket16": (DENSE, 1.0)}
+WITHIN = {
+    "hitopk": ("topk", 1.0),
+    **dict.fromkeys(("bucket4", "bucket8", "bucket16", "bucket4_updates", *_BUCKETS[2:]), (DENSE, 1.0)),
+}

@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SAMPLES = ROOT / "results"
 LARGEST_JSON, LARGEST_PICTURE = 60_000, 80_000  # bytes, of what is kept
-DIGITS = 6
+DIGITS = 5
 FEW = 4
 WIDTH = 118
 

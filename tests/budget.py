@@ -1,7 +1,7 @@
 """What the tests cost: the processor time of each file, by tier, as the last run counted it and as it is agreed on.
 
 Each run of pytest writes one record for each tier that it ran tests of, `results/tests/quick.json` and
-`results/tests/thorough.json`; `tests/budget.json` is such a record of both tiers, committed.
+`results/tests/thorough.json`; `tests/budget.json` has the files of both tiers, and is committed.
 
     python -m tests.budget            compares the records of the last runs with the budget; status 1 if they exceed it
     python -m tests.budget --renew    makes the records of the last `make test-all` the budget
@@ -128,8 +128,7 @@ def main() -> None:
         sys.exit(f"There is no record {' and '.join(missing)} in {RECORDS}: run `make test-all` before.")
     run, budget = Spent.read(*paths), Spent.read(COMMITTED)
     if options.renew:
-        kept = {tier: {part: parts[part] for part in ("files", "cases")} for tier, parts in run.tiers.items()}
-        _write(COMMITTED, kept)
+        _write(COMMITTED, {tier: {"files": parts["files"]} for tier, parts in run.tiers.items()})
         return
     for tier in run.tiers:
         print(f"{tier}: {run.total(tier):.0f} s of processor time; the budget is {budget.total(tier):.0f} s.")

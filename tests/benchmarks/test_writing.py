@@ -22,7 +22,7 @@ def folders(tmp_path, monkeypatch):
 def test_the_summary_is_kept_and_the_samples_lie_apart(folders):
     stem = writing.write_results("exchange", {"ms": 0.123456789}, "# Exchange\n", [[0.5] * 20])
     assert {path.name for path in stem.parent.iterdir()} == {"exchange.json", "exchange.md"}
-    assert stem.with_suffix(".json").read_text() == '{"ms": 0.123457}\n'
+    assert stem.with_suffix(".json").read_text() == '{"ms": 0.12346}\n'
     assert stem.with_suffix(".md").read_text() == "# Exchange\n"
     (samples,) = (folders / "samples").iterdir()
     assert samples.name == f"exchange-{timing.machine()['date']}.json"

@@ -94,7 +94,7 @@ def many_are_in_flight_in_any_order():
         assert handles[call].ready()
 
 
-@case(ranks=(4,))
+@case(ranks=(4,), quick=thorough)
 def low_precision_is_the_same_on_all_ranks_in_a_graph():
     world, quantizer = hvd.topology.world(), QSGD(4, bucket=128)
     inputs = everyones(density=0.5)

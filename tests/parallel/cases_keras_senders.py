@@ -34,7 +34,7 @@ def trained(sends, optimizer, policy, epochs, folder=None):
     return trained_with_checkpoints(folder, epochs, recipe, policy, OPTIMIZERS[optimizer]())
 
 
-@case(ranks=(4,), over=lambda ranks: WAYS[:2])
+@case(ranks=(4,), over=lambda ranks: WAYS[:2], quick=lambda ranks, sends, **_: sends == "updates")
 def fit_learns_and_replicas_agree(sends, optimizer, policy):
     hvd.init(local_size=2)
     model = trained(sends, optimizer, policy, 8)
