@@ -76,6 +76,14 @@ _SELECT = (
         "With a narrow wire, what rounding loses of a run's elements is lost.",
     ),
     _fault(
+        "select: what equals a sampled threshold",
+        "select",
+        "select/select_cpu_sampled.cc",
+        "sampling.rank + 1, scratch) + 1, kInfinityKey)",
+        "sampling.rank + 1, scratch), kInfinityKey)",
+        "What equals the threshold of gradient dropping is taken for what exceeds it.",
+    ),
+    _fault(
         "select: Algorithm 1's threshold",
         "select",
         "select/select_rules.h",
