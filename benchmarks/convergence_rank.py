@@ -51,12 +51,12 @@ def keep(job: dict[str, Any], number: int, result: dict[str, Any]) -> None:
 
 
 def rounded(outcome: dict[str, Any]) -> dict[str, Any]:
-    """With four digits after the point, and without the settings, which the fingerprint stands for."""
+    """With four digits after the point, curves with two, and without the settings, which the fingerprint stands for."""
     kept = {name: value for name, value in outcome.items() if name != "settings"}
     return {
         name: round(value, 4)
         if isinstance(value, float)
-        else [round(each, 4) for each in value]
+        else [round(each, 2) for each in value]
         if isinstance(value, list)
         else value
         for name, value in kept.items()

@@ -38,6 +38,7 @@ _OPERATIONS = (
     "HvdSparseClear",
     "HvdSparsePack",
     "HvdSparseUnpack",
+    "HvdSparseUnpackCounted",
     "HvdSparseSum",
     "HvdSparseSharedExchangeRagged",
     "HvdSparseCheckFaults",
