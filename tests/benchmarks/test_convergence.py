@@ -253,7 +253,8 @@ def test_each_arm_goes_on_at_its_best_rate_and_finished_runs_are_not_made_again(
         for run in wanted:
             best = 2.0 if run.arm == "torus2d" else 0.5
             error = abs(run.rate - best)
-            convergence_runs.append(store, {"fingerprint": run.fingerprint(), "final": 70.0 - error, "error": error})
+            outcome = {"final": 70.0 - error, "curve": [0.0, 70.0 - error], "error": -error}
+            convergence_runs.append(store, {"fingerprint": run.fingerprint(), **outcome})
 
     study = Study(tmp_path / "runs.jsonl", Cluster(), 0, [0.5, 1.0, 2.0], 3, 2, make)
     asked = {"small_vgg": ["torus2d", "dense", "hitopk"]}
