@@ -9,7 +9,8 @@ The same seed gives all arms the same first weights and the same samples with th
 settings but the learning rate are the same. So differences are paired by seed, and the interval is Student's, 95%.
 
 Each arm, dense too, is trained at its own best learning rate of one grid: the first seeds (--searched) are trained at
-each of --rates, in units of the model's own rate, and all others at the one that validates best: by the loss of translation, and by the top-1 of images in the last epochs.
+each of --rates, in units of the model's own rate, and all others at the one that validates best: by the loss of
+translation, and by the top-1 of images in the last epochs.
 
 With --simulated the ranks are threads of one process (convergence_simulation.py): the same bits in less time.
 

@@ -92,8 +92,10 @@ def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
 
 
 def _error(model: str, outcome: Mapping[str, Any]) -> float:
-    """What is least at the best learning rate, on what is watched: the loss of translation, which differs less between
-    seeds than BLEU does; of images what top-1 lacks, over the last epochs, as at high rates their loss may fall with it.
+    """What is least at the best learning rate, on validation data.
+
+    The loss of translation, which differs less between seeds than BLEU does; of images what top-1 lacks in the last
+    epochs, as at high rates their loss may fall with it.
     """
     return outcome["error"] if MEASURES[model] == "BLEU" else 100.0 - float(np.mean(outcome["curve"][-LAST:]))
 
