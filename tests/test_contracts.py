@@ -195,6 +195,12 @@ class TestCompressor:
         assert describe(telemetry.timed(part)) == describe(part)
 
     @compressor
+    def test_answers_by_yes_or_no(self, make):
+        part = make(0.1, "float32")
+        for answer in (part.feeds_back, part.holds, part.has_own_code, part.counts_differ):
+            assert answer in (True, False)
+
+    @compressor
     def test_describes_itself(self, make):
         assert describe(make(0.1, "float32")) == describe(make(0.1, "float32")) != describe(make(0.2, "float32"))
 
