@@ -62,8 +62,9 @@ Key run_sampled(const Input& input, const hvds_sampling& sampling, const Output&
   *sent = found.sent;
   workspace.sent_exactly = kByCandidates;
   if (!found.misled) return found.highest;
-  const Output exact{workspace.sent_values.reserve(sampling.kept), output.dtype,
-                     workspace.sent_indices.reserve(sampling.kept), output.residual_out};
+  const int64_t room = sampling.kept + 1;  // never none, as what copies nothing may not be given a null pointer
+  const Output exact{workspace.sent_values.reserve(room), output.dtype, workspace.sent_indices.reserve(room),
+                     output.residual_out};
   *sent = workspace.sent_exactly = sampling.kept;
   return run(input, exact, {sampling.kept, 0, 0}, workspace, parallel);
 }
