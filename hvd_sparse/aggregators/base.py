@@ -128,7 +128,7 @@ class Aggregator(Renamed, abc.ABC):
         return False
 
     def exchange_apart(self, tensors: Sequence[tf.Tensor], state: AggregatorState, residual: tf.Tensor) -> Exchange:
-        """Averages the tensors that the vector consists of one by one, each as soon as it is there; in a graph.
+        """Averages the tensors that the vector consists of, each large one as soon as it is there; in a graph.
 
         Only members that say so by `takes_apart` do.
 

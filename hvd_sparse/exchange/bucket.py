@@ -43,10 +43,10 @@ class BucketExchange:
     def exchange(self, gradients: Mapping[str, tf.Tensor]) -> Exchange:
         """Averages the bucket over all ranks, without writing the new state.
 
-        Where the recipe can, gradients are not laid end to end in a graph: Horovod sends them as they become ready, as
-        it does without this package, and puts together what fits. Eager calls wait for each other, so there they are.
-        So they are where TensorFlow is told to be deterministic: what Horovod puts together, and so the order in which
-        it adds, differs from run to run.
+        Where the recipe can, large gradients are not laid end to end in a graph: Horovod sends them as they become
+        ready, as it does without this package. Eager calls wait for each other, so there they are. So they are where
+        TensorFlow is told to be deterministic: Horovod puts small messages together as they are ready, and so the order
+        in which it adds may differ from run to run.
         """
         residual = self._residual
         if self._apart and residual is not None and not tf.executing_eagerly():
