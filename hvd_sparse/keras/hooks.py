@@ -29,6 +29,7 @@ import tensorflow as tf
 from hvd_sparse.exchange import sender_side
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import ahead, local_optimizer, momentum, slots, train_step, without_slots
+from hvd_sparse.servers.optimizer import is_served
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
@@ -104,7 +105,7 @@ def adopt(model: keras.Model) -> None:
     exchange = exchange_of(model.optimizer)
     if exchange is not None and exchange.looks_ahead:
         ahead.wrap(model)
-    if exchange is None or not model.jit_compile:
+    if not model.jit_compile or not _meets_others(model.optimizer):
         return
     model.jit_compile = False
     if train_step.is_compiled(model):
@@ -265,18 +266,23 @@ def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> 
             setattr(optimizer, name, threshold)
 
 
+def _meets_others(optimizer: Any) -> bool:
+    """Whether an optimizer's step needs the other ranks, which XLA cannot compile."""
+    return exchange_of(optimizer) is not None or is_served(optimizer)
+
+
 def _hooked_compile(original: Any) -> Any:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def compile(self, *args, **kwargs):
-        if exchange_of(kwargs.get("optimizer", args[0] if args else None)) is not None:
+        if _meets_others(kwargs.get("optimizer", args[0] if args else None)):
             kwargs = _without_the_gone(kwargs)
         asked = signature.bind(self, *args, **kwargs).arguments
         forced = asked.get("jit_compile") is True and not asked.get("run_eagerly")
-        if forced and exchange_of(asked.get("optimizer")) is not None and not train_step.is_compiled(self):
+        if forced and _meets_others(asked.get("optimizer")) and not train_step.is_compiled(self):
             raise ValueError(
-                "jit_compile=True asks XLA to compile the whole train step, and Horovod's collectives cannot be "
+                "jit_compile=True asks XLA to compile the whole train step, and what goes to other ranks cannot be "
                 'compiled. Leave jit_compile at "auto", or compile forward and backward pass with the exchange '
                 "outside: model = hvd.compiled_train_step(model) before model.compile(...)."
             )

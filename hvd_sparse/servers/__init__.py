@@ -1,0 +1,15 @@
+"""Sharded parameter servers: every rank is also the server of a part of the parameters (Aji and Heafield 2017).
+
+A rank pushes its gradient to all servers and pulls parameters from them, both as sparse messages. It waits for no
+other rank: a server applies pushes in the order in which they arrive.
+
+- `messages`: what a push and a pull hold.
+- `shard`: a server's state and rules, without a network; `rules` says which pushes are applied when, `copies` what
+  each client was last sent.
+- `pushing`: what a client sends, and its copy of the parameters.
+- `optimizer`: `ShardedServers`, around a Keras optimizer; `applying` runs that optimizer on a shard.
+"""
+
+from hvd_sparse.servers.optimizer import ShardedServers
+
+__all__ = ["ShardedServers"]

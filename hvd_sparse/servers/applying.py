@@ -1,0 +1,108 @@
+"""A Keras optimizer that runs on a server, on the pieces of variables that lie in its shard."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.spec import Spec
+
+# Those that treat each element alone, whatever lies beside it.
+_ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion", "Nadam", "Ftrl")
+# Settings of what the clients do, or nobody.
+_CLIENTS = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps", "loss_scale_factor")
+
+
+def check(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError where servers cannot run this optimizer on a part of the parameters."""
+    home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
+    if home.__module__.partition(".")[0] != "keras" or home.__name__ not in _ELEMENT_WISE:
+        raise ValueError(
+            f"A server has a part of the parameters and cannot run {type(optimizer).__name__}, which may look at whole "
+            f"variables: use one of {', '.join(_ELEMENT_WISE)} with its own step."
+        )
+    if optimizer.use_ema:
+        raise ValueError("Servers keep no moving average of the parameters: leave use_ema out.")
+    if optimizer.gradient_accumulation_steps:
+        raise ValueError(
+            f"Each step is a push of its own: in place of gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps} take larger batches, or pushes_per_update of the servers."
+        )
+
+
+def require_plain(variables: Sequence[Any]) -> None:
+    """Raises ValueError where servers cannot hold one of these variables."""
+    for variable in variables:
+        if variable.dtype != "float32":
+            raise ValueError(f"Servers hold float32 parameters, got {variable.path} of {variable.dtype}.")
+        if variable.constraint is not None:
+            raise ValueError(
+                f"{variable.path} has a constraint, and no rank has all of the newest parameters to apply it to: leave "
+                "it out, or use hvd.DistributedOptimizer."
+            )
+
+
+class ServedPieces:
+    """The pieces of variables in a shard, as variables of their own, and a copy of the optimizer that runs on them.
+
+    Decoupled weight decay is the server's, of those variables that it is for; clipping is the clients'.
+    """
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec):
+        """Takes the clients' optimizer, the model's variables in the order of the spec's segments, and the shard."""
+        self._spec, self._values = spec, None
+        with tf.init_scope(), tf.device("CPU:0"):
+            self._pieces = [_piece(variables[place.segment], place) for place in spec.places]
+            decayed = {
+                optimizer._var_key(piece)
+                for piece, place in zip(self._pieces, spec.places, strict=True)
+                if optimizer.weight_decay and optimizer._use_weight_decay(variables[place.segment].value)
+            }
+            self._optimizer = _copy(optimizer, decayed)
+            if self._pieces:
+                self._optimizer.build(self._pieces)
+
+    def values(self) -> np.ndarray:
+        """[size] float32; not to be written."""
+        if self._values is None:
+            parts = [piece.value.numpy() for piece in self._pieces]
+            self._values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
+        return self._values
+
+    def apply(self, gradient: np.ndarray, rate: float) -> None:
+        """Makes one update by a gradient [size] float32 and a learning rate."""
+        if not self._pieces:
+            return
+        self._optimizer.learning_rate = rate
+        with tf.device("CPU:0"):
+            vector = tf.constant(gradient)
+            parts = [vector[place.begin : place.begin + place.size] for place in self._spec.places]
+            self._optimizer.apply(parts, self._pieces)
+        self._values = None
+
+
+def _piece(variable: Any, place: Any) -> keras.Variable:
+    flat = np.asarray(variable.numpy(), np.float32).reshape(-1)[place.start : place.start + place.size]
+    return keras.Variable(flat, dtype="float32", name=f"piece{place.segment}")
+
+
+def _copy(optimizer: keras.optimizers.Optimizer, decayed: set[str]) -> keras.optimizers.Optimizer:
+    """An optimizer of the same class and settings, whose learning rate comes with each gradient."""
+    base: Any = optimizer.__class__
+
+    class Copy(base):
+        def _use_weight_decay(self, variable):
+            return self._var_key(variable) in decayed
+
+    rate = optimizer._learning_rate
+    vars(optimizer)["_learning_rate"] = 0.0  # a schedule need not be one that can be saved
+    try:
+        config = optimizer.get_config()
+    finally:
+        vars(optimizer)["_learning_rate"] = rate
+    config = {key: value for key, value in config.items() if key not in _CLIENTS}
+    return Copy.from_config({**config, "learning_rate": 0.0})

@@ -1,0 +1,89 @@
+"""A client's connections to all servers: whole steps, whatever is lost on the way."""
+
+from __future__ import annotations
+
+import concurrent.futures
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hvd_sparse.servers import wire
+from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
+from hvd_sparse.servers.pushing import Copy
+from hvd_sparse.spec import Spec
+from link import Client, LinkError, WireError
+
+_ATTEMPTS = 3  # to get an answer to one message, over connections that end
+
+
+class ServerLostError(RuntimeError):
+    """A server does not answer any more."""
+
+
+class Connections:
+    """What one client says to all servers; not for several threads at once."""
+
+    def __init__(self, client: Client, shards: Sequence[Spec]):
+        """Takes the link's client, connected to a server for each shard; pulls everything."""
+        self._client, self._servers = client, range(len(shards))
+        self.copy = Copy(shards)
+        self.number = 0
+        self.pushes = 0  # of all clients, that servers have applied, the least that any has told
+        self.bytes_pushed = self.bytes_pulled = 0
+        self._take(0, self._ask_all("begin", [{}] * len(shards), [b""] * len(shards)))
+
+    def step(self, rate: float, chosen: Sequence[Entries]) -> None:
+        """Pushes a gradient, of which each server gets its part, and takes up what they answer.
+
+        Raises:
+            ServerLostError: where a server cannot be reached; the copy is as before the step, or partly newer.
+        """
+        number = self.number + 1
+        fields = [wire.push_fields(Push(number, rate, entries)) for entries in chosen]
+        self._take(number, self._ask_all("push", fields, [wire.payload(entries) for entries in chosen]))
+        self.number = number
+        self.bytes_pushed += sum(entries.nbytes for entries in chosen)
+
+    def published(self) -> np.ndarray:
+        """The servers' parameters as they are, [d] float32, whatever this client has."""
+        pulls = self._ask_all("publish", [{}] * len(self._servers), [b""] * len(self._servers))
+        return np.concatenate([pull.parameters.values for pull in pulls])
+
+    def leave(self) -> None:
+        """Tells all servers that this client has ended; those that are gone need not know."""
+        told = [self._client.ask(server, "leave", check=lambda *_: None) for server in self._servers]
+        concurrent.futures.wait(told)
+
+    def _take(self, number: int, pulls: Sequence[Pull]) -> None:
+        for server, pull in enumerate(pulls):
+            self.copy.take(server, number, pull)
+            self.bytes_pulled += pull.parameters.nbytes
+        self.pushes = min(pull.pushes for pull in pulls)
+
+    def _ask_all(self, kind: str, fields: Sequence[dict[str, Any]], payloads: Sequence[bytes]) -> list[Pull]:
+        def ask(server: int) -> concurrent.futures.Future[Pull]:
+            return self._client.ask(server, kind, payloads[server], check=_pull, **fields[server])
+
+        asked = [ask(server) for server in self._servers]
+        return [self._answer(server, asked[server], lambda server=server: ask(server)) for server in self._servers]
+
+    def _answer(self, server: int, asked: concurrent.futures.Future[Pull], again: Any) -> Pull:
+        """The answer; where the connection has ended the same message goes once more over a new one."""
+        for _ in range(_ATTEMPTS):
+            try:
+                return asked.result()
+            except LinkError as lost:
+                reason = lost
+                asked = again()
+        raise ServerLostError(
+            f"The server of rank {server} does not answer: {reason}. Its part of the parameters is lost with it: start "
+            "the job again from its last checkpoint."
+        )
+
+
+def _pull(kind: str, fields: dict[str, Any], received: Any) -> Pull:
+    try:
+        return wire.pull_of(fields, received)
+    except MessageError as complaint:
+        raise WireError(str(complaint)) from None

@@ -1,0 +1,170 @@
+"""How ranks join: one collective for addresses and the secret, then a server and a client on each."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import math
+import secrets
+import socket
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.compression.base import Compressor
+from hvd_sparse.servers import wire
+from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.connections import Connections
+from hvd_sparse.servers.copies import Copies, SharedCopy
+from hvd_sparse.servers.pushing import cut, unpacked
+from hvd_sparse.servers.rules import Rule, Together
+from hvd_sparse.servers.service import Service
+from hvd_sparse.servers.shard import Shard
+from hvd_sparse.spec import Spec, describe
+from hvd_sparse.transport import host_names
+from hvd_sparse.transport.communicator import Communicator, Grid
+from link import Caller, Client, Events, Patience, Server, hold
+
+_SECRET_BYTES = 32
+_FAREWELL = 600.0  # seconds for which a rank that has ended goes on to serve others
+
+
+class Settings(NamedTuple):
+    """What `ShardedServers` was asked for.
+
+    Attributes:
+        push: feeds back; None sends all.
+        pull: without feedback; None sends all.
+        rule: which pushes are applied when.
+        interface: at which this rank's server listens; None is the address of this host.
+    """
+
+    push: Compressor | None
+    pull: Compressor | None
+    rule: Rule
+    interface: str | None
+
+    def account(self) -> dict[str, Any]:
+        """What all ranks must have in common, JSON-serialisable."""
+        return {"push": describe(self.push), "pull": describe(self.pull), "rule": describe(self.rule)}
+
+
+class Member:
+    """A rank's server and its connections to all servers.
+
+    Attributes:
+        shards: of all servers.
+        shard: this rank's.
+        connections: to all servers.
+    """
+
+    def __init__(self, shards: Sequence[Spec], shard: Shard, service: Service, server: Server, client: Client):
+        self.shards, self.shard = tuple(shards), shard
+        self._service, self._server, self._client = service, server, client
+        self.connections = Connections(client, shards)
+        self._closed = False
+        atexit.register(self.close)
+
+    def close(self, patience: float = _FAREWELL) -> bool:
+        """Leaves: goes on to serve until all ranks have left, then stops; calling it again does nothing.
+
+        Args:
+            patience: seconds for the others.
+
+        Returns:
+            Whether all had left.
+        """
+        if self._closed:
+            return True
+        self._closed = True
+        atexit.unregister(self.close)
+        self.connections.leave()
+        ended = self._service.ended.wait(patience)
+        self._client.close()
+        self._server.close()
+        return ended
+
+
+def join(
+    optimizer: keras.optimizers.Optimizer,
+    variables: Sequence[Any],
+    segments: tuple[tuple[str, int], ...],
+    grid: Grid,
+    settings: Settings,
+) -> Member:
+    """Starts this rank's server and connects it to all; a collective.
+
+    All ranks begin with the variables of rank 0.
+
+    Args:
+        optimizer: not built; its copies run on the servers.
+        variables: what it is to train.
+        segments: their names and sizes.
+        grid: the ranks.
+        settings: the same on every rank, but for the interface.
+
+    Raises:
+        ValueError: on every rank alike, where they disagree.
+        OSError: on every rank alike, where one cannot listen.
+    """
+    world, size = grid.world, sum(size for _, size in segments)
+    account = {"sizes": [size for _, size in segments], "optimizer": _config(optimizer), **settings.account()}
+    world.agree(account, "the model or the servers' settings", "servers.agree")
+    shards = cut(Spec(size, grid, segments=segments, name="servers"), world.size)
+    _begin_alike(variables, world)
+    addresses, held, secret = _meet(world, settings.interface)
+    pieces = ServedPieces(optimizer, variables, shards[world.rank])
+    kind = SharedCopy if isinstance(settings.rule, Together) else Copies
+    shard = Shard(pieces, kind(settings.pull, shards[world.rank]), settings.rule, world.size)
+    service, protocol, subject = Service(shard), wire.protocol(shards[0].size), _subject(account)
+    events = Events("hvd_sparse servers")
+    server = Server(
+        addresses[world.rank], world.rank, subject, secret, protocol, service.handle, events
+    )
+    held.close()
+    caller = Caller(world.rank, subject, secret, protocol, Patience(work=math.inf), events=events)
+    return Member(shards, shard, service, server, Client(addresses, caller))
+
+
+def _begin_alike(variables: Sequence[Any], world: Communicator) -> None:
+    """Gives all ranks the variables of rank 0."""
+    flat = tf.concat([tf.reshape(tf.convert_to_tensor(each), [-1]) for each in variables], 0)
+    first = world.broadcast(flat, 0, "servers.begin")
+    for variable, value in zip(variables, unpacked(first, [each.shape for each in variables]), strict=True):
+        variable.assign(value)
+
+
+def _meet(world: Communicator, interface: str | None) -> tuple[list[str], socket.socket, bytes]:
+    """The addresses of all servers, what holds this one's port, and the job's secret; a collective."""
+    held, address, problem = _try_to_hold(interface or host_names.own())
+    told = world.gather_descriptions([address, problem], "servers.addresses")
+    problems = [f"rank {rank} {said}" for rank, (_, said) in zip(world.ranks, told, strict=True) if said]
+    if problems or held is None:
+        raise OSError(
+            f"{'; '.join(problems)}. Pass ShardedServers(..., interface=...) the interface or address of the network "
+            "that joins the hosts."
+        )
+    own = secrets.token_hex(_SECRET_BYTES) if world.rank == 0 else ""
+    secret = world.gather_descriptions(own, "servers.secret")[0]
+    return [each for each, _ in told], held, bytes.fromhex(secret)
+
+
+def _try_to_hold(bind: str) -> tuple[socket.socket | None, str, str]:
+    try:
+        held, address = hold(bind)
+    except OSError as error:
+        return None, "", f"cannot listen at {bind}: {error}"
+    return held, address, ""
+
+
+def _config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The optimizer's class and the settings that say how servers apply gradients."""
+    config = {key: value for key, value in optimizer.get_config().items() if key != "learning_rate"}
+    return {"class": type(optimizer).__name__, **json.loads(json.dumps(config, default=str))}
+
+
+def _subject(account: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(account, sort_keys=True).encode()).hexdigest()

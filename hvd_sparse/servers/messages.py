@@ -1,0 +1,80 @@
+"""What clients and servers send each other, checked against the vector that it is about."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+
+class MessageError(ValueError):
+    """What came does not fit: it is of another size, out of turn, or not finite."""
+
+
+class Entries(NamedTuple):
+    """Values at places of a vector.
+
+    Attributes:
+        values: [k] float32.
+        indices: [k] int32, all different; None where there is a value for each place.
+    """
+
+    values: np.ndarray
+    indices: np.ndarray | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of both."""
+        return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
+
+    def checked(self, size: int) -> Entries:
+        """Itself, if it fits a vector of this size and is finite; MessageError says what does not."""
+        places = size if self.indices is None else len(self.indices)
+        if len(self.values) != places:
+            raise MessageError(f"{len(self.values)} values for {places} places")
+        if self.indices is not None and places and not 0 <= self.indices.min() <= self.indices.max() < size:
+            raise MessageError(f"places from {self.indices.min()} to {self.indices.max()} of a vector of {size}")
+        if not np.isfinite(self.values).all():
+            raise MessageError("values that are not finite")
+        return self
+
+    def add_to(self, vector: np.ndarray) -> None:
+        """Adds the values to a vector [size] float32."""
+        if self.indices is None:
+            vector += self.values
+        else:
+            vector[self.indices] += self.values
+
+    def set_in(self, vector: np.ndarray) -> None:
+        """Puts the values in a vector [size] float32; doing it again changes nothing."""
+        vector[slice(None) if self.indices is None else self.indices] = self.values
+
+
+class Push(NamedTuple):
+    """A client's gradient.
+
+    Attributes:
+        number: 1, 2, 3, ... from when the client began; the same message has the same number when it is sent again.
+        rate: the learning rate that it is to be applied with.
+        gradient: for this server's shard.
+    """
+
+    number: int
+    rate: float
+    gradient: Entries
+
+
+class Pull(NamedTuple):
+    """The answer to a push.
+
+    Attributes:
+        number: of the push; 0 where a client begins.
+        version: how many updates the server's parameters have taken in.
+        pushes: how many pushes of all clients it has applied.
+        parameters: new values, at the places that were chosen.
+    """
+
+    number: int
+    version: int
+    pushes: int
+    parameters: Entries

@@ -1,0 +1,203 @@
+"""A Keras optimizer that runs on sharded servers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.compression.base import Compressor
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.exchange.plan import unique_names
+from hvd_sparse.servers import applying
+from hvd_sparse.servers.joining import Member, Settings, join
+from hvd_sparse.servers.messages import Entries
+from hvd_sparse.servers.pushing import Pushes, unpacked
+from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
+from hvd_sparse.transport import topology
+
+_SERVED = "_hvd_sparse_servers"
+
+
+def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
+    optimizer: keras.optimizers.Optimizer,
+    push: Compressor | None = None,
+    pull: Compressor | None = None,
+    *,
+    synchronous: bool = False,
+    max_staleness: int | None = None,
+    pushes_per_update: int = 1,
+    interface: str | None = None,
+) -> keras.optimizers.Optimizer:
+    """Makes a Keras optimizer run on sharded parameter servers (Aji and Heafield 2017, sections 3 and 4).
+
+    Every rank is also the server of 1/P of the parameters and of the optimizer's slots. In each step a rank pushes its
+    gradient to the P servers and pulls parameters from them, both as sparse messages over connections of their own, and
+    waits for no other rank: fast ones do more steps. It is to be passed to `compile`, or used in a loop of one's own, as
+    any optimizer. It keeps its class and config. `iterations`, and with it a schedule of the learning rate, counts the
+    pushes of all ranks / P: the steps of a synchronous job that has seen as many batches. Gradients are clipped by the
+    ranks, weights decay on the servers.
+
+    Args:
+        optimizer: works element by element, as SGD, Adam or Adagrad, and is not used yet; it is changed in place and
+            returned.
+        push: what is sent of gradient + residual, as `SampledThreshold(0.01)`; a compressor without feedback gets
+            `ErrorFeedback` around it. None sends all.
+        pull: what is sent of the parameters, chosen by their difference from what this rank was last sent; a compressor
+            without feedback. None sends all.
+        synchronous: servers wait for the pushes of all ranks and make one update by their mean, added in rank order:
+            the aggregator of the same compressor, shard by shard, to the bit where `pull` is None.
+        max_staleness: how many updates may be made while a rank computes; who is faster waits. None sets no bound.
+        pushes_per_update: how many pushes are averaged for one update; asynchronous Adam is better with several (Aji
+            and Heafield 2019).
+        interface: network interface, or address, of this host at which its server listens, and nowhere else. By
+            default that by which the other hosts know this one.
+
+    Raises:
+        TypeError: where it is no Keras optimizer.
+        ValueError: where servers cannot run it, or the settings contradict each other.
+    """
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(f"Expected a Keras optimizer, as keras.optimizers.Adam(), got {type(optimizer).__name__}.")
+    if optimizer.built or is_served(optimizer):
+        raise ValueError(f"The optimizer {optimizer.name} is in use already: wrap it once, and before the first step.")
+    applying.check(optimizer)
+    if pull is not None and pull.feeds_back:
+        raise ValueError(
+            f"What a pull leaves out stays in the difference: pass the compressor alone, without "
+            f"{type(pull).__name__} around it."
+        )
+    feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
+    rule = _rule(synchronous, max_staleness, pushes_per_update)
+    vars(optimizer)[_SERVED] = _Served(Settings(feeding, pull, rule, interface))
+    optimizer.__class__ = _served_class(type(optimizer))
+    return optimizer
+
+
+def is_served(optimizer: Any) -> bool:
+    """Whether an optimizer runs on servers, or is one with loss scaling around such a one."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return is_served(optimizer.inner_optimizer)
+    return isinstance(optimizer, keras.optimizers.Optimizer) and _SERVED in vars(optimizer)
+
+
+def served(optimizer: Any) -> _Served:
+    """What makes an optimizer run on servers."""
+    return vars(optimizer)[_SERVED]
+
+
+def _rule(synchronous: bool, max_staleness: int | None, pushes_per_update: int) -> Rule:
+    if not synchronous:
+        return InOrderOfArrival(max_staleness, pushes_per_update)
+    if max_staleness is not None or pushes_per_update != 1:
+        raise ValueError(
+            "synchronous=True makes one update of the pushes of all ranks, and no copy is ever older: leave "
+            "max_staleness and pushes_per_update out."
+        )
+    return Together()
+
+
+class _Served:
+    """One optimizer's part in the job: its variables, what it pushes and its connections."""
+
+    def __init__(self, settings: Settings):
+        self._settings = settings
+        self._variables: list[Any] = []
+        self._pushes: Pushes | None = None
+        self._steps: tf.Variable | None = None
+        self._member: Member | None = None
+
+    @property
+    def member(self) -> Member:
+        """This rank's server and connections; RuntimeError before the first step."""
+        if self._member is None:
+            raise RuntimeError("The servers begin with the first step: train at least one before.")
+        return self._member
+
+    @property
+    def steps(self) -> tf.Tensor:
+        """The pushes of all ranks / P, [] int64, rounded down."""
+        assert self._steps is not None
+        return self._steps.read_value()
+
+    def begin(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
+        """Joins the servers; a collective of all ranks, which begin with the variables of rank 0."""
+        applying.require_plain(variables)
+        topology.size()  # raises where hvd.init() was forgotten
+        self._variables = list(variables)
+        segments = tuple(
+            (name, int(np.prod(variable.shape, dtype=np.int64)))
+            for name, variable in zip(unique_names(variables), variables, strict=True)
+        )
+        self._member = join(optimizer, self._variables, segments, topology.grid(), self._settings)
+        self._pushes = Pushes(self._settings.push, self._member.shards)
+        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_of_all")
+
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
+        """Pushes gradients, pulls parameters and assigns them."""
+        assert self._pushes is not None and self._steps is not None
+        given = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
+        flat = [_flat(given.get(id(variable)), variable) for variable in self._variables]
+        chosen = self._pushes.choose(tf.concat(flat, 0))
+        lengths = [len(parts) for parts in chosen]
+        inputs = [tf.cast(rate, tf.float64), *(part for parts in chosen for part in parts)]
+
+        def exchange(rate: np.ndarray, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+            return self._exchange(float(rate), parts, lengths)
+
+        values, steps = tf.numpy_function(exchange, inputs, [tf.float32, tf.int64])
+        whole = tf.ensure_shape(values, [sum(spec.size for spec in self.member.shards)])
+        pieces = unpacked(whole, [variable.shape for variable in self._variables])
+        for variable, value in zip(self._variables, pieces, strict=True):
+            variable.assign(value)
+        self._steps.assign(tf.ensure_shape(steps, []))
+
+    def _exchange(self, rate: float, parts: Sequence[np.ndarray], lengths: Sequence[int]):
+        """In Python, between two parts of a graph."""
+        connections, left = self.member.connections, iter(parts)
+        connections.step(rate, [Entries(*(next(left) for _ in range(length))) for length in lengths])
+        # A copy: TensorFlow may keep the memory that it is given as a variable's own.
+        return connections.copy.values.copy(), np.int64(connections.pushes // len(lengths))
+
+
+def _served_class(base: Any) -> type:
+    """A subclass that pushes and pulls, under the same name; what saves it writes the base class."""
+
+    class Served(base):
+        __class__ = property(lambda self: base)
+
+        @property
+        def servers(self) -> Member:
+            """This rank's server and connections, from the first step on."""
+            return served(self).member
+
+        def build(self, variables):
+            if not self.built:
+                keras.optimizers.Optimizer.build(self, variables)
+                with tf.init_scope():
+                    served(self).begin(self, list(variables))
+
+        def apply(self, grads, trainable_variables=None):
+            base.apply(self, grads, trainable_variables)
+            self.iterations.assign(served(self).steps)
+
+        def _apply_weight_decay(self, variables):
+            pass
+
+        def _backend_update_step(self, grads, trainable_variables, learning_rate):
+            served(self).step(grads, trainable_variables, learning_rate)
+
+    Served.__name__, Served.__qualname__ = base.__name__, base.__qualname__
+    Served.__module__, Served.__doc__ = base.__module__, base.__doc__
+    return Served
+
+
+def _flat(gradient: Any, variable: Any) -> tf.Tensor:
+    """A variable's gradient [n] float32; zeros where it has none."""
+    size = int(np.prod(variable.shape, dtype=np.int64))
+    if gradient is None:
+        return tf.zeros([size], tf.float32)
+    return tf.reshape(tf.cast(tf.convert_to_tensor(gradient), tf.float32), [size])

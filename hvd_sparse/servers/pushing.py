@@ -1,0 +1,104 @@
+"""A client: what it sends of its gradients, and its copy of the parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse import ops
+from hvd_sparse.compression.base import Compressor
+from hvd_sparse.servers.messages import MessageError, Pull
+from hvd_sparse.spec import Spec, shards
+
+_REMEDY = (
+    "Nothing was sent: residuals and variables are as before this step. Look for a learning rate that is too high or "
+    "for bad input on that rank."
+)
+
+
+class Pushes(tf.Module):
+    """Chooses what is sent of a gradient to each server, and keeps what is not."""
+
+    def __init__(self, compressor: Compressor | None, shards: Sequence[Spec]):
+        """Takes a compressor that feeds back, or None to send all; and the servers' shards."""
+        super().__init__()
+        self._compressor, self._shards = compressor, tuple(shards)
+        self._states = [compressor.create(spec) for spec in shards] if compressor is not None else []
+
+    def choose(self, gradient: tf.Tensor) -> list[tuple[tf.Tensor, ...]]:
+        """What each server is to be sent: (values,) float32, or (values, indices) with int32; works in a graph, too.
+
+        Args:
+            gradient: [d] float32, with the segments of the shards end to end.
+
+        Raises:
+            tf.errors.InvalidArgumentError: where it is not finite; no state has changed.
+        """
+        parts = tf.split(gradient, [spec.size for spec in self._shards])
+        if self._compressor is None:
+            _, culprit = ops.sum_parts(gradient[tf.newaxis])
+            with tf.control_dependencies([self._checked(culprit)]):
+                return [(tf.identity(part),) for part in parts]
+        chosen = [
+            self._compressor.compress(part[tf.newaxis], state)
+            for part, state in zip(parts, self._states, strict=True)
+        ]
+        culprit = tf.reduce_max(tf.stack([selection.culprit for selection in chosen]))
+        with tf.control_dependencies([self._checked(culprit)]):
+            for selection in chosen:
+                for variable, value in selection.updates:
+                    variable.assign(value)
+            return [
+                (tf.identity(tf.cast(each.slices.values, tf.float32)), tf.identity(each.slices.indices))
+                for each in chosen
+            ]
+
+    def waiting(self) -> tf.Tensor:
+        """What this client has not sent yet [d] float32."""
+        if self._compressor is None:
+            return tf.zeros([sum(spec.size for spec in self._shards)], tf.float32)
+        kept = [self._compressor.waiting(state) for state in self._states]
+        return tf.concat([tf.zeros([0], tf.float32) if each is None else each for each in kept], 0)
+
+    def _checked(self, culprit: tf.Tensor) -> tf.Tensor:
+        rank = self._shards[0].grid.world.world_rank
+        blamed = tf.where(tf.equal(culprit, 0), 0, 1 + rank)
+        return ops.check_faults(blamed[tf.newaxis], ["the gradient"], _REMEDY)
+
+
+class Copy:
+    """A client's copy of all parameters, [d] float32, as the servers have sent it."""
+
+    def __init__(self, shards: Sequence[Spec]):
+        """Takes the servers' shards."""
+        self._shards = tuple(shards)
+        self.values = np.zeros(sum(spec.size for spec in shards), np.float32)
+
+    def take(self, server: int, number: int, pull: Pull) -> None:
+        """Takes up what a server has sent in answer to push `number`; MessageError where it does not fit."""
+        spec = self._shards[server]
+        if pull.number != number:
+            raise MessageError(f"an answer to push {pull.number}, where {number} was asked")
+        pull.parameters.checked(spec.size).set_in(self.values[spec.offset : spec.offset + spec.size])
+
+    def of(self, server: int) -> np.ndarray:
+        """The part that a server has, [size] float32."""
+        spec = self._shards[server]
+        return self.values[spec.offset : spec.offset + spec.size]
+
+
+def cut(whole: Spec, servers: int) -> list[Spec]:
+    """The servers' shards of a vector, in equal parts; the last of a short one may be empty."""
+    return [
+        whole._replace(size=each.size, offset=each.offset, name=f"{whole.name}.{server}", number=server)
+        for server, each in enumerate(shards(whole.size, servers))
+    ]
+
+
+def unpacked(vector: Any, shapes: Sequence[Sequence[int]]) -> list[Any]:
+    """A vector [d] as tensors of these shapes."""
+    sizes = [int(np.prod(shape, dtype=np.int64)) for shape in shapes]
+    return [tf.reshape(part, shape) for part, shape in zip(tf.split(vector, sizes), shapes, strict=True)]

@@ -1,0 +1,141 @@
+"""One server's part of the parameters, without a network: pushes go in, answers come out."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Protocol
+
+import numpy as np
+
+from hvd_sparse.servers.copies import Copies, SharedCopy
+from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
+from hvd_sparse.servers.rules import Rule, Standing
+
+
+class Parameters(Protocol):
+    """A shard of the parameters, and what applies gradients to it."""
+
+    def values(self) -> np.ndarray:
+        """[size] float32; not to be written."""
+
+    def apply(self, gradient: np.ndarray, rate: float) -> None:
+        """Makes one update by a gradient [size] float32 and a learning rate."""
+
+
+@dataclasses.dataclass
+class _Client:
+    """What a server knows of a client: the last push, the answer to it, and the version that it computes with."""
+
+    version: int
+    number: int = 0
+    answer: Pull | None = None
+
+
+class Shard:
+    """A server of a part of the parameters; for one thread at a time.
+
+    Each client has at most one push that waits for its answer. An answer is kept until the client's next push shows
+    that it has arrived: a push that comes again gets the same answer again, and is not applied twice.
+
+    Args:
+        parameters: the shard.
+        copies: what clients were last sent.
+        rule: which pushes are applied when.
+        ranks: how many clients take part; a rule that waits for all waits for these.
+    """
+
+    def __init__(self, parameters: Parameters, copies: Copies, rule: Rule, ranks: int):
+        self._parameters, self._copies, self._rule = parameters, copies, rule
+        self._absent = set(range(ranks))
+        self._clients: dict[int, _Client] = {}
+        self._waiting: dict[int, Push] = {}  # in the order of arrival
+        self._sum = np.zeros_like(parameters.values())
+        self._gathered = 0
+        self.version = self.pushes = 0
+        self.staleness: collections.Counter[int] = collections.Counter()  # of applied pushes, in updates
+
+    @property
+    def clients(self) -> set[int]:
+        """Those that have not left, whether they have begun yet or not."""
+        return self._absent | set(self._clients)
+
+    def begin(self, client: int) -> Pull:
+        """All of the shard, for a client that begins, or begins again; a push of its that waits is dropped."""
+        self._absent.discard(client)
+        self._waiting.pop(client, None)
+        self._clients[client] = _Client(self.version)
+        return Pull(0, self.version, self.pushes, self._copies.begin(client, self._parameters.values()))
+
+    def push(self, client: int, push: Push) -> list[tuple[int, Pull]]:
+        """Takes a push.
+
+        Args:
+            client: its rank.
+            push: what came.
+
+        Returns:
+            The answers that can be given now, and to whom.
+
+        Raises:
+            MessageError: where the client has not begun, the push is out of turn, or does not fit; nothing was done.
+        """
+        known = self._clients.get(client)
+        if known is None:
+            raise MessageError(f"a push of rank {client}, which has not begun")
+        if push.number == known.number and push.number > 0:
+            return [] if known.answer is None else [(client, known.answer)]
+        if push.number != known.number + 1:
+            raise MessageError(f"push {push.number} of rank {client}, where {known.number + 1} was expected")
+        push.gradient.checked(len(self._sum))
+        known.number, known.answer = push.number, None
+        self._waiting[client] = push
+        return self._advance()
+
+    def leave(self, client: int) -> list[tuple[int, Pull]]:
+        """A client has ended, and is not waited for any more; returns what `push` does."""
+        self._absent.discard(client)
+        self._clients.pop(client, None)
+        self._waiting.pop(client, None)
+        self._copies.forget(client)
+        return self._advance()
+
+    def published(self) -> Entries:
+        """All of the parameters as they are."""
+        return Entries(self._parameters.values().copy())
+
+    def _advance(self) -> list[tuple[int, Pull]]:
+        """Applies what may be applied; all who are answered are then sent the same version."""
+        served: list[int] = []
+        while group := self._rule.next(self._standing(served)):
+            self._apply([(client, self._waiting.pop(client)) for client in group])
+            served += group
+        if served and isinstance(self._copies, SharedCopy):
+            self._copies.choose(self._parameters.values())
+        return [(client, self._answer(client)) for client in served]
+
+    def _standing(self, served: list[int]) -> Standing:
+        """How clients stand; those that have been served in this turn are about to get the newest version."""
+        idle = {*self._waiting, *served}
+        lags = {client: self.version - each.version for client, each in self._clients.items() if client not in idle}
+        return Standing(list(self._waiting), lags, self._absent, self._gathered)
+
+    def _apply(self, group: list[tuple[int, Push]]) -> None:
+        for client, push in group:
+            push.gradient.add_to(self._sum)
+            self.staleness[self.version - self._clients[client].version] += 1
+        self._gathered += len(group)
+        self.pushes += len(group)
+        if not self._rule.makes_update(self._gathered):
+            return
+        gradient = self._sum if self._gathered == 1 else self._sum / np.float32(self._gathered)
+        self._parameters.apply(gradient, group[-1][1].rate)
+        self.version += 1
+        self._sum, self._gathered = np.zeros_like(self._sum), 0
+
+    def _answer(self, client: int) -> Pull:
+        known = self._clients[client]
+        known.version = self.version
+        parameters = self._copies.next(client, self._parameters.values())
+        known.answer = Pull(known.number, self.version, self.pushes, parameters)
+        return known.answer

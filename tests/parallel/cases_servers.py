@@ -1,0 +1,106 @@
+"""Sharded servers among real processes: what they train, how they end, and what they make of those who leave."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import keras
+import numpy as np
+
+import hvd_sparse as hvd
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.compression.thresholds import SampledThreshold
+from hvd_sparse.servers.optimizer import served
+from tests.parallel.cases import Launch, case
+from tests.parallel.training import assert_replicas_equal, network, on_every_rank, own_data, raises
+
+
+def served_model(optimizer, **settings):
+    keras.utils.set_random_seed(hvd.rank())  # ranks begin alike all the same
+    model = network()
+    model.compile(hvd.servers.ShardedServers(optimizer, **settings), "mse")
+    return model
+
+
+@case(ranks=(1, 2, 4), quick=lambda ranks: ranks == 4)
+def asynchronous_servers_learn_and_end_alike():
+    model = served_model(keras.optimizers.Adam(0.02), push=SampledThreshold(0.25), pull=SampledThreshold(0.25))
+    history = model.fit(*own_data(), batch_size=8, epochs=16, verbose=0).history["loss"]
+    assert history[-1] < 0.7 * history[0], history
+    member = served(model.optimizer).member
+    on_every_rank("all have trained")  # so that nothing changes any more
+    copies = on_every_rank(member.connections.published().tobytes().hex())
+    assert len(set(copies)) == 1, "the servers' parameters differ by who asks"
+    assert member.shard.pushes == 64 * hvd.size()
+    assert member.connections.bytes_pushed > 0
+    assert member.close()
+
+
+@case(ranks=(2, 4), quick=lambda ranks: ranks == 4)
+def synchronous_servers_give_what_the_exchange_gives():
+    """The mean of all ranks' gradients, added in rank order: of integers it is that of any order, to the bit."""
+    generator = np.random.default_rng(hvd.rank())
+    x, y = generator.integers(-2, 3, (16, 4)).astype("f4"), generator.integers(-2, 3, (16, 2)).astype("f4")
+
+    def weights(wrap):
+        model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(2, use_bias=False, kernel_initializer="ones")])
+        model.compile(wrap(keras.optimizers.SGD(0.25)), "mse")
+        model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+        return model
+
+    mine = weights(lambda optimizer: hvd.servers.ShardedServers(optimizer, synchronous=True))
+    assert_replicas_equal(mine.trainable_variables)
+    np.testing.assert_array_equal(mine.get_weights()[0], weights(hvd.DistributedOptimizer).get_weights()[0])
+    assert int(mine.optimizer.iterations) == 2
+    assert served(mine.optimizer).member.close()
+
+
+@case(ranks=(2,))
+def a_slow_rank_holds_nobody_up_beyond_the_bound():
+    """Rank 1 trains nothing for a while: the other goes on, as far as it may."""
+    model = served_model(keras.optimizers.SGD(0.01), max_staleness=20)
+    x, y = own_data(count=8)
+    model.fit(x, y, batch_size=8, verbose=0)
+    on_every_rank("all have begun")
+    if hvd.rank() == 1:
+        time.sleep(1.0)
+    model.fit(x, y, batch_size=8, epochs=60, verbose=0)
+    member = served(model.optimizer).member
+    oldest = on_every_rank(max(member.shard.staleness))
+    assert max(oldest) <= 20 + 1
+    assert member.close()
+
+
+@case(ranks=(2,))
+def servers_refuse_what_they_cannot_hold():
+    with raises(ValueError, "whole variables", "Adam"):
+        hvd.servers.ShardedServers(keras.optimizers.Lamb())
+    with raises(ValueError, "synchronous=True", "max_staleness"):
+        hvd.servers.ShardedServers(keras.optimizers.SGD(), synchronous=True, max_staleness=4)
+    with raises(ValueError, "pass the compressor alone"):
+        hvd.servers.ShardedServers(keras.optimizers.SGD(), pull=ErrorFeedback(TopK(0.1)))
+    with raises(ValueError, "larger batches"):
+        hvd.servers.ShardedServers(keras.optimizers.SGD(gradient_accumulation_steps=2))
+    model = served_model(keras.optimizers.SGD(0.1 + hvd.rank(), momentum=0.1 * hvd.rank()))
+    with raises(ValueError, "disagree", "servers' settings"):
+        model.fit(*own_data(), verbose=0)
+
+
+@case(ranks=(3,), launch=Launch(dies=(2,)))
+def who_is_killed_is_not_waited_for_and_its_server_is_missed():
+    """A rank is killed while it trains: the others are told by whom the parameters are gone, and soon."""
+    model = served_model(keras.optimizers.SGD(0.01))
+    x, y = own_data(count=8)
+    model.fit(x, y, batch_size=8, verbose=0)
+    on_every_rank("all have begun")
+    if hvd.rank() == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    with raises(Exception, "The server of rank 2 does not answer", "last checkpoint"):
+        model.fit(x, y, batch_size=8, epochs=100_000, verbose=0)
+    assert time.monotonic() - began < 120
+    assert not served(model.optimizer).member.close(patience=0.1)
+    os._exit(0)  # Horovod waits for who is gone

@@ -1,0 +1,112 @@
+"""A job of P clients and servers in one process, whose messages arrive, are lost or come again as a seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.compression.base import Compressor
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.copies import Copies, SharedCopy
+from hvd_sparse.servers.messages import Entries, Pull, Push
+from hvd_sparse.servers.pushing import Copy, Pushes, cut
+from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
+from hvd_sparse.servers.shard import Shard
+from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Grid
+
+SHAPES = ((3, 4), (5,), ())
+
+
+def variables(random: np.random.Generator) -> list[keras.Variable]:
+    return [keras.Variable(random.standard_normal(shape).astype(np.float32), name="weight") for shape in SHAPES]
+
+
+def whole_of(ranks: int) -> Spec:
+    """A vector of `ranks` ranks, of whom this process plays all."""
+    grid = Grid.lone()
+    segments = tuple((f"weight{number}", int(np.prod(shape))) for number, shape in enumerate(SHAPES))
+    size = sum(size for _, size in segments)
+    return Spec(size, grid, segments=segments)
+
+
+class Flight(NamedTuple):
+    """A client's messages of one step: what each server is sent, and who has answered."""
+
+    number: int
+    pushes: dict[int, Push]
+
+
+class Job:
+    """P clients and servers; `step` lets one client go on."""
+
+    def __init__(
+        self,
+        ranks: int,
+        optimizer: Callable[[], keras.optimizers.Optimizer],
+        push: Compressor | None = None,
+        pull: Compressor | None = None,
+        rule: Rule | None = None,
+        seed: int = 0,
+    ):
+        start = variables(np.random.default_rng(seed))
+        self.ranks = ranks
+        self.shards = cut(whole_of(ranks), ranks)
+        self.rule = rule or InOrderOfArrival()
+        kind = SharedCopy if isinstance(self.rule, Together) else Copies
+        self.servers = [
+            Shard(ServedPieces(optimizer(), start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards
+        ]
+        feeding = None if push is None else ErrorFeedback(push)
+        self.pushing = [Pushes(feeding, self.shards) for _ in range(ranks)]
+        self.copies = [Copy(self.shards) for _ in range(ranks)]
+        self.numbers = [0] * ranks
+        self.flights: dict[int, dict[int, Push]] = {}
+        self.answers: list[tuple[int, int, Pull]] = []
+        for client in range(ranks):
+            self.begin(client)
+
+    def begin(self, client: int) -> None:
+        for number, server in enumerate(self.servers):
+            self.copies[client].take(number, 0, server.begin(client))
+        self.numbers[client] = 0
+
+    def send(self, client: int, gradient: np.ndarray, rate: float = 0.1) -> None:
+        """A client puts its gradient on the way to all servers."""
+        assert client not in self.flights
+        chosen = self.pushing[client].choose(tf.constant(gradient))
+        self.numbers[client] += 1
+        self.flights[client] = {
+            server: Push(self.numbers[client], rate, Entries(*(part.numpy() for part in parts)))
+            for server, parts in enumerate(chosen)
+        }
+
+    def deliver(self, client: int, server: int, lost: bool = False) -> None:
+        """A push arrives; the answers that it sets free arrive, too, unless this client's own is lost."""
+        push = self.flights[client][server]
+        for other, pull in self.servers[server].push(client, push):
+            if not (lost and other == client):
+                self.arrive(other, server, pull)
+
+    def arrive(self, client: int, server: int, pull: Pull) -> None:
+        self.copies[client].take(server, self.numbers[client], pull)
+        expected = self.servers[server]._copies.of(client)
+        np.testing.assert_array_equal(self.copies[client].of(server), expected)
+        del self.flights[client][server]
+        if not self.flights[client]:
+            del self.flights[client]
+
+    def step(self, client: int, gradient: np.ndarray, rate: float = 0.1) -> None:
+        """A client's whole step, without losses, where it has to wait for nobody."""
+        self.send(client, gradient, rate)
+        for server in range(self.ranks):
+            self.deliver(client, server)
+        assert client not in self.flights
+
+    def parameters(self) -> np.ndarray:
+        return np.concatenate([server.published().values for server in self.servers])

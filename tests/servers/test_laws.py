@@ -1,0 +1,221 @@
+"""The laws of sharded servers, without a network: what is sent, lost, sent again and applied."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hvd_sparse.aggregators import Compressed
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.selectors import BucketTopK, TopK
+from hvd_sparse.compression.thresholds import SampledThreshold
+from hvd_sparse.servers.messages import Entries, MessageError, Push
+from hvd_sparse.servers.rules import InOrderOfArrival, Together
+from hvd_sparse.spec import Spec
+from tests import threads
+from tests.servers.simulated import SHAPES, Job, variables, whole_of
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "Nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.01),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.1),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
+}
+SIZE = whole_of(1).size
+RANKS = st.integers(1, 5)
+SEEDS = st.integers(0, 2**32 - 1)
+SELECTIONS = st.sampled_from([None, TopK(0.2), SampledThreshold(0.2), BucketTopK(1, 5)])
+few = settings(max_examples=15, deadline=None)
+
+
+def gradient(random) -> np.ndarray:
+    return random.standard_normal(SIZE).astype(np.float32)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_one_client_at_rate_0_trains_as_the_optimizer_alone(name):
+    """Rate 0, asynchronous, one worker: plain training, to the bit."""
+    random = np.random.default_rng(3)
+    job, alone, weights = Job(1, OPTIMIZERS[name], seed=5), OPTIMIZERS[name](), variables(np.random.default_rng(5))
+    for _ in range(6):
+        vector = gradient(random)
+        job.step(0, vector)
+        parts = np.split(vector, np.cumsum([int(np.prod(shape)) for shape in SHAPES])[:-1])
+        alone.apply([tf.reshape(part, shape) for part, shape in zip(parts, SHAPES, strict=True)], weights)
+        flat = np.concatenate([weight.numpy().reshape(-1) for weight in weights])
+        assert job.copies[0].values.tobytes() == flat.tobytes()
+
+
+@few
+@given(ranks=RANKS, seed=SEEDS, selection=SELECTIONS)
+def test_what_is_sent_and_what_is_kept_make_up_the_input(ranks, seed, selection):
+    random = np.random.default_rng(seed)
+    job = Job(ranks, OPTIMIZERS["SGD"], push=selection, seed=seed)
+    for _ in range(3):
+        client, vector = int(random.integers(ranks)), gradient(random)
+        before = job.pushing[client].waiting().numpy()
+        job.send(client, vector)
+        sent = np.zeros(SIZE, np.float32)
+        for server, push in job.flights[client].items():
+            spec = job.shards[server]
+            push.gradient.add_to(sent[spec.offset : spec.offset + spec.size])
+        np.testing.assert_array_equal(sent + job.pushing[client].waiting().numpy(), before + vector)
+        for server in range(ranks):
+            job.deliver(client, server)
+
+
+@few
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=SELECTIONS)
+def test_lost_answers_do_no_harm(ranks, seed, push, pull):
+    """Messages and answers are lost and come again; `Job.arrive` compares each copy with what the server has sent."""
+    calm, rough = (Job(ranks, OPTIMIZERS["Adam"], push, pull, seed=seed) for _ in range(2))
+    random, losses = np.random.default_rng(seed), np.random.default_rng(seed)
+    for _ in range(6):
+        client, vector = int(random.integers(ranks)), gradient(random)
+        calm.step(client, vector)
+        rough.send(client, vector)
+        for server in range(ranks):
+            while losses.random() < 0.5:
+                rough.deliver(client, server, lost=True)
+            rough.deliver(client, server)
+    assert calm.parameters().tobytes() == rough.parameters().tobytes()
+    for one, other in zip(calm.copies, rough.copies, strict=True):
+        assert one.values.tobytes() == other.values.tobytes()
+
+
+@few
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS)
+def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push):
+    """With a rate of 1 and plain descent, parameters fall by the mean of the aggregator of the same compressor."""
+    random = np.random.default_rng(seed)
+    job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, rule=Together(), seed=seed)
+    compressor = ErrorFeedback(push or TopK(1.0))
+
+    def one_rank(grid):
+        aggregator = Compressed(compressor)
+        specs = [Spec(shard.size, grid, name=f"shard{number}", number=number) for number, shard in enumerate(shards)]
+        states = [aggregator.init(spec) for spec in specs]
+        means = []
+        for vectors in all_vectors:
+            mine = np.split(vectors[grid.world.rank], ends)
+            parts = [aggregator.aggregate(tf.constant(part), state) for part, state in zip(mine, states, strict=True)]
+            means.append(np.concatenate([part.numpy() for part in parts]))
+        return means
+
+    all_vectors = [[gradient(random) for _ in range(ranks)] for _ in range(3)]
+    shards = [shard for shard in job.shards if shard.size]
+    ends = np.cumsum([shard.size for shard in shards])[:-1]
+    expected = threads.run(ranks=ranks, local_size=1, function=one_rank)[0]
+    for vectors, mean in zip(all_vectors, expected, strict=True):
+        before = job.parameters()
+        for client in random.permutation(ranks):
+            job.send(int(client), vectors[client], rate=1.0)
+            for server in range(ranks):
+                job.deliver(int(client), server)
+        assert not job.flights
+        assert job.parameters().tobytes() == (before - mean).tobytes()
+        assert all(copy.values.tobytes() == job.parameters().tobytes() for copy in job.copies)
+
+
+@few
+@given(ranks=RANKS, seed=SEEDS, pull=SELECTIONS, synchronous=st.booleans())
+def test_a_quiescent_system_drains(ranks, seed, pull, synchronous):
+    """Where nothing changes any more, pulls bring all copies to the servers' parameters, to the bit."""
+    random = np.random.default_rng(seed)
+    job = Job(ranks, OPTIMIZERS["SGD"], None, pull, Together() if synchronous else InOrderOfArrival(), seed)
+    nothing = np.zeros(SIZE, np.float32)
+    for step in range(3 + SIZE):
+        for client in range(ranks):
+            job.send(client, gradient(random) if step < 3 else nothing)
+        for client in range(ranks):
+            for server in range(ranks):
+                job.deliver(client, server)
+    assert all(copy.values.tobytes() == job.parameters().tobytes() for copy in job.copies)
+
+
+@few
+@given(
+    ranks=RANKS,
+    seed=SEEDS,
+    bound=st.one_of(st.none(), st.integers(0, 6)),
+    together=st.integers(1, 3),
+)
+def test_staleness_is_bounded_and_nobody_waits_for_ever(ranks, seed, bound, together):
+    rule = InOrderOfArrival(bound, together)
+    job = Job(ranks, OPTIMIZERS["SGD"], rule=rule, seed=seed)
+    random = np.random.default_rng(seed)
+    on_the_way: list[tuple[int, int]] = []
+    for _ in range(60):
+        idle = [client for client in range(ranks) if client not in job.flights]
+        if idle and (not on_the_way or random.random() < 0.3):
+            client = int(random.choice(idle))
+            job.send(client, gradient(random))
+            on_the_way += [(client, server) for server in range(ranks)]
+            continue
+        assert on_the_way or not idle, "all clients wait, and nothing is on the way"
+        job.deliver(*on_the_way.pop(int(random.integers(len(on_the_way)))))
+    oldest = max(max(server.staleness, default=0) for server in job.servers)
+    assert bound is None or oldest <= bound + ranks - 1
+    assert all(server.version == server.pushes // together for server in job.servers)
+
+
+@few
+@given(ranks=RANKS, seed=SEEDS)
+def test_a_schedule_of_arrivals_gives_the_same_bits_twice(ranks, seed):
+    results = []
+    for _ in range(2):
+        random = np.random.default_rng(seed)
+        job = Job(ranks, OPTIMIZERS["Adam"], SampledThreshold(0.3), SampledThreshold(0.3), seed=seed)
+        for _ in range(8):
+            job.step(int(random.integers(ranks)), gradient(random))
+        results.append(job.parameters().tobytes())
+    assert results[0] == results[1]
+
+
+def test_who_has_left_is_not_waited_for():
+    job = Job(3, OPTIMIZERS["SGD"], rule=Together())
+    for client in (0, 1):
+        job.send(client, np.ones(SIZE, np.float32))
+        for server in range(3):
+            job.deliver(client, server)
+    assert set(job.flights) == {0, 1}
+    for server, shard in enumerate(job.servers):
+        for client, pull in shard.leave(2):
+            job.arrive(client, server, pull)
+    assert not job.flights and all(server.version == 1 for server in job.servers)
+
+
+def test_who_comes_back_begins_with_all():
+    job = Job(2, OPTIMIZERS["SGD"], pull=TopK(0.1))
+    for _ in range(3):
+        job.step(0, np.ones(SIZE, np.float32))
+    job.begin(1)
+    assert job.copies[1].values.tobytes() == job.parameters().tobytes()
+    job.step(1, np.ones(SIZE, np.float32))
+
+
+@pytest.mark.parametrize(
+    ("push", "complaint"),
+    [
+        (Push(2, 0.1, Entries(np.ones(SIZE, np.float32))), "push 2 of rank 0, where 1 was expected"),
+        (Push(1, 0.1, Entries(np.ones(3, np.float32))), "3 values for 18 places"),
+        (Push(1, 0.1, Entries(np.ones(1, np.float32), np.array([SIZE], np.int32))), "of a vector of 18"),
+        (Push(1, 0.1, Entries(np.ones(1, np.float32), np.array([-1], np.int32))), "places from -1"),
+        (Push(1, 0.1, Entries(np.full(SIZE, np.nan, np.float32))), "not finite"),
+    ],
+)
+def test_a_push_that_does_not_fit_is_refused_and_changes_nothing(push, complaint):
+    job = Job(1, OPTIMIZERS["SGD"])
+    before = job.parameters()
+    with pytest.raises(MessageError, match=complaint):
+        job.servers[0].push(0, push)
+    job.step(0, np.zeros(SIZE, np.float32))
+    assert job.parameters().tobytes() == before.tobytes()
+    with pytest.raises(MessageError, match="has not begun"):
+        job.servers[0].push(1, push)
