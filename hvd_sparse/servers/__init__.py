@@ -8,8 +8,10 @@ other rank: a server applies pushes in the order in which they arrive.
   each client was last sent.
 - `pushing`: what a client sends, and its copy of the parameters.
 - `optimizer`: `ShardedServers`, around a Keras optimizer; `applying` runs that optimizer on a shard.
+- `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`.
 """
 
-from hvd_sparse.servers.optimizer import ShardedServers
+from hvd_sparse.servers.connections import ServerLostError
+from hvd_sparse.servers.optimizer import ShardedServers, finish
 
-__all__ = ["ShardedServers"]
+__all__ = ["ServerLostError", "ShardedServers", "finish"]

@@ -47,13 +47,20 @@ class Connections:
 
     def published(self) -> np.ndarray:
         """The servers' parameters as they are, [d] float32, whatever this client has."""
-        pulls = self._ask_all("publish", [{}] * len(self._servers), [b""] * len(self._servers))
-        return np.concatenate([pull.parameters.values for pull in pulls])
+        return self._whole("publish")
 
-    def leave(self) -> None:
-        """Tells all servers that this client has ended; those that are gone need not know."""
-        told = [self._client.ask(server, "leave", check=lambda *_: None) for server in self._servers]
+    def leave(self) -> np.ndarray:
+        """Tells all servers that this client pushes no more; gives what `published` does once all clients have."""
+        return self._whole("leave")
+
+    def part(self) -> None:
+        """Tells all servers that this client needs nothing any more; those that are gone need not know."""
+        told = [self._client.ask(server, "part", check=lambda *_: None) for server in self._servers]
         concurrent.futures.wait(told)
+
+    def _whole(self, kind: str) -> np.ndarray:
+        pulls = self._ask_all(kind, [{}] * len(self._servers), [b""] * len(self._servers))
+        return np.concatenate([pull.parameters.values for pull in pulls])
 
     def _take(self, number: int, pulls: Sequence[Pull]) -> None:
         for server, pull in enumerate(pulls):

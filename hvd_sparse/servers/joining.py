@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import hashlib
 import json
 import math
@@ -12,12 +13,13 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.applying import ServedPieces
-from hvd_sparse.servers.connections import Connections
+from hvd_sparse.servers.connections import Connections, ServerLostError
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.pushing import cut, unpacked
 from hvd_sparse.servers.rules import Rule, Together
@@ -29,7 +31,7 @@ from hvd_sparse.transport.communicator import Communicator, Grid
 from link import Caller, Client, Events, Patience, Server, hold
 
 _SECRET_BYTES = 32
-_FAREWELL = 600.0  # seconds for which a rank that has ended goes on to serve others
+_FAREWELL = 60.0  # seconds for others to fetch the last parameters once all have ended
 
 
 class Settings(NamedTuple):
@@ -66,26 +68,34 @@ class Member:
         self._service, self._server, self._client = service, server, client
         self.connections = Connections(client, shards)
         self._closed = False
-        atexit.register(self.close)
+        atexit.register(self._finish_quietly)
 
-    def close(self, patience: float = _FAREWELL) -> bool:
-        """Leaves: goes on to serve until all ranks have left, then stops; calling it again does nothing.
-
-        Args:
-            patience: seconds for the others.
+    def finish(self) -> np.ndarray | None:
+        """Ends this rank's part: goes on to serve until all ranks have ended, then stops.
 
         Returns:
-            Whether all had left.
+            The parameters as they stay, [d] float32, the same on every rank; None where it was called before.
+
+        Raises:
+            ServerLostError: where a server is gone.
         """
         if self._closed:
-            return True
+            return None
         self._closed = True
-        atexit.unregister(self.close)
-        self.connections.leave()
-        ended = self._service.ended.wait(patience)
-        self._client.close()
-        self._server.close()
-        return ended
+        atexit.unregister(self._finish_quietly)
+        try:
+            final = self.connections.leave()
+            self.connections.part()
+            self._service.ended.wait(_FAREWELL)
+        finally:
+            self._client.close()
+            self._server.close()
+        return final
+
+    def _finish_quietly(self) -> None:
+        """At the end of the process, when nobody is there to hear that a server is gone."""
+        with contextlib.suppress(ServerLostError):
+            self.finish()
 
 
 def join(
@@ -119,7 +129,7 @@ def join(
     pieces = ServedPieces(optimizer, variables, shards[world.rank])
     kind = SharedCopy if isinstance(settings.rule, Together) else Copies
     shard = Shard(pieces, kind(settings.pull, shards[world.rank]), settings.rule, world.size)
-    service, protocol, subject = Service(shard), wire.protocol(shards[0].size), _subject(account)
+    service, protocol, subject = Service(shard, world.size), wire.protocol(shards[0].size), _subject(account)
     events = Events("hvd_sparse servers")
     server = Server(
         addresses[world.rank], world.rank, subject, secret, protocol, service.handle, events

@@ -77,6 +77,23 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     return optimizer
 
 
+def finish(optimizer: keras.optimizers.Optimizer) -> None:
+    """Ends this rank's part in sharded servers, when it has trained for the last time.
+
+    It waits until all ranks have ended, gives the variables their last values, the same on every rank, and stops this
+    rank's server. Without it a rank waits at the end of its process.
+
+    Args:
+        optimizer: of `ShardedServers`.
+
+    Raises:
+        RuntimeError: before the first step.
+        ServerLostError: where a server is gone.
+    """
+    inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+    served(inner).finish()
+
+
 def is_served(optimizer: Any) -> bool:
     """Whether an optimizer runs on servers, or is one with loss scaling around such a one."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
@@ -149,11 +166,23 @@ class _Served:
             return self._exchange(float(rate), parts, lengths)
 
         values, steps = tf.numpy_function(exchange, inputs, [tf.float32, tf.int64])
-        whole = tf.ensure_shape(values, [sum(spec.size for spec in self.member.shards)])
-        pieces = unpacked(whole, [variable.shape for variable in self._variables])
+        self._assign(tf.ensure_shape(values, [sum(spec.size for spec in self.member.shards)]))
+        self._steps.assign(tf.ensure_shape(steps, []))
+
+    def take_published(self) -> None:
+        """Gives the variables the parameters that servers have, all of them; the next step goes on from the copy."""
+        self._assign(tf.constant(self.member.connections.published()))
+
+    def finish(self) -> None:
+        """See `finish`."""
+        final = self.member.finish()
+        if final is not None:
+            self._assign(tf.constant(final))
+
+    def _assign(self, vector: tf.Tensor) -> None:
+        pieces = unpacked(vector, [variable.shape for variable in self._variables])
         for variable, value in zip(self._variables, pieces, strict=True):
             variable.assign(value)
-        self._steps.assign(tf.ensure_shape(steps, []))
 
     def _exchange(self, rate: float, parts: Sequence[np.ndarray], lengths: Sequence[int]):
         """In Python, between two parts of a graph."""
@@ -183,6 +212,10 @@ def _served_class(base: Any) -> type:
         def apply(self, grads, trainable_variables=None):
             base.apply(self, grads, trainable_variables)
             self.iterations.assign(served(self).steps)
+
+        def finalize_variable_values(self, var_list):
+            """`fit` calls this at its end: the model gets what servers have by now."""
+            served(self).take_published()
 
         def _apply_weight_decay(self, variables):
             pass

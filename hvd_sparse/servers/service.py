@@ -11,24 +11,36 @@ from link import Request, WireError
 
 
 class Service:
-    """Answers the requests of clients out of a shard."""
+    """Answers the requests of clients out of a shard.
 
-    def __init__(self, shard: Shard):
+    A client that has ended says so (`leave`), and is answered once all have: with the parameters as they then stay. It
+    says goodbye (`part`) when all servers have told it theirs. Who has lost its connection is not waited for.
+
+    Attributes:
+        ended: set when all clients have parted, or are gone.
+    """
+
+    def __init__(self, shard: Shard, ranks: int):
+        """Takes what is served, and how many clients there are."""
         self._shard = shard
         self._pending: dict[int, Request] = {}
-        self.ended = threading.Event()  # when all clients have left
+        self._leaving: dict[int, Request] = {}
+        self._here = set(range(ranks))
+        self.ended = threading.Event()
 
     def handle(self, request: Request) -> None:
         """Takes a request; its answer is given now, or when the shard has one. WireError where it does not fit."""
+        self._here.add(request.asker)
         try:
             getattr(self, f"_{request.kind}")(request)
         except MessageError as complaint:
             raise WireError(str(complaint)) from None
 
     def gone(self, client: int) -> None:
-        """A client's connection has ended without a word; the others go on."""
-        if client in self._shard.clients:
-            self._drop(client)
+        """A client's connection has ended."""
+        self._pending.pop(client, None)
+        self._give(self._shard.lose_sight_of(client))
+        self._end(client)
 
     def _begin(self, request: Request) -> None:
         self._pending.pop(request.asker, None)
@@ -40,18 +52,32 @@ class Service:
         self._give(answers)
 
     def _publish(self, request: Request) -> None:
-        shard = self._shard
-        _answer(request, Pull(0, shard.version, shard.pushes, shard.published()))
+        _answer(request, self._published())
 
     def _leave(self, request: Request) -> None:
-        request.answer("left")
-        self._drop(request.asker)
+        self._leaving[request.asker] = request
+        self._give(self._shard.leave(request.asker))
+        self._tell_leaving()
 
-    def _drop(self, client: int) -> None:
-        self._pending.pop(client, None)
-        self._give(self._shard.leave(client))
-        if not self._shard.clients:
+    def _part(self, request: Request) -> None:
+        request.answer("parted")
+        self._end(request.asker)
+
+    def _end(self, client: int) -> None:
+        self._here.discard(client)
+        self._tell_leaving()
+        if not self._here:
             self.ended.set()
+
+    def _tell_leaving(self) -> None:
+        if self._shard.expected:
+            return
+        for request in self._leaving.values():
+            _answer(request, self._published())
+        self._leaving.clear()
+
+    def _published(self) -> Pull:
+        return Pull(0, self._shard.version, self._shard.pushes, self._shard.published())
 
     def _give(self, answers: list[tuple[int, Pull]]) -> None:
         for client, pull in answers:

@@ -49,6 +49,7 @@ class Shard:
         self._parameters, self._copies, self._rule = parameters, copies, rule
         self._absent = set(range(ranks))
         self._clients: dict[int, _Client] = {}
+        self._away: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
         self._sum = np.zeros_like(parameters.values())
         self._gathered = 0
@@ -56,13 +57,14 @@ class Shard:
         self.staleness: collections.Counter[int] = collections.Counter()  # of applied pushes, in updates
 
     @property
-    def clients(self) -> set[int]:
-        """Those that have not left, whether they have begun yet or not."""
-        return self._absent | set(self._clients)
+    def expected(self) -> set[int]:
+        """The clients that may push, now or when they have begun: all but those that have left or are away."""
+        return (self._absent | set(self._clients)) - self._away
 
     def begin(self, client: int) -> Pull:
         """All of the shard, for a client that begins, or begins again; a push of its that waits is dropped."""
         self._absent.discard(client)
+        self._away.discard(client)
         self._waiting.pop(client, None)
         self._clients[client] = _Client(self.version)
         return Pull(0, self.version, self.pushes, self._copies.begin(client, self._parameters.values()))
@@ -83,6 +85,7 @@ class Shard:
         known = self._clients.get(client)
         if known is None:
             raise MessageError(f"a push of rank {client}, which has not begun")
+        self._away.discard(client)
         if push.number == known.number and push.number > 0:
             return [] if known.answer is None else [(client, known.answer)]
         if push.number != known.number + 1:
@@ -94,10 +97,19 @@ class Shard:
 
     def leave(self, client: int) -> list[tuple[int, Pull]]:
         """A client has ended, and is not waited for any more; returns what `push` does."""
-        self._absent.discard(client)
+        for known in (self._absent, self._away):
+            known.discard(client)
         self._clients.pop(client, None)
         self._waiting.pop(client, None)
         self._copies.forget(client)
+        return self._advance()
+
+    def lose_sight_of(self, client: int) -> list[tuple[int, Pull]]:
+        """A client's connection has ended: it is not waited for until it shows itself; returns what `push` does.
+
+        What is known of it stays, so that it can go on where it was if only the connection was lost.
+        """
+        self._away.add(client)
         return self._advance()
 
     def published(self) -> Entries:
@@ -116,9 +128,9 @@ class Shard:
 
     def _standing(self, served: list[int]) -> Standing:
         """How clients stand; those that have been served in this turn are about to get the newest version."""
-        idle = {*self._waiting, *served}
+        idle = {*self._waiting, *served, *self._away}
         lags = {client: self.version - each.version for client, each in self._clients.items() if client not in idle}
-        return Standing(list(self._waiting), lags, self._absent, self._gathered)
+        return Standing(list(self._waiting), lags, self._absent - self._away, self._gathered)
 
     def _apply(self, group: list[tuple[int, Push]]) -> None:
         for client, push in group:

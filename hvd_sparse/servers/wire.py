@@ -23,8 +23,8 @@ def protocol(size: int) -> Protocol:
     return Protocol(
         name="hvd_sparse servers",
         version=1,
-        requests={"begin": {}, "push": _PUSH, "publish": {}, "leave": {}},
-        answers={"pull": _PULL, "left": {}},
+        requests={"begin": {}, "push": _PUSH, "publish": {}, "leave": {}, "part": {}},
+        answers={"pull": _PULL, "parted": {}},
         request_bytes=most,
         answer_bytes=most,
     )

@@ -191,6 +191,21 @@ def test_who_has_left_is_not_waited_for():
     assert not job.flights and all(server.version == 1 for server in job.servers)
 
 
+def test_who_has_lost_the_connection_is_not_waited_for_and_can_go_on():
+    job = Job(3, OPTIMIZERS["SGD"], pull=TopK(0.1), rule=Together())
+    for server in job.servers:
+        server.lose_sight_of(2)
+    for client in (0, 1):
+        job.send(client, np.ones(SIZE, np.float32))
+        for server in range(3):
+            job.deliver(client, server)
+    assert not job.flights and all(server.version == 1 for server in job.servers)
+    job.send(2, np.ones(SIZE, np.float32))
+    for server in range(3):
+        job.deliver(2, server)
+    assert set(job.flights) == {2}, "it is one of those that are waited for again"
+
+
 def test_who_comes_back_begins_with_all():
     job = Job(2, OPTIMIZERS["SGD"], pull=TopK(0.1))
     for _ in range(3):
