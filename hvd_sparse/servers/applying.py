@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.spec import Spec
+from hvd_sparse.spec import Place, Spec
 
 # Those that treat each element alone, whatever lies beside it.
 _ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion", "Nadam", "Ftrl")
@@ -47,31 +48,31 @@ def require_plain(variables: Sequence[Any]) -> None:
 
 
 class ServedPieces:
-    """The pieces of variables in a shard, as variables of their own, and a copy of the optimizer that runs on them.
+    """A shard of the variables, and a copy of the optimizer that runs on it.
 
-    Decoupled weight decay is the server's, of those variables that it is for; clipping is the clients'.
+    Decoupled weight decay is the server's, of those variables that it is for; clipping is the clients'. The shard is
+    one flat variable where the optimizer treats all of it alike, else one for each run of variables that it does.
+
+    Attributes:
+        size: elements of the shard.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec):
         """Takes the clients' optimizer, the model's variables in the order of the spec's segments, and the shard."""
-        self._spec, self._values = spec, None
+        self.size = spec.size
         with tf.init_scope(), tf.device("CPU:0"):
-            self._pieces = [_piece(variables[place.segment], place) for place in spec.places]
-            decayed = {
-                optimizer._var_key(piece)
-                for piece, place in zip(self._pieces, spec.places, strict=True)
-                if optimizer.weight_decay and optimizer._use_weight_decay(variables[place.segment].value)
-            }
+            runs = _runs(optimizer, variables, spec)
+            self._pieces = [keras.Variable(run.values, dtype="float32", name="shard") for run in runs]
+            decayed = {optimizer._var_key(piece) for piece, run in zip(self._pieces, runs, strict=True) if run.decays}
             self._optimizer = _copy(optimizer, decayed)
             if self._pieces:
                 self._optimizer.build(self._pieces)
 
-    def values(self) -> np.ndarray:
-        """[size] float32; not to be written."""
-        if self._values is None:
-            parts = [piece.value.numpy() for piece in self._pieces]
-            self._values = np.concatenate(parts) if parts else np.zeros(0, np.float32)
-        return self._values
+    def vector(self) -> tf.Tensor:
+        """[size] float32."""
+        with tf.device("CPU:0"):
+            values = [piece.value.read_value() for piece in self._pieces]
+            return values[0] if len(values) == 1 else tf.concat([tf.zeros([0]), *values], 0)
 
     def apply(self, gradient: np.ndarray, rate: float) -> None:
         """Makes one update by a gradient [size] float32 and a learning rate."""
@@ -79,15 +80,26 @@ class ServedPieces:
             return
         self._optimizer.learning_rate = rate
         with tf.device("CPU:0"):
-            vector = tf.constant(gradient)
-            parts = [vector[place.begin : place.begin + place.size] for place in self._spec.places]
+            parts = tf.split(tf.constant(gradient), [piece.shape[0] for piece in self._pieces])
             self._optimizer.apply(parts, self._pieces)
-        self._values = None
 
 
-def _piece(variable: Any, place: Any) -> keras.Variable:
-    flat = np.asarray(variable.numpy(), np.float32).reshape(-1)[place.start : place.start + place.size]
-    return keras.Variable(flat, dtype="float32", name=f"piece{place.segment}")
+class _Run(NamedTuple):
+    """Variables, or parts of them, that lie one after another and whose weights all decay, or do not."""
+
+    decays: bool
+    values: np.ndarray
+
+
+def _runs(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec) -> list[_Run]:
+    def decays(place: Place) -> bool:
+        return bool(optimizer.weight_decay and optimizer._use_weight_decay(variables[place.segment].value))
+
+    def part(place: Place) -> np.ndarray:
+        return variables[place.segment].numpy().reshape(-1)[place.start : place.start + place.size]
+
+    grouped = itertools.groupby(spec.places, decays)
+    return [_Run(alike, np.concatenate([part(place) for place in places])) for alike, places in grouped]
 
 
 def _copy(optimizer: keras.optimizers.Optimizer, decayed: set[str]) -> keras.optimizers.Optimizer:

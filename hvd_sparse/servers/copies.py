@@ -13,9 +13,14 @@ from hvd_sparse.spec import Spec
 
 
 class _Copy(NamedTuple):
-    """What a client has, [size] float32, once it has taken all that was sent, and the state of its pulls."""
+    """What a client has once it has taken all that was sent.
 
-    values: np.ndarray
+    Attributes:
+        negated: [size] float32, minus it: added to the parameters in the compressor's own pass over memory.
+        state: of the compressor.
+    """
+
+    negated: tf.Variable
     state: tf.Module | None
 
 
@@ -32,18 +37,25 @@ class Copies:
         self._pull, self._spec = pull, spec
         self._copies: dict[int, _Copy] = {}
 
-    def begin(self, client: int, parameters: np.ndarray) -> Entries:
-        """The whole shard, for a client that has nothing, or what it has is not known."""
+    def begin(self, client: int, parameters: tf.Tensor) -> Entries:
+        """The whole shard [size] float32, for a client that has nothing, or what it has is not known."""
         state = None if self._pull is None else self._pull.create(self._spec)
-        self._copies[client] = _Copy(parameters.copy(), state)
-        return Entries(parameters.copy())
+        self._copies[client] = _Copy(tf.Variable(-parameters, trainable=False, name="negated_copy"), state)
+        return Entries(parameters.numpy())
 
-    def next(self, client: int, parameters: np.ndarray) -> Entries:
+    def next(self, client: int, parameters: tf.Tensor) -> Entries:
         """What is to be sent to a client that has taken all that it was sent before."""
         held = self._copies[client]
-        chosen = Entries(parameters.copy()) if self._pull is None else self._chosen(held, parameters)
-        chosen.set_in(held.values)
-        return chosen
+        if self._pull is None:
+            held.negated.assign(-parameters)
+            return Entries(parameters.numpy())
+        selection = self._pull.compress(parameters[tf.newaxis], held.state, held.negated)
+        for variable, value in selection.updates:
+            variable.assign(value)
+        indices = selection.slices.indices
+        values = tf.gather(parameters, indices)
+        held.negated.scatter_update(tf.IndexedSlices(-values, indices))
+        return Entries(values.numpy(), indices.numpy())
 
     def forget(self, client: int) -> None:
         """Lets go of a client's copy."""
@@ -51,16 +63,7 @@ class Copies:
 
     def of(self, client: int) -> np.ndarray:
         """What a client was last sent, [size] float32."""
-        return self._copies[client].values
-
-    def _chosen(self, held: _Copy, parameters: np.ndarray) -> Entries:
-        assert self._pull is not None and held.state is not None
-        difference = parameters - held.values
-        selection = self._pull.compress(tf.constant(difference[np.newaxis]), held.state)
-        for variable, value in selection.updates:
-            variable.assign(value)
-        indices = selection.slices.indices.numpy()
-        return Entries(parameters[indices], indices)
+        return -self._copies[client].negated.numpy()
 
 
 class SharedCopy(Copies):
@@ -70,16 +73,16 @@ class SharedCopy(Copies):
         super().__init__(pull, spec)
         self._last: Entries | None = None
 
-    def begin(self, client: int, parameters: np.ndarray) -> Entries:
+    def begin(self, client: int, parameters: tf.Tensor) -> Entries:
         if not self._copies:
             super().begin(0, parameters)
-        return Entries(self._copies[0].values.copy())
+        return Entries(super().of(0))
 
-    def choose(self, parameters: np.ndarray) -> None:
+    def choose(self, parameters: tf.Tensor) -> None:
         """Chooses what `next` gives to all clients."""
         self._last = super().next(0, parameters)
 
-    def next(self, client: int, parameters: np.ndarray) -> Entries:
+    def next(self, client: int, parameters: tf.Tensor) -> Entries:
         assert self._last is not None
         return self._last
 

@@ -7,6 +7,7 @@ import dataclasses
 from typing import Protocol
 
 import numpy as np
+import tensorflow as tf
 
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
@@ -14,10 +15,12 @@ from hvd_sparse.servers.rules import Rule, Standing
 
 
 class Parameters(Protocol):
-    """A shard of the parameters, and what applies gradients to it."""
+    """A shard of the parameters, `size` elements, and what applies gradients to it."""
 
-    def values(self) -> np.ndarray:
-        """[size] float32; not to be written."""
+    size: int
+
+    def vector(self) -> tf.Tensor:
+        """[size] float32."""
 
     def apply(self, gradient: np.ndarray, rate: float) -> None:
         """Makes one update by a gradient [size] float32 and a learning rate."""
@@ -51,7 +54,7 @@ class Shard:
         self._clients: dict[int, _Client] = {}
         self._away: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
-        self._sum = np.zeros_like(parameters.values())
+        self._sum = np.zeros(parameters.size, np.float32)
         self._gathered = 0
         self.version = self.pushes = 0
         self.staleness: collections.Counter[int] = collections.Counter()  # of applied pushes, in updates
@@ -67,7 +70,7 @@ class Shard:
         self._away.discard(client)
         self._waiting.pop(client, None)
         self._clients[client] = _Client(self.version)
-        return Pull(0, self.version, self.pushes, self._copies.begin(client, self._parameters.values()))
+        return Pull(0, self.version, self.pushes, self._copies.begin(client, self._parameters.vector()))
 
     def push(self, client: int, push: Push) -> list[tuple[int, Pull]]:
         """Takes a push.
@@ -114,7 +117,7 @@ class Shard:
 
     def published(self) -> Entries:
         """All of the parameters as they are."""
-        return Entries(self._parameters.values().copy())
+        return Entries(self._parameters.vector().numpy())
 
     def _advance(self) -> list[tuple[int, Pull]]:
         """Applies what may be applied; all who are answered are then sent the same version."""
@@ -123,7 +126,7 @@ class Shard:
             self._apply([(client, self._waiting.pop(client)) for client in group])
             served += group
         if served and isinstance(self._copies, SharedCopy):
-            self._copies.choose(self._parameters.values())
+            self._copies.choose(self._parameters.vector())
         return [(client, self._answer(client)) for client in served]
 
     def _standing(self, served: list[int]) -> Standing:
@@ -143,11 +146,12 @@ class Shard:
         gradient = self._sum if self._gathered == 1 else self._sum / np.float32(self._gathered)
         self._parameters.apply(gradient, group[-1][1].rate)
         self.version += 1
-        self._sum, self._gathered = np.zeros_like(self._sum), 0
+        self._sum.fill(0.0)
+        self._gathered = 0
 
     def _answer(self, client: int) -> Pull:
         known = self._clients[client]
         known.version = self.version
-        parameters = self._copies.next(client, self._parameters.values())
+        parameters = self._copies.next(client, self._parameters.vector())
         known.answer = Pull(known.number, self.version, self.pushes, parameters)
         return known.answer
