@@ -8,10 +8,12 @@ other rank: a server applies pushes in the order in which they arrive.
   each client was last sent.
 - `pushing`: what a client sends, and its copy of the parameters.
 - `optimizer`: `ShardedServers`, around a Keras optimizer; `applying` runs that optimizer on a shard.
-- `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`.
+- `batches`: `SharedBatches`, an epoch that all ranks take together.
+- `meeting`, `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`.
 """
 
+from hvd_sparse.servers.batches import SharedBatches
 from hvd_sparse.servers.connections import ServerLostError
 from hvd_sparse.servers.optimizer import ShardedServers, finish
 
-__all__ = ["ServerLostError", "ShardedServers", "finish"]
+__all__ = ["ServerLostError", "ShardedServers", "SharedBatches", "finish"]

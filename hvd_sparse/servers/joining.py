@@ -7,8 +7,6 @@ import contextlib
 import hashlib
 import json
 import math
-import secrets
-import socket
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,16 +19,15 @@ from hvd_sparse.servers import wire
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.connections import Connections, ServerLostError
 from hvd_sparse.servers.copies import Copies, SharedCopy
+from hvd_sparse.servers.meeting import meet
 from hvd_sparse.servers.pushing import cut, unpacked
 from hvd_sparse.servers.rules import Rule, Together
 from hvd_sparse.servers.service import Service
 from hvd_sparse.servers.shard import Shard
 from hvd_sparse.spec import Spec, describe
-from hvd_sparse.transport import host_names
 from hvd_sparse.transport.communicator import Communicator, Grid
-from link import Caller, Client, Events, Patience, Server, hold
+from link import Caller, Client, Events, Patience, Server
 
-_SECRET_BYTES = 32
 _FAREWELL = 60.0  # seconds for others to fetch the last parameters once all have ended
 
 
@@ -86,7 +83,7 @@ class Member:
         try:
             final = self.connections.leave()
             self.connections.part()
-            self._service.ended.wait(_FAREWELL)
+            self._service.presence.wait_for_nobody(_FAREWELL)
         finally:
             self._client.close()
             self._server.close()
@@ -125,18 +122,19 @@ def join(
     world.agree(account, "the model or the servers' settings", "servers.agree")
     shards = cut(Spec(size, grid, segments=segments, name="servers"), world.size)
     _begin_alike(variables, world)
-    addresses, held, secret = _meet(world, settings.interface)
+    meeting = meet(world, range(world.size), settings.interface, "servers")
     pieces = ServedPieces(optimizer, variables, shards[world.rank])
     kind = SharedCopy if isinstance(settings.rule, Together) else Copies
     shard = Shard(pieces, kind(settings.pull, shards[world.rank]), settings.rule, world.size)
     service, protocol, subject = Service(shard, world.size), wire.protocol(shards[0].size), _subject(account)
     events = Events("hvd_sparse servers")
     server = Server(
-        addresses[world.rank], world.rank, subject, secret, protocol, service.handle, events
+        meeting.addresses[world.rank], world.rank, subject, meeting.secret, protocol, service.handle, events
     )
-    held.close()
-    caller = Caller(world.rank, subject, secret, protocol, Patience(work=math.inf), events=events)
-    return Member(shards, shard, service, server, Client(addresses, caller))
+    assert meeting.held is not None
+    meeting.held.close()
+    caller = Caller(world.rank, subject, meeting.secret, protocol, Patience(work=math.inf), events=events)
+    return Member(shards, shard, service, server, Client(meeting.addresses, caller))
 
 
 def _begin_alike(variables: Sequence[Any], world: Communicator) -> None:
@@ -145,29 +143,6 @@ def _begin_alike(variables: Sequence[Any], world: Communicator) -> None:
     first = world.broadcast(flat, 0, "servers.begin")
     for variable, value in zip(variables, unpacked(first, [each.shape for each in variables]), strict=True):
         variable.assign(value)
-
-
-def _meet(world: Communicator, interface: str | None) -> tuple[list[str], socket.socket, bytes]:
-    """The addresses of all servers, what holds this one's port, and the job's secret; a collective."""
-    held, address, problem = _try_to_hold(interface or host_names.own())
-    told = world.gather_descriptions([address, problem], "servers.addresses")
-    problems = [f"rank {rank} {said}" for rank, (_, said) in zip(world.ranks, told, strict=True) if said]
-    if problems or held is None:
-        raise OSError(
-            f"{'; '.join(problems)}. Pass ShardedServers(..., interface=...) the interface or address of the network "
-            "that joins the hosts."
-        )
-    own = secrets.token_hex(_SECRET_BYTES) if world.rank == 0 else ""
-    secret = world.gather_descriptions(own, "servers.secret")[0]
-    return [each for each, _ in told], held, bytes.fromhex(secret)
-
-
-def _try_to_hold(bind: str) -> tuple[socket.socket | None, str, str]:
-    try:
-        held, address = hold(bind)
-    except OSError as error:
-        return None, "", f"cannot listen at {bind}: {error}"
-    return held, address, ""
 
 
 def _config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:

@@ -68,6 +68,7 @@ class InOrderOfArrival(Rule):
         return self.max_staleness is None or all(lag < self.max_staleness for lag in lags.values())
 
 
+@dataclasses.dataclass(frozen=True)
 class Together(Rule):
     """Synchronous: the pushes of all clients are averaged for one update, added in the order of their ranks."""
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-
 from hvd_sparse.servers import wire
+from hvd_sparse.servers.meeting import Presence
 from hvd_sparse.servers.messages import MessageError, Pull
 from hvd_sparse.servers.shard import Shard
 from link import Request, WireError
@@ -17,7 +16,7 @@ class Service:
     says goodbye (`part`) when all servers have told it theirs. Who has lost its connection is not waited for.
 
     Attributes:
-        ended: set when all clients have parted, or are gone.
+        presence: of the clients that have not parted, and are not gone.
     """
 
     def __init__(self, shard: Shard, ranks: int):
@@ -25,12 +24,11 @@ class Service:
         self._shard = shard
         self._pending: dict[int, Request] = {}
         self._leaving: dict[int, Request] = {}
-        self._here = set(range(ranks))
-        self.ended = threading.Event()
+        self.presence = Presence(ranks)
 
     def handle(self, request: Request) -> None:
         """Takes a request; its answer is given now, or when the shard has one. WireError where it does not fit."""
-        self._here.add(request.asker)
+        self.presence.shows(request.asker)
         try:
             getattr(self, f"_{request.kind}")(request)
         except MessageError as complaint:
@@ -64,10 +62,8 @@ class Service:
         self._end(request.asker)
 
     def _end(self, client: int) -> None:
-        self._here.discard(client)
+        self.presence.ends(client)
         self._tell_leaving()
-        if not self._here:
-            self.ended.set()
 
     def _tell_leaving(self) -> None:
         if self._shard.expected:

@@ -1,0 +1,141 @@
+"""Batches that ranks take from a common pool, so that a fast rank takes more of them than a slow one."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.servers.meeting import Presence, meet
+from hvd_sparse.transport import topology
+from link import Caller, Client, Events, LinkError, Protocol, Request, Server, WireError
+
+_FAREWELL = 60.0  # seconds for which rank 0 goes on to tell others that there is nothing left
+_EPOCHS = 2**31
+_PROTOCOL = Protocol(
+    name="hvd_sparse batches",
+    version=1,
+    requests={"take": {"epoch": (int, _EPOCHS)}, "part": {}},
+    answers={"batch": {"batch": (int, 2**62), "left": (bool, 1)}, "parted": {}},
+    request_bytes=0,
+    answer_bytes=0,
+)
+
+
+class SharedBatches:
+    """An epoch as a number of samples that all ranks take together, batch by batch, each when it is ready for one.
+
+        batches = hvd.servers.SharedBatches(len(x), batch_size=64)
+        dataset = batches.dataset().map(lambda rows: (tf.gather(x, rows), tf.gather(y, rows)))
+        model.fit(dataset, epochs=10)
+
+    With `ShardedServers` no rank then waits for a slower one, and every sample is seen once an epoch. Rank 0 counts; a
+    batch costs a message to it and back, which is asked for while the batch before is in use.
+
+    Made by all ranks together (a collective); after that ranks are on their own.
+
+    Args:
+        samples: in an epoch.
+        batch_size: of one rank; the last batch of an epoch is what is left.
+        seed: of the order of samples, another one in each epoch, the same on every rank; None leaves them as they are.
+        interface: as of `ShardedServers`, for rank 0.
+
+    Raises:
+        ValueError: where there is no batch, or, on every rank alike, where ranks disagree.
+        OSError: on every rank alike, where rank 0 cannot listen.
+    """
+
+    def __init__(self, samples: int, batch_size: int, seed: int | None = 0, interface: str | None = None):
+        if samples < 1 or batch_size < 1:
+            raise ValueError(f"Expected samples and batch_size of at least 1, got {samples} and {batch_size}.")
+        self._samples, self._batch_size, self._seed = samples, batch_size, seed
+        self._epoch = 0
+        topology.size()  # raises where hvd.init() was forgotten
+        world = topology.grid().world
+        account = {"samples": samples, "batch_size": batch_size, "seed": seed}
+        world.agree(account, "the shared batches", "batches.agree")
+        meeting = meet(world, [0], interface, "batches")
+        events = Events("hvd_sparse batches")
+        self._counter: _Counter | None = None
+        self._server: Server | None = None
+        if meeting.held is not None:
+            self._counter = _Counter(self.batches, world.size)
+            self._server = Server(
+                meeting.addresses[0], 0, "batches", meeting.secret, _PROTOCOL, self._counter.handle, events
+            )
+            meeting.held.close()
+        caller = Caller(world.rank, "batches", meeting.secret, _PROTOCOL, events=events)
+        self._client = Client(meeting.addresses, caller)
+        self._closed = False
+        atexit.register(self.close)
+
+    @property
+    def batches(self) -> int:
+        """In an epoch, of all ranks."""
+        return -(-self._samples // self._batch_size)
+
+    def dataset(self) -> tf.data.Dataset:
+        """The rows of the batches that this rank takes, int64 [rows] each; each pass is the next epoch."""
+        signature = tf.TensorSpec([None], tf.int64)
+        return tf.data.Dataset.from_generator(self.epoch, output_signature=signature).prefetch(1)
+
+    def epoch(self) -> Any:
+        """Yields the rows of the batches that this rank takes in the next epoch, int64 [rows] each."""
+        self._epoch += 1
+        order = self._order(self._epoch)
+        while (batch := self._take(self._epoch)) is not None:
+            yield order[batch * self._batch_size : (batch + 1) * self._batch_size]
+
+    def close(self) -> None:
+        """Says that this rank takes no more; on rank 0 it waits for the others. Calling it again does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        with contextlib.suppress(LinkError):
+            self._client.ask(0, "part", check=lambda *_: None).result()
+        if self._counter is not None:
+            self._counter.presence.wait_for_nobody(_FAREWELL)
+        self._client.close()
+        if self._server is not None:
+            self._server.close()
+
+    def _order(self, epoch: int) -> np.ndarray:
+        if self._seed is None:
+            return np.arange(self._samples)
+        return np.random.default_rng([self._seed, epoch]).permutation(self._samples)
+
+    def _take(self, epoch: int) -> int | None:
+        def taken(kind: str, fields: dict[str, Any], payload: Any) -> int | None:
+            return fields["batch"] if fields["left"] else None
+
+        try:
+            return self._client.ask(0, "take", check=taken, epoch=epoch).result()
+        except LinkError as lost:
+            raise RuntimeError(f"Rank 0, which counts the batches, does not answer: {lost}.") from None
+
+
+class _Counter:
+    """Rank 0's count of the batches that were taken in each epoch."""
+
+    def __init__(self, batches: int, ranks: int):
+        self._batches = batches
+        self._taken: dict[int, int] = {}
+        self.presence = Presence(ranks)
+
+    def handle(self, request: Request) -> None:
+        self.presence.shows(request.asker)
+        if request.kind == "part":
+            request.answer("parted")
+            self.presence.ends(request.asker)
+            return
+        if request.payload:
+            raise WireError("a payload where none belongs")
+        epoch = request.fields["epoch"]
+        batch = self._taken.get(epoch, 0)
+        if batch < self._batches:
+            self._taken[epoch] = batch + 1
+        request.answer("batch", batch=batch, left=batch < self._batches)

@@ -1,0 +1,89 @@
+"""How ranks tell each other addresses and a secret: one collective, before they talk without collectives."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import threading
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hvd_sparse.transport import host_names
+from hvd_sparse.transport.communicator import Communicator
+from link import hold
+
+_SECRET_BYTES = 32
+
+
+class Meeting(NamedTuple):
+    """What ranks have told each other; the secret is not for anybody's eyes.
+
+    Attributes:
+        addresses: at which the ranks that serve listen, in their order.
+        secret: of this meeting, random; the same on every rank.
+        held: keeps this rank's port until its server has it; None where it does not serve.
+    """
+
+    addresses: tuple[str, ...]
+    secret: bytes
+    held: socket.socket | None
+
+    def __repr__(self) -> str:
+        return f"Meeting({len(self.addresses)} addresses)"
+
+
+def meet(world: Communicator, serving: Sequence[int], interface: str | None, name: str) -> Meeting:
+    """Finds a port for each rank that serves, and a secret for all; a collective.
+
+    Args:
+        world: all ranks.
+        serving: those that are to listen.
+        interface: network interface, or address, of this host; None is the address by which others know it.
+        name: the same on every rank, unique among the collectives in flight.
+
+    Raises:
+        OSError: on every rank alike, where one cannot listen.
+    """
+    held, address, problem = None, "", ""
+    if world.rank in serving:
+        held, address, problem = _try_to_hold(interface or host_names.own())
+    told = world.gather_descriptions([address, problem], f"{name}.addresses")
+    problems = [f"rank {rank} {said}" for rank, (_, said) in zip(world.ranks, told, strict=True) if said]
+    if problems:
+        raise OSError(
+            f"{'; '.join(problems)}. Pass as interface= the network interface, or the address, that joins the hosts."
+        )
+    own = secrets.token_hex(_SECRET_BYTES) if world.rank == 0 else ""
+    secret = world.gather_descriptions(own, f"{name}.secret")[0]
+    return Meeting(tuple(told[rank][0] for rank in serving), bytes.fromhex(secret), held)
+
+
+class Presence:
+    """Which clients a server may still hear of."""
+
+    def __init__(self, ranks: int):
+        """Takes how many there are."""
+        self._here = set(range(ranks))
+        self._nobody = threading.Event()
+
+    def shows(self, client: int) -> None:
+        """A client has said something."""
+        self._here.add(client)
+
+    def ends(self, client: int) -> None:
+        """A client has said goodbye, or its connection has ended."""
+        self._here.discard(client)
+        if not self._here:
+            self._nobody.set()
+
+    def wait_for_nobody(self, seconds: float) -> bool:
+        """Waits until all have ended; says whether they have."""
+        return self._nobody.wait(seconds)
+
+
+def _try_to_hold(bind: str) -> tuple[socket.socket | None, str, str]:
+    try:
+        held, address = hold(bind)
+    except OSError as error:
+        return None, "", f"cannot listen at {bind}: {error}"
+    return held, address, ""
