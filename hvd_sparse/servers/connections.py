@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +32,7 @@ class Connections:
         self.number = 0
         self.pushes = 0  # of all clients, that servers have applied, the least that any has told
         self.bytes_pushed = self.bytes_pulled = 0
-        self._take(0, self._ask_all("begin", [{}] * len(shards), [b""] * len(shards)))
+        self._take(0, self._ask_each(self._servers, "begin", [{}] * len(shards)))
 
     def step(self, rate: float, chosen: Sequence[Entries]) -> None:
         """Pushes a gradient, of which each server gets its part, and takes up what they answer.
@@ -41,13 +42,18 @@ class Connections:
         """
         number = self.number + 1
         fields = [wire.push_fields(Push(number, rate, entries)) for entries in chosen]
-        self._take(number, self._ask_all("push", fields, [wire.payload(entries) for entries in chosen]))
+        self._take(number, self._ask_each(self._servers, "push", fields, chosen))
         self.number = number
         self.bytes_pushed += sum(entries.nbytes for entries in chosen)
 
     def published(self) -> np.ndarray:
         """The servers' parameters as they are, [d] float32, whatever this client has."""
         return self._whole("publish")
+
+    def averaged(self, values: np.ndarray) -> np.ndarray:
+        """Tells the first server values [n] float32 that are not trained; gives the mean of what all have told last."""
+        entries = Entries(values)
+        return self._ask_each([0], "average", [wire.entries_fields(entries)], [entries])[0].parameters.values
 
     def leave(self) -> np.ndarray:
         """Tells all servers that this client pushes no more; gives what `published` does once all clients have."""
@@ -59,7 +65,7 @@ class Connections:
         concurrent.futures.wait(told)
 
     def _whole(self, kind: str) -> np.ndarray:
-        pulls = self._ask_all(kind, [{}] * len(self._servers), [b""] * len(self._servers))
+        pulls = self._ask_each(self._servers, kind, [{}] * len(self._servers))
         return np.concatenate([pull.parameters.values for pull in pulls])
 
     def _take(self, number: int, pulls: Sequence[Pull]) -> None:
@@ -68,14 +74,23 @@ class Connections:
             self.bytes_pulled += pull.parameters.nbytes
         self.pushes = min(pull.pushes for pull in pulls)
 
-    def _ask_all(self, kind: str, fields: Sequence[dict[str, Any]], payloads: Sequence[bytes]) -> list[Pull]:
-        def ask(server: int) -> concurrent.futures.Future[Pull]:
-            return self._client.ask(server, kind, payloads[server], check=_pull, **fields[server])
+    def _ask_each(
+        self,
+        servers: Sequence[int],
+        kind: str,
+        fields: Sequence[dict[str, Any]],
+        entries: Sequence[Entries | None] | None = None,
+    ) -> list[Pull]:
+        """Asks several servers at once; what each answers."""
+        payloads = [b"" if each is None else wire.payload(each) for each in entries or [None] * len(servers)]
 
-        asked = [ask(server) for server in self._servers]
-        return [self._answer(server, asked[server], lambda server=server: ask(server)) for server in self._servers]
+        def ask(place: int) -> concurrent.futures.Future[Pull]:
+            return self._client.ask(servers[place], kind, payloads[place], check=_pull, **fields[place])
 
-    def _answer(self, server: int, asked: concurrent.futures.Future[Pull], again: Any) -> Pull:
+        asked = [ask(place) for place in range(len(servers))]
+        return [self._answer(servers[place], each, functools.partial(ask, place)) for place, each in enumerate(asked)]
+
+    def _answer(self, server: int, asked: concurrent.futures.Future[Pull], again: Callable) -> Pull:
         """The answer; where the connection has ended the same message goes once more over a new one."""
         for _ in range(_ATTEMPTS):
             try:

@@ -90,8 +90,7 @@ def finish(optimizer: keras.optimizers.Optimizer) -> None:
         RuntimeError: before the first step.
         ServerLostError: where a server is gone.
     """
-    inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
-    served(inner).finish()
+    served(optimizer).finish()
 
 
 def is_served(optimizer: Any) -> bool:
@@ -102,8 +101,9 @@ def is_served(optimizer: Any) -> bool:
 
 
 def served(optimizer: Any) -> _Served:
-    """What makes an optimizer run on servers."""
-    return vars(optimizer)[_SERVED]
+    """What makes an optimizer run on servers, also where one with loss scaling is around it."""
+    inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+    return vars(inner)[_SERVED]
 
 
 def _rule(synchronous: bool, max_staleness: int | None, pushes_per_update: int) -> Rule:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.meeting import Presence
-from hvd_sparse.servers.messages import MessageError, Pull
+from hvd_sparse.servers.messages import Entries, MessageError, Pull
 from hvd_sparse.servers.shard import Shard
 from link import Request, WireError
 
@@ -24,6 +26,7 @@ class Service:
         self._shard = shard
         self._pending: dict[int, Request] = {}
         self._leaving: dict[int, Request] = {}
+        self._told: dict[int, np.ndarray] = {}
         self.presence = Presence(ranks)
 
     def handle(self, request: Request) -> None:
@@ -51,6 +54,14 @@ class Service:
 
     def _publish(self, request: Request) -> None:
         _answer(request, self._published())
+
+    def _average(self, request: Request) -> None:
+        told = wire.entries_of(request.fields, request.payload)
+        if told.indices is not None or any(len(other) != len(told.values) for other in self._told.values()):
+            raise MessageError(f"{len(told.values)} values that are not trained, where others have told other ones")
+        self._told[request.asker] = told.values
+        mean = np.mean([self._told[client] for client in sorted(self._told)], 0, np.float64).astype(np.float32)
+        _answer(request, Pull(0, self._shard.version, self._shard.pushes, Entries(mean)))
 
     def _leave(self, request: Request) -> None:
         self._leaving[request.asker] = request

@@ -99,3 +99,26 @@ def a_server_that_is_gone_is_named():
         model.fit(x, y, batch_size=8, epochs=100_000, verbose=0)
     with raises(hvd.servers.ServerLostError, "rank 2"):
         hvd.servers.finish(model.optimizer)
+
+
+@case(ranks=(2,))
+def what_is_not_trained_is_averaged_and_what_is_published_is_evaluated():
+    model = network(layers=[keras.layers.BatchNormalization()])
+    model.compile(hvd.servers.ShardedServers(keras.optimizers.SGD(0.05), pull=TopK(0.1)), "mse")
+    x, y = own_data()
+    published, averaged = hvd.callbacks.PublishedParametersCallback(), hvd.callbacks.AverageStatisticsCallback(every=2)
+    with raises(ValueError, "MetricAverageCallback waits for all ranks at the end of each epoch"):
+        model.fit(x, y, verbose=0, callbacks=[hvd.callbacks.MetricAverageCallback()])
+    with raises(ValueError, "CheckpointCallback waits for all ranks to save"):
+        model.fit(x, y, verbose=0, callbacks=[hvd.callbacks.CheckpointCallback("unused")])
+    model.fit(x + 3.0 * hvd.rank(), y, batch_size=8, epochs=3, verbose=0, callbacks=[averaged, published])
+    on_every_rank("all have trained")
+    published.on_test_begin()
+    assert_replicas_equal(model.trainable_variables)
+    moving = model.layers[1].moving_mean
+    for _ in range(2):  # in the second round all have told theirs
+        moving.assign(np.full(moving.shape, hvd.rank(), "f4"))
+        averaged.on_epoch_end(0)
+        on_every_rank("all have told")
+    np.testing.assert_array_equal(moving, np.full(moving.shape, 0.5, "f4"))
+    hvd.servers.finish(model.optimizer)

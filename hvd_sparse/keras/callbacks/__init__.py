@@ -7,14 +7,17 @@ from hvd_sparse.keras.callbacks.averaging import BroadcastGlobalVariablesCallbac
 from hvd_sparse.keras.callbacks.best_model import BestModelCheckpoint
 from hvd_sparse.keras.callbacks.checkpoint import CheckpointCallback
 from hvd_sparse.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
+from hvd_sparse.keras.callbacks.servers import AverageStatisticsCallback, PublishedParametersCallback
 from hvd_sparse.keras.callbacks.telemetry import TelemetryCallback
 
 __all__ = [
+    "AverageStatisticsCallback",
     "BestModelCheckpoint",
     "BroadcastGlobalVariablesCallback",
     "CheckpointCallback",
     "LearningRateScheduleCallback",
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
+    "PublishedParametersCallback",
     "TelemetryCallback",
 ]

@@ -82,6 +82,8 @@ class MetricAverageCallback(DistributedCallback):
         ValueError: on every rank alike where the ranks have different metrics.
     """
 
+    waits = "at the end of each epoch"
+
     def __init__(self, device: str = ""):
         super().__init__()
         self.device = device

@@ -9,10 +9,26 @@ import keras
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks
 from hvd_sparse.keras.consolidation import consolidate
+from hvd_sparse.servers.optimizer import is_served, served
 
 
 class DistributedCallback(keras.callbacks.Callback):
-    """Tells the exchange of the model's optimizer which epoch begins; at its end the optimizer can be saved."""
+    """Tells the exchange of the model's optimizer which epoch begins; at its end model and optimizer can be saved.
+
+    Attributes:
+        waits: for what all ranks have to be there at the same time, in words; "" where they need not.
+    """
+
+    waits = ""
+
+    def set_model(self, model: keras.Model) -> None:
+        """Raises ValueError where all ranks have to be there at the same time and each trains at its own pace."""
+        super().set_model(model)
+        if self.waits and is_served(model.optimizer):
+            raise ValueError(
+                f"{type(self).__name__} waits for all ranks {self.waits}, and with hvd.servers.ShardedServers each "
+                "trains at its own pace, for ever longer than the others: leave it out."
+            )
 
     @property
     def exchange(self) -> GradientExchange | None:
@@ -29,9 +45,15 @@ class DistributedCallback(keras.callbacks.Callback):
         super().on_epoch_end(epoch, logs)
 
     def consolidate(self) -> None:
-        """Gives the optimizer the momentum that the exchange keeps; a collective, where it has not got it yet."""
+        """Makes the model fit to be saved.
+
+        The optimizer gets the momentum that the exchange keeps, a collective where it has not got it yet; where servers
+        have the parameters, the model gets those, and nobody waits.
+        """
         if self.exchange is not None:
             consolidate(self.model)
+        elif is_served(self.model.optimizer):
+            served(self.model.optimizer).take_published()
 
     def required_exchange(self) -> GradientExchange:
         """The exchange; ValueError where the optimizer is not distributed."""

@@ -52,6 +52,8 @@ class CheckpointCallback(DistributedCallback):
         ValueError: on every rank alike where the model is not built, or not the one that was saved.
     """
 
+    waits = "to save"
+
     def __init__(self, directory: str | os.PathLike, every: int = 1, keep: int = 2, required: bool = False):
         super().__init__()
         if every < 1 or keep < 1:
