@@ -41,7 +41,9 @@ def main() -> None:
     keras.utils.set_random_seed(0)
     data = digits.load(seed=0)
     batches = hvd.servers.SharedBatches(len(data.train_labels), batch_size=16)
-    dataset = batches.dataset().map(lambda rows: (tf.gather(data.train_images, rows), tf.gather(data.train_labels, rows)))
+    dataset = batches.dataset().map(
+        lambda rows: (tf.gather(data.train_images, rows), tf.gather(data.train_labels, rows))
+    )
 
     dropping = hvd.compression.thresholds.SampledThreshold(options.density)
     optimizer = hvd.servers.ShardedServers(

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import concurrent.futures
 import functools
+import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,6 +23,23 @@ class ServerLostError(RuntimeError):
     """A server does not answer any more."""
 
 
+class Volume(NamedTuple):
+    """How much has gone one way in steps, over all servers, this rank's own among them.
+
+    Attributes:
+        values: how many.
+        bytes: of payload.
+    """
+
+    values: int = 0
+    bytes: int = 0
+
+    def plus(self, parts: Sequence[Entries]) -> Volume:
+        """With these."""
+        values = sum(len(each.values) for each in parts)
+        return Volume(self.values + values, self.bytes + sum(each.nbytes for each in parts))
+
+
 class Connections:
     """What one client says to all servers; not for several threads at once."""
 
@@ -31,7 +49,8 @@ class Connections:
         self.copy = Copy(shards)
         self.number = 0
         self.pushes = 0  # of all clients, that servers have applied, the least that any has told
-        self.bytes_pushed = self.bytes_pulled = 0
+        self.sent, self.received = Volume(), Volume()
+        self.seconds_waiting = 0.0
         self._take(0, self._ask_each(self._servers, "begin", [{}] * len(shards)))
 
     def step(self, rate: float, chosen: Sequence[Entries]) -> None:
@@ -42,9 +61,11 @@ class Connections:
         """
         number = self.number + 1
         fields = [wire.push_fields(Push(number, rate, entries)) for entries in chosen]
+        began = time.monotonic()
         self._take(number, self._ask_each(self._servers, "push", fields, chosen))
+        self.seconds_waiting += time.monotonic() - began
         self.number = number
-        self.bytes_pushed += sum(entries.nbytes for entries in chosen)
+        self.sent = self.sent.plus(chosen)
 
     def published(self) -> np.ndarray:
         """The servers' parameters as they are, [d] float32, whatever this client has."""
@@ -71,7 +92,8 @@ class Connections:
     def _take(self, number: int, pulls: Sequence[Pull]) -> None:
         for server, pull in enumerate(pulls):
             self.copy.take(server, number, pull)
-            self.bytes_pulled += pull.parameters.nbytes
+        if number > 0:
+            self.received = self.received.plus([pull.parameters for pull in pulls])
         self.pushes = min(pull.pushes for pull in pulls)
 
     def _ask_each(

@@ -67,6 +67,33 @@ class Member:
         self._closed = False
         atexit.register(self._finish_quietly)
 
+    def telemetry(self) -> dict[str, Any]:
+        """What this rank's client and server have done since they began.
+
+        Returns:
+            - step: pushes of this client.
+            - density_pushed, density_pulled: values that were sent / elements of the vector and step.
+            - bytes_pushed, bytes_pulled: payloads of its messages, those to its own server included.
+            - waiting_ms: in a step, from when the gradient is chosen until the last server has answered, on average.
+            - updates, pushes: that this rank's server has made, and applied.
+            - staleness: {updates: pushes}, how many updates old the gradients were that it has applied.
+            - queue: pushes that wait there now.
+        """
+        talk, shard = self.connections, self.shard
+        elements = max(1, talk.number * sum(spec.size for spec in self.shards))
+        return {
+            "step": talk.number,
+            "density_pushed": talk.sent.values / elements,
+            "density_pulled": talk.received.values / elements,
+            "bytes_pushed": talk.sent.bytes,
+            "bytes_pulled": talk.received.bytes,
+            "waiting_ms": 1e3 * talk.seconds_waiting / max(1, talk.number),
+            "updates": shard.version,
+            "pushes": shard.pushes,
+            "staleness": dict(sorted(shard.staleness.items())),
+            "queue": shard.queue,
+        }
+
     def finish(self) -> np.ndarray | None:
         """Ends this rank's part: goes on to serve until all ranks have ended, then stops.
 

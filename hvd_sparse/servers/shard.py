@@ -64,6 +64,11 @@ class Shard:
         """The clients that may push, now or when they have begun: all but those that have left or are away."""
         return (self._absent | set(self._clients)) - self._away
 
+    @property
+    def queue(self) -> int:
+        """How many pushes wait to be applied."""
+        return len(self._waiting)
+
     def begin(self, client: int) -> Pull:
         """All of the shard, for a client that begins, or begins again; a push of its that waits is dropped."""
         self._absent.discard(client)

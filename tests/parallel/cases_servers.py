@@ -13,7 +13,7 @@ from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.servers.optimizer import served
 from tests.parallel.cases import case
-from tests.parallel.training import assert_replicas_equal, network, on_every_rank, own_data, raises
+from tests.parallel.training import assert_replicas_equal, network, on_every_rank, own_data, raises, shared_folder
 
 
 def served_model(optimizer, **settings):
@@ -26,10 +26,15 @@ def served_model(optimizer, **settings):
 @case(ranks=(1, 2, 4), quick=lambda ranks: ranks == 4)
 def asynchronous_servers_learn_and_end_alike():
     model = served_model(keras.optimizers.Adam(0.02), push=SampledThreshold(0.25), pull=SampledThreshold(0.25))
-    history = model.fit(*own_data(), batch_size=8, epochs=16, verbose=0).history["loss"]
+    telemetry = hvd.callbacks.TelemetryCallback(shared_folder(), every=32)
+    history = model.fit(*own_data(), batch_size=8, epochs=16, verbose=0, callbacks=[telemetry]).history["loss"]
     assert history[-1] < 0.7 * history[0], history
     member = served(model.optimizer).member
     hvd.servers.finish(model.optimizer)
+    told = telemetry.records[-1]
+    assert [record["step"] for record in telemetry.records] == [32, 64]
+    assert 0.125 <= told["density_pushed"] <= 0.5 and told["bytes_pushed"] == 8 * told["density_pushed"] * 64 * 146
+    assert sum(told["staleness"].values()) == told["pushes"] == told["updates"]
     assert_replicas_equal(model.trainable_variables)
     assert member.shard.pushes == 64 * hvd.size()
     assert model.evaluate(*own_data(), verbose=0) < 0.7 * history[0]
