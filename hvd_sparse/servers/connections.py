@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import concurrent.futures
-import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +15,8 @@ from hvd_sparse.servers.pushing import Copy
 from hvd_sparse.spec import Spec
 from link import Client, LinkError, WireError
 
-_ATTEMPTS = 3  # to get an answer to one message, over connections that end
+_ATTEMPTS = 10  # to get an answer to one message, over connections that end
+_PAUSE = 1.0  # seconds between them, for a network that is about to come back
 
 
 class ServerLostError(RuntimeError):
@@ -109,21 +109,24 @@ class Connections:
         def ask(place: int) -> concurrent.futures.Future[Pull]:
             return self._client.ask(servers[place], kind, payloads[place], check=_pull, **fields[place])
 
-        asked = [ask(place) for place in range(len(servers))]
-        return [self._answer(servers[place], each, functools.partial(ask, place)) for place, each in enumerate(asked)]
-
-    def _answer(self, server: int, asked: concurrent.futures.Future[Pull], again: Callable) -> Pull:
-        """The answer; where the connection has ended the same message goes once more over a new one."""
+        asked = {place: ask(place) for place in range(len(servers))}
         for _ in range(_ATTEMPTS):
-            try:
-                return asked.result()
-            except LinkError as lost:
-                reason = lost
-                asked = again()
+            failed = _failed(asked)
+            if not failed:
+                return [asked[place].result() for place in range(len(servers))]
+            lost = {servers[place]: asked[place].exception() for place in failed}
+            time.sleep(_PAUSE)
+            asked.update({place: ask(place) for place in failed})
         raise ServerLostError(
-            f"The server of rank {server} does not answer: {reason}. Its part of the parameters is lost with it: start "
-            "the job again from its last checkpoint."
+            f"{'; '.join(f'The server of rank {server} does not answer: {why}' for server, why in lost.items())}. Its "
+            "part of the parameters is lost with it: start the job again from what was saved last."
         )
+
+
+def _failed(asked: Mapping[int, concurrent.futures.Future[Pull]]) -> list[int]:
+    """Waits until all have answered, or one cannot; those that could not."""
+    concurrent.futures.wait(asked.values(), return_when=concurrent.futures.FIRST_EXCEPTION)
+    return [place for place, each in asked.items() if each.done() and isinstance(each.exception(), LinkError)]
 
 
 def _pull(kind: str, fields: dict[str, Any], received: Any) -> Pull:

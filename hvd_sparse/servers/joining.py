@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -19,11 +19,11 @@ from hvd_sparse.servers import wire
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.connections import Connections, ServerLostError
 from hvd_sparse.servers.copies import Copies, SharedCopy
-from hvd_sparse.servers.meeting import meet
+from hvd_sparse.servers.meeting import Meeting, meet
 from hvd_sparse.servers.pushing import cut, unpacked
 from hvd_sparse.servers.rules import Rule, Together
 from hvd_sparse.servers.service import Service
-from hvd_sparse.servers.shard import Shard
+from hvd_sparse.servers.shard import Parameters, Shard
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport.communicator import Communicator, Grid
 from link import Caller, Client, Events, Patience, Server
@@ -150,18 +150,40 @@ def join(
     shards = cut(Spec(size, grid, segments=segments, name="servers"), world.size)
     _begin_alike(variables, world)
     meeting = meet(world, range(world.size), settings.interface, "servers")
-    pieces = ServedPieces(optimizer, variables, shards[world.rank])
-    kind = SharedCopy if isinstance(settings.rule, Together) else Copies
-    shard = Shard(pieces, kind(settings.pull, shards[world.rank]), settings.rule, world.size)
-    service, protocol, subject = Service(shard, world.size), wire.protocol(shards[0].size), _subject(account)
-    events = Events("hvd_sparse servers")
-    server = Server(
-        meeting.addresses[world.rank], world.rank, subject, meeting.secret, protocol, service.handle, events
-    )
+    member = start(ServedPieces(optimizer, variables, shards[world.rank]), shards, world.rank, meeting, settings)
     assert meeting.held is not None
     meeting.held.close()
-    caller = Caller(world.rank, subject, meeting.secret, protocol, Patience(work=math.inf), events=events)
+    return member
+
+
+def start(parameters: Parameters, shards: Sequence[Spec], rank: int, meeting: Meeting, settings: Settings) -> Member:
+    """Starts this rank's server and connects it to all, which may not have started yet.
+
+    Args:
+        parameters: this rank's shard.
+        shards: of all servers.
+        rank: of this one.
+        meeting: of all of them.
+        settings: the same on every rank.
+    """
+    kind = SharedCopy if isinstance(settings.rule, Together) else Copies
+    shard = Shard(parameters, kind(settings.pull, shards[rank]), settings.rule, len(shards))
+    service, protocol, subject = Service(shard, len(shards)), wire.protocol(shards[0].size), _subject(shards, settings)
+    events = _Departures(service.gone)
+    server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
+    caller = Caller(rank, subject, meeting.secret, protocol, Patience(work=math.inf), events=events)
     return Member(shards, shard, service, server, Client(meeting.addresses, caller))
+
+
+class _Departures(Events):
+    """Tells a service whose connection has ended."""
+
+    def __init__(self, gone: Callable[[int], None]):
+        super().__init__("hvd_sparse servers")
+        self._gone = gone
+
+    def gone(self, asker: int) -> None:
+        self._gone(asker)
 
 
 def _begin_alike(variables: Sequence[Any], world: Communicator) -> None:
@@ -178,5 +200,6 @@ def _config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     return {"class": type(optimizer).__name__, **json.loads(json.dumps(config, default=str))}
 
 
-def _subject(account: dict[str, Any]) -> str:
+def _subject(shards: Sequence[Spec], settings: Settings) -> str:
+    account = {"sizes": [spec.size for spec in shards], **settings.account()}
     return hashlib.sha256(json.dumps(account, sort_keys=True).encode()).hexdigest()

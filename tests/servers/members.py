@@ -1,0 +1,74 @@
+"""Ranks as threads of one process, each with a server and connections of its own: real sockets on this machine."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.joining import Member, Settings, start
+from hvd_sparse.servers.meeting import Meeting
+from hvd_sparse.servers.messages import Entries
+from hvd_sparse.servers.pushing import Pushes, cut
+from hvd_sparse.servers.rules import InOrderOfArrival
+from tests.datacache.node import free_addresses
+from tests.servers.simulated import variables, whole_of
+
+ASYNCHRONOUS = Settings(None, None, InOrderOfArrival(), None)
+
+
+def started(ranks: int, settings: Settings = ASYNCHRONOUS, rate: float = 0.1) -> list[Member]:
+    """A member for each rank; all of them begin with the same variables."""
+    shards = cut(whole_of(ranks), ranks)
+    meeting = Meeting(tuple(free_addresses(ranks)), secrets.token_bytes(32), None)
+    begin, made = variables(np.random.default_rng(0)), [None] * ranks
+
+    def one(rank: int) -> None:
+        parameters = ServedPieces(keras.optimizers.SGD(rate), begin, shards[rank])
+        made[rank] = start(parameters, shards, rank, meeting, settings)
+
+    each(ranks, one)
+    return made
+
+
+def each(ranks: int, function) -> None:
+    """Calls a function with each rank, on a thread each; raises what one of them has raised."""
+    problems = []
+
+    def guarded(rank: int) -> None:
+        try:
+            function(rank)
+        except BaseException as problem:
+            problems.append(problem)
+
+    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+
+
+def pushing(member: Member, settings: Settings) -> Pushes:
+    return Pushes(settings.push, member.shards)
+
+
+def step(member: Member, pushes: Pushes, gradient: np.ndarray, rate: float = 0.1) -> None:
+    chosen = pushes.choose(tf.constant(gradient))
+    member.connections.step(rate, [Entries(*(part.numpy() for part in parts)) for parts in chosen])
+
+
+def finish(members: list[Member]) -> list[np.ndarray]:
+    """Ends all of them; the parameters that each is left with."""
+    final: list[np.ndarray] = [np.empty(0)] * len(members)
+
+    def one(rank: int) -> None:
+        final[rank] = members[rank].finish()
+
+    each(len(members), one)
+    return final

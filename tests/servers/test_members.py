@@ -1,0 +1,117 @@
+"""Sharded servers over real sockets: bounds, ends, and what is done about who is gone or does not belong."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+import pytest
+
+import link
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.servers import ServerLostError, wire
+from hvd_sparse.servers.joining import Settings
+from hvd_sparse.servers.messages import Entries, Push
+from hvd_sparse.servers.rules import InOrderOfArrival, Together
+from tests.servers import members as job
+from tests.servers.simulated import whole_of
+
+SIZE = whole_of(1).size
+SPARSE = Settings(ErrorFeedback(TopK(0.2)), TopK(0.2), InOrderOfArrival(), None)
+
+
+@pytest.mark.parametrize("settings", [job.ASYNCHRONOUS, SPARSE, SPARSE._replace(rule=Together())])
+def test_all_end_with_the_same_parameters(settings):
+    members = job.started(3, settings)
+    random = np.random.default_rng(1)
+    gradients = random.standard_normal((3, 5, SIZE)).astype(np.float32)
+
+    def train(rank: int) -> None:
+        pushes = job.pushing(members[rank], settings)
+        for gradient in gradients[rank]:
+            job.step(members[rank], pushes, gradient)
+
+    job.each(3, train)
+    published = members[0].connections.published()
+    final = job.finish(members)
+    assert all(each.tobytes() == published.tobytes() for each in final)
+    assert all(member.shard.pushes == 15 for member in members)
+
+
+@pytest.mark.parametrize("updates", [600, pytest.param(10_000, marks=pytest.mark.thorough)])
+def test_the_bound_on_staleness_holds(updates):
+    """Ranks of unequal speed, one of which now and then sleeps."""
+    ranks, bound = 4, 5
+    settings = SPARSE._replace(rule=InOrderOfArrival(max_staleness=bound))
+    members = job.started(ranks, settings, rate=0.001)
+
+    def train(rank: int) -> None:
+        random, pushes = np.random.default_rng(rank), job.pushing(members[rank], settings)
+        for _ in range(updates // ranks):
+            job.step(members[rank], pushes, random.standard_normal(SIZE).astype(np.float32), 0.001)
+            if rank == 0 and random.random() < 0.1:
+                time.sleep(0.002)
+        members[rank].connections.leave()
+
+    job.each(ranks, train)
+    for member in members:
+        assert member.shard.version == member.shard.pushes == updates
+        assert max(member.shard.staleness) <= bound + ranks - 1
+    job.finish(members)
+
+
+def test_a_server_that_is_gone_is_named():
+    members = job.started(2)
+    members[1]._server.close()
+    with pytest.raises(ServerLostError, match="The server of rank 1 does not answer"):
+        job.step(members[0], job.pushing(members[0], job.ASYNCHRONOUS), np.ones(SIZE, np.float32))
+    with pytest.raises(ServerLostError):
+        members[0].finish()
+    with pytest.raises(ServerLostError):
+        members[1].finish()
+
+
+def test_who_is_gone_is_not_waited_for():
+    """Synchronous servers go on without a rank whose connections have ended."""
+    settings = job.ASYNCHRONOUS._replace(rule=Together())
+    members = job.started(3, settings)
+    members[2]._client.close()
+
+    def train(rank: int) -> None:
+        pushes = job.pushing(members[rank], settings)
+        for _ in range(3):
+            job.step(members[rank], pushes, np.ones(SIZE, np.float32))
+
+    job.each(2, train)
+    assert members[0].shard.version == 3
+    final: dict[int, np.ndarray] = {}
+
+    def end(rank: int) -> None:
+        final[rank] = members[rank].finish()
+
+    job.each(2, end)
+    assert final[0].tobytes() == final[1].tobytes()
+    members[2]._server.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "payload", "reason"),
+    [
+        ({"push": 7}, Entries(np.ones(6, np.float32)), "out of turn"),
+        ({"values": 3}, Entries(np.ones(6, np.float32)), "another length than it says"),
+        ({}, Entries(np.full(6, np.nan, np.float32)), "not finite"),
+        ({}, Entries(np.ones(1, np.float32), np.array([6], np.int32)), "outside of the shard"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_push_that_does_not_fit_ends_the_connection_and_changes_nothing(changed, payload, reason):
+    members = job.started(3)
+    before = members[0].connections.published()
+    fields = {**wire.push_fields(Push(1, 0.1, payload)), **changed}
+    with pytest.raises(link.LinkError):
+        members[1]._client.ask(0, "push", wire.payload(payload), check=lambda *_: None, **fields).result()
+    assert members[0].connections.published().tobytes() == before.tobytes()
+    for member in members:
+        member._client.close()
+        member._server.close()
