@@ -27,7 +27,7 @@ class Refusal(NamedTuple):
 
 
 class Events:
-    """Hears of refused askers and lost servers, and logs them; called by the threads of servers and clients.
+    """Hears of refused and gone askers and of lost servers; called by the threads of servers and clients, so be brief.
 
     Attributes:
         refused_because: what a client says of a server that has refused it, by reason; other reasons need no words.
@@ -51,6 +51,9 @@ class Events:
         """A server has refused a connection, or ended it."""
         if self.is_new(refusal):
             _log.warning("%s: refused %s; further ones are not told.", self._name, refusal.what)
+
+    def gone(self, asker: int) -> None:
+        """A server has no connection any more to a process that it knew; it may come again."""
 
     def lost(self, server: int, reason: str) -> None:
         """A server is left alone from now on."""

@@ -126,6 +126,7 @@ class Server:
         self._sessions: collections.OrderedDict[bytes, Session] = collections.OrderedDict()
         self._unanswered: set[Request] = set()
         self._told_at = 0.0
+        self._ended: list[bytes] = []  # connections that have, by identity; their last messages may be there still
         self._outbox: collections.deque[tuple[Request, bytes, memoryview]] = collections.deque()
         self._closing, self._lock = False, threading.Lock()
         self._context, self._alarm = zmq.Context(), sockets.Alarm()
@@ -192,8 +193,9 @@ class Server:
             while not self._closing:
                 poller.poll(self._timeout())
                 self._alarm.quiet()
-                self._strangers.look()
-                self._receive_some()
+                self._ended += self._strangers.look()
+                if self._receive_some():
+                    self._forget_ended()
                 while self._outbox:
                     self._send_answer(*self._outbox.popleft())
                 self._give_signs_of_life()
@@ -208,18 +210,35 @@ class Server:
             times.append(left)
         return 1 + int(1000 * min(times)) if times else None
 
-    def _receive_some(self) -> None:
+    def _receive_some(self) -> bool:
+        """Takes messages; returns whether that were all."""
         for _ in range(_AT_A_TIME):
             try:
                 identity, *received = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
-                return
+                return True
             try:
                 self._take(identity.bytes, [frame.buffer for frame in received])
             except (WireError, RefusedError) as complaint:
                 self._refuse(identity.bytes, Refusal("message", str(complaint)))
             if identity.bytes in self._sessions:
                 self._strangers.know(identity)
+        return False
+
+    def _forget_ended(self) -> None:
+        for identity in self._ended:
+            self._guests.pop(identity, None)
+            self._forget(identity)
+        self._ended.clear()
+
+    def _forget(self, identity: bytes) -> None:
+        """Ends a connection's session, if it has one."""
+        known = self._sessions.pop(identity, None)
+        if known is not None and all(each.asker != known.asker for each in self._sessions.values()):
+            try:
+                self._events.gone(known.asker)
+            except Exception:
+                _log.exception("That process %d has gone could not be handled.", known.asker)
 
     def _take(self, identity: bytes, frames: Sequence[memoryview]) -> None:
         if len(frames) == 1:
@@ -245,7 +264,7 @@ class Server:
         if said.pop("kind") == "proof":
             self._welcome(identity, said["proof"])
             return
-        self._sessions.pop(identity, None)
+        self._forget(identity)
         greeting = Greeting(**said)
         refusal = self._objection(greeting)
         if refusal is not None:
@@ -254,7 +273,10 @@ class Server:
             raise WireError(f"a nonce of {len(greeting.nonce)} bytes")
         else:
             challenge = session.nonce()
-            _remember(self._guests, identity, _Guest(greeting.asker, session.derive(self._secret, greeting, challenge)))
+            self._guests[identity] = _Guest(greeting.asker, session.derive(self._secret, greeting, challenge))
+            self._guests.move_to_end(identity)
+            if len(self._guests) > _MOST_CONNECTIONS:
+                self._guests.popitem(last=False)
             self._send(identity, [forms.pack("challenge", nonce=challenge)])
 
     def _objection(self, greeting: Greeting) -> Refusal | None:
@@ -279,13 +301,15 @@ class Server:
             self._refuse(identity, Refusal("secret", "a peer that does not know this job's secret"))
         else:
             channels = Channel(guest.keys.to_asker), Channel(guest.keys.to_server)
-            _remember(self._sessions, identity, Session(guest.asker, *channels))
+            self._sessions[identity] = Session(guest.asker, *channels)
+            if len(self._sessions) > _MOST_CONNECTIONS:
+                self._forget(next(iter(self._sessions)))
             self._send(identity, [forms.pack("welcome", proof=guest.keys.server_proof)])
 
     def _refuse(self, identity: bytes, refusal: Refusal) -> None:
         """Tells the other side in a word, and the user."""
         self._guests.pop(identity, None)
-        self._sessions.pop(identity, None)
+        self._forget(identity)
         self._events.refused(refusal)
         self._send(identity, [forms.pack("refuse", reason=refusal.reason)])
 
@@ -321,7 +345,7 @@ class Server:
 
     def _send_known(self, identity: bytes, known: Session, header: bytes, payload: memoryview) -> None:
         if not self._send(identity, [header, payload, known.sending.tag(header, payload)]):
-            del self._sessions[identity]
+            self._forget(identity)
 
     def _send(self, identity: bytes, frames: Sequence[Any]) -> bool:
         """Sends without waiting; False where the other side is gone, or takes nothing."""
@@ -332,10 +356,3 @@ class Server:
                 return False
             raise
         return True
-
-
-def _remember(known: collections.OrderedDict, identity: bytes, what: Any) -> None:
-    known[identity] = what
-    known.move_to_end(identity)
-    while len(known) > _MOST_CONNECTIONS:
-        known.popitem(last=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 
 import msgpack
 import zmq
@@ -30,15 +31,26 @@ class Heard(link.Events):
 
     def __init__(self):
         super().__init__("echo")
-        self.refusals, self.losses = [], []
+        self.refusals, self.losses, self.departed = [], [], []
 
     def refused(self, refusal):
         super().refused(refusal)
         self.refusals.append(refusal)
 
+    def gone(self, asker):
+        self.departed.append(asker)
+
     def lost(self, server, reason):
         super().lost(server, reason)
         self.losses.append((server, reason))
+
+
+def until(condition):
+    """Waits for a condition; returns whether it has come."""
+    end = time.monotonic() + LIMIT / 1000
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return condition()
 
 
 def free_place():
@@ -69,7 +81,8 @@ def altered(frames, frame, position=0):
 class Asker:
     """Plays a process that asks server 1."""
 
-    def __init__(self, place, protocol=ECHO, subject=SUBJECT):
+    def __init__(self, place, protocol=ECHO, subject=SUBJECT, number=0):
+        self._number = number
         self._context, self._protocol, self._subject = zmq.Context(), protocol, subject
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.linger = 0
@@ -77,7 +90,7 @@ class Asker:
 
     def hello(self, **changed):
         protocol = self._protocol
-        self.greeting = Greeting(protocol.name, protocol.version, 1, self._subject, 0, session.nonce())
+        self.greeting = Greeting(protocol.name, protocol.version, 1, self._subject, self._number, session.nonce())
         self.send([forms.pack("hello", **{**self.greeting._asdict(), **changed})])
         return self.hear()
 

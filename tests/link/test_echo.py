@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from link import LinkError, Patience, WireError
-from tests.link.actors import ECHO, LIMIT, SAID, SECRET, Asker, Heard, echo, echoes
+from tests.link.actors import ECHO, LIMIT, SAID, SECRET, Asker, Heard, echo, echoes, until
 
 ROOT = Path(__file__).parents[2]
 SECONDS = LIMIT / 1000
@@ -190,9 +190,7 @@ def test_an_answer_cannot_be_cancelled(serve, ask):
     serve(kept.append)
     client = ask()
     answer = client.ask(1, "say", **SAID)
-    while not kept:
-        time.sleep(0.01)
-    assert not answer.cancel()
+    assert until(lambda: kept) and not answer.cancel()
     echo(kept[0])
     assert answer.result(SECONDS).fields == SAID
 
@@ -209,10 +207,7 @@ def test_a_server_that_is_killed_is_an_error_and_is_found_again(place, ask):
     assert raised.value.server == 1 and isinstance(raised.value, ConnectionError)
     assert [server for server, _ in events.losses] == [1]
     server = Echo(place)
-    until = time.monotonic() + SECONDS
-    while client.ask(1, "say", **SAID).exception(SECONDS) is not None:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    assert until(lambda: client.ask(1, "say", **SAID).exception(SECONDS) is None)
     assert echoes(client) and len(events.losses) == 1
     server.kill()
 
@@ -245,23 +240,45 @@ def test_a_server_that_is_not_there_is_waited_for_twice_as_long(ask, place):
 def test_late_answers_to_who_has_gone_or_after_closing_are_dropped(serve, ask):
     kept = []
     server = serve(kept.append)
-    client = ask()
+    client = ask(number=5)
     client.ask(1, "say", **SAID)
-    while not kept:
-        time.sleep(0.01)
-    assert kept[0].is_wanted and kept[0].asker == 0
+    assert until(lambda: kept)
+    assert kept[0].is_wanted and kept[0].asker == 5
     client.close()
-    until = time.monotonic() + SECONDS
-    while kept[0].is_wanted and time.monotonic() < until:
-        time.sleep(0.05)
-    assert not kept[0].is_wanted  # a sign of life has found nobody
+    assert until(lambda: not kept[0].is_wanted)
     echo(kept[0])
-    other = ask()
-    other.ask(1, "say", **SAID)
-    while len(kept) < 2:
-        time.sleep(0.01)
+    ask().ask(1, "say", **SAID)
+    assert until(lambda: len(kept) == 2)
     server.close()
     echo(kept[1])
+
+
+def test_who_has_gone_is_told_once_its_last_connection_has_ended(serve, place, heard):
+    heeded = []
+    serve(lambda request: heeded.append(request.asker))
+    for each in range(20):
+        askers = [Asker(place, number=each) for _ in range(2)]
+        for asker in askers:
+            asker.shake_hands()
+        for asker in askers:
+            asker.socket.linger = LIMIT
+            asker.send(asker.request(1))
+            asker.socket.close()
+        assert until(lambda count=each: len(heard.departed) > count)
+    assert heard.departed == list(range(20)) and sorted(heeded) == sorted(2 * list(range(20)))
+    assert heard.refusals == []
+
+
+def test_who_stays_has_not_gone(serve, place, heard):
+    serve()
+    first, second = Asker(place, number=7), Asker(place, number=7)
+    for asker in (first, second):
+        asker.shake_hands()
+    first.close()
+    second.send(second.request(1))
+    assert second.hear()["kind"] == "said" and heard.departed == []
+    second.close()
+    assert until(lambda: heard.departed == [7])
 
 
 def test_a_forked_child_asks_nobody_and_disturbs_nobody(serve, ask):
