@@ -26,12 +26,11 @@ import numpy as np
 from benchmarks import report, timing
 from datacache.counters import Counters
 from datacache.levels import Record
-from datacache.peers import link, server
-from datacache.peers.client import Client
-from datacache.peers.link import Caller, Patience
+from datacache.peers.client import Caller, Client
 from datacache.peers.server import Server, Shelf
-from datacache.peers.session import Channel
 from datacache.slab import Slab, needed
+from link import Patience, connection, server
+from link.session import Channel
 
 SAMPLES, BATCH, SHAPE = 2048, 256, (96, 96, 3)
 BYTES = int(np.prod(SHAPE))
@@ -118,11 +117,11 @@ def client(name: str, place: str, secret: bytes) -> Iterator[Client]:
     """An asking client of one arm, past its handshake."""
     caller = Caller(0, "benchmark", secret, BYTES, Patience(60), Counters(), name == CURVE)
     with contextlib.closing(Client(["127.0.0.1:1", place], caller)) as made:
-        link.Channel = Untagged if name == UNTAGGED else Channel
+        connection.Channel = Untagged if name == UNTAGGED else Channel
         try:
             made.ask(1, np.arange(1, dtype=np.uint64)).result()
         finally:
-            link.Channel = Channel
+            connection.Channel = Channel
         yield made
 
 

@@ -5,21 +5,18 @@ Horovod carries addresses, the secret and a barrier; samples never travel by it.
 
 from __future__ import annotations
 
-import fcntl
-import ipaddress
 import json
 import os
 import secrets
 import socket
-import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from link import addresses
+
 _SECRET_BYTES = 32
-_GET_ADDRESS = 0x8915  # SIOCGIFADDR
-_REQUEST = struct.Struct("16s24s")  # struct ifreq: a name, then, as the answer, struct sockaddr_in
 
 
 class Place(NamedTuple):
@@ -65,14 +62,14 @@ def agree(bind: str, port: int, local_size: int | None) -> Place:
     held, address, problem = _try_to_hold(bind, port) if is_first else (None, "", "")
     told = _gather((address, problem), "addresses")
     _raise_together([problem for _, problem in told])
-    addresses = tuple(told[ranks[0]][0] for ranks in nodes)
-    if len(set(addresses)) < len(addresses):
-        raise OSError(f"Expected an address of its own for each node, got {addresses}: choose port 0.")
+    places = tuple(told[ranks[0]][0] for ranks in nodes)
+    if len(set(places)) < len(places):
+        raise OSError(f"Expected an address of its own for each node, got {places}: choose port 0.")
     if not is_first:  # before anybody serves there
-        held, _, problem = _try_to_hold(*_split(addresses[node]))
+        held, _, problem = _try_to_hold(*addresses.split(places[node]))
     _raise_together(_gather(problem, "held"))
     secret = _gather(secrets.token_hex(_SECRET_BYTES) if hvd.rank() == 0 else "", "secret")[0]
-    return Place(hvd.rank(), hvd.size(), node, len(nodes), addresses, bytes.fromhex(secret), held)
+    return Place(hvd.rank(), hvd.size(), node, len(nodes), places, bytes.fromhex(secret), held)
 
 
 def barrier() -> None:
@@ -102,51 +99,12 @@ def arrange(places: Sequence[tuple[str, int | None]]) -> list[list[int]]:
     return [ranks[start : start + each] for ranks in hosts.values() for start in range(0, len(ranks), each)]
 
 
-def resolve(bind: str) -> str:
-    """The address of a network interface, or that a name or an address stands for.
-
-    Raises:
-        OSError: where there is none, or it stands for all addresses of the machine.
-    """
-    if bind in (name for _, name in socket.if_nameindex()):
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-            try:
-                answer = fcntl.ioctl(asked, _GET_ADDRESS, _REQUEST.pack(bind.encode(), b""))
-            except OSError as error:
-                raise OSError(error.errno, f"interface {bind} has no IPv4 address ({error.strerror})") from None
-        return socket.inet_ntoa(answer[20:24])
-    found = str(socket.getaddrinfo(bind, None, type=socket.SOCK_STREAM)[0][4][0])
-    if ipaddress.ip_address(found.partition("%")[0]).is_unspecified:
-        raise OSError(f"{bind} is no single address: give that of the network that peers are to use")
-    return found
-
-
 def _try_to_hold(bind: str, port: int) -> tuple[socket.socket | None, str, str]:
     """A socket that holds a port, its address, and what went wrong in words."""
     try:
-        held = _hold(resolve(bind), port)
+        return *addresses.hold(bind, port), ""
     except OSError as error:
         return None, "", f"cannot serve peers at {bind}, port {port}: {error}"
-    host, port = held.getsockname()[:2]
-    return held, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ""
-
-
-def _hold(host: str, port: int) -> socket.socket:
-    """A socket that is bound and does not listen: servers of this job's processes can bind there too, one by one."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    held = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        held.bind((host, port))
-    except BaseException:
-        held.close()
-        raise
-    return held
-
-
-def _split(address: str) -> tuple[str, int]:
-    host, _, port = address.rpartition(":")
-    return host.removeprefix("[").removesuffix("]"), int(port)
 
 
 def _raise_together(problems: Sequence[str]) -> None:

@@ -10,14 +10,14 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("hvd_sparse", "datacache", "lars")
+PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 KERAS_INSIDES = ("keras.hooks", "keras.slots")
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # by Python, for all to use
 LONGEST = 400
 LONGER: dict[str, str] = {}  # file -> why it is in one piece
-FOLDERS = ("hvd_sparse", "datacache", "lars", "ops", "tests", "examples", "benchmarks", "tools", "docs")
+FOLDERS = ("hvd_sparse", "datacache", "lars", "link", "ops", "tests", "examples", "benchmarks", "tools", "docs")
 TEXTS = {".py", ".cc", ".h", ".cu", ".cuh", ".inc", ".sh", ".md"}
 
 Sources = dict[str, ast.Module]

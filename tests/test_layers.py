@@ -10,7 +10,7 @@ import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("hvd_sparse", "datacache", "lars")
+PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 # File -> a line that is added to it, and what import-linter must say of it.
 PLANTED = {
     "hvd_sparse/ops.py": ("from hvd_sparse import recipes", "hvd_sparse.ops -> hvd_sparse.recipes"),
@@ -40,7 +40,10 @@ PLANTED = {
     ),
     "datacache/world.py": ("def f():\n    import horovod.tensorflow", "datacache.world -> horovod"),
     "datacache/files.py": ("from datacache import cache", "datacache.files -> datacache.cache"),
+    "datacache/waiting.py": ("import zmq", "datacache.waiting -> zmq"),
     "lars/ops.py": ("from lars import lamb", "lars.ops -> lars.lamb"),
+    "link/forms.py": ("from link import session", "link.forms -> link.session"),
+    "link/sockets.py": ("def f():\n    from datacache import files", "link.sockets -> datacache.files"),
 }
 
 

@@ -23,6 +23,7 @@ SOURCES = (
     "datacache",
     "hvd_sparse",
     "lars",
+    "link",
     "ops",
 )
 PIP = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
@@ -69,7 +70,7 @@ def test_the_wheel_is_named_after_its_platform(wheel):
 
 def test_the_wheel_carries_package_and_operations_and_nothing_else(wheel):
     names = zipfile.ZipFile(wheel).namelist()
-    packages = (ROOT / "hvd_sparse", ROOT / "datacache", ROOT / "lars")
+    packages = [ROOT / name for name in ("hvd_sparse", "datacache", "lars", "link")]
     modules = {str(path.relative_to(ROOT)) for package in packages for path in package.rglob("*.py")}
     native = {"hvd_sparse/_ops.so", "hvd_sparse/_ops.json", "datacache/_native.so", "datacache/_ops.so"}
     native |= {"datacache/_ops.json", "lars/_native.so", "lars/_ops.so", "lars/_ops.json"}

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 import grimp
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "architecture.md"
-PACKAGES = ("hvd_sparse", "datacache", "lars")
+PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 HIDDEN = {"hvd_sparse", "hvd_sparse._moved", "hvd_sparse._command", "hvd_sparse._version"}  # public names, no work
 BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 

@@ -1,20 +1,67 @@
-"""The side that asks: one thread for a process, with a link to each owner."""
+"""The side that asks: a process's link to each owner, and what becomes of their answers."""
 
 from __future__ import annotations
 
 import concurrent.futures
-import os
-import queue
-import threading
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
-import zmq
 
-from datacache.peers import sockets
-from datacache.peers.link import Answer, Caller, Link, Request
+import link
+from datacache.counters import Counters
+from datacache.native import address, library
+from datacache.peers.protocol import CHECKSUM, INDEX, LABEL, protocol, samples_at_a_time
+from datacache.peers.words import PeerEvents
 
-_TICK = 100  # milliseconds between two looks at the clock where it matters
+
+class Caller(NamedTuple):
+    """Who asks, and what all its links have in common."""
+
+    node: int
+    data: str
+    secret: bytes
+    sample_bytes: int
+    patience: link.Patience
+    counters: Counters
+    encrypt: bool
+
+
+class Answer:
+    """What an owner sent for a request: whole rows, whose checksums are yet to be compared."""
+
+    def __init__(self, found: np.ndarray, payload: Any = b"", labels: Any = b"", checksums: Any = b""):
+        """Takes what came: found bool [n], and payload, labels and checksums of those that were found, as bytes."""
+        self._found, self._payload = found, payload
+        self._labels, self._checksums = labels, checksums
+
+    def place(self, indices: np.ndarray, places: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
+        """Copies the samples that are there, and whole, into rows and labels.
+
+        Args:
+            indices: uint64 [n], as they were asked for.
+            places: int64 [n], the row of each.
+            rows: uint8 [m, bytes of a sample]; those that are not found are undefined after.
+            labels: int64 [m].
+
+        Returns:
+            bool [n], which were found.
+        """
+        found = self._found.copy()
+        if not found.any():
+            return found
+        indices, places = indices[found], places[found].astype(np.uint64)
+        if not indices.flags.c_contiguous or int(places.max()) >= len(rows):
+            raise ValueError(f"Expected places in [0, {len(rows)}), got {places.max()}.")
+        sent = np.frombuffer(self._payload, np.uint8)
+        own = np.frombuffer(self._labels, LABEL).astype(np.int64)
+        sums = np.frombuffer(self._checksums, CHECKSUM).astype(np.uint64)
+        sound = np.empty(len(indices), np.uint8)
+        data = [address(array) for array in (indices, own, sums, rows, places, sound)]
+        library().datacache_records_place(address(sent), rows.shape[1], len(indices), *data)
+        labels[places] = own
+        found[found] = sound.astype(bool)
+        return found
 
 
 class Client:
@@ -26,15 +73,18 @@ class Client:
         Raises:
             ValueError: where that is no address.
         """
-        for each in addresses:
-            sockets.split(each)
-        self._process, self._closing, self._lock = os.getpid(), False, threading.Lock()
-        self.samples_at_a_time = sockets.samples_at_a_time(caller.sample_bytes)
-        self._context, self._alarm = zmq.Context(), sockets.Alarm()
-        self._links = [Link(self._context, caller, node, place) for node, place in enumerate(addresses)]
-        self._inbox: queue.SimpleQueue[tuple[int, Request]] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="datacache-client", daemon=True)
-        self._thread.start()
+        self._sample_bytes = caller.sample_bytes
+        self.samples_at_a_time = samples_at_a_time(caller.sample_bytes)
+        asking = link.Caller(
+            caller.node,
+            caller.data,
+            caller.secret,
+            protocol(caller.sample_bytes),
+            caller.patience,
+            caller.encrypt,
+            PeerEvents(caller.counters, caller.node),
+        )
+        self._link = link.Client(addresses, asking, "datacache-client")
 
     def ask(self, owner: int, indices: np.ndarray) -> concurrent.futures.Future[Answer] | None:
         """Asks an owner for samples.
@@ -47,58 +97,39 @@ class Client:
             The answer, which comes in any case; None where the owner is left alone at present, and in a process that
             was forked from the one that made this.
         """
-        if os.getpid() != self._process:
+        count = len(indices)
+
+        def check(kind: str, fields: dict[str, Any], payload: memoryview) -> Answer:
+            return _checked(fields, payload, count, self._sample_bytes)
+
+        asked = self._link.ask(owner, "ask", indices.astype(INDEX), check, count=count)
+        if asked.done() and asked.exception() is not None:
             return None
-        if self._links[owner].is_left_alone:
-            self._links[owner].complain()
-            return None
-        request = Request(indices)
-        with self._lock:
-            if self._closing:
-                return None
-            self._inbox.put((owner, request))
-            self._alarm.ring()
-        return request.answer
+        answer: concurrent.futures.Future[Answer] = concurrent.futures.Future()
+        asked.add_done_callback(lambda done: answer.set_result(_result(done, count)))
+        return answer
 
     def close(self) -> None:
         """Gives up what is waited for, and closes all connections; calling it again does nothing."""
-        if os.getpid() != self._process:
-            return
-        with self._lock:
-            if self._closing:
-                return
-            self._closing = True
-            self._alarm.ring()
-        self._thread.join()
-        self._alarm.close()
+        self._link.close()
 
-    def _run(self) -> None:
-        try:
-            while not self._closing:
-                self._poll()
-                self._alarm.quiet()
-                while not self._inbox.empty():
-                    owner, request = self._inbox.get()
-                    self._links[owner].ask(request)
-                for link in self._links:
-                    link.take_all()
-                    link.look_at_clock()
-        finally:
-            self._end()
 
-    def _poll(self) -> None:
-        poller = zmq.Poller()
-        poller.register(self._alarm.fileno(), zmq.POLLIN)
-        for link in self._links:
-            for socket in link.sockets():
-                poller.register(socket, zmq.POLLIN)
-        poller.poll(_TICK if any(link.needs_clock for link in self._links) else None)
+def _checked(fields: dict[str, Any], payload: memoryview, asked: int, sample_bytes: int) -> Answer:
+    """An answer for so many samples.
 
-    def _end(self) -> None:
-        with self._lock:
-            self._closing = True
-        for link in self._links:
-            link.close()
-        while not self._inbox.empty():
-            self._inbox.get()[1].give_up()
-        self._context.destroy(linger=0)
+    Raises:
+        WireError: where it is none.
+    """
+    found = np.frombuffer(fields["found"], np.uint8) != 0
+    count = int(found.sum())
+    wanted = (asked, count * LABEL.itemsize, count * CHECKSUM.itemsize)
+    if (len(found), len(fields["labels"]), len(fields["checksums"])) != wanted:
+        raise link.WireError(f"an answer for {len(found)} samples with {len(fields['labels'])} bytes of labels")
+    if len(payload) != count * sample_bytes:
+        raise link.WireError(f"{len(payload)} bytes for {count} samples of {sample_bytes}")
+    return Answer(found, payload, fields["labels"], fields["checksums"])
+
+
+def _result(done: concurrent.futures.Future[Answer], count: int) -> Answer:
+    """What came; that nothing is there, where nothing did."""
+    return done.result() if done.exception() is None else Answer(np.zeros(count, bool))

@@ -7,8 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datacache.peers.client import Client
-from datacache.peers.link import Answer
+from datacache.peers.client import Answer, Client
 from datacache.world import World
 
 

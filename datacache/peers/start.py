@@ -11,11 +11,11 @@ from pathlib import Path
 
 from datacache import files
 from datacache.counters import Counters
-from datacache.peers.client import Client
-from datacache.peers.link import Caller, Patience
+from datacache.peers.client import Caller, Client
 from datacache.peers.owners import Owners
 from datacache.peers.server import Server, Shelf
 from datacache.world import World
+from link import Patience
 
 _LOOK = 0.5  # seconds between two looks whether the process that serves has ended
 _log = logging.getLogger(__name__)

@@ -1,20 +1,18 @@
-"""A peer played by a test, message by message, so that it can cheat."""
+"""A peer played by a test, message by message, so that it can cheat about samples."""
 
 from __future__ import annotations
 
-import functools
-
-import msgpack
 import numpy as np
-import zmq
 
 from datacache.levels import Record, checksum
-from datacache.peers import session, wire
-from datacache.peers.link import Caller, Patience
-from datacache.peers.session import Channel, Greeting
+from datacache.peers import protocol
+from datacache.peers.client import Caller
+from link import Patience, forms
+from tests.link import actors
+from tests.link.actors import LIMIT, SECRET, altered
 
-SECRET, DATA, BYTES, COUNT = b"the secret of this test", "data", 1000, 20
-LIMIT = 120_000  # milliseconds, for what does not come
+__all__ = ["LIMIT", "SECRET", "altered"]
+DATA, BYTES, COUNT = "data", 1000, 20
 
 
 def record(index):
@@ -40,94 +38,19 @@ def received(client, indices):
     return {int(indices[row]): Record(rows[row].tobytes(), int(labels[row])) for row in np.flatnonzero(found)}
 
 
-class Asker:
-    """Plays an asking peer, message by message."""
+class Asker(actors.Asker):
+    """Plays an asking peer."""
 
     def __init__(self, place):
-        self._context = zmq.Context()
-        self.socket = self._context.socket(zmq.DEALER)
-        self.socket.linger = 0
-        self.socket.connect(f"tcp://{place}")
-
-    def hello(self, **changed):
-        self.greeting = Greeting(0, 1, DATA, session.nonce())
-        self.send([wire.pack("hello", **{"version": wire.VERSION, **self.greeting._asdict(), **changed})])
-        return self.hear()
-
-    def shake_hands(self):
-        challenge = self.hello()
-        self.keys = session.derive(SECRET, self.greeting, challenge["nonce"])
-        self.proof = [wire.pack("proof", proof=self.keys.asker_proof)]
-        self.send(self.proof)
-        assert self.hear() == {"kind": "welcome", "proof": self.keys.owner_proof}
-        self.sending, self.receiving = Channel(self.keys.to_owner), Channel(self.keys.to_asker)
-
-    @functools.cached_property
-    def first(self):
-        """A request."""
-        return self.request(1)
-
-    @functools.cached_property
-    def second(self):
-        """The one after it."""
-        assert self.first
-        return self.request(2)
-
-    def tagged(self, header):
-        return [header, b"", self.sending.tag(header, b"")]
-
-    def echo(self):
-        header = wire.pack("have", number=1, found=b"", labels=b"", checksums=b"")
-        return [header, b"", Channel(self.keys.to_asker).tag(header, b"")]
+        super().__init__(place, protocol.protocol(BYTES), DATA)
 
     def request(self, number, indices=(3, 7), count=None):
-        payload = np.array(indices, wire.INDEX).tobytes()
-        header = wire.pack("ask", number=number, count=len(indices) if count is None else count)
-        return [header, payload, self.sending.tag(header, payload)]
-
-    def send(self, frames):
-        self.socket.send_multipart(frames)
-
-    def hear(self):
-        """The next message, other than a sign of life."""
-        said = {"kind": "wait"}
-        while said["kind"] == "wait":
-            assert self.socket.poll(LIMIT), "nothing came"
-            self.frames = self.socket.recv_multipart()
-            said = msgpack.unpackb(self.frames[0])
-            if len(self.frames) == 3:
-                self.receiving.check(*self.frames)
-        return said
-
-    def close(self):
-        self._context.destroy(linger=0)
+        payload = np.array(indices, protocol.INDEX).tobytes()
+        return self.tagged(forms.pack("ask", number=number, count=len(indices) if count is None else count), payload)
 
 
-def altered(frames, frame, position=0):
-    """One bit of a frame is another."""
-    changed = bytearray(frames[frame])
-    changed[position] ^= 1
-    return [*frames[:frame], bytes(changed), *frames[frame + 1 :]]
-
-
-class Owner:
-    """Plays a peer that is asked, and lets a test say how it cheats."""
-
-    def __init__(self, place, secret=SECRET):
-        self._context, self._secret = zmq.Context(), secret
-        self.socket = self._context.socket(zmq.ROUTER)
-        self.socket.linger = 0
-        self.socket.bind(f"tcp://{place}")
-
-    def shake_hands(self):
-        said = self.hear()
-        challenge = session.nonce()
-        greeting = Greeting(said["asker"], said["owner"], said["data"], said["nonce"])
-        keys = session.derive(self._secret, greeting, challenge)
-        self.send([wire.pack("challenge", nonce=challenge)])
-        self.hear()
-        self.send([wire.pack("welcome", proof=keys.owner_proof)])
-        self.sending = Channel(keys.to_asker)
+class Owner(actors.Answerer):
+    """Plays a peer that is asked."""
 
     def answer(self, number, indices, found=None, payload=None, sums=None, **changed):
         found = [True] * len(indices) if found is None else found
@@ -136,20 +59,8 @@ class Owner:
         fields = {
             "number": number,
             "found": bytes(found),
-            "labels": np.array([each.label for each in there], wire.LABEL).tobytes(),
-            "checksums": np.array(sums, wire.CHECKSUM).tobytes(),
+            "labels": np.array([each.label for each in there], protocol.LABEL).tobytes(),
+            "checksums": np.array(sums, protocol.CHECKSUM).tobytes(),
         }
-        header = wire.pack("have", **{**fields, **changed})
         payload = b"".join(each.payload for each in there) if payload is None else payload
-        return [header, payload, self.sending.tag(header, payload)]
-
-    def hear(self):
-        assert self.socket.poll(LIMIT), "nothing came"
-        self._identity, header, *self.rest = self.socket.recv_multipart()
-        return msgpack.unpackb(header)
-
-    def send(self, frames):
-        self.socket.send_multipart([self._identity, *frames])
-
-    def close(self):
-        self._context.destroy(linger=0)
+        return self.tagged(forms.pack("have", **{**fields, **changed}), payload)

@@ -95,14 +95,3 @@ def test_nodes_are_of_one_host_each(places, nodes):
 def test_unequal_nodes_are_refused(places):
     with pytest.raises(ValueError, match="Expected"):
         rendezvous.arrange(places)
-
-
-@pytest.mark.parametrize("bind, found", [("lo", "127.0.0.1"), ("127.0.0.2", "127.0.0.2"), ("localhost", None)])
-def test_an_interface_or_a_name_stands_for_an_address(bind, found):
-    assert rendezvous.resolve(bind) in ("127.0.0.1", "::1") if found is None else rendezvous.resolve(bind) == found
-
-
-@pytest.mark.parametrize("bind", ["0.0.0.0", "::", "no-such-name.invalid"])
-def test_what_is_no_single_address_is_refused(bind):
-    with pytest.raises(OSError):
-        rendezvous.resolve(bind)

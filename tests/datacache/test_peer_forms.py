@@ -1,52 +1,8 @@
-"""What peers are told before they meet: the form of messages, addresses, the secret."""
+"""What peers are told before they meet: addresses and secret, by the environment."""
 
-import socket
-
-import msgpack
 import pytest
 
-from datacache.peers import sockets, wire
-from datacache.peers.wire import WireError
 from datacache.world import World
-
-
-class TestForms:
-    @pytest.mark.parametrize(
-        "header, told",
-        [
-            (b"", "no header"),
-            (b"\x93\x01\x02\x03", "no header"),
-            (b"\x01", "another kind came"),
-            (wire.pack("refuse", reason="x"), "'ask' was expected, another kind came"),
-            (wire.pack("ask", number=1), "other fields"),
-            (wire.pack("ask", number="1", count=1), "a number of type str"),
-            (wire.pack("ask", number=1, count=True), "a count of type bool"),
-            (wire.pack("ask", number=1, count=-1), "negative"),
-            (wire.pack("ask", number=1, count=wire.MOST_SAMPLES + 1), f"more than {wire.MOST_SAMPLES}"),
-            (wire.pack("ask", number=1, count=1) + b"\x00", "no header"),
-            (msgpack.packb({"kind": ["ask"]}), "no header"),
-            (msgpack.packb({1: "ask"}), "no header"),
-            (bytes(wire.HEADER_BYTES + 1), "a header of"),
-        ],
-    )
-    def test_what_has_another_form_is_refused(self, header, told):
-        with pytest.raises(WireError, match=told):
-            wire.unpack(header, "ask")
-
-    @pytest.mark.parametrize("address", ["", "a", "a:", ":1", "a:0", "a:65536", "a:-1", "a:b"])
-    def test_what_is_no_address_is_refused(self, address):
-        with pytest.raises(ValueError, match="Expected an address host:port"):
-            sockets.split(address)
-
-    def test_addresses(self):
-        assert sockets.split("[::1]:80") == ("::1", 80) and sockets.endpoint("[::1]:80") == "tcp://[::1]:80"
-        assert sockets.endpoint("127.0.0.1:80") == "tcp://127.0.0.1:80"
-
-    def test_a_server_binds_to_one_address_alone(self, serving, place):
-        port = int(place.rpartition(":")[2])
-        socket.create_connection(("127.0.0.1", port)).close()
-        with pytest.raises(ConnectionRefusedError):
-            socket.create_connection(("127.0.0.2", port))
 
 
 class TestWorld:

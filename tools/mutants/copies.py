@@ -20,7 +20,7 @@ from tools.mutants.faults import Fault
 INSIDE = pathlib.Path(__file__).with_name("inside")
 COMPILED = ("*/_*.so", "*/_ops.json", "build/native")  # what git ignores and the tests need
 MARK = "MUTANTS_COPY"  # names the copy in the environment of every process that was started in it
-PACKAGES = ("hvd_sparse", "datacache", "lars")
+PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 BUILD_LIMIT = 1800.0  # seconds
 _folders: set[str] = set()  # of the copies that there are
 

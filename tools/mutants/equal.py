@@ -36,7 +36,7 @@ EQUAL = (
         "A vector's first dimension is its last.",
     ),
     Equal(
-        "datacache/peers/sockets.py",
+        "link/sockets.py",
         "socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30 * HEARTBEAT)",
         "socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, 31 * HEARTBEAT)",
         "How long a silent connection is waited for is a choice, and a test of the last second would repeat it.",

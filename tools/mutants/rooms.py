@@ -8,6 +8,7 @@ import pathlib
 OF_DATACACHE = ("tests/datacache/*", "tests/faults/test_datacache_*")
 OF_EXAMPLES = ("tests/examples/*", "tests/benchmarks/*")
 OF_LARS = ("tests/lars/*",)
+OF_LINK = ("tests/link/*",)
 OF_OPS = ("tests/ops/*", "tests/gpu/*")
 NOBODYS = ("tests/tools/*", "tests/test_documents.py", "tests/test_layers.py", "tests/test_tiers.py")
 
@@ -30,23 +31,22 @@ class Room:
 TWO_RANKS = "tests/faults/test_two_ranks.py"
 OF_SENDERS = ("tests/keras/test_momentum*", "tests/keras/test_local_updates*")
 CONTRACTS = ("tests/test_contracts.py", "tests/exchange/test_exchange_laws.py")
-BELOW_KERAS = (*OF_DATACACHE, *OF_OPS)
-KERNELS = (*OF_DATACACHE, *OF_LARS)
+BESIDE = (*OF_DATACACHE, *OF_LINK)  # of hvd_sparse
+BELOW_KERAS = (*BESIDE, *OF_OPS)
+KERNELS = (*BESIDE, *OF_LARS)
 
 ROOMS = {
     "aggregators": Room(
         ("tests/aggregators/*", *CONTRACTS, "tests/keras/test_local_steps.py"),
         ("hvd_sparse/aggregators/*.py",),
-        OF_DATACACHE,
+        BESIDE,
     ),
     "collectives": Room(
         ("tests/collectives/*", "tests/faults/test_collectives.py", TWO_RANKS),
         ("hvd_sparse/collectives/*.py",),
-        OF_DATACACHE,
+        BESIDE,
     ),
-    "compression": Room(
-        ("tests/compression/*", *CONTRACTS, *OF_SENDERS), ("hvd_sparse/compression/*.py",), OF_DATACACHE
-    ),
+    "compression": Room(("tests/compression/*", *CONTRACTS, *OF_SENDERS), ("hvd_sparse/compression/*.py",), BESIDE),
     "costs": Room(("tests/costs/*", "tests/tuning/test_planner.py"), ("hvd_sparse/costs/*.py",), BELOW_KERAS),
     "exchange": Room(
         (
@@ -60,9 +60,7 @@ ROOMS = {
         ("hvd_sparse/exchange/*.py",),
         BELOW_KERAS,
     ),
-    "indices": Room(
-        ("tests/faults/test_indices.py", "tests/ops/test_sparse.py"), ("hvd_sparse/indices.py",), OF_DATACACHE
-    ),
+    "indices": Room(("tests/faults/test_indices.py", "tests/ops/test_sparse.py"), ("hvd_sparse/indices.py",), BESIDE),
     "keras": Room(
         (
             "tests/keras/*",
@@ -78,7 +76,7 @@ ROOMS = {
         ),
         BELOW_KERAS,
     ),
-    "spec": Room(("tests/exchange/test_plan.py", *CONTRACTS), ("hvd_sparse/spec.py",), OF_DATACACHE),
+    "spec": Room(("tests/exchange/test_plan.py", *CONTRACTS), ("hvd_sparse/spec.py",), BESIDE),
     "transport": Room(
         ("tests/transport/*", TWO_RANKS, "tests/test_launch.py"),
         (
@@ -121,14 +119,17 @@ ROOMS = {
             "tests/tuning/*",
         ),
     ),
-    "lars": Room(OF_LARS, ("lars/*.py",), (*OF_DATACACHE, *OF_OPS)),
+    "lars": Room(OF_LARS, ("lars/*.py",), BELOW_KERAS),
+    "link": Room(
+        (*OF_LINK, "tests/datacache/test_peer*"), ("link/*.py",), (*OF_LARS, *OF_OPS, *CONTRACTS, "tests/collectives/*")
+    ),
     "ops/select": Room(("tests/ops/test_select*", "tests/compression/*", *CONTRACTS), (), KERNELS),
     "ops/quantize": Room(("tests/ops/test_quantize.py", "tests/compression/*"), (), KERNELS),
     "ops/streams": Room(("tests/ops/test_merge*", "tests/collectives/*"), (), KERNELS),
     "ops/exchange": Room(("tests/ops/test_mean*", "tests/ops/test_sparse*", *CONTRACTS), (), KERNELS),
     "ops/shared_memory": Room(("tests/ops/test_shared_memory.py", "tests/transport/*"), (), KERNELS),
-    "ops/lars": Room(OF_LARS, (), (*OF_DATACACHE, "tests/ops/*")),
-    "ops/datacache": Room(OF_DATACACHE, (), (*OF_LARS, *OF_OPS)),
+    "ops/lars": Room(OF_LARS, (), (*BESIDE, "tests/ops/*")),
+    "ops/datacache": Room(OF_DATACACHE, (), (*OF_LARS, *OF_LINK, *OF_OPS)),
 }
 
 

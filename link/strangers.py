@@ -1,8 +1,9 @@
-"""Connections whose other side has not shown yet that it knows the job's secret: none may stay for long.
+"""Who is connected: whose other side has not shown yet that it knows the job's secret may not stay for long.
 
 ZeroMQ keeps a connection for as long as the other side answers its heartbeats, whatever is said; so whoever reaches the
 port could use up the process's file descriptors. ZeroMQ has no call to end one connection, but tells of each which
-descriptor it has, and takes one that is shut down for one that the other side has ended.
+descriptor it has, and takes one that is shut down for one that the other side has ended. Nor does it say whose
+connection has ended; that is known by descriptor, too.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ class _Stranger(NamedTuple):
 
 
 class Strangers:
-    """The connections of a bound socket that are not known yet, by descriptor, the oldest first.
+    """The connections of a bound socket by descriptor: those not known yet, the oldest first, and those that are.
 
     Attributes:
         monitor: the socket that is to be polled for `look`.
@@ -45,10 +46,16 @@ class Strangers:
         """Takes a socket that is about to be bound; all is done by its thread from then on."""
         self.monitor = socket.get_monitor_socket(zmq.EVENT_ACCEPTED | _ENDED)
         self._found: OrderedDict[int, _Stranger] = OrderedDict()
+        self._known: dict[int, bytes] = {}
+        self._ended: list[bytes] = []
 
-    def know(self, frame: zmq.Frame) -> None:
-        """Takes the connection that a message came by for a known one."""
-        self._found.pop(int(frame.get(zmq.SRCFD)), None)
+    def know(self, identity: zmq.Frame) -> None:
+        """Takes the connection that a message came by, whose first frame this is, for a known one."""
+        descriptor = int(identity.get(zmq.SRCFD))
+        if self._known.get(descriptor) != identity.bytes:
+            self._take_note()  # first, as the descriptor may have been another connection's
+            self._found.pop(descriptor, None)
+            self._known[descriptor] = identity.bytes
 
     def seconds_left(self) -> float | None:
         """Until `look` may have something to close; None where there are no strangers."""
@@ -58,17 +65,28 @@ class Strangers:
         limit = _BRIEF if len(self._found) > _MOST else _LONGEST
         return max(0.0, oldest.since + limit - time.monotonic())
 
-    def look(self) -> None:
-        """Takes note of who has come and gone, and ends the connections of strangers that stay too long."""
+    def look(self) -> list[bytes]:
+        """Takes note of who has come and gone, and ends the connections of strangers that stay too long.
+
+        Returns:
+            The identities of known connections that have ended since. Their last messages may not have been received.
+        """
+        self._take_note()
+        while self.seconds_left() == 0:
+            descriptor, stranger = self._found.popitem(last=False)
+            _shut_down(descriptor, stranger.peer)
+        ended, self._ended = self._ended, []
+        return ended
+
+    def _take_note(self) -> None:
         while self.monitor.poll(0):
             told = zmq.utils.monitor.recv_monitor_message(self.monitor)
             descriptor = int(told["value"])
             self._found.pop(descriptor, None)
+            if descriptor in self._known:
+                self._ended.append(self._known.pop(descriptor))
             if told["event"] == zmq.EVENT_ACCEPTED:
                 self._found[descriptor] = _Stranger(time.monotonic(), _peer(descriptor))
-        while self.seconds_left() == 0:
-            descriptor, stranger = self._found.popitem(last=False)
-            _shut_down(descriptor, stranger.peer)
 
 
 def _peer(descriptor: int) -> Any:

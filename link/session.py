@@ -1,6 +1,6 @@
-"""How peers know each other: a challenge on the job's secret when a connection begins, then a tag on each message.
+"""How both sides know each other: a challenge on the job's secret when a connection begins, then a tag on each message.
 
-Asker and owner each choose a nonce. From the secret, both nonces and all that was said before, HKDF (RFC 5869,
+Asker and server each choose a nonce. From the secret, both nonces and all that was said before, HKDF (RFC 5869,
 SHA-256) derives the proofs that each side shows and a key for each direction; so a recorded connection, or a part of
 it, is of no use against another. A message's tag is AES-256-GMAC (NIST SP 800-38D) over header and payload, with the
 message's number as its nonce: a message that was altered, cut, left out, sent twice or out of order has the wrong tag,
@@ -20,9 +20,9 @@ import zmq
 import zmq.utils.z85
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
-from datacache.peers import wire
+from link import forms
 
-_NAME = b"datacache peers 1"
+_NAME = b"hvd_sparse link 1"
 _NUMBER = struct.Struct(">4xQ")  # of 12 bytes, as GCM wants it
 _LENGTH = struct.Struct(">Q")
 
@@ -32,11 +32,13 @@ class RefusedError(Exception):
 
 
 class Greeting(NamedTuple):
-    """What the asker says first: who it is, whom it asks, and which data it means."""
+    """What the asker says first: how it speaks, whom it asks, what about, and who it is."""
 
+    protocol: str
+    version: int
+    server: int
+    subject: str
     asker: int
-    owner: int
-    data: str
     nonce: bytes
 
 
@@ -44,8 +46,8 @@ class Keys(NamedTuple):
     """What both sides derive."""
 
     asker_proof: bytes
-    owner_proof: bytes
-    to_owner: bytes
+    server_proof: bytes
+    to_server: bytes
     to_asker: bytes
 
 
@@ -78,24 +80,25 @@ class Channel:
 class Session(NamedTuple):
     """A connection whose two sides know each other."""
 
+    asker: int
     sending: Channel
     receiving: Channel
 
 
 def nonce() -> bytes:
     """Fresh and random."""
-    return secrets.token_bytes(wire.NONCE)
+    return secrets.token_bytes(forms.NONCE)
 
 
 def derive(secret: bytes, greeting: Greeting, challenge: bytes) -> Keys:
-    """What follows from the secret and both nonces."""
+    """What follows from the secret, both nonces, and all that was said."""
     said = hashlib.sha256(_NAME + msgpack.packb([*greeting, challenge])).digest()
     return Keys(*(_expand(_extract(said, secret), name) for name in Keys._fields))
 
 
-def curve_keys(secret: bytes) -> tuple[bytes, bytes]:
-    """Public and secret key of all servers of the job, for CURVE, both in Z85."""
-    private = zmq.utils.z85.encode(_expand(_extract(_NAME, secret), "curve"))
+def curve_keys(secret: bytes, protocol: str) -> tuple[bytes, bytes]:
+    """Public and secret key of all servers of the job that speak a protocol, for CURVE, both in Z85."""
+    private = zmq.utils.z85.encode(_expand(_extract(_NAME + b" " + protocol.encode(), secret), "curve"))
     return zmq.curve_public(private), private
 
 

@@ -1,0 +1,59 @@
+"""What is counted of the links between nodes, and what people are told of them."""
+
+from __future__ import annotations
+
+import logging
+
+import link
+from datacache.counters import Counters
+
+_log = logging.getLogger(__name__)
+
+
+class PeerEvents(link.Events):
+    """Counts, and speaks of nodes and their samples."""
+
+    refused_because = {
+        "protocol": "it is no datacache",
+        "version": "it runs another version of datacache",
+        "server": "it is another node: World.peers must name the nodes in their order, the same on all of them",
+        "subject": "it has other data, or decodes them otherwise: give all nodes the same source and decode function",
+        "secret": "it refused this process's secret: give all nodes the same",
+    }
+
+    def __init__(self, counters: Counters, node: int):
+        """Takes where it is counted, and the number of this node."""
+        super().__init__("datacache")
+        self._counters, self._node = counters, node
+
+    def refused(self, refusal: link.Refusal) -> None:
+        self._counters.add("refused.peers")
+        if self.is_new(refusal):
+            what = _what(refusal, self._node)
+            _log.warning("datacache: node %d refused %s; further ones are only counted.", self._node, what)
+
+    def lost(self, server: int, reason: str) -> None:
+        self._counters.add("failures.peers")
+
+    def left_alone(self, server: int, place: str, reason: str, seconds: float) -> None:
+        _log.warning(
+            "datacache: node %d at %s is left alone: %s. Its samples come from this node's disk or the source "
+            "until it answers again; it is tried every %g s.",
+            server,
+            place,
+            reason,
+            seconds,
+        )
+
+    def answers_again(self, server: int, place: str) -> None:
+        _log.info("datacache: node %d at %s answers again.", server, place)
+
+
+def _what(refusal: link.Refusal, node: int) -> str:
+    """Whom a node refused."""
+    said = refusal.greeting
+    if said is not None and refusal.reason == "server":
+        return f"a peer that looks for node {said.server}, this is {node}"
+    if said is not None and refusal.reason == "subject":
+        return f"node {said.asker}, which reads other data, or decodes them otherwise"
+    return refusal.what

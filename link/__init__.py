@@ -1,0 +1,36 @@
+"""Links between the processes of a job: authenticated requests and answers over ZeroMQ, several at a time.
+
+    ECHO = Protocol("echo", 1, {"say": {"loud": (bool, 1)}}, {"said": {}}, request_bytes=1 << 20, answer_bytes=1 << 20)
+    server = Server("10.0.0.1:7070", 0, "job 7", secret, ECHO, lambda request: request.answer("said", request.payload))
+    client = Client(["10.0.0.1:7070"], Caller(1, "job 7", secret, ECHO))
+    answer = client.ask(0, "say", b"hello", loud=True).result()
+
+Both sides prove that they know the job's secret, and each message is authenticated (`session`). Headers are msgpack
+with one form for each kind (`forms`), payloads raw bytes that are not copied. A server has one thread (`server`), and
+so has a client, with a connection to each server (`client`, `connection`). Who has not proved anything is soon shown
+out (`strangers`). What a user of links counts, and tells people in words of its own, are the `events`.
+"""
+
+from link.addresses import hold, resolve
+from link.asking import Answer, Caller, LinkError, Patience
+from link.client import Client
+from link.events import Events, Refusal
+from link.forms import Form, Protocol, WireError
+from link.server import Request, Server
+
+__all__ = [
+    "Answer",
+    "Caller",
+    "Client",
+    "Events",
+    "Form",
+    "LinkError",
+    "Patience",
+    "Protocol",
+    "Refusal",
+    "Request",
+    "Server",
+    "WireError",
+    "hold",
+    "resolve",
+]

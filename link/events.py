@@ -1,0 +1,78 @@
+"""What a link has to tell its user, who may count it, or tell people in words of its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from link.session import Greeting
+
+_log = logging.getLogger(__name__)
+
+
+class Refusal(NamedTuple):
+    """Whom a server has refused.
+
+    Attributes:
+        reason: "protocol", "version", "server", "subject", "secret", "session", "message" or "fault", as the other
+            side is told it.
+        what: was refused, in words.
+        greeting: what the other side has said of itself, where that is the reason. It has proved nothing.
+    """
+
+    reason: str
+    what: str
+    greeting: Greeting | None = None
+
+
+class Events:
+    """Hears of refused and gone askers and of lost servers; called by the threads of servers and clients, so be brief.
+
+    Attributes:
+        refused_because: what a client says of a server that has refused it, by reason; other reasons need no words.
+    """
+
+    refused_because: Mapping[str, str] = {
+        "protocol": "it speaks another protocol",
+        "version": "it speaks another version of the protocol",
+        "server": "it has another number: give the addresses of servers in their order, the same in all processes",
+        "subject": "it is of another job, or serves another subject",
+        "secret": "it refused this process's secret: give all processes the same",
+        "fault": "it failed at a request: see its log",
+    }
+
+    def __init__(self, name: str = "link"):
+        """Takes what messages begin with."""
+        self._name = name
+        self._warned: set[str] = set()
+
+    def refused(self, refusal: Refusal) -> None:
+        """A server has refused a connection, or ended it."""
+        if self.is_new(refusal):
+            _log.warning("%s: refused %s; further ones are not told.", self._name, refusal.what)
+
+    def gone(self, asker: int) -> None:
+        """A server has no connection any more to a process that it knew; it may come again."""
+
+    def lost(self, server: int, reason: str) -> None:
+        """A server is left alone from now on."""
+
+    def left_alone(self, server: int, place: str, reason: str, seconds: float) -> None:
+        """Something is wanted of a server that is left alone, for the first time since.
+
+        It is tried again each time that so many seconds have passed.
+        """
+        _log.warning(
+            "%s: server %d at %s is left alone: %s. It is tried every %g s.", self._name, server, place, reason, seconds
+        )
+
+    def answers_again(self, server: int, place: str) -> None:
+        """A server is there again that was left alone when something was wanted of it."""
+        _log.info("%s: server %d at %s answers again.", self._name, server, place)
+
+    def is_new(self, refusal: Refusal) -> bool:
+        """Whether it is the first one for its reason; strangers must not be able to fill a log."""
+        is_new = refusal.reason not in self._warned
+        self._warned.add(refusal.reason)
+        return is_new
