@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.servers.fused import step_of
 from hvd_sparse.spec import Spec
 
 # Those that treat each element alone, whatever lies beside it.
@@ -65,6 +66,7 @@ class ServedPieces:
             self._optimizer = _copy(optimizer, decayed)
             if self._pieces:
                 self._optimizer.build(self._pieces)
+            self._step = step_of(self._optimizer) or self._optimizer.apply
 
     def values(self) -> np.ndarray:
         """[size] float32; not to be written."""
@@ -81,7 +83,7 @@ class ServedPieces:
         with tf.device("CPU:0"):
             vector = tf.constant(gradient)
             parts = [vector[place.begin : place.begin + place.size] for place in self._spec.places]
-            self._optimizer.apply(parts, self._pieces)
+            self._step(parts, self._pieces)
         self._values = None
 
 
