@@ -10,6 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.servers.fused import step_of
 from hvd_sparse.spec import Place, Spec
 
 # Those that treat each element alone, whatever lies beside it.
@@ -67,6 +68,7 @@ class ServedPieces:
             self._optimizer = _copy(optimizer, decayed)
             if self._pieces:
                 self._optimizer.build(self._pieces)
+            self._step = step_of(self._optimizer) or self._optimizer.apply
 
     def vector(self) -> tf.Tensor:
         """[size] float32."""
@@ -81,7 +83,7 @@ class ServedPieces:
         self._optimizer.learning_rate = rate
         with tf.device("CPU:0"):
             parts = tf.split(tf.constant(gradient), [piece.shape[0] for piece in self._pieces])
-            self._optimizer.apply(parts, self._pieces)
+            self._step(parts, self._pieces)
 
 
 class _Run(NamedTuple):

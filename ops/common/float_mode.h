@@ -8,24 +8,42 @@
 
 namespace hvds {
 
-// While it lives, this thread rounds to nearest even and keeps denormal numbers. TensorFlow's threads flush these to
-// zero and Python's do not, so without it the bits of a sum would depend on who adds.
-class StandardFloats {
+// While it lives, this thread rounds and treats denormal numbers as a control word of x86 says; elsewhere, as it does
+// anyway.
+class FloatMode {
  public:
 #if defined(__SSE2__)
-  StandardFloats() : saved_(_mm_getcsr()) { _mm_setcsr(kAllMasked); }
-  ~StandardFloats() { _mm_setcsr(saved_); }
+  explicit FloatMode(unsigned control) : saved_(_mm_getcsr()) { _mm_setcsr(control); }
+  ~FloatMode() { _mm_setcsr(saved_); }
 #else
-  StandardFloats() {}
+  explicit FloatMode(unsigned) {}
 #endif
-  StandardFloats(const StandardFloats&) = delete;
-  StandardFloats& operator=(const StandardFloats&) = delete;
+  FloatMode(const FloatMode&) = delete;
+  FloatMode& operator=(const FloatMode&) = delete;
 
- private:
 #if defined(__SSE2__)
-  static constexpr unsigned kAllMasked = 0x1f80;  // no traps, round to nearest, no flushing
+ private:
   unsigned saved_;
 #endif
+};
+
+// Keeps denormal numbers. TensorFlow's threads flush these to zero and Python's do not, so without it the bits of a sum
+// would depend on who adds.
+class StandardFloats : public FloatMode {
+ public:
+  StandardFloats() : FloatMode(kAllMasked) {}
+
+ private:
+  static constexpr unsigned kAllMasked = 0x1f80;  // no traps, round to nearest even, no flushing
+};
+
+// Takes denormal numbers for zero, and makes none, as TensorFlow's own operations do when they run eagerly.
+class FlushedFloats : public FloatMode {
+ public:
+  FlushedFloats() : FloatMode(kFlushing) {}
+
+ private:
+  static constexpr unsigned kFlushing = 0x9fc0;  // the same, with flushing of what goes in and what comes out
 };
 
 }  // namespace hvds

@@ -7,12 +7,14 @@
 #include <vector>
 
 #include "../common/op_support.h"
+#include "../common/variables_op.h"
 #include "list.h"
-#include "variables_op.h"
 
 namespace lars {
 
+using hvds::Access;
 using hvds::invalid_argument;
+using hvds::Variables;
 using tensorflow::DataType;
 using tensorflow::OpInputList;
 using tensorflow::OpKernel;

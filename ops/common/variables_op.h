@@ -1,16 +1,16 @@
 // TensorFlow's variables behind the handles that an operation is given, for reading or for update in place.
-#ifndef LARS_VARIABLES_OP_H_
-#define LARS_VARIABLES_OP_H_
+#ifndef HVD_SPARSE_OPS_VARIABLES_OP_H_
+#define HVD_SPARSE_OPS_VARIABLES_OP_H_
 
 #include <algorithm>
 #include <vector>
 
-#include "../common/op_support.h"
+#include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 
-namespace lars {
+namespace hvds {
 
 enum class Access { kRead, kUpdate };
 
@@ -49,8 +49,8 @@ class Variables {
     std::sort(distinct.begin(), distinct.end(), [](auto* one, auto* other) { return one->mu() < other->mu(); });
     distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
     if (access_ == Access::kUpdate && distinct.size() != variables_.size()) {
-      return hvds::invalid_argument("Expected each variable to be updated once, got ", distinct.size(),
-                                    " different ones among ", variables_.size(), " weights and slots");
+      return invalid_argument("Expected each variable to be updated once, got ", distinct.size(),
+                              " different ones among ", variables_.size(), " weights and slots");
     }
     for (tensorflow::Var* variable : distinct) {
       access_ == Access::kUpdate ? variable->mu()->lock() : variable->mu()->lock_shared();
@@ -92,6 +92,6 @@ class Variables {
   std::vector<tensorflow::Var*> locked_;
 };
 
-}  // namespace lars
+}  // namespace hvds
 
-#endif  // LARS_VARIABLES_OP_H_
+#endif  // HVD_SPARSE_OPS_VARIABLES_OP_H_

@@ -1,0 +1,121 @@
+"""The steps of Keras's optimizers as native passes: in one read and write of memory, in place, to Keras's own bits.
+
+Keras's eager step of Adam reads and writes memory some fifteen times, once or more for each operation. The native one
+(ops/servers/apply.h) does the same operations in the same order, each rounded to float32; its numbers are computed here
+as Keras computes them: 1 - beta in Python's doubles, powers and the rate of Adam by TensorFlow in float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse import ops
+
+Step: TypeAlias = Callable[[Sequence[tf.Tensor], Sequence[Any]], None]
+
+# Settings that ask for more than the step itself, each with those of its values that do not.
+_OUTSIDE = {
+    "clipnorm": (None,),
+    "clipvalue": (None,),
+    "global_clipnorm": (None,),
+    "loss_scale_factor": (None,),
+    "gradient_accumulation_steps": (None, 0),
+    "use_ema": (False,),
+    "amsgrad": (False,),
+}
+# A subclass may say for itself which variables decay, and no more.
+_OWN = {"_use_weight_decay"}
+
+
+class _Rule(NamedTuple):
+    """A step as ops/servers/apply.h has it: its name, the optimizer's attributes with its slots, and its numbers."""
+
+    name: str
+    slots: list[str]
+    numbers: list[Any]
+
+
+def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
+    """Tells the native step that does what an optimizer's `apply` does, to the bit, weight decay included.
+
+    Args:
+        optimizer: one that is built.
+
+    Returns:
+        What takes dense float32 gradients on the CPU, and with them all variables that the optimizer was built for, in
+        that order, of float32 without constraints; settings and learning rate are read anew in each step. None where
+        there is none: for other classes than SGD, Adam, AdamW, Adagrad and RMSprop, for subclasses that override more
+        than which variables decay, and for settings that do more than the step (amsgrad, clipping, averages of
+        variables, accumulation of gradients, a scaled loss).
+    """
+    rule = _RULES.get(_home(type(optimizer)))
+    if rule is None or any(getattr(optimizer, name, free[0]) not in free for name, free in _OUTSIDE.items()):
+        return None
+
+    def step(gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
+        rate = keras.ops.cast(optimizer.learning_rate, "float32")
+        name, attributes, numbers = rule(optimizer, rate)
+        slots = [getattr(optimizer, attribute) for attribute in attributes]
+        for gradient, variable, *own in zip(gradients, variables, *slots, strict=True):
+            decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(variable.value))
+            ops.library().hvd_servers_apply(
+                weights=variable.value.handle,
+                slots=[slot.value.handle for slot in own],
+                gradient=gradient,
+                numbers=numbers,
+                decay=optimizer.weight_decay if decays else 0.0,
+                decay_rate=rate,
+                optimizer=name,
+                decays=decays,
+            )
+        optimizer.iterations.assign_add(1)
+
+    return step
+
+
+def _home(cls: type) -> type:
+    """The class whose step an optimizer's class runs: itself, or the one that it only tells which variables decay."""
+    own = {name for name in vars(cls) if not name.startswith("__")}
+    return cls.__base__ if own == _OWN and cls.__base__ is not None else cls
+
+
+def _sgd(optimizer: Any, rate: tf.Tensor) -> _Rule:
+    if optimizer.momentum == 0:
+        return _Rule("SGD", [], [rate])
+    return _Rule("Nesterov" if optimizer.nesterov else "Momentum", ["momentums"], [rate, optimizer.momentum])
+
+
+def _adam(optimizer: Any, rate: tf.Tensor) -> _Rule:
+    number = keras.ops.cast(optimizer.iterations + 1, "float32")
+    first, second = (
+        keras.ops.power(keras.ops.cast(beta, "float32"), number) for beta in (optimizer.beta_1, optimizer.beta_2)
+    )
+    alpha = rate * keras.ops.sqrt(1 - second) / (1 - first)
+    numbers = [alpha, 1 - optimizer.beta_1, 1 - optimizer.beta_2, optimizer.epsilon]
+    return _Rule("Adam", ["_momentums", "_velocities"], numbers)
+
+
+def _adagrad(optimizer: Any, rate: tf.Tensor) -> _Rule:
+    return _Rule("Adagrad", ["_accumulators"], [rate, optimizer.epsilon])
+
+
+def _rmsprop(optimizer: Any, rate: tf.Tensor) -> _Rule:
+    rule = _Rule("RMSprop", ["_velocities"], [rate, optimizer.epsilon, optimizer.rho, 1 - optimizer.rho])
+    if optimizer.centered:
+        rule = _Rule(f"{rule.name}Centered", [*rule.slots, "_average_gradients"], rule.numbers)
+    if optimizer.momentum > 0:
+        rule = _Rule(f"{rule.name}Momentum", [*rule.slots, "_momentums"], [*rule.numbers, optimizer.momentum])
+    return rule
+
+
+_RULES: dict[type, Callable[[Any, tf.Tensor], _Rule]] = {
+    keras.optimizers.SGD: _sgd,
+    keras.optimizers.Adam: _adam,
+    keras.optimizers.AdamW: _adam,
+    keras.optimizers.Adagrad: _adagrad,
+    keras.optimizers.RMSprop: _rmsprop,
+}

@@ -1,0 +1,60 @@
+// Runs the kernels of servers/apply.h on blocks of exactly the right length, for the sanitizers to watch.
+#include <cstdio>
+#include <memory>
+
+#include "common/cpu_features.h"
+#include "sanitizing.h"
+#include "servers/apply.h"
+
+namespace {
+
+const int64_t kSizes[] = {0, 1, 7, 15, 16, 17, 65, 400003};
+
+using Block = std::unique_ptr<float[]>;
+
+Block filled(int64_t size, float value) {
+  Block block(new float[size]);
+  for (int64_t i = 0; i < size; ++i) block[i] = value;
+  return block;
+}
+
+bool all_as_the_first(const Block& block, int64_t size) {
+  for (int64_t i = 1; i < size; ++i) {
+    if (block[i] != block[0]) return false;
+  }
+  return true;
+}
+
+void check(hvds_optimizer optimizer, int64_t size, bool decays, const hvds_parallel* parallel) {
+  const hvds_step step{optimizer, {0.5f, 0.5f, 0.25f, 0.25f, 0.5f}, decays, 0.5f, 0.25f};
+  const Block weights = filled(size, 2), gradient = filled(size, 1);
+  Block slots[HVDS_MOST_SLOTS];
+  float* places[HVDS_MOST_SLOTS] = {};
+  for (int slot = 0; slot < hvds_slot_count(optimizer); ++slot) {
+    slots[slot] = filled(size, slot == 0 ? 9 : 0.5f);
+    places[slot] = slots[slot].get();
+  }
+  hvds_apply(&step, weights.get(), places, gradient.get(), size, parallel);
+  expect(all_as_the_first(weights, size), "the weights are alike");
+  expect(size == 0 || (weights[0] == weights[0] && weights[0] != 2), "the weights have moved");
+  for (const Block& slot : slots) expect(slot == nullptr || all_as_the_first(slot, size), "the slots are alike");
+}
+
+}  // namespace
+
+int main() {
+  for (int isa = 0; isa <= hvds_isa_detected(); ++isa) {
+    hvds_set_isa(isa);
+    for (const hvds_parallel* parallel : {static_cast<const hvds_parallel*>(nullptr), &kThreads}) {
+      for (const int64_t size : kSizes) {
+        for (int optimizer = 0; optimizer < HVDS_OPTIMIZERS; ++optimizer) {
+          for (const bool decays : {false, true}) {
+            check(static_cast<hvds_optimizer>(optimizer), size, decays, parallel);
+          }
+        }
+      }
+    }
+  }
+  std::printf("checked %d results\n", checked);
+  return 0;
+}

@@ -1,0 +1,261 @@
+"""The operation and the kernels of optimizers' steps; tests/servers/test_fused.py compares them with Keras's own."""
+
+import ctypes
+import re
+import shutil
+import subprocess
+import types
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import ops
+from tests.ops import native
+from tests.simulation import same_bits
+
+OPS = Path(__file__).resolve().parents[2] / "ops"
+NAMES = ["SGD", "Momentum", "Nesterov", "Adam", "Adagrad", "RMSprop"]
+NAMES += ["RMSpropMomentum", "RMSpropCentered", "RMSpropCenteredMomentum"]
+EACH_NAME = pytest.mark.parametrize("name", NAMES)
+NUMBERS = (0.01, 0.6, 0.3, 0.2, 0.9)
+LARGE = 1_200_007
+
+
+class Step(ctypes.Structure):
+    """hvds_step."""
+
+    _fields_ = [
+        ("optimizer", ctypes.c_int),
+        ("numbers", ctypes.c_float * 5),
+        ("decays", ctypes.c_int32),
+        ("decay", ctypes.c_float),
+        ("decay_rate", ctypes.c_float),
+    ]
+
+
+def slot_count(name):
+    return native.library().hvds_slot_count(NAMES.index(name))
+
+
+def problem(name, size):
+    """Weights and slots, and a gradient; slots are large enough for all roots."""
+    random = np.random.default_rng(size)
+    values = [random.standard_normal(size).astype(np.float32)]
+    values += [(9 + random.random(size)).astype(np.float32) / (1 + 9 * slot) for slot in range(slot_count(name))]
+    return values, random.standard_normal(size).astype(np.float32)
+
+
+def applied(name, values, gradient, parallel=None):
+    """hvds_apply, on copies."""
+    values = [native.aligned(value) for value in values]
+    pointers = (ctypes.c_void_p * 3)(*(native.pointer(value) for value in values[1:]))
+    step = Step(NAMES.index(name), NUMBERS, 1, 0.02, 0.01)
+    threads = None if parallel is None else ctypes.byref(parallel)
+    native.library().hvds_apply(
+        ctypes.byref(step),
+        native.pointer(values[0]),
+        pointers,
+        native.pointer(gradient),
+        ctypes.c_int64(len(gradient)),
+        threads,
+    )
+    return values
+
+
+def apply(name, values, gradient, numbers=None, decay=0.02, decay_rate=0.01, decays=True):
+    """The operation, in place."""
+    if numbers is None:
+        numbers = NUMBERS[: native.library().hvds_number_count(NAMES.index(name))]
+    ops.library().hvd_servers_apply(
+        weights=values[0].handle,
+        slots=[value.handle for value in values[1:]],
+        gradient=gradient,
+        numbers=list(numbers),
+        decay=decay,
+        decay_rate=decay_rate,
+        optimizer=name,
+        decays=decays,
+    )
+
+
+def place_of(variable):
+    """Where a variable's elements are; nothing holds them afterwards."""
+    return np.asarray(memoryview(variable.read_value())).ctypes.data
+
+
+# ---- the same bits ----
+
+
+@EACH_NAME
+def test_any_threads_and_instructions_give_the_same_bits(name):
+    values, gradient = problem(name, LARGE)
+    expected = [tf.Variable(value) for value in values]
+    apply(name, expected, gradient)
+    for isa in native.isas():
+        with native.isa(native.ISAS[isa]):
+            for threads in (1, 2, 7, 64):
+                parallel = native.Parallel(threads)
+                for one, other in zip(applied(name, values, gradient, parallel), expected, strict=True):
+                    same_bits(one, other.numpy())
+                assert parallel.tasks_run == (0 if threads == 1 else min(threads, 9))
+
+
+@EACH_NAME
+@pytest.mark.parametrize("size", [0, 1, 3, 15, 16, 17, 63, 10_007])
+def test_vectors_of_any_length_may_lie_anywhere(name, size):
+    values, gradient = problem(name, LARGE)
+    expected = [value[:size] for value in applied(name, values, gradient)]
+    skewed = native.aligned(np.concatenate([[0], gradient]).astype(np.float32))[1 : size + 1]
+    for isa in native.isas():
+        with native.isa(native.ISAS[isa]):
+            for one, other in zip(applied(name, [value[:size] for value in values], skewed), expected, strict=True):
+                same_bits(one, other)
+
+
+def test_denormal_numbers_are_zero_on_any_thread():
+    tiny = np.full(LARGE, 1e-41, np.float32)
+    for parallel in (None, native.Parallel(3)):
+        for value in applied("Momentum", [tiny, tiny], tiny, parallel):
+            assert not value.any()
+
+
+# ---- variables ----
+
+
+@pytest.mark.parametrize("decays", [False, True])
+def test_weights_may_decay_before(decays):
+    weights = tf.Variable([2.0, -3.0])
+    apply("SGD", [weights], [1.0, 1.0], [0.5], 0.5, 0.25, decays)
+    expected = [2.0 - 0.25 - 0.5, -3.0 + 0.375 - 0.5] if decays else [1.5, -3.5]
+    np.testing.assert_array_equal(weights, expected)
+
+
+def test_what_somebody_holds_is_not_changed():
+    values, gradient = problem("Adam", LARGE)
+    expected = applied("Adam", values, gradient)
+    held = [tf.Variable(value) for value in values]
+    before = [value.read_value() for value in held]
+    apply("Adam", held, gradient)
+    for value, old, new, tensor in zip(held, values, expected, before, strict=True):
+        same_bits(tensor.numpy(), old)
+        same_bits(value.numpy(), new)
+
+
+def test_a_variable_may_be_its_own_gradient():
+    weights = tf.Variable([1.0, 2.0])
+    apply("SGD", [weights], weights.read_value(), [0.5], decays=False)
+    np.testing.assert_array_equal(weights, [0.5, 1.0])
+
+
+def test_what_nobody_holds_is_written_in_place():
+    values, gradient = problem("Adam", LARGE)
+    held = [tf.Variable(value) for value in values]
+    apply("Adam", held, gradient)  # what has made the variables may still hold their first values
+    before = [place_of(value) for value in held]
+    apply("Adam", held, gradient)
+    assert [place_of(value) for value in held] == before
+
+
+# ---- arguments that cannot be ----
+
+ONE = [1.0]
+
+
+def variable(value=ONE, dtype=tf.float32):
+    return tf.Variable(value, dtype=dtype)
+
+
+def twice():
+    both = variable()
+    return [both, both]
+
+
+BAD_CALLS = {
+    "a gradient of another shape": (
+        lambda: apply("SGD", [variable()], [1.0, 2.0]),
+        "Expected weights of float and of the gradient's shape [2], got float [1]",
+    ),
+    "a slot of another shape": (
+        lambda: apply("Momentum", [variable(), variable([1.0, 2.0])], ONE),
+        "Expected each slot of float and of the gradient's shape [1], got float [2]",
+    ),
+    "weights of another dtype": (
+        lambda: apply("SGD", [variable(dtype=tf.float64)], ONE),
+        "Expected weights of float and of the gradient's shape [1], got double [1]",
+    ),
+    "a slot too few": (lambda: apply("Adam", [variable()], ONE), "2 slots and 4 numbers for Adam, got 0 and 4"),
+    "a number too many": (
+        lambda: apply("SGD", [variable()], ONE, [1.0, 2.0]),
+        "0 slots and 1 numbers for SGD, got 0 and 2",
+    ),
+    "a number that is none": (
+        lambda: apply("SGD", [variable()], ONE, [ONE]),
+        "Expected each of numbers as one number, got shape [1]",
+    ),
+    "a decay that is no number": (
+        lambda: apply("SGD", [variable()], ONE, decay=ONE),
+        "Expected decay as one number, got shape [1]",
+    ),
+    "a rate of decay that is no number": (
+        lambda: apply("SGD", [variable()], ONE, decay_rate=ONE),
+        "Expected decay_rate as one number, got shape [1]",
+    ),
+    "a variable twice": (
+        lambda: apply("Momentum", twice(), ONE),
+        "Expected each variable to be updated once, got 1 different ones among 2 weights and slots",
+    ),
+    "another optimizer": (lambda: apply("Lion", [variable()], ONE, [1.0]), '"Lion" is not in the list of allowed'),
+}
+
+
+@pytest.mark.parametrize("case", BAD_CALLS)
+def test_bad_arguments_are_refused_in_words(case):
+    call, text = BAD_CALLS[case]
+    with pytest.raises(tf.errors.InvalidArgumentError, match=re.escape(text)):
+        call()
+
+
+def test_a_refusal_changes_nothing():
+    weights, slot = variable(), variable([1.0, 2.0])
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        apply("Momentum", [weights, slot], ONE)
+    np.testing.assert_array_equal(weights, ONE)
+
+
+def test_weights_without_a_value_are_refused():
+    handle = tf.raw_ops.VarHandleOp(dtype=tf.float32, shape=[1], shared_name="without a value")
+    tf.raw_ops.AssignVariableOp(resource=handle, value=tf.constant(ONE))
+    tf.raw_ops.DestroyResourceOp(resource=handle)
+    with pytest.raises(tf.errors.NotFoundError):
+        apply("SGD", [types.SimpleNamespace(handle=handle)], ONE)
+
+
+@pytest.mark.parametrize("name", ["numbers", "decay", "decay_rate"])
+def test_numbers_that_cannot_be_are_refused_when_a_graph_is_made(name):
+    weights = variable()
+    given = {name: [ONE] if name == "numbers" else ONE}
+    with pytest.raises(ValueError, match="[Ss]hape"):
+        tf.function(lambda: apply("SGD", [weights], ONE, **given)).get_concrete_function()
+
+
+# ---- memory ----
+
+
+@pytest.mark.thorough
+def test_the_kernels_keep_within_their_memory(tmp_path):
+    """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
+    program = tmp_path / "sanitize_apply"
+    kernels = [*sorted((OPS / "servers").glob("apply_cpu*.cc")), OPS / "common" / "cpu_features.cc"]
+    sources = [OPS.parent / "tests" / "ops" / "sanitize_apply.cc", *kernels]
+    flags = "-std=c++17 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -ffp-contract=off".split()
+    built = subprocess.run(
+        [shutil.which("c++"), *flags, f"-I{OPS}", "-pthread", *map(str, sources), "-o", str(program)],
+        capture_output=True,
+        text=True,
+    )
+    assert built.returncode == 0, built.stderr
+    ran = subprocess.run([str(program)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert ran.stdout.splitlines()[-1].startswith("checked ")
