@@ -74,7 +74,7 @@ class Aggregator(Renamed, abc.ABC):
 
     def account(self, spec: Spec) -> dict[str, Any]:
         """What all ranks must have in common, JSON-serialisable."""
-        segments = [list(segment) for segment in spec.segments]
+        segments = [[segment.name, segment.size] for segment in spec.segments]
         return {"recipe": describe(self), "size": spec.size, "dtype": spec.dtype.name, "segments": segments}
 
     def create(self, spec: Spec) -> AggregatorState:
