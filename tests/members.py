@@ -10,7 +10,7 @@ from hvd_sparse.aggregators import Aggregator, Hierarchical
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD, OneBit, Quantizer, TwoBits
 from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalSlots, LocalUpdates
@@ -34,6 +34,11 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "MomentumCorrection": lambda density, wire: MomentumCorrection(ErrorFeedback(TopK(density, wire)), momentum=0.0),
     "LocalUpdates": lambda density, wire: LocalUpdates(ErrorFeedback(TopK(density, wire))),
     "Quantized(TopK)": lambda density, wire: Quantized(TopK(density, wire), QSGD(4)),
+    "Quantized(SampledThreshold)": lambda density, wire: Quantized(SampledThreshold(density, wire), TwoBits()),
+    "ErrorFeedback(Quantized(SampledThreshold))": lambda density, wire: ErrorFeedback(
+        Quantized(SampledThreshold(density, wire), OneBit("threshold"))
+    ),
+    "Quantized(TopK, OneBit)": lambda density, wire: Quantized(TopK(density, wire), OneBit("column")),
     "ErrorFeedback(Quantized(MSTopK))": lambda density, wire: ErrorFeedback(
         Quantized(MSTopK(density, wire), QSGD(2, bucket=16))
     ),
@@ -102,6 +107,21 @@ def _rounded_buckets(shape, size, density, dtype, wire):
     return simulation.RoundedSums(shape, size, select, QSGD(4), dtype)
 
 
+def _coded(kind, quantizer: Quantizer, share: float = 0.001, seed: int = 0):
+    def simulated(shape, size, density, dtype, wire):
+        made = kind(shape, size, simulation.sampled(share, seed), density, dtype)
+        made.coding = simulation.Coding(quantizer)
+        return made
+
+    return simulated
+
+
+def _dropping(quantizer: Quantizer, simulated, **options) -> Recipe:
+    return Recipe(
+        lambda density, wire: recipes.dropping(density, quantizer=quantizer, **options), simulated, True, False, False
+    )
+
+
 def _with_momentum(simulate, momentum: Momentum, stages=None):
     def simulated(shape, size, density, dtype, wire):
         made = simulate(shape, size, density, dtype, "float32" if stages else wire)
@@ -148,6 +168,18 @@ AGGREGATORS: dict[str, Recipe] = {
         lambda density, wire: Hierarchical(recipes.dropping(density, wire, sample=0.1, seed=3)),
         _selecting(simulation.Hierarchical, simulation.sampled(0.1, 3)),
         True,
+    ),
+    "dropping-one_bit": _dropping(OneBit("column"), _coded(simulation.Flat, OneBit("column"))),
+    "dropping-one_bit_of_all": _dropping(
+        OneBit("global"), _coded(simulation.Flat, OneBit("global"), 0.1, 3), sample=0.1, seed=3
+    ),
+    "dropping-two_bits": _dropping(TwoBits(), _coded(simulation.Flat, TwoBits())),
+    "dropping-one_bit_by_nodes": Recipe(
+        lambda density, wire: Hierarchical(recipes.dropping(density, quantizer=OneBit("threshold"))),
+        _coded(simulation.Hierarchical, OneBit("threshold")),
+        True,
+        False,
+        False,
     ),
     "sparcml": Recipe(
         lambda density, wire: recipes.sparcml(density, collective="split_allgather"),
