@@ -73,6 +73,7 @@ def dropping(
     sample: float = 0.001,
     seed: int = 0,
     quantizer: Quantizer | None = None,
+    scope: str = "global",
 ) -> Aggregator:
     """Gradient dropping (Aji and Heafield 2017, Algorithm 1) among ranks that send to each other, without servers.
 
@@ -86,11 +87,12 @@ def dropping(
         seed: of the sample, and of a quantizer's rounding.
         quantizer: codes what is sent in fewer bits, as `OneBit("column")` or `TwoBits()` (5.4); what that takes away
             joins the residual. None sends values of the wire's dtype.
+        scope: "global", or "variable" for a threshold for each variable (5.2); see `SampledThreshold`.
 
     Raises:
         ValueError: where an argument cannot be.
     """
-    sent: Compressor = SampledThreshold(density, wire_dtype, sample, seed)
+    sent: Compressor = SampledThreshold(density, wire_dtype, sample, seed, scope)
     return Compressed(ErrorFeedback(sent if quantizer is None else Quantized(sent, quantizer, seed=seed)))
 
 

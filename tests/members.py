@@ -26,6 +26,7 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "MSTopK": MSTopK,
     "MSTopK, 3 samplings": lambda density, wire: MSTopK(density, wire, samplings=3, seed=7),
     "SampledThreshold": SampledThreshold,
+    "SampledThreshold by variable": lambda density, wire: SampledThreshold(density, wire, scope="variable"),
     "ErrorFeedback(SampledThreshold)": lambda density, wire: ErrorFeedback(SampledThreshold(density, wire)),
     "ErrorFeedback(TopK)": lambda density, wire: ErrorFeedback(TopK(density, wire)),
     "ErrorFeedback(MSTopK)": lambda density, wire: ErrorFeedback(MSTopK(density, wire)),
@@ -174,6 +175,11 @@ AGGREGATORS: dict[str, Recipe] = {
         OneBit("global"), _coded(simulation.Flat, OneBit("global"), 0.1, 3), sample=0.1, seed=3
     ),
     "dropping-two_bits": _dropping(TwoBits(), _coded(simulation.Flat, TwoBits())),
+    "dropping-by_variable": Recipe(
+        lambda density, wire: recipes.dropping(density, wire, scope="variable"),
+        _selecting(simulation.Flat, simulation.sampled()),
+        True,
+    ),
     "dropping-one_bit_by_nodes": Recipe(
         lambda density, wire: Hierarchical(recipes.dropping(density, quantizer=OneBit("threshold"))),
         _coded(simulation.Hierarchical, OneBit("threshold")),
