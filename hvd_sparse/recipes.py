@@ -329,7 +329,7 @@ def auto(
 
     Args:
         density: of the sparse candidates; a number.
-        candidates: of "dense", "torus2d", "topk", "mstopk" and "hitopk", the preferred ones first.
+        candidates: of "dense", "torus2d", "topk", "mstopk", "dropping" and "hitopk", the preferred ones first.
         wire_dtype: how values travel; by default sparse ones as float32, dense ones as the vector's dtype.
         budget: seconds to be spent on trying the candidates for a bucket; see `Auto`.
 
@@ -342,6 +342,7 @@ def auto(
         "torus2d": torus2d(wire_dtype),
         "topk": topk(density, sparse_wire),
         "mstopk": mstopk(density, sparse_wire),
+        "dropping": dropping(density, sparse_wire),
         "hitopk": hitopk(density, sparse_wire),
     }
     unknown = [name for name in candidates if name not in known]

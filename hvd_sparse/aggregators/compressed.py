@@ -76,6 +76,10 @@ class Compressed(Aggregator):
         count = self.compressor.count(size)
         return None if count is None else members * count
 
+    def uneven_contributions(self, size, members):
+        count = self.compressor.expected(size) if self.compressor.counts_differ else None
+        return None if count is None else members * count
+
     def at_density(self, density):
         """All of the vector goes by an all-reduce."""
         kind = Accumulated if density == 1.0 else Compressed
@@ -131,6 +135,9 @@ class Accumulated(Compressed):
     def contributions(self, size, members):
         return None
 
+    def uneven_contributions(self, size, members):
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Held(Compressed):
@@ -163,6 +170,9 @@ class Held(Compressed):
         )
 
     def contributions(self, size, members):
+        return None
+
+    def uneven_contributions(self, size, members):
         return None
 
 

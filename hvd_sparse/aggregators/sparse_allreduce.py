@@ -151,7 +151,7 @@ class SparseAllReduce(Aggregator):
         """The collective for a vector; where it has to be timed, a collective itself."""
         if self.collective != "auto":
             return self.collective
-        kept = self.compressor.count(size)
+        kept = self.compressor.expected(size)
         if self.quantizer is not None or kept is None or size == 0:
             return "dynamic"  # whatever the density becomes, it sends hardly more than a dense ring
         if communicator.size == 1:

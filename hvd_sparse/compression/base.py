@@ -68,6 +68,10 @@ class Compressor(Renamed, abc.ABC):
     def count(self, size: int) -> int | None:
         """How many elements of a vector of this size are sent; None where that varies from step to step or by rank."""
 
+    def expected(self, size: int) -> int | None:
+        """About how many elements of a vector of this size are sent; None where that varies from step to step."""
+        return self.count(size)
+
     @abc.abstractmethod
     def at_density(self, density: float) -> Compressor:
         """The same compressor with another share to be sent; its states fit both."""
@@ -141,6 +145,9 @@ class Wrapper(Compressor):
 
     def count(self, size):
         return self.compressor.count(size)
+
+    def expected(self, size):
+        return self.compressor.expected(size)
 
     def at_density(self, density):
         whole: Any = self

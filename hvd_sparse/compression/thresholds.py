@@ -61,6 +61,9 @@ class SampledThreshold(Compressor):
     def count(self, size):
         return None
 
+    def expected(self, size):
+        return None if callable(self.density) else kept_count(self.density, size)
+
     def at_density(self, density):
         return dataclasses.replace(self, density=density)
 

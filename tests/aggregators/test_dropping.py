@@ -101,6 +101,25 @@ def test_each_variable_has_its_own_threshold_and_sends_something(ranks, local_si
     assert (sent("global") == 0).any()
 
 
+@pytest.mark.parametrize("culprit", [0, 9])
+@pytest.mark.parametrize("quantizer", [None, OneBit("column")])
+def test_a_rank_whose_shard_is_empty_is_told_by_the_others(culprit, quantizer):
+    """Ten ranks of a node and shards of nine elements."""
+    recipe = Hierarchical(recipes.dropping(DENSITY, quantizer=quantizer))
+
+    def one_rank(grid):
+        state = recipe.init(Spec(81, grid))
+        step = tf.function(lambda vector: recipe.aggregate(vector, state))
+        vector = drawn(grid.world.rank, 0)[:81]
+        good = step(tf.constant(vector)).numpy()
+        vector[80] = np.nan if grid.world.rank == culprit else vector[80]
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {culprit}"):
+            step(tf.constant(vector))
+        return np.count_nonzero(good)
+
+    assert set(threads.run(10, 10, one_rank)) == {9}
+
+
 def test_a_density_that_changes_is_that_of_each_variable():
     part = SampledThreshold(lambda step: tf.where(step < 1, 0.5, 0.01), scope="variable", sample=1.0)
     (found,) = threads.run(1, 1, lambda grid: part.create(Spec(SIZE, grid, segments=SEGMENTS)))

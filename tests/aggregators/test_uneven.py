@@ -39,10 +39,14 @@ def share(rank, size):
 
 @dataclasses.dataclass(frozen=True)
 class Uneven(Compressor):
-    """The largest of the sum, another number of them on each rank."""
+    """The largest of the sum, another number of them on each rank; about so many are expected."""
 
     wire_dtype: str = "float32"
+    about: int | None = None
     counts_differ = True
+
+    def expected(self, size):
+        return self.about
 
     def create(self, spec):
         return State(spec)
@@ -93,10 +97,11 @@ def simulated(ranks, local_size, kind):
     return means
 
 
+@pytest.mark.parametrize("about", [None, KEPT])
 @pytest.mark.parametrize("ranks, local_size", [(3, 1), (4, 2)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_means_are_those_of_what_each_has_sent(kind, ranks, local_size):
-    recipe = KINDS[kind](ErrorFeedback(Uneven()))
+def test_means_are_those_of_what_each_has_sent(kind, ranks, local_size, about):
+    recipe = KINDS[kind](ErrorFeedback(Uneven(about=about)))
 
     def one_rank(grid):
         state = recipe.init(Spec(SIZE, grid))
@@ -129,6 +134,30 @@ def test_a_rank_that_is_not_finite_is_told_whatever_it_sends(kind, culprit, wire
         width = {"float32": 4, "float16": 2}[wire]
         assert entries == share(rank, SIZE)
         assert int(metrics["bytes_across"]) == 2 * (8 + 4 * entries + -(-width * entries // 4) * 4)
+
+
+@pytest.mark.parametrize("about", [None, KEPT])
+@pytest.mark.parametrize("culprit", range(6))
+def test_a_rank_that_is_not_finite_is_told_through_the_nodes(culprit, about):
+    """And the last all-gather is of pairs where few are expected: the bytes that are told are those that are sent."""
+    recipe = Hierarchical(Compressed(ErrorFeedback(Uneven(about=about))))
+
+    def one_rank(grid):
+        state = recipe.init(Spec(SIZE, grid))
+        vector = drawn(grid.world.rank, 0)
+        vector[SIZE // 2] = np.nan if grid.world.rank == culprit else vector[SIZE // 2]
+        with pytest.raises(tf.errors.InvalidArgumentError, match=f"rank {culprit}"):
+            recipe.aggregate(tf.constant(vector), state)
+        assert not recipe.residual(state).numpy().any()
+        sent = sum(threads.sent(grid).values())
+        metrics = recipe.exchange(tf.constant(drawn(grid.world.rank, 0)), state).metrics
+        return metrics, sum(threads.sent(grid).values()) - sent
+
+    for rank, (metrics, sent) in enumerate(threads.run(6, 2, one_rank)):
+        inside, across = int(metrics["bytes_inside"]), int(metrics["bytes_across"])
+        assert inside + across == sent and across == 2 * (8 + 8 * share(rank, SIZE // 2))
+        entries = sum(share(each, SIZE // 2) for each in range(rank % 2, 6, 2))
+        assert inside == 4 * SIZE // 2 + (4 * SIZE // 2 if about is None else 8 + 8 * entries)
 
 
 @pytest.mark.parametrize("quantizer", QUANTIZERS, ids=str)
