@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import tensorflow as tf
+
 from hvd_sparse import collectives, recipes
 from hvd_sparse.aggregators import Aggregator, Hierarchical
-from hvd_sparse.compression.base import Compressor
+from hvd_sparse.compression.base import Coded, Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
-from hvd_sparse.compression.quantizers import QSGD, OneBit, Quantizer, TwoBits
+from hvd_sparse.compression.quantizers import QSGD, OneBit, Quantizer, TwoBits, Where
 from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalSlots, LocalUpdates
@@ -60,7 +62,52 @@ def alone(size: int) -> Spec:
     return Spec(size, Grid.lone(), optimizer=LocalOptimizer(lambda spec: _Descent(spec, {})))
 
 
-COLLECTIVES = {"allgather_sum": collectives.allgather_sum}
+class Bytes(Quantizer):
+    """Values as they are, so that what comes of their codes is known to the bit; one scale, which says nothing."""
+
+    def code_bytes(self, count):
+        return 4 * count
+
+    def scale_count(self, count):
+        return 1
+
+    def encode(self, values, seed, where=None):
+        return tf.reshape(tf.bitcast(values, tf.uint8), [-1]), tf.ones([1])
+
+    def decode(self, codes, scales, count, where=None):
+        return tf.bitcast(tf.reshape(codes, [count, 4]), tf.float32)
+
+
+def _coded_values(slices: tf.IndexedSlices, quantizer: Quantizer) -> Coded:
+    return Coded(*quantizer.encode(tf.cast(slices.values, tf.float32), 0, Where(slices.indices)), quantizer)
+
+
+def _as_before(found: tf.IndexedSlices, dtype: tf.DType) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.cast(found.values, dtype), found.indices, found.dense_shape)
+
+
+def _counted(slices, communicator, counts=None):
+    return collectives.allgather_counted(slices, tf.constant(False), communicator)[0]
+
+
+def _coded_by_count(slices, communicator, counts=None):
+    coded = _coded_values(slices, Bytes())
+    found, _ = collectives.allgather_coded_counted(slices, coded, tf.constant(False), communicator)
+    return _as_before(found, slices.values.dtype)
+
+
+def _coded_alike(slices, communicator):
+    coded = _coded_values(slices, Bytes())
+    return _as_before(collectives.allgather_coded(slices, coded, communicator), slices.values.dtype)
+
+
+# What hands contributions on; and what does where all bring as many elements.
+COLLECTIVES = {
+    "allgather_sum": collectives.allgather_sum,
+    "allgather_counted": _counted,
+    "allgather_coded_counted": _coded_by_count,
+}
+OF_EQUAL_COUNTS = {**COLLECTIVES, "allgather_coded": _coded_alike}
 
 
 class Recipe(NamedTuple):

@@ -218,7 +218,7 @@ class TestCollective:
             for count in counts[:ranks]
         ]
 
-    @collective
+    @pytest.mark.parametrize("meet", members.OF_EQUAL_COUNTS.values(), ids=members.OF_EQUAL_COUNTS)
     @pytest.mark.parametrize("ranks", range(1, 10))
     @pytest.mark.parametrize("wire", DTYPES)
     def test_every_rank_gets_the_sum_in_rank_order(self, meet, ranks, wire):
