@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 
+#include "../common/elements.h"
 #include "../common/float_mode.h"
 
 namespace hvds {
@@ -47,7 +48,21 @@ int64_t first_not_finite(const float* values, int64_t count) {
 
 int64_t column(const int32_t* columns, int64_t i) { return columns == nullptr ? 0 : columns[i]; }
 
-bool negative(float value) { return value < 0; }
+int negative(float value) { return value < 0; }
+
+// Without a branch, as nobody foresees signs.
+float with_sign(float magnitude, uint32_t sign) { return float_of(bits_of(magnitude) | sign << 31); }
+
+template <int kBits, typename CodeOf>
+void pack(int64_t count, uint8_t* codes, CodeOf&& code_of) {
+  constexpr int64_t kInByte = 8 / kBits;
+  for (int64_t first = 0; first < count; first += kInByte) {
+    const int64_t last = std::min(first + kInByte, count);
+    int byte = 0;
+    for (int64_t i = first; i < last; ++i) byte |= code_of(i) << (i - first) * kBits;
+    *codes++ = static_cast<uint8_t>(byte);
+  }
+}
 
 void find_means(const float* values, const int32_t* columns, int64_t count, int64_t scale_count, float* scales,
                 double* scratch) {
@@ -155,18 +170,14 @@ extern "C" int64_t hvds_one_bit(const float* values, const int32_t* columns, int
   } else {
     hvds::find_least(values, columns, count, scale_count, scales);
   }
-  std::fill_n(codes, (count + 7) / 8, static_cast<uint8_t>(0));
-  for (int64_t i = 0; i < count; ++i) {
-    codes[i / 8] = static_cast<uint8_t>(codes[i / 8] | hvds::negative(values[i]) << i % 8);
-  }
+  hvds::pack<1>(count, codes, [values](int64_t i) { return hvds::negative(values[i]); });
   return -1;
 }
 
 extern "C" void hvds_from_one_bit(const uint8_t* codes, const float* scales, const int32_t* columns, int64_t count,
                                   float* values) {
   for (int64_t i = 0; i < count; ++i) {
-    const float magnitude = scales[hvds::column(columns, i)];
-    values[i] = codes[i / 8] >> i % 8 & 1 ? -magnitude : magnitude;
+    values[i] = hvds::with_sign(scales[hvds::column(columns, i)], codes[i / 8] >> i % 8 & 1);
   }
 }
 
@@ -177,16 +188,13 @@ extern "C" int64_t hvds_two_bits(const float* values, int64_t count, uint8_t* co
   const hvds::Splits splits = hvds::find_splits(values, count);
   const hvds::Parts parts(values, count, splits);
   for (int code = 0; code < HVDS_TWO_BITS_SCALES; ++code) scales[code] = static_cast<float>(parts.of[code].mean());
-  std::fill_n(codes, (count + 3) / 4, static_cast<uint8_t>(0));
-  for (int64_t i = 0; i < count; ++i) {
-    codes[i / 4] = static_cast<uint8_t>(codes[i / 4] | splits.code(values[i]) << i % 4 * 2);
-  }
+  hvds::pack<2>(count, codes, [&](int64_t i) { return splits.code(values[i]); });
   return -1;
 }
 
 extern "C" void hvds_from_two_bits(const uint8_t* codes, const float* scales, int64_t count, float* values) {
   for (int64_t i = 0; i < count; ++i) {
     const int code = codes[i / 4] >> i % 4 * 2 & 3;
-    values[i] = code & 1 ? -scales[code] : scales[code];
+    values[i] = hvds::with_sign(scales[code], code & 1);
   }
 }

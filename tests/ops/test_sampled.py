@@ -94,7 +94,7 @@ def test_pieces_have_thresholds_of_their_own(wire, sizes, share, seed, kinds):
     for part in (0, 2):
         joined = np.concatenate([held(each[part].numpy()) for each in alone])
         same(held(found[part].numpy()), joined)
-    assert int(found[3]) == 0
+    assert int(found[3]) == max(int(each[3]) for each in alone)  # an outlier may be too large for the wire
 
 
 @pytest.mark.parametrize("broken, told", [((1,), 2), ((0, 2), 1), ((2, 1), 2)])
