@@ -191,7 +191,8 @@ class OneBit(Quantizer):
     order, as receivers know which these are by the indices.
 
     Attributes:
-        scale: "threshold", the least magnitude that is sent and is not zero; "column", the mean magnitude of what is
+        scale: "threshold", the least magnitude that is sent and is not zero, for selections by one threshold (where
+            each variable has its own, the smallest of these would be for all); "column", the mean magnitude of what is
             sent of the column of a variable, by its last dimension, where a vector is one column; or "global", of all
             that is sent of a vector, or a shard of one.
     """
