@@ -39,6 +39,7 @@ _OPERATIONS = (
     "HvdSparsePack",
     "HvdSparseUnpack",
     "HvdSparseUnpackCounted",
+    "HvdSparseUnpackCoded",
     "HvdSparseSum",
     "HvdSparseSharedExchangeRagged",
     "HvdSparseCheckFaults",
@@ -51,8 +52,7 @@ _OPERATIONS = (
     "HvdStreamConcat",
     "HvdStreamDense",
     "HvdStreamSlices",
-    "HvdQuantize",
-    "HvdDequantize",
+    *(f"Hvd{way}{kind}" for way in ("Quantize", "Dequantize") for kind in ("", "OneBit", "TwoBits")),
 )
 _FLOATS = (tf.float32, tf.float16, tf.bfloat16)
 _lock = threading.Lock()

@@ -27,7 +27,7 @@ from hvd_sparse.aggregators import (
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD, Quantizer
 from hvd_sparse.compression.selectors import BucketTopK, Density, MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
@@ -67,7 +67,14 @@ def hitopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, s
     return Hierarchical(Compressed(ErrorFeedback(MSTopK(density, wire_dtype, samplings, seed))))
 
 
-def dropping(density: Density, wire_dtype: str = "float32", sample: float = 0.001, seed: int = 0) -> Aggregator:
+def dropping(
+    density: Density,
+    wire_dtype: str = "float32",
+    sample: float = 0.001,
+    seed: int = 0,
+    quantizer: Quantizer | None = None,
+    scope: str = "global",
+) -> Aggregator:
     """Gradient dropping (Aji and Heafield 2017, Algorithm 1) among ranks that send to each other, without servers.
 
     Each rank sends what exceeds a threshold that it takes from a sample, about `density` of the gradient, and keeps the
@@ -77,12 +84,16 @@ def dropping(density: Density, wire_dtype: str = "float32", sample: float = 0.00
         density: 1 - R, R the paper's drop rate, of `topk`.
         wire_dtype: as of `topk`.
         sample: as of `SampledThreshold`.
-        seed: of the sample.
+        seed: of the sample, and of a quantizer's rounding.
+        quantizer: codes what is sent in fewer bits, as `OneBit("column")` or `TwoBits()` (5.4); what that takes away
+            joins the residual. None sends values of the wire's dtype.
+        scope: "global", or "variable" for a threshold for each variable (5.2); see `SampledThreshold`.
 
     Raises:
         ValueError: where an argument cannot be.
     """
-    return Compressed(ErrorFeedback(SampledThreshold(density, wire_dtype, sample, seed)))
+    sent: Compressor = SampledThreshold(density, wire_dtype, sample, seed, scope)
+    return Compressed(ErrorFeedback(sent if quantizer is None else Quantized(sent, quantizer, seed=seed)))
 
 
 def sparcml(
@@ -318,7 +329,7 @@ def auto(
 
     Args:
         density: of the sparse candidates; a number.
-        candidates: of "dense", "torus2d", "topk", "mstopk" and "hitopk", the preferred ones first.
+        candidates: of "dense", "torus2d", "topk", "mstopk", "dropping" and "hitopk", the preferred ones first.
         wire_dtype: how values travel; by default sparse ones as float32, dense ones as the vector's dtype.
         budget: seconds to be spent on trying the candidates for a bucket; see `Auto`.
 
@@ -331,6 +342,7 @@ def auto(
         "torus2d": torus2d(wire_dtype),
         "topk": topk(density, sparse_wire),
         "mstopk": mstopk(density, sparse_wire),
+        "dropping": dropping(density, sparse_wire),
         "hitopk": hitopk(density, sparse_wire),
     }
     unknown = [name for name in candidates if name not in known]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -58,6 +59,39 @@ class LocalOptimizer(NamedTuple):
     gathered: Callable[[], Gathered] = dict
 
 
+class Segment(NamedTuple):
+    """One variable of those that lie in a vector: its unique name and its shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def columns(self) -> int:
+        """The length of the last dimension; a vector and a scalar are one column."""
+        return self.shape[-1] if len(self.shape) > 1 else 1
+
+
+class Matrix(NamedTuple):
+    """Elements of one variable that lie one after another in a vector, and the columns that they are in.
+
+    Element number i of the variable, as a flat one, is in its column i % columns.
+
+    Attributes:
+        end: where they end in the vector; they begin where those of the matrix before end.
+        start: where they begin in the variable, as a flat one.
+        columns: how many the variable has.
+    """
+
+    end: int
+    start: int
+    columns: int
+
+
 class Place(NamedTuple):
     """Elements of one variable that lie one after another in a vector.
 
@@ -81,7 +115,7 @@ class Spec(NamedTuple):
         size: number of elements d, at most 2^31 - 1.
         grid: who exchanges it.
         dtype: float32, float16 or bfloat16.
-        segments: (name, size) of the variables that lie in it, in order; of a shard, of those in the whole vector.
+        segments: the variables that lie in it, in order; of a shard, those in the whole vector.
         name: the same on every rank, unique among the vectors in flight; collectives are named after it.
         number: tells the seeds of random choices of several vectors apart.
         in_flight: how many vectors are exchanged at the same time, this one among them; they share the links.
@@ -98,7 +132,7 @@ class Spec(NamedTuple):
     size: int
     grid: Grid
     dtype: tf.DType = tf.float32
-    segments: tuple[tuple[str, int], ...] = ()
+    segments: tuple[Segment, ...] = ()
     name: str = "vector"
     number: int = 0
     in_flight: int = 1
@@ -118,12 +152,19 @@ class Spec(NamedTuple):
     def places(self) -> tuple[Place, ...]:
         """Where the variables lie in this vector, in order; those that a shard has nothing of are left out."""
         found, at = [], -self.offset
-        for number, (_, size) in enumerate(self.segments):
-            begin, end = max(at, 0), min(at + size, self.size)
+        for number, segment in enumerate(self.segments):
+            begin, end = max(at, 0), min(at + segment.size, self.size)
             if begin < end:
                 found.append(Place(number, begin, begin - at, end - begin))
-            at += size
+            at += segment.size
         return tuple(found)
+
+    @property
+    def matrices(self) -> tuple[Matrix, ...]:
+        """The columns of what lies in this vector, place by place; none where it is not known what lies in it."""
+        return tuple(
+            Matrix(place.begin + place.size, place.start, self.segments[place.segment].columns) for place in self.places
+        )
 
     @property
     def holders(self) -> Communicator | None:
@@ -140,7 +181,7 @@ class Spec(NamedTuple):
             raise ValueError(f"Expected a vector of 1 to 2^31 - 1 elements, got size = {self.size}; use more buckets.")
         if self.dtype not in DTYPES:
             raise ValueError(f"Expected a vector of float32, float16 or bfloat16, got {self.dtype.name}.")
-        covered = sum(size for _, size in self.segments)
+        covered = sum(segment.size for segment in self.segments)
         if self.segments and covered != self.size:
             raise ValueError(f"Expected segments that cover all {self.size} elements, got {covered}.")
         return self

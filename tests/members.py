@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+import tensorflow as tf
+
 from hvd_sparse import collectives, recipes
 from hvd_sparse.aggregators import Aggregator, Hierarchical
-from hvd_sparse.compression.base import Compressor
+from hvd_sparse.compression.base import Coded, Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD, OneBit, Quantizer, TwoBits, Where
 from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalSlots, LocalUpdates
@@ -26,6 +28,7 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "MSTopK": MSTopK,
     "MSTopK, 3 samplings": lambda density, wire: MSTopK(density, wire, samplings=3, seed=7),
     "SampledThreshold": SampledThreshold,
+    "SampledThreshold by variable": lambda density, wire: SampledThreshold(density, wire, scope="variable"),
     "ErrorFeedback(SampledThreshold)": lambda density, wire: ErrorFeedback(SampledThreshold(density, wire)),
     "ErrorFeedback(TopK)": lambda density, wire: ErrorFeedback(TopK(density, wire)),
     "ErrorFeedback(MSTopK)": lambda density, wire: ErrorFeedback(MSTopK(density, wire)),
@@ -34,6 +37,11 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "MomentumCorrection": lambda density, wire: MomentumCorrection(ErrorFeedback(TopK(density, wire)), momentum=0.0),
     "LocalUpdates": lambda density, wire: LocalUpdates(ErrorFeedback(TopK(density, wire))),
     "Quantized(TopK)": lambda density, wire: Quantized(TopK(density, wire), QSGD(4)),
+    "Quantized(SampledThreshold)": lambda density, wire: Quantized(SampledThreshold(density, wire), TwoBits()),
+    "ErrorFeedback(Quantized(SampledThreshold))": lambda density, wire: ErrorFeedback(
+        Quantized(SampledThreshold(density, wire), OneBit("threshold"))
+    ),
+    "Quantized(TopK, OneBit)": lambda density, wire: Quantized(TopK(density, wire), OneBit("column")),
     "ErrorFeedback(Quantized(MSTopK))": lambda density, wire: ErrorFeedback(
         Quantized(MSTopK(density, wire), QSGD(2, bucket=16))
     ),
@@ -54,7 +62,52 @@ def alone(size: int) -> Spec:
     return Spec(size, Grid.lone(), optimizer=LocalOptimizer(lambda spec: _Descent(spec, {})))
 
 
-COLLECTIVES = {"allgather_sum": collectives.allgather_sum}
+class Bytes(Quantizer):
+    """Values as they are, so that what comes of their codes is known to the bit; one scale, which says nothing."""
+
+    def code_bytes(self, count):
+        return 4 * count
+
+    def scale_count(self, count):
+        return 1
+
+    def encode(self, values, seed, where=None):
+        return tf.reshape(tf.bitcast(values, tf.uint8), [-1]), tf.ones([1])
+
+    def decode(self, codes, scales, count, where=None):
+        return tf.bitcast(tf.reshape(codes, [count, 4]), tf.float32)
+
+
+def _coded_values(slices: tf.IndexedSlices, quantizer: Quantizer) -> Coded:
+    return Coded(*quantizer.encode(tf.cast(slices.values, tf.float32), 0, Where(slices.indices)), quantizer)
+
+
+def _as_before(found: tf.IndexedSlices, dtype: tf.DType) -> tf.IndexedSlices:
+    return tf.IndexedSlices(tf.cast(found.values, dtype), found.indices, found.dense_shape)
+
+
+def _counted(slices, communicator, counts=None):
+    return collectives.allgather_counted(slices, tf.constant(False), communicator)[0]
+
+
+def _coded_by_count(slices, communicator, counts=None):
+    coded = _coded_values(slices, Bytes())
+    found, _ = collectives.allgather_coded_counted(slices, coded, tf.constant(False), communicator)
+    return _as_before(found, slices.values.dtype)
+
+
+def _coded_alike(slices, communicator):
+    coded = _coded_values(slices, Bytes())
+    return _as_before(collectives.allgather_coded(slices, coded, communicator), slices.values.dtype)
+
+
+# What hands contributions on; and what does where all bring as many elements.
+COLLECTIVES = {
+    "allgather_sum": collectives.allgather_sum,
+    "allgather_counted": _counted,
+    "allgather_coded_counted": _coded_by_count,
+}
+OF_EQUAL_COUNTS = {**COLLECTIVES, "allgather_coded": _coded_alike}
 
 
 class Recipe(NamedTuple):
@@ -100,6 +153,21 @@ def _flat_buckets(shape, size, density, dtype, wire):
 def _rounded_buckets(shape, size, density, dtype, wire):
     select = simulation.bucketed(*_in_buckets(density, 20))
     return simulation.RoundedSums(shape, size, select, QSGD(4), dtype)
+
+
+def _coded(kind, quantizer: Quantizer, share: float = 0.001, seed: int = 0):
+    def simulated(shape, size, density, dtype, wire):
+        made = kind(shape, size, simulation.sampled(share, seed), density, dtype)
+        made.coding = simulation.Coding(quantizer)
+        return made
+
+    return simulated
+
+
+def _dropping(quantizer: Quantizer, simulated, **options) -> Recipe:
+    return Recipe(
+        lambda density, wire: recipes.dropping(density, quantizer=quantizer, **options), simulated, True, False, False
+    )
 
 
 def _with_momentum(simulate, momentum: Momentum, stages=None):
@@ -148,6 +216,23 @@ AGGREGATORS: dict[str, Recipe] = {
         lambda density, wire: Hierarchical(recipes.dropping(density, wire, sample=0.1, seed=3)),
         _selecting(simulation.Hierarchical, simulation.sampled(0.1, 3)),
         True,
+    ),
+    "dropping-one_bit": _dropping(OneBit("column"), _coded(simulation.Flat, OneBit("column"))),
+    "dropping-one_bit_of_all": _dropping(
+        OneBit("global"), _coded(simulation.Flat, OneBit("global"), 0.1, 3), sample=0.1, seed=3
+    ),
+    "dropping-two_bits": _dropping(TwoBits(), _coded(simulation.Flat, TwoBits())),
+    "dropping-by_variable": Recipe(
+        lambda density, wire: recipes.dropping(density, wire, scope="variable"),
+        _selecting(simulation.Flat, simulation.sampled()),
+        True,
+    ),
+    "dropping-one_bit_by_nodes": Recipe(
+        lambda density, wire: Hierarchical(recipes.dropping(density, quantizer=OneBit("threshold"))),
+        _coded(simulation.Hierarchical, OneBit("threshold")),
+        True,
+        False,
+        False,
     ),
     "sparcml": Recipe(
         lambda density, wire: recipes.sparcml(density, collective="split_allgather"),

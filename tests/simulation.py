@@ -13,9 +13,11 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.quantizers import QSGD, Quantizer
+from hvd_sparse.spec import Segment, Spec
+from hvd_sparse.transport.communicator import Grid
 from tests.gpu import reference
-from tests.ops import quantize_reference
+from tests.ops import magnitudes_reference, quantize_reference
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
 Select = Callable[[np.ndarray, int, int], np.ndarray]
@@ -121,14 +123,31 @@ class Momentum(NamedTuple):
     masking: bool = True
 
 
+class Coding(NamedTuple):
+    """Values in fewer bits, by a `OneBit` or `TwoBits`, of the elements of a vector that consists of some variables."""
+
+    quantizer: Quantizer
+    segments: tuple[Segment, ...] = ()
+
+    def decoded(self, values: np.ndarray, indices: np.ndarray, begin: int) -> np.ndarray:
+        """What the receivers make of values that are at `indices` of a shard, which begins at `begin`."""
+        size = sum(segment.size for segment in self.segments)
+        matrices = Spec(size, Grid.lone(), segments=self.segments).matrices if self.segments else ()
+        return magnitudes_reference.reference(values, indices + begin, matrices, self.quantizer)[2]
+
+
 class Flat:
-    """Every rank sends what it selects of its own vector, for `topk` and `mstopk`; with momentum where that is set."""
+    """Every rank sends what it selects of its own vector, for `topk` and `mstopk`.
+
+    With momentum where that is set, and in codes where a coding is.
+    """
 
     def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
         self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
         self.residual = np.zeros([shape.ranks, size], np.float32)
         self.velocity = np.zeros([shape.ranks, size], np.float32)
         self.momentum: Momentum | None = None
+        self.coding: Coding | None = None
         self.steps = 0
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -138,7 +157,7 @@ class Flat:
         """What all ranks have sent, added up in rank order."""
         total = np.zeros(self.residual.shape[1], np.float32)
         for rank, vector in enumerate(vectors):
-            send([vector], self.residual[rank], self.velocity[rank], total, self)
+            send([vector], self.residual[rank], self.velocity[rank], total, self, 0)
         self.steps += 1
         return total
 
@@ -181,6 +200,7 @@ class Hierarchical:
         self.residual = np.zeros([shape.ranks, size], np.float32)
         self.velocity = np.zeros([shape.ranks, size], np.float32)
         self.momentum: Momentum | None = None
+        self.coding: Coding | None = None
         self.steps = 0
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
@@ -193,7 +213,8 @@ class Hierarchical:
                     continue
                 parts = [vector[begin:end] for vector in vectors[first : first + self.shape.local_size]]
                 rank = first + local
-                send(parts, self.residual[rank, begin:end], self.velocity[rank, begin:end], total[begin:end], self)
+                residual, velocity = self.residual[rank, begin:end], self.velocity[rank, begin:end]
+                send(parts, residual, velocity, total[begin:end], self, begin)
         self.steps += 1
         return divided(total, self.shape.ranks, self.dtype)
 
@@ -204,6 +225,7 @@ def send(
     velocity: np.ndarray,
     total: np.ndarray,
     sender: Flat | Hierarchical,
+    begin: int,
 ) -> None:
     """Selects from parts and residual, adds what arrives to `total`, and writes the new residual and velocity."""
     if sender.momentum is not None:
@@ -211,6 +233,10 @@ def send(
     summed = reference.accumulate(parts, residual)
     indices = sender.select(summed, kept(sender.density, summed.size), sender.steps)
     values, residual[:] = reference.feedback(parts, residual, indices, DTYPES[sender.wire])
+    if sender.coding is not None:
+        decoded = sender.coding.decoded(values, indices, begin)
+        residual[indices] = residual[indices] + (values - decoded)
+        values = decoded
     total[indices] += reference.widen(values)
     if sender.momentum is not None and sender.momentum.masking and indices.size < summed.size:
         velocity[indices] = 0.0

@@ -32,7 +32,8 @@ class Aggregator(Renamed, abc.ABC):
     """Averages a vector over all ranks, again and again.
 
     A member of this role implements the abstract methods; the others are final but for `set_epoch`, `running`,
-    `decided`, `at_density`, `holding`, `node_residual`, the two about tensors apart and the properties.
+    `decided`, `at_density`, `holding`, `node_residual`, `uneven_contributions`, the two about tensors apart and the
+    properties.
     """
 
     old_names = {"owed": "residual", "sums": "returns_sum"}
@@ -74,7 +75,7 @@ class Aggregator(Renamed, abc.ABC):
 
     def account(self, spec: Spec) -> dict[str, Any]:
         """What all ranks must have in common, JSON-serialisable."""
-        segments = [list(segment) for segment in spec.segments]
+        segments = [[segment.name, segment.size] for segment in spec.segments]
         return {"recipe": describe(self), "size": spec.size, "dtype": spec.dtype.name, "segments": segments}
 
     def create(self, spec: Spec) -> AggregatorState:
@@ -205,6 +206,10 @@ class Aggregator(Renamed, abc.ABC):
     @abc.abstractmethod
     def restored(self, state: AggregatorState, residual: tf.Tensor) -> tuple[Update, ...]:
         """The updates after which the residuals of all ranks add up to `residual` ([size] float32)."""
+
+    def uneven_contributions(self, size: int, members: int) -> int | None:
+        """About how many entries `reduce` leaves to be added, where ranks leave different numbers; None elsewhere."""
+        return None
 
     @abc.abstractmethod
     def contributions(self, size: int, members: int) -> int | None:

@@ -20,7 +20,7 @@ from hvd_sparse.aggregators.transaction import (
     nothing,
     ring_traffic,
 )
-from hvd_sparse.compression.base import Compressor, Selection
+from hvd_sparse.compression.base import Coded, Compressor, Selection
 from hvd_sparse.transport.communicator import Communicator
 
 
@@ -34,7 +34,8 @@ class Compressed(Aggregator):
         compressor: usually wrapped in `ErrorFeedback`.
 
     Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes of a value); where values are quantized, codes
-    and scales in place of them; where k differs between ranks, 8 bytes more a message.
+    and scales in place of them; where k or the number of scales differs between ranks, 8 bytes more a message, and 16
+    where values are quantized.
     """
 
     disk_name = "Compressed"
@@ -46,7 +47,7 @@ class Compressed(Aggregator):
             parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
         selection = self.compressor.compress(parts.rows, state.inner)
-        gather = _gathered_by_count if self.compressor.counts_differ else _gathered
+        gather = _gathered_by_count if _differ(self.compressor, selection.coded) else _gathered
         total, nonfinite, sent = gather(selection, communicator, f"{spec.name}.allgather_sum")
         return Reduced(
             total=total,
@@ -73,6 +74,10 @@ class Compressed(Aggregator):
 
     def contributions(self, size, members):
         count = self.compressor.count(size)
+        return None if count is None else members * count
+
+    def uneven_contributions(self, size, members):
+        count = self.compressor.expected(size) if self.compressor.counts_differ else None
         return None if count is None else members * count
 
     def at_density(self, density):
@@ -130,6 +135,9 @@ class Accumulated(Compressed):
     def contributions(self, size, members):
         return None
 
+    def uneven_contributions(self, size, members):
+        return None
+
 
 @dataclasses.dataclass(frozen=True)
 class Held(Compressed):
@@ -164,6 +172,9 @@ class Held(Compressed):
     def contributions(self, size, members):
         return None
 
+    def uneven_contributions(self, size, members):
+        return None
+
 
 def _or_zeros(values: tf.Tensor | None, size: int) -> tf.Tensor:
     return tf.zeros([size], tf.float32) if values is None else values
@@ -178,15 +189,22 @@ def _gathered(selection: Selection, communicator: Communicator, name: str):
         total = collectives.allgather_sum(slices, communicator, name)
         starts = [rank * collectives.count(slices) for rank in range(communicator.size)]
         return total, marked(total.values, starts), collectives.message_bytes(slices)
-    total = collectives.allgather_coded(slices, coded.codes, coded.scales, coded.quantizer, communicator, name)
-    return total, None, collectives.coded_bytes(slices, coded.codes, coded.scales)
+    return collectives.allgather_coded(slices, coded, communicator, name), None, collectives.coded_bytes(slices, coded)
 
 
 def _gathered_by_count(selection: Selection, communicator: Communicator, name: str):
-    """As `_gathered`, of ranks that send different numbers of elements."""
-    nonfinite = selection.culprit != 0
-    total, told = collectives.allgather_counted(selection.slices, nonfinite, communicator, name)
-    return total, told, collectives.counted_bytes(selection.slices)
+    """As `_gathered`, of ranks whose messages differ in length."""
+    slices, coded, nonfinite = selection.slices, selection.coded, selection.culprit != 0
+    if coded is None:
+        total, told = collectives.allgather_counted(slices, nonfinite, communicator, name)
+        return total, told, collectives.counted_bytes(slices)
+    total, told = collectives.allgather_coded_counted(slices, coded, nonfinite, communicator, name)
+    return total, told, collectives.coded_counted_bytes(slices, coded)
+
+
+def _differ(compressor: Compressor, coded: Coded | None) -> bool:
+    """Whether the ranks' messages differ in length."""
+    return compressor.counts_differ or (coded is not None and coded.quantizer.by_place)
 
 
 def _no_slices(parts: Parts, dtype: tf.DType) -> tf.IndexedSlices:

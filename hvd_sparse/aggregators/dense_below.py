@@ -56,7 +56,7 @@ class DenseBelow(Aggregator):
 
     def part(self, spec: Spec) -> Aggregator:
         """What exchanges a vector."""
-        sizes = [size for _, size in spec.segments] or [spec.size]
+        sizes = [segment.size for segment in spec.segments] or [spec.size]
         return self.dense if max(sizes) < self.elements else self.inner
 
     def at_density(self, density):

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
 from hvd_sparse import collectives, ops
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.transaction import Parts, Reduced, Traffic, dense, marked
-from hvd_sparse.spec import Spec, own_shard, shards
+from hvd_sparse.spec import Shard, Spec, own_shard, shards
 from hvd_sparse.transport.communicator import Communicator
 
 
@@ -22,13 +22,14 @@ class Hierarchical(Aggregator):
     With a dense inner it is 2DTAR (CommLib 5.3), with a sparse one HiTopKComm (CommLib Algorithm 2). A vector is cut
     into n shards of ceil(size / n) elements, the last ones shorter or empty; nothing is padded. The reduce-scatter is
     an all-to-all and a local sum in rank order, in the inner's own pass over memory. The last all-gather carries
-    indices and values where these are fewer bytes than the dense shards.
+    indices and values where these are fewer bytes than the dense shards; where nobody knows how many another rank has,
+    where as many as are expected would be, and each tells its number.
 
     Attributes:
         inner: what the ranks with the same place in their nodes do; its residual is a shard, summed over the node.
 
     Steps and bytes sent per rank: n - 1 and (n - 1) / n of the vector, then the inner's, then n - 1 and (n - 1) times
-    the smaller of the dense shard and its contributions.
+    the smaller of the dense shard and its contributions, with 8 bytes more where their numbers differ.
     """
 
     disk_name = "Hierarchical"
@@ -110,28 +111,54 @@ class Hierarchical(Aggregator):
             return tf.zeros([spec.size], spec.dtype), reduced.nonfinite, 0
         own = own_shard(spec.size, node)
         sizes = [each.size for each in shards(spec.size, node.size)]
-        told = reduced.nonfinite if min(sizes) > 0 else None  # an empty shard has no value that could tell
         name = f"{spec.name}.all_gather"
+        if self._goes_by_count(spec):
+            return _gathered_by_count(reduced, _placed(reduced, own, spec), node, name)
+        told = reduced.nonfinite if min(sizes) > 0 else None  # an empty shard has no value that could tell
         counts = self._sparse_counts(spec)
         if counts is None:
             shard = _marked_as(told, dense(reduced.total, own.size, divisor, spec.dtype))
             mean = node.allgather(shard, name, sizes)
             return mean, _seen(told, mean, sizes), (node.size - 1) * own.size * spec.dtype.size
-        values, indices = _marked_as(told, reduced.total.values), reduced.total.indices + own.offset
-        placed = tf.IndexedSlices(values, indices, tf.constant([spec.size]))
+        placed = _placed(reduced, own, spec)
+        placed = tf.IndexedSlices(_marked_as(told, placed.values), placed.indices, placed.dense_shape)
         total = collectives.allgather_sum(placed, node, name, counts)
         return total, _seen(told, total.values, counts), (node.size - 1) * collectives.message_bytes(placed)
 
     def _sparse_counts(self, spec: Spec) -> list[int] | None:
         """Entries of each shard's sum where index and value pairs are fewer bytes than dense shards, else None."""
-        members = spec.grid.cross.size
-        counts = []
-        for shard in shards(spec.size, spec.grid.node.size):
-            count = self.inner.contributions(shard.size, members) if shard.size else 0
-            if count is None:
-                return None
-            counts.append(count)
-        return counts if 8 * sum(counts) < spec.dtype.size * spec.size else None
+        counts = _of_shards(spec, self.inner.contributions)
+        return counts if counts is not None and _is_sparse(counts, spec) else None
+
+    def _goes_by_count(self, spec: Spec) -> bool:
+        """Whether as many pairs as are expected are fewer bytes, where nobody knows how many another rank has."""
+        counts = _of_shards(spec, self.inner.uneven_contributions)
+        return counts is not None and _is_sparse(counts, spec)
+
+
+def _of_shards(spec: Spec, count_of: Callable[[int, int], int | None]) -> list[int] | None:
+    """Entries of each shard's sum; None where that is not known of all."""
+    members = spec.grid.cross.size
+    counts = [count_of(shard.size, members) if shard.size else 0 for shard in shards(spec.size, spec.grid.node.size)]
+    known = [count for count in counts if count is not None]
+    return known if len(known) == len(counts) else None
+
+
+def _is_sparse(counts: Sequence[int], spec: Spec) -> bool:
+    """Whether index and value pairs are fewer bytes than dense shards."""
+    return 8 * sum(counts) < spec.dtype.size * spec.size
+
+
+def _placed(reduced: Reduced, own: Shard, spec: Spec) -> tf.IndexedSlices:
+    """The entries of this rank's shard, where they are in the vector."""
+    return tf.IndexedSlices(reduced.total.values, reduced.total.indices + own.offset, tf.constant([spec.size]))
+
+
+def _gathered_by_count(reduced: Reduced, placed: tf.IndexedSlices, node: Communicator, name: str):
+    """All entries, whether any rank's are not finite, and the bytes sent; an empty shard is finite."""
+    nonfinite = tf.constant(False) if reduced.nonfinite is None else reduced.nonfinite
+    total, told = collectives.allgather_counted(placed, nonfinite, node, name)
+    return total, told, (node.size - 1) * collectives.counted_bytes(placed)
 
 
 def _marked_as(nonfinite: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:

@@ -11,12 +11,12 @@ from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.counting import CountingCommunicator
 from hvd_sparse.aggregators.transaction import Reduced, Update, attended, blame, nothing
 from hvd_sparse.collectives.allgather import combine_gathered
-from hvd_sparse.collectives.dynamic import combine_dense, combine_quantized
+from hvd_sparse.collectives.dynamic import check_of_sums, combine_dense, combine_quantized
 from hvd_sparse.collectives.prepared import Layout
 from hvd_sparse.collectives.recursive_doubling import combine_pairs
 from hvd_sparse.collectives.split_allgather import combine_pieces
 from hvd_sparse.compression.base import Compressor
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.quantizers import Quantizer
 from hvd_sparse.compression.selectors import harmless
 from hvd_sparse.costs import collectives as collective_costs
 from hvd_sparse.costs.collectives import CANDIDATES, Load
@@ -79,7 +79,7 @@ class SparseAllReduce(Aggregator):
     has_own_code = True
     compressor: Compressor
     collective: str = "auto"
-    quantizer: QSGD | None = None
+    quantizer: Quantizer | None = None
     seed: int = 0
 
     def __post_init__(self):
@@ -90,6 +90,8 @@ class SparseAllReduce(Aggregator):
                 f"A quantizer codes the sums that 'dynamic' gathers, and {self.collective} gathers none: leave one of "
                 "the two out, or quantize what each rank sends: ErrorFeedback(Quantized(compressor, quantizer))."
             )
+        if self.quantizer is not None:
+            check_of_sums(self.quantizer)
 
     def reduce(self, parts, divisor, state):
         spec = state.spec
@@ -149,7 +151,7 @@ class SparseAllReduce(Aggregator):
         """The collective for a vector; where it has to be timed, a collective itself."""
         if self.collective != "auto":
             return self.collective
-        kept = self.compressor.count(size)
+        kept = self.compressor.expected(size)
         if self.quantizer is not None or kept is None or size == 0:
             return "dynamic"  # whatever the density becomes, it sends hardly more than a dense ring
         if communicator.size == 1:

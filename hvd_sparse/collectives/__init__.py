@@ -18,7 +18,12 @@ told by an all-reduce of 4 bytes beside the exchange. Neither is counted in the 
 """
 
 from hvd_sparse.collectives.allgather import allgather
-from hvd_sparse.collectives.allgather_coded import allgather_coded, coded_bytes
+from hvd_sparse.collectives.allgather_coded import (
+    allgather_coded,
+    allgather_coded_counted,
+    coded_bytes,
+    coded_counted_bytes,
+)
 from hvd_sparse.collectives.allgather_counted import allgather_counted, counted_bytes
 from hvd_sparse.collectives.allgather_sum import allgather_sum, count, message_bytes
 from hvd_sparse.collectives.auto import Auto, auto
@@ -34,10 +39,12 @@ __all__ = [
     "QuantizedTotal",
     "allgather",
     "allgather_coded",
+    "allgather_coded_counted",
     "allgather_counted",
     "allgather_sum",
     "auto",
     "coded_bytes",
+    "coded_counted_bytes",
     "count",
     "counted_bytes",
     "dense_ring",

@@ -1,29 +1,26 @@
-"""The all-gather of values in a few bits each."""
+"""The all-gathers of values in a few bits each."""
 
 from __future__ import annotations
 
 import tensorflow as tf
 
+from hvd_sparse import ops
 from hvd_sparse.collectives.allgather_sum import count
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.base import Coded
+from hvd_sparse.compression.quantizers import Where
 from hvd_sparse.transport.communicator import Communicator
+
+_HEADER_BYTES = 16
 
 
 def allgather_coded(
-    slices: tf.IndexedSlices,
-    codes: tf.Tensor,
-    scales: tf.Tensor,
-    quantizer: QSGD,
-    communicator: Communicator,
-    name: str = "allgather_coded",
+    slices: tf.IndexedSlices, coded: Coded, communicator: Communicator, name: str = "allgather_coded"
 ) -> tf.IndexedSlices:
     """As `allgather_sum`, with codes in place of the values: indices, scales and codes in one message.
 
     Args:
         slices: indices [k] int32, and the values [k] float32 that the codes stand for.
-        codes: of the values, see `QSGD`.
-        scales: of the values.
-        quantizer: what made them, the same on every rank.
+        coded: the codes of the values, by a quantizer that does not go by place.
         communicator: the ranks that take part; k is the same on all of them.
         name: the same on every rank, unique among the collectives in flight.
 
@@ -34,20 +31,75 @@ def allgather_coded(
     """
     if communicator.size == 1:
         return slices
-    kept = count(slices)
+    kept, codes, scales = count(slices), *coded[:2]
     message = tf.concat([slices.indices, tf.bitcast(scales, tf.int32), _words(codes)], 0)
     known = message.shape[0]
     lengths = None if known is None else [known] * communicator.size
     rows = tf.reshape(communicator.allgather(message, name, lengths), [communicator.size, -1])
-    values = _decoded(rows[:, kept:], tf.size(scales), kept, quantizer)
-    return tf.IndexedSlices(values, tf.reshape(rows[:, :kept], [-1]), slices.dense_shape)
+    indices, scaled, words = tf.split(rows, [kept, tf.size(scales), tf.shape(rows)[1] - kept - tf.size(scales)], 1)
+    bytes_of_rows = tf.reshape(tf.bitcast(words, tf.uint8), [communicator.size, -1])[:, : tf.size(codes)]
+    values = coded.quantizer.decode_rows(bytes_of_rows, tf.bitcast(scaled, tf.float32), kept)
+    return tf.IndexedSlices(values, tf.reshape(indices, [-1]), slices.dense_shape)
 
 
-def coded_bytes(slices: tf.IndexedSlices, codes: tf.Tensor, scales: tf.Tensor) -> int | tf.Tensor:
+def allgather_coded_counted(
+    slices: tf.IndexedSlices,
+    coded: Coded,
+    nonfinite: tf.Tensor,
+    communicator: Communicator,
+    name: str = "allgather_coded_counted",
+) -> tuple[tf.IndexedSlices, tf.Tensor]:
+    """As `allgather_counted`, with codes in place of the values, of any quantizer.
+
+    A message begins with how many elements a rank sends, whether something is not finite, how many scales there are and
+    how many bytes of codes.
+
+    Args:
+        slices: unique indices [k] int32, and the values [k] float32 that the codes stand for; k differs between ranks,
+            and may be 0.
+        coded: the codes of the values.
+        nonfinite: [] bool, whether what this rank sends is of no use.
+        communicator: the ranks that take part.
+        name: the same on every rank, unique among the collectives in flight.
+
+    Returns:
+        Values [sum of k] float32 and indices, rank after rank, as of `allgather_sum`; and whether any rank's are of no
+        use, [] bool, the same on every rank.
+
+    Raises:
+        tf.errors.InvalidArgumentError: where what has come is no message of this quantizer from each of the ranks.
+
+    Steps and bytes sent per rank: P - 1 and (P - 1) times 16, 4 k, 4 bytes a scale and the codes, rounded up to 4.
+    """
+    if communicator.size == 1:
+        return slices, nonfinite
+    codes, scales, quantizer, matrices = coded
+    header = tf.stack([tf.size(slices.indices), tf.cast(nonfinite, tf.int32), tf.size(scales), tf.size(codes)])
+    message = tf.concat([header, slices.indices, tf.bitcast(scales, tf.int32), _words(codes)], 0)
+    *parts, lengths, told = ops.library().hvd_sparse_unpack_coded(
+        messages=communicator.allgather(message, name), ranks=communicator.size
+    )
+    ranks = zip(*(tf.split(part, length) for part, length in zip(parts, tf.unstack(lengths), strict=True)), strict=True)
+    values = [
+        quantizer.decode(own_codes, own_scales, tf.size(indices), Where(indices, matrices))
+        for indices, own_scales, own_codes in ranks
+    ]
+    return tf.IndexedSlices(tf.concat(values, 0), parts[0], slices.dense_shape), told
+
+
+def coded_bytes(slices: tf.IndexedSlices, coded: Coded) -> int | tf.Tensor:
     """Bytes of the message that carries these indices, scales and codes."""
-    known = slices.indices.shape[0] is not None
-    sizes = [part.shape[0] if known else tf.size(part) for part in (slices.indices, scales, codes)]
-    return 4 * sizes[0] + 4 * sizes[1] + (sizes[2] + 3) // 4 * 4
+    indices, scales, codes = (_length(part) for part in (slices.indices, coded.scales, coded.codes))
+    return 4 * indices + 4 * scales + (codes + 3) // 4 * 4
+
+
+def coded_counted_bytes(slices: tf.IndexedSlices, coded: Coded) -> int | tf.Tensor:
+    """Bytes of the message that tells its lengths, too."""
+    return _HEADER_BYTES + coded_bytes(slices, coded)
+
+
+def _length(vector: tf.Tensor) -> int | tf.Tensor:
+    return tf.size(vector) if vector.shape[0] is None else vector.shape[0]
 
 
 def _words(codes: tf.Tensor) -> tf.Tensor:
@@ -55,14 +107,3 @@ def _words(codes: tf.Tensor) -> tf.Tensor:
     padded = tf.pad(codes, [[0, -tf.size(codes) % 4]])
     words = tf.bitcast(tf.reshape(padded, [-1, 4]), tf.int32)
     return tf.ensure_shape(words, [None if codes.shape[0] is None else (codes.shape[0] + 3) // 4])
-
-
-def _decoded(rows: tf.Tensor, buckets: tf.Tensor, kept: int | tf.Tensor, quantizer: QSGD) -> tf.Tensor:
-    """The values [P * kept] of scales and codes [P, words]; with all buckets made whole, one call decodes them."""
-    scales = tf.reshape(tf.bitcast(rows[:, :buckets], tf.float32), [-1])
-    codes = tf.reshape(tf.bitcast(rows[:, buckets:], tf.uint8), [tf.shape(rows)[0], -1])
-    whole = buckets * quantizer.code_bytes(quantizer.bucket)
-    missing = tf.maximum(whole - tf.shape(codes)[1], 0)
-    codes = tf.pad(codes[:, :whole], [[0, 0], [0, missing]])
-    values = quantizer.decode(tf.reshape(codes, [-1]), scales, tf.size(scales) * quantizer.bucket)
-    return tf.reshape(tf.reshape(values, [tf.shape(rows)[0], -1])[:, :kept], [-1])

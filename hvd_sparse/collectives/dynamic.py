@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from hvd_sparse.collectives.prepared import Layout, Prepared, prepare
 from hvd_sparse.collectives.split_allgather import own_piece
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.quantizers import Quantizer
 from hvd_sparse.transport.communicator import REDUCTIONS, Communicator
 
 
@@ -39,7 +38,7 @@ def dynamic(
     op: str = "sum",
     name: str = "dynamic",
     dense_above: int | None = None,
-    quantizer: QSGD | None = None,
+    quantizer: Quantizer | None = None,
 ) -> tf.Tensor:
     """Combines the slices of all ranks where the result fills in (SparCML 5.3.3, DSAR_Split_allgather, and section 6).
 
@@ -78,7 +77,7 @@ def dynamic(
 def dynamic_quantized(
     slices: tf.IndexedSlices,
     communicator: Communicator,
-    quantizer: QSGD,
+    quantizer: Quantizer,
     error: tf.Tensor,
     seed: int | tf.Tensor,
     name: str = "dynamic_quantized",
@@ -90,7 +89,7 @@ def dynamic_quantized(
     Args:
         slices: what this rank brings, see `hvd_sparse.collectives`.
         communicator: the ranks that take part.
-        quantizer: codes the values that are gathered.
+        quantizer: codes the values that are gathered, by a number of scales that does not depend on their places.
         error: [own_rows * width] float32, what former calls have left over; or [0] for none.
         seed: [] of the rounding, the same on every rank, another one for each call.
         name: the same on every rank, unique among the collectives in flight.
@@ -104,19 +103,29 @@ def dynamic_quantized(
     Raises:
         ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
 
-    Steps and bytes sent per rank: those of `dynamic`; what is gathered is the codes and 4 bytes a bucket.
+    Steps and bytes sent per rank: those of `dynamic`; what is gathered is the codes and 4 bytes a scale.
     """
     prepared = prepare(f"dynamic with {quantizer!r}", slices, communicator, op, name, dense_above)
     if op != "sum":
         raise ValueError(f"{name}: expected op 'sum' with a quantizer, got {op!r}: only what is added may be rounded.")
+    check_of_sums(quantizer)
     quantized = combine_quantized(prepared.layout, prepared.message, quantizer, error, seed, communicator, name)
     return quantized._replace(total=prepared.vector(tf.cast(quantized.total, prepared.layout.dtype)))
+
+
+def check_of_sums(quantizer: Quantizer) -> None:
+    """Raises ValueError where a quantizer cannot code dense sums."""
+    if quantizer.by_place:
+        raise ValueError(
+            f"Expected a quantizer of sums whose scales do not depend on places, as QSGD(4), got {quantizer!r}: it is "
+            "for what each rank sends, ErrorFeedback(Quantized(compressor, quantizer))."
+        )
 
 
 def combine_quantized(
     layout: Layout,
     message: tf.Tensor,
-    quantizer: QSGD,
+    quantizer: Quantizer,
     error: tf.Tensor,
     seed: int | tf.Tensor,
     communicator: Communicator,
@@ -126,8 +135,7 @@ def combine_quantized(
     values = tf.cast(tf.reshape(_own_values(layout, message, communicator, name), [-1]), tf.float32)
     error = tf.convert_to_tensor(error, tf.float32)
     values = values if error.shape[0] == 0 else values + tf.ensure_shape(error, values.shape)
-    # The root of the sum of a bucket's squares has to be finite, too.
-    finite = tf.reduce_all(tf.math.is_finite(values * math.sqrt(quantizer.bucket)))
+    finite = tf.reduce_all(tf.math.is_finite(values * quantizer.headroom))
     values = tf.where(finite, values, 0.0)
     codes, scales = quantizer.encode(values, tf.cast(seed, tf.int64) * communicator.size + communicator.rank)
     decoded = quantizer.decode(codes, scales, layout.rows_of(communicator.rank, communicator.size) * layout.width)
@@ -158,15 +166,15 @@ def _own_values(layout: Layout, message: tf.Tensor, communicator: Communicator, 
 
 
 def _gather_codes(
-    layout: Layout, codes: tf.Tensor, scales: tf.Tensor, quantizer: QSGD, communicator: Communicator, name: str
+    layout: Layout, codes: tf.Tensor, scales: tf.Tensor, quantizer: Quantizer, communicator: Communicator, name: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """The whole vector [size * width] float32 as all decode it, and 1 + the world rank whose piece is of no use."""
     counts = [layout.rows_of(part, communicator.size) * layout.width for part in range(communicator.size)]
-    shapes = [(quantizer.code_bytes(count), quantizer.buckets(count)) for count in counts]
+    shapes = [(quantizer.code_bytes(count), quantizer.scale_count(count)) for count in counts]
     own = tf.concat([codes, tf.reshape(tf.bitcast(scales, tf.uint8), [-1])], 0)
-    gathered = communicator.allgather(own, f"{name}.gather", [coded + 4 * buckets for coded, buckets in shapes])
+    gathered = communicator.allgather(own, f"{name}.gather", [coded + 4 * scaled for coded, scaled in shapes])
     decoded, culprits = [], []
-    parts = tf.split(gathered, [length for coded, buckets in shapes for length in (coded, 4 * buckets)])
+    parts = tf.split(gathered, [length for coded, scaled in shapes for length in (coded, 4 * scaled)])
     for part, count in enumerate(counts):
         scale = tf.bitcast(tf.reshape(parts[2 * part + 1], [-1, 4]), tf.float32)
         nonfinite = tf.math.is_nan(scale)

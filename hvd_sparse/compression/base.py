@@ -9,24 +9,26 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from hvd_sparse._renamed import Renamed
-from hvd_sparse.compression.quantizers import QSGD
-from hvd_sparse.spec import Spec
+from hvd_sparse.compression.quantizers import Quantizer
+from hvd_sparse.spec import Matrix, Spec
 
 NewValues = tuple[tuple[tf.Variable, tf.Tensor], ...]  # variables and what they take on commit
 
 
 class Coded(NamedTuple):
-    """How the values of a selection can travel: what `quantizer.decode(codes, scales, k)` turns into them.
+    """How the values of a selection can travel: what `quantizer.decode` turns into them.
 
     Attributes:
-        codes: uint8, see `QSGD`.
-        scales: [buckets] float32.
-        quantizer: what made them.
+        codes: uint8, see `Quantizer`.
+        scales: float32.
+        quantizer: what made them, the same on every rank.
+        matrices: what the vector consists of, as the quantizer was told.
     """
 
     codes: tf.Tensor
     scales: tf.Tensor
-    quantizer: QSGD
+    quantizer: Quantizer
+    matrices: tuple[Matrix, ...] = ()
 
 
 class Selection(NamedTuple):
@@ -65,6 +67,10 @@ class Compressor(Renamed, abc.ABC):
     @abc.abstractmethod
     def count(self, size: int) -> int | None:
         """How many elements of a vector of this size are sent; None where that varies from step to step or by rank."""
+
+    def expected(self, size: int) -> int | None:
+        """About how many elements of a vector of this size are sent; None where that varies from step to step."""
+        return self.count(size)
 
     @abc.abstractmethod
     def at_density(self, density: float) -> Compressor:
@@ -139,6 +145,9 @@ class Wrapper(Compressor):
 
     def count(self, size):
         return self.compressor.count(size)
+
+    def expected(self, size):
+        return self.compressor.expected(size)
 
     def at_density(self, density):
         whole: Any = self

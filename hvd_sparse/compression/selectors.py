@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.compression.base import Coded, Compressor, Selection, Wrapper
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.compression.quantizers import Quantizer, Where
 from hvd_sparse.spec import Spec
 
 Density = float | Callable[[tf.Tensor], tf.Tensor]
@@ -135,22 +135,22 @@ class BucketTopK(Compressor):
 
 @dataclasses.dataclass(frozen=True)
 class Quantized(Wrapper):
-    """Sends the values that another compressor chooses in a few bits each (SparCML 4 and 6, QSGD).
+    """Sends the values that another compressor chooses in a few bits each (SparCML 4, 6; Aji and Heafield 2017, 5.4).
 
     What is sent is what the receivers decode; where feedback is around it, what rounding takes away stays in the
     residual, up to float32's rounding of the difference.
 
     Attributes:
         compressor: sends float32 and does not feed back: `ErrorFeedback` goes around this, not inside.
-        quantizer: codes the chosen values, bucket by bucket in the order in which they stand.
+        quantizer: codes the chosen values, in the order in which they stand.
         keeps_error: whether what rounding takes away is kept; SparCML's Algorithm 1 drops it.
-        seed: of the rounding; it advances with the step and differs between vectors and ranks.
+        seed: of the rounding, if it is random; it advances with the step and differs between vectors and ranks.
     """
 
     disk_name = "Quantized"
     has_own_code = True
     compressor: Compressor
-    quantizer: QSGD
+    quantizer: Quantizer
     keeps_error: bool = True
     seed: int = 0
 
@@ -167,11 +167,6 @@ class Quantized(Wrapper):
                 f"Quantized codes float32 values, got a compressor with wire_dtype {self.compressor.wire_dtype!r}: "
                 "leave its wire_dtype out."
             )
-        if self.compressor.counts_differ:
-            raise ValueError(
-                "Quantized codes as many values on every rank, and this compressor sends another number on each: leave "
-                "the quantizer out."
-            )
 
     def create(self, spec: Spec) -> tf.Module:
         return _Rounding(spec, self.compressor.create(spec))
@@ -179,8 +174,9 @@ class Quantized(Wrapper):
     def compress(self, parts, state, residual=None):
         selection = self.compressor.compress(parts, state.inner, residual)
         values, overflow = self._codable(harmless(selection))
-        codes, scales = self.quantizer.encode(values, state.seed(self.seed))
-        decoded = tf.ensure_shape(self.quantizer.decode(codes, scales, tf.size(values)), values.shape)
+        where = Where(selection.slices.indices, state.matrices)
+        codes, scales = self.quantizer.encode(values, state.seed(self.seed), where)
+        decoded = tf.ensure_shape(self.quantizer.decode(codes, scales, tf.size(values), where), values.shape)
         new_residual = selection.residual
         if self.keeps_error:
             places = selection.slices.indices[:, tf.newaxis]
@@ -191,13 +187,12 @@ class Quantized(Wrapper):
             residual=new_residual,
             culprit=culprit,
             updates=(*selection.updates, *state.next_step()),
-            coded=Coded(codes, scales, self.quantizer),
+            coded=Coded(codes, scales, self.quantizer, state.matrices),
         )
 
     def _codable(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The values, and whether a bucket of them may have a norm that is not finite; then zeros in their place."""
-        largest = self.quantizer.bucket**0.5 if self.quantizer.norm == "l2" else 1.0
-        overflow = ~tf.reduce_all(tf.math.is_finite(values * largest))
+        """The values, and whether a scale of theirs may not be finite; then zeros in their place."""
+        overflow = ~tf.reduce_all(tf.math.is_finite(values * self.quantizer.headroom))
         return tf.where(overflow, tf.zeros_like(values), values), overflow
 
 
@@ -269,6 +264,7 @@ class _Rounding(tf.Module):
         super().__init__()
         self.inner = inner
         self._spec = spec
+        self.matrices = spec.matrices
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_rounding_step")
 
     def seed(self, base: int) -> tf.Tensor:

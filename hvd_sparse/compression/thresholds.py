@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.compression.base import Compressor, Selection
-from hvd_sparse.compression.selectors import Density, Steps, check_density, check_wire_dtype, or_zeros, slices_of
-from hvd_sparse.spec import Spec
+from hvd_sparse.compression.selectors import (
+    Density,
+    Steps,
+    check_density,
+    check_wire_dtype,
+    kept_count,
+    or_zeros,
+    slices_of,
+)
+from hvd_sparse.spec import UNLESS_DEFAULT, Spec
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +34,9 @@ class SampledThreshold(Compressor):
         wire_dtype: as in `TopK`.
         sample: the share of the vector that is drawn, in (0, 1]; of a short vector at least 1,024 elements, or all.
         seed: of what is drawn; it advances with the step and differs between vectors.
+        scope: of a threshold: "global", one for the vector, or the shard; or "variable", one for each variable in it,
+            with a sample and a k of its own, at least 1: the paper's local thresholds (4 and 5.2), for variables whose
+            gradients are of different scales.
     """
 
     disk_name = "SampledThreshold"
@@ -33,18 +45,24 @@ class SampledThreshold(Compressor):
     wire_dtype: str = "float32"
     sample: float = 0.001
     seed: int = 0
+    scope: str = dataclasses.field(default="global", metadata=UNLESS_DEFAULT)
 
     def __post_init__(self):
         check_density(self.density)
         check_wire_dtype(self.wire_dtype)
         if not 0.0 < self.sample <= 1.0:
             raise ValueError(f"Expected a sample in (0, 1], the share of the vector that is drawn, got {self.sample}.")
+        if self.scope not in ("global", "variable"):
+            raise ValueError(f"Expected a scope of 'global' or 'variable', got {self.scope!r}.")
 
     def create(self, spec: Spec) -> tf.Module:
-        return Steps(spec)
+        return _ByVariable(spec) if self.scope == "variable" else _OfAll(spec)
 
     def count(self, size):
         return None
+
+    def expected(self, size):
+        return None if callable(self.density) else kept_count(self.density, size)
 
     def at_density(self, density):
         return dataclasses.replace(self, density=density)
@@ -56,6 +74,30 @@ class SampledThreshold(Compressor):
             k=state.kept(self.density),
             seed=state.seed(self.seed),
             sample=self.sample,
+            ends=list(state.ends),
             wire_dtype=tf.as_dtype(self.wire_dtype),
         )
         return Selection(slices_of(values, indices, state.size), new_residual, culprit, state.next_step())
+
+
+class _OfAll(Steps):
+    """The state of one threshold."""
+
+    ends: tuple[int, ...] = ()
+
+
+class _ByVariable(Steps):
+    """The state of thresholds for each variable: where these end in the vector, and their k."""
+
+    def __init__(self, spec: Spec):
+        super().__init__(spec)
+        self._sizes = [place.size for place in spec.places] or [spec.size]
+        self.ends = tuple(itertools.accumulate(self._sizes))
+
+    def kept(self, density: Density) -> tf.Tensor:
+        """k of each variable, [variables] int32."""
+        if not callable(density):
+            return tf.constant([kept_count(density, size) for size in self._sizes], tf.int32)
+        share = tf.cast(density(self.step), tf.float64)
+        counts = tf.cast(tf.round(share * tf.constant(self._sizes, tf.float64)), tf.int32)
+        return tf.clip_by_value(counts, 1, tf.constant(self._sizes, tf.int32))

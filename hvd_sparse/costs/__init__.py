@@ -2,6 +2,7 @@
 
 from hvd_sparse.costs.recipes import (
     CANDIDATES,
+    COUNTED,
     ELEMENT,
     FEEDBACK,
     INDEX,
@@ -10,6 +11,7 @@ from hvd_sparse.costs.recipes import (
     Cluster,
     Link,
     dense,
+    dropping,
     hitopk,
     kept,
     link_bytes,
@@ -21,6 +23,7 @@ from hvd_sparse.costs.recipes import (
 
 __all__ = [
     "CANDIDATES",
+    "COUNTED",
     "ELEMENT",
     "FEEDBACK",
     "INDEX",
@@ -29,6 +32,7 @@ __all__ = [
     "Cluster",
     "Link",
     "dense",
+    "dropping",
     "hitopk",
     "kept",
     "link_bytes",

@@ -14,6 +14,7 @@ from typing import NamedTuple
 ELEMENT = 4  # bytes of a float32
 INDEX = 4  # bytes of an int32
 KEPT = ELEMENT + INDEX  # bytes of a float32 and its index
+COUNTED = 8  # bytes before the message of a rank whose count no other knows
 # Recipes that are compared where no others are named. Where two are as fast the first is taken: a dense one, and of the
 # sparse ones that which sends less across nodes, as it gains more where several buckets are in flight.
 CANDIDATES = ("dense", "torus2d", "hitopk", "topk")
@@ -122,6 +123,12 @@ def topk(cluster: Cluster, size: int, density: float, element: int = ELEMENT) ->
     }
 
 
+def dropping(cluster: Cluster, size: int, density: float, element: int = ELEMENT) -> dict[str, float]:
+    """Gradient dropping: as `topk`, with as many elements in the mean, and the count before each message."""
+    message = (element + INDEX) * kept(size, density) + COUNTED
+    return {**topk(cluster, size, density, element), "all-gather": _flat_ring(cluster, message)}
+
+
 def hitopk(cluster: Cluster, size: int, density: float, element: int = ELEMENT) -> dict[str, float]:
     """HiTopKComm (CommLib Eq. 7 to 10), step by step as in its Fig. 8."""
     shard = math.ceil(size / cluster.local)
@@ -143,6 +150,7 @@ MODELS: dict[str, Callable[[Cluster, int, float, int], dict[str, float]]] = {
     "torus2d": torus2d,
     "topk": topk,
     "mstopk": topk,
+    "dropping": dropping,
     "hitopk": hitopk,
 }
 
@@ -167,11 +175,13 @@ def link_bytes(recipe: str, nodes: int, local: int, size: int, density: float) -
         return float(local * (nodes - 1) * KEPT * kept(math.ceil(size / local), density))
     if recipe in ("topk", "mstopk"):
         return float((ranks - 1) * KEPT * kept(size, density))
+    if recipe == "dropping":
+        return float((ranks - 1) * (KEPT * kept(size, density) + COUNTED))
     if recipe == "torus2d":
         return 2.0 * ELEMENT * size * (nodes - 1) / nodes
     if recipe == "dense":
         return 2.0 * ELEMENT * size * (ranks - 1) / ranks
-    raise ValueError(f"Expected dense, torus2d, topk, mstopk or hitopk, got {recipe!r}.")
+    raise ValueError(f"Expected dense, torus2d, topk, mstopk, dropping or hitopk, got {recipe!r}.")
 
 
 def _ring(link: Link, members: int, each: float, passes: int = 1) -> float:

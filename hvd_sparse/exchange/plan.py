@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 
-from hvd_sparse.spec import Spec
+from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Grid
 
 MIB = 2**20
@@ -23,18 +23,6 @@ LEAST_BUCKET_BYTES = 1 * MIB
 DENSE_BUCKETS = 8
 
 Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
-
-
-class Segment(NamedTuple):
-    """Where one variable's gradient lies: its unique name and its shape."""
-
-    name: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """The number of elements."""
-        return math.prod(self.shape)
 
 
 class Bucket(NamedTuple):
@@ -50,8 +38,7 @@ class Bucket(NamedTuple):
 
     def spec(self, name: str, number: int, grid: Grid, in_flight: int = 1) -> Spec:
         """What an aggregator is told about this bucket."""
-        segments = tuple((segment.name, segment.size) for segment in self.segments)
-        return Spec(self.size, grid, self.dtype, segments, name, number, in_flight)
+        return Spec(self.size, grid, self.dtype, self.segments, name, number, in_flight)
 
     def pack(self, gradients: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Lays this bucket's gradients end to end: a vector [size]."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from hvd_sparse.aggregators.transaction import Exchange, metrics, ring_traffic
-from hvd_sparse.exchange.plan import Segment
 from hvd_sparse.indices import OUTSIDE, marked_int32
+from hvd_sparse.spec import Segment
 from hvd_sparse.transport.communicator import Grid
 
 

@@ -68,7 +68,7 @@ class PieceSlots(TwinSlots):
         held = {name: slot.read_value() for name, slot in self.slots.items()}
         pieces = []
         for number, begin, start, size in self.spec.places:
-            variable, here = variables[self.spec.segments[number][0]], slice(begin, begin + size)
+            variable, here = variables[self.spec.segments[number].name], slice(begin, begin + size)
             flat = tf.reshape(tf.convert_to_tensor(resource(variable)), [-1])
             weight = tf.cast(flat[start : start + size], tf.float32)
             own = weight if ahead is None else weight - ahead[here]

@@ -10,21 +10,24 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import collectives
-from hvd_sparse.compression.quantizers import QSGD
+from hvd_sparse.aggregators import SparseAllReduce
+from hvd_sparse.compression.quantizers import QSGD, OneBit, TwoBits
+from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.transport.communicator import LoneCommunicator
 from tests import threads
 from tests.collectives.vectors import counted, errors_of, expected_of, slices_of
 
+QUANTIZERS = [*(QSGD(bits, bucket=64) for bits in (2, 4, 8)), OneBit("global"), OneBit("threshold"), TwoBits()]
+
 
 class TestQuantized:
     @pytest.mark.parametrize("ranks", [1, 2, 3, 5])
-    @pytest.mark.parametrize("bits", [2, 4, 8])
+    @pytest.mark.parametrize("quantizer", QUANTIZERS, ids=str)
     @pytest.mark.parametrize("row", [[], [3]])
-    def test_owners_keep_what_the_receivers_lack(self, ranks, bits, row):
+    def test_owners_keep_what_the_receivers_lack(self, ranks, quantizer, row):
         """Over several calls: what went in is what came out and what is kept, but for float32's rounding."""
         size, width = 1003, math.prod(row)
         drawn = np.random.default_rng(0)
-        quantizer = QSGD(bits, bucket=64)
         calls = [
             [slices_of(drawn.integers(0, size, 300), [size, *row], seed=seed) for seed in range(ranks)] for _ in "abc"
         ]
@@ -46,7 +49,7 @@ class TestQuantized:
         kept = np.concatenate([error for _, error in results])
         went_in = sum(expected_of(inputs, [size, *row], "sum") for inputs in calls).reshape(-1)
         np.testing.assert_allclose(came_out + kept, went_in, atol=1e-4)
-        assert np.abs(kept).max() > 0 or bits == 8
+        assert np.abs(kept).max() > 0 or quantizer == QSGD(8, bucket=64)
 
     def test_dynamic_takes_a_quantizer(self):
         inputs = [slices_of(range(500), [500], seed=rank) for rank in range(3)]
@@ -69,6 +72,13 @@ class TestQuantized:
         errors = errors_of(inputs, functools.partial(collectives.dynamic, quantizer=QSGD(4)))
         for error in errors:
             assert isinstance(error, tf.errors.InvalidArgumentError) and "piece of rank" in error.message
+
+    def test_a_quantizer_whose_scales_depend_on_places_is_for_what_each_rank_sends(self):
+        told = r"whose scales do not depend on places, as QSGD\(4\), got OneBit\(scale='column'\)"
+        with pytest.raises(ValueError, match=told):
+            collectives.dynamic(slices_of([1], [3]), LoneCommunicator(), quantizer=OneBit("column"))
+        with pytest.raises(ValueError, match=told):
+            SparseAllReduce(TopK(0.1), quantizer=OneBit("column"))
 
     def test_only_sums_are_rounded(self):
         with pytest.raises(ValueError, match="expected op 'sum' with a quantizer, got 'max'"):

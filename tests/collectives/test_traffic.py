@@ -9,7 +9,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse import collectives
 from hvd_sparse.collectives import streams
+from hvd_sparse.compression.base import Coded
+from hvd_sparse.compression.quantizers import QSGD, OneBit, TwoBits, Where
 from hvd_sparse.costs import collectives as collective_costs
 from hvd_sparse.costs.collectives import Load
 from tests.collectives.vectors import ALL, counted, index_sets, slices_of
@@ -77,6 +80,42 @@ def implied_of_doubling(sets, size, rank):
         first = number >> distance << distance
         sent += words_of(len(union(groups[first : first + 2**distance])), size)
     return sent
+
+
+def handed_on(name, quantizer):
+    """An all-gather of contributions as a function of slices and a communicator."""
+
+    def call(slices, communicator):
+        if name == "allgather_sum":
+            return collectives.allgather_sum(slices, communicator)
+        if name == "allgather_counted":
+            return collectives.allgather_counted(slices, tf.constant(False), communicator)
+        coded = Coded(*quantizer.encode(slices.values, 0, Where(slices.indices)), quantizer)
+        if name == "allgather_coded":
+            return collectives.allgather_coded(slices, coded, communicator)
+        return collectives.allgather_coded_counted(slices, coded, tf.constant(False), communicator)
+
+    return call
+
+
+class TestTrafficOfContributions:
+    @pytest.mark.parametrize("ranks", [2, 3, 6])
+    @pytest.mark.parametrize("quantizer", [QSGD(4, bucket=16), OneBit("global"), TwoBits()], ids=str)
+    def test_steps_and_bytes_are_those_that_are_told(self, ranks, quantizer):
+        """In one all-gather each, and to the byte."""
+        equal = [slices_of(range(rank, rank + 45), [1003], seed=rank) for rank in range(ranks)]
+        uneven = [slices_of(range(17 * rank), [1003], seed=rank) for rank in range(ranks)]
+        codes = -(-quantizer.code_bytes(45) // 4) * 4 + 4 * quantizer.scale_count(45)
+        told = {"allgather_sum": 8 * 45, "allgather_coded": 4 * 45 + codes}
+        for name, size in told.items():
+            for counter in counted(handed_on(name, quantizer), equal):
+                assert (counter.steps, counter.sent, counter.calls) == (ranks - 1, (ranks - 1) * size, 1)
+        for rank, counter in enumerate(counted(handed_on("allgather_counted", quantizer), uneven)):
+            assert (counter.steps, counter.sent) == (ranks - 1, (ranks - 1) * (8 + 8 * 17 * rank))
+        for rank, counter in enumerate(counted(handed_on("allgather_coded_counted", quantizer), uneven)):
+            count = 17 * rank
+            codes = -(-quantizer.code_bytes(count) // 4) * 4 + 4 * quantizer.scale_count(count)
+            assert (counter.steps, counter.sent) == (ranks - 1, (ranks - 1) * (16 + 4 * count + codes))
 
 
 COUNTED = [name for name in ALL if "auto" not in name]

@@ -132,7 +132,7 @@ def test_codes_that_travel_are_the_decoded_values_to_the_bit(quantizer, ranks):
         for rank in range(ranks):
             np.testing.assert_array_equal(means[rank][step], total / np.float32(ranks))
     np.testing.assert_array_equal(np.stack(left), residuals)
-    message = 4 * 100 + 4 * quantizer.buckets(100) + -(-quantizer.code_bytes(100) // 4) * 4
+    message = 4 * 100 + 4 * quantizer.scale_count(100) + -(-quantizer.code_bytes(100) // 4) * 4
     assert list(told) == list(counted) == [3 * (ranks - 1) * message] * ranks
 
 

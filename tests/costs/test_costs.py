@@ -57,11 +57,20 @@ def test_a_faster_machine_is_never_slower(cluster, size, density, recipe):
         assert costs.seconds(recipe, faster, size, density) <= now * (1 + 1e-9)
 
 
-@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "hitopk"]))
+@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "dropping", "hitopk"]))
 def test_no_exchange_is_faster_than_its_bytes(cluster, size, density, recipe):
     sent = costs.link_bytes(recipe, cluster.nodes, cluster.local, size, density)
     taken = costs.seconds(recipe, cluster, size, density)
     assert taken >= sent / cluster.across.bandwidth * (1 - 1e-9)
+
+
+@given(clusters, sizes, st.floats(1e-4, 1))
+def test_dropping_is_naive_allgather_with_a_count_before_each_message(cluster, size, density):
+    as_bytes = [costs.link_bytes(name, cluster.nodes, cluster.local, size, density) for name in ("dropping", "topk")]
+    assert as_bytes[0] - as_bytes[1] == (0 if cluster.nodes == 1 else 8 * (cluster.ranks - 1))
+    dropping, topk = costs.dropping(cluster, size, density), costs.topk(cluster, size, density)
+    assert dropping["selection"] == topk["selection"] and dropping["scatter"] == topk["scatter"]
+    assert dropping["all-gather"] >= topk["all-gather"]
 
 
 @pytest.mark.parametrize("nodes, local", [(2, 2), (4, 1), (16, 8)])
@@ -83,13 +92,14 @@ def test_the_orderings_of_figures_7_and_8(size):
     assert max(steps, key=steps.__getitem__) == "across nodes"
 
 
-@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "hitopk"]))
+@given(clusters, sizes, st.floats(1e-4, 1), st.sampled_from(["dense", "torus2d", "topk", "dropping", "hitopk"]))
 def test_rings_go_by_the_link_as_they_fill_it(cluster, size, density, recipe):
     twice = Link(cluster.across.latency / 2, 2 * cluster.across.bandwidth)
     as_measured = costs.MODELS[recipe](cluster._replace(reducing=twice), size, density, 4)
     expected = {
         "dense": cluster._replace(across=twice),
         "topk": cluster._replace(across=twice),
+        "dropping": cluster._replace(across=twice),
         "torus2d": cluster._replace(across=twice),
         "hitopk": cluster,
     }

@@ -2,9 +2,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from hvd_sparse import recipes
 from hvd_sparse.exchange import plan as buckets
-from hvd_sparse.spec import Place, Spec, shards
+from hvd_sparse.spec import Place, Segment, Spec, shards
 from hvd_sparse.transport.communicator import Grid
+
+WHOLE = Spec(5, Grid.lone(), segments=(Segment("b", (3,)), Segment("a", (2,))))
 
 
 def plan_of(gradients, **limits):
@@ -130,28 +133,48 @@ def test_what_is_packed_comes_out_again():
 def test_the_spec_tells_which_variable_lies_where():
     (bucket,) = plan_of({"a": ones(2), "b": ones(3)}).buckets
     spec = bucket.spec("name", 4, Grid.lone(), in_flight=6).validate()
-    assert (spec.size, spec.segments, spec.number, spec.in_flight) == (5, (("b", 3), ("a", 2)), 4, 6)
+    assert (spec.size, spec.segments, spec.number, spec.in_flight) == (5, WHOLE.segments, 4, 6)
 
 
 def test_a_vector_that_is_no_shard_begins_with_its_first_variable():
-    whole = Spec(5, Grid.lone(), segments=(("b", 3), ("a", 2)))
-    assert whole.places == (Place(0, 0, 0, 3), Place(1, 3, 0, 2))
+    assert WHOLE.places == (Place(0, 0, 0, 3), Place(1, 3, 0, 2))
+
+
+def test_what_checkpoints_and_ranks_are_told_of_a_vector_is_names_and_sizes():
+    """As it was before segments had shapes."""
+    assert recipes.dense().account(WHOLE)["segments"] == [["b", 3], ["a", 2]]
 
 
 @pytest.mark.parametrize("size, count", [(5, 1), (5, 2), (5, 4), (12, 3), (12, 12), (12, 16)])
 def test_shards_tell_which_piece_of_which_variable_lies_where(size, count):
     """Together the pieces are all elements, each once."""
     sizes = {"a": 3, "none": 0, "b": size - 3}
-    whole = Spec(size, Grid.lone(), segments=tuple(sizes.items()))
+    whole = Spec(size, Grid.lone(), segments=tuple(Segment(name, (length,)) for name, length in sizes.items()))
     found = []
     for shard in shards(size, count):
         spec = whole._replace(size=shard.size, offset=shard.offset)
         assert sum(place.size for place in spec.places) == shard.size
         for place in spec.places:
-            name = spec.segments[place.segment][0]
+            name = spec.segments[place.segment].name
             found += [(shard.offset + place.begin + each, name, place.start + each) for each in range(place.size)]
     everything = [(name, each) for name, length in sizes.items() for each in range(length)]
     assert found == [(number, *element) for number, element in enumerate(everything)]
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_shards_tell_in_which_column_of_which_variable_an_element_is(count):
+    """By the last dimension; a vector and a scalar are one column, and a variable of no elements is nowhere."""
+    shapes = {"scalar": (), "kernel": (2, 2, 3), "none": (0, 4), "bias": (5,), "row": (1, 4)}
+    whole = Spec(1 + 12 + 5 + 4, Grid.lone(), segments=tuple(Segment(*each) for each in shapes.items()))
+    found = []
+    for shard in shards(whole.size, count):
+        begin = 0
+        for end, start, columns in whole._replace(size=shard.size, offset=shard.offset).matrices:
+            found += [(start + each) % columns for each in range(end - begin)]
+            begin = end
+        assert begin == shard.size
+    assert found == [0, *[0, 1, 2] * 4, *[0] * 5, 0, 1, 2, 3]
+    assert whole._replace(segments=()).matrices == ()
 
 
 def test_equal_names_are_told_apart():

@@ -151,6 +151,8 @@ def test_streams_of_very_different_length(threads):
                 "quantize/quantize_cpu_base.cc",
                 "quantize/quantize_cpu_avx2.cc",
                 "quantize/quantize_cpu_avx512.cc",
+                "quantize/magnitudes_cpu.cc",
+                "exchange/coded_cpu.cc",
             ],
         ),
     ],

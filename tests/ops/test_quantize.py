@@ -141,7 +141,7 @@ def test_in_a_graph():
         return coding.encode(values, 0)
 
     codes, scales = known.get_concrete_function().outputs
-    assert (codes.shape, scales.shape) == ([coding.code_bytes(777)], [coding.buckets(777)])
+    assert (codes.shape, scales.shape) == ([coding.code_bytes(777)], [coding.scale_count(777)])
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])

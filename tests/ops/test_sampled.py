@@ -5,6 +5,8 @@ import ctypes
 import numpy as np
 import pytest
 import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from hvd_sparse import ops
 from tests.gpu import reference
@@ -15,9 +17,9 @@ LARGE = 1_100_003  # the residual of so many elements is written past the caches
 KINDS = ["gaussian", "ties", "constant", "zeros", "ascending", "one outlier", "large in front", "misleading"]
 
 
-def dropped(parts, residual, k, seed=0, sample=0.001, wire=tf.float32):
+def dropped(parts, residual, k, seed=0, sample=0.001, wire=tf.float32, ends=()):
     return ops.library().hvd_sparse_feedback_sampled(
-        parts=parts, residual=residual, k=k, seed=seed, sample=sample, wire_dtype=wire
+        parts=parts, residual=residual, k=k, seed=seed, sample=sample, wire_dtype=wire, ends=list(ends)
     )
 
 
@@ -66,6 +68,45 @@ def test_large_vectors_by_the_threads_of_the_device(kind):
     assert found != LARGE // 100, "the sample is not expected to hit k"
 
 
+@pytest.mark.parametrize("wire", DTYPES, ids=str)
+@given(
+    sizes=st.lists(st.one_of(st.integers(1, 5), st.integers(1000, 5000)), min_size=1, max_size=5),
+    share=st.floats(0, 1),
+    seed=st.integers(0, 2**32),
+    kinds=st.lists(st.sampled_from(KINDS), min_size=5, max_size=5),
+)
+def test_pieces_have_thresholds_of_their_own(wire, sizes, share, seed, kinds):
+    """Each as if it were exchanged alone, from a sample of its own."""
+    random = np.random.default_rng(seed)
+    pieces = [INPUTS[kind](random, size).astype(np.float32) for kind, size in zip(kinds, sizes, strict=False)]
+    residuals = [random.standard_normal(size).astype(np.float32) for size in sizes]
+    kept, ends = [int(np.ceil(share * size)) for size in sizes], np.cumsum(sizes)
+    found = dropped(
+        np.concatenate(pieces)[np.newaxis], np.concatenate(residuals), kept, seed, 0.1, tf.as_dtype(wire.name), ends
+    )
+    alone = [
+        dropped(piece[np.newaxis], residual, k, seed + (number << 48), 0.1, tf.as_dtype(wire.name))
+        for number, (piece, residual, k) in enumerate(zip(pieces, residuals, kept, strict=True))
+    ]
+    begins = [0, *ends[:-1]]
+    expected = [each[1].numpy() + begin for each, begin in zip(alone, begins, strict=True)]
+    np.testing.assert_array_equal(found[1], np.concatenate(expected))
+    for part in (0, 2):
+        joined = np.concatenate([held(each[part].numpy()) for each in alone])
+        same(held(found[part].numpy()), joined)
+    assert int(found[3]) == max(int(each[3]) for each in alone)  # an outlier may be too large for the wire
+
+
+@pytest.mark.parametrize("broken, told", [((1,), 2), ((0, 2), 1), ((2, 1), 2)])
+def test_the_first_part_that_is_not_finite_is_told_whichever_piece_it_is_in(broken, told):
+    """Part number p is broken in piece number i, for p of `broken` in the order of the pieces."""
+    parts = np.random.default_rng(0).standard_normal((3, 100)).astype(np.float32)
+    for piece, part in enumerate(broken):
+        parts[part, 50 * piece + 7] = np.nan
+    assert int(dropped(parts, np.zeros(100, "f4"), [5, 5], ends=[50, 100])[3]) == told
+    assert int(dropped(np.full((2, 10), 3e38, "f4"), np.zeros(10, "f4"), [1, 1], ends=[5, 10])[3]) == 3
+
+
 def test_another_seed_is_another_sample():
     parts = np.random.default_rng(2).standard_normal((1, 20_000)).astype(np.float32)
     counts = {len(dropped(parts, np.zeros(20_000, "f4"), 200, seed)[1]) for seed in range(8)}
@@ -99,6 +140,10 @@ def test_nothing_is_dropped_of_nothing():
         ({"seed": [1]}, "seed as a scalar|must be rank 0"),
         ({"sample": 0.0}, r"sample in \(0, 1\], got 0"),
         ({"sample": 1.5}, r"sample in \(0, 1\], got 1.5"),
+        ({"ends": [10]}, r"k \[1\] and pieces that end at 10, got shape \[\]|must be rank 1"),
+        ({"ends": [5, 9], "k": [1, 1]}, r"k \[2\] and pieces that end at 10, got shape \[2\] and an end at 9"),
+        ({"ends": [5, 5, 10], "k": [1, 0, 1]}, "ends that ascend, got 5 after 5"),
+        ({"ends": [5, 10], "k": [1, 6]}, r"k in \[0, 5\].* got 6"),
         ({"residual": np.zeros(9, "f4")}, r"residual \[10\]|must be equal"),
     ],
 )

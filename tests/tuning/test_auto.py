@@ -356,7 +356,7 @@ def test_it_sends_all_where_all_candidates_do():
         (lambda: recipes.auto(0.0), r"density in \(0, 1\]"),
         (
             lambda: recipes.auto(0.1, ["dense", "tree"]),
-            "candidates of dense, torus2d, topk, mstopk, hitopk, got 'tree'",
+            "candidates of dense, torus2d, topk, mstopk, dropping, hitopk, got 'tree'",
         ),
         (lambda: recipes.auto(0.1, ["dense", "dense"]), "different candidates"),
         (lambda: recipes.auto(0.1, []), "different candidates"),
