@@ -31,10 +31,12 @@ class Patience(NamedTuple):
     Attributes:
         silence: without a sign of life, until a server counts as gone.
         work: until a request counts as lost that a server works on which is alive; by default 12 times `silence`.
+        again: until a server that failed is tried again; by default `silence`.
     """
 
     silence: float = 10.0
     work: float | None = None
+    again: float | None = None
 
     @property
     def arrival(self) -> float:
@@ -49,7 +51,7 @@ class Patience(NamedTuple):
     @property
     def rest(self) -> float:
         """For which a server that failed is left alone."""
-        return self.silence
+        return self.silence if self.again is None else self.again
 
 
 class Caller(NamedTuple):

@@ -51,6 +51,7 @@ class Connections:
         self.pushes = 0  # of all clients, that servers have applied, the least that any has told
         self.sent, self.received = Volume(), Volume()
         self.seconds_waiting = 0.0
+        self._lost: ServerLostError | None = None
         self._take(0, self._ask_each(self._servers, "begin", [{}] * len(shards)))
 
     def step(self, rate: float, chosen: Sequence[Entries]) -> None:
@@ -104,6 +105,8 @@ class Connections:
         entries: Sequence[Entries | None] | None = None,
     ) -> list[Pull]:
         """Asks several servers at once; what each answers."""
+        if self._lost is not None:
+            raise self._lost
         payloads = [b"" if each is None else wire.payload(each) for each in entries or [None] * len(servers)]
 
         def ask(place: int) -> concurrent.futures.Future[Pull]:
@@ -117,10 +120,11 @@ class Connections:
             lost = {servers[place]: asked[place].exception() for place in failed}
             time.sleep(_PAUSE)
             asked.update({place: ask(place) for place in failed})
-        raise ServerLostError(
+        self._lost = ServerLostError(
             f"{'; '.join(f'The server of rank {server} does not answer: {why}' for server, why in lost.items())}. Its "
             "part of the parameters is lost with it: start the job again from what was saved last."
         )
+        raise self._lost
 
 
 def _failed(asked: Mapping[int, concurrent.futures.Future[Pull]]) -> list[int]:

@@ -24,10 +24,11 @@ from hvd_sparse.servers.pushing import cut, unpacked
 from hvd_sparse.servers.rules import Rule, Together
 from hvd_sparse.servers.service import Service
 from hvd_sparse.servers.shard import Parameters, Shard
-from hvd_sparse.spec import Spec, describe
+from hvd_sparse.spec import Segment, Spec, describe
 from hvd_sparse.transport.communicator import Communicator, Grid
 from link import Caller, Client, Events, Patience, Server
 
+_AGAIN = 0.5  # seconds until a server whose connection has ended is tried again
 _FAREWELL = 60.0  # seconds for others to fetch the last parameters once all have ended
 
 
@@ -105,16 +106,20 @@ class Member:
         """
         if self._closed:
             return None
-        self._closed = True
-        atexit.unregister(self._finish_quietly)
         try:
             final = self.connections.leave()
             self.connections.part()
             self._service.presence.wait_for_nobody(_FAREWELL)
         finally:
-            self._client.close()
-            self._server.close()
+            self.abandon()
         return final
+
+    def abandon(self) -> None:
+        """Stops without waiting for anybody, for a rank that cannot go on."""
+        self._closed = True
+        atexit.unregister(self._finish_quietly)
+        self._client.close()
+        self._server.close()
 
     def _finish_quietly(self) -> None:
         """At the end of the process, when nobody is there to hear that a server is gone."""
@@ -125,7 +130,7 @@ class Member:
 def join(
     optimizer: keras.optimizers.Optimizer,
     variables: Sequence[Any],
-    segments: tuple[tuple[str, int], ...],
+    segments: tuple[Segment, ...],
     grid: Grid,
     settings: Settings,
 ) -> Member:
@@ -136,7 +141,7 @@ def join(
     Args:
         optimizer: not built; its copies run on the servers.
         variables: what it is to train.
-        segments: their names and sizes.
+        segments: their names and shapes.
         grid: the ranks.
         settings: the same on every rank, but for the interface.
 
@@ -144,8 +149,8 @@ def join(
         ValueError: on every rank alike, where they disagree.
         OSError: on every rank alike, where one cannot listen.
     """
-    world, size = grid.world, sum(size for _, size in segments)
-    account = {"sizes": [size for _, size in segments], "optimizer": _config(optimizer), **settings.account()}
+    world, size = grid.world, sum(segment.size for segment in segments)
+    account = {"shapes": [list(segment.shape) for segment in segments], "optimizer": _config(optimizer), **settings.account()}
     world.agree(account, "the model or the servers' settings", "servers.agree")
     shards = cut(Spec(size, grid, segments=segments, name="servers"), world.size)
     _begin_alike(variables, world)
@@ -171,7 +176,7 @@ def start(parameters: Parameters, shards: Sequence[Spec], rank: int, meeting: Me
     service, protocol, subject = Service(shard, len(shards)), wire.protocol(shards[0].size), _subject(shards, settings)
     events = _Departures(service.gone)
     server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
-    caller = Caller(rank, subject, meeting.secret, protocol, Patience(work=math.inf), events=events)
+    caller = Caller(rank, subject, meeting.secret, protocol, Patience(work=math.inf, again=_AGAIN), events=events)
     return Member(shards, shard, service, server, Client(meeting.addresses, caller))
 
 

@@ -17,6 +17,7 @@ from hvd_sparse.servers.joining import Member, Settings, join
 from hvd_sparse.servers.messages import Entries
 from hvd_sparse.servers.pushing import Pushes, unpacked
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
+from hvd_sparse.spec import Segment
 from hvd_sparse.transport import topology
 
 _SERVED = "_hvd_sparse_servers"
@@ -145,10 +146,8 @@ class _Served:
         applying.require_plain(variables)
         topology.size()  # raises where hvd.init() was forgotten
         self._variables = list(variables)
-        segments = tuple(
-            (name, int(np.prod(variable.shape, dtype=np.int64)))
-            for name, variable in zip(unique_names(variables), variables, strict=True)
-        )
+        named = zip(unique_names(variables), variables, strict=True)
+        segments = tuple(Segment(name, tuple(variable.shape)) for name, variable in named)
         self._member = join(optimizer, self._variables, segments, topology.grid(), self._settings)
         self._pushes = Pushes(self._settings.push, self._member.shards)
         self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_of_all")

@@ -17,7 +17,7 @@ from hvd_sparse.servers.messages import Entries, Pull, Push
 from hvd_sparse.servers.pushing import Copy, Pushes, cut
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.shard import Shard
-from hvd_sparse.spec import Spec
+from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Grid
 
 SHAPES = ((3, 4), (5,), ())
@@ -30,9 +30,8 @@ def variables(random: np.random.Generator) -> list[keras.Variable]:
 def whole_of(ranks: int) -> Spec:
     """A vector of `ranks` ranks, of whom this process plays all."""
     grid = Grid.lone()
-    segments = tuple((f"weight{number}", int(np.prod(shape))) for number, shape in enumerate(SHAPES))
-    size = sum(size for _, size in segments)
-    return Spec(size, grid, segments=segments)
+    segments = tuple(Segment(f"weight{number}", shape) for number, shape in enumerate(SHAPES))
+    return Spec(sum(segment.size for segment in segments), grid, segments=segments)
 
 
 class Flight(NamedTuple):
