@@ -150,7 +150,11 @@ def join(
         OSError: on every rank alike, where one cannot listen.
     """
     world, size = grid.world, sum(segment.size for segment in segments)
-    account = {"shapes": [list(segment.shape) for segment in segments], "optimizer": _config(optimizer), **settings.account()}
+    account = {
+        "shapes": [list(segment.shape) for segment in segments],
+        "optimizer": _config(optimizer),
+        **settings.account(),
+    }
     world.agree(account, "the model or the servers' settings", "servers.agree")
     shards = cut(Spec(size, grid, segments=segments, name="servers"), world.size)
     _begin_alike(variables, world)

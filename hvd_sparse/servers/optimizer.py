@@ -37,10 +37,10 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
 
     Every rank is also the server of 1/P of the parameters and of the optimizer's slots. In each step a rank pushes its
     gradient to the P servers and pulls parameters from them, both as sparse messages over connections of their own, and
-    waits for no other rank: fast ones do more steps. It is to be passed to `compile`, or used in a loop of one's own, as
-    any optimizer. It keeps its class and config. `iterations`, and with it a schedule of the learning rate, counts the
-    pushes of all ranks / P: the steps of a synchronous job that has seen as many batches. Gradients are clipped by the
-    ranks, weights decay on the servers.
+    waits for no other rank: fast ones do more steps. It is to be passed to `compile`, or used in a loop of one's own,
+    as any optimizer. It keeps its class and config. `iterations`, and with it a schedule of the learning rate, counts
+    the pushes of all ranks / P: the steps of a synchronous job that has seen as many batches. Gradients are clipped by
+    the ranks, weights decay on the servers.
 
     Args:
         optimizer: works element by element, as SGD, Adam or Adagrad, and is not used yet; it is changed in place and

@@ -60,8 +60,9 @@ class Service:
         if told.indices is not None or any(len(other) != len(told.values) for other in self._told.values()):
             raise MessageError(f"{len(told.values)} values that are not trained, where others have told other ones")
         self._told[request.asker] = told.values
-        mean = np.mean([self._told[client] for client in sorted(self._told)], 0, np.float64).astype(np.float32)
-        _answer(request, Pull(0, self._shard.version, self._shard.pushes, Entries(mean)))
+        told_by_all = np.stack([self._told[client] for client in sorted(self._told)])
+        mean = told_by_all.mean(0, np.float64)
+        _answer(request, Pull(0, self._shard.version, self._shard.pushes, Entries(np.asarray(mean, np.float32))))
 
     def _leave(self, request: Request) -> None:
         self._leaving[request.asker] = request
