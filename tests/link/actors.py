@@ -11,7 +11,6 @@ import zmq
 import link
 from link import Protocol, forms, session
 from link.session import Channel, Greeting
-from tests.datacache.node import free_addresses
 
 SECRET, SUBJECT = b"the secret of this test", "echoes"
 LIMIT = 120_000  # milliseconds, for what does not come
@@ -24,6 +23,9 @@ _FIELDS = {
 }
 ECHO = Protocol("echo", 3, {"say": _FIELDS}, {"said": _FIELDS}, request_bytes=1 << 20, answer_bytes=1 << 19)
 SAID = {"count": 3, "share": -0.5, "loud": True, "word": "hé", "mark": b"\xff"}
+
+
+_held = []
 
 
 class Heard(link.Events):
@@ -54,7 +56,10 @@ def until(condition):
 
 
 def free_place():
-    return free_addresses(1)[0]
+    """An address that the system gives to nobody until this process ends."""
+    held, place = link.hold("127.0.0.1")
+    _held.append(held)
+    return place
 
 
 def caller(events, silence=20.0, **changed):

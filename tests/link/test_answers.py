@@ -111,8 +111,8 @@ def test_closing_ends_what_waits(ask, server):
 
 
 def test_an_answer_that_never_comes_is_given_up(ask, server):
-    client = ask(silence=0.5)
-    with pytest.raises(LinkError, match=r"nothing came from it for 0\.5 s"):
+    client = ask(silence=3)
+    with pytest.raises(LinkError, match="nothing came from it for 3 s"):
         asked_by(client, server, lambda s, n: [])
 
 

@@ -91,7 +91,7 @@ def test_who_waits_for_long_sees_signs_of_life(serve, ask):
         timers[-1].start()
 
     serve(later)
-    assert echoes(ask(silence=2))
+    assert echoes(ask(silence=5))
 
 
 def test_a_request_that_is_never_answered_is_given_up(serve, ask):
@@ -198,7 +198,7 @@ def test_an_answer_cannot_be_cancelled(serve, ask):
 def test_a_server_that_is_killed_is_an_error_and_is_found_again(place, ask):
     server = Echo(place)
     events = Heard()
-    client = ask(silence=1, events=events)
+    client = ask(silence=5, events=events)
     assert echoes(client)
     server.kill()
     with pytest.raises(LinkError) as raised:
@@ -267,6 +267,19 @@ def test_who_has_gone_is_told_once_its_last_connection_has_ended(serve, place, h
         assert until(lambda count=each: len(heard.departed) > count)
     assert heard.departed == list(range(20)) and sorted(heeded) == sorted(2 * list(range(20)))
     assert heard.refusals == []
+
+
+def test_a_fault_in_hearing_of_it_ends_nothing(serve, place, heard, ask, caplog):
+    def fails(asker):
+        raise KeyError("a fault of the service")
+
+    heard.gone = fails
+    serve()
+    asker = Asker(place, number=3)
+    asker.shake_hands()
+    asker.close()
+    assert until(lambda: "That process 3 has gone could not be handled" in caplog.text)
+    assert echoes(ask())
 
 
 def test_who_stays_has_not_gone(serve, place, heard):
