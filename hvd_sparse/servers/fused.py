@@ -57,7 +57,7 @@ def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
         return None
 
     def step(gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
-        rate = keras.ops.cast(optimizer.learning_rate, "float32")
+        rate = tf.cast(optimizer.learning_rate, tf.float32)
         name, attributes, numbers = rule(optimizer, rate)
         slots = [getattr(optimizer, attribute) for attribute in attributes]
         for gradient, variable, *own in zip(gradients, variables, *slots, strict=True):
@@ -72,7 +72,7 @@ def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
                 optimizer=name,
                 decays=decays,
             )
-        optimizer.iterations.assign_add(1)
+        optimizer.iterations.value.assign_add(1)
 
     return step
 
@@ -90,11 +90,9 @@ def _sgd(optimizer: Any, rate: tf.Tensor) -> _Rule:
 
 
 def _adam(optimizer: Any, rate: tf.Tensor) -> _Rule:
-    number = keras.ops.cast(optimizer.iterations + 1, "float32")
-    first, second = (
-        keras.ops.power(keras.ops.cast(beta, "float32"), number) for beta in (optimizer.beta_1, optimizer.beta_2)
-    )
-    alpha = rate * keras.ops.sqrt(1 - second) / (1 - first)
+    number = tf.cast(optimizer.iterations.value + 1, tf.float32)
+    first, second = (tf.pow(tf.constant(beta, tf.float32), number) for beta in (optimizer.beta_1, optimizer.beta_2))
+    alpha = rate * tf.sqrt(1 - second) / (1 - first)
     numbers = [alpha, 1 - optimizer.beta_1, 1 - optimizer.beta_2, optimizer.epsilon]
     return _Rule("Adam", ["_momentums", "_velocities"], numbers)
 
