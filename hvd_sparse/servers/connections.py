@@ -72,6 +72,10 @@ class Connections:
         """The servers' parameters as they are, [d] float32, whatever this client has."""
         return self._whole("publish")
 
+    def pause(self) -> np.ndarray:
+        """Tells all servers not to wait for this client until it pushes again; gives what `published` does."""
+        return self._whole("pause")
+
     def averaged(self, values: np.ndarray) -> np.ndarray:
         """Tells the first server values [n] float32 that are not trained; gives the mean of what all have told last."""
         entries = Entries(values)

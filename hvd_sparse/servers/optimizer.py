@@ -172,6 +172,10 @@ class _Served:
         """Gives the variables the parameters that servers have, all of them; the next step goes on from the copy."""
         self._assign(tf.constant(self.member.connections.published()))
 
+    def pause(self) -> None:
+        """As `take_published`, and has servers not wait for this rank until its next step."""
+        self._assign(tf.constant(self.member.connections.pause()))
+
     def finish(self) -> None:
         """See `finish`."""
         final = self.member.finish()
@@ -213,8 +217,8 @@ def _served_class(base: Any) -> type:
             self.iterations.assign(served(self).steps)
 
         def finalize_variable_values(self, var_list):
-            """`fit` calls this at its end: the model gets what servers have by now."""
-            served(self).take_published()
+            """`fit` calls this at its end: the model gets what servers have by now, and nobody waits for this rank."""
+            served(self).pause()
 
         def _apply_weight_decay(self, variables):
             pass

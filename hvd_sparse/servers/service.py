@@ -55,6 +55,10 @@ class Service:
     def _publish(self, request: Request) -> None:
         _answer(request, self._published())
 
+    def _pause(self, request: Request) -> None:
+        _answer(request, self._published())
+        self._give(self._shard.pause(request.asker))
+
     def _average(self, request: Request) -> None:
         told = wire.entries_of(request.fields, request.payload)
         if told.indices is not None or any(len(other) != len(told.values) for other in self._told.values()):

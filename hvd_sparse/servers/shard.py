@@ -53,6 +53,7 @@ class Shard:
         self._absent = set(range(ranks))
         self._clients: dict[int, _Client] = {}
         self._away: set[int] = set()
+        self._paused: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
         self._sum = np.zeros(parameters.size, np.float32)
         self._gathered = 0
@@ -72,7 +73,7 @@ class Shard:
     def begin(self, client: int) -> Pull:
         """All of the shard, for a client that begins, or begins again; a push of its that waits is dropped."""
         self._absent.discard(client)
-        self._away.discard(client)
+        self._is_here(client)
         self._waiting.pop(client, None)
         self._clients[client] = _Client(self.version)
         return Pull(0, self.version, self.pushes, self._copies.begin(client, self._parameters.vector()))
@@ -93,7 +94,7 @@ class Shard:
         known = self._clients.get(client)
         if known is None:
             raise MessageError(f"a push of rank {client}, which has not begun")
-        self._away.discard(client)
+        self._is_here(client)
         if push.number == known.number and push.number > 0:
             return [] if known.answer is None else [(client, known.answer)]
         if push.number != known.number + 1:
@@ -105,11 +106,19 @@ class Shard:
 
     def leave(self, client: int) -> list[tuple[int, Pull]]:
         """A client has ended, and is not waited for any more; returns what `push` does."""
-        for known in (self._absent, self._away):
-            known.discard(client)
+        self._is_here(client)
+        self._absent.discard(client)
         self._clients.pop(client, None)
         self._waiting.pop(client, None)
         self._copies.forget(client)
+        return self._advance()
+
+    def pause(self, client: int) -> list[tuple[int, Pull]]:
+        """A client does not compute for a while: it is not waited for until it pushes; returns what `push` does.
+
+        The gradient that it pushes then may be older than a bound allows.
+        """
+        self._paused.add(client)
         return self._advance()
 
     def lose_sight_of(self, client: int) -> list[tuple[int, Pull]]:
@@ -124,6 +133,10 @@ class Shard:
         """All of the parameters as they are."""
         return Entries(self._parameters.vector().numpy())
 
+    def _is_here(self, client: int) -> None:
+        self._away.discard(client)
+        self._paused.discard(client)
+
     def _advance(self) -> list[tuple[int, Pull]]:
         """Applies what may be applied; all who are answered are then sent the same version."""
         served: list[int] = []
@@ -136,7 +149,7 @@ class Shard:
 
     def _standing(self, served: list[int]) -> Standing:
         """How clients stand; those that have been served in this turn are about to get the newest version."""
-        idle = {*self._waiting, *served, *self._away}
+        idle = {*self._waiting, *served, *self._away, *self._paused}
         lags = {client: self.version - each.version for client, each in self._clients.items() if client not in idle}
         return Standing(list(self._waiting), lags, self._absent - self._away, self._gathered)
 

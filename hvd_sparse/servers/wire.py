@@ -25,7 +25,7 @@ def protocol(size: int) -> Protocol:
     return Protocol(
         name="hvd_sparse servers",
         version=1,
-        requests={"begin": {}, "push": _PUSH, "publish": {}, "average": _ENTRIES, "leave": {}, "part": {}},
+        requests={"begin": {}, "push": _PUSH, "publish": {}, "pause": {}, "average": _ENTRIES, "leave": {}, "part": {}},
         answers={"pull": _PULL, "parted": {}},
         request_bytes=most,
         answer_bytes=most,

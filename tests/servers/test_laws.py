@@ -191,6 +191,19 @@ def test_who_has_left_is_not_waited_for():
     assert not job.flights and all(server.version == 1 for server in job.servers)
 
 
+def test_who_pauses_is_not_waited_for():
+    job = Job(2, OPTIMIZERS["SGD"], rule=InOrderOfArrival(max_staleness=0))
+    for server in job.servers:
+        server.pause(1)
+    for _ in range(3):
+        job.step(0, np.ones(SIZE, np.float32))
+    assert all(server.expected == {0, 1} for server in job.servers), "it may go on"
+    job.send(1, np.ones(SIZE, np.float32))
+    for server in range(2):
+        job.deliver(1, server)
+    assert set(job.flights) == {1}, "it is waited for again, and waits itself"
+
+
 def test_who_has_lost_the_connection_is_not_waited_for_and_can_go_on():
     job = Job(3, OPTIMIZERS["SGD"], pull=TopK(0.1), rule=Together())
     for server in job.servers:
