@@ -69,7 +69,7 @@ class Member:
         atexit.register(self._finish_quietly)
 
     def telemetry(self) -> dict[str, Any]:
-        """What this rank's client and server have done since they began.
+        """What this rank's client and server have done since they began; the server may do more while they are read.
 
         Returns:
             - step: pushes of this client.
