@@ -27,17 +27,18 @@ def served_model(optimizer, **settings):
 def asynchronous_servers_learn_and_end_alike():
     model = served_model(keras.optimizers.Adam(0.02), push=SampledThreshold(0.25), pull=SampledThreshold(0.25))
     telemetry = hvd.callbacks.TelemetryCallback(shared_folder(), every=32)
-    history = model.fit(*own_data(), batch_size=8, epochs=16, verbose=0, callbacks=[telemetry]).history["loss"]
-    assert history[-1] < 0.7 * history[0], history
+    x, y = own_data()
+    model.fit(x, y, batch_size=8, epochs=16, verbose=0, callbacks=[telemetry])
     member = served(model.optimizer).member
     hvd.servers.finish(model.optimizer)
     told = telemetry.records[-1]
     assert [record["step"] for record in telemetry.records] == [32, 64]
-    assert 0.125 <= told["density_pushed"] <= 0.5 and told["bytes_pushed"] == 8 * told["density_pushed"] * 64 * 146
+    assert 0.125 <= told["density_pushed"] <= 0.5
+    np.testing.assert_allclose(told["bytes_pushed"], 8 * told["density_pushed"] * 64 * model.count_params())
     assert_replicas_equal(model.trainable_variables)
     told = member.telemetry()  # by now the server rests
     assert sum(told["staleness"].values()) == told["pushes"] == told["updates"] == 64 * hvd.size()
-    assert model.evaluate(*own_data(), verbose=0) < 0.7 * history[0]
+    assert model.evaluate(x, y, verbose=0) < 0.5 * np.mean(np.square(y)), "no better than half of saying 0"
 
 
 @case(ranks=(2, 4), quick=lambda ranks: ranks == 4)
