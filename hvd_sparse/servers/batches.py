@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ class SharedBatches:
         caller = Caller(world.rank, "batches", meeting.secret, _PROTOCOL, events=events)
         self._client = Client(meeting.addresses, caller)
         self._closed = False
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     @property
     def batches(self) -> int:
@@ -94,7 +95,7 @@ class SharedBatches:
         if self._closed:
             return
         self._closed = True
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         with contextlib.suppress(LinkError):
             self._client.ask(0, "part", check=lambda *_: None).result()
         if self._counter is not None:
@@ -102,6 +103,11 @@ class SharedBatches:
         self._client.close()
         if self._server is not None:
             self._server.close()
+
+    def _close_at_exit(self) -> None:
+        """At the end of the process; one that ends by an error waits for nobody."""
+        if getattr(sys, "last_value", None) is None:
+            self.close()
 
     def _order(self, epoch: int) -> np.ndarray:
         if self._seed is None:

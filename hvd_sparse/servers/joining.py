@@ -7,6 +7,7 @@ import contextlib
 import hashlib
 import json
 import math
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,7 +21,7 @@ from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.connections import Connections, ServerLostError
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.meeting import Meeting, meet
-from hvd_sparse.servers.pushing import cut, unpacked
+from hvd_sparse.servers.pushing import cut, decoder, unpacked
 from hvd_sparse.servers.rules import Rule, Together
 from hvd_sparse.servers.service import Service
 from hvd_sparse.servers.shard import Parameters, Shard
@@ -122,7 +123,10 @@ class Member:
         self._server.close()
 
     def _finish_quietly(self) -> None:
-        """At the end of the process, when nobody is there to hear that a server is gone."""
+        """At the end of the process; one that ends by an error has the others find out, too, and does not serve on."""
+        if getattr(sys, "last_value", None) is not None:
+            self.abandon()
+            return
         with contextlib.suppress(ServerLostError):
             self.finish()
 
@@ -177,7 +181,12 @@ def start(parameters: Parameters, shards: Sequence[Spec], rank: int, meeting: Me
     """
     kind = SharedCopy if isinstance(settings.rule, Together) else Copies
     shard = Shard(parameters, kind(settings.pull, shards[rank]), settings.rule, len(shards))
-    service, protocol, subject = Service(shard, len(shards)), wire.protocol(shards[0].size), _subject(shards, settings)
+    decode = decoder(settings.push, shards[rank])
+    service, protocol, subject = (
+        Service(shard, len(shards), decode),
+        wire.protocol(shards[0].size),
+        _subject(shards, settings),
+    )
     events = _Departures(service.gone)
     server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
     caller = Caller(rank, subject, meeting.secret, protocol, Patience(work=math.inf, again=_AGAIN), events=events)

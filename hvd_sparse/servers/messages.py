@@ -11,21 +11,36 @@ class MessageError(ValueError):
     """What came does not fit: it is of another size, out of turn, or not finite."""
 
 
+class Codes(NamedTuple):
+    """Values in few bits each, see `compression.quantizers.Quantizer`.
+
+    Attributes:
+        codes: uint8.
+        scales: float32.
+    """
+
+    codes: np.ndarray
+    scales: np.ndarray
+
+
 class Entries(NamedTuple):
     """Values at places of a vector.
 
     Attributes:
         values: [k] float32.
         indices: [k] int32, all different; None where there is a value for each place.
+        coded: the same values as they travel, where that is not as float32.
     """
 
     values: np.ndarray
     indices: np.ndarray | None = None
+    coded: Codes | None = None
 
     @property
     def nbytes(self) -> int:
-        """The bytes of both."""
-        return self.values.nbytes + (0 if self.indices is None else self.indices.nbytes)
+        """The bytes of all that travels."""
+        values = [self.values] if self.coded is None else list(self.coded)
+        return sum(part.nbytes for part in [*values, *([] if self.indices is None else [self.indices])])
 
     def checked(self, size: int) -> Entries:
         """Itself, if it fits a vector of this size and is finite; MessageError says what does not."""

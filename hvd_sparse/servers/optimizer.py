@@ -14,8 +14,7 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.exchange.plan import unique_names
 from hvd_sparse.servers import applying
 from hvd_sparse.servers.joining import Member, Settings, join
-from hvd_sparse.servers.messages import Entries
-from hvd_sparse.servers.pushing import Pushes, unpacked
+from hvd_sparse.servers.pushing import Pushes, entries, unpacked
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.spec import Segment
 from hvd_sparse.transport import topology
@@ -66,11 +65,7 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     if optimizer.built or is_served(optimizer):
         raise ValueError(f"The optimizer {optimizer.name} is in use already: wrap it once, and before the first step.")
     applying.check(optimizer)
-    if pull is not None and pull.feeds_back:
-        raise ValueError(
-            f"What a pull leaves out stays in the difference: pass the compressor alone, without "
-            f"{type(pull).__name__} around it."
-        )
+    _check_pull(pull)
     feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
     rule = _rule(synchronous, max_staleness, pushes_per_update)
     vars(optimizer)[_SERVED] = _Served(Settings(feeding, pull, rule, interface))
@@ -105,6 +100,19 @@ def served(optimizer: Any) -> _Served:
     """What makes an optimizer run on servers, also where one with loss scaling is around it."""
     inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
     return vars(inner)[_SERVED]
+
+
+def _check_pull(pull: Compressor | None) -> None:
+    if pull is not None and pull.feeds_back:
+        raise ValueError(
+            "What a pull leaves out stays in the difference: pass the compressor alone, without "
+            f"{type(pull).__name__} around it."
+        )
+    if pull is not None and (pull.has_own_code or pull.wire_dtype != "float32"):
+        raise ValueError(
+            f"A pull carries new values as they are, so that copies can become equal to the parameters: leave the "
+            f"quantizer or wire_dtype out of {type(pull).__name__}."
+        )
 
 
 def _rule(synchronous: bool, max_staleness: int | None, pushes_per_update: int) -> Rule:
@@ -190,7 +198,7 @@ class _Served:
     def _exchange(self, rate: float, parts: Sequence[np.ndarray], lengths: Sequence[int]):
         """In Python, between two parts of a graph."""
         connections, left = self.member.connections, iter(parts)
-        connections.step(rate, [Entries(*(next(left) for _ in range(length))) for length in lengths])
+        connections.step(rate, [entries([next(left) for _ in range(length)]) for length in lengths])
         # A copy: TensorFlow may keep the memory that it is given as a variable's own.
         return connections.copy.values.copy(), np.int64(connections.pushes // len(lengths))
 

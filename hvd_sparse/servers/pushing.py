@@ -9,8 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.compression.base import Compressor
-from hvd_sparse.servers.messages import MessageError, Pull
+from hvd_sparse.compression.base import Compressor, Selection, Wrapper
+from hvd_sparse.compression.quantizers import Where
+from hvd_sparse.compression.selectors import Quantized
+from hvd_sparse.servers.messages import Codes, Entries, MessageError, Pull
+from hvd_sparse.servers.wire import Decode
 from hvd_sparse.spec import Spec, shards
 
 _REMEDY = (
@@ -29,7 +32,9 @@ class Pushes(tf.Module):
         self._states = [compressor.create(spec) for spec in shards] if compressor is not None else []
 
     def choose(self, gradient: tf.Tensor) -> list[tuple[tf.Tensor, ...]]:
-        """What each server is to be sent: (values,) float32, or (values, indices) with int32; works in a graph, too.
+        """What each server is to be sent; works in a graph, too. `entries` makes messages of it.
+
+        It is (values,) float32, or with indices int32, or where values travel coded with codes and scales behind them.
 
         Args:
             gradient: [d] float32, with the segments of the shards end to end.
@@ -50,10 +55,7 @@ class Pushes(tf.Module):
             for selection in chosen:
                 for variable, value in selection.updates:
                     variable.assign(value)
-            return [
-                (tf.identity(tf.cast(each.slices.values, tf.float32)), tf.identity(each.slices.indices))
-                for each in chosen
-            ]
+            return [tuple(tf.identity(part) for part in _sent(selection)) for selection in chosen]
 
     def waiting(self) -> tf.Tensor:
         """What this client has not sent yet [d] float32."""
@@ -66,6 +68,35 @@ class Pushes(tf.Module):
         rank = self._shards[0].grid.world.world_rank
         blamed = tf.where(tf.equal(culprit, 0), 0, 1 + rank)
         return ops.check_faults(blamed[tf.newaxis], ["the gradient"], _REMEDY)
+
+
+def entries(parts: Sequence[np.ndarray]) -> Entries:
+    """What a server is sent, of what `Pushes.choose` gave for it."""
+    coded = Codes(*parts[2:]) if len(parts) > 2 else None
+    return Entries(parts[0], parts[1] if len(parts) > 1 else None, coded)
+
+
+def decoder(compressor: Compressor | None, shard: Spec) -> Decode | None:
+    """What gives a server the values of pushes that were coded; None where they are not."""
+    while isinstance(compressor, Wrapper) and not isinstance(compressor, Quantized):
+        compressor = compressor.compressor
+    if not isinstance(compressor, Quantized):
+        return None
+    quantizer = compressor.quantizer
+
+    def decode(coded: Codes, indices: np.ndarray) -> np.ndarray:
+        where = Where(tf.constant(indices), shard.matrices)
+        try:
+            return quantizer.decode(tf.constant(coded.codes), tf.constant(coded.scales), len(indices), where).numpy()
+        except tf.errors.InvalidArgumentError as problem:
+            raise MessageError(f"codes that stand for nothing: {problem.message}") from None
+
+    return decode
+
+
+def _sent(selection: Selection) -> list[tf.Tensor]:
+    chosen = [tf.cast(selection.slices.values, tf.float32), selection.slices.indices]
+    return chosen if selection.coded is None else [*chosen, selection.coded.codes, selection.coded.scales]
 
 
 class Copy:

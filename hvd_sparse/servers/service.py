@@ -21,9 +21,9 @@ class Service:
         presence: of the clients that have not parted, and are not gone.
     """
 
-    def __init__(self, shard: Shard, ranks: int):
-        """Takes what is served, and how many clients there are."""
-        self._shard = shard
+    def __init__(self, shard: Shard, ranks: int, decode: wire.Decode | None = None):
+        """Takes what is served, how many clients there are, and what gives the values of coded pushes."""
+        self._shard, self._decode = shard, decode
         self._pending: dict[int, Request] = {}
         self._leaving: dict[int, Request] = {}
         self._told: dict[int, np.ndarray] = {}
@@ -48,7 +48,7 @@ class Service:
         _answer(request, self._shard.begin(request.asker))
 
     def _push(self, request: Request) -> None:
-        answers = self._shard.push(request.asker, wire.push_of(request.fields, request.payload))
+        answers = self._shard.push(request.asker, wire.push_of(request.fields, request.payload, self._decode))
         self._pending[request.asker] = request
         self._give(answers)
 

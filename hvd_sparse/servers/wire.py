@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeAlias
 
 import numpy as np
 
-from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
+from hvd_sparse.servers.messages import Codes, Entries, MessageError, Pull, Push
 from link import Protocol
+
+Decode: TypeAlias = Callable[[Codes, np.ndarray], np.ndarray]  # codes and places to values [k] float32
 
 _COUNT = 2**62
 _VALUE, _PLACE = np.dtype("<f4"), np.dtype("<i4")
 
 _LEAST_BYTES = 64 << 20  # what payloads may have in any case: what is not trained is not counted in a shard
 
-_ENTRIES = {"values": (int, 2**31), "everywhere": (bool, 1)}
+_ENTRIES = {"values": (int, 2**31), "everywhere": (bool, 1), "scales": (int, 2**31), "codes": (int, 2**31)}
 _PUSH = {"push": (int, _COUNT), "rate": (float, 1e30), **_ENTRIES}
 _PULL = {"push": (int, _COUNT), "version": (int, _COUNT), "pushes": (int, _COUNT), **_ENTRIES}
 
@@ -43,26 +46,42 @@ def pull_fields(pull: Pull) -> dict[str, Any]:
 
 
 def payload(entries: Entries) -> bytes:
-    """Values, then places."""
+    """Values or scales, then places, then codes."""
+    numbers = entries.values if entries.coded is None else entries.coded.scales
     places = b"" if entries.indices is None else entries.indices.astype(_PLACE, copy=False).tobytes()
-    return entries.values.astype(_VALUE, copy=False).tobytes() + places
+    codes = b"" if entries.coded is None else entries.coded.codes.tobytes()
+    return numbers.astype(_VALUE, copy=False).tobytes() + places + codes
 
 
-def entries_of(fields: dict[str, Any], received: Any) -> Entries:
-    """The entries that came; MessageError where the payload is of another length than the header says."""
-    count, everywhere = fields["values"], fields["everywhere"]
-    each = _VALUE.itemsize + (0 if everywhere else _PLACE.itemsize)
-    if len(received) != count * each:
-        raise MessageError(f"{len(received)} bytes for {count} values of {each}")
-    values = np.frombuffer(received, _VALUE, count).astype(np.float32, copy=False)
-    if everywhere:
-        return Entries(values)
-    return Entries(values, np.frombuffer(received, _PLACE, count, count * _VALUE.itemsize).astype(np.int32, copy=False))
+def entries_of(fields: dict[str, Any], received: Any, decode: Decode | None = None) -> Entries:
+    """The entries that came.
+
+    Args:
+        fields: of the header.
+        received: the payload.
+        decode: gives the values of codes, where such may come.
+
+    Raises:
+        MessageError: where the payload is of another length than the header says, or cannot be decoded.
+    """
+    count, codes = fields["values"], fields["codes"]
+    numbers = fields["scales"] if codes else count
+    places = 0 if fields["everywhere"] else count
+    if len(received) != numbers * _VALUE.itemsize + places * _PLACE.itemsize + codes:
+        raise MessageError(f"{len(received)} bytes for {numbers} numbers, {places} places and {codes} bytes of codes")
+    values = np.frombuffer(received, _VALUE, numbers).astype(np.float32, copy=False)
+    indices = np.frombuffer(received, _PLACE, places, values.nbytes).astype(np.int32, copy=False)
+    if not codes:
+        return Entries(values, None if fields["everywhere"] else indices)
+    if decode is None or fields["everywhere"]:
+        raise MessageError("codes, where values were expected")
+    coded = Codes(np.frombuffer(received, np.uint8, codes, values.nbytes + indices.nbytes), values)
+    return Entries(decode(coded, indices), indices, coded)
 
 
-def push_of(fields: dict[str, Any], received: Any) -> Push:
-    """The push that came; MessageError as `entries_of`."""
-    return Push(fields["push"], fields["rate"], entries_of(fields, received))
+def push_of(fields: dict[str, Any], received: Any, decode: Decode | None = None) -> Push:
+    """The push that came; arguments and errors as of `entries_of`."""
+    return Push(fields["push"], fields["rate"], entries_of(fields, received, decode))
 
 
 def pull_of(fields: dict[str, Any], received: Any) -> Pull:
@@ -72,4 +91,5 @@ def pull_of(fields: dict[str, Any], received: Any) -> Pull:
 
 def entries_fields(entries: Entries) -> dict[str, Any]:
     """The header's fields of entries."""
-    return {"values": len(entries.values), "everywhere": entries.indices is None}
+    scales, codes = (0, 0) if entries.coded is None else (len(entries.coded.scales), len(entries.coded.codes))
+    return {"values": len(entries.values), "everywhere": entries.indices is None, "scales": scales, "codes": codes}

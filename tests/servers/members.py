@@ -12,8 +12,7 @@ import tensorflow as tf
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.joining import Member, Settings, start
 from hvd_sparse.servers.meeting import Meeting
-from hvd_sparse.servers.messages import Entries
-from hvd_sparse.servers.pushing import Pushes, cut
+from hvd_sparse.servers.pushing import Pushes, cut, entries
 from hvd_sparse.servers.rules import InOrderOfArrival
 from tests.datacache.node import free_addresses
 from tests.servers.simulated import variables, whole_of
@@ -60,7 +59,7 @@ def pushing(member: Member, settings: Settings) -> Pushes:
 
 def step(member: Member, pushes: Pushes, gradient: np.ndarray, rate: float = 0.1) -> None:
     chosen = pushes.choose(tf.constant(gradient))
-    member.connections.step(rate, [Entries(*(part.numpy() for part in parts)) for parts in chosen])
+    member.connections.step(rate, [entries([part.numpy() for part in parts]) for parts in chosen])
 
 
 def finish(members: list[Member]) -> list[np.ndarray]:

@@ -13,8 +13,8 @@ from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
-from hvd_sparse.servers.messages import Entries, Pull, Push
-from hvd_sparse.servers.pushing import Copy, Pushes, cut
+from hvd_sparse.servers.messages import Pull, Push
+from hvd_sparse.servers.pushing import Copy, Pushes, cut, entries
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.shard import Shard
 from hvd_sparse.spec import Segment, Spec
@@ -81,7 +81,7 @@ class Job:
         chosen = self.pushing[client].choose(tf.constant(gradient))
         self.numbers[client] += 1
         self.flights[client] = {
-            server: Push(self.numbers[client], rate, Entries(*(part.numpy() for part in parts)))
+            server: Push(self.numbers[client], rate, entries([part.numpy() for part in parts]))
             for server, parts in enumerate(chosen)
         }
 

@@ -9,7 +9,9 @@ import pytest
 
 import link
 from hvd_sparse.compression.error_feedback import ErrorFeedback
-from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.compression.quantizers import QSGD, OneBit, TwoBits
+from hvd_sparse.compression.selectors import Quantized, TopK
+from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.servers import ServerLostError, wire
 from hvd_sparse.servers.joining import Settings
 from hvd_sparse.servers.messages import Entries, Push
@@ -19,6 +21,27 @@ from tests.servers.simulated import whole_of
 
 SIZE = whole_of(1).size
 SPARSE = Settings(ErrorFeedback(TopK(0.2)), TopK(0.2), InOrderOfArrival(), None)
+
+
+CODED = [
+    SPARSE._replace(push=ErrorFeedback(Quantized(compressor, quantizer)))
+    for compressor in (TopK(0.3), SampledThreshold(0.3))
+    for quantizer in (OneBit("threshold"), OneBit("column"), OneBit("global"), TwoBits(), QSGD(4))
+]
+
+
+@pytest.mark.parametrize("settings", CODED)
+def test_codes_are_what_they_stand_for_and_travel_in_fewer_bytes(settings):
+    members = job.started(2, settings)
+    pushes, gradient = job.pushing(members[0], settings), np.linspace(-1, 1, SIZE).astype(np.float32)
+    before = members[0].connections.published()
+    job.step(members[0], pushes, gradient, rate=1.0)
+    sent = gradient - pushes.waiting().numpy()
+    np.testing.assert_allclose(before - members[0].connections.published(), sent, atol=1e-6)
+    values, quantizer = members[0].connections.sent.values, settings.push.compressor.quantizer
+    codes = members[0].connections.sent.bytes - 4 * values
+    assert codes != 4 * values and codes <= 2 * (quantizer.code_bytes(values) + 4 * quantizer.scale_count(values))
+    job.finish(members)
 
 
 @pytest.mark.parametrize("settings", [job.ASYNCHRONOUS, SPARSE, SPARSE._replace(rule=Together())])

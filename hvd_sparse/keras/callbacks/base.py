@@ -24,7 +24,7 @@ class DistributedCallback(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Raises ValueError where all ranks have to be there at the same time and each trains at its own pace."""
         super().set_model(model)
-        if self.waits and is_served(model.optimizer):
+        if self.waits and is_served(getattr(model, "optimizer", None)):
             raise ValueError(
                 f"{type(self).__name__} waits for all ranks {self.waits}, and with hvd.servers.ShardedServers each "
                 "trains at its own pace, for ever longer than the others: leave it out."

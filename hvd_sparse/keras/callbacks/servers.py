@@ -15,7 +15,7 @@ class _ServersCallback(DistributedCallback):
     def set_model(self, model: keras.Model) -> None:
         """Raises ValueError where the model's optimizer does not run on servers."""
         super().set_model(model)
-        if not is_served(model.optimizer):
+        if not is_served(getattr(model, "optimizer", None)):
             raise ValueError(
                 f"{type(self).__name__} is for models that are compiled with hvd.servers.ShardedServers(optimizer)."
             )
