@@ -45,7 +45,7 @@ def main() -> None:
         lambda rows: (tf.gather(data.train_images, rows), tf.gather(data.train_labels, rows))
     )
 
-    dropping = hvd.compression.thresholds.SampledThreshold(options.density)
+    dropping = hvd.compressors.SampledThreshold(options.density)
     optimizer = hvd.servers.ShardedServers(
         keras.optimizers.Adagrad(0.02), push=dropping, pull=dropping, synchronous=options.synchronous
     )

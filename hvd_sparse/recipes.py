@@ -28,7 +28,8 @@ from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD, Quantizer
-from hvd_sparse.compression.selectors import BucketTopK, Density, MSTopK, Quantized, TopK
+from hvd_sparse.compression.selection import Density
+from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.costs import CANDIDATES

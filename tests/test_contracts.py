@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.compression.base import Compressor
-from hvd_sparse.compression.selectors import kept_count
+from hvd_sparse.compression.selection import kept_count
 from hvd_sparse.exchange import telemetry, wire
 from hvd_sparse.spec import Segment, Spec, describe
 from hvd_sparse.transport.communicator import Grid

@@ -19,7 +19,7 @@ from hvd_sparse.aggregators.transaction import (
     own_culprit,
     ring_traffic,
 )
-from hvd_sparse.compression.selectors import check_wire_dtype
+from hvd_sparse.compression.selection import check_wire_dtype
 from hvd_sparse.spec import Spec
 
 _ADDED = (tf.float32, tf.float16)  # what Horovod can add

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hvd_sparse.aggregators.allreduce import AllReduce
 from hvd_sparse.aggregators.base import Aggregator
 from hvd_sparse.aggregators.hierarchical import Hierarchical
-from hvd_sparse.compression.selectors import check_wire_dtype
+from hvd_sparse.compression.selection import check_wire_dtype
 from hvd_sparse.transport.communicator import Grid
 
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from hvd_sparse.aggregators import branches
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.transaction import Update
-from hvd_sparse.compression.selectors import check_density
+from hvd_sparse.compression.selection import check_density
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Communicator
 

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.compression.base import Coded, Compressor, Selection, Wrapper
 from hvd_sparse.compression.quantizers import Quantizer, Where
+from hvd_sparse.compression.selection import (
+    Density,
+    Steps,
+    check_density,
+    check_wire_dtype,
+    kept_count,
+    or_zeros,
+    slices_of,
+)
+from hvd_sparse.compression.thresholds import SampledThreshold as SampledThreshold
 from hvd_sparse.spec import Spec
-
-Density = float | Callable[[tf.Tensor], tf.Tensor]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -212,51 +219,6 @@ def rounding_seed(base: int, spec: Spec, step: tf.Tensor) -> tf.Tensor:
     return step + (offset - 2**64 if offset >= 2**63 else offset)
 
 
-def check_density(density: Density) -> None:
-    """Raises ValueError where a density is a number outside (0, 1]."""
-    if not callable(density) and not 0.0 < float(density) <= 1.0:
-        raise ValueError(
-            f"Expected a density in (0, 1], got {density}. It is the share of the gradient that is sent: 0.01 sends 1%."
-        )
-
-
-def check_wire_dtype(wire_dtype: str) -> None:
-    """Raises ValueError where values cannot travel in this dtype."""
-    if wire_dtype not in ("float32", "float16", "bfloat16"):
-        raise ValueError(f"Expected wire_dtype 'float32', 'float16' or 'bfloat16', got {wire_dtype!r}.")
-
-
-def kept_count(density: float, size: int) -> int:
-    """k = max(1, round(density * size)), halves to even."""
-    return max(1, round(density * size))
-
-
-class Steps(tf.Module):
-    """The state of the selectors: how often they have selected."""
-
-    def __init__(self, spec: Spec):
-        super().__init__()
-        self.size = spec.size
-        self.number = spec.number
-        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_step")
-
-    def kept(self, density: Density) -> int | tf.Tensor:
-        """k for this step: a number, or a tensor where the density is a schedule."""
-        if not callable(density):
-            return kept_count(density, self.size)
-        share = tf.cast(density(self.step), tf.float64)
-        count = tf.cast(tf.round(share * self.size), tf.int32)
-        return tf.clip_by_value(count, 1, self.size)
-
-    def seed(self, base: int) -> tf.Tensor:
-        """base + 2^32 * number of the vector + step, int64: the same on a resumed run."""
-        return self.step + (base + (self.number << 32))
-
-    def next_step(self) -> tuple[tuple[tf.Variable, tf.Tensor], ...]:
-        """What is assigned when the exchange is committed."""
-        return ((self.step, self.step + 1),)
-
-
 class _Rounding(tf.Module):
     """The state of `Quantized`: how often it has rounded, and the state of what it wraps."""
 
@@ -272,13 +234,3 @@ class _Rounding(tf.Module):
 
     def next_step(self) -> tuple[tuple[tf.Variable, tf.Tensor], ...]:
         return ((self.step, self.step + 1),)
-
-
-def slices_of(values: tf.Tensor, indices: tf.Tensor, size: int) -> tf.IndexedSlices:
-    """The elements of a vector [size] that are sent."""
-    return tf.IndexedSlices(values, indices, tf.constant([size], tf.int32))
-
-
-def or_zeros(residual: tf.Tensor | None, parts: tf.Tensor) -> tf.Tensor:
-    """The residual, or [size] float32 zeros for parts [n, size]."""
-    return tf.zeros([parts.shape[1]], tf.float32) if residual is None else residual

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.compression.base import Compressor, Selection
-from hvd_sparse.compression.selectors import (
+from hvd_sparse.compression.selection import (
     Density,
     Steps,
     check_density,

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hvd_sparse import costs
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
-from hvd_sparse.compression.selectors import check_density
+from hvd_sparse.compression.selection import check_density
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport import timing
 from hvd_sparse.transport.communicator import Communicator
