@@ -63,7 +63,7 @@ LISTED = (
     Fault(
         "a selector's seed does not advance",
         "compression",
-        "hvd_sparse/compression/selectors.py",
+        "hvd_sparse/compression/selection.py",
         0,
         "return self.step + (base + (self.number << 32))",
         "return 0 * self.step + (base + (self.number << 32))",
