@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
 import time
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 import hvd_sparse as hvd
 from hvd_sparse.compression.error_feedback import ErrorFeedback
@@ -130,3 +134,48 @@ def what_is_not_trained_is_averaged_and_what_is_published_is_evaluated():
         on_every_rank("all have told")
     np.testing.assert_array_equal(moving, np.full(moving.shape, 0.5, "f4"))
     hvd.servers.finish(model.optimizer)
+
+
+@case(ranks=(2,))
+def a_rank_that_is_stopped_for_a_while_goes_on():
+    """Nothing is lost, and nothing is applied twice."""
+    model = served_model(keras.optimizers.SGD(0.01), push=TopK(0.25), pull=TopK(0.25))
+    x, y = own_data(count=8)
+    model.fit(x, y, batch_size=8, epochs=10, verbose=0)
+    if hvd.rank() == 1:
+        subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {os.getpid()}"])
+        os.kill(os.getpid(), signal.SIGSTOP)
+    model.fit(x, y, batch_size=8, epochs=10, verbose=0)
+    member = served(model.optimizer).member
+    hvd.servers.finish(model.optimizer)
+    assert member.shard.pushes == 40
+    assert_replicas_equal(model.trainable_variables)
+
+
+@case(ranks=(2,))
+def mixed_precision_loops_and_files_are_as_with_any_optimizer():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = served_model(keras.optimizers.Adam(0.02), push=TopK(0.25))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    x, y = own_data()
+    model.fit(x, y, batch_size=8, epochs=16, verbose=0)
+    assert isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+    hvd.servers.finish(model.optimizer)
+    assert model.evaluate(x, y, verbose=0) < 0.5 * np.mean(np.square(y))
+
+    model, rate = network(), keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    optimizer = hvd.servers.ShardedServers(keras.optimizers.SGD(rate, momentum=0.5, clipnorm=1.0))
+    for _ in range(20):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        gradients = tape.gradient(loss, model.trainable_variables)
+        optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    hvd.servers.finish(optimizer)
+    np.testing.assert_allclose(optimizer.learning_rate, 0.1 * 0.5 ** (int(optimizer.iterations) / 10), rtol=1e-5)
+    assert_replicas_equal(model.trainable_variables)
+    model.compile(optimizer, "mse")
+    path = shared_folder() / f"model{hvd.rank()}.keras"
+    model.save(path)
+    assert type(keras.models.load_model(path).optimizer) is keras.optimizers.SGD

@@ -71,6 +71,20 @@ def test_what_is_sent_and_what_is_kept_make_up_the_input(ranks, seed, selection)
 
 
 @few
+@given(seed=SEEDS, selection=SELECTIONS, exponent=st.integers(-8, 8))
+def test_what_is_chosen_scales_with_the_gradient(seed, selection, exponent):
+    """By a power of two, which is exact: the same places, and so many times the values."""
+    vector, factor = gradient(np.random.default_rng(seed)), np.float32(2.0**exponent)
+    plain, scaled = (Job(2, OPTIMIZERS["SGD"], push=selection, seed=seed) for _ in range(2))
+    plain.send(0, vector)
+    scaled.send(0, factor * vector)
+    for server, push in plain.flights[0].items():
+        other = scaled.flights[0][server].gradient
+        np.testing.assert_array_equal(other.values, factor * push.gradient.values)
+        assert selection is None or (other.indices == push.gradient.indices).all()
+
+
+@few
 @given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=SELECTIONS)
 def test_lost_answers_do_no_harm(ranks, seed, push, pull):
     """Messages and answers are lost and come again; `Job.arrive` compares each copy with what the server has sent."""
