@@ -204,6 +204,8 @@ class Server:
 
     def _timeout(self) -> int | None:
         """Milliseconds until something is to be done that nobody asks for."""
+        if self._strangers.has_news:
+            return 0
         times = [_SIGN_OF_LIFE] if self._unanswered else []
         left = self._strangers.seconds_left()
         if left is not None:

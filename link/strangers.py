@@ -21,13 +21,9 @@ import zmq.utils.monitor
 _LONGEST = 5.0  # seconds for a handshake
 _BRIEF = 1.0  # seconds, for which more strangers than the most are borne: all processes of a job may come at once
 _MOST = 64
-_ENDED = (
-    zmq.EVENT_DISCONNECTED
-    | zmq.EVENT_CLOSED
-    | zmq.EVENT_HANDSHAKE_FAILED_AUTH
-    | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
-    | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-)
+# Those that tell a descriptor. A handshake that has failed tells an error's number, which may be another connection's
+# descriptor, and is followed by one of these.
+_ENDED = zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 
 
 class _Stranger(NamedTuple):
@@ -54,8 +50,15 @@ class Strangers:
         descriptor = int(identity.get(zmq.SRCFD))
         if self._known.get(descriptor) != identity.bytes:
             self._take_note()  # first, as the descriptor may have been another connection's
-            self._found.pop(descriptor, None)
-            self._known[descriptor] = identity.bytes
+            if self._found.pop(descriptor, None) is None:
+                self._ended.append(identity.bytes)  # since it sent this message
+            else:
+                self._known[descriptor] = identity.bytes
+
+    @property
+    def has_news(self) -> bool:
+        """Whether `look` has something to return, of which the monitor does not tell again."""
+        return bool(self._ended)
 
     def seconds_left(self) -> float | None:
         """Until `look` may have something to close; None where there are no strangers."""

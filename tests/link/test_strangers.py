@@ -6,8 +6,9 @@ import time
 
 import pytest
 import zmq
+import zmq.utils.monitor
 
-from link import addresses
+from link import addresses, strangers
 from tests.link.actors import Asker, echoes, until
 
 
@@ -85,3 +86,31 @@ def test_descriptors_that_are_used_again_are_not_taken_for_who_had_them(serve, a
     assert until(lambda: len(heard.departed) == 30) and heard.departed == list(range(30))
     assert until(lambda: descriptors() <= before + 2)
     assert echoes(client) and heard.refusals == []
+
+
+def test_who_leaves_at_once_has_gone(serve, place, heard):
+    """Its end may be there before the server has looked whose connection its last message came by."""
+    serve()
+    for each in range(100):
+        asker = Asker(place, number=each)
+        asker.shake_hands()
+        asker.close()
+    assert until(lambda: len(heard.departed) == 100) and sorted(heard.departed) == list(range(100))
+    assert heard.refusals == []
+
+
+def test_what_is_taken_for_a_descriptor_is_one(context):
+    """And not the number of an error, with which a handshake fails."""
+    server = context.socket(zmq.ROUTER)
+    monitor = server.get_monitor_socket(zmq.EVENT_ACCEPTED | strangers._ENDED)
+    place = f"127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}"
+    for said in (b"", b"GET / HTTP/1.1\r\n\r\n", b"\xff" + bytes(8) + b"\x7f\x03" + bytes(52)) * 5:
+        stranger = knock(place)
+        stranger.sendall(said)
+        stranger.close()
+    accepted, ended = [], []
+    while len(ended) < 15 and monitor.poll(60_000):
+        told = zmq.utils.monitor.recv_monitor_message(monitor)
+        (accepted if told["event"] == zmq.EVENT_ACCEPTED else ended).append(int(told["value"]))
+    assert sorted(ended) == sorted(accepted)
+    server.disable_monitor()
