@@ -181,12 +181,8 @@ def start(parameters: Parameters, shards: Sequence[Spec], rank: int, meeting: Me
     """
     kind = SharedCopy if isinstance(settings.rule, Together) else Copies
     shard = Shard(parameters, kind(settings.pull, shards[rank]), settings.rule, len(shards))
-    decode = decoder(settings.push, shards[rank])
-    service, protocol, subject = (
-        Service(shard, len(shards), decode),
-        wire.protocol(shards[0].size),
-        _subject(shards, settings),
-    )
+    service = Service(shard, len(shards), decoder(settings.push, shards[rank]))
+    protocol, subject = wire.protocol(shards[0].size), _subject(shards, settings)
     events = _Departures(service.gone)
     server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
     caller = Caller(rank, subject, meeting.secret, protocol, Patience(work=math.inf, again=_AGAIN), events=events)
