@@ -120,8 +120,11 @@ def adopt(model: keras.Model) -> None:
     )
 
 
-def resume_at(model: keras.Model, epoch: int) -> None:
-    """Makes the `fit` that is about to begin start at this epoch; to be called in `on_train_begin`."""
+def resume_at(model: keras.Model, epoch: int | None) -> None:
+    """Makes the `fit` that is about to begin start at this epoch; to be called in `on_train_begin`.
+
+    Keras keeps it for each `fit` that follows: None, in `on_train_end`, lets these begin where they are told to.
+    """
     model._initial_epoch = epoch
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -15,6 +15,9 @@ from hvd_sparse.spec import Place, Spec
 
 # Those that treat each element alone, whatever lies beside it.
 _ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion", "Nadam", "Ftrl")
+PARAMETERS = "parameters"
+# Lists of variables that are no slots.
+_NO_SLOTS = ("_variables", "_trainable_variables", "_accumulated_gradients", "_model_variables_moving_average")
 # Settings of what the clients do, or nobody.
 _CLIENTS = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps", "loss_scale_factor")
 
@@ -85,6 +88,46 @@ class ServedPieces:
             parts = tf.split(tf.constant(gradient), [piece.shape[0] for piece in self._pieces])
             self._step(parts, self._pieces)
 
+    def state(self) -> dict[str, np.ndarray]:
+        """The parameters and the optimizer's slots [size] by name, and its numbers [] such as the iterations."""
+        slots = {name: _joined([each.numpy() for each in held]) for name, held in self._slots().items()}
+        numbers = {name: np.asarray(each.numpy()) for name, each in self._numbers().items()}
+        return {PARAMETERS: self.vector().numpy(), **slots, **numbers}
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes up what `state` gave, of a shard of the same variables and optimizer.
+
+        Raises:
+            ValueError: where it is of other slots or sizes; nothing has changed.
+        """
+        if not self._pieces:
+            return
+        vectors, numbers = {PARAMETERS: self._pieces, **self._slots()}, self._numbers()
+        expected = {**{name: (self.size,) for name in vectors}, **{name: () for name in numbers}}
+        shapes = {name: value.shape for name, value in state.items()}
+        if shapes != expected:
+            raise ValueError(f"Expected a shard's state of {expected}, got {shapes}: it is of another optimizer.")
+        ends = np.cumsum([piece.shape[0] for piece in self._pieces])
+        for name, held in vectors.items():
+            for variable, part in zip(held, np.split(state[name], ends[:-1]), strict=True):
+                variable.assign(part)
+        for name, variable in numbers.items():
+            variable.assign(state[name])
+
+    def _slots(self) -> dict[str, list[Any]]:
+        """Of the optimizer, a variable for each piece, by the name of its attribute."""
+        return {
+            name.lstrip("_"): list(held)
+            for name, held in vars(self._optimizer).items()
+            if name not in _NO_SLOTS and isinstance(held, list) and 0 < len(held) == len(self._pieces)
+            if all(isinstance(each, keras.Variable) for each in held)
+        }
+
+    def _numbers(self) -> dict[str, Any]:
+        """Of the optimizer, the scalars that steps change, in their order: Keras may name them anew each time."""
+        kept = [each for each in self._optimizer.variables if each.shape == () and each.name != "learning_rate"]
+        return {f"number{place}": each for place, each in enumerate(kept)} if self._pieces else {}
+
 
 class _Run(NamedTuple):
     """Variables, or parts of them, that lie one after another and whose weights all decay, or do not."""
@@ -102,6 +145,10 @@ def _runs(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec:
 
     grouped = itertools.groupby(spec.places, decays)
     return [_Run(alike, np.concatenate([part(place) for place in places])) for alike, places in grouped]
+
+
+def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
+    return np.concatenate([np.zeros(0, np.float32), *parts])
 
 
 def _copy(optimizer: keras.optimizers.Optimizer, decayed: set[str]) -> keras.optimizers.Optimizer:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import concurrent.futures
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +12,7 @@ import numpy as np
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
 from hvd_sparse.servers.pushing import Copy
+from hvd_sparse.servers.saving import Flight
 from hvd_sparse.spec import Spec
 from link import Client, LinkError, WireError
 
@@ -21,6 +22,10 @@ _PAUSE = 1.0  # seconds between them, for a network that is about to come back
 
 class ServerLostError(RuntimeError):
     """A server does not answer any more."""
+
+
+class SaveError(OSError):
+    """A checkpoint of servers could not be taken down or written; training can go on."""
 
 
 class Volume(NamedTuple):
@@ -43,9 +48,9 @@ class Volume(NamedTuple):
 class Connections:
     """What one client says to all servers; not for several threads at once."""
 
-    def __init__(self, client: Client, shards: Sequence[Spec]):
-        """Takes the link's client, connected to a server for each shard; pulls everything."""
-        self._client, self._servers = client, range(len(shards))
+    def __init__(self, client: Client, shards: Sequence[Spec], flight: Flight):
+        """Takes the link's client, connected to a server for each shard, and what notes pushes; pulls everything."""
+        self._client, self._servers, self._flight = client, range(len(shards)), flight
         self.copy = Copy(shards)
         self.number = 0
         self.pushes = 0  # of all clients, that servers have applied, the least that any has told
@@ -61,10 +66,12 @@ class Connections:
             ServerLostError: where a server cannot be reached; the copy is as before the step, or partly newer.
         """
         number = self.number + 1
+        self._flight.sends(number, chosen)
         fields = [wire.push_fields(Push(number, rate, entries)) for entries in chosen]
         began = time.monotonic()
-        self._take(number, self._ask_each(self._servers, "push", fields, chosen))
+        self._take(number, self._ask_each(self._servers, "push", fields, _payloads(chosen)))
         self.seconds_waiting += time.monotonic() - began
+        self._flight.arrived()
         self.number = number
         self.sent = self.sent.plus(chosen)
 
@@ -79,7 +86,7 @@ class Connections:
     def averaged(self, values: np.ndarray) -> np.ndarray:
         """Tells the first server values [n] float32 that are not trained; gives the mean of what all have told last."""
         entries = Entries(values)
-        return self._ask_each([0], "average", [wire.entries_fields(entries)], [entries])[0].parameters.values
+        return self._ask_each([0], "average", [wire.entries_fields(entries)], _payloads([entries]))[0].parameters.values
 
     def leave(self) -> np.ndarray:
         """Tells all servers that this client pushes no more; gives what `published` does once all clients have."""
@@ -89,6 +96,36 @@ class Connections:
         """Tells all servers that this client needs nothing any more; those that are gone need not know."""
         told = [self._client.ask(server, "part", check=lambda *_: None) for server in self._servers]
         concurrent.futures.wait(told)
+
+    def save(self, checkpoint: int) -> list[str]:
+        """Has all ranks write what they have at one moment, in which servers stand still.
+
+        Args:
+            checkpoint: its number.
+
+        Returns:
+            The SHA-256 of each rank's file.
+
+        Raises:
+            SaveError: where a rank cannot; it names the rank.
+            ServerLostError: where a server cannot be reached.
+        """
+        nothing: list[dict[str, Any]] = [{} for _ in self._servers]
+        try:
+            applied = [np.frombuffer(told, np.int64) for told in self._tell_each("stand_still", nothing)]
+            mine = [wire.numbers([last[rank] for last in applied]) for rank in self._servers]
+            self._tell_each("keep", nothing, mine)
+        finally:
+            self._tell_each("go_on", nothing)
+        return self._tell_each("write", [{"checkpoint": checkpoint} for _ in self._servers])
+
+    def _tell_each(self, kind: str, fields: Sequence[dict[str, Any]], payloads: Sequence[bytes] | None = None) -> Any:
+        """What each server says to what is no step; SaveError where one of them cannot do it."""
+        answers = self._ask_each(self._servers, kind, fields, payloads, _said)
+        problems = [f"rank {rank}: {told}" for rank, (told, failed) in enumerate(answers) if failed]
+        if problems:
+            raise SaveError(f"The servers' state could not be saved. {'; '.join(problems)}")
+        return [told for told, _ in answers]
 
     def _whole(self, kind: str) -> np.ndarray:
         pulls = self._ask_each(self._servers, kind, [{}] * len(self._servers))
@@ -106,15 +143,16 @@ class Connections:
         servers: Sequence[int],
         kind: str,
         fields: Sequence[dict[str, Any]],
-        entries: Sequence[Entries | None] | None = None,
-    ) -> list[Pull]:
-        """Asks several servers at once; what each answers."""
+        payloads: Sequence[bytes] | None = None,
+        check: Callable[..., Any] | None = None,
+    ) -> list[Any]:
+        """Asks several servers at once; what each answers, by default a `Pull`."""
         if self._lost is not None:
             raise self._lost
-        payloads = [b"" if each is None else wire.payload(each) for each in entries or [None] * len(servers)]
+        bodies = payloads or [b""] * len(servers)
 
-        def ask(place: int) -> concurrent.futures.Future[Pull]:
-            return self._client.ask(servers[place], kind, payloads[place], check=_pull, **fields[place])
+        def ask(place: int) -> concurrent.futures.Future[Any]:
+            return self._client.ask(servers[place], kind, bodies[place], check=check or _pull, **fields[place])
 
         asked = {place: ask(place) for place in range(len(servers))}
         for _ in range(_ATTEMPTS):
@@ -131,7 +169,18 @@ class Connections:
         raise self._lost
 
 
-def _failed(asked: Mapping[int, concurrent.futures.Future[Pull]]) -> list[int]:
+def _payloads(parts: Sequence[Entries]) -> list[bytes]:
+    return [wire.payload(each) for each in parts]
+
+
+def _said(kind: str, fields: dict[str, Any], received: Any) -> tuple[Any, bool]:
+    """What an answer says that is no pull, and whether that is a failure."""
+    if kind == "failed":
+        return fields["problem"], True
+    return fields.get("sha256", bytes(received)), False
+
+
+def _failed(asked: Mapping[int, concurrent.futures.Future[Any]]) -> list[int]:
     """Waits until all have answered, or one cannot; those that could not."""
     concurrent.futures.wait(asked.values(), return_when=concurrent.futures.FIRST_EXCEPTION)
     return [place for place, each in asked.items() if each.done() and isinstance(each.exception(), LinkError)]

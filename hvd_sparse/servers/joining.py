@@ -23,8 +23,9 @@ from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.meeting import Meeting, meet
 from hvd_sparse.servers.pushing import cut, decoder, unpacked
 from hvd_sparse.servers.rules import Rule, Together
+from hvd_sparse.servers.saving import Flight, Keeper
 from hvd_sparse.servers.service import Service
-from hvd_sparse.servers.shard import Parameters, Shard
+from hvd_sparse.servers.shard import Parameters, Shard, State
 from hvd_sparse.spec import Segment, Spec, describe
 from hvd_sparse.transport.communicator import Communicator, Grid
 from link import Caller, Client, Events, Patience, Server
@@ -60,12 +61,13 @@ class Member:
         shards: of all servers.
         shard: this rank's.
         connections: to all servers.
+        keeper: of what this rank has to add to a checkpoint.
     """
 
-    def __init__(self, shards: Sequence[Spec], shard: Shard, service: Service, server: Server, client: Client):
-        self.shards, self.shard = tuple(shards), shard
+    def __init__(self, shards: Sequence[Spec], service: Service, server: Server, client: Client):
+        self.shards, self.shard, self.keeper = tuple(shards), service.shard, service.keeper
         self._service, self._server, self._client = service, server, client
-        self.connections = Connections(client, shards)
+        self.connections = Connections(client, shards, self.keeper.flight)
         self._closed = False
         atexit.register(self._finish_quietly)
 
@@ -137,10 +139,11 @@ def join(
     segments: tuple[Segment, ...],
     grid: Grid,
     settings: Settings,
+    resumed: State | None = None,
 ) -> Member:
     """Starts this rank's server and connects it to all; a collective.
 
-    All ranks begin with the variables of rank 0.
+    All ranks begin with the variables of rank 0, or with what servers had when they were saved.
 
     Args:
         optimizer: not built; its copies run on the servers.
@@ -148,9 +151,10 @@ def join(
         segments: their names and shapes.
         grid: the ranks.
         settings: the same on every rank, but for the interface.
+        resumed: what this rank's server goes on with, where all have something.
 
     Raises:
-        ValueError: on every rank alike, where they disagree.
+        ValueError: on every rank alike, where they disagree, or what they are to go on with does not fit.
         OSError: on every rank alike, where one cannot listen.
     """
     world, size = grid.world, sum(segment.size for segment in segments)
@@ -162,31 +166,46 @@ def join(
     world.agree(account, "the model or the servers' settings", "servers.agree")
     shards = cut(Spec(size, grid, segments=segments, name="servers"), world.size)
     _begin_alike(variables, world)
+    service = serve(ServedPieces(optimizer, variables, shards[world.rank]), shards, world.rank, settings)
+    if resumed is not None:
+        _restore_together(service.shard, resumed, world)
     meeting = meet(world, range(world.size), settings.interface, "servers")
-    member = start(ServedPieces(optimizer, variables, shards[world.rank]), shards, world.rank, meeting, settings)
+    member = start(service, shards, world.rank, meeting, settings)
     assert meeting.held is not None
     meeting.held.close()
     return member
 
 
-def start(parameters: Parameters, shards: Sequence[Spec], rank: int, meeting: Meeting, settings: Settings) -> Member:
+def serve(parameters: Parameters, shards: Sequence[Spec], rank: int, settings: Settings) -> Service:
+    """What answers for this rank's shard, without a network yet.
+
+    Args:
+        parameters: the shard.
+        shards: of all servers.
+        rank: of this one.
+        settings: the same on every rank.
+    """
+    kind = SharedCopy if isinstance(settings.rule, Together) else Copies
+    shard = Shard(parameters, kind(settings.pull, shards[rank]), settings.rule, len(shards))
+    keeper = Keeper(shard, shards, Flight())
+    return Service(shard, keeper, len(shards), decoder(settings.push, shards[rank]))
+
+
+def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting, settings: Settings) -> Member:
     """Starts this rank's server and connects it to all, which may not have started yet.
 
     Args:
-        parameters: this rank's shard.
+        service: of this rank.
         shards: of all servers.
         rank: of this one.
         meeting: of all of them.
         settings: the same on every rank.
     """
-    kind = SharedCopy if isinstance(settings.rule, Together) else Copies
-    shard = Shard(parameters, kind(settings.pull, shards[rank]), settings.rule, len(shards))
-    service = Service(shard, len(shards), decoder(settings.push, shards[rank]))
     protocol, subject = wire.protocol(shards[0].size), _subject(shards, settings)
     events = _Departures(service.gone)
     server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
     caller = Caller(rank, subject, meeting.secret, protocol, Patience(work=math.inf, again=_AGAIN), events=events)
-    return Member(shards, shard, service, server, Client(meeting.addresses, caller))
+    return Member(shards, service, server, Client(meeting.addresses, caller))
 
 
 class _Departures(Events):
@@ -206,6 +225,18 @@ def _begin_alike(variables: Sequence[Any], world: Communicator) -> None:
     first = world.broadcast(flat, 0, "servers.begin")
     for variable, value in zip(variables, unpacked(first, [each.shape for each in variables]), strict=True):
         variable.assign(value)
+
+
+def _restore_together(shard: Shard, state: State, world: Communicator) -> None:
+    problem = ""
+    try:
+        shard.restore(state)
+    except ValueError as complaint:
+        problem = str(complaint)
+    problems = world.gather_descriptions(problem, "servers.restore")
+    told = [f"rank {rank}: {each}" for rank, each in zip(world.ranks, problems, strict=True) if each]
+    if told:
+        raise ValueError("; ".join(told))
 
 
 def _config(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from hvd_sparse.servers import applying
 from hvd_sparse.servers.joining import Member, Settings, join
 from hvd_sparse.servers.pushing import Pushes, entries, unpacked
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
+from hvd_sparse.servers.saving import Resumed, Write
 from hvd_sparse.spec import Segment
 from hvd_sparse.transport import topology
 
@@ -68,7 +69,7 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     _check_pull(pull)
     feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
     rule = _rule(synchronous, max_staleness, pushes_per_update)
-    vars(optimizer)[_SERVED] = _Served(Settings(feeding, pull, rule, interface))
+    vars(optimizer)[_SERVED] = Participant(Settings(feeding, pull, rule, interface))
     optimizer.__class__ = _served_class(type(optimizer))
     return optimizer
 
@@ -96,7 +97,7 @@ def is_served(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.Optimizer) and _SERVED in vars(optimizer)
 
 
-def served(optimizer: Any) -> _Served:
+def served(optimizer: Any) -> Participant:
     """What makes an optimizer run on servers, also where one with loss scaling is around it."""
     inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
     return vars(inner)[_SERVED]
@@ -126,7 +127,7 @@ def _rule(synchronous: bool, max_staleness: int | None, pushes_per_update: int) 
     return Together()
 
 
-class _Served:
+class Participant:
     """One optimizer's part in the job: its variables, what it pushes and its connections."""
 
     def __init__(self, settings: Settings):
@@ -135,6 +136,28 @@ class _Served:
         self._pushes: Pushes | None = None
         self._steps: tf.Variable | None = None
         self._member: Member | None = None
+        self._write: Write | None = None
+        self._resumed: Resumed | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether this rank has joined the servers."""
+        return self._member is not None
+
+    @property
+    def sends_all(self) -> bool:
+        """Whether a rank keeps nothing of a gradient."""
+        return self._settings.push is None
+
+    def write_by(self, write: Write) -> None:
+        """Says how this rank writes its part of a checkpoint."""
+        self._write = write
+        if self._member is not None:
+            self._member.keeper.write = write
+
+    def resume_with(self, resumed: Resumed) -> None:
+        """Says what this rank is to begin with, before it has begun; all ranks do, or none."""
+        self._resumed = resumed
 
     @property
     def member(self) -> Member:
@@ -156,16 +179,31 @@ class _Served:
         self._variables = list(variables)
         named = zip(unique_names(variables), variables, strict=True)
         segments = tuple(Segment(name, tuple(variable.shape)) for name, variable in named)
-        self._member = join(optimizer, self._variables, segments, topology.grid(), self._settings)
-        self._pushes = Pushes(self._settings.push, self._member.shards)
-        self._steps = tf.Variable(0, dtype=tf.int64, trainable=False, name="steps_of_all")
+        state = None if self._resumed is None else self._resumed.state
+        self._member = member = join(optimizer, self._variables, segments, topology.grid(), self._settings, state)
+        self._pushes = pushes = Pushes(self._settings.push, member.shards)
+        self._steps = tf.Variable(self._steps_of(member.connections.pushes), trainable=False, name="steps_of_all")
+        member.keeper.unsent, member.keeper.write = lambda: pushes.waiting().numpy(), self._write
+        if self._resumed is not None:
+            self._go_on(optimizer, self._resumed)
+
+    def _go_on(self, optimizer: keras.optimizers.Optimizer, resumed: Resumed) -> None:
+        assert self._pushes is not None
+        if resumed.unsent is not None:
+            self._pushes.restore(resumed.unsent)
+        self._assign(tf.constant(self.member.connections.copy.values))
+        optimizer.iterations.assign(self.steps)
+
+    def _steps_of(self, pushes: int) -> np.int64:
+        return np.int64(pushes // len(self.member.shards))
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
         """Pushes gradients, pulls parameters and assigns them."""
         assert self._pushes is not None and self._steps is not None
         given = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
         flat = [_flat(given.get(id(variable)), variable) for variable in self._variables]
-        chosen = self._pushes.choose(tf.concat(flat, 0))
+        with tf.control_dependencies([tf.numpy_function(self._begin_to_choose, [], [], stateful=True)]):
+            chosen = self._pushes.choose(tf.concat(flat, 0))
         lengths = [len(parts) for parts in chosen]
         inputs = [tf.cast(rate, tf.float64), *(part for parts in chosen for part in parts)]
 
@@ -200,7 +238,10 @@ class _Served:
         connections, left = self.member.connections, iter(parts)
         connections.step(rate, [entries([next(left) for _ in range(length)]) for length in lengths])
         # A copy: TensorFlow may keep the memory that it is given as a variable's own.
-        return connections.copy.values.copy(), np.int64(connections.pushes // len(lengths))
+        return connections.copy.values.copy(), self._steps_of(connections.pushes)
+
+    def _begin_to_choose(self) -> None:
+        self.member.keeper.flight.begin()
 
 
 def _served_class(base: Any) -> type:

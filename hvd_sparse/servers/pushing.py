@@ -64,6 +64,16 @@ class Pushes(tf.Module):
         kept = [self._compressor.waiting(state) for state in self._states]
         return tf.concat([tf.zeros([0], tf.float32) if each is None else each for each in kept], 0)
 
+    def restore(self, vector: np.ndarray) -> None:
+        """Takes what is to be sent yet [d] float32, before the first gradient; does nothing where all is sent."""
+        if self._compressor is None:
+            return
+        ends = np.cumsum([spec.size for spec in self._shards])
+        for part, state in zip(np.split(vector, ends[:-1]), self._states, strict=True):
+            residual = self._compressor.residual(state)
+            assert residual is not None, "it feeds back"
+            residual.assign(part)
+
     def _checked(self, culprit: tf.Tensor) -> tf.Tensor:
         rank = self._shards[0].grid.world.world_rank
         blamed = tf.where(tf.equal(culprit, 0), 0, 1 + rank)

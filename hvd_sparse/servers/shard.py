@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import collections
 import dataclasses
-from typing import Protocol
+from collections.abc import Mapping
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -12,6 +13,24 @@ import tensorflow as tf
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
 from hvd_sparse.servers.rules import Rule, Standing
+
+
+class State(NamedTuple):
+    """All that a server has to remember of its shard.
+
+    Attributes:
+        arrays: of its parameters: vectors [size], and numbers [] .
+        gathered: [size] float32, the sum of pushes that have not made an update yet.
+        gathered_pushes: how many these are.
+        version: how many updates the parameters have taken in.
+        pushes: how many pushes of all clients were applied.
+    """
+
+    arrays: Mapping[str, np.ndarray]
+    gathered: np.ndarray
+    gathered_pushes: int
+    version: int
+    pushes: int
 
 
 class Parameters(Protocol):
@@ -24,6 +43,12 @@ class Parameters(Protocol):
 
     def apply(self, gradient: np.ndarray, rate: float) -> None:
         """Makes one update by a gradient [size] float32 and a learning rate."""
+
+    def state(self) -> dict[str, np.ndarray]:
+        """All that is to be remembered: vectors [size], and numbers []."""
+
+    def restore(self, state: Mapping[str, np.ndarray]) -> None:
+        """Takes up what `state` gave; ValueError where it does not fit."""
 
 
 @dataclasses.dataclass
@@ -57,6 +82,7 @@ class Shard:
         self._waiting: dict[int, Push] = {}  # in the order of arrival
         self._sum = np.zeros(parameters.size, np.float32)
         self._gathered = 0
+        self._stands_still = False
         self.version = self.pushes = 0
         self.staleness: collections.Counter[int] = collections.Counter()  # of applied pushes, in updates
 
@@ -129,6 +155,26 @@ class Shard:
         self._away.add(client)
         return self._advance()
 
+    def stand_still(self) -> dict[int, int]:
+        """Applies nothing until `go_on`, and lets all that comes wait; the last push of each client that it has."""
+        self._stands_still = True
+        return {client: each.number - (client in self._waiting) for client, each in self._clients.items()}
+
+    def go_on(self) -> list[tuple[int, Pull]]:
+        """Applies what may be applied again; returns what `push` does."""
+        self._stands_still = False
+        return self._advance()
+
+    def state(self) -> State:
+        """What is to be remembered; copies, which later updates do not change."""
+        return State(self._parameters.state(), self._sum.copy(), self._gathered, self.version, self.pushes)
+
+    def restore(self, state: State) -> None:
+        """Takes up what `state` gave, before any client begins; ValueError where it does not fit."""
+        self._parameters.restore(state.arrays)
+        self._sum[:] = state.gathered
+        self._gathered, self.version, self.pushes = state.gathered_pushes, state.version, state.pushes
+
     def published(self) -> Entries:
         """All of the parameters as they are."""
         return Entries(self._parameters.vector().numpy())
@@ -140,7 +186,7 @@ class Shard:
     def _advance(self) -> list[tuple[int, Pull]]:
         """Applies what may be applied; all who are answered are then sent the same version."""
         served: list[int] = []
-        while group := self._rule.next(self._standing(served)):
+        while not self._stands_still and (group := self._rule.next(self._standing(served))):
             self._apply([(client, self._waiting.pop(client)) for client in group])
             served += group
         if served and isinstance(self._copies, SharedCopy):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -13,8 +13,9 @@ from link import Protocol
 Decode: TypeAlias = Callable[[Codes, np.ndarray], np.ndarray]  # codes and places to values [k] float32
 
 _COUNT = 2**62
-_VALUE, _PLACE = np.dtype("<f4"), np.dtype("<i4")
+_VALUE, _PLACE, _NUMBER = np.dtype("<f4"), np.dtype("<i4"), np.dtype("<i8")
 
+_PROBLEM = 4096  # bytes of words
 _LEAST_BYTES = 64 << 20  # what payloads may have in any case: what is not trained is not counted in a shard
 
 _ENTRIES = {"values": (int, 2**31), "everywhere": (bool, 1), "scales": (int, 2**31), "codes": (int, 2**31)}
@@ -28,8 +29,14 @@ def protocol(size: int) -> Protocol:
     return Protocol(
         name="hvd_sparse servers",
         version=1,
-        requests={"begin": {}, "push": _PUSH, "publish": {}, "pause": {}, "average": _ENTRIES, "leave": {}, "part": {}},
-        answers={"pull": _PULL, "parted": {}},
+        requests={
+            **{"begin": {}, "push": _PUSH, "publish": {}, "pause": {}, "average": _ENTRIES, "leave": {}, "part": {}},
+            **{"stand_still": {}, "keep": {}, "go_on": {}, "write": {"checkpoint": (int, _COUNT)}},
+        },
+        answers={
+            **{"pull": _PULL, "done": {}, "numbers": {}},
+            **{"written": {"sha256": (str, 64)}, "failed": {"problem": (str, _PROBLEM)}},
+        },
         request_bytes=most,
         answer_bytes=most,
     )
@@ -43,6 +50,23 @@ def push_fields(push: Push) -> dict[str, Any]:
 def pull_fields(pull: Pull) -> dict[str, Any]:
     """The header's fields of a pull."""
     return {"push": pull.number, "version": pull.version, "pushes": pull.pushes, **entries_fields(pull.parameters)}
+
+
+def numbers(values: Sequence[int]) -> bytes:
+    """Numbers of pushes, as a payload."""
+    return np.asarray(values, _NUMBER).tobytes()
+
+
+def numbers_of(received: Any, count: int) -> list[int]:
+    """The numbers that came; MessageError where they are not so many."""
+    if len(received) != count * _NUMBER.itemsize:
+        raise MessageError(f"{len(received)} bytes for {count} numbers of pushes")
+    return np.frombuffer(received, _NUMBER).tolist()
+
+
+def problem(error: BaseException) -> str:
+    """An error in words that fit into an answer."""
+    return f"{type(error).__name__}: {error}".encode()[:_PROBLEM].decode(errors="ignore")
 
 
 def payload(entries: Entries) -> bytes:

@@ -51,6 +51,7 @@ def a_stopped_run_ends_with_the_bits_of_one_that_was_not(recipe, policy):
     trained_with_checkpoints(folder / "stopped", 1, recipe, policy)
     resumed = trained_with_checkpoints(folder / "stopped", 2, recipe, policy)
     whole = trained_with_checkpoints(folder / "whole", 2, recipe, policy)
+    assert not resumed._initial_epoch, "a fit after this one begins where it is told to"
     for first, second in zip(state_of(resumed), state_of(whole), strict=True):
         np.testing.assert_array_equal(first, second)
 

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.servers.applying import ServedPieces
-from hvd_sparse.servers.joining import Member, Settings, start
+from hvd_sparse.servers.joining import Member, Settings, serve, start
 from hvd_sparse.servers.meeting import Meeting
 from hvd_sparse.servers.pushing import Pushes, cut, entries
 from hvd_sparse.servers.rules import InOrderOfArrival
@@ -28,7 +28,7 @@ def started(ranks: int, settings: Settings = ASYNCHRONOUS, rate: float = 0.1) ->
 
     def one(rank: int) -> None:
         parameters = ServedPieces(keras.optimizers.SGD(rate), begin, shards[rank])
-        made[rank] = start(parameters, shards, rank, meeting, settings)
+        made[rank] = start(serve(parameters, shards, rank, settings), shards, rank, meeting, settings)
 
     each(ranks, one)
     return made

@@ -8,6 +8,7 @@ from hvd_sparse.keras.callbacks.best_model import BestModelCheckpoint
 from hvd_sparse.keras.callbacks.checkpoint import CheckpointCallback
 from hvd_sparse.keras.callbacks.learning_rate import LearningRateScheduleCallback, LearningRateWarmupCallback
 from hvd_sparse.keras.callbacks.servers import AverageStatisticsCallback, PublishedParametersCallback
+from hvd_sparse.keras.callbacks.servers_checkpoint import ServersCheckpointCallback
 from hvd_sparse.keras.callbacks.telemetry import TelemetryCallback
 
 __all__ = [
@@ -19,5 +20,6 @@ __all__ = [
     "LearningRateWarmupCallback",
     "MetricAverageCallback",
     "PublishedParametersCallback",
+    "ServersCheckpointCallback",
     "TelemetryCallback",
 ]

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
-import io
 import os
 import pathlib
 import warnings
 from typing import Any
 
-import keras
-
 from hvd_sparse.exchange.gradients import resource
-from hvd_sparse.keras import ahead, checkpoint, files, hooks, slots
+from hvd_sparse.keras import ahead, checkpoint, hooks, slots
 from hvd_sparse.keras.callbacks import folders
 from hvd_sparse.keras.callbacks.averaging import broadcast_state
 from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.keras.callbacks.weights import write_weights
 from hvd_sparse.transport import topology
 
 _MOST = 8  # problems that a warning tells of
@@ -52,7 +49,7 @@ class CheckpointCallback(DistributedCallback):
         ValueError: on every rank alike where the model is not built, or not the one that was saved.
     """
 
-    waits = "to save"
+    waits = "to save (hvd.callbacks.ServersCheckpointCallback does not)"
 
     def __init__(self, directory: str | os.PathLike, every: int = 1, keep: int = 2, required: bool = False):
         super().__init__()
@@ -80,6 +77,9 @@ class CheckpointCallback(DistributedCallback):
         if (epoch + 1) % self.every == 0:
             self._save(epoch)
 
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        hooks.resume_at(self.model, None)
+
     # ---- saving ----
 
     def _save(self, epoch: int) -> None:
@@ -106,7 +106,7 @@ class CheckpointCallback(DistributedCallback):
         problem = None
         if world.rank == 0:
             try:
-                written[folders.WEIGHTS] = _write_weights(self.model, folder / folders.WEIGHTS)
+                written[folders.WEIGHTS] = write_weights(self.model, folder / folders.WEIGHTS)
                 folders.write_marker(folder, epoch, world.size, written)
             except Exception as error:  # the other ranks wait for what has become of it
                 problem = f"{type(error).__name__}: {error}"
@@ -151,7 +151,11 @@ class CheckpointCallback(DistributedCallback):
         if problem is not None:
             passed_over.append(problem)
             return None
-        return folders.Checkpoint(*found)
+        opened = folders.Checkpoint(*found)
+        if opened.of_servers:
+            passed_over.append(f"{folders.path(self.directory, epoch)} is of sharded servers")
+            return None
+        return opened
 
     def _lost_with(self, found: folders.Checkpoint) -> str | None:
         """Why local variables of this rank, where it has any, cannot be had: they are in its own file alone."""
@@ -214,23 +218,6 @@ class CheckpointCallback(DistributedCallback):
         checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
         if not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
-
-
-class _WeightsFile(io.BytesIO):
-    """A file in memory to which Keras writes weights; it looks at the end of the name."""
-
-    def __str__(self) -> str:
-        return f"memory.{folders.WEIGHTS}"
-
-
-def _write_weights(model: keras.Model, path: pathlib.Path) -> str:
-    """Writes the weights from memory, as HDF5 may end the process where a disk is full; gives the file's SHA-256."""
-    made = _WeightsFile()
-    model.save_weights(made)
-    content = made.getbuffer()
-    with files.replacing(path) as file:
-        file.write(content)
-    return hashlib.sha256(content).hexdigest()
 
 
 def _sentences(

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from hvd_sparse.keras import archives, files
 
-MARKER, WEIGHTS, RESIDUALS = "whole.json", "model.weights.h5", "residuals.npz"
+MARKER, WEIGHTS, RESIDUALS, SERVERS = "whole.json", "model.weights.h5", "residuals.npz", "servers.npz"
 _FORMAT = "hvd_sparse checkpoint 2"
 _UNSIGNED = {"epoch", "weights sha256"}  # what markers of the first format hold, and nothing else
 _NAME = re.compile(r"epoch-(\d{4,})")
 _TEMPORARY = r"(\.\d+\.tmp)?"
-_FIRST_WRITTEN = re.compile(rf"residuals\.npz(\.rank\d+of\d+)?{_TEMPORARY}")
+_FIRST_WRITTEN = re.compile(rf"(residuals|servers)\.npz(\.rank\d+of\d+)?{_TEMPORARY}")
 _LAST_WRITTEN = re.compile(rf"(whole\.json|model\.weights\.h5){_TEMPORARY}|whole\.tmp")
 Digest = Callable[[pathlib.Path], str]
 
@@ -42,6 +42,17 @@ class Checkpoint(NamedTuple):
     ranks: int
     digests: dict[str, str]
     signed: bool
+
+    @property
+    def of_servers(self) -> bool:
+        """Whether it is one of sharded servers."""
+        return any(name.startswith(SERVERS) for name in self.digests)
+
+    def needed(self, folder: pathlib.Path) -> list[pathlib.Path]:
+        """The files in its folder without which nobody can go on, beside the weights."""
+        if not self.of_servers:
+            return [folder / RESIDUALS]
+        return [of_rank(folder / SERVERS, rank, self.ranks) for rank in range(self.ranks)]
 
 
 def path(directory: pathlib.Path, epoch: int) -> pathlib.Path:
@@ -68,8 +79,13 @@ def write_marker(folder: pathlib.Path, epoch: int, ranks: int, digests: Mapping[
         file.write(_signed({"format": _FORMAT, "epoch": epoch, "ranks": ranks, "files": dict(digests)}))
 
 
+def of_rank(file: pathlib.Path, rank: int, ranks: int) -> pathlib.Path:
+    """The name of a rank's own file beside one of this name."""
+    return file.with_name(f"{file.name}.rank{rank}of{ranks}")
+
+
 def open_whole(directory: pathlib.Path, epoch: int, digest: Digest = files.sha256) -> Checkpoint:
-    """The checkpoint of an epoch, whose marker, weights and sums of residuals are as they were written.
+    """The checkpoint of an epoch, whose marker, weights, and sums of residuals or servers' files are as written.
 
     Args:
         directory: that has its folder.
@@ -82,7 +98,8 @@ def open_whole(directory: pathlib.Path, epoch: int, digest: Digest = files.sha25
     folder = path(directory, epoch)
     checkpoint = _read_marker(folder / MARKER, epoch)
     check_file(checkpoint, folder / WEIGHTS, digest)
-    check_file(checkpoint, folder / RESIDUALS, digest)
+    for file in checkpoint.needed(folder):
+        check_file(checkpoint, file, digest)
     if checkpoint.signed:
         return checkpoint
     return checkpoint._replace(ranks=archives.load(folder / RESIDUALS).manifest["ranks"])

@@ -11,7 +11,9 @@ from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.servers.optimizer import is_served, served
 
 
-class _ServersCallback(DistributedCallback):
+class ServersCallback(DistributedCallback):
+    """What callbacks share that are for sharded servers alone."""
+
     def set_model(self, model: keras.Model) -> None:
         """Raises ValueError where the model's optimizer does not run on servers."""
         super().set_model(model)
@@ -21,7 +23,7 @@ class _ServersCallback(DistributedCallback):
             )
 
 
-class PublishedParametersCallback(_ServersCallback):
+class PublishedParametersCallback(ServersCallback):
     """Gives the model what the servers have when it is evaluated and when an epoch ends; no rank waits for another.
 
     Between them a rank's model holds its own copy, which lacks what its pulls have left out. List it before callbacks
@@ -35,7 +37,7 @@ class PublishedParametersCallback(_ServersCallback):
             self.consolidate()
 
 
-class AverageStatisticsCallback(_ServersCallback):
+class AverageStatisticsCallback(ServersCallback):
     """Averages over ranks what is not trained, such as the moving means and variances of batch normalisation.
 
     Every so many steps a rank tells the first server its own, and gets the mean of what all have told last. No rank

@@ -1,0 +1,150 @@
+"""A callback that saves sharded servers as a whole, and goes on from there."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import warnings
+from typing import Any
+
+from hvd_sparse.keras import checkpoint, hooks, servers_files
+from hvd_sparse.keras.callbacks import folders
+from hvd_sparse.keras.callbacks.servers import ServersCallback
+from hvd_sparse.keras.callbacks.weights import write_weights
+from hvd_sparse.servers.optimizer import Participant, served
+from hvd_sparse.servers.saving import Kept
+from hvd_sparse.transport import topology
+
+
+class ServersCheckpointCallback(ServersCallback):
+    """Saves all that sharded servers need to go on, and goes on from the newest whole checkpoint when `fit` begins.
+
+    At the end of rank 0's epochs all servers stand still for a moment, in which each rank takes down its shard of the
+    parameters and of the optimizer's slots and what its client has not sent; no rank has to be at any particular place.
+    Then each writes its file, and training goes on meanwhile. A checkpoint is a folder `epoch-0007` in `directory`:
+    these files, the model's weights by rank 0, which Keras can load by itself, and a marker, written last, with the
+    SHA-256 of each of them. The directory has to be one that all ranks share.
+
+    Where any of its files is missing or damaged, all ranks go on from the checkpoint before, and rank 0 warns of it. On
+    another number of ranks shards are cut anew, and the sum of what was not sent is kept; on the same number everything
+    is as it was, to the bit. Where servers run already, as in a second `fit`, nothing is read.
+
+    Args:
+        directory: the same on every rank, and shared by them.
+        every: save at the end of every so many epochs of rank 0.
+        keep: how many whole checkpoints stay; what is older of ours is removed, and nothing of others.
+        required: whether training must not begin anew.
+
+    Raises:
+        FileNotFoundError: when `fit` begins, on every rank alike, where there is no whole checkpoint and one is
+            required.
+        OSError: on rank 0 where a checkpoint cannot be written, naming the rank that cannot; those before it stay.
+        ValueError: on every rank alike where the model is not built, or not the one that was saved.
+    """
+
+    def __init__(self, directory: str | os.PathLike, every: int = 1, keep: int = 2, required: bool = False):
+        super().__init__()
+        if every < 1 or keep < 1:
+            raise ValueError(f"Expected every and keep of at least 1, got {every} and {keep}.")
+        self.directory = pathlib.Path(directory)
+        self.every, self.keep, self.required = every, keep, required
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._participant.write_by(self._write_own)
+        if self._participant.has_begun:
+            return
+        passed_over: list[str] = []
+        found = self._newest(passed_over)
+        if found is None and self.required:
+            why = "; ".join(passed_over) or "there is none at all"
+            raise FileNotFoundError(f"{self.directory} has no whole checkpoint of servers to go on from: {why}.")
+        if passed_over and topology.rank() == 0:
+            goes_on = "Training begins anew." if found is None else f"Training goes on from epoch {found.epoch}."
+            warnings.warn(f"Not whole: {'; '.join(passed_over)}. {goes_on}", stacklevel=2)
+        if found is not None:
+            self._restore(found)
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_end(epoch, logs)
+        if topology.rank() == 0 and (epoch + 1) % self.every == 0:
+            self._save(epoch)
+
+    @property
+    def _participant(self) -> Participant:
+        return served(self.model.optimizer)
+
+    def _account(self) -> servers_files.Account:
+        optimizer = self.model.optimizer
+        return servers_files.Account.of(
+            getattr(optimizer, "inner_optimizer", optimizer), self.model.trainable_variables
+        )
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        hooks.resume_at(self.model, None)
+
+    # ---- saving ----
+
+    def _save(self, epoch: int) -> None:
+        """On rank 0; the other ranks' servers do their part."""
+        folder, ranks = folders.path(self.directory, epoch), topology.size()
+        new = not os.path.exists(folder / folders.MARKER)
+        try:
+            digests = self._participant.member.connections.save(epoch)
+            names = [folders.of_rank(folder / folders.SERVERS, rank, ranks).name for rank in range(ranks)]
+            written = dict(zip(names, digests, strict=True))
+            written[folders.WEIGHTS] = write_weights(self.model, folder / folders.WEIGHTS)
+            folders.write_marker(folder, epoch, ranks, written)
+        except OSError:
+            if new:  # of a checkpoint that was there already, what has not been replaced stays
+                folders.discard(folder)
+            raise
+        folders.remove_before(self.directory, folders.oldest_kept(self.directory, epoch, self.keep))
+
+    def _write_own(self, epoch: int, kept: Kept) -> str:
+        """On every rank, by its server."""
+        rank, ranks = topology.rank(), topology.size()
+        path = folders.of_rank(folders.path(self.directory, epoch) / folders.SERVERS, rank, ranks)
+        return servers_files.write(path, kept, self._account(), rank, ranks)
+
+    # ---- going on ----
+
+    def _newest(self, passed_over: list[str]) -> folders.Checkpoint | None:
+        """The newest checkpoint that is whole for rank 0; what is wrong with newer ones is added to a list."""
+        found: folders.Checkpoint | None = None
+        problem = None
+        if topology.rank() == 0:
+            try:
+                found = self._look(passed_over)
+            except OSError as error:
+                problem = str(error)
+        checkpoint.raise_together(problem, "look for checkpoints")
+        told = topology.world().gather_descriptions([found, passed_over], "servers.checkpoint")[0]
+        passed_over[:] = told[1]
+        return None if told[0] is None else folders.Checkpoint(*told[0])
+
+    def _look(self, passed_over: list[str]) -> folders.Checkpoint | None:
+        for epoch in reversed(folders.epochs(self.directory)):
+            try:
+                found = folders.open_whole(self.directory, epoch)
+            except OSError as problem:
+                passed_over.append(str(problem))
+                continue
+            if found.of_servers:
+                return found
+            passed_over.append(f"{folders.path(self.directory, epoch)} is of a DistributedOptimizer, not of servers")
+        return None
+
+    def _restore(self, found: folders.Checkpoint) -> None:
+        folder = folders.path(self.directory, found.epoch)
+        problem = None
+        try:
+            if not self.model.built:
+                raise ValueError("the model is not built: give it its input shape, or call it on a batch, before fit")
+            self.model.load_weights(folder / folders.WEIGHTS)
+            who = servers_files.Rank(topology.rank(), topology.size(), self._participant.sends_all)
+            self._participant.resume_with(servers_files.resumed(found.needed(folder), self._account(), who))
+        except Exception as error:  # the other ranks wait for what has become of it
+            problem = f"{type(error).__name__}: {error}"
+        checkpoint.raise_together(problem, f"go on from {folder}", ValueError)
+        self.model.optimizer.build(self.model.trainable_variables)
+        hooks.resume_at(self.model, found.epoch + 1)

@@ -1,0 +1,144 @@
+"""What a checkpoint holds of sharded servers, taken down while all of them stand still for a moment.
+
+Servers stop applying pushes, each rank notes its shard and what its client has not sent, and servers go on; only then
+are files written. A client is not stopped: what it sends meanwhile waits, and its answer shows whether a push was
+applied before. So what went in is what was applied and what is kept, to the bit, and no rank waits at a barrier.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import numpy as np
+
+from hvd_sparse.servers.messages import Entries
+from hvd_sparse.servers.shard import Shard, State
+from hvd_sparse.spec import Spec
+
+_REST = 30.0  # seconds for a client to hand over what it has chosen
+
+
+class Kept(NamedTuple):
+    """What one rank has.
+
+    Attributes:
+        state: of its shard.
+        unsent: [d] float32, what its client has not sent, or has and no server has applied.
+    """
+
+    state: State
+    unsent: np.ndarray
+
+
+class Resumed(NamedTuple):
+    """What a rank goes on with.
+
+    Attributes:
+        state: of its shard.
+        unsent: [d] float32, for its client to send; None where there is nothing.
+    """
+
+    state: State
+    unsent: np.ndarray | None
+
+
+Write = Callable[[int, Kept], str]
+"""Writes what a rank has, as part of a numbered checkpoint; gives the SHA-256 of the file."""
+
+
+class Flight:
+    """What a client has sent and not heard of, and whether its residual is about to change; for several threads.
+
+    From `begin` until `sends` a part of the residual is on its way into messages, and nobody may look at it.
+    """
+
+    def __init__(self):
+        self._changed = threading.Condition()
+        self._choosing = self._watched = False
+        self._number, self._parts = 0, list[Entries]()
+
+    def begin(self) -> None:
+        """The client is about to choose what it sends."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._watched)
+            self._choosing = True
+
+    def sends(self, number: int, parts: Sequence[Entries]) -> None:
+        """It has chosen, and sends push `number`, a part to each server."""
+        with self._changed:
+            self._number, self._parts, self._choosing = number, list(parts), False
+            self._changed.notify_all()
+
+    def arrived(self) -> None:
+        """All servers have answered it."""
+        with self._changed:
+            self._parts = []
+
+    @contextmanager
+    def watched(self) -> Iterator[tuple[int, list[Entries]]]:
+        """The last push that the client has begun, and its parts until all have arrived; it begins no other meanwhile.
+
+        Raises:
+            TimeoutError: where it does not come to send what it chooses.
+        """
+        with self._changed:
+            if not self._changed.wait_for(lambda: not self._choosing, _REST):
+                raise TimeoutError("a step has ended by an error, and no other has come after it")
+            self._watched = True
+        try:
+            yield self._number, self._parts
+        finally:
+            with self._changed:
+                self._watched = False
+                self._changed.notify_all()
+
+
+class Keeper:
+    """Takes down what a rank has, and has it written.
+
+    Attributes:
+        flight: what the client has on the way.
+        unsent: gives what the client has not sent [d] float32; set when it begins.
+        write: set by who saves.
+    """
+
+    def __init__(self, shard: Shard, shards: Sequence[Spec], flight: Flight):
+        """Takes this rank's shard, those of all servers, and what its client has on the way."""
+        self._shard, self._shards, self.flight = shard, tuple(shards), flight
+        self._kept: Kept | None = None
+        self.unsent: Callable[[], np.ndarray] | None = None
+        self.write: Write | None = None
+
+    def keep(self, applied: Sequence[int]) -> None:
+        """Takes down what is there, while all servers stand still.
+
+        Args:
+            applied: the last push of this rank's client that each server has applied.
+
+        Raises:
+            TimeoutError: where the client does not rest.
+        """
+        state = self._shard.state()
+        with self.flight.watched() as (number, parts):
+            whole = np.zeros(sum(spec.size for spec in self._shards), np.float32)
+            if self.unsent is not None:
+                whole += self.unsent()
+            for spec, part, last in zip(self._shards, parts, applied, strict=bool(parts)):
+                if last < number:
+                    part.add_to(whole[spec.offset : spec.offset + spec.size])
+        self._kept = Kept(state, whole)
+
+    def write_kept(self, number: int) -> str:
+        """Writes what was taken down last; gives the SHA-256 of the file.
+
+        Raises:
+            RuntimeError: where this rank has nothing taken down, or nobody who writes it.
+            OSError: where it cannot be written.
+        """
+        if self.write is None or self._kept is None:
+            raise RuntimeError("this rank's model has no callback that writes checkpoints")
+        kept, self._kept = self._kept, None
+        return self.write(number, kept)

@@ -1,0 +1,101 @@
+"""Sharded servers that are saved while they train, and go on."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+
+import hvd_sparse as hvd
+from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.servers.optimizer import served
+from tests.parallel.cases import case, thorough
+from tests.parallel.training import assert_replicas_equal, network, on_every_rank, own_data, raises, shared_folder
+
+L = keras.layers
+
+
+def trained(folder, epochs, **settings):
+    """A model after some epochs on servers; all ranks have ended them."""
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(hvd.rank())
+    model = network(layers=[L.BatchNormalization()])
+    optimizer = hvd.servers.ShardedServers(keras.optimizers.Adam(0.01), push=TopK(0.25), **settings)
+    model.compile(optimizer, "mse")
+    callbacks = [hvd.callbacks.ServersCheckpointCallback(folder)]
+    model.fit(*own_data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
+    on_every_rank("all have trained")
+    return model
+
+
+@case(ranks=(2,))
+def a_stopped_run_on_servers_ends_with_the_bits_of_one_that_was_not():
+    """Synchronous, as then the order of arrival decides nothing: slots, residuals and schedules go on from before.
+
+    What is not trained is rank 0's where a run goes on, so that only what is trained is compared.
+    """
+    folder, final, steps = shared_folder(), [], []
+    for name, epochs in (("stopped", 1), ("stopped", 3), ("whole", 3)):
+        model = trained(folder / name, epochs, synchronous=True)
+        steps.append(int(model.optimizer.iterations))
+        hvd.servers.finish(model.optimizer)
+        assert_replicas_equal(model.trainable_variables)
+        final.append(model.get_weights())
+    assert steps == [4, 12, 12]
+    assert sorted(each.name for each in (folder / "stopped").iterdir()) == ["epoch-0001", "epoch-0002"]
+    if hvd.rank() == 0:
+        plain = network(layers=[L.BatchNormalization()])
+        plain.load_weights(folder / "whole" / "epoch-0002" / "model.weights.h5")
+    for variable, first, second in zip(model.variables, *final[1:], strict=False):
+        if "moving" not in variable.path:
+            np.testing.assert_array_equal(first, second)
+
+
+@case(ranks=(3,))
+def servers_are_saved_while_ranks_are_anywhere():
+    """Ranks that train for longer, and one that has ended, when rank 0 saves; a damaged file, and one that is other."""
+    folder = shared_folder()
+    model = trained(folder, 2 + hvd.rank(), pull=TopK(0.5))
+    told = model.optimizer.servers.telemetry()["pushes"]
+    hvd.servers.finish(model.optimizer)
+    assert told == 4 * (2 + 3 + 4)
+    if hvd.rank() == 0:
+        damaged = folder / "epoch-0001" / "servers.npz.rank2of3"
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+    on_every_rank("one is damaged")
+    again = network(layers=[L.BatchNormalization()])
+    again.compile(hvd.servers.ShardedServers(keras.optimizers.Adam(0.01)), "mse")
+    epochs = []
+    counted = keras.callbacks.LambdaCallback(on_epoch_begin=lambda epoch, logs: epochs.append(epoch))
+    saving = hvd.callbacks.ServersCheckpointCallback(folder, every=5)
+    again.fit(*own_data(), batch_size=8, epochs=2, verbose=0, callbacks=[counted, saving])
+    assert epochs == [1], "the newest is not whole, and is passed over"
+    again.fit(*own_data(), batch_size=8, epochs=1, verbose=0, callbacks=[counted, saving])
+    assert epochs == [1, 0], "servers that run already go on as they are"
+    assert again.optimizer.servers.telemetry()["bytes_pushed"] > 0
+    hvd.servers.finish(again.optimizer)
+
+    other = network(layers=[L.BatchNormalization()])
+    other.compile(hvd.servers.ShardedServers(keras.optimizers.SGD(0.01)), "mse")
+    with raises(ValueError, "rank 2: ValueError", "is of another model or optimizer"):
+        other.fit(*own_data(), verbose=0, callbacks=[saving])
+    elsewhere = hvd.callbacks.ServersCheckpointCallback(folder / "nothing", required=True)
+    with raises(FileNotFoundError, "there is none at all"):
+        other.fit(*own_data(), verbose=0, callbacks=[elsewhere])
+    with raises(ValueError, "ShardedServers"):
+        plain = network()
+        plain.compile("sgd", "mse")
+        plain.fit(*own_data(), verbose=0, callbacks=[elsewhere])
+
+
+@case(ranks=(2,), quick=thorough)
+def what_servers_keep_is_saved_where_a_rank_does_not_train():
+    """Rank 1 has paused between two `fit`: it is saved with the others all the same."""
+    folder = shared_folder()
+    model = trained(folder, 1)
+    if hvd.rank() == 0:
+        callback = hvd.callbacks.ServersCheckpointCallback(folder)
+        model.fit(*own_data(), batch_size=8, initial_epoch=1, epochs=3, verbose=0, callbacks=[callback])
+        assert (folder / "epoch-0002" / "servers.npz.rank1of2").exists()
+    on_every_rank("rank 0 has trained")
+    assert served(model.optimizer).member.shard.pushes == 4 * 4
+    hvd.servers.finish(model.optimizer)
