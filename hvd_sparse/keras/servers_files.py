@@ -16,7 +16,7 @@ import numpy as np
 from hvd_sparse import spec
 from hvd_sparse.keras import archives
 from hvd_sparse.servers.saving import Kept, Resumed
-from hvd_sparse.servers.shard import State
+from hvd_sparse.servers.state import State
 
 _STATE, _GATHERED, _UNSENT = "state ", "gathered", "unsent"
 
@@ -57,12 +57,12 @@ class Rank(NamedTuple):
     sends_all: bool
 
 
-def write(path: str | os.PathLike, kept: Kept, account: Account, rank: int, ranks: int) -> str:
-    """Writes what a rank has; gives the SHA-256 of the file, OSError where it cannot be written."""
+def write(path: str | os.PathLike, kept: Kept, account: Account, ranks: int) -> str:
+    """Writes what one of so many ranks has; gives the SHA-256 of the file, OSError where it cannot be written."""
     state = kept.state
     manifest = {
         "format": archives.FORMAT,
-        "servers": {"rank": rank, "ranks": ranks, **account._asdict()},
+        "servers": {"shard": kept.shard, "ranks": ranks, **account._asdict()},
         "version": state.version,
         "pushes": state.pushes,
         "gathered": state.gathered_pushes,

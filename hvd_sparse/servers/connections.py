@@ -12,12 +12,14 @@ import numpy as np
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
 from hvd_sparse.servers.pushing import Copy
+from hvd_sparse.servers.replicas import Replicas, deputy_of
 from hvd_sparse.servers.saving import Flight
 from hvd_sparse.spec import Spec
 from link import Client, LinkError, WireError
 
 _ATTEMPTS = 10  # to get an answer to one message, over connections that end
 _PAUSE = 1.0  # seconds between them, for a network that is about to come back
+_LEASES = 10.0  # for which a server is looked for that may have a deputy
 
 
 class ServerLostError(RuntimeError):
@@ -46,18 +48,35 @@ class Volume(NamedTuple):
 
 
 class Connections:
-    """What one client says to all servers; not for several threads at once."""
+    """What one client says to all servers; not for several threads at once.
 
-    def __init__(self, client: Client, shards: Sequence[Spec], flight: Flight):
-        """Takes the link's client, connected to a server for each shard, and what notes pushes; pulls everything."""
-        self._client, self._servers, self._flight = client, range(len(shards)), flight
+    Attributes:
+        copy: of all parameters.
+        number: of its last push.
+        pushes: of all clients, that servers have applied, the least that any has told.
+        sent, received: in steps.
+        seconds_waiting: in steps, for servers.
+        updates_lost: that servers had made and their deputies had not heard of.
+    """
+
+    def __init__(self, client: Client, shards: Sequence[Spec], flight: Flight, replicas: Replicas | None = None):
+        """Pulls everything.
+
+        Args:
+            client: of the link, connected to all ranks.
+            shards: of the ranks.
+            flight: notes what is pushed.
+            replicas: how servers are insured.
+        """
+        self._client, self._flight, self._replicas = client, flight, replicas
+        self._places = list(range(len(shards)))  # who serves each shard
+        self._versions = [0] * len(shards)  # the newest that was seen
         self.copy = Copy(shards)
-        self.number = 0
-        self.pushes = 0  # of all clients, that servers have applied, the least that any has told
+        self.number = self.pushes = self.updates_lost = 0
         self.sent, self.received = Volume(), Volume()
         self.seconds_waiting = 0.0
         self._lost: ServerLostError | None = None
-        self._take(0, self._ask_each(self._servers, "begin", [{}] * len(shards)))
+        self._take(0, self._ask_each("begin", [{"push": 0, "again": False}] * len(shards)))
 
     def step(self, rate: float, chosen: Sequence[Entries]) -> None:
         """Pushes a gradient, of which each server gets its part, and takes up what they answer.
@@ -69,7 +88,7 @@ class Connections:
         self._flight.sends(number, chosen)
         fields = [wire.push_fields(Push(number, rate, entries)) for entries in chosen]
         began = time.monotonic()
-        self._take(number, self._ask_each(self._servers, "push", fields, _payloads(chosen)))
+        self._take(number, self._ask_each("push", fields, [wire.payload(each) for each in chosen]))
         self.seconds_waiting += time.monotonic() - began
         self._flight.arrived()
         self.number = number
@@ -86,91 +105,151 @@ class Connections:
     def averaged(self, values: np.ndarray) -> np.ndarray:
         """Tells the first server values [n] float32 that are not trained; gives the mean of what all have told last."""
         entries = Entries(values)
-        return self._ask_each([0], "average", [wire.entries_fields(entries)], _payloads([entries]))[0].parameters.values
+        return self._ask_each("average", [wire.entries_fields(entries)], [wire.payload(entries)])[0].parameters.values
 
     def leave(self) -> np.ndarray:
         """Tells all servers that this client pushes no more; gives what `published` does once all clients have."""
         return self._whole("leave")
 
     def part(self) -> None:
-        """Tells all servers that this client needs nothing any more; those that are gone need not know."""
-        told = [self._client.ask(server, "part", check=lambda *_: None) for server in self._servers]
-        concurrent.futures.wait(told)
+        """Tells all ranks that this client needs nothing any more; those that are gone need not know."""
+        ranks = range(len(self._places))
+        concurrent.futures.wait([self._client.ask(rank, "part", check=lambda *_: None) for rank in ranks])
 
     def save(self, checkpoint: int) -> list[str]:
-        """Has all ranks write what they have at one moment, in which servers stand still.
+        """Has all shards written as they are at one moment, in which servers stand still.
 
         Args:
             checkpoint: its number.
 
         Returns:
-            The SHA-256 of each rank's file.
+            The SHA-256 of each shard's file.
 
         Raises:
             SaveError: where a rank cannot; it names the rank.
             ServerLostError: where a server cannot be reached.
         """
-        nothing: list[dict[str, Any]] = [{} for _ in self._servers]
         try:
-            applied = [np.frombuffer(told, np.int64) for told in self._tell_each("stand_still", nothing)]
-            mine = [wire.numbers([last[rank] for last in applied]) for rank in self._servers]
-            self._tell_each("keep", nothing, mine)
+            applied = [np.frombuffer(told, np.int64) for told in self._tell_each("stand_still")]
+            mine = [wire.numbers([last[rank] for last in applied]) for rank in range(len(applied))]
+            self._tell_each("keep", payloads=mine)
         finally:
-            self._tell_each("go_on", nothing)
-        return self._tell_each("write", [{"checkpoint": checkpoint} for _ in self._servers])
+            self._tell_each("go_on")
+        return self._tell_each("write", {"checkpoint": checkpoint})
 
-    def _tell_each(self, kind: str, fields: Sequence[dict[str, Any]], payloads: Sequence[bytes] | None = None) -> Any:
+    def _tell_each(self, kind: str, fields: Mapping[str, Any] = {}, payloads: Sequence[bytes] | None = None) -> Any:
         """What each server says to what is no step; SaveError where one of them cannot do it."""
-        answers = self._ask_each(self._servers, kind, fields, payloads, _said)
-        problems = [f"rank {rank}: {told}" for rank, (told, failed) in enumerate(answers) if failed]
+        answers = self._ask_each(kind, [fields] * len(self._places), payloads, _said)
+        problems = [f"rank {self._places[shard]}: {told}" for shard, (told, failed) in enumerate(answers) if failed]
         if problems:
             raise SaveError(f"The servers' state could not be saved. {'; '.join(problems)}")
         return [told for told, _ in answers]
 
     def _whole(self, kind: str) -> np.ndarray:
-        pulls = self._ask_each(self._servers, kind, [{}] * len(self._servers))
+        pulls = self._ask_each(kind, [{}] * len(self._places))
         return np.concatenate([pull.parameters.values for pull in pulls])
 
     def _take(self, number: int, pulls: Sequence[Pull]) -> None:
         for server, pull in enumerate(pulls):
             self.copy.take(server, number, pull)
+            self._versions[server] = pull.version
         if number > 0:
             self.received = self.received.plus([pull.parameters for pull in pulls])
         self.pushes = min(pull.pushes for pull in pulls)
 
+    # ---- whole answers, whatever is lost on the way ----
+
     def _ask_each(
         self,
-        servers: Sequence[int],
         kind: str,
-        fields: Sequence[dict[str, Any]],
+        fields: Sequence[Mapping[str, Any]],
         payloads: Sequence[bytes] | None = None,
         check: Callable[..., Any] | None = None,
     ) -> list[Any]:
-        """Asks several servers at once; what each answers, by default a `Pull`."""
+        """Asks who serve the first shards, as many as there are fields; what each answers, by default a `Pull`."""
         if self._lost is not None:
             raise self._lost
-        bodies = payloads or [b""] * len(servers)
+        bodies = payloads or [b""] * len(fields)
 
-        def ask(place: int) -> concurrent.futures.Future[Any]:
-            return self._client.ask(servers[place], kind, bodies[place], check=check or _pull, **fields[place])
+        def ask(shard: int) -> concurrent.futures.Future[Any]:
+            own = {} if kind in wire.OF_SERVICES else {"shard": shard}
+            answer = _of_who_serves(check or _pull)
+            return self._client.ask(self._places[shard], kind, bodies[shard], check=answer, **own, **fields[shard])
 
-        asked = {place: ask(place) for place in range(len(servers))}
-        for _ in range(_ATTEMPTS):
+        asked = {shard: ask(shard) for shard in range(len(fields))}
+        attempts, pause = self._patience()
+        for _ in range(attempts):
             failed = _failed(asked)
             if not failed:
-                return [asked[place].result() for place in range(len(servers))]
-            lost = {servers[place]: asked[place].exception() for place in failed}
-            time.sleep(_PAUSE)
-            asked.update({place: ask(place) for place in failed})
+                return [asked[shard].result() for shard in range(len(fields))]
+            why = {shard: asked[shard].exception() for shard in failed}
+            time.sleep(pause)
+            for shard in failed:
+                pull = self._begin_again(shard) if self._replicas is not None else None
+                has_arrived = kind == "push" and pull is not None and pull.number == self.number + 1
+                asked[shard] = _done(pull) if has_arrived else ask(shard)
+        raise self._lost_all(why)
+
+    def _patience(self) -> tuple[int, float]:
+        """How often an answer is asked for, and after how many seconds again."""
+        if self._replicas is None:
+            return _ATTEMPTS, _PAUSE
+        pause = min(_PAUSE, self._replicas.lease / 5)
+        return int(_LEASES * self._replicas.lease / pause), pause
+
+    def _begin_again(self, shard: int) -> Pull | None:
+        """Has the deputy take a shard over, if it may, and pulls all of it; None where it stays where it is."""
+        deputy = deputy_of(shard, len(self._places))
+        try:
+            if not self._is_moved(shard, deputy):
+                return None
+            self._places[shard] = deputy
+            fields = {"shard": shard, "push": self.number, "again": True}
+            pull = self._client.ask(deputy, "begin", check=_pull, **fields).result()
+        except LinkError:
+            return None
+        self.copy.take(shard, pull.number, pull)
+        self.updates_lost += max(0, self._versions[shard] - pull.version)
+        self._versions[shard] = pull.version
+        return pull
+
+    def _is_moved(self, shard: int, deputy: int) -> bool:
+        version = self._versions[shard]
+        said, problem = self._client.ask(deputy, "take_over", check=_taken, shard=shard, version=version).result()
+        if problem:
+            raise self._lost_all({shard: f"rank {deputy} cannot take its part over: {problem}"})
+        return said
+
+    def _lost_all(self, why: Mapping[int, Any]) -> ServerLostError:
+        """Remembers for all that is asked from now on that servers are lost."""
+        told = [f"The server of rank {self._places[shard]} does not answer: {each}" for shard, each in why.items()]
         self._lost = ServerLostError(
-            f"{'; '.join(f'The server of rank {server} does not answer: {why}' for server, why in lost.items())}. Its "
-            "part of the parameters is lost with it: start the job again from what was saved last."
+            f"{'; '.join(told)}. Its part of the parameters is lost with it: start the job again from its last "
+            "checkpoint, or from what was saved last."
         )
-        raise self._lost
+        return self._lost
 
 
-def _payloads(parts: Sequence[Entries]) -> list[bytes]:
-    return [wire.payload(each) for each in parts]
+class _MovedError(Exception):
+    """Who was asked does not serve the shard any more."""
+
+    def __str__(self) -> str:
+        return "another one serves its part now"
+
+
+def _of_who_serves(check: Callable[..., Any]) -> Callable[..., Any]:
+    def checked(kind: str, fields: dict[str, Any], received: Any) -> Any:
+        if kind == "moved":
+            raise _MovedError
+        return check(kind, fields, received)
+
+    return checked
+
+
+def _done(pull: Any) -> concurrent.futures.Future[Any]:
+    future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+    future.set_result(pull)
+    return future
 
 
 def _said(kind: str, fields: dict[str, Any], received: Any) -> tuple[Any, bool]:
@@ -180,14 +259,22 @@ def _said(kind: str, fields: dict[str, Any], received: Any) -> tuple[Any, bool]:
     return fields.get("sha256", bytes(received)), False
 
 
+def _taken(kind: str, fields: dict[str, Any], received: Any) -> tuple[bool, str]:
+    """Whether a deputy serves a shard now, and why it never will."""
+    return kind == "done", fields.get("problem", "")
+
+
 def _failed(asked: Mapping[int, concurrent.futures.Future[Any]]) -> list[int]:
     """Waits until all have answered, or one cannot; those that could not."""
     concurrent.futures.wait(asked.values(), return_when=concurrent.futures.FIRST_EXCEPTION)
-    return [place for place, each in asked.items() if each.done() and isinstance(each.exception(), LinkError)]
+    return [place for place, each in asked.items() if each.done() and isinstance(each.exception(), _RETRIED)]
 
 
 def _pull(kind: str, fields: dict[str, Any], received: Any) -> Pull:
     try:
         return wire.pull_of(fields, received)
-    except MessageError as complaint:
-        raise WireError(str(complaint)) from None
+    except (MessageError, KeyError) as complaint:
+        raise WireError(f"no pull: {complaint}") from None
+
+
+_RETRIED = (LinkError, _MovedError)

@@ -20,12 +20,15 @@ from hvd_sparse.servers import wire
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.connections import Connections, ServerLostError
 from hvd_sparse.servers.copies import Copies, SharedCopy
+from hvd_sparse.servers.hosting import Hosting
 from hvd_sparse.servers.meeting import Meeting, meet
 from hvd_sparse.servers.pushing import cut, decoder, unpacked
+from hvd_sparse.servers.replicas import Deputy, Replica, Replicas, Replicator, deputy_of, guarded_by, state_of
 from hvd_sparse.servers.rules import Rule, Together
-from hvd_sparse.servers.saving import Flight, Keeper
+from hvd_sparse.servers.saving import Keeper
 from hvd_sparse.servers.service import Service
-from hvd_sparse.servers.shard import Parameters, Shard, State
+from hvd_sparse.servers.shard import Parameters, Shard
+from hvd_sparse.servers.state import State
 from hvd_sparse.spec import Segment, Spec, describe
 from hvd_sparse.transport.communicator import Communicator, Grid
 from link import Caller, Client, Events, Patience, Server
@@ -42,16 +45,20 @@ class Settings(NamedTuple):
         pull: without feedback; None sends all.
         rule: which pushes are applied when.
         interface: at which this rank's server listens; None is the address of this host.
+        replicas: how servers are insured; None is not at all.
     """
 
     push: Compressor | None
     pull: Compressor | None
     rule: Rule
     interface: str | None
+    replicas: Replicas | None = None
 
     def account(self) -> dict[str, Any]:
         """What all ranks must have in common, JSON-serialisable."""
-        return {"push": describe(self.push), "pull": describe(self.pull), "rule": describe(self.rule)}
+        replicas = None if self.replicas is None else list(self.replicas)
+        described = {"push": describe(self.push), "pull": describe(self.pull), "rule": describe(self.rule)}
+        return {**described, "replicas": replicas}
 
 
 class Member:
@@ -64,10 +71,18 @@ class Member:
         keeper: of what this rank has to add to a checkpoint.
     """
 
-    def __init__(self, shards: Sequence[Spec], service: Service, server: Server, client: Client):
-        self.shards, self.shard, self.keeper = tuple(shards), service.shard, service.keeper
-        self._service, self._server, self._client = service, server, client
-        self.connections = Connections(client, shards, self.keeper.flight)
+    def __init__(
+        self,
+        shards: Sequence[Spec],
+        service: Service,
+        server: Server,
+        client: Client,
+        replicator: Replicator | None = None,
+        replicas: Replicas | None = None,
+    ):
+        self.shards, self.shard, self.keeper = tuple(shards), service.shard, service.own.keeper
+        self._service, self._server, self._client, self._replicator = service, server, client, replicator
+        self.connections = Connections(client, shards, self.keeper.flight, replicas)
         self._closed = False
         atexit.register(self._finish_quietly)
 
@@ -121,6 +136,8 @@ class Member:
         """Stops without waiting for anybody, for a rank that cannot go on."""
         self._closed = True
         atexit.unregister(self._finish_quietly)
+        if self._replicator is not None:
+            self._replicator.close()
         self._client.close()
         self._server.close()
 
@@ -166,7 +183,9 @@ def join(
     world.agree(account, "the model or the servers' settings", "servers.agree")
     shards = cut(Spec(size, grid, segments=segments, name="servers"), world.size)
     _begin_alike(variables, world)
-    service = serve(ServedPieces(optimizer, variables, shards[world.rank]), shards, world.rank, settings)
+    if settings.replicas is not None and world.size < 2:
+        raise ValueError("Expected at least 2 ranks, of which one has the other's replica, got 1: leave replicas out.")
+    service = serve(lambda shard: ServedPieces(optimizer, variables, shards[shard]), shards, world.rank, settings)
     if resumed is not None:
         _restore_together(service.shard, resumed, world)
     meeting = meet(world, range(world.size), settings.interface, "servers")
@@ -176,19 +195,32 @@ def join(
     return member
 
 
-def serve(parameters: Parameters, shards: Sequence[Spec], rank: int, settings: Settings) -> Service:
-    """What answers for this rank's shard, without a network yet.
+def serve(parameters: Callable[[int], Parameters], shards: Sequence[Spec], rank: int, settings: Settings) -> Service:
+    """What answers for this rank's shard, and may take over others, without a network yet.
 
     Args:
-        parameters: the shard.
+        parameters: makes a shard, by its number.
         shards: of all servers.
         rank: of this one.
         settings: the same on every rank.
     """
     kind = SharedCopy if isinstance(settings.rule, Together) else Copies
-    shard = Shard(parameters, kind(settings.pull, shards[rank]), settings.rule, len(shards))
-    keeper = Keeper(shard, shards, Flight())
-    return Service(shard, keeper, len(shards), decoder(settings.push, shards[rank]))
+
+    def hosting(number: int) -> Hosting:
+        copies = kind(settings.pull, shards[number])
+        shard = Shard(parameters(number), copies, settings.rule, len(shards))
+        return Hosting(shard, Keeper(shard, number, shards), decoder(settings.push, shards[number]))
+
+    def adopt(number: int, replica: Replica) -> Hosting:
+        adopted = hosting(number)
+        adopted.shard.restore(*state_of(replica, adopted.shard.state(), len(shards)))
+        adopted.keeper.write = own.keeper.write
+        return adopted
+
+    own = hosting(rank)
+    guarded = [] if settings.replicas is None else guarded_by(rank, len(shards))
+    deputies = {number: Deputy(settings.replicas) for number in guarded if settings.replicas is not None}
+    return Service(rank, own, len(shards), deputies, adopt)
 
 
 def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting, settings: Settings) -> Member:
@@ -201,11 +233,20 @@ def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting,
         meeting: of all of them.
         settings: the same on every rank.
     """
-    protocol, subject = wire.protocol(shards[0].size), _subject(shards, settings)
+    replicas = settings.replicas
+    protocol, subject = wire.protocol(shards[0].size, replicas is not None), _subject(shards, settings)
     events = _Departures(service.gone)
     server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
-    caller = Caller(rank, subject, meeting.secret, protocol, Patience(work=math.inf, again=_AGAIN), events=events)
-    return Member(shards, service, server, Client(meeting.addresses, caller))
+    silence = {} if replicas is None else {"silence": 2 * replicas.lease}
+    patience = Patience(work=math.inf, again=_AGAIN, **silence)
+    client = Client(meeting.addresses, Caller(rank, subject, meeting.secret, protocol, patience, events=events))
+    replicator = None if replicas is None else _replicator(service, rank, len(shards), client, replicas)
+    return Member(shards, service, server, client, replicator, replicas)
+
+
+def _replicator(service: Service, rank: int, ranks: int, client: Client, replicas: Replicas) -> Replicator:
+    deputy = deputy_of(rank, ranks)
+    return Replicator(service.shard, rank, deputy, client, replicas, service.lock, service.own.advance, service.depose)
 
 
 class _Departures(Events):

@@ -76,6 +76,10 @@ class Presence:
         if not self._here:
             self._nobody.set()
 
+    def absent(self, ranks: int) -> set[int]:
+        """Of so many clients, those that have ended or are gone."""
+        return set(range(ranks)) - self._here
+
     def wait_for_nobody(self, seconds: float) -> bool:
         """Waits until all have ended; says whether they have."""
         return self._nobody.wait(seconds)

@@ -15,7 +15,8 @@ from typing import NamedTuple
 import numpy as np
 
 from hvd_sparse.servers.messages import Entries
-from hvd_sparse.servers.shard import Shard, State
+from hvd_sparse.servers.shard import Shard
+from hvd_sparse.servers.state import State
 from hvd_sparse.spec import Spec
 
 _REST = 30.0  # seconds for a client to hand over what it has chosen
@@ -25,10 +26,12 @@ class Kept(NamedTuple):
     """What one rank has.
 
     Attributes:
-        state: of its shard.
+        shard: its number.
+        state: of this shard.
         unsent: [d] float32, what its client has not sent, or has and no server has applied.
     """
 
+    shard: int
     state: State
     unsent: np.ndarray
 
@@ -101,14 +104,15 @@ class Keeper:
 
     Attributes:
         flight: what the client has on the way.
-        unsent: gives what the client has not sent [d] float32; set when it begins.
+        unsent: gives what the client has not sent [d] float32; None where no client belongs to the shard.
         write: set by who saves.
     """
 
-    def __init__(self, shard: Shard, shards: Sequence[Spec], flight: Flight):
-        """Takes this rank's shard, those of all servers, and what its client has on the way."""
-        self._shard, self._shards, self.flight = shard, tuple(shards), flight
+    def __init__(self, shard: Shard, number: int, shards: Sequence[Spec]):
+        """Takes a shard, its number, and those of all servers."""
+        self._shard, self._number, self._shards = shard, number, tuple(shards)
         self._kept: Kept | None = None
+        self.flight = Flight()
         self.unsent: Callable[[], np.ndarray] | None = None
         self.write: Write | None = None
 
@@ -129,7 +133,7 @@ class Keeper:
             for spec, part, last in zip(self._shards, parts, applied, strict=bool(parts)):
                 if last < number:
                     part.add_to(whole[spec.offset : spec.offset + spec.size])
-        self._kept = Kept(state, whole)
+        self._kept = Kept(self._number, state, whole)
 
     def write_kept(self, number: int) -> str:
         """Writes what was taken down last; gives the SHA-256 of the file.

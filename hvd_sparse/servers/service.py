@@ -1,4 +1,4 @@
-"""A shard behind the link: requests in, answers out, on the thread of the link's server."""
+"""A rank's service behind the link: its own shard, those that it has taken over, and replicas of others."""
 
 from __future__ import annotations
 
@@ -8,68 +8,89 @@ from collections.abc import Callable
 import numpy as np
 
 from hvd_sparse.servers import wire
+from hvd_sparse.servers.hosting import Hosting
 from hvd_sparse.servers.meeting import Presence
 from hvd_sparse.servers.messages import Entries, MessageError, Pull
-from hvd_sparse.servers.saving import Keeper
+from hvd_sparse.servers.replicas import Deputy, Replica
 from hvd_sparse.servers.shard import Shard
 from link import Request, WireError
 
+Adopt = Callable[[int, Replica], Hosting]
+"""Makes of a shard's number and its replica what serves it."""
+
 
 class Service:
-    """Answers the requests of clients out of a shard.
+    """Takes requests on the thread of the link's server; other threads hold `lock` where they touch shards.
 
-    A client that has ended says so (`leave`), and is answered once all have: with the parameters as they then stay. It
-    says goodbye (`part`) when all servers have told it theirs. Who has lost its connection is not waited for.
-
-    For a checkpoint a client has all servers stand still, has all ranks keep what they have, lets servers go on, and
-    has all ranks write. A server goes on by itself where that client's connection ends.
+    A client says goodbye (`part`) when all servers have told it their last parameters.
 
     Attributes:
-        shard: that is served.
-        keeper: of what this rank has.
+        own: this rank's shard.
+        lock: of all shards that are served here.
         presence: of the clients that have not parted, and are not gone.
     """
 
-    def __init__(self, shard: Shard, keeper: Keeper, ranks: int, decode: wire.Decode | None = None):
-        """Takes what is served, what keeps it, how many clients there are, and what gives the values of codes."""
-        self.shard, self.keeper, self._ranks, self._decode = shard, keeper, ranks, decode
-        self._still_for: int | None = None
-        self._pending: dict[int, Request] = {}
-        self._leaving: dict[int, Request] = {}
+    def __init__(self, number: int, own: Hosting, ranks: int, deputies: dict[int, Deputy], adopt: Adopt | None = None):
+        """Takes this rank's number and shard, how many ranks there are, and what it does for the shards of others.
+
+        Args:
+            number: of the rank, and of its shard.
+            own: that shard.
+            ranks: how many there are.
+            deputies: hold replicas of other shards, by number.
+            adopt: makes what serves such a shard.
+        """
+        self.own, self.lock = own, threading.RLock()
+        self._number, self._ranks, self._deputies, self._adopt = number, ranks, deputies, adopt
+        self._hosted = {number: own}
         self._told: dict[int, np.ndarray] = {}
         self.presence = Presence(ranks)
 
+    @property
+    def shard(self) -> Shard:
+        """This rank's own."""
+        return self.own.shard
+
     def handle(self, request: Request) -> None:
         """Takes a request; its answer is given now, or when the shard has one. WireError where it does not fit."""
-        self.presence.shows(request.asker)
-        try:
-            getattr(self, f"_{request.kind}")(request)
-        except MessageError as complaint:
-            raise WireError(str(complaint)) from None
+        with self.lock:
+            self.presence.shows(request.asker)
+            try:
+                self._dispatch(request)
+            except MessageError as complaint:
+                raise WireError(str(complaint)) from None
 
     def gone(self, client: int) -> None:
         """A client's connection has ended."""
-        self._pending.pop(client, None)
-        if client == self._still_for:
-            self._go_on_by_itself()
-        self._give(self.shard.lose_sight_of(client))
-        self._end(client)
+        with self.lock:
+            for hosting in self._hosted.values():
+                hosting.gone(client)
+            self.presence.ends(client)
 
-    def _begin(self, request: Request) -> None:
-        self._pending.pop(request.asker, None)
-        _answer(request, self.shard.begin(request.asker))
+    def advance(self) -> None:
+        """Gives the answers that this rank's shard has by now; with the lock."""
+        self.own.advance()
 
-    def _push(self, request: Request) -> None:
-        answers = self.shard.push(request.asker, wire.push_of(request.fields, request.payload, self._decode))
-        self._pending[request.asker] = request
-        self._give(answers)
+    def depose(self) -> None:
+        """Another rank serves this rank's shard now; with the lock."""
+        if self._hosted.pop(self._number, None) is not None:
+            self.own.move_out()
 
-    def _publish(self, request: Request) -> None:
-        _answer(request, self._published())
-
-    def _pause(self, request: Request) -> None:
-        _answer(request, self._published())
-        self._give(self.shard.pause(request.asker))
+    def _dispatch(self, request: Request) -> None:
+        if request.kind in wire.OF_SERVICES:
+            getattr(self, f"_{request.kind}")(request)
+            return
+        hosting = self._hosted.get(request.fields["shard"])
+        if hosting is None:
+            request.answer("moved")
+        elif request.kind == "keep":
+            applied = wire.numbers_of(request.payload, self._ranks)
+            _aside(request, lambda: _kept(request, hosting, applied))
+        elif request.kind == "write":
+            number = request.fields["checkpoint"]
+            _aside(request, lambda: request.answer("written", sha256=hosting.keeper.write_kept(number)))
+        else:
+            hosting.handle(request)
 
     def _average(self, request: Request) -> None:
         told = wire.entries_of(request.fields, request.payload)
@@ -78,70 +99,44 @@ class Service:
         self._told[request.asker] = told.values
         told_by_all = np.stack([self._told[client] for client in sorted(self._told)])
         mean = told_by_all.mean(0, np.float64)
-        _answer(request, Pull(0, self.shard.version, self.shard.pushes, Entries(np.asarray(mean, np.float32))))
-
-    def _leave(self, request: Request) -> None:
-        self._leaving[request.asker] = request
-        self._give(self.shard.leave(request.asker))
-        self._tell_leaving()
+        pull = Pull(0, self.shard.version, self.shard.pushes, Entries(np.asarray(mean, np.float32)))
+        request.answer("pull", wire.payload(pull.parameters), **wire.pull_fields(pull))
 
     def _part(self, request: Request) -> None:
         request.answer("done")
-        self._end(request.asker)
+        self.presence.ends(request.asker)
 
-    def _stand_still(self, request: Request) -> None:
-        self._still_for = request.asker
-        applied = self.shard.stand_still()
-        last = [applied.get(client, 0) for client in range(self._ranks)]
-        request.answer("numbers", wire.numbers(last))
+    def _replica(self, request: Request) -> None:
+        said = request.fields
+        deputy = self._deputy(said["shard"])
+        came = Replica(said["version"], said["pushes"], said["gathered"], request.payload) if said["there"] else None
+        request.answer("done" if deputy.hears(came) else "moved")
 
-    def _keep(self, request: Request) -> None:
-        applied = wire.numbers_of(request.payload, self._ranks)
-
-        def keep() -> None:
-            self.keeper.keep(applied)
-            request.answer("done")
-
-        _aside(request, keep)
-
-    def _go_on(self, request: Request) -> None:
-        if request.asker != self._still_for:
-            request.answer("failed", problem="the connection was lost meanwhile, and the server has gone on")
+    def _take_over(self, request: Request) -> None:
+        shard = request.fields["shard"]
+        deputy = self._deputy(shard)
+        objection = None if deputy.has_taken_over else deputy.objection(request.fields["version"])
+        if objection is not None:
+            request.answer("failed", problem=objection) if objection else request.answer("not_yet")
             return
-        self._go_on_by_itself()
+        if not deputy.has_taken_over:
+            assert self._adopt is not None and deputy.replica is not None
+            self._hosted[shard] = self._adopt(shard, deputy.replica)
+            deputy.has_taken_over = True
+            for client in self.presence.absent(self._ranks):
+                self._hosted[shard].gone(client)
         request.answer("done")
 
-    def _go_on_by_itself(self) -> None:
-        self._still_for = None
-        self._give(self.shard.go_on())
-
-    def _write(self, request: Request) -> None:
-        number = request.fields["checkpoint"]
-        _aside(request, lambda: request.answer("written", sha256=self.keeper.write_kept(number)))
-
-    def _end(self, client: int) -> None:
-        self.presence.ends(client)
-        self._tell_leaving()
-
-    def _tell_leaving(self) -> None:
-        if self.shard.expected:
-            return
-        for request in self._leaving.values():
-            _answer(request, self._published())
-        self._leaving.clear()
-
-    def _published(self) -> Pull:
-        return Pull(0, self.shard.version, self.shard.pushes, self.shard.published())
-
-    def _give(self, answers: list[tuple[int, Pull]]) -> None:
-        for client, pull in answers:
-            request = self._pending.pop(client, None)
-            if request is not None:  # else it comes again, and is answered then
-                _answer(request, pull)
+    def _deputy(self, shard: int) -> Deputy:
+        deputy = self._deputies.get(shard)
+        if deputy is None:
+            raise MessageError(f"shard {shard}, of which this rank has no replica")
+        return deputy
 
 
-def _answer(request: Request, pull: Pull) -> None:
-    request.answer("pull", wire.payload(pull.parameters), **wire.pull_fields(pull))
+def _kept(request: Request, hosting: Hosting, applied: list[int]) -> None:
+    hosting.keeper.keep(applied)
+    request.answer("done")
 
 
 def _aside(request: Request, work: Callable[[], None]) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import collections
 import dataclasses
+import threading
+import time
 from collections.abc import Mapping
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -13,24 +15,7 @@ import tensorflow as tf
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
 from hvd_sparse.servers.rules import Rule, Standing
-
-
-class State(NamedTuple):
-    """All that a server has to remember of its shard.
-
-    Attributes:
-        arrays: of its parameters: vectors [size], and numbers [] .
-        gathered: [size] float32, the sum of pushes that have not made an update yet.
-        gathered_pushes: how many these are.
-        version: how many updates the parameters have taken in.
-        pushes: how many pushes of all clients were applied.
-    """
-
-    arrays: Mapping[str, np.ndarray]
-    gathered: np.ndarray
-    gathered_pushes: int
-    version: int
-    pushes: int
+from hvd_sparse.servers.state import Standings, State
 
 
 class Parameters(Protocol):
@@ -75,14 +60,18 @@ class Shard:
 
     def __init__(self, parameters: Parameters, copies: Copies, rule: Rule, ranks: int):
         self._parameters, self._copies, self._rule = parameters, copies, rule
-        self._absent = set(range(ranks))
+        self._ranks, self._absent, self._left = ranks, set(range(ranks)), set[int]()
+        self._restored: dict[int, int] = {}  # the last push of each client, where another server had the shard before
         self._clients: dict[int, _Client] = {}
         self._away: set[int] = set()
         self._paused: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
         self._sum = np.zeros(parameters.size, np.float32)
         self._gathered = 0
-        self._stands_still = False
+        self._stopped: set[str] = set()  # why nothing is applied
+        self._limit: int | None = None  # of versions, by what a replica may lack
+        self._until: float | None = None  # the end of the lease, by time.monotonic()
+        self.has_news = threading.Event()
         self.version = self.pushes = 0
         self.staleness: collections.Counter[int] = collections.Counter()  # of applied pushes, in updates
 
@@ -96,13 +85,22 @@ class Shard:
         """How many pushes wait to be applied."""
         return len(self._waiting)
 
-    def begin(self, client: int) -> Pull:
-        """All of the shard, for a client that begins, or begins again; a push of its that waits is dropped."""
+    def begin(self, client: int, last: int | None = None) -> Pull:
+        """All of the shard, for a client that begins, or begins again; a push of its that waits is dropped.
+
+        Args:
+            client: its rank.
+            last: its last push that was answered, where it goes on; None where it is new.
+
+        Returns:
+            The answer, whose number is that of its last push that was applied.
+        """
         self._absent.discard(client)
         self._is_here(client)
         self._waiting.pop(client, None)
-        self._clients[client] = _Client(self.version)
-        return Pull(0, self.version, self.pushes, self._copies.begin(client, self._parameters.vector()))
+        number = 0 if last is None else max(last, self._restored.get(client, 0))
+        self._clients[client] = _Client(self.version, number)
+        return Pull(number, self.version, self.pushes, self._copies.begin(client, self._parameters.vector()))
 
     def push(self, client: int, push: Push) -> list[tuple[int, Pull]]:
         """Takes a push.
@@ -134,6 +132,7 @@ class Shard:
         """A client has ended, and is not waited for any more; returns what `push` does."""
         self._is_here(client)
         self._absent.discard(client)
+        self._left.add(client)
         self._clients.pop(client, None)
         self._waiting.pop(client, None)
         self._copies.forget(client)
@@ -155,25 +154,54 @@ class Shard:
         self._away.add(client)
         return self._advance()
 
-    def stand_still(self) -> dict[int, int]:
+    def stand_still(self, why: str) -> list[int]:
         """Applies nothing until `go_on`, and lets all that comes wait; the last push of each client that it has."""
-        self._stands_still = True
-        return {client: each.number - (client in self._waiting) for client, each in self._clients.items()}
+        self._stopped.add(why)
+        return self.standings().numbers
 
-    def go_on(self) -> list[tuple[int, Pull]]:
-        """Applies what may be applied again; returns what `push` does."""
-        self._stands_still = False
+    def go_on(self, why: str) -> list[tuple[int, Pull]]:
+        """Applies what may be applied again, unless it stands still for another reason; returns what `push` does."""
+        self._stopped.discard(why)
         return self._advance()
+
+    def insure(self, limit: int | None, until: float | None) -> None:
+        """Sets the version at which it waits for a new limit, and when its lease ends; None is never."""
+        self._limit, self._until = limit, until
+
+    def advance(self) -> list[tuple[int, Pull]]:
+        """Applies what may be applied by now; returns what `push` does."""
+        return self._advance()
+
+    def standings(self) -> Standings:
+        """How the clients stand."""
+        known = self._clients
+        applied = {client: each.number - (client in self._waiting) for client, each in known.items()}
+        ranks = range(self._ranks)
+        return Standings(
+            [applied.get(client, self._restored.get(client, 0)) for client in ranks],
+            [int(client in self._left) for client in ranks],
+            [int(client in self._paused) for client in ranks],
+        )
 
     def state(self) -> State:
         """What is to be remembered; copies, which later updates do not change."""
         return State(self._parameters.state(), self._sum.copy(), self._gathered, self.version, self.pushes)
 
-    def restore(self, state: State) -> None:
-        """Takes up what `state` gave, before any client begins; ValueError where it does not fit."""
+    def restore(self, state: State, standings: Standings | None = None) -> None:
+        """Takes up what `state` gave, before any client begins; ValueError where it does not fit.
+
+        Args:
+            state: of this shard.
+            standings: of its clients, where these go on with their pushes; all of them have to begin again.
+        """
         self._parameters.restore(state.arrays)
         self._sum[:] = state.gathered
         self._gathered, self.version, self.pushes = state.gathered_pushes, state.version, state.pushes
+        if standings is not None:
+            self._restored = dict(enumerate(standings.numbers))
+            self._left = {client for client, has_left in enumerate(standings.left) if has_left}
+            self._paused = {client for client, paused in enumerate(standings.paused) if paused}
+            self._absent -= self._left
 
     def published(self) -> Entries:
         """All of the parameters as they are."""
@@ -186,18 +214,23 @@ class Shard:
     def _advance(self) -> list[tuple[int, Pull]]:
         """Applies what may be applied; all who are answered are then sent the same version."""
         served: list[int] = []
-        while not self._stands_still and (group := self._rule.next(self._standing(served))):
+        while self._may_apply() and (group := self._rule.next(self._standing(served))):
             self._apply([(client, self._waiting.pop(client)) for client in group])
             served += group
         if served and isinstance(self._copies, SharedCopy):
             self._copies.choose(self._parameters.vector())
         return [(client, self._answer(client)) for client in served]
 
+    def _may_apply(self) -> bool:
+        if self._until is not None and time.monotonic() > self._until:
+            return False
+        return not self._stopped and (self._limit is None or self.version < self._limit)
+
     def _standing(self, served: list[int]) -> Standing:
         """How clients stand; those that have been served in this turn are about to get the newest version."""
         idle = {*self._waiting, *served, *self._away, *self._paused}
         lags = {client: self.version - each.version for client, each in self._clients.items() if client not in idle}
-        return Standing(list(self._waiting), lags, self._absent - self._away, self._gathered)
+        return Standing(list(self._waiting), lags, self._absent - self._away - self._paused, self._gathered)
 
     def _apply(self, group: list[tuple[int, Push]]) -> None:
         for client, push in group:
@@ -210,6 +243,7 @@ class Shard:
         gradient = self._sum if self._gathered == 1 else self._sum / np.float32(self._gathered)
         self._parameters.apply(gradient, group[-1][1].rate)
         self.version += 1
+        self.has_news.set()
         self._sum.fill(0.0)
         self._gathered = 0
 

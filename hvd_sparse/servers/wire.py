@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from hvd_sparse.servers.messages import Codes, Entries, MessageError, Pull, Push
-from link import Protocol
+from link import Form, Protocol
 
 Decode: TypeAlias = Callable[[Codes, np.ndarray], np.ndarray]  # codes and places to values [k] float32
 
@@ -16,25 +16,38 @@ _COUNT = 2**62
 _VALUE, _PLACE, _NUMBER = np.dtype("<f4"), np.dtype("<i4"), np.dtype("<i8")
 
 _PROBLEM = 4096  # bytes of words
+_REPLICA_VALUES = 8  # vectors in a replica, at the most: the parameters, what is gathered, and slots
 _LEAST_BYTES = 64 << 20  # what payloads may have in any case: what is not trained is not counted in a shard
 
 _ENTRIES = {"values": (int, 2**31), "everywhere": (bool, 1), "scales": (int, 2**31), "codes": (int, 2**31)}
-_PUSH = {"push": (int, _COUNT), "rate": (float, 1e30), **_ENTRIES}
-_PULL = {"push": (int, _COUNT), "version": (int, _COUNT), "pushes": (int, _COUNT), **_ENTRIES}
+_SHARD = {"shard": (int, 2**31)}
+_VERSION = {"version": (int, _COUNT), "pushes": (int, _COUNT)}
+_PULL = {"push": (int, _COUNT), **_VERSION, **_ENTRIES}
+_OF_SHARDS: dict[str, Form] = {
+    "begin": {"push": (int, _COUNT), "again": (bool, 1)},
+    "push": {"push": (int, _COUNT), "rate": (float, 1e30), **_ENTRIES},
+    **{kind: {} for kind in ("publish", "pause", "leave", "stand_still", "keep", "go_on")},
+    "write": {"checkpoint": (int, _COUNT)},
+}
+OF_SERVICES: dict[str, Form] = {
+    "average": _ENTRIES,
+    "part": {},
+    "replica": {**_SHARD, **_VERSION, "gathered": (int, _COUNT), "there": (bool, 1)},
+    "take_over": {**_SHARD, "version": (int, _COUNT)},
+}
+"""What is not asked about a shard that the asked one serves."""
 
 
-def protocol(size: int) -> Protocol:
+def protocol(size: int, replicas: bool) -> Protocol:
     """What is said between clients and servers, where the largest shard has `size` elements."""
-    most = max(size * (_VALUE.itemsize + _PLACE.itemsize), _LEAST_BYTES)
+    values = _REPLICA_VALUES if replicas else 1
+    most = max(size * (values * _VALUE.itemsize + _PLACE.itemsize), _LEAST_BYTES)
     return Protocol(
         name="hvd_sparse servers",
-        version=1,
-        requests={
-            **{"begin": {}, "push": _PUSH, "publish": {}, "pause": {}, "average": _ENTRIES, "leave": {}, "part": {}},
-            **{"stand_still": {}, "keep": {}, "go_on": {}, "write": {"checkpoint": (int, _COUNT)}},
-        },
+        version=2,
+        requests={**{kind: {**_SHARD, **form} for kind, form in _OF_SHARDS.items()}, **OF_SERVICES},
         answers={
-            **{"pull": _PULL, "done": {}, "numbers": {}},
+            **{"pull": _PULL, "done": {}, "numbers": {}, "moved": {}, "not_yet": {}},
             **{"written": {"sha256": (str, 64)}, "failed": {"problem": (str, _PROBLEM)}},
         },
         request_bytes=most,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hvd_sparse import spec
 from hvd_sparse.keras import servers_files
 from hvd_sparse.servers.saving import Kept
-from hvd_sparse.servers.shard import State
+from hvd_sparse.servers.state import State
 
 SHAPES = ((3, 4), (5,), ())
 ACCOUNT = servers_files.Account("Adam", [list(shape) for shape in SHAPES])
@@ -30,8 +30,8 @@ def saved(folder, ranks: int, random: np.random.Generator) -> list[Kept]:
         if shard.size:
             arrays["number0"] = np.asarray(10 + rank, np.int64)
         state = State(arrays, numbers(shard.size), 2, 40 + rank, 7 * ranks)
-        kept.append(Kept(state, numbers(ACCOUNT.size)))
-        servers_files.write(folder / str(rank), kept[-1], ACCOUNT, rank, ranks)
+        kept.append(Kept(rank, state, numbers(ACCOUNT.size)))
+        servers_files.write(folder / str(rank), kept[-1], ACCOUNT, ranks)
     return kept
 
 

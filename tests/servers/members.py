@@ -27,7 +27,9 @@ def started(ranks: int, settings: Settings = ASYNCHRONOUS, rate: float = 0.1) ->
     begin, made = variables(np.random.default_rng(0)), [None] * ranks
 
     def one(rank: int) -> None:
-        parameters = ServedPieces(keras.optimizers.SGD(rate), begin, shards[rank])
+        def parameters(shard: int) -> ServedPieces:
+            return ServedPieces(keras.optimizers.SGD(rate), begin, shards[shard])
+
         made[rank] = start(serve(parameters, shards, rank, settings), shards, rank, meeting, settings)
 
     each(ranks, one)

@@ -132,7 +132,7 @@ def test_a_push_that_does_not_fit_ends_the_connection_and_changes_nothing(change
     before = members[0].connections.published()
     fields = {**wire.push_fields(Push(1, 0.1, payload)), **changed}
     with pytest.raises(link.LinkError):
-        members[1]._client.ask(0, "push", wire.payload(payload), check=lambda *_: None, **fields).result()
+        members[1]._client.ask(0, "push", wire.payload(payload), check=lambda *_: None, shard=0, **fields).result()
     assert members[0].connections.published().tobytes() == before.tobytes()
     for member in members:
         member.abandon()

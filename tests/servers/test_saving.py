@@ -107,7 +107,7 @@ def test_a_rank_that_cannot_write_is_named_and_training_goes_on():
 def test_servers_go_on_where_who_saves_is_gone():
     members = job.started(2)
     saver = Saver(members, job.ASYNCHRONOUS)
-    members[0].connections._tell_each("stand_still", [{}, {}])
+    members[0].connections._tell_each("stand_still")
     stepped = threading.Thread(target=job.step, args=(members[1], saver.pushes[1], np.ones(SIZE, np.float32)))
     stepped.start()
     stepped.join(0.2)

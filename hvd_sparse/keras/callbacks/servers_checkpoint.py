@@ -101,10 +101,10 @@ class ServersCheckpointCallback(ServersCallback):
         folders.remove_before(self.directory, folders.oldest_kept(self.directory, epoch, self.keep))
 
     def _write_own(self, epoch: int, kept: Kept) -> str:
-        """On every rank, by its server."""
-        rank, ranks = topology.rank(), topology.size()
-        path = folders.of_rank(folders.path(self.directory, epoch) / folders.SERVERS, rank, ranks)
-        return servers_files.write(path, kept, self._account(), rank, ranks)
+        """By who serves the shard, in a thread."""
+        ranks = topology.size()
+        path = folders.of_rank(folders.path(self.directory, epoch) / folders.SERVERS, kept.shard, ranks)
+        return servers_files.write(path, kept, self._account(), ranks)
 
     # ---- going on ----
 

@@ -1,0 +1,237 @@
+"""What becomes of a server's shard when the server is gone: its deputy, the next rank, has a replica and takes over.
+
+A server sends its deputy what it has every so many updates, and makes no more than so many beyond what the deputy has
+confirmed. It serves on a lease: each confirmation lets it go on for some seconds, and without one it applies nothing.
+The deputy takes over when a client asks it to and it has heard nothing for twice as long, so that never two serve the
+same shard. Where the deputy is gone for three times as long, the server goes on alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_sparse.servers.shard import Shard
+from hvd_sparse.servers.state import Standings, State
+from link import Client, LinkError
+
+_ALONE = 3.0  # leases without a deputy, until a server goes on without one
+_log = logging.getLogger(__name__)
+
+
+class Replicas(NamedTuple):
+    """How servers are insured.
+
+    Attributes:
+        age: how many updates the deputy's replica may lack, at least 1.
+        lease: seconds for which a server goes on without having heard of its deputy.
+    """
+
+    age: int
+    lease: float = 5.0
+
+
+class Replica(NamedTuple):
+    """What a deputy holds of a server.
+
+    Attributes:
+        version: how many updates its parameters have taken in.
+        pushes: how many pushes were applied.
+        gathered_pushes: how many of them have not made an update yet.
+        payload: the memory of the rest, see `payload_of`.
+    """
+
+    version: int
+    pushes: int
+    gathered_pushes: int
+    payload: Any
+
+
+def payload_of(state: State, standings: Standings) -> bytes:
+    """A shard's state, and how its clients stand: the arrays by name, what is gathered, and the standings."""
+    arrays = [state.arrays[name] for name in sorted(state.arrays)]
+    parts = [*arrays, state.gathered, np.asarray(standings, np.int64)]
+    return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
+
+
+def state_of(replica: Replica, like: State, ranks: int) -> tuple[State, Standings]:
+    """What `payload_of` got.
+
+    Args:
+        replica: that came.
+        like: the state of a shard of the same variables and optimizer.
+        ranks: how many clients there are.
+
+    Raises:
+        ValueError: where it is of another length.
+    """
+    shapes = [(each.dtype, each.shape) for each in (like.arrays[name] for name in sorted(like.arrays))]
+    shapes += [(like.gathered.dtype, like.gathered.shape), (np.dtype(np.int64), (len(Standings._fields), ranks))]
+    sizes = [dtype.itemsize * int(np.prod(shape, dtype=np.int64)) for dtype, shape in shapes]
+    if len(replica.payload) != sum(sizes):
+        raise ValueError(f"Expected a replica of {sum(sizes)} bytes, got {len(replica.payload)}.")
+    ends = np.cumsum(sizes)
+    *arrays, gathered, standings = (
+        np.frombuffer(replica.payload[end - size : end], dtype).reshape(shape)
+        for (dtype, shape), size, end in zip(shapes, sizes, ends, strict=True)
+    )
+    state = State(
+        dict(zip(sorted(like.arrays), arrays, strict=True)),
+        gathered,
+        replica.gathered_pushes,
+        replica.version,
+        replica.pushes,
+    )
+    return state, Standings(*standings.tolist())
+
+
+class Deputy:
+    """Holds the replica of another rank's shard; for one thread at a time.
+
+    Attributes:
+        replica: the newest; None before the first.
+        has_taken_over: whether this rank serves the shard now.
+    """
+
+    def __init__(self, replicas: Replicas):
+        self._replicas, self._heard_at = replicas, time.monotonic()
+        self.replica: Replica | None = None
+        self.has_taken_over = False
+
+    def hears(self, replica: Replica | None) -> bool:
+        """The server is there, and may have sent a replica; says whether it is to go on."""
+        if self.has_taken_over:
+            return False
+        self._heard_at = time.monotonic()
+        self.replica = replica or self.replica
+        return True
+
+    def objection(self, version: int) -> str | None:
+        """Why the shard cannot be taken over for a client that has seen a version of it; "" where it is too early."""
+        if time.monotonic() - self._heard_at < 2 * self._replicas.lease or self.replica is None:
+            return ""
+        if self.replica.version + self._replicas.age < version:
+            return (
+                f"its replica has {self.replica.version} of at least {version} updates, "
+                f"more than replica_age={self._replicas.age} less"
+            )
+        return None
+
+
+class Replicator:
+    """Keeps a server's lease and its deputy's replica, on a thread of its own.
+
+    Args:
+        shard: that this rank serves.
+        number: of the shard.
+        deputy: the rank that is to have the replica.
+        client: of this rank.
+        replicas: how it is insured.
+        lock: held while the shard is looked at or changed.
+        advance: lets the shard go on, and gives the answers that it has; called with the lock.
+        depose: called with the lock, where the deputy has taken over.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        number: int,
+        deputy: int,
+        client: Client,
+        replicas: Replicas,
+        lock: Any,
+        advance: Callable[[], None],
+        depose: Callable[[], None],
+    ):
+        self._shard, self._number, self._deputy, self._client = shard, number, deputy, client
+        self._replicas, self._lock, self._advance, self._depose = replicas, lock, advance, depose
+        self._ended = threading.Event()
+        self._heard_at = time.monotonic()
+        self._sent_version: int | None = None
+        self._alone = False
+        shard.insure(limit=-1, until=0.0)
+        self._thread = threading.Thread(target=self._run, name="servers-replicator", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops; calling it again does nothing."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        tick = min(self._replicas.lease / 5, 0.5)
+        while not self._ended.is_set():
+            began = time.monotonic()
+            if not self._tell(began):
+                return
+            if not self._shard.has_news.wait(tick):
+                continue
+            self._shard.has_news.clear()
+
+    def _tell(self, now: float) -> bool:
+        """Sends a sign of life, or a replica where one is due; False where the shard is served by another one."""
+        with self._lock:
+            due = self._sent_version is None or self._shard.version - self._sent_version >= self._half
+            version, standings = self._shard.version, self._shard.standings()
+            state = self._shard.state() if due else None
+        fields: dict[str, Any] = {"shard": self._number, "there": state is not None}
+        fields |= {"version": version, "pushes": 0, "gathered": 0}
+        payload = b""
+        if state is not None:
+            fields |= {"pushes": state.pushes, "gathered": state.gathered_pushes}
+            payload = payload_of(state, standings)
+        try:
+            goes_on = self._client.ask(self._deputy, "replica", payload, check=_goes_on, **fields).result()
+        except LinkError:
+            return self._without_deputy(now)
+        with self._lock:
+            if not goes_on:
+                self._depose()
+                return False
+            self._heard_at, self._alone = now, False
+            self._sent_version = version if state is not None else self._sent_version
+            assert self._sent_version is not None
+            self._shard.insure(self._sent_version + self._replicas.age, now + self._replicas.lease)
+            self._advance()
+        return True
+
+    @property
+    def _half(self) -> int:
+        """Updates after which a replica is sent, so that the server need not wait for the confirmation."""
+        return max(1, self._replicas.age // 2)
+
+    def _without_deputy(self, now: float) -> bool:
+        self._sent_version = None  # it may come again with nothing
+        if not self._alone and now - self._heard_at > _ALONE * self._replicas.lease:
+            self._alone = True
+            _log.warning(
+                "hvd_sparse servers: rank %d, which had the replica of part %d of the parameters, is gone. Training "
+                "goes on without a replica of it.",
+                self._deputy,
+                self._number,
+            )
+        if self._alone:
+            with self._lock:
+                self._shard.insure(None, None)
+                self._advance()
+        self._ended.wait(min(self._replicas.lease / 5, 0.5))
+        return True
+
+
+def _goes_on(kind: str, fields: Mapping[str, Any], payload: Any) -> bool:
+    return kind == "done"
+
+
+def deputy_of(shard: int, ranks: int) -> int:
+    """The rank that has the replica of a shard."""
+    return (shard + 1) % ranks
+
+
+def guarded_by(rank: int, ranks: int) -> Sequence[int]:
+    """The shards whose deputy a rank is."""
+    return [shard for shard in range(ranks) if deputy_of(shard, ranks) == rank and shard != rank]

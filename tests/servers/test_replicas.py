@@ -1,0 +1,181 @@
+"""Servers that are gone, and deputies that take over: how much may be lost, and that nothing is applied twice."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.servers import ServerLostError
+from hvd_sparse.servers.replicas import Deputy, Replica, Replicas, deputy_of, guarded_by, payload_of, state_of
+from hvd_sparse.servers.rules import Together
+from hvd_sparse.servers.state import Standings, State
+from tests.servers import members as job
+from tests.servers.simulated import whole_of
+
+SIZE = whole_of(1).size
+INSURED = job.ASYNCHRONOUS._replace(replicas=Replicas(age=4, lease=1.0))
+SPARSE = INSURED._replace(push=ErrorFeedback(TopK(0.3)), pull=TopK(0.3))
+ONES = np.ones(SIZE, np.float32)
+
+
+def die(member) -> None:
+    """What is left of a rank whose process is gone: nothing."""
+    member.abandon()
+
+
+@pytest.mark.parametrize("settings", [INSURED, SPARSE])
+def test_a_deputy_takes_over_and_no_more_is_lost_than_was_said(settings):
+    """Plain descent at rate 1 by integers: what is missing of the sum of all pushes is what was lost."""
+    ranks, steps = 3, 12
+    members = job.started(ranks, settings)
+    start = members[0].connections.published()
+    pushes = [job.pushing(member, settings) for member in members]
+    begun = [0] * ranks
+
+    def train(rank: int) -> None:
+        for _ in range(steps):
+            if rank == 1 and begun[1] == steps // 2:
+                die(members[1])
+                return
+            begun[rank] += 1
+            job.step(members[rank], pushes[rank], ONES, rate=1.0)
+
+    job.each(ranks, train)
+    living = [members[0], members[2]]
+    final: dict[int, np.ndarray] = {}
+
+    def end(rank: int) -> None:
+        final[rank] = living[rank].finish()
+
+    shard = members[1].shards[1]
+    places = slice(shard.offset, shard.offset + shard.size)
+    unsent = sum(each.waiting().numpy() for each in pushes)
+    job.each(2, end)
+    assert final[0].tobytes() == final[1].tobytes()
+    missing = np.float32(sum(begun)) - unsent - (start - final[0])
+    others = np.delete(missing, np.arange(SIZE)[places])
+    np.testing.assert_allclose(others, 0, atol=1e-4, err_msg="other servers have lost nothing")
+    most = settings.replicas.age * ranks
+    assert (missing[places] > -1e-4).all(), "nothing was applied twice"
+    assert (missing[places] < most + 1e-4).all()
+    assert all(member.connections.updates_lost <= settings.replicas.age for member in living)
+
+
+def test_synchronous_servers_go_on_without_a_rank_and_its_server():
+    settings = SPARSE._replace(rule=Together())
+    members, ranks = job.started(3, settings), (0, 2)
+    pushes = {rank: job.pushing(members[rank], settings) for rank in ranks}
+    die(members[1])
+    living = [members[rank] for rank in ranks]
+
+    def train(place: int) -> None:
+        for _ in range(6):
+            job.step(living[place], pushes[ranks[place]], ONES)
+
+    job.each(2, train)
+    assert living[0].connections.copy.values.tobytes() == living[1].connections.copy.values.tobytes()
+    final = job.finish(living)
+    assert final[0].tobytes() == final[1].tobytes()
+
+
+def test_who_was_stopped_for_long_is_deposed_and_goes_on_as_a_client():
+    """A server that gives no sign of life for two leases, and then does again."""
+    members = job.started(3, INSURED)
+    pushes = [job.pushing(member, INSURED) for member in members]
+    for rank in range(3):
+        job.step(members[rank], pushes[rank], ONES)
+    members[1]._replicator.close()
+    lease = INSURED.replicas.lease
+    time.sleep(1.1 * lease)
+    assert not members[1].shard._may_apply(), "its lease has ended"
+    waiting = threading.Thread(target=job.step, args=(members[0], pushes[0], ONES))
+    waiting.start()
+    time.sleep(lease)
+    members[2].connections._begin_again(1)
+    members[1]._replicator._tell(time.monotonic())
+    waiting.join(30.0)
+    for rank in range(3):
+        job.step(members[rank], pushes[rank], ONES)
+        assert members[rank].connections._places == [0, 2, 2]
+    final = job.finish(members)
+    assert final[0].tobytes() == final[1].tobytes() == final[2].tobytes()
+
+
+def test_a_server_goes_on_without_its_deputy(caplog):
+    members = job.started(2, INSURED)
+    pushes = job.pushing(members[0], INSURED)
+    job.step(members[0], pushes, ONES)
+    die(members[1])
+    for _ in range(3 * INSURED.replicas.age):
+        job.step(members[0], pushes, ONES)
+    assert "goes on without a replica" in caplog.text
+    assert members[0].finish() is not None
+
+
+def test_two_that_are_gone_end_the_job():
+    members = job.started(3, INSURED)
+    pushes = job.pushing(members[0], INSURED)
+    job.step(members[0], pushes, ONES)
+    die(members[1])
+    die(members[2])
+    with pytest.raises(ServerLostError, match="start the job again from its last checkpoint"):
+        for _ in range(100):
+            job.step(members[0], pushes, ONES)
+    die(members[0])
+
+
+def test_a_server_makes_no_more_updates_than_its_replica_may_lack():
+    members = job.started(2, INSURED)
+    pushes = job.pushing(members[0], INSURED)
+    shard = members[1].shard
+    for _ in range(20):
+        job.step(members[0], pushes, ONES)
+        assert shard.version <= shard._limit
+    members[1]._replicator.close()
+    shard.insure(shard.version, time.monotonic() + 60.0)
+    assert not shard._may_apply()
+    for member in members:
+        die(member)
+
+
+def test_a_replica_is_what_it_was_made_of():
+    random = np.random.default_rng(0)
+    arrays = {"parameters": random.random(5).astype("f4"), "number0": np.asarray(7), "momentums": np.ones(5, "f4")}
+    state = State(arrays, random.random(5).astype("f4"), 2, 11, 30)
+    standings = Standings([3, 4, 5], [0, 1, 0], [1, 0, 0])
+    replica = Replica(11, 30, 2, payload_of(state, standings))
+    found, stood = state_of(replica, state, 3)
+    assert stood == standings and (found.version, found.pushes, found.gathered_pushes) == (11, 30, 2)
+    np.testing.assert_array_equal(found.gathered, state.gathered)
+    for name, value in arrays.items():
+        np.testing.assert_array_equal(found.arrays[name], value)
+    with pytest.raises(ValueError, match="Expected a replica of"):
+        state_of(replica._replace(payload=replica.payload[:-1]), state, 3)
+
+
+def test_a_deputy_waits_for_two_leases_and_knows_what_is_too_old(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    deputy = Deputy(Replicas(age=10, lease=5.0))
+    now[0] = 200.0
+    assert deputy.objection(0) == "", "it has no replica"
+    assert deputy.hears(Replica(20, 0, 0, b""))
+    now[0] = 209.0
+    assert deputy.objection(20) == ""
+    now[0] = 211.0
+    assert deputy.objection(30) is None
+    assert "has 20 of at least 31 updates" in deputy.objection(31)
+    assert deputy.hears(None) and deputy.objection(20) == ""
+    deputy.has_taken_over = True
+    assert not deputy.hears(Replica(21, 0, 0, b""))
+
+
+def test_every_shard_has_one_deputy():
+    for ranks in range(2, 7):
+        assert sorted(shard for rank in range(ranks) for shard in guarded_by(rank, ranks)) == list(range(ranks))
+        assert all(deputy_of(shard, ranks) != shard for shard in range(ranks))
