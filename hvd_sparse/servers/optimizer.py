@@ -13,10 +13,13 @@ from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.exchange.plan import unique_names
 from hvd_sparse.servers import applying
-from hvd_sparse.servers.joining import Member, Settings, join
+from hvd_sparse.servers.joining import join
+from hvd_sparse.servers.member import Member
 from hvd_sparse.servers.pushing import Pushes, entries, unpacked
+from hvd_sparse.servers.replicas import Replicas
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.saving import Resumed, Write
+from hvd_sparse.servers.settings import Settings
 from hvd_sparse.spec import Segment
 from hvd_sparse.transport import topology
 
@@ -31,6 +34,8 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     synchronous: bool = False,
     max_staleness: int | None = None,
     pushes_per_update: int = 1,
+    replicas: int = 0,
+    replica_age: int = 100,
     interface: str | None = None,
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer run on sharded parameter servers (Aji and Heafield 2017, sections 3 and 4).
@@ -54,12 +59,15 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
         max_staleness: how many updates may be made while a rank computes; who is faster waits. None sets no bound.
         pushes_per_update: how many pushes are averaged for one update; asynchronous Adam is better with several (Aji
             and Heafield 2019).
+        replicas: 1 has the rank after each server hold a copy of its part, and take over where the server is gone.
+        replica_age: how many updates this copy may lack, at least 1; a server waits before it makes more.
         interface: network interface, or address, of this host at which its server listens, and nowhere else. By
             default that by which the other hosts know this one.
 
     Raises:
         TypeError: where it is no Keras optimizer.
-        ValueError: where servers cannot run it, or the settings contradict each other.
+        ValueError: where servers cannot run it, or the settings contradict each other; in the first step, on every
+            rank alike, where there is one rank and `replicas` are asked for.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"Expected a Keras optimizer, as keras.optimizers.Adam(), got {type(optimizer).__name__}.")
@@ -69,7 +77,8 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     _check_pull(pull)
     feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
     rule = _rule(synchronous, max_staleness, pushes_per_update)
-    vars(optimizer)[_SERVED] = Participant(Settings(feeding, pull, rule, interface))
+    insured = _insured(replicas, replica_age)
+    vars(optimizer)[_SERVED] = Participant(Settings(feeding, pull, rule, interface, insured))
     optimizer.__class__ = _served_class(type(optimizer))
     return optimizer
 
@@ -125,6 +134,12 @@ def _rule(synchronous: bool, max_staleness: int | None, pushes_per_update: int) 
             "max_staleness and pushes_per_update out."
         )
     return Together()
+
+
+def _insured(replicas: int, age: int) -> Replicas | None:
+    if replicas not in (0, 1) or age < 1:
+        raise ValueError(f"Expected replicas of 0 or 1 and replica_age of at least 1, got {replicas} and {age}.")
+    return Replicas(age) if replicas else None
 
 
 class Participant:

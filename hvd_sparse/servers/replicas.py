@@ -3,7 +3,8 @@
 A server sends its deputy what it has every so many updates, and makes no more than so many beyond what the deputy has
 confirmed. It serves on a lease: each confirmation lets it go on for some seconds, and without one it applies nothing.
 The deputy takes over when a client asks it to and it has heard nothing for twice as long, so that never two serve the
-same shard. Where the deputy is gone for three times as long, the server goes on alone.
+same shard. Where the server has not heard of the deputy for three times as long, it asks a witness, the rank after the
+deputy. If this has not heard of it either, the server goes on alone; else it is itself cut off, and gives its shard up.
 """
 
 from __future__ import annotations
@@ -99,7 +100,8 @@ class Deputy:
     """
 
     def __init__(self, replicas: Replicas):
-        self._replicas, self._heard_at = replicas, time.monotonic()
+        self._replicas = replicas
+        self._heard_at = self._awake_at = time.monotonic()
         self.replica: Replica | None = None
         self.has_taken_over = False
 
@@ -111,9 +113,22 @@ class Deputy:
         self.replica = replica or self.replica
         return True
 
+    @property
+    def silence(self) -> float:
+        """Seconds after which a server counts as gone."""
+        return 2 * self._replicas.lease
+
+    def is_awake(self) -> None:
+        """To be called often: a rank that was stopped itself has not been listening, and has to wait anew."""
+        now = time.monotonic()
+        if now - self._awake_at > self._replicas.lease:
+            self._heard_at = now
+        self._awake_at = now
+
     def objection(self, version: int) -> str | None:
         """Why the shard cannot be taken over for a client that has seen a version of it; "" where it is too early."""
-        if time.monotonic() - self._heard_at < 2 * self._replicas.lease or self.replica is None:
+        self.is_awake()
+        if time.monotonic() - self._heard_at < self.silence or self.replica is None:
             return ""
         if self.replica.version + self._replicas.age < version:
             return (
@@ -128,28 +143,31 @@ class Replicator:
 
     Args:
         shard: that this rank serves.
-        number: of the shard.
-        deputy: the rank that is to have the replica.
+        number: of the shard, and of this rank.
+        ranks: how many there are.
         client: of this rank.
         replicas: how it is insured.
         lock: held while the shard is looked at or changed.
         advance: lets the shard go on, and gives the answers that it has; called with the lock.
-        depose: called with the lock, where the deputy has taken over.
+        depose: called with the lock, where the deputy has taken over, or is to.
+        wakes: called often, with the lock.
     """
 
     def __init__(
         self,
         shard: Shard,
         number: int,
-        deputy: int,
+        ranks: int,
         client: Client,
         replicas: Replicas,
         lock: Any,
         advance: Callable[[], None],
         depose: Callable[[], None],
+        wakes: Callable[[], None],
     ):
-        self._shard, self._number, self._deputy, self._client = shard, number, deputy, client
-        self._replicas, self._lock, self._advance, self._depose = replicas, lock, advance, depose
+        self._shard, self._number, self._ranks, self._client = shard, number, ranks, client
+        self._deputy = deputy_of(number, ranks)
+        self._replicas, self._lock, self._advance, self._depose, self._wakes = replicas, lock, advance, depose, wakes
         self._ended = threading.Event()
         self._heard_at = time.monotonic()
         self._sent_version: int | None = None
@@ -176,6 +194,7 @@ class Replicator:
     def _tell(self, now: float) -> bool:
         """Sends a sign of life, or a replica where one is due; False where the shard is served by another one."""
         with self._lock:
+            self._wakes()
             due = self._sent_version is None or self._shard.version - self._sent_version >= self._half
             version, standings = self._shard.version, self._shard.standings()
             state = self._shard.state() if due else None
@@ -208,6 +227,8 @@ class Replicator:
     def _without_deputy(self, now: float) -> bool:
         self._sent_version = None  # it may come again with nothing
         if not self._alone and now - self._heard_at > _ALONE * self._replicas.lease:
+            if not self._is_to_go_on():
+                return self._give_up()
             self._alone = True
             _log.warning(
                 "hvd_sparse servers: rank %d, which had the replica of part %d of the parameters, is gone. Training "
@@ -221,6 +242,22 @@ class Replicator:
                 self._advance()
         self._ended.wait(min(self._replicas.lease / 5, 0.5))
         return True
+
+    def _is_to_go_on(self) -> bool:
+        """Whether the deputy is gone, and not this rank cut off from it; of two ranks, nobody can tell."""
+        witness = deputy_of(self._deputy, self._ranks)
+        if witness == self._number:
+            return True
+        try:
+            return not self._client.ask(witness, "heard", check=_goes_on, rank=self._deputy).result()
+        except LinkError:
+            return False
+
+    def _give_up(self) -> bool:
+        _log.warning("hvd_sparse servers: rank %d is cut off from its deputy, and serves no more.", self._number)
+        with self._lock:
+            self._depose()
+        return False
 
 
 def _goes_on(kind: str, fields: Mapping[str, Any], payload: Any) -> bool:

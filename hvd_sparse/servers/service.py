@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
+import time
 from collections.abc import Callable
 
 import numpy as np
@@ -14,6 +17,8 @@ from hvd_sparse.servers.messages import Entries, MessageError, Pull
 from hvd_sparse.servers.replicas import Deputy, Replica
 from hvd_sparse.servers.shard import Shard
 from link import Request, WireError
+
+_log = logging.getLogger(__name__)
 
 Adopt = Callable[[int, Replica], Hosting]
 """Makes of a shard's number and its replica what serves it."""
@@ -30,7 +35,7 @@ class Service:
         presence: of the clients that have not parted, and are not gone.
     """
 
-    def __init__(self, number: int, own: Hosting, ranks: int, deputies: dict[int, Deputy], adopt: Adopt | None = None):
+    def __init__(self, number: int, own: Hosting, ranks: int, deputies: dict[int, Deputy], adopt: Adopt):
         """Takes this rank's number and shard, how many ranks there are, and what it does for the shards of others.
 
         Args:
@@ -43,6 +48,7 @@ class Service:
         self.own, self.lock = own, threading.RLock()
         self._number, self._ranks, self._deputies, self._adopt = number, ranks, deputies, adopt
         self._hosted = {number: own}
+        self._heard_at: dict[int, float] = {}
         self._told: dict[int, np.ndarray] = {}
         self.presence = Presence(ranks)
 
@@ -55,6 +61,7 @@ class Service:
         """Takes a request; its answer is given now, or when the shard has one. WireError where it does not fit."""
         with self.lock:
             self.presence.shows(request.asker)
+            self._heard_at[request.asker] = time.monotonic()
             try:
                 self._dispatch(request)
             except MessageError as complaint:
@@ -67,9 +74,10 @@ class Service:
                 hosting.gone(client)
             self.presence.ends(client)
 
-    def advance(self) -> None:
-        """Gives the answers that this rank's shard has by now; with the lock."""
-        self.own.advance()
+    def wakes(self) -> None:
+        """Is called often; with the lock."""
+        for deputy in self._deputies.values():
+            deputy.is_awake()
 
     def depose(self) -> None:
         """Another rank serves this rank's shard now; with the lock."""
@@ -112,6 +120,11 @@ class Service:
         came = Replica(said["version"], said["pushes"], said["gathered"], request.payload) if said["there"] else None
         request.answer("done" if deputy.hears(came) else "moved")
 
+    def _heard(self, request: Request) -> None:
+        """A witness: whether a rank has said something of late. It has a deputy itself, and so it would have."""
+        ago = time.monotonic() - self._heard_at.get(request.fields["rank"], -math.inf)
+        request.answer("done" if any(ago < each.silence for each in self._deputies.values()) else "not_yet")
+
     def _take_over(self, request: Request) -> None:
         shard = request.fields["shard"]
         deputy = self._deputy(shard)
@@ -120,12 +133,23 @@ class Service:
             request.answer("failed", problem=objection) if objection else request.answer("not_yet")
             return
         if not deputy.has_taken_over:
-            assert self._adopt is not None and deputy.replica is not None
-            self._hosted[shard] = self._adopt(shard, deputy.replica)
-            deputy.has_taken_over = True
-            for client in self.presence.absent(self._ranks):
-                self._hosted[shard].gone(client)
+            self._take(shard, deputy, request.fields["version"])
         request.answer("done")
+
+    def _take(self, shard: int, deputy: Deputy, version: int) -> None:
+        assert deputy.replica is not None, "else it objects"
+        self._hosted[shard] = self._adopt(shard, deputy.replica)
+        deputy.has_taken_over = True
+        for client in self.presence.absent(self._ranks):
+            self._hosted[shard].gone(client)
+        _log.warning(
+            "hvd_sparse servers: the server of rank %d is gone, and rank %d has taken over its part of the parameters. "
+            "Its replica has %d updates; at least %d later ones are lost.",
+            shard,
+            self._number,
+            deputy.replica.version,
+            max(0, version - deputy.replica.version),
+        )
 
     def _deputy(self, shard: int) -> Deputy:
         deputy = self._deputies.get(shard)

@@ -95,10 +95,10 @@ class Shard:
         Returns:
             The answer, whose number is that of its last push that was applied.
         """
+        number = 0 if last is None else max(last, self.standings().numbers[client])
         self._absent.discard(client)
         self._is_here(client)
         self._waiting.pop(client, None)
-        number = 0 if last is None else max(last, self._restored.get(client, 0))
         self._clients[client] = _Client(self.version, number)
         return Pull(number, self.version, self.pushes, self._copies.begin(client, self._parameters.vector()))
 

@@ -33,6 +33,7 @@ OF_SERVICES: dict[str, Form] = {
     "average": _ENTRIES,
     "part": {},
     "replica": {**_SHARD, **_VERSION, "gathered": (int, _COUNT), "there": (bool, 1)},
+    "heard": {"rank": (int, 2**31)},
     "take_over": {**_SHARD, "version": (int, _COUNT)},
 }
 """What is not asked about a shard that the asked one serves."""

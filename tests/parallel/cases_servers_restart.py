@@ -99,3 +99,22 @@ def what_servers_keep_is_saved_where_a_rank_does_not_train():
     on_every_rank("rank 0 has trained")
     assert served(model.optimizer).member.shard.pushes == 4 * 4
     hvd.servers.finish(model.optimizer)
+
+
+@case(ranks=(3,), quick=thorough)
+def a_deputy_takes_over_where_a_server_is_gone():
+    """Rank 1 stops to serve and to train; the others go on, and are saved with what its deputy has."""
+    folder = shared_folder()
+    model = trained(folder, 1, replicas=1, replica_age=8)
+    if hvd.rank() == 1:
+        served(model.optimizer).member.abandon()
+        on_every_rank("the others have ended")
+        return
+    callback = hvd.callbacks.ServersCheckpointCallback(folder)
+    model.fit(*own_data(), batch_size=8, initial_epoch=1, epochs=3, verbose=0, callbacks=[callback])
+    told = model.optimizer.servers.telemetry()
+    assert 0 <= told["updates_lost"] <= 8
+    assert model.optimizer.servers.connections._places == [0, 2, 2]
+    hvd.servers.finish(model.optimizer)
+    assert hvd.rank() != 0 or (folder / "epoch-0002" / "whole.json").exists()
+    on_every_rank("the others have ended")

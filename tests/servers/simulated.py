@@ -92,6 +92,14 @@ class Job:
             if not (lost and other == client):
                 self.arrive(other, server, pull)
 
+    def begin_again(self, client: int, server: int) -> None:
+        """A client begins again at one server where it was, with its push still on the way."""
+        answered = self.numbers[client] - (server in self.flights.get(client, {}))
+        pull = self.servers[server].begin(client, answered)
+        self.copies[client].take(server, pull.number, pull)
+        if pull.number > answered:
+            self.arrive(client, server, pull)
+
     def arrive(self, client: int, server: int, pull: Pull) -> None:
         self.copies[client].take(server, self.numbers[client], pull)
         expected = self.servers[server]._copies.of(client)

@@ -104,6 +104,27 @@ def test_lost_answers_do_no_harm(ranks, seed, push, pull):
 
 
 @few
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=SELECTIONS)
+def test_who_begins_again_at_any_time_sends_nothing_twice(ranks, seed, push, pull):
+    """A client whose connection has ended does not know whether its push was applied, and begins again where it was."""
+    job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, pull, seed=seed)
+    random, start, went_in = np.random.default_rng(seed), job.parameters(), np.zeros(SIZE, np.float32)
+    for _ in range(6):
+        client, vector = int(random.integers(ranks)), random.integers(-9, 10, SIZE).astype(np.float32)
+        went_in += vector
+        job.send(client, vector, rate=1.0)
+        for server in range(ranks):
+            if random.random() < 0.5:
+                job.deliver(client, server, lost=True)
+            if random.random() < 0.5:
+                job.begin_again(client, server)
+            if server in job.flights.get(client, {}):
+                job.deliver(client, server)
+    kept = sum(each.waiting().numpy() for each in job.pushing)
+    np.testing.assert_allclose(start - job.parameters() + kept, went_in, atol=1e-4)
+
+
+@few
 @given(ranks=RANKS, seed=SEEDS, push=SELECTIONS)
 def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push):
     """With a rate of 1 and plain descent, parameters fall by the mean of the aggregator of the same compressor."""

@@ -13,9 +13,9 @@ from hvd_sparse.compression.quantizers import QSGD, OneBit, TwoBits
 from hvd_sparse.compression.selectors import Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.servers import ServerLostError, wire
-from hvd_sparse.servers.joining import Settings
 from hvd_sparse.servers.messages import Entries, Push
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
+from hvd_sparse.servers.settings import Settings
 from tests.servers import members as job
 from tests.servers.simulated import whole_of
 

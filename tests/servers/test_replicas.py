@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 import time
 
@@ -28,8 +30,8 @@ def die(member) -> None:
     member.abandon()
 
 
-@pytest.mark.parametrize("settings", [INSURED, SPARSE])
-def test_a_deputy_takes_over_and_no_more_is_lost_than_was_said(settings):
+@pytest.mark.parametrize("settings", [pytest.param(INSURED, marks=pytest.mark.thorough), SPARSE])
+def test_a_deputy_takes_over_and_no_more_is_lost_than_was_said(settings, caplog):
     """Plain descent at rate 1 by integers: what is missing of the sum of all pushes is what was lost."""
     ranks, steps = 3, 12
     members = job.started(ranks, settings)
@@ -63,9 +65,11 @@ def test_a_deputy_takes_over_and_no_more_is_lost_than_was_said(settings):
     most = settings.replicas.age * ranks
     assert (missing[places] > -1e-4).all(), "nothing was applied twice"
     assert (missing[places] < most + 1e-4).all()
+    assert "the server of rank 1 is gone, and rank 2 has taken over its part" in caplog.text
     assert all(member.connections.updates_lost <= settings.replicas.age for member in living)
 
 
+@pytest.mark.thorough
 def test_synchronous_servers_go_on_without_a_rank_and_its_server():
     settings = SPARSE._replace(rule=Together())
     members, ranks = job.started(3, settings), (0, 2)
@@ -106,6 +110,7 @@ def test_who_was_stopped_for_long_is_deposed_and_goes_on_as_a_client():
     assert final[0].tobytes() == final[1].tobytes() == final[2].tobytes()
 
 
+@pytest.mark.thorough
 def test_a_server_goes_on_without_its_deputy(caplog):
     members = job.started(2, INSURED)
     pushes = job.pushing(members[0], INSURED)
@@ -117,6 +122,7 @@ def test_a_server_goes_on_without_its_deputy(caplog):
     assert members[0].finish() is not None
 
 
+@pytest.mark.thorough
 def test_two_that_are_gone_end_the_job():
     members = job.started(3, INSURED)
     pushes = job.pushing(members[0], INSURED)
@@ -165,9 +171,16 @@ def test_a_deputy_waits_for_two_leases_and_knows_what_is_too_old(monkeypatch):
     now[0] = 200.0
     assert deputy.objection(0) == "", "it has no replica"
     assert deputy.hears(Replica(20, 0, 0, b""))
+    now[0] = 204.0
+    deputy.is_awake()
     now[0] = 209.0
     assert deputy.objection(20) == ""
     now[0] = 211.0
+    assert deputy.objection(30) is None
+    now[0] = 300.0
+    assert deputy.objection(30) == "", "it was stopped itself, and may have heard nothing for that reason"
+    for now[0] in range(301, 311):
+        deputy.is_awake()
     assert deputy.objection(30) is None
     assert "has 20 of at least 31 updates" in deputy.objection(31)
     assert deputy.hears(None) and deputy.objection(20) == ""
@@ -179,3 +192,12 @@ def test_every_shard_has_one_deputy():
     for ranks in range(2, 7):
         assert sorted(shard for rank in range(ranks) for shard in guarded_by(rank, ranks)) == list(range(ranks))
         assert all(deputy_of(shard, ranks) != shard for shard in range(ranks))
+
+
+@pytest.mark.thorough
+def test_ranks_are_killed_and_stopped_at_random():
+    """`python -m tests.servers.kills` plays as many rounds as one likes; in a process of its own, which may fork."""
+    command = [sys.executable, "-m", "tests.servers.kills", "--rounds", "6", "--seed", "3"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert "6 rounds" in done.stdout

@@ -1,0 +1,163 @@
+"""A rank's part: its server, its connections to all servers, and how they begin and end."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import hashlib
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from hvd_sparse.servers import wire
+from hvd_sparse.servers.connections import Connections, ServerLostError
+from hvd_sparse.servers.meeting import Meeting
+from hvd_sparse.servers.replicas import Replicas, Replicator
+from hvd_sparse.servers.service import Service
+from hvd_sparse.servers.settings import Settings
+from hvd_sparse.spec import Spec
+from link import Caller, Client, Events, Patience, Server
+
+_AGAIN = 0.5  # seconds until a server whose connection has ended is tried again
+_FAREWELL = 60.0  # seconds for others to fetch the last parameters once all have ended
+
+
+class Member:
+    """A rank's server and its connections to all servers.
+
+    Attributes:
+        shards: of all servers.
+        shard: this rank's.
+        connections: to all servers.
+        keeper: of what this rank has to add to a checkpoint.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Spec],
+        service: Service,
+        server: Server,
+        client: Client,
+        replicator: Replicator | None = None,
+        replicas: Replicas | None = None,
+    ):
+        self.shards, self.shard, self.keeper = tuple(shards), service.shard, service.own.keeper
+        self._service, self._server, self._client, self._replicator = service, server, client, replicator
+        self.connections = Connections(client, shards, self.keeper.flight, replicas)
+        self._closed = False
+        atexit.register(self._finish_quietly)
+
+    def telemetry(self) -> dict[str, Any]:
+        """What this rank's client and server have done since they began; the server may do more while they are read.
+
+        Returns:
+            - step: pushes of this client.
+            - density_pushed, density_pulled: values that were sent / elements of the vector and step.
+            - bytes_pushed, bytes_pulled: payloads of its messages, those to its own server included.
+            - waiting_ms: in a step, from when the gradient is chosen until the last server has answered, on average.
+            - updates, pushes: that this rank's server has made, and applied.
+            - staleness: {updates: pushes}, how many updates old the gradients were that it has applied.
+            - queue: pushes that wait there now.
+            - updates_lost: of servers that were gone, which this client had seen and their deputies had not.
+        """
+        talk, shard = self.connections, self.shard
+        elements = max(1, talk.number * sum(spec.size for spec in self.shards))
+        return {
+            "step": talk.number,
+            "density_pushed": talk.sent.values / elements,
+            "density_pulled": talk.received.values / elements,
+            "bytes_pushed": talk.sent.bytes,
+            "bytes_pulled": talk.received.bytes,
+            "waiting_ms": 1e3 * talk.seconds_waiting / max(1, talk.number),
+            "updates": shard.version,
+            "pushes": shard.pushes,
+            "staleness": dict(sorted(shard.staleness.items())),
+            "queue": shard.queue,
+            "updates_lost": talk.updates_lost,
+        }
+
+    def finish(self) -> np.ndarray | None:
+        """Ends this rank's part: goes on to serve until all ranks have ended, then stops.
+
+        Returns:
+            The parameters as they stay, [d] float32, the same on every rank; None where it was called before.
+
+        Raises:
+            ServerLostError: where a server is gone.
+        """
+        if self._closed:
+            return None
+        try:
+            final = self.connections.leave()
+            self._end_replicas()  # nothing changes any more
+            self.connections.part()
+            self._service.presence.wait_for_nobody(_FAREWELL)
+        finally:
+            self.abandon()
+        return final
+
+    def abandon(self) -> None:
+        """Stops without waiting for anybody, for a rank that cannot go on."""
+        self._closed = True
+        atexit.unregister(self._finish_quietly)
+        self._end_replicas()
+        self._client.close()
+        self._server.close()
+
+    def _end_replicas(self) -> None:
+        if self._replicator is not None:
+            self._replicator.close()
+
+    def _finish_quietly(self) -> None:
+        """At the end of the process; one that ends by an error has the others find out, too, and does not serve on."""
+        if getattr(sys, "last_value", None) is not None:
+            self.abandon()
+            return
+        with contextlib.suppress(ServerLostError):
+            self.finish()
+
+
+def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting, settings: Settings) -> Member:
+    """Starts this rank's server and connects it to all, which may not have started yet.
+
+    Args:
+        service: of this rank.
+        shards: of all servers.
+        rank: of this one.
+        meeting: of all of them.
+        settings: the same on every rank.
+    """
+    replicas = settings.replicas
+    protocol, subject = wire.protocol(shards[0].size, replicas is not None), _subject(shards, settings)
+    events = _Departures(service.gone)
+    server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
+    silence = {} if replicas is None else {"silence": 2 * replicas.lease}
+    patience = Patience(work=math.inf, again=_AGAIN, **silence)
+    client = Client(meeting.addresses, Caller(rank, subject, meeting.secret, protocol, patience, events=events))
+    replicator = None if replicas is None else _replicator(service, rank, len(shards), client, replicas)
+    return Member(shards, service, server, client, replicator, replicas)
+
+
+def _replicator(service: Service, rank: int, ranks: int, client: Client, replicas: Replicas) -> Replicator:
+    of_service = service.lock, service.own.advance, service.depose, service.wakes
+    return Replicator(service.shard, rank, ranks, client, replicas, *of_service)
+
+
+class _Departures(Events):
+    """Tells a service whose connection has ended."""
+
+    def __init__(self, gone: Callable[[int], None]):
+        super().__init__("hvd_sparse servers")
+        self._gone = gone
+
+    def gone(self, asker: int) -> None:
+        self._gone(asker)
+
+
+def _subject(shards: Sequence[Spec], settings: Settings) -> str:
+    account = {"sizes": [spec.size for spec in shards], **settings.account()}
+    return hashlib.sha256(json.dumps(account, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,34 @@
+"""What all ranks of sharded servers have in common."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from hvd_sparse.compression.base import Compressor
+from hvd_sparse.servers.replicas import Replicas
+from hvd_sparse.servers.rules import Rule
+from hvd_sparse.spec import describe
+
+
+class Settings(NamedTuple):
+    """What `ShardedServers` was asked for.
+
+    Attributes:
+        push: feeds back; None sends all.
+        pull: without feedback; None sends all.
+        rule: which pushes are applied when.
+        interface: at which this rank's server listens; None is the address of this host.
+        replicas: how servers are insured; None is not at all.
+    """
+
+    push: Compressor | None
+    pull: Compressor | None
+    rule: Rule
+    interface: str | None
+    replicas: Replicas | None = None
+
+    def account(self) -> dict[str, Any]:
+        """What all ranks must have in common, JSON-serialisable."""
+        replicas = None if self.replicas is None else list(self.replicas)
+        described = {"push": describe(self.push), "pull": describe(self.pull), "rule": describe(self.rule)}
+        return {**described, "replicas": replicas}
