@@ -6,6 +6,7 @@ All arms begin with the same weights and see the same crops in the same order, w
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import pathlib
 import time
@@ -42,6 +43,12 @@ def half_resnet50(classes: int) -> keras.Model:
 MODELS = {"resnet50": half_resnet50, "small_resnet": small_resnet}
 
 
+@functools.cache
+def _crops(half: str, count: int) -> convergence_data.Crops:
+    """The same for all learners."""
+    return convergence_data.crops(half, count, 0)
+
+
 class Learner:
     """A model, its optimizer and its exchange.
 
@@ -53,8 +60,8 @@ class Learner:
     """
 
     def __init__(self, arm: str, model: str, seed: int, steps: int):
-        self._data = convergence_data.crops("left", TRAINING, 0)
-        held_out = convergence_data.crops("right", HELD_OUT, 0)
+        self._data = _crops("left", TRAINING)
+        held_out = _crops("right", HELD_OUT)
         noisy = convergence_data.noisy(held_out.images, NOISE, np.random.default_rng(1))
         self._held_out = held_out._replace(images=noisy).part(hvd.rank(), hvd.size())
         keras.utils.set_random_seed(seed)

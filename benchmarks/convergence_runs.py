@@ -165,9 +165,9 @@ def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
 
 def on_ranks(job: pathlib.Path, cluster: Cluster) -> list[str]:
     """The command that makes a job's runs on real ranks."""
-    horovodrun = str(pathlib.Path(sys.executable).with_name("horovodrun"))
+    launcher = [sys.executable, "-m", "benchmarks.launcher", "-np", str(cluster.ranks), "--gloo"]
     ranks = [sys.executable, "-m", "benchmarks.convergence_rank", str(job)]
-    return [horovodrun, "-np", str(cluster.ranks), "--gloo", *ranks]
+    return [*launcher, *ranks]
 
 
 def on_threads(job: pathlib.Path, core: int) -> list[str]:

@@ -22,6 +22,6 @@ def run(ranks: int, words: Sequence[str], limit: float) -> None:
         subprocess.CalledProcessError: where they fail.
         subprocess.TimeoutExpired: where they take longer.
     """
-    launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), "--gloo", "--disable-cache"]
+    launcher = [sys.executable, "-m", "benchmarks.launcher", "-np", str(ranks), "--gloo", "--disable-cache"]
     command = [*launcher, sys.executable, "-m", *words]
     subprocess.run(command, env={**os.environ, **ONE_THREAD}, timeout=limit, check=True)

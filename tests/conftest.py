@@ -14,7 +14,11 @@ import tempfile
 
 from tests.parallel.launch import QUIET, SECONDS
 
+ROOT = pathlib.Path(__file__).parents[1]
+STARTING = pathlib.Path(__file__).with_name("parallel") / "starting"
+
 os.environ.update(QUIET)
+os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [str(STARTING), os.environ.get("PYTHONPATH")]))
 os.environ["HVD_SPARSE_CACHE"] = tempfile.mkdtemp(prefix="hvd_sparse_tests")
 atexit.register(shutil.rmtree, os.environ["HVD_SPARSE_CACHE"], ignore_errors=True)
 
@@ -30,7 +34,6 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 # Else it also draws numbers that stand in our sources: in those that the tests before this one have made it import.
 providers._get_local_constants = lambda: providers._local_constants
 
-ROOT = pathlib.Path(__file__).parents[1]
 MULTI_RANK = pathlib.Path(__file__).with_name("test_parallel.py")
 FEW = 4  # a law has a quarter of its examples in the quick tier
 

@@ -195,7 +195,7 @@ def run_on(everyone: Sequence[Grid], function: Callable[[Grid], Any]) -> list[An
     ranks = len(everyone)
     results: list[Any] = [None] * ranks
     errors: list[BaseException | None] = [None] * ranks
-    core = _own_core()
+    core = own_core()
 
     def body(rank: int) -> None:
         os.sched_setaffinity(0, core)
@@ -228,7 +228,7 @@ def _eagerly() -> Iterator[None]:
         tf.config.run_functions_eagerly(before)
 
 
-def _own_core() -> set[int]:
+def own_core() -> set[int]:
     """One core for all ranks of a process, another for each test worker.
 
     Only one thread runs Python at a time, and to hand its lock over between cores takes as long as the work.

@@ -64,6 +64,7 @@ class ServedPieces:
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec):
         """Takes the clients' optimizer, the model's variables in the order of the spec's segments, and the shard."""
         self.size = spec.size
+        self._rate = 0.0  # the copy's learning rate
         with tf.init_scope(), tf.device("CPU:0"):
             runs = _runs(optimizer, variables, spec)
             self._pieces = [keras.Variable(run.values, dtype="float32", name="shard") for run in runs]
@@ -83,10 +84,12 @@ class ServedPieces:
         """Makes one update by a gradient [size] float32 and a learning rate."""
         if not self._pieces:
             return
-        self._optimizer.learning_rate = rate
         with tf.device("CPU:0"):
-            parts = tf.split(tf.constant(gradient), [piece.shape[0] for piece in self._pieces])
-            self._step(parts, self._pieces)
+            if rate != self._rate:  # to set it takes as long as a step on a small shard
+                self._optimizer.learning_rate = self._rate = rate
+            ends = itertools.accumulate(piece.shape[0] for piece in self._pieces)
+            parts = np.split(gradient, list(ends)[:-1])
+            self._step([tf.constant(part) for part in parts], self._pieces)
 
     def state(self) -> dict[str, np.ndarray]:
         """The parameters and the optimizer's slots [size] by name, and its numbers [] such as the iterations."""

@@ -49,7 +49,7 @@ class Copies:
         if self._pull is None:
             held.negated.assign(-parameters)
             return Entries(parameters.numpy())
-        selection = self._pull.compress(parameters[tf.newaxis], held.state, held.negated)
+        selection = self._pull.compress(tf.expand_dims(parameters, 0), held.state, held.negated)
         for variable, value in selection.updates:
             variable.assign(value)
         indices = selection.slices.indices

@@ -48,7 +48,8 @@ class Pushes(tf.Module):
             with tf.control_dependencies([self._checked(culprit)]):
                 return [(tf.identity(part),) for part in parts]
         chosen = [
-            self._compressor.compress(part[tf.newaxis], state) for part, state in zip(parts, self._states, strict=True)
+            self._compressor.compress(tf.expand_dims(part, 0), state)
+            for part, state in zip(parts, self._states, strict=True)
         ]
         culprit = tf.reduce_max(tf.stack([selection.culprit for selection in chosen]))
         with tf.control_dependencies([self._checked(culprit)]):

@@ -46,7 +46,7 @@ def test_crc32c_is_that_of_the_standard():
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_slab_is_clean_under_sanitizers(sanitizer, tmp_path):
     sources = [ROOT / "tests/datacache/sanitize_slab.cc", OPS / "slab.cc", OPS / "lent_slabs.cc"]
-    command = ["c++", "-std=c++17", "-O1", "-g", "-pthread", "-w", f"-I{OPS}", f"-fsanitize={sanitizer}"]
+    command = ["c++", "-std=c++17", "-O1", "-g1", "-pthread", "-w", f"-I{OPS}", f"-fsanitize={sanitizer}"]
     program = tmp_path / "sanitize_slab"
     subprocess.run([*command, "-fno-sanitize-recover=all", *map(str, sources), "-o", str(program)], check=True)
     done = subprocess.run([str(program)], capture_output=True, text=True, timeout=300)

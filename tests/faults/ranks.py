@@ -93,7 +93,6 @@ def main() -> None:
     parser.add_argument("names", nargs="+", help="FILE.FUNCTION")
     parser.add_argument("--results", type=pathlib.Path)
     options = parser.parse_args()
-    from tests.parallel import fewer_imports  # noqa: F401, I001 - before Keras
     import hvd_sparse as hvd
 
     if os.environ.get(STARTED) != "0":

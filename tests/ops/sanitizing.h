@@ -29,6 +29,13 @@ void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) 
 
 const hvds_parallel kThreads{nullptr, 3, run_in_threads};
 
+// How kernels are run; alone there is no race to find.
+#ifdef __SANITIZE_THREAD__
+const std::vector<const hvds_parallel*> kWays{&kThreads};
+#else
+const std::vector<const hvds_parallel*> kWays{nullptr, &kThreads};
+#endif
+
 }  // namespace
 
 #endif  // HVD_SPARSE_TESTS_OPS_SANITIZING_H_

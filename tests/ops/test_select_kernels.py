@@ -269,7 +269,7 @@ def test_the_kernels_keep_within_their_memory(sanitizer, tmp_path):
     program = tmp_path / "sanitize_select"
     sources = [OPS.parent / "tests" / "ops" / "sanitize_select.cc", *sorted(OPS.glob("select/select_cpu*.cc"))]
     checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    flags = ["-std=c++17", "-g", "-O1", *checks, "-ffp-contract=off"]
+    flags = ["-std=c++17", "-g1", "-O1", *checks, "-ffp-contract=off"]
     command = [
         shutil.which("c++"),
         *flags,

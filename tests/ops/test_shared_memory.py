@@ -16,7 +16,7 @@ LIMIT = 300  # seconds until it is a hang
 
 def build(folder: pathlib.Path, *options: str) -> pathlib.Path:
     program = folder / "exchange_ranks"
-    command = ["c++", "-std=c++17", "-O1", "-g", "-pthread", "-Wall", "-Wextra", *options]
+    command = ["c++", "-std=c++17", "-O1", "-g1", "-pthread", "-Wall", "-Wextra", *options]
     subprocess.run([*command, *map(str, SOURCES), "-o", str(program)], check=True)
     return program
 

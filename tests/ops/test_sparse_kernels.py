@@ -100,7 +100,7 @@ def test_the_kernels_keep_within_their_memory(tmp_path):
     sources = [OPS.parent / "tests" / "ops" / "sanitize_sparse.cc", *kernels]
     flags = [
         "-std=c++17",
-        "-g",
+        "-g1",
         "-O1",
         "-fsanitize=address,undefined",
         "-fno-sanitize-recover=all",

@@ -73,7 +73,7 @@ def horovodrun(
         prefix: put before horovodrun, to run it in a network namespace.
     """
     where = ["-H", hosts] if hosts else []
-    launcher = [sys.executable, "-m", "tests.parallel.launcher", "-np", str(ranks), "--gloo", "--disable-cache", *where]
+    launcher = [sys.executable, "-m", "benchmarks.launcher", "-np", str(ranks), "--gloo", "--disable-cache", *where]
     with tempfile.TemporaryFile() as output:
         process = subprocess.Popen(
             [*prefix, *launcher, sys.executable, *command],

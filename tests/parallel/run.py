@@ -208,8 +208,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--names", type=pathlib.Path, help="run the cases named in this JSON list")
     parser.add_argument("--results", type=pathlib.Path, help="folder for the records; default: print them")
     options: Any = parser.parse_args(arguments)
-    from tests.parallel import fewer_imports  # noqa: F401 - before any suite imports Keras
-
     rank, ranks = number_of()
     wanted = json.loads(options.names.read_text()) if options.names else None
     selected = [

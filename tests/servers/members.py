@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import threading
 
@@ -16,6 +17,7 @@ from hvd_sparse.servers.member import Member, start
 from hvd_sparse.servers.pushing import Pushes, cut, entries
 from hvd_sparse.servers.rules import InOrderOfArrival
 from hvd_sparse.servers.settings import Settings
+from tests import threads
 from tests.datacache.node import free_addresses
 from tests.servers.simulated import variables, whole_of
 
@@ -39,19 +41,20 @@ def started(ranks: int, settings: Settings = ASYNCHRONOUS, rate: float = 0.1) ->
 
 
 def each(ranks: int, function) -> None:
-    """Calls a function with each rank, on a thread each; raises what one of them has raised."""
-    problems = []
+    """Calls a function with each rank, on a thread each, all on one core; raises what one of them has raised."""
+    problems, core = [], threads.own_core()
 
     def guarded(rank: int) -> None:
+        os.sched_setaffinity(0, core)  # of the threads that it starts, too
         try:
             function(rank)
         except BaseException as problem:
             problems.append(problem)
 
-    threads = [threading.Thread(target=guarded, args=(rank,)) for rank in range(ranks)]
-    for thread in threads:
+    running = [threading.Thread(target=guarded, args=(rank,)) for rank in range(ranks)]
+    for thread in running:
         thread.start()
-    for thread in threads:
+    for thread in running:
         thread.join()
     if problems:
         raise problems[0]

@@ -62,11 +62,17 @@ def test_all_end_with_the_same_parameters(settings):
     assert all(member.shard.pushes == 15 for member in members)
 
 
-@pytest.mark.parametrize("updates", [600, pytest.param(10_000, marks=pytest.mark.thorough)])
-def test_the_bound_on_staleness_holds(updates):
+@pytest.mark.parametrize(
+    "chosen, updates",
+    [
+        pytest.param(SPARSE, 600, id="sparse-600"),
+        pytest.param(job.ASYNCHRONOUS, 10_000, id="dense-10000", marks=pytest.mark.thorough),
+    ],
+)
+def test_the_bound_on_staleness_holds(chosen, updates):
     """Ranks of unequal speed, one of which now and then sleeps."""
     ranks, bound = 4, 5
-    settings = SPARSE._replace(rule=InOrderOfArrival(max_staleness=bound))
+    settings = chosen._replace(rule=InOrderOfArrival(max_staleness=bound))
     members = job.started(ranks, settings, rate=0.001)
 
     def train(rank: int) -> None:
