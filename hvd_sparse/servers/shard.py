@@ -6,10 +6,10 @@ import collections
 import dataclasses
 from typing import Protocol
 
-import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.servers.copies import Copies, SharedCopy
+from hvd_sparse.servers.gathering import GradientSum
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
 from hvd_sparse.servers.rules import Rule, Standing
 
@@ -22,7 +22,7 @@ class Parameters(Protocol):
     def vector(self) -> tf.Tensor:
         """[size] float32."""
 
-    def apply(self, gradient: np.ndarray, rate: float) -> None:
+    def apply(self, gradient: tf.Tensor, rate: float) -> None:
         """Makes one update by a gradient [size] float32 and a learning rate."""
 
 
@@ -55,8 +55,7 @@ class Shard:
         self._away: set[int] = set()
         self._paused: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
-        self._sum = np.zeros(parameters.size, np.float32)
-        self._gathered = 0
+        self._gathered = GradientSum(parameters.size)
         self.version = self.pushes = 0
         self.staleness: collections.Counter[int] = collections.Counter()  # of applied pushes, in updates
 
@@ -99,7 +98,7 @@ class Shard:
             return [] if known.answer is None else [(client, known.answer)]
         if push.number != known.number + 1:
             raise MessageError(f"push {push.number} of rank {client}, where {known.number + 1} was expected")
-        push.gradient.checked(len(self._sum))
+        push.gradient.checked(self._parameters.size)
         known.number, known.answer = push.number, None
         self._waiting[client] = push
         return self._advance()
@@ -151,21 +150,18 @@ class Shard:
         """How clients stand; those that have been served in this turn are about to get the newest version."""
         idle = {*self._waiting, *served, *self._away, *self._paused}
         lags = {client: self.version - each.version for client, each in self._clients.items() if client not in idle}
-        return Standing(list(self._waiting), lags, self._absent - self._away, self._gathered)
+        return Standing(list(self._waiting), lags, self._absent - self._away, self._gathered.count)
 
     def _apply(self, group: list[tuple[int, Push]]) -> None:
         for client, push in group:
-            push.gradient.add_to(self._sum)
+            self._gathered.add(push.gradient)
             self.staleness[self.version - self._clients[client].version] += 1
-        self._gathered += len(group)
         self.pushes += len(group)
-        if not self._rule.makes_update(self._gathered):
+        if not self._rule.makes_update(self._gathered.count):
             return
-        gradient = self._sum if self._gathered == 1 else self._sum / np.float32(self._gathered)
-        self._parameters.apply(gradient, group[-1][1].rate)
+        self._parameters.apply(self._gathered.mean(), group[-1][1].rate)
         self.version += 1
-        self._sum.fill(0.0)
-        self._gathered = 0
+        self._gathered.clear()
 
     def _answer(self, client: int) -> Pull:
         known = self._clients[client]
