@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.servers.fused import step_of
+from hvd_sparse.servers.pushing import slices
 from hvd_sparse.spec import Place, Spec
 
 # Those that treat each element alone, whatever lies beside it.
@@ -80,16 +81,14 @@ class ServedPieces:
             values = [piece.value.read_value() for piece in self._pieces]
             return values[0] if len(values) == 1 else tf.concat([tf.zeros([0]), *values], 0)
 
-    def apply(self, gradient: np.ndarray, rate: float) -> None:
+    def apply(self, gradient: tf.Tensor, rate: float) -> None:
         """Makes one update by a gradient [size] float32 and a learning rate."""
         if not self._pieces:
             return
         with tf.device("CPU:0"):
             if rate != self._rate:  # to set it takes as long as a step on a small shard
                 self._optimizer.learning_rate = self._rate = rate
-            ends = itertools.accumulate(piece.shape[0] for piece in self._pieces)
-            parts = np.split(gradient, list(ends)[:-1])
-            self._step([tf.constant(part) for part in parts], self._pieces)
+            self._step(slices(gradient, [piece.shape[0] for piece in self._pieces]), self._pieces)
 
     def state(self) -> dict[str, np.ndarray]:
         """The parameters and the optimizer's slots [size] by name, and its numbers [] such as the iterations."""

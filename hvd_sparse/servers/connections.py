@@ -137,7 +137,7 @@ class Connections:
             self._tell_each("go_on")
         return self._tell_each("write", {"checkpoint": checkpoint})
 
-    def _tell_each(self, kind: str, fields: Mapping[str, Any] = {}, payloads: Sequence[bytes] | None = None) -> Any:
+    def _tell_each(self, kind: str, fields: Mapping[str, Any] = {}, payloads: Sequence[Any] | None = None) -> Any:
         """What each server says to what is no step; SaveError where one of them cannot do it."""
         answers = self._ask_each(kind, [fields] * len(self._places), payloads, _said)
         problems = [f"rank {self._places[shard]}: {told}" for shard, (told, failed) in enumerate(answers) if failed]
@@ -163,13 +163,13 @@ class Connections:
         self,
         kind: str,
         fields: Sequence[Mapping[str, Any]],
-        payloads: Sequence[bytes] | None = None,
+        payloads: Sequence[Any] | None = None,
         check: Callable[..., Any] | None = None,
     ) -> list[Any]:
         """Asks who serve the first shards, as many as there are fields; what each answers, by default a `Pull`."""
         if self._lost is not None:
             raise self._lost
-        bodies = payloads or [b""] * len(fields)
+        bodies: Sequence[Any] = payloads or [b""] * len(fields)
 
         def ask(shard: int) -> concurrent.futures.Future[Any]:
             own = {} if kind in wire.OF_SERVICES else {"shard": shard}

@@ -2,26 +2,59 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse import ops
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.servers.messages import Entries
 from hvd_sparse.spec import Spec
 
 
-class _Copy(NamedTuple):
-    """What a client has once it has taken all that was sent.
+class _LastSent(Protocol):
+    """What a client has once it has taken all that was sent."""
 
-    Attributes:
-        negated: [size] float32, minus it: added to the parameters in the compressor's own pass over memory.
-        state: of the compressor.
-    """
+    def next(self, parameters: tf.Tensor) -> Entries:
+        """What it is sent next, of parameters [size] float32."""
 
-    negated: tf.Variable
-    state: tf.Module | None
+    def values(self) -> np.ndarray:
+        """[size] float32."""
+
+
+class _Whole:
+    """Of a client that is sent the whole shard each time."""
+
+    def __init__(self, parameters: tf.Tensor):
+        self._values = parameters.numpy()
+
+    def next(self, parameters: tf.Tensor) -> Entries:
+        self._values = parameters.numpy()
+        return Entries(self._values)
+
+    def values(self) -> np.ndarray:
+        return self._values
+
+
+class _Dropped:
+    """Of a client that is sent what has changed most."""
+
+    def __init__(self, parameters: tf.Tensor, pull: Compressor, spec: Spec):
+        self._pull, self._state = pull, pull.create(spec)
+        # Minus the copy: it is added to the parameters in the compressor's own pass over memory.
+        self._negated = tf.Variable(-parameters, trainable=False, name="negated_copy")
+
+    def next(self, parameters: tf.Tensor) -> Entries:
+        selection = self._pull.compress(tf.expand_dims(parameters, 0), self._state, self._negated)
+        for variable, value in selection.updates:
+            variable.assign(value)
+        places = selection.slices.indices
+        values = ops.library().hvd_servers_send(negated=self._negated.handle, parameters=parameters, places=places)
+        return Entries(values.numpy(), places.numpy())
+
+    def values(self) -> np.ndarray:
+        return -self._negated.numpy()
 
 
 class Copies:
@@ -35,27 +68,17 @@ class Copies:
     def __init__(self, pull: Compressor | None, spec: Spec):
         """Takes what chooses, without feedback, or None for all of the shard; and the shard."""
         self._pull, self._spec = pull, spec
-        self._copies: dict[int, _Copy] = {}
+        self._copies: dict[int, _LastSent] = {}
 
     def begin(self, client: int, parameters: tf.Tensor) -> Entries:
         """The whole shard [size] float32, for a client that has nothing, or what it has is not known."""
-        state = None if self._pull is None else self._pull.create(self._spec)
-        self._copies[client] = _Copy(tf.Variable(-parameters, trainable=False, name="negated_copy"), state)
+        pull = self._pull
+        self._copies[client] = _Whole(parameters) if pull is None else _Dropped(parameters, pull, self._spec)
         return Entries(parameters.numpy())
 
     def next(self, client: int, parameters: tf.Tensor) -> Entries:
         """What is to be sent to a client that has taken all that it was sent before."""
-        held = self._copies[client]
-        if self._pull is None:
-            held.negated.assign(-parameters)
-            return Entries(parameters.numpy())
-        selection = self._pull.compress(tf.expand_dims(parameters, 0), held.state, held.negated)
-        for variable, value in selection.updates:
-            variable.assign(value)
-        indices = selection.slices.indices
-        values = tf.gather(parameters, indices)
-        held.negated.scatter_update(tf.IndexedSlices(-values, indices))
-        return Entries(values.numpy(), indices.numpy())
+        return self._copies[client].next(parameters)
 
     def forget(self, client: int) -> None:
         """Lets go of a client's copy."""
@@ -63,7 +86,7 @@ class Copies:
 
     def of(self, client: int) -> np.ndarray:
         """What a client was last sent, [size] float32."""
-        return -self._copies[client].negated.numpy()
+        return self._copies[client].values()
 
 
 class SharedCopy(Copies):

@@ -53,13 +53,6 @@ class Entries(NamedTuple):
             raise MessageError("values that are not finite")
         return self
 
-    def add_to(self, vector: np.ndarray) -> None:
-        """Adds the values to a vector [size] float32."""
-        if self.indices is None:
-            vector += self.values
-        else:
-            vector[self.indices] += self.values
-
     def set_in(self, vector: np.ndarray) -> None:
         """Puts the values in a vector [size] float32; doing it again changes nothing."""
         vector[slice(None) if self.indices is None else self.indices] = self.values

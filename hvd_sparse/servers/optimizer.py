@@ -15,7 +15,8 @@ from hvd_sparse.exchange.plan import unique_names
 from hvd_sparse.servers import applying
 from hvd_sparse.servers.joining import join
 from hvd_sparse.servers.member import Member
-from hvd_sparse.servers.pushing import Pushes, entries, unpacked
+from hvd_sparse.servers.model import ModelVariables
+from hvd_sparse.servers.pushing import Pushes, entries
 from hvd_sparse.servers.replicas import Replicas
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.saving import Resumed, Write
@@ -148,6 +149,7 @@ class Participant:
     def __init__(self, settings: Settings):
         self._settings = settings
         self._variables: list[Any] = []
+        self._model: ModelVariables | None = None
         self._pushes: Pushes | None = None
         self._steps: tf.Variable | None = None
         self._member: Member | None = None
@@ -196,6 +198,7 @@ class Participant:
         segments = tuple(Segment(name, tuple(variable.shape)) for name, variable in named)
         state = None if self._resumed is None else self._resumed.state
         self._member = member = join(optimizer, self._variables, segments, topology.grid(), self._settings, state)
+        self._model = ModelVariables(variables)
         self._pushes = pushes = Pushes(self._settings.push, member.shards)
         self._steps = tf.Variable(self._steps_of(member.connections.pushes), trainable=False, name="steps_of_all")
         member.keeper.unsent, member.keeper.write = lambda: pushes.waiting().numpy(), self._write
@@ -206,54 +209,58 @@ class Participant:
         assert self._pushes is not None
         if resumed.unsent is not None:
             self._pushes.restore(resumed.unsent)
-        self._assign(tf.constant(self.member.connections.copy.values))
+        self._assign(self.member.connections.copy.values)
         optimizer.iterations.assign(self.steps)
 
     def _steps_of(self, pushes: int) -> np.int64:
         return np.int64(pushes // len(self.member.shards))
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
-        """Pushes gradients, pulls parameters and assigns them."""
-        assert self._pushes is not None and self._steps is not None
+        """Pushes gradients, pulls parameters and puts them into the variables, which then hold the copy."""
+        assert self._pushes is not None and self._steps is not None and self._model is not None
         given = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
         flat = [_flat(given.get(id(variable)), variable) for variable in self._variables]
         with tf.control_dependencies([tf.numpy_function(self._begin_to_choose, [], [], stateful=True)]):
-            chosen = self._pushes.choose(tf.concat(flat, 0))
+            chosen = self._pushes.choose(flat)
         lengths = [len(parts) for parts in chosen]
         inputs = [tf.cast(rate, tf.float64), *(part for parts in chosen for part in parts)]
 
-        def exchange(rate: np.ndarray, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        def exchange(rate: np.ndarray, *parts: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool, np.ndarray]:
             return self._exchange(float(rate), parts, lengths)
 
-        values, steps = tf.numpy_function(exchange, inputs, [tf.float32, tf.int64])
-        self._assign(tf.ensure_shape(values, [sum(spec.size for spec in self.member.shards)]))
+        types = [tf.float32, tf.int32, tf.bool, tf.int64]
+        values, places, everywhere, steps = tf.numpy_function(exchange, inputs, types)
+        self._model.put(values, places, everywhere)
         self._steps.assign(tf.ensure_shape(steps, []))
 
     def take_published(self) -> None:
         """Gives the variables the parameters that servers have, all of them; the next step goes on from the copy."""
-        self._assign(tf.constant(self.member.connections.published()))
+        self._assign(self.member.connections.published())
 
     def pause(self) -> None:
         """As `take_published`, and has servers not wait for this rank until its next step."""
-        self._assign(tf.constant(self.member.connections.pause()))
+        self._assign(self.member.connections.pause())
 
     def finish(self) -> None:
         """See `finish`."""
         final = self.member.finish()
         if final is not None:
-            self._assign(tf.constant(final))
+            self._assign(final)
 
-    def _assign(self, vector: tf.Tensor) -> None:
-        pieces = unpacked(vector, [variable.shape for variable in self._variables])
-        for variable, value in zip(self._variables, pieces, strict=True):
-            variable.assign(value)
+    def _assign(self, vector: np.ndarray) -> None:
+        """Gives the variables what is not the copy: the next step has to give them all of that."""
+        assert self._model is not None
+        self._model.assign(vector)
+        self.member.connections.copy.forget_who_looked()
 
     def _exchange(self, rate: float, parts: Sequence[np.ndarray], lengths: Sequence[int]):
         """In Python, between two parts of a graph."""
+        assert self._model is not None
         connections, left = self.member.connections, iter(parts)
         connections.step(rate, [entries([next(left) for _ in range(length)]) for length in lengths])
-        # A copy: TensorFlow may keep the memory that it is given as a variable's own.
-        return connections.copy.values.copy(), self._steps_of(connections.pushes)
+        news = self._model.news(connections.copy)
+        places = np.zeros(0, np.int32) if news.indices is None else news.indices
+        return news.values, places, news.indices is None, self._steps_of(connections.pushes)
 
     def _begin_to_choose(self) -> None:
         self.member.keeper.flight.begin()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import collections
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -31,20 +33,20 @@ class Pushes(tf.Module):
         self._compressor, self._shards = compressor, tuple(shards)
         self._states = [compressor.create(spec) for spec in shards] if compressor is not None else []
 
-    def choose(self, gradient: tf.Tensor) -> list[tuple[tf.Tensor, ...]]:
+    def choose(self, gradient: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, ...]]:
         """What each server is to be sent; works in a graph, too. `entries` makes messages of it.
 
         It is (values,) float32, or with indices int32, or where values travel coded with codes and scales behind them.
 
         Args:
-            gradient: [d] float32, with the segments of the shards end to end.
+            gradient: vectors of float32 that are [d] end to end, as the segments of the shards are.
 
         Raises:
             tf.errors.InvalidArgumentError: where it is not finite; no state has changed.
         """
-        parts = tf.split(gradient, [spec.size for spec in self._shards])
+        parts = cut_anew(gradient, [spec.size for spec in self._shards])
         if self._compressor is None:
-            _, culprit = ops.sum_parts(gradient[tf.newaxis])
+            culprit = tf.reduce_max(tf.stack([ops.sum_parts(part[tf.newaxis])[1] for part in parts]))
             with tf.control_dependencies([self._checked(culprit)]):
                 return [(tf.identity(part),) for part in parts]
         chosen = [
@@ -111,11 +113,18 @@ def _sent(selection: Selection) -> list[tf.Tensor]:
 
 
 class Copy:
-    """A client's copy of all parameters, [d] float32, as the servers have sent it."""
+    """A client's copy of all parameters, [d] float32, as the servers have sent it.
+
+    It knows what of it has changed since somebody has looked at it, who then has to look at no more than that.
+
+    Attributes:
+        values: [d] float32.
+    """
 
     def __init__(self, shards: Sequence[Spec]):
         """Takes the servers' shards."""
         self._shards = tuple(shards)
+        self._news: list[tuple[np.ndarray, np.ndarray]] | None = None  # values and places; None is all
         self.values = np.zeros(sum(spec.size for spec in shards), np.float32)
 
     def take(self, server: int, number: int, pull: Pull) -> None:
@@ -123,12 +132,38 @@ class Copy:
         spec = self._shards[server]
         if pull.number != number:
             raise MessageError(f"an answer to push {pull.number}, where {number} was asked")
-        pull.parameters.checked(spec.size).set_in(self.values[spec.offset : spec.offset + spec.size])
+        pull.parameters.checked(spec.size).set_in(self.of(server))
+        self._note(spec.offset, pull.parameters)
+
+    def news(self) -> Entries:
+        """What has changed since this was called before; all of it the first time, and after `forget`.
+
+        Values without places are all, and are not a copy.
+        """
+        news, self._news = self._news, []
+        if news is None:
+            return Entries(self.values)
+        values, places = zip((np.zeros(0, np.float32), np.zeros(0, np.int32)), *news, strict=True)
+        return Entries(np.concatenate(values), np.concatenate(places))
+
+    def forget_who_looked(self) -> None:
+        """All is news from now on: who had looked at the copy has something else."""
+        self._news = None
 
     def of(self, server: int) -> np.ndarray:
         """The part that a server has, [size] float32."""
         spec = self._shards[server]
         return self.values[spec.offset : spec.offset + spec.size]
+
+    def _note(self, offset: int, entries: Entries) -> None:
+        """Takes down what has changed, as long as that is less than all."""
+        if self._news is None:
+            return
+        noted = sum(len(values) for values, _ in self._news)
+        if entries.indices is None or noted + len(entries.values) > len(self.values):
+            self._news = None
+        else:
+            self._news.append((entries.values, entries.indices + np.int32(offset)))
 
 
 def cut(whole: Spec, servers: int) -> list[Spec]:
@@ -137,6 +172,29 @@ def cut(whole: Spec, servers: int) -> list[Spec]:
         whole._replace(size=each.size, offset=each.offset, name=f"{whole.name}.{server}", number=server)
         for server, each in enumerate(shards(whole.size, servers))
     ]
+
+
+def slices(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
+    """A vector [d] as vectors of these sizes, of which TensorFlow copies none that begins and ends at 64 bytes."""
+    ends = itertools.accumulate(sizes)
+    return [tf.slice(vector, [end - size], [size]) for end, size in zip(ends, sizes, strict=True)]
+
+
+def cut_anew(pieces: Sequence[tf.Tensor], sizes: Sequence[int]) -> list[tf.Tensor]:
+    """Vectors that are [d] end to end as others of these sizes; what lies in one is not copied, see `slices`."""
+    left = collections.deque(pieces)
+    parts = []
+    for size in sizes:
+        taken: list[tf.Tensor] = []
+        while size > 0:
+            piece = left.popleft()
+            if piece.shape[0] > size:
+                piece, rest = slices(piece, [size, piece.shape[0] - size])
+                left.appendleft(rest)
+            taken.append(piece)
+            size -= piece.shape[0]
+        parts.append(taken[0] if len(taken) == 1 else tf.concat([tf.zeros([0]), *taken], 0))
+    return parts
 
 
 def unpacked(vector: Any, shapes: Sequence[Sequence[int]]) -> list[Any]:

@@ -132,7 +132,8 @@ class Keeper:
                 whole += self.unsent()
             for spec, part, last in zip(self._shards, parts, applied, strict=bool(parts)):
                 if last < number:
-                    part.add_to(whole[spec.offset : spec.offset + spec.size])
+                    own = whole[spec.offset : spec.offset + spec.size]
+                    own[slice(None) if part.indices is None else part.indices] += part.values
         self._kept = Kept(self._number, state, whole)
 
     def write_kept(self, number: int) -> str:

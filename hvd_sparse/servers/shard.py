@@ -13,6 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.servers.copies import Copies, SharedCopy
+from hvd_sparse.servers.gathering import GradientSum
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
 from hvd_sparse.servers.rules import Rule, Standing
 from hvd_sparse.servers.state import Standings, State
@@ -26,7 +27,7 @@ class Parameters(Protocol):
     def vector(self) -> tf.Tensor:
         """[size] float32."""
 
-    def apply(self, gradient: np.ndarray, rate: float) -> None:
+    def apply(self, gradient: tf.Tensor, rate: float) -> None:
         """Makes one update by a gradient [size] float32 and a learning rate."""
 
     def state(self) -> dict[str, np.ndarray]:
@@ -66,8 +67,7 @@ class Shard:
         self._away: set[int] = set()
         self._paused: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
-        self._sum = np.zeros(parameters.size, np.float32)
-        self._gathered = 0
+        self._gathered = GradientSum(parameters.size)
         self._stopped: set[str] = set()  # why nothing is applied
         self._limit: int | None = None  # of versions, by what a replica may lack
         self._until: float | None = None  # the end of the lease, by time.monotonic()
@@ -123,7 +123,7 @@ class Shard:
             return [] if known.answer is None else [(client, known.answer)]
         if push.number != known.number + 1:
             raise MessageError(f"push {push.number} of rank {client}, where {known.number + 1} was expected")
-        push.gradient.checked(len(self._sum))
+        push.gradient.checked(self._parameters.size)
         known.number, known.answer = push.number, None
         self._waiting[client] = push
         return self._advance()
@@ -185,7 +185,8 @@ class Shard:
 
     def state(self) -> State:
         """What is to be remembered; copies, which later updates do not change."""
-        return State(self._parameters.state(), self._sum.copy(), self._gathered, self.version, self.pushes)
+        gathered = self._gathered
+        return State(self._parameters.state(), gathered.values(), gathered.count, self.version, self.pushes)
 
     def restore(self, state: State, standings: Standings | None = None) -> None:
         """Takes up what `state` gave, before any client begins; ValueError where it does not fit.
@@ -195,8 +196,8 @@ class Shard:
             standings: of its clients, where these go on with their pushes; all of them have to begin again.
         """
         self._parameters.restore(state.arrays)
-        self._sum[:] = state.gathered
-        self._gathered, self.version, self.pushes = state.gathered_pushes, state.version, state.pushes
+        self._gathered.restore(state.gathered, state.gathered_pushes)
+        self.version, self.pushes = state.version, state.pushes
         if standings is not None:
             self._restored = dict(enumerate(standings.numbers))
             self._left = {client for client, has_left in enumerate(standings.left) if has_left}
@@ -230,22 +231,19 @@ class Shard:
         """How clients stand; those that have been served in this turn are about to get the newest version."""
         idle = {*self._waiting, *served, *self._away, *self._paused}
         lags = {client: self.version - each.version for client, each in self._clients.items() if client not in idle}
-        return Standing(list(self._waiting), lags, self._absent - self._away - self._paused, self._gathered)
+        return Standing(list(self._waiting), lags, self._absent - self._away - self._paused, self._gathered.count)
 
     def _apply(self, group: list[tuple[int, Push]]) -> None:
         for client, push in group:
-            push.gradient.add_to(self._sum)
+            self._gathered.add(push.gradient)
             self.staleness[self.version - self._clients[client].version] += 1
-        self._gathered += len(group)
         self.pushes += len(group)
-        if not self._rule.makes_update(self._gathered):
+        if not self._rule.makes_update(self._gathered.count):
             return
-        gradient = self._sum if self._gathered == 1 else self._sum / np.float32(self._gathered)
-        self._parameters.apply(gradient, group[-1][1].rate)
+        self._parameters.apply(self._gathered.mean(), group[-1][1].rate)
         self.version += 1
         self.has_news.set()
-        self._sum.fill(0.0)
-        self._gathered = 0
+        self._gathered.clear()
 
     def _answer(self, client: int) -> Pull:
         known = self._clients[client]

@@ -83,12 +83,15 @@ def problem(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".encode()[:_PROBLEM].decode(errors="ignore")
 
 
-def payload(entries: Entries) -> bytes:
-    """Values or scales, then places, then codes."""
+def payload(entries: Entries) -> bytes | np.ndarray:
+    """Values or scales, then places, then codes; where values are all of it, the memory of these."""
     numbers = entries.values if entries.coded is None else entries.coded.scales
-    places = b"" if entries.indices is None else entries.indices.astype(_PLACE, copy=False).tobytes()
-    codes = b"" if entries.coded is None else entries.coded.codes.tobytes()
-    return numbers.astype(_VALUE, copy=False).tobytes() + places + codes
+    parts = [np.ascontiguousarray(numbers, _VALUE)]
+    if entries.indices is not None:
+        parts.append(np.ascontiguousarray(entries.indices, _PLACE))
+    if entries.coded is not None:
+        parts.append(np.ascontiguousarray(entries.coded.codes))
+    return parts[0].view(np.uint8) if len(parts) == 1 else b"".join(part.data for part in parts)
 
 
 def entries_of(fields: dict[str, Any], received: Any, decode: Decode | None = None) -> Entries:

@@ -3,6 +3,7 @@
 #define HVD_SPARSE_OPS_VARIABLES_OP_H_
 
 #include <algorithm>
+#include <cstring>
 #include <vector>
 
 #include "op_support.h"
@@ -77,6 +78,19 @@ class Variables {
   const tensorflow::Tensor& held(size_t number) const { return *variables_[number]->tensor(); }
 
   void replace(size_t number, const tensorflow::Tensor& tensor) const { *variables_[number]->tensor() = tensor; }
+
+  // The memory of a value that is to be written: where somebody else holds it, it is left to them, and the variable gets
+  // a copy.
+  absl::Status writable(tensorflow::OpKernelContext* context, size_t number, float** memory) const {
+    if (is_shared(number)) {
+      tensorflow::Tensor copy;
+      TF_RETURN_IF_ERROR(allocate_like(context, number, &copy));
+      if (copy.TotalBytes() > 0) std::memcpy(copy.data(), held(number).data(), copy.TotalBytes());
+      replace(number, copy);
+    }
+    *memory = static_cast<float*>(held(number).data());
+    return absl::OkStatus();
+  }
 
   // Memory for another value of a variable.
   absl::Status allocate_like(tensorflow::OpKernelContext* context, size_t number, tensorflow::Tensor* tensor) const {

@@ -2,7 +2,6 @@
 #include "apply.h"
 
 #include <algorithm>
-#include <cstring>
 #include <iterator>
 #include <string>
 #include <vector>
@@ -93,7 +92,7 @@ class ApplyOp : public OpKernel {
     OP_REQUIRES_OK(context, variables.lock());
     for (int number = 0; number < count(); ++number) OP_REQUIRES_OK(context, check(variables, number, *gradient));
     for (int number = 0; number < count(); ++number) {
-      OP_REQUIRES_OK(context, make_writable(context, variables, number, values + number));
+      OP_REQUIRES_OK(context, variables.writable(context, number, values + number));
     }
     const DeviceThreads threads(context);
     hvds_apply(&step, values[0], values + 1, gradient->flat<float>().data(), gradient->NumElements(), threads.get());
@@ -123,18 +122,6 @@ class ApplyOp : public OpKernel {
     return invalid_argument("Expected ", number == 0 ? "weights" : "each slot",
                             " of float and of the gradient's shape ", gradient.shape().DebugString(), ", got ",
                             DataTypeString(value->dtype()), " ", value->shape().DebugString());
-  }
-
-  // A value that somebody else holds is left to them, and the variable gets a copy.
-  static absl::Status make_writable(OpKernelContext* context, const Variables& variables, int number, float** value) {
-    if (variables.is_shared(number)) {
-      Tensor copy;
-      TF_RETURN_IF_ERROR(variables.allocate_like(context, number, &copy));
-      if (copy.TotalBytes() > 0) std::memcpy(copy.data(), variables.held(number).data(), copy.TotalBytes());
-      variables.replace(number, copy);
-    }
-    *value = static_cast<float*>(variables.held(number).data());
-    return absl::OkStatus();
   }
 
   hvds_step step_{};

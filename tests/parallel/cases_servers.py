@@ -65,6 +65,27 @@ def synchronous_servers_give_what_the_exchange_gives():
     assert_replicas_equal(mine.trainable_variables)
 
 
+@case(ranks=(1, 2))
+def a_model_holds_its_copy_after_each_step():
+    """Also after it was given what servers had published, and in a loop of one's own, in a graph or not."""
+    model = served_model(keras.optimizers.SGD(0.05), push=TopK(0.2), pull=TopK(0.1))
+    served_by, (x, y) = served(model.optimizer), own_data(count=8)
+
+    def step():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+
+    between = [lambda: None, served_by.take_published, lambda: None, served_by.pause, lambda: None]
+    for run in (step, tf.function(step), step):
+        for meanwhile in between:
+            run()
+            held = np.concatenate([variable.numpy().reshape(-1) for variable in model.trainable_variables])
+            np.testing.assert_array_equal(held.view(np.int32), served_by.member.connections.copy.values.view(np.int32))
+            meanwhile()
+    hvd.servers.finish(model.optimizer)
+
+
 class Slow(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch, logs=None):
         time.sleep(0.05)

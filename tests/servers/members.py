@@ -65,7 +65,7 @@ def pushing(member: Member, settings: Settings) -> Pushes:
 
 
 def step(member: Member, pushes: Pushes, gradient: np.ndarray, rate: float = 0.1) -> None:
-    chosen = pushes.choose(tf.constant(gradient))
+    chosen = pushes.choose([tf.constant(gradient)])
     member.connections.step(rate, [entries([part.numpy() for part in parts]) for parts in chosen])
 
 

@@ -78,7 +78,7 @@ class Job:
     def send(self, client: int, gradient: np.ndarray, rate: float = 0.1) -> None:
         """A client puts its gradient on the way to all servers."""
         assert client not in self.flights
-        chosen = self.pushing[client].choose(tf.constant(gradient))
+        chosen = self.pushing[client].choose([tf.constant(gradient)])
         self.numbers[client] += 1
         self.flights[client] = {
             server: Push(self.numbers[client], rate, entries([part.numpy() for part in parts]))

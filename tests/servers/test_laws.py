@@ -64,7 +64,7 @@ def test_what_is_sent_and_what_is_kept_make_up_the_input(ranks, seed, selection)
         sent = np.zeros(SIZE, np.float32)
         for server, push in job.flights[client].items():
             spec = job.shards[server]
-            push.gradient.add_to(sent[spec.offset : spec.offset + spec.size])
+            push.gradient.set_in(sent[spec.offset : spec.offset + spec.size])
         np.testing.assert_array_equal(sent + job.pushing[client].waiting().numpy(), before + vector)
         for server in range(ranks):
             job.deliver(client, server)

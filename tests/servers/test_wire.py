@@ -42,7 +42,7 @@ def test_what_is_sent_arrives(values, everywhere, number):
 
 def test_codes_arrive_as_what_they_stand_for():
     shard = whole_of(1)
-    (chosen,) = Pushes(CODED, [shard]).choose(tf.constant(np.linspace(-1, 1, SIZE), tf.float32))
+    (chosen,) = Pushes(CODED, [shard]).choose([tf.constant(np.linspace(-1, 1, SIZE), tf.float32)])
     sent = entries([part.numpy() for part in chosen])
     came = wire.entries_of(wire.entries_fields(sent), memoryview(wire.payload(sent)), decoder(CODED, shard))
     assert came.values.tobytes() == sent.values.tobytes() and came.indices.tobytes() == sent.indices.tobytes()

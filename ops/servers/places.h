@@ -1,0 +1,36 @@
+// Values at places of a vector of float32: a sparse message touches the elements that it is about, and no others.
+//
+// Places are all different, so that the order in which they come does not matter; they may come in any.
+#ifndef HVD_SPARSE_OPS_PLACES_H_
+#define HVD_SPARSE_OPS_PLACES_H_
+
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Whether all of the places lie in a vector of this size.
+int32_t hvds_places_fit(const int32_t* places, int64_t count, int64_t size);
+
+// A vector's elements, which lie in `count` pieces, end to end: piece i holds those from ends[i - 1], or 0, to ends[i].
+typedef struct hvds_pieces {
+  float* const* memory;
+  const int64_t* ends;
+  int64_t count;
+} hvds_pieces;
+
+// vector[places[i]] = values[i]
+void hvds_put_places(const hvds_pieces* vector, const float* values, const int32_t* places, int64_t count);
+
+// vector[places[i]] += values[i]; denormal numbers are kept.
+void hvds_add_places(float* vector, const float* values, const int32_t* places, int64_t count);
+
+// values[i] = parameters[places[i]]; negated[places[i]] = -values[i]
+void hvds_send_places(const float* parameters, float* negated, const int32_t* places, float* values, int64_t count);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif
+
+#endif  // HVD_SPARSE_OPS_PLACES_H_
