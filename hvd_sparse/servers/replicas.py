@@ -5,6 +5,7 @@ confirmed. It serves on a lease: each confirmation lets it go on for some second
 The deputy takes over when a client asks it to and it has heard nothing for twice as long, so that never two serve the
 same shard. Where the server has not heard of the deputy for three times as long, it asks a witness, the rank after the
 deputy. If this has not heard of it either, the server goes on alone; else it is itself cut off, and gives its shard up.
+So it does where it hears of neither for ten times as long.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from hvd_sparse.servers.state import Standings, State
 from link import Client, LinkError
 
 _ALONE = 3.0  # leases without a deputy, until a server goes on without one
+_CUT_OFF = 10.0  # leases without a deputy and a witness, until it gives up
 _log = logging.getLogger(__name__)
 
 
@@ -226,16 +228,19 @@ class Replicator:
 
     def _without_deputy(self, now: float) -> bool:
         self._sent_version = None  # it may come again with nothing
-        if not self._alone and now - self._heard_at > _ALONE * self._replicas.lease:
-            if not self._is_to_go_on():
+        silence = (now - self._heard_at) / self._replicas.lease
+        if not self._alone and silence > _ALONE:
+            is_gone = self._deputy_is_gone()
+            if is_gone is False or silence > _CUT_OFF:
                 return self._give_up()
-            self._alone = True
-            _log.warning(
-                "hvd_sparse servers: rank %d, which had the replica of part %d of the parameters, is gone. Training "
-                "goes on without a replica of it.",
-                self._deputy,
-                self._number,
-            )
+            self._alone = bool(is_gone)
+            if self._alone:
+                _log.warning(
+                    "hvd_sparse servers: rank %d, which had the replica of part %d of the parameters, is gone. "
+                    "Training goes on without a replica of it.",
+                    self._deputy,
+                    self._number,
+                )
         if self._alone:
             with self._lock:
                 self._shard.insure(None, None)
@@ -243,15 +248,15 @@ class Replicator:
         self._ended.wait(min(self._replicas.lease / 5, 0.5))
         return True
 
-    def _is_to_go_on(self) -> bool:
-        """Whether the deputy is gone, and not this rank cut off from it; of two ranks, nobody can tell."""
+    def _deputy_is_gone(self) -> bool | None:
+        """What the witness says of the deputy; of two ranks nobody can tell, and None where it says nothing."""
         witness = deputy_of(self._deputy, self._ranks)
         if witness == self._number:
             return True
         try:
             return not self._client.ask(witness, "heard", check=_goes_on, rank=self._deputy).result()
         except LinkError:
-            return False
+            return None
 
     def _give_up(self) -> bool:
         _log.warning("hvd_sparse servers: rank %d is cut off from its deputy, and serves no more.", self._number)
