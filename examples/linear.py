@@ -3,13 +3,17 @@
     python -m examples.make_ngrams --out ngrams
     horovodrun -np 4 python -m examples.linear --train ngrams/train.svm --test ngrams/test.svm
     horovodrun -np 4 python -m examples.linear --train ngrams/train.svm --test ngrams/test.svm --exchange dense
+    horovodrun -np 4 python -m examples.linear --train ngrams/train.svm --test ngrams/test.svm --asynchronous
 
 Input are libsvm files, each rank reading its share of the lines. By SGD (--method sgd) the ranks sum the gradients of
 large batches, 1,000 samples a rank, which are naturally sparse; by random block coordinate descent (--method cd) they
 gather new values of 100 coordinates a rank and iteration, and each rank reads all lines. Nothing is left out and
 nothing quantized, so that losses do not depend on --exchange: `dense` is Horovod's own all-reduce (its all-gather,
 for cd), the others are hvd.collectives'. All steps are synchronous: every rank waits for the sum of all.
-(Asynchronous aggregation, which MPI-OPT has as well, comes later, with the sharded servers.)
+
+With --asynchronous nobody waits: each rank's gradient is sent to sharded servers (hvd.servers), which apply it as it
+comes, and the rank goes on with weights of which it was sent the --density that have changed most. Each batch is a step
+of its own, so that a pass has as many times the steps as there are ranks. Ranks meet between passes to be evaluated.
 
 Minimised is the loss, on average over the samples, plus l2 / 2 times the square of the weights, the intercept apart.
 After each pass over the data come this objective, the loss and the accuracies, and the time of the pass without
@@ -31,6 +35,7 @@ import xxhash
 
 import hvd_sparse as hvd
 from examples.linear_models import data, exchange
+from examples.linear_models.asynchronous import AsynchronousDescent
 from examples.linear_models.coordinates import CoordinateDescent
 from examples.linear_models.data import Data
 from examples.linear_models.exchange import Exchange
@@ -39,12 +44,14 @@ from examples.linear_models.sgd import SCHEDULES, GradientDescent
 from hvd_sparse.transport.communicator import Communicator
 
 METHODS = {"sgd": exchange.SUMS, "cd": exchange.GATHERINGS}
+SERVERS = "servers"
 USUAL = {"sgd": "auto", "cd": exchange.GATHERED}
 _ONLY_SGD = ("batch_size", "learning_rate", "schedule", "decay")
 _ONLY_CD = ("coordinates", "iterations")
+_ONLY_ASYNCHRONOUS = ("density",)
 _EVERY = 10.0  # seconds between lines within a pass
 
-Model = GradientDescent | CoordinateDescent
+Model = GradientDescent | CoordinateDescent | AsynchronousDescent
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -68,14 +75,20 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
         "--schedule", choices=SCHEDULES, help="rate, rate / (1 + decay t), rate / sqrt(1 + decay t); constant"
     )
     sgd.add_argument("--decay", type=float, help="of the schedule, where t counts passes; 1")
+    sgd.add_argument("--asynchronous", action="store_true", help="on sharded servers, in place of --exchange")
+    sgd.add_argument("--density", type=float, help="share of the weights that an asynchronous rank is sent; 0.01")
     descent = made.add_argument_group("of cd")
     descent.add_argument("--coordinates", type=_whole, help="a rank and iteration; 100")
     descent.add_argument(
         "--iterations", type=_whole, help="of a pass; by default until each coordinate was drawn, on average"
     )
     options = made.parse_args(words)
-    options.exchange = options.exchange or USUAL[options.method]
-    if options.exchange not in METHODS[options.method]:
+    if options.asynchronous and (options.method == "cd" or options.exchange or options.meet):
+        made.error("--asynchronous is for --method sgd, and has neither --exchange nor --meet")
+    if options.density is not None and not options.asynchronous:
+        made.error("--density is an option of --asynchronous")
+    options.exchange = SERVERS if options.asynchronous else options.exchange or USUAL[options.method]
+    if options.exchange not in (*METHODS[options.method], SERVERS):
         made.error(
             f"--method {options.method} has --exchange {', '.join(METHODS[options.method])}, not {options.exchange}"
         )
@@ -92,15 +105,23 @@ def _whole(text: str) -> int:
     return int(text)
 
 
-def make_model(options: argparse.Namespace, communicator: Communicator, given: Data, exchanged: Exchange) -> Model:
-    """What is trained; a collective."""
-    chosen = {name: getattr(options, name) for name in (*_ONLY_SGD, *_ONLY_CD)}
+def make_model(
+    options: argparse.Namespace, communicator: Communicator, given: Data
+) -> tuple[Model, Exchange | AsynchronousDescent]:
+    """What is trained, and what counts its exchanges; a collective."""
+    chosen = {name: getattr(options, name) for name in (*_ONLY_SGD, *_ONLY_CD, *_ONLY_ASYNCHRONOUS)}
     chosen = {name: value for name, value in chosen.items() if value is not None}
+    if options.asynchronous:
+        renamed = {"batch" if name == "batch_size" else name: value for name, value in chosen.items()}
+        loss = LOSSES[options.loss]
+        servers = AsynchronousDescent(communicator, given, loss, options.l2, seed=options.seed, **renamed)
+        return servers, servers
+    exchanged = Exchange(options.exchange, communicator, given.features + 1, options.meet)
     common = (communicator, given, LOSSES[options.loss], exchanged, options.l2)
     if options.method == "cd":
-        return CoordinateDescent(*common, seed=options.seed, **chosen)
+        return CoordinateDescent(*common, seed=options.seed, **chosen), exchanged
     batch = chosen.pop("batch_size", 1_000) * communicator.size
-    return GradientDescent(*common, batch, seed=options.seed, **chosen)
+    return GradientDescent(*common, batch, seed=options.seed, **chosen), exchanged
 
 
 def evaluate(communicator: Communicator, given: Data, model: Model, loss: Loss, l2: float) -> dict[str, float]:
@@ -137,7 +158,9 @@ class Progress:
             self._last = now
 
 
-def timed_pass(communicator: Communicator, model: Model, exchanged: Exchange, number: int) -> dict[str, float]:
+def timed_pass(
+    communicator: Communicator, model: Model, exchanged: Exchange | AsynchronousDescent, number: int
+) -> dict[str, float]:
     """Trains for one pass, and says how long it took; a collective."""
     begun, before = time.perf_counter(), (exchanged.seconds, exchanged.waiting)
     model.run_pass(number, Progress(communicator, number + 1, model.steps))
@@ -154,8 +177,7 @@ def train(options: argparse.Namespace, world: Communicator) -> dict[str, Any]:
         ValueError: on every rank alike, where a file cannot be read or options do not fit.
     """
     given = data.load(world, options.train, options.test, options.features, everywhere=options.method == "cd")
-    exchanged = Exchange(options.exchange, world, given.features + 1, options.meet)
-    model = make_model(options, world, given, exchanged)
+    model, exchanged = make_model(options, world, given)
     about = {"ranks": world.size, "samples": given.samples, "features": given.features, "nonzeros": given.nonzeros}
     about |= {name: getattr(options, name) for name in ("method", "loss", "exchange", "l2", "seed")} | model.settings
     tell = print if world.rank == 0 else _silent
@@ -167,10 +189,14 @@ def train(options: argparse.Namespace, world: Communicator) -> dict[str, Any]:
         tell(", ".join(f"{name} {_figure(value)}" for name, value in passes[-1].items()), flush=True)
     digest = xxhash.xxh3_64_hexdigest(model.weights().tobytes())
     world.agree({"weights": digest}, "the weights after training", "linear.weights")
+    if isinstance(model, AsynchronousDescent):
+        model.finish()
     return about | {"passes": passes, "weights": digest} | averages(world, passes, exchanged)
 
 
-def averages(communicator: Communicator, passes: list[dict[str, float]], exchanged: Exchange) -> dict[str, float]:
+def averages(
+    communicator: Communicator, passes: list[dict[str, float]], exchanged: Exchange | AsynchronousDescent
+) -> dict[str, float]:
     """Of a pass, as in SparCML's Table 2; and of an exchange, the entries that a rank had and that came out."""
     counts = [exchanged.count, exchanged.sent, exchanged.received]
     count, sent, received = data.sums(communicator, counts, "linear.counts")

@@ -100,7 +100,7 @@ class GradientDescent:
                 "weights over. Choose a smaller --learning-rate or --l2."
             )
         self._weights = ScaledVector(given.features + 1)
-        self._columns, self._matrix = _compact(given)
+        self._columns, self._matrix = compact(given)
         self.steps = -(-given.samples // batch)
 
     @property
@@ -150,7 +150,7 @@ def safe_learning_rate(communicator: Communicator, given: Data, loss: Loss, l2: 
     return 1.0 / ((loss.curvature or 1.0) * longest + l2)
 
 
-def _compact(given: Data) -> tuple[np.ndarray, sparse.csr_matrix]:
+def compact(given: Data) -> tuple[np.ndarray, sparse.csr_matrix]:
     """The columns int32 [used] that this rank's samples have, and their matrix with these columns alone."""
     matrix = given.train.matrix
     used = np.zeros(given.features + 1, bool)

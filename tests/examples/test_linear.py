@@ -158,7 +158,17 @@ def test_schedules():
     assert told == {"constant": [1, 1], "inverse": [1, 1 / 9], "inverse-sqrt": [1, 1 / 3]}
 
 
-@pytest.mark.parametrize("words", [["--method", "cd", "--batch-size", "5"], ["--coordinates", "5"], ["--passes", "0"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--method", "cd", "--batch-size", "5"],
+        ["--coordinates", "5"],
+        ["--passes", "0"],
+        ["--asynchronous", "--method", "cd"],
+        ["--asynchronous", "--exchange", "dense"],
+        ["--density", "0.1"],
+    ],
+)
 def test_options_that_do_not_fit_are_refused(words):
     with pytest.raises(SystemExit):
         linear.parse(["--train", "a", *words])
@@ -284,3 +294,14 @@ def test_two_processes_end_with_the_bad_line_of_one(tmp_path):
     path.write_text("1 1:1\n" * 50 + "1 1;1\n")  # which the second rank reads
     ended = run(["--train", str(path)])
     assert ended.status != 0 and f"ValueError: {path}, line 51: expected" in ended.output
+
+
+@pytest.mark.thorough
+def test_asynchronous_processes_learn_as_synchronous_ones_do(wide, alone, tmp_path):
+    """Twice the steps of a pass, each by half of the samples, with weights that may be a step old."""
+    words = ["--asynchronous", "--density", "0.05", "--batch-size", "20", "--json", str(tmp_path / "told.json")]
+    ended = run([*files(wide), *SGD, *words])
+    assert ended.status == 0, ended.output
+    figures = json.loads((tmp_path / "told.json").read_text())
+    assert curve(figures)[-1] < curve(alone)[-1] + 0.01
+    assert "2 ranks, servers:" in ended.output and 0 < figures["entries"] < 0.3 * figures["features"]
