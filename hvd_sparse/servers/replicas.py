@@ -4,8 +4,8 @@ A server sends its deputy what it has every so many updates, and makes no more t
 confirmed. It serves on a lease: each confirmation lets it go on for some seconds, and without one it applies nothing.
 The deputy takes over when a client asks it to and it has heard nothing for twice as long, so that never two serve the
 same shard. Where the server has not heard of the deputy for three times as long, it asks a witness, the rank after the
-deputy. If this has not heard of it either, the server goes on alone; else it is itself cut off, and gives its shard up.
-So it does where it hears of neither for ten times as long.
+deputy. If this has not heard of it either, the server goes on alone; else it stands still until it hears of the deputy,
+and where it does not for six times as long, it is itself cut off, and gives its shard up.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hvd_sparse.servers.state import Standings, State
 from link import Client, LinkError
 
 _ALONE = 3.0  # leases without a deputy, until a server goes on without one
-_CUT_OFF = 10.0  # leases without a deputy and a witness, until it gives up
+_CUT_OFF = 6.0  # leases without a deputy that may be there, until it gives up
 _log = logging.getLogger(__name__)
 
 
@@ -230,10 +230,9 @@ class Replicator:
         self._sent_version = None  # it may come again with nothing
         silence = (now - self._heard_at) / self._replicas.lease
         if not self._alone and silence > _ALONE:
-            is_gone = self._deputy_is_gone()
-            if is_gone is False or silence > _CUT_OFF:
+            self._alone = self._deputy_is_gone()
+            if not self._alone and silence > _CUT_OFF:
                 return self._give_up()
-            self._alone = bool(is_gone)
             if self._alone:
                 _log.warning(
                     "hvd_sparse servers: rank %d, which had the replica of part %d of the parameters, is gone. "
@@ -248,15 +247,15 @@ class Replicator:
         self._ended.wait(min(self._replicas.lease / 5, 0.5))
         return True
 
-    def _deputy_is_gone(self) -> bool | None:
-        """What the witness says of the deputy; of two ranks nobody can tell, and None where it says nothing."""
+    def _deputy_is_gone(self) -> bool:
+        """Whether the witness says so; of two ranks nobody can tell."""
         witness = deputy_of(self._deputy, self._ranks)
         if witness == self._number:
             return True
         try:
             return not self._client.ask(witness, "heard", check=_goes_on, rank=self._deputy).result()
         except LinkError:
-            return None
+            return False
 
     def _give_up(self) -> bool:
         _log.warning("hvd_sparse servers: rank %d is cut off from its deputy, and serves no more.", self._number)

@@ -62,6 +62,7 @@ class Service:
         with self.lock:
             self.presence.shows(request.asker)
             self._heard_at[request.asker] = time.monotonic()
+            self.wakes()
             try:
                 self._dispatch(request)
             except MessageError as complaint:
