@@ -74,7 +74,8 @@ def test_the_network_is_asked_for_and_said(monkeypatch):
 @pytest.mark.parametrize("network", ["1gbit"])
 def test_it_runs(network, tmp_path):
     """Behind links, where that can be."""
-    environment = {**os.environ, "DEMO_NETWORK": network, "PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
+    environment = {**os.environ, "DEMO_NETWORK": network, "PYTHONPATH": path}
     command = [sys.executable, "-m", "examples.demo", "--epochs", "1"]
     ended = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=900)
     assert ended.returncode == 0, ended.stdout + ended.stderr

@@ -36,7 +36,7 @@ OPTIMIZERS = {
     "a schedule": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.7)),
 }
 EACH_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)
-LARGE = 1_000_003  # for several threads
+LARGE = 400_003  # for several threads, of 131,072 elements each or more
 
 
 def numbers(random: np.random.Generator, size: int, spread: int) -> np.ndarray:
