@@ -1,0 +1,222 @@
+"""What came out of the study of gradient dropping: a table, verdicts and a picture for each of its questions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from benchmarks import report, timing, writing
+from benchmarks.convergence_report import Difference, difference
+from benchmarks.dropping_runs import Outcomes
+from benchmarks.dropping_settings import ARMS, MEASURES, QUESTIONS, TRAINED, WANTED, Question
+from benchmarks.report import Section, Verdict
+
+LAST = 4  # looks, by the mean of which a learning rate is judged
+_AXES = {
+    "samples": "samples seen, thousands",
+    "time": "simulated seconds",
+}
+
+
+def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
+    """The learning rate that validates best, over the seeds that were trained at all of the rates.
+
+    By the score in the last looks, which lacks least of the whole at the best rate.
+    """
+    scores: dict[float, dict[int, float]] = {}
+    for run, outcome in outcomes.items():
+        if (run.model, run.arm) == (model, arm):
+            scores.setdefault(run.rate, {})[run.seed] = float(np.mean(outcome["curve"][-LAST:]))
+    seeds = set.intersection(*(set(each) for each in scores.values()))
+    if not seeds:
+        raise ValueError(f"Expected a seed of {model} {arm} that was trained at all of {sorted(scores)}, got none.")
+    means = {rate: float(np.mean([each[seed] for seed in seeds])) for rate, each in scores.items()}
+    return max(means, key=lambda rate: (means[rate], -rate))
+
+
+def rates_of(outcomes: Outcomes, model: str, arm: str) -> list[float]:
+    """Those that an arm was trained at."""
+    return sorted({run.rate for run in outcomes if (run.model, run.arm) == (model, arm)})
+
+
+def by_seed(outcomes: Outcomes, model: str, arm: str) -> dict[int, dict[str, Any]]:
+    """What came out of an arm's runs, in the order of their seeds."""
+    own = {run.seed: outcome for run, outcome in outcomes.items() if (run.model, run.arm) == (model, arm)}
+    return dict(sorted(own.items()))
+
+
+def gap_of(outcomes: Outcomes, model: str, one: str, other: str, what: str = "final") -> Difference | None:
+    """One arm less the other, over the seeds that both have finished; None where there is none."""
+    ones, others = by_seed(outcomes, model, one), by_seed(outcomes, model, other)
+    both = [seed for seed in ones if seed in others]
+    return difference(*([each[seed][what] for seed in both] for each in (ones, others))) if both else None
+
+
+# ---- a question ----
+
+
+def answered(outcomes: Outcomes, model: str) -> list[Question]:
+    """The questions to which an arm has an answer."""
+    there = {run.arm for run in outcomes if run.model == model}
+    return [each for each in QUESTIONS if each.base in there and there & set(each.arms)]
+
+
+def summarise(
+    outcomes: Outcomes, model: str, question: Question, tried: Mapping[str, Sequence[float]] | None = None
+) -> Section:
+    """A question's answer for one model.
+
+    Args:
+        outcomes: of each arm at one learning rate.
+        model: of `MODELS`.
+        question: of `answered`.
+        tried: for each arm the learning rates that this one is the best of, where there were others.
+    """
+    arms = [arm for arm in (question.base, *question.arms) if by_seed(outcomes, model, arm)]
+    gaps = {
+        arm: {what: gap_of(outcomes, model, arm, question.base_of(arm), what) for what in ("final", "loss")}
+        for arm in arms
+        if arm != question.base
+    }
+    figures = {arm: _figures(outcomes, model, arm, (tried or {}).get(arm, ()), gaps.get(arm, {})) for arm in arms}
+    verdicts = [
+        _verdict(model, wanted, gap)
+        for wanted in WANTED
+        if {wanted.one, wanted.other} <= set(arms) and question is QUESTIONS[0]
+        for gap in [gap_of(outcomes, model, wanted.one, wanted.other)]
+        if gap is not None
+    ]
+    lines = _table(model, question, figures, gaps)
+    return Section(f"{model}: {question.title}", lines, {"model": model, "arms": figures}, verdicts)
+
+
+def _figures(
+    outcomes: Outcomes, model: str, arm: str, tried: Sequence[float], gaps: Mapping[str, Difference | None]
+) -> dict[str, Any]:
+    """All that is told of an arm."""
+    seeds = by_seed(outcomes, model, arm)
+    ends = {what: [each[what] for each in seeds.values()] for what in ("final", "last", "copy", "loss")}
+    means = {what: float(np.mean([each[what] for each in seeds.values()])) for what in ("waited", "stale", "stalest")}
+    speed = np.mean([each["samples"] / each["times"][-1] for each in seeds.values()])
+    share = np.mean([(each["pushed"] + each["pulled"]) / (8 * each["size"]) for each in seeds.values()])
+    looks = {
+        what: np.mean([each[what] for each in seeds.values()], 0).tolist() for what in ("curve", "losses", "times")
+    }
+    total = next(iter(seeds.values()))["samples"]
+    return {
+        "seeds": list(seeds),
+        "rate": next(run.rate for run in outcomes if (run.model, run.arm) == (model, arm)),
+        "tried": list(tried),
+        **ends,
+        **means,
+        "samples a second": float(speed),
+        "share": float(share),
+        **looks,
+        "samples": [total * (look + 1) / len(looks["curve"]) for look in range(len(looks["curve"]))],
+        "differences": {what: dataclasses.asdict(gap) for what, gap in gaps.items() if gap is not None},
+    }
+
+
+def _table(
+    model: str,
+    question: Question,
+    figures: Mapping[str, Mapping[str, Any]],
+    gaps: Mapping[str, Mapping[str, Difference | None]],
+) -> list[str]:
+    measure = MEASURES[model]
+    lines = [
+        f"| | rate | seeds | bytes | samples / s | staleness | {measure} | of a client's copy | less that of | 95% | "
+        "loss | less that, 95% |",
+        "|---|---|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for arm, told in figures.items():
+        rate = f"x {told['rate']:g}" + (f" of {', '.join(map('{:g}'.format, told['tried']))}" if told["tried"] else "")
+        gap, of_loss = (gaps.get(arm, {}).get(what) for what in ("final", "loss"))
+        base = "" if gap is None else ARMS[question.base_of(arm)].name
+        lines.append(
+            f"| {ARMS[arm].name} | {rate} | {len(told['seeds'])} | {_share(told['share'])} | "
+            f"{told['samples a second']:.0f} | {told['stale']:.1f}, at most {told['stalest']:.0f} | "
+            f"{_spread(told['final'])} | {np.mean(told['copy']):.2f} | {base} | {'' if gap is None else gap} | "
+            f"{np.mean(told['loss']):.3f} | {'' if of_loss is None else of_loss.told(3)} |"
+        )
+    return lines
+
+
+def _share(share: float) -> str:
+    return f"{share:.2g}" if share > 0.5 else f"1/{1 / share:.0f}"
+
+
+def _spread(values: Sequence[float]) -> str:
+    """The mean, and the deviation from seed to seed."""
+    return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
+
+
+def _verdict(model: str, wanted: Any, gap: Difference) -> Verdict:
+    return Verdict(
+        f"{model}: {ARMS[wanted.one].name} - {ARMS[wanted.other].name}, points of {MEASURES[model]}, 95%",
+        f"within {wanted.points:g}",
+        str(gap),
+        -wanted.points <= gap.low and gap.high <= wanted.points,
+    )
+
+
+# ---- all of them ----
+
+
+def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
+    """The report as Markdown."""
+    machine = timing.machine()
+    verdicts = [verdict for section in sections for verdict in section.verdicts]
+    lines = [
+        f"# Gradient dropping, {machine['date']}",
+        "",
+        f"`{about['command']}` on {machine['processor']}; commit {machine['commit']}; 4 simulated clients and servers; "
+        f"{about['minutes']:.0f} minutes of training. What is trained and how stands at the heads of bench_dropping.py "
+        "and dropping_*.py.",
+        "",
+        "Means over the seeds, and the deviation from seed to seed; differences are over the seeds that both arms "
+        "have. Scores are of the test, with the servers' parameters averaged over the last looks; a client's copy is "
+        "as it is in the end. Each arm is at the learning rate, in units of the model's, that validated best. Bytes "
+        "are of messages both ways, all values being 1. Samples a second are simulated. Staleness is in updates. Two "
+        "arms that drop nothing differ by the times of arrivals alone, and tell how far equal arms part.",
+        *(["", "## Targets", "", *report.table(verdicts)] if verdicts else []),
+    ]
+    for section in sections:
+        lines += ["", f"## {section.title}", "", *section.lines]
+    for model, settings in about["settings"].items():
+        told = ", ".join(f"{name} {value}" for name, value in settings.items())
+        lines += ["", f"Settings of {model}, the same for all arms: {told}."]
+    return "\n".join([*lines, ""])
+
+
+def draw(sections: Sequence[Section], path: str) -> None:
+    """As Figures 3 to 8 of the paper, a picture for each question: the means over seeds, look by look."""
+    columns = min(3, len(sections))
+    rows = -(-len(sections) // columns)
+    figure = Figure(figsize=(5.5 * columns, 4.5 * rows), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False).flat
+    questions = {question.title: question for question in QUESTIONS}
+    for section, axis in zip(sections, axes, strict=False):
+        _draw(axis, section, questions[section.title.partition(": ")[2]])
+    for axis in list(axes)[len(sections) :]:
+        axis.set_axis_off()
+    writing.save_picture(figure, path)
+
+
+def _draw(axis: Any, section: Section, question: Question) -> None:
+    measure = MEASURES[section.figures["model"]] if question.curve == "score" else "loss"
+    for arm, told in section.figures["arms"].items():
+        across = told["times"] if question.across == "time" else np.divide(told["samples"], 1000)
+        axis.plot(across, told["curve" if question.curve == "score" else "losses"], label=ARMS[arm].name)
+    axis.set(title=section.title, xlabel=_AXES[question.across], ylabel=f"{measure}, validation")
+    axis.grid(alpha=0.3)
+    axis.legend(fontsize="small")
+
+
+def models_of(outcomes: Outcomes) -> list[str]:
+    """The models that were trained, in order."""
+    return [model for model in TRAINED if any(run.model == model for run in outcomes)]
