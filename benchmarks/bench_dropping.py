@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import pathlib
 import sys
 import time
@@ -30,8 +29,8 @@ from typing import Any
 
 from benchmarks import dropping_report as reports
 from benchmarks import dropping_runs as queue
-from benchmarks import timing, writing
-from benchmarks.convergence_report import STUDENT
+from benchmarks import report, timing, writing
+from benchmarks.convergence_report import STUDENT, rates_of
 from benchmarks.convergence_runs import load
 from benchmarks.dropping_runs import Outcomes, Run
 from benchmarks.dropping_settings import ARMS, FOLLOWS, MODELS, MORE, TRAINED
@@ -70,7 +69,7 @@ def main() -> None:
     make = None if options.finished else queue.make
     outcomes, tried = Study(options.store, options.epochs, rates, seeds, options.searched, make).outcomes(asked)
     about = {
-        "command": command(sys.argv[1:]),
+        "command": report.command("dropping", sys.argv[1:]),
         "settings": {model: dataclasses.asdict(MODELS[model]) for model in models},
         "minutes": sum(outcome["seconds"] for outcome in outcomes.values()) / 60,
     }
@@ -116,7 +115,7 @@ class Study:
                 for seed in range(self.searched)
             ]
         )
-        rates = {model: {arm: reports.rates_of(tried, model, arm) for arm in arms} for model, arms in asked.items()}
+        rates = {model: {arm: rates_of(tried, model, arm) for arm in arms} for model, arms in asked.items()}
         best = {(model, arm): reports.best_rate(tried, model, arm) for model, arm in pairs if rates[model][arm]}
         best.update({(model, arm): best.get((model, FOLLOWS[arm]), 1.0) for model, arm in pairs if arm in FOLLOWS})
         found = self._finished(
@@ -157,16 +156,6 @@ def finish(sections: Sequence[reports.Section], about: dict[str, Any], dry: bool
     stem = writing.write_results("dropping", data, text)
     reports.draw(sections, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
-
-
-def command(words: Sequence[str]) -> str:
-    """What makes the same results anywhere: a store elsewhere is this machine's."""
-    asked = [
-        word
-        for before, word in itertools.pairwise(["", *words])
-        if before != "--store" and not word.startswith("--store")
-    ]
-    return f"bench_dropping {' '.join(asked)}" if asked else "make bench-dropping"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import report, timing, writing
-from benchmarks.convergence_report import Difference, difference
+from benchmarks.convergence_report import Difference, by_seed, gap_of
 from benchmarks.dropping_runs import Outcomes
 from benchmarks.dropping_settings import ARMS, MEASURES, QUESTIONS, TRAINED, WANTED, Question
 from benchmarks.report import Section, Verdict
@@ -36,24 +36,6 @@ def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
         raise ValueError(f"Expected a seed of {model} {arm} that was trained at all of {sorted(scores)}, got none.")
     means = {rate: float(np.mean([each[seed] for seed in seeds])) for rate, each in scores.items()}
     return max(means, key=lambda rate: (means[rate], -rate))
-
-
-def rates_of(outcomes: Outcomes, model: str, arm: str) -> list[float]:
-    """Those that an arm was trained at."""
-    return sorted({run.rate for run in outcomes if (run.model, run.arm) == (model, arm)})
-
-
-def by_seed(outcomes: Outcomes, model: str, arm: str) -> dict[int, dict[str, Any]]:
-    """What came out of an arm's runs, in the order of their seeds."""
-    own = {run.seed: outcome for run, outcome in outcomes.items() if (run.model, run.arm) == (model, arm)}
-    return dict(sorted(own.items()))
-
-
-def gap_of(outcomes: Outcomes, model: str, one: str, other: str, what: str = "final") -> Difference | None:
-    """One arm less the other, over the seeds that both have finished; None where there is none."""
-    ones, others = by_seed(outcomes, model, one), by_seed(outcomes, model, other)
-    both = [seed for seed in ones if seed in others]
-    return difference(*([each[seed][what] for seed in both] for each in (ones, others))) if both else None
 
 
 # ---- a question ----
@@ -98,25 +80,23 @@ def _figures(
     outcomes: Outcomes, model: str, arm: str, tried: Sequence[float], gaps: Mapping[str, Difference | None]
 ) -> dict[str, Any]:
     """All that is told of an arm."""
-    seeds = by_seed(outcomes, model, arm)
-    ends = {what: [each[what] for each in seeds.values()] for what in ("final", "last", "copy", "loss")}
-    means = {what: float(np.mean([each[what] for each in seeds.values()])) for what in ("waited", "stale", "stalest")}
-    speed = np.mean([each["samples"] / each["times"][-1] for each in seeds.values()])
-    share = np.mean([(each["pushed"] + each["pulled"]) / (8 * each["size"]) for each in seeds.values()])
-    looks = {
-        what: np.mean([each[what] for each in seeds.values()], 0).tolist() for what in ("curve", "losses", "times")
-    }
-    total = next(iter(seeds.values()))["samples"]
+
+    def values(what: str) -> list[Any]:
+        return list(by_seed(outcomes, model, arm, what).values())
+
+    looks = {what: np.mean(values(what), 0).tolist() for what in ("curve", "losses", "times")}
+    seen = values("samples")[0]
+    messages = np.add(values("pushed"), values("pulled")) / np.multiply(8, values("size"))
     return {
-        "seeds": list(seeds),
+        "seeds": list(by_seed(outcomes, model, arm)),
         "rate": next(run.rate for run in outcomes if (run.model, run.arm) == (model, arm)),
         "tried": list(tried),
-        **ends,
-        **means,
-        "samples a second": float(speed),
-        "share": float(share),
+        **{what: values(what) for what in ("final", "last", "copy", "loss")},
+        **{what: float(np.mean(values(what))) for what in ("waited", "stale", "stalest")},
+        "samples a second": seen / looks["times"][-1],
+        "share": float(np.mean(messages)),
         **looks,
-        "samples": [total * (look + 1) / len(looks["curve"]) for look in range(len(looks["curve"]))],
+        "samples": [seen * (look + 1) / len(looks["curve"]) for look in range(len(looks["curve"]))],
         "differences": {what: dataclasses.asdict(gap) for what, gap in gaps.items() if gap is not None},
     }
 
