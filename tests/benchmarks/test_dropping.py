@@ -222,7 +222,7 @@ def test_the_command_trains_and_tells(tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(MODELS, "mlp", small)
     monkeypatch.setattr(writing, "RESULTS", tmp_path)
     store = tmp_path / "runs.jsonl"
-    words = ["--arms", "dense,again,drop99,column", "--seeds", "1", "--fewer", "1", "--rates", "1"]
+    words = ["--arms", "dense,again,drop99,column", "--seeds", "1", "--fewer", "1", "--searched", "1", "--rates", "1"]
     monkeypatch.setattr("sys.argv", ["bench_dropping", "--store", str(store), *words])
     bench_dropping.main()
     assert "99% - nothing dropped" in capsys.readouterr().out
