@@ -172,15 +172,15 @@ class Question(NamedTuple):
         title: of the section and the picture.
         base: the arm that the others are compared with.
         arms: those others.
-        across: what the picture's horizontal axis is: "samples" or "time".
-        curve: what its vertical one is: "score" or "loss".
+        across: what the horizontal axes of its pictures are, of "samples" and "time".
+        curve: what the vertical ones are: "score" or "loss".
         bases: of arms that are compared with another one.
     """
 
     title: str
     base: str
     arms: tuple[str, ...]
-    across: str = "samples"
+    across: tuple[str, ...] = ("samples",)
     curve: str = "score"
     bases: tuple[tuple[str, str], ...] = ()
 
@@ -190,8 +190,7 @@ class Question(NamedTuple):
 
 
 QUESTIONS = (
-    Question("drop rate", "dense", ("again", "drop90", "drop99", "drop999")),
-    Question("drop rate, over time", "dense", ("drop90", "drop99", "drop999"), across="time"),
+    Question("drop rate", "dense", ("again", "drop90", "drop99", "drop999"), across=("samples", "time")),
     Question(
         "thresholds and layer normalisation",
         "drop99",
@@ -205,7 +204,7 @@ QUESTIONS = (
         ("stale0", "stale4", "stale16", "gathered", "together99", "together"),
         bases=(("together99", "together"), ("together", "dense")),
     ),
-    Question("a slow client", "drop99", ("slow", "slow4"), across="time"),
+    Question("a slow client", "drop99", ("slow", "slow4"), across=("time",)),
 )
 
 

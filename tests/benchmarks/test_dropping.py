@@ -203,8 +203,8 @@ def test_the_report_pairs_by_seed_and_judges(tmp_path):
     sections = [dropping_report.summarise(outcomes, "mlp", question) for question in questions]
     near, equal = sections[0].verdicts
     assert near.measured == "-0.33 (-0.40 to -0.26)" and near.met and equal.met
-    local = next(line for line in sections[2].lines if line.startswith("| 99%, a threshold for each variable |"))
-    assert "| 1/100 | 100 | 3.0, at most 6 |" in local and "| 99% | -0.44 (-0.54 to -0.34) |" in local
+    local = next(line for line in sections[1].lines if line.startswith("| 99%, a threshold for each variable |"))
+    assert "| 1/100 | 100 | 8.0 | 3.0, at most 6 |" in local and "| 99% | -0.44 (-0.54 to -0.34) |" in local
     text = dropping_report.render(sections, {"command": "c", "minutes": 3.0, "settings": {"mlp": {"rate": 1}}})
     for block in text.split("\n\n"):
         if block.startswith("|"):
