@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import itertools
 import pathlib
 import sys
 import time
@@ -31,7 +30,7 @@ from typing import Any
 
 from benchmarks import convergence_report as reports
 from benchmarks import convergence_runs as queue
-from benchmarks import timing, writing
+from benchmarks import report, timing, writing
 from benchmarks.convergence_runs import Cluster, Outcomes, Run
 from benchmarks.convergence_settings import ARMS, MODELS, TRAINED
 
@@ -74,7 +73,7 @@ def main() -> None:
     study = Study(options.store, cluster, options.epochs, rates, options.seeds, options.searched, make)
     outcomes, tried = study.outcomes(asked)
     about = {
-        "command": command(sys.argv[1:]),
+        "command": report.command("convergence", sys.argv[1:]),
         "cluster": cluster,
         "settings": {model: dataclasses.asdict(MODELS[model].at(1.0, options.epochs)) for model in models},
         "minutes": sum(outcome["seconds"] for outcome in outcomes.values()) / 60,
@@ -165,16 +164,6 @@ def finish(sections: Sequence[reports.Section], about: dict[str, Any], dry: bool
     stem = writing.write_results("convergence", data, text)
     reports.draw(sections, f"{stem}.png")
     print(f"Written to {stem}.json, .md and .png")
-
-
-def command(words: Sequence[str]) -> str:
-    """What makes the same results anywhere: a store elsewhere is this machine's."""
-    asked = [
-        word
-        for before, word in itertools.pairwise(["", *words])
-        if before != "--store" and not word.startswith("--store")
-    ]
-    return f"bench_convergence {' '.join(asked)}" if asked else "make bench-convergence"
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 
@@ -44,3 +46,18 @@ def table(verdicts: list[Verdict]) -> list[str]:
         for verdict in verdicts
     ]
     return ["| what | wanted | measured | |", "|---|---|---|---|", *rows]
+
+
+def command(benchmark: str, words: Sequence[str]) -> str:
+    """What makes the same results anywhere: a store elsewhere is this machine's.
+
+    Args:
+        benchmark: its name, "topk".
+        words: that it was called with.
+    """
+    asked = [
+        word
+        for before, word in itertools.pairwise(["", *words])
+        if before != "--store" and not word.startswith("--store")
+    ]
+    return f"bench_{benchmark} {' '.join(asked)}" if asked else f"make bench-{benchmark}"

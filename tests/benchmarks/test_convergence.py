@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from benchmarks import bench_convergence, convergence_data, convergence_report, convergence_runs
+from benchmarks import bench_convergence, convergence_data, convergence_report, convergence_runs, report
 from benchmarks.bench_convergence import Study
 from benchmarks.convergence_report import difference
 from benchmarks.convergence_runs import Cluster, Run
@@ -186,9 +186,9 @@ def test_what_a_study_cannot_be_is_refused(words, monkeypatch, capsys):
 
 
 def test_a_command_names_no_file_of_this_machine():
-    assert bench_convergence.command(["--store", "/somewhere", "--seeds", "3"]) == "bench_convergence --seeds 3"
-    assert bench_convergence.command(["--seeds", "3", "--store=/somewhere"]) == "bench_convergence --seeds 3"
-    assert bench_convergence.command(["--store", "/somewhere"]) == "make bench-convergence"
+    assert report.command("topk", ["--store", "/somewhere", "--seeds", "3"]) == "bench_topk --seeds 3"
+    assert report.command("topk", ["--seeds", "3", "--store=/somewhere"]) == "bench_topk --seeds 3"
+    assert report.command("topk", ["--store", "/somewhere"]) == "make bench-topk"
 
 
 def test_a_seed_that_an_arm_lacks_is_in_no_pair():

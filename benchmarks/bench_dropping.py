@@ -1,0 +1,162 @@
+"""What gradient dropping costs in accuracy on sharded servers (Aji and Heafield 2017, section 5).
+
+`make bench-dropping` trains a perceptron of three layers on crops of photographs (convergence_data.py), AdaGrad and
+batches of 40 as the paper's, by 4 clients and 4 servers that one process plays (dropping_simulation.py): what clients
+and servers do is the library's own, and simulated times make it asynchronous. `--models lstm` trains the LSTM cells of
+the convergence study; a training of them takes a quarter of an hour.
+
+The same seed gives all arms (dropping_settings.py) the same first weights and the same batches in the same order. So
+differences are paired by seed, and the interval is Student's, 95%. An arm that drops nothing is trained a second time
+with other times of computation: its difference is the noise.
+
+Each arm, dense too, is trained at its own best learning rate of one grid: the first seeds (--searched) are trained at
+each of --rates, in units of the model's own, and all others at the one whose scores on validation data were best in
+the last looks. Dense training, with the noise beside it, and 99% have --seeds of them, the other arms --fewer.
+
+The study is a queue. Each finished run is a line of benchmarks/results/dropping_runs.jsonl, and is not made again as
+long as its arm, settings and sources are the same: what was interrupted goes on, also on another machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from benchmarks import dropping_report as reports
+from benchmarks import dropping_runs as queue
+from benchmarks import report, timing, writing
+from benchmarks.convergence_report import STUDENT, rates_of
+from benchmarks.convergence_runs import load
+from benchmarks.dropping_runs import Outcomes, Run
+from benchmarks.dropping_settings import ARMS, FOLLOWS, MODELS, MORE, TRAINED
+
+SEEDS, FEWER, SEARCHED = 8, 3, 3
+RATES = "1,2,4"
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default="mlp", help=f"some of {','.join(MODELS)} (mlp)")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all of a model's)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of {', '.join(MORE)} ({SEEDS})")
+    parser.add_argument("--fewer", type=int, default=FEWER, help=f"seeds of the others ({FEWER})")
+    parser.add_argument("--rates", default=RATES, help=f"grid, in units of the model's learning rate ({RATES})")
+    parser.add_argument("--searched", type=int, default=SEARCHED, help=f"seeds that try all of them ({SEARCHED})")
+    parser.add_argument("--epochs", type=int, default=0, help="in place of the model's")
+    parser.add_argument("--finished", action="store_true", help="make no more runs, and tell of those that there are")
+    parser.add_argument("--store", type=pathlib.Path, default=queue.STORE, help="of finished runs")
+    parser.add_argument("--dry", action="store_true", help="write no report")
+    options = parser.parse_args()
+    models, arms = options.models.split(","), options.arms.split(",")
+    if not set(models) <= set(MODELS):
+        parser.error(f"expected some of the models {', '.join(MODELS)}, got {options.models}")
+    asked = {model: [arm for arm in TRAINED[model] if arm in arms] for model in models}
+    if not set(arms) <= set(ARMS) or not all(asked.values()):
+        parser.error(f"expected some of the arms {', '.join(ARMS)} that each model has, got {options.arms}")
+    if not 1 <= options.searched <= options.fewer <= options.seeds <= len(STUDENT):
+        parser.error(
+            f"expected 1 to {len(STUDENT)} seeds, of which --fewer and of these --searched, got {options.seeds}, "
+            f"{options.fewer} and {options.searched}"
+        )
+    rates = [float(rate) for rate in options.rates.split(",")]
+    seeds = {arm: options.seeds if arm in MORE else options.fewer for arm in arms}
+    make = None if options.finished else queue.make
+    outcomes, tried = Study(options.store, options.epochs, rates, seeds, options.searched, make).outcomes(asked)
+    about = {
+        "command": report.command("dropping", sys.argv[1:]),
+        "settings": {model: dataclasses.asdict(MODELS[model]) for model in models},
+        "minutes": sum(outcome["seconds"] for outcome in outcomes.values()) / 60,
+    }
+    sections = [
+        reports.summarise(outcomes, model, question, tried[model])
+        for model in models
+        for question in reports.answered(outcomes, model)
+    ]
+    finish(sections, about, options.dry)
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What is to be trained, beside models and arms.
+
+    Attributes:
+        store: of finished runs.
+        epochs: in place of the models' own; 0 for those.
+        rates: the grid of learning rates.
+        seeds: how many each arm has.
+        searched: seeds that try all rates.
+        make: makes runs, as `dropping_runs.make`; None goes by those that the store has.
+    """
+
+    store: pathlib.Path
+    epochs: int
+    rates: Sequence[float]
+    seeds: Mapping[str, int]
+    searched: int
+    make: Callable[[Sequence[Run], pathlib.Path], None] | None
+
+    def outcomes(self, asked: Mapping[str, Sequence[str]]) -> tuple[Outcomes, dict[str, dict[str, list[float]]]]:
+        """Those of each model's arms at their best learning rates, and by model and arm all that were tried.
+
+        Makes the runs that the store does not have.
+        """
+        pairs = [(model, arm) for model, arms in asked.items() for arm in arms]
+        tried = self._finished(
+            [
+                self._run(model, arm, rate, seed)
+                for model, arm in pairs
+                for rate in (self.rates if arm not in FOLLOWS else ())
+                for seed in range(self.searched)
+            ]
+        )
+        rates = {model: {arm: rates_of(tried, model, arm) for arm in arms} for model, arms in asked.items()}
+        best = {(model, arm): reports.best_rate(tried, model, arm) for model, arm in pairs if rates[model][arm]}
+        best.update({(model, arm): best.get((model, FOLLOWS[arm]), 1.0) for model, arm in pairs if arm in FOLLOWS})
+        found = self._finished(
+            [
+                self._run(model, arm, rate, seed)
+                for (model, arm), rate in best.items()
+                for seed in range(self.seeds[arm])
+            ]
+        )
+        return found, rates
+
+    def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
+        return Run(model, arm, rate, seed, self.epochs)
+
+    def _finished(self, runs: Sequence[Run]) -> Outcomes:
+        """All of these runs, made where the store does not have them."""
+        found = load(self.store, runs)
+        missing = [run for run in runs if run not in found]
+        print(f"{len(runs)} runs, {len(missing)} of them to be made", flush=True)
+        if missing and self.make is not None:
+            began = time.perf_counter()
+            self.make(missing, self.store)
+            print(f"{len(missing)} runs took {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
+            found = load(self.store, runs)
+        return found
+
+
+def finish(sections: Sequence[reports.Section], about: dict[str, Any], dry: bool) -> None:
+    """Prints the report, and writes it unless this is dry."""
+    text = reports.render(sections, about)
+    print(text)
+    if dry:
+        return
+    data: dict[str, Any] = {"machine": timing.machine(), "about": about}
+    for section in sections:
+        verdicts = [verdict._asdict() for verdict in section.verdicts]
+        data[section.title] = {"verdicts": verdicts, "figures": section.figures}
+    stem = writing.write_results("dropping", data, text)
+    reports.draw(sections, f"{stem}.png")
+    print(f"Written to {stem}.json, .md and .png")
+
+
+if __name__ == "__main__":
+    main()

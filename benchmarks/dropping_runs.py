@@ -1,0 +1,108 @@
+"""The runs of the study of gradient dropping; how finished ones are kept is that of convergence_runs.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.convergence_runs import ROOT, Cluster, launch
+from benchmarks.dropping_settings import ARMS, MODELS, SentenceSettings
+from examples import translation
+from examples.text import corpus
+from hvd_sparse.spec import describe
+
+STORE = ROOT / "benchmarks" / "results" / "dropping_runs.jsonl"
+_COMMON = ["benchmarks/dropping_simulation.py", "benchmarks/dropping_tasks.py"]
+_SOURCES = {
+    "mlp": ["benchmarks/convergence_data.py", "examples/photographs.py"],
+    "lstm": [
+        "benchmarks/dropping_translation.py",
+        "examples/translation.py",
+        "examples/models/lstm.py",
+        *(f"examples/text/{name}.py" for name in ("batches", "catalogues", "corpus", "decoding", "vocabulary")),
+    ],
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training of the study.
+
+    Attributes:
+        model: of `MODELS`.
+        arm: of `ARMS`.
+        rate: the learning rate, in units of the model's own.
+        seed: of weights, samples, noise and simulated times.
+        epochs: in place of the model's own; 0 for those.
+    """
+
+    model: str
+    arm: str
+    rate: float
+    seed: int
+    epochs: int = 0
+
+    def settings(self) -> Any:
+        """The model's settings with this run's rate and epochs."""
+        own = MODELS[self.model]
+        return dataclasses.replace(own, rate=self.rate * own.rate, epochs=self.epochs or own.epochs)
+
+    def fingerprint(self) -> str:
+        """Changes with whatever makes this run another one; what the arm does counts, not its name."""
+        arm = ARMS[self.arm]
+        chosen = arm.settings()
+        told = [
+            {"model": self.model, "seed": self.seed, "settings": dataclasses.asdict(self.settings())},
+            [describe(chosen.push), describe(chosen.pull), describe(chosen.rule)],
+            [arm.normalised, arm.slowness, arm.timing, self._data()],
+        ]
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        for name in (*_COMMON, *_SOURCES[self.model]):
+            digest.update((ROOT / name).read_bytes())
+        return digest.hexdigest()[:16]
+
+    def _data(self) -> str:
+        """Tells the data apart that differ between machines."""
+        settings = MODELS[self.model]
+        return _digest(settings.options) if isinstance(settings, SentenceSettings) else ""
+
+
+@functools.cache
+def _digest(words: tuple[str, ...]) -> str:
+    """Of the pairs of sentences that the machine has."""
+    options = translation.parse(words)
+    return corpus.digest(corpus.of_catalogues(options.catalogues, options.least_words, options.most_words))
+
+
+Outcomes = dict[Run, dict[str, Any]]
+
+
+def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
+    """Makes runs, in a process for each core; RuntimeError where one fails."""
+    ordered = sorted(wanted, key=_turn)
+    workers = min(len(os.sched_getaffinity(0)), len(wanted))
+    with tempfile.TemporaryDirectory() as folder:
+        paths = [pathlib.Path(folder) / f"job{number}.json" for number in range(workers)]
+        for number, path in enumerate(paths):
+            path.write_text(json.dumps({"store": str(store.resolve()), "runs": _described(ordered[number::workers])}))
+        launch([[sys.executable, "-m", "benchmarks.dropping_worker", str(path)] for path in paths], Cluster())
+
+
+def _described(runs: Sequence[Run]) -> list[dict[str, Any]]:
+    return [
+        {**dataclasses.asdict(run), "settings": dataclasses.asdict(run.settings()), "fingerprint": run.fingerprint()}
+        for run in runs
+    ]
+
+
+def _turn(run: Run) -> tuple[Any, ...]:
+    """The order of runs: a seed of all arms before the next one, and those together that can share a graph."""
+    return list(MODELS).index(run.model), run.seed, ARMS[run.arm].normalised, run.rate, list(ARMS).index(run.arm)

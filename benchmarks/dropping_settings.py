@@ -1,0 +1,225 @@
+"""What the study of gradient dropping trains, at what pace, and in which arms (Aji and Heafield 2017, section 5)."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from benchmarks.convergence_settings import MODELS as CONVERGENCE
+from benchmarks.convergence_settings import TranslationSettings
+from benchmarks.dropping_simulation import Pace
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.quantizers import OneBit, Quantizer, TwoBits
+from hvd_sparse.compression.selectors import Quantized
+from hvd_sparse.compression.thresholds import SampledThreshold
+from hvd_sparse.servers.joining import Settings
+from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
+
+CLIENTS = 4
+_EVEN = (1.0,) * CLIENTS
+_UNEVEN = (2.0, *_EVEN[1:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """How long a batch and its messages take, in simulated time.
+
+    Attributes:
+        computing: seconds of a batch, the median.
+        communication: the share of a step that messages take where all is sent.
+        spread: see `Pace`.
+        latency: seconds of a message.
+    """
+
+    computing: float
+    communication: float
+    spread: float = 0.2
+    latency: float = 1e-4
+
+    def pace(self, size: int, slowness: tuple[float, ...], seed: int) -> Pace:
+        """For a vector of so many elements."""
+        messages = self.computing * self.communication / (1.0 - self.communication)  # a push, then a pull
+        bandwidth = 2 * 4 * size / len(slowness) / messages
+        return Pace(self.computing, self.spread, slowness, bandwidth, self.latency, seed)
+
+
+@dataclasses.dataclass(frozen=True)
+class ImageSettings:
+    """How the perceptron is trained (5: the paper's has three layers of "4069", batches of 40 and AdaGrad at .005).
+
+    Attributes:
+        width: neurons of each of three layers.
+        epochs: over the training crops.
+        train: training crops.
+        held_out: crops that are not trained on.
+        watched: the first so many of them are for validation, the others are the test.
+        batch: crops of a client and step.
+        rate: the learning rate of AdaGrad, whose accumulators begin at 0.
+        noise: of each crop, see `convergence_settings.ImageSettings`.
+        looks: at the validation's crops in a training.
+        averaged: parameters of the last so many looks are averaged for the end, as the paper's are of four.
+        timing: 4 of the paper's GPUs take 2,489 images a second without dropping, and 41% of it is communication (5.3).
+    """
+
+    width: int = 192
+    epochs: int = 4
+    train: int = 24576
+    held_out: int = 16384
+    watched: int = 2048
+    batch: int = 40
+    rate: float = 0.01
+    noise: float = 0.2
+    looks: int = 16
+    averaged: int = 4
+    timing: Timing = Timing(0.038, 0.41)
+
+
+@dataclasses.dataclass(frozen=True)
+class SentenceSettings:
+    """How the LSTM cells of the convergence study are trained, by Adam as there.
+
+    Attributes:
+        options: see `convergence_settings.TranslationSettings`.
+        epochs: over the training pairs.
+        rate: in units of the learning rate of these options.
+        looks: at the validation's pairs in a training.
+        averaged: see `ImageSettings`.
+        timing: of the paper's translation 13% is communication (5.3); computations count as a tenth of a second.
+    """
+
+    options: tuple[str, ...]
+    epochs: int = 10
+    rate: float = 1.0
+    looks: int = 20
+    averaged: int = 4
+    timing: Timing = Timing(0.1, 0.13)
+
+
+_LSTM = CONVERGENCE["lstm"]
+assert isinstance(_LSTM, TranslationSettings)
+MODELS: dict[str, ImageSettings | SentenceSettings] = {
+    "mlp": ImageSettings(),
+    "lstm": SentenceSettings(_LSTM.options, _LSTM.epochs),
+}
+MEASURES = {"mlp": "top-1", "lstm": "BLEU"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """One way to train.
+
+    Attributes:
+        name: in tables.
+        density: of pushes and of pulls; 1 sends all.
+        scope: of the threshold of pushes; that of pulls is global, as in the paper (5.2).
+        quantizer: of pushes.
+        rule: of the servers.
+        normalised: whether the perceptron has layer normalisation.
+        slowness: see `Pace`.
+        timing: another number draws other times, and nothing else.
+    """
+
+    name: str
+    density: float = 0.01
+    scope: str = "global"
+    quantizer: Quantizer | None = None
+    rule: Rule = InOrderOfArrival()
+    normalised: bool = True
+    slowness: tuple[float, ...] = _EVEN
+    timing: int = 0
+
+    def settings(self) -> Settings:
+        """Of clients and servers."""
+        if self.density == 1.0:
+            return Settings(None, None, self.rule, None)
+        chosen: Any = SampledThreshold(self.density, scope=self.scope)
+        pushed = chosen if self.quantizer is None else Quantized(chosen, self.quantizer)
+        return Settings(ErrorFeedback(pushed), SampledThreshold(self.density), self.rule, None)
+
+
+ARMS = {
+    "dense": Arm("nothing dropped", 1.0),
+    "again": Arm("nothing dropped, other arrivals", 1.0, timing=1),
+    "drop90": Arm("90%", 0.1),
+    "drop99": Arm("99%"),
+    "drop999": Arm("99.9%", 0.001),
+    "together": Arm("nothing dropped, synchronous", 1.0, rule=Together()),
+    "together99": Arm("99%, synchronous", rule=Together()),
+    "local": Arm("99%, a threshold for each variable", scope="variable"),
+    "plain_dense": Arm("nothing dropped, not normalised", 1.0, normalised=False),
+    "plain_global": Arm("99%, not normalised", normalised=False),
+    "plain_local": Arm("99%, a threshold for each variable, not normalised", scope="variable", normalised=False),
+    "threshold": Arm("99%, 1 bit, the threshold", quantizer=OneBit("threshold")),
+    "column": Arm("99%, 1 bit, means of columns", quantizer=OneBit("column")),
+    "mean": Arm("99%, 1 bit, one mean", quantizer=OneBit("global")),
+    "two_bits": Arm("99%, 2 bits", quantizer=TwoBits()),
+    "stale0": Arm("99%, max_staleness 0", rule=InOrderOfArrival(0)),
+    "stale4": Arm("99%, max_staleness P", rule=InOrderOfArrival(CLIENTS)),
+    "stale16": Arm("99%, max_staleness 4 P", rule=InOrderOfArrival(4 * CLIENTS)),
+    "gathered": Arm("99%, P pushes an update", rule=InOrderOfArrival(None, CLIENTS)),
+    "slow": Arm("99%, a client at half speed", slowness=_UNEVEN),
+    "slow4": Arm("99%, a client at half speed, max_staleness P", rule=InOrderOfArrival(CLIENTS), slowness=_UNEVEN),
+}
+FOLLOWS = {"again": "dense"}  # the noise of equal arms is that of equal learning rates
+MORE = ("dense", "again", "drop99")  # of more seeds than others
+TRAINED = {"mlp": tuple(ARMS), "lstm": ("dense", "drop99")}
+
+
+class Question(NamedTuple):
+    """What some arms answer.
+
+    Attributes:
+        title: of the section and the picture.
+        base: the arm that the others are compared with.
+        arms: those others.
+        across: what the horizontal axes of its pictures are, of "samples" and "time".
+        curve: what the vertical ones are: "score" or "loss".
+        bases: of arms that are compared with another one.
+    """
+
+    title: str
+    base: str
+    arms: tuple[str, ...]
+    across: tuple[str, ...] = ("samples",)
+    curve: str = "score"
+    bases: tuple[tuple[str, str], ...] = ()
+
+    def base_of(self, arm: str) -> str:
+        """Whom an arm is compared with."""
+        return dict(self.bases).get(arm, self.base)
+
+
+QUESTIONS = (
+    Question("drop rate", "dense", ("again", "drop90", "drop99", "drop999"), across=("samples", "time")),
+    Question(
+        "thresholds and layer normalisation",
+        "drop99",
+        ("local", "plain_dense", "plain_global", "plain_local"),
+        bases=(("plain_dense", "dense"), ("plain_global", "plain_dense"), ("plain_local", "plain_dense")),
+    ),
+    Question("quantization", "drop99", ("threshold", "column", "mean", "two_bits"), curve="loss"),
+    Question(
+        "staleness",
+        "drop99",
+        ("stale0", "stale4", "stale16", "gathered", "together99", "together"),
+        bases=(("together99", "together"), ("together", "dense")),
+    ),
+    Question("a slow client", "drop99", ("slow", "slow4"), across=("time",)),
+)
+
+
+class Wanted(NamedTuple):
+    """Two arms that are to end alike.
+
+    Attributes:
+        one: of them.
+        other: of them.
+        points: how near.
+    """
+
+    one: str
+    other: str
+    points: float
+
+
+WANTED = (Wanted("drop99", "dense", 0.5), Wanted("again", "dense", 0.5))

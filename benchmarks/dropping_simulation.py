@@ -1,0 +1,204 @@
+"""Sharded servers whose clients and messages take simulated time: all of a job in one process, the same bits twice.
+
+P clients and P servers are the library's own: what clients choose to push and their copies, the servers' shards, rules
+and copies. Instead of a network there is a queue of events: a client's computation ends, a push arrives, an answer
+arrives. Computations take a time that a seed draws, messages bytes / rate + latency. So what is asynchronous in a real
+job is so here: a gradient is as old as the updates that were made while it was computed and on the way.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import heapq
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+import tensorflow as tf
+
+from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.copies import Copies, SharedCopy
+from hvd_sparse.servers.joining import Settings
+from hvd_sparse.servers.messages import Entries, Pull, Push
+from hvd_sparse.servers.pushing import Copy, Pushes, cut, entries
+from hvd_sparse.servers.rules import Together
+from hvd_sparse.servers.shard import Shard
+from hvd_sparse.spec import Segment, Spec
+from hvd_sparse.transport.communicator import Grid
+
+HEADER = 100  # bytes, about
+
+
+@dataclasses.dataclass(frozen=True)
+class Pace:
+    """How long what takes, in simulated seconds.
+
+    Attributes:
+        computing: of a batch, the median over batches.
+        spread: the deviation of its logarithm, which is normally distributed.
+        slowness: of each client, by how much longer than the others it computes.
+        bandwidth: bytes a second of each connection of a client and a server, each way.
+        latency: of a message.
+        seed: of what is drawn.
+    """
+
+    computing: float
+    spread: float
+    slowness: tuple[float, ...]
+    bandwidth: float
+    latency: float
+    seed: int
+
+    def durations(self, client: int) -> Callable[[], float]:
+        """Draws how long a client computes, time after time."""
+        random, median = np.random.default_rng([self.seed, client]), self.computing * self.slowness[client]
+        return lambda: float(median * np.exp(self.spread * random.standard_normal()))
+
+    def flight(self, message: Entries) -> float:
+        """How long a message takes to arrive."""
+        return self.latency + (HEADER + message.nbytes) / self.bandwidth
+
+
+class Work(Protocol):
+    """What clients compute, batch by batch; each takes the next one when it is ready for it.
+
+    Attributes:
+        batches: of all clients, in the whole training.
+    """
+
+    batches: int
+
+    def gradient(self, batch: int, parameters: np.ndarray) -> tf.Tensor:
+        """Of the loss of a batch at parameters [d] float32: [d] float32."""
+
+    def rate(self, step: int) -> float:
+        """The learning rate of a step, counted as a synchronous job counts them: pushes of all clients / P."""
+
+
+class _Client:
+    """A client between its messages: it computes, or waits for answers of `awaited` servers."""
+
+    def __init__(self, settings: Settings, shards: Sequence[Spec], duration: Callable[[], float]):
+        self.copy, self.duration = Copy(shards), duration
+        self._pushes = Pushes(settings.push, shards)
+        size = sum(spec.size for spec in shards)
+        self.choose = tf.function(self._pushes.choose, [tf.TensorSpec([size])], autograph=False)
+        self.number = self.awaited = 0
+        self.applied = [0] * len(shards)  # pushes of all clients, as each server has told
+        self.since = self.waited = 0.0
+
+    def takes(self, server: int, pull: Pull) -> None:
+        """Takes up an answer."""
+        self.copy.take(server, pull.number, pull)
+        self.applied[server] = pull.pushes
+
+
+class Job:
+    """P clients, and a server for each; `run` lets simulated time pass.
+
+    Attributes:
+        now: simulated seconds since the beginning.
+        finished: batches whose gradients all servers have answered.
+        sent: bytes of messages of clients, headers left out.
+        received: of those of servers.
+    """
+
+    def __init__(self, work: Work, variables: Sequence[Any], optimizer: Any, settings: Settings, pace: Pace):
+        """Takes what is computed, what is trained, with a Keras optimizer not built, how, and at what pace."""
+        ranks = len(pace.slowness)
+        self._work, self._pace, self._shards = work, pace, shards_of(variables, ranks)
+        kind = SharedCopy if isinstance(settings.rule, Together) else Copies
+        self._servers = [
+            Shard(ServedPieces(optimizer, variables, spec), kind(settings.pull, spec), settings.rule, ranks)
+            for spec in self._shards
+        ]
+        self._clients = [_Client(settings, self._shards, pace.durations(client)) for client in range(ranks)]
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._scheduled = self._taken = 0
+        self.now, self.finished = 0.0, 0
+        self.sent = self.received = 0
+        for client, each in enumerate(self._clients):
+            for server, shard in enumerate(self._servers):
+                each.takes(server, shard.begin(client))
+            self._compute(client)
+
+    def run(self, finished: int) -> None:
+        """Lets time pass until so many batches are finished, or there are no more."""
+        while self._events and self.finished < finished:
+            self.now, _, happens = heapq.heappop(self._events)
+            happens()
+
+    def parameters(self) -> np.ndarray:
+        """Those of the servers [d] float32."""
+        return np.concatenate([server.published().values for server in self._servers])
+
+    def copy(self, client: int) -> np.ndarray:
+        """What a client has of them [d] float32."""
+        return self._clients[client].copy.values
+
+    def staleness(self) -> dict[int, int]:
+        """How many updates old gradients were when they were applied: {updates: pushes}, over all servers."""
+        total = sum((server.staleness for server in self._servers), collections.Counter())
+        return dict(sorted(total.items()))
+
+    def waited(self) -> float:
+        """The share of time that clients have waited for answers."""
+        return sum(client.waited for client in self._clients) / (self.now * len(self._clients))
+
+    def _after(self, seconds: float, happens: Callable[[], None]) -> None:
+        """Things that happen at the same time do so in the order in which they were planned."""
+        self._scheduled += 1
+        heapq.heappush(self._events, (self.now + seconds, self._scheduled, happens))
+
+    def _compute(self, client: int) -> None:
+        """A client takes the next batch; where there is none it leaves."""
+        if self._taken < self._work.batches:
+            batch, self._taken = self._taken, self._taken + 1
+            self._after(self._clients[client].duration(), lambda: self._push(client, batch))
+            return
+        for server in range(len(self._servers)):
+            self._after(self._pace.latency, lambda server=server: self._leave(client, server))
+
+    def _push(self, client: int, batch: int) -> None:
+        each = self._clients[client]
+        gradient = self._work.gradient(batch, each.copy.values)
+        rate = self._work.rate(min(each.applied) // len(self._clients))
+        each.number, each.awaited, each.since = each.number + 1, len(self._servers), self.now
+        for server, parts in enumerate(each.choose(gradient)):
+            push = Push(each.number, rate, entries([part.numpy() for part in parts]))
+            self.sent += push.gradient.nbytes
+            self._after(
+                self._pace.flight(push.gradient),
+                lambda server=server, push=push: self._apply(client, server, push),
+            )
+
+    def _apply(self, client: int, server: int, push: Push) -> None:
+        self._answer(server, self._servers[server].push(client, push))
+
+    def _leave(self, client: int, server: int) -> None:
+        self._answer(server, self._servers[server].leave(client))
+
+    def _answer(self, server: int, answers: Sequence[tuple[int, Pull]]) -> None:
+        for client, pull in answers:
+            self.received += pull.parameters.nbytes
+            self._after(
+                self._pace.flight(pull.parameters),
+                lambda client=client, pull=pull: self._take(client, server, pull),
+            )
+
+    def _take(self, client: int, server: int, pull: Pull) -> None:
+        each = self._clients[client]
+        each.takes(server, pull)
+        each.awaited -= 1
+        if not each.awaited:
+            each.waited += self.now - each.since
+            self.finished += 1
+            self._compute(client)
+
+
+def shards_of(variables: Sequence[Any], servers: int) -> list[Spec]:
+    """The servers' shards of Keras variables, for one process that plays all ranks."""
+    segments = tuple(Segment(f"{number}", tuple(each.shape)) for number, each in enumerate(variables))
+    size = sum(segment.size for segment in segments)
+    return cut(Spec(size, Grid.lone(), segments=segments, name="servers"), servers)
