@@ -50,15 +50,14 @@ def arms_of(size: int, threads: int) -> dict[str, Callable[[], object]]:
 
 def _floor(size: int, threads: int) -> Callable[[], object]:
     """Three vectors that a fourth is added to, each thread its part of them."""
-    parts = [Floors(size // threads).passes("LAMB")["update"] for _ in range(threads)]
-    if threads == 1:
-        return parts[0]
+    floors = [Floors(size // threads) for _ in range(threads)]  # they have the memory
+    parts = [(floor, floor.passes("LAMB")["update"]) for floor in floors]
 
     def together() -> None:
-        others = [threading.Thread(target=part) for part in parts[1:]]
+        others = [threading.Thread(target=run) for _, run in parts[1:]]
         for other in others:
             other.start()
-        parts[0]()
+        parts[0][1]()
         for other in others:
             other.join()
 

@@ -2,6 +2,7 @@
 
 JOB is a JSON file: {"size": d, "rounds": [[arm, ...], ...]}, with arms as `bench_servers.Arm`. Rank 0 writes RESULTS:
 for each arm of each round what every rank has done. After each arm all ranks compare the parameters that they end with.
+What Horovod sends while it has nothing to do is measured before, and is not counted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.exchange_rank import Clock, sent_bytes, write_json
+from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes, write_json
 from benchmarks.servers_model import RATE, START, layers_of
 
 WARM = 3  # steps that do not count
@@ -69,17 +70,18 @@ def stepped(trained: Trained, arm: dict) -> tuple[float, list[float]]:
     return began, ended
 
 
-def run_arm(arm: dict, size: int, clock: Clock) -> dict[str, Any]:
+def run_arm(arm: dict, size: int, clock: Clock, idle: float) -> dict[str, Any]:
     """What this rank does in an arm: steps, seconds, bytes of its interface and of its telemetry, processor time."""
     trained = Trained(arm, size)
     for _ in range(WARM):
         trained.step()
     clock.meet()
-    before, told, processor = sent_bytes(), trained.optimizer.servers.telemetry(), time.process_time()
+    told, processor = trained.optimizer.servers.telemetry(), time.process_time()
+    before, since = sent_bytes(), time.monotonic()
     began, ended = stepped(trained, arm)
     clock.meet()
     after, processor = trained.optimizer.servers.telemetry(), time.process_time() - processor
-    counted = sent_bytes() - before
+    counted = sent_bytes() - before - idle * (time.monotonic() - since)
     sums = hvd.topology.world().gather_descriptions(trained.check(), "parameters")
     if len(set(sums)) != 1:
         raise AssertionError(f"{arm['name']}: ranks end with different parameters")
@@ -102,9 +104,10 @@ def main() -> None:
     tf.get_logger().setLevel("ERROR")  # every arm traces its step anew, as it should
     hvd.init(local_size=1)
     clock, results = Clock(), []
+    idle = idle_bytes_per_second(clock)[hvd.rank()]
     for arms in job["rounds"]:
         for arm in arms:
-            everyones = hvd.topology.world().gather_descriptions(run_arm(arm, job["size"], clock), "arm")
+            everyones = hvd.topology.world().gather_descriptions(run_arm(arm, job["size"], clock, idle), "arm")
             results.append({"arm": arm["name"], "ranks": everyones})
     if hvd.rank() == 0:
         write_json(options.results, results)
