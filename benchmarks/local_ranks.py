@@ -25,3 +25,9 @@ def run(ranks: int, words: Sequence[str], limit: float) -> None:
     launcher = [sys.executable, "-m", "benchmarks.launcher", "-np", str(ranks), "--gloo", "--disable-cache"]
     command = [*launcher, sys.executable, "-m", *words]
     subprocess.run(command, env={**os.environ, **ONE_THREAD}, timeout=limit, check=True)
+
+
+def run_alone(words: Sequence[str], threads: int, limit: float) -> None:
+    """Runs a module in one process with so many threads for each operation; arguments and errors as of `run`."""
+    environment = {**os.environ, **ONE_THREAD, "TF_NUM_INTRAOP_THREADS": str(threads)}
+    subprocess.run([sys.executable, "-m", *words], env=environment, timeout=limit, check=True)

@@ -1,0 +1,173 @@
+"""Sharded parameter servers on emulated slow networks: `make bench-servers`.
+
+Four nodes of one rank, network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. A rank's step
+is a wait, which stands for its computation and leaves the cores free, then a push of a gradient that is there and a
+pull of parameters; Adam runs on the servers. All arms run in turn, in rounds; after each all ranks have to end with the
+same parameters. Arms are dense or at 99% both ways, on links of each rate and on none; with one rank at half speed,
+asynchronous and synchronous; and TensorFlow's ParameterServerStrategy on the same nodes, which sends all both ways.
+
+Bytes are those that the nodes' interfaces have counted, and those that telemetry claims. The processor's time is given
+as well: two cores carry four ranks and four servers, which on real nodes would not share them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import local_ranks, servers_report, timing, writing
+from benchmarks.cluster import Cluster, unavailable
+
+NODES = 4
+_LIMIT = 600.0  # seconds for one start of the ranks
+# Horovod's ranks ask each other every millisecond what is to be exchanged, which is nothing here, and more bytes than
+# small messages have; so they do every 50 ms.
+_ENVIRONMENT = {"HOROVOD_CYCLE_TIME": "50"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """How ranks train.
+
+    Attributes:
+        name: of the arm.
+        density: of pushes and pulls; None sends all.
+        wait: seconds in each step, in place of a computation.
+        seconds: for which asynchronous ranks train.
+        synchronous: whether servers wait for all ranks.
+        steps: of each rank where they do.
+        slower: how many times as long the last rank's wait is.
+    """
+
+    name: str
+    density: float | None
+    wait: float
+    seconds: float
+    synchronous: bool = False
+    steps: int = 0
+    slower: float = 1.0
+
+
+class Plan(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        size: parameters.
+        rates: of the links, as tc writes them; None leaves them unshaped.
+        wait: seconds of computation in a step.
+        window: seconds that an arm trains for in a round.
+        rounds: of all arms.
+        uneven_rate: of the links where one rank is slower, and `uneven_wait` its wait were it not.
+        rival: whether ParameterServerStrategy takes part, and `rival_steps` how many steps it makes in a round.
+        applied: parameters of the shard of which the applying is timed, and `applications` how often.
+    """
+
+    size: int = 2_000_000
+    rates: tuple[str | None, ...] = (None, "1gbit", "100mbit")
+    wait: float = 0.15
+    window: float = 6.0
+    rounds: int = 3
+    uneven_rate: str = "1gbit"
+    uneven_wait: float = 0.3
+    rival: bool = True
+    rival_steps: int = 40
+    applied: int = 6_250_000
+    applications: int = 60
+
+
+def arms_of(plan: Plan) -> list[Arm]:
+    """Those that run on each link."""
+    return [
+        Arm(servers_report.DENSE, None, plan.wait, plan.window),
+        Arm(servers_report.SPARSE, servers_report.DENSITY, plan.wait, plan.window),
+    ]
+
+
+def uneven_arms_of(plan: Plan) -> list[Arm]:
+    """Those in which one rank is slower."""
+    alike = Arm(servers_report.UNEVEN, servers_report.DENSITY, plan.uneven_wait, plan.window, slower=2.0)
+    steps = max(1, round(plan.window / (2 * plan.uneven_wait)))
+    return [alike, dataclasses.replace(alike, name=servers_report.UNEVEN_TOGETHER, synchronous=True, steps=steps)]
+
+
+def measure(rate: str | None, arms: Sequence[Arm], plan: Plan) -> list[dict[str, Any]]:
+    """Runs arms in turn on one link: what ranks have done in each of each round."""
+    names = [arm.name for arm in arms]
+    told = {arm.name: dataclasses.asdict(arm) for arm in arms}
+    rounds = [[told[name] for name in timing.shuffled(names, number)] for number in range(plan.rounds)]
+    return _on_nodes(rate, "benchmarks.servers_rank", {"size": plan.size, "rounds": rounds})
+
+
+def measure_rival(rate: str | None, plan: Plan) -> list[float]:
+    """ParameterServerStrategy on one link: the updates a second of each round."""
+    job = {"size": plan.size, "wait": plan.wait, "steps": plan.rival_steps, "rounds": plan.rounds}
+    return _on_nodes(rate, "benchmarks.servers_strategy", job)
+
+
+def _on_nodes(rate: str | None, module: str, job: dict[str, Any]) -> Any:
+    with tempfile.TemporaryDirectory() as name, Cluster(NODES, 1, rate) as cluster:
+        folder = pathlib.Path(name)
+        addresses = [cluster.address(node) for node in range(NODES)]
+        (folder / "job.json").write_text(json.dumps({**job, "addresses": addresses}))
+        files = [str(folder / "job.json"), str(folder / "results.json")]
+        statuses = cluster.run([sys.executable, "-m", module, *files], _ENVIRONMENT, _LIMIT)
+        if any(statuses):
+            raise RuntimeError(f"the ranks of {module} at {rate} ended with {statuses}")
+        return json.loads((folder / "results.json").read_text())
+
+
+def measure_applying(threads: int, plan: Plan) -> dict[str, list[float]]:
+    """Seconds that a server takes to apply a push, on so many threads, against those of the passes."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder) / "results.json"
+        words = ["benchmarks.servers_apply", str(path), "--size", str(plan.applied)]
+        local_ranks.run_alone([*words, "--rounds", str(plan.applications)], threads, _LIMIT)
+        return json.loads(path.read_text())
+
+
+def run(plan: Plan) -> dict[str, Any]:
+    """Measures all of it."""
+    measured: dict[str, Any] = {"plan": plan._asdict(), "links": {}, "rival": {}}
+    for rate in plan.rates:
+        measured["links"][servers_report.named(rate)] = measure(rate, arms_of(plan), plan)
+        if plan.rival:
+            measured["rival"][servers_report.named(rate)] = measure_rival(rate, plan)
+    measured["uneven"] = measure(plan.uneven_rate, uneven_arms_of(plan), plan)
+    measured["applying"] = {str(threads): measure_applying(threads, plan) for threads in (1, 2)}
+    return measured
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--size", type=int, default=Plan().size, help="parameters")
+    parser.add_argument("--wait", type=float, default=Plan().wait, help="seconds of computation in a step")
+    parser.add_argument("--window", type=float, default=Plan().window, help="seconds of an arm in a round")
+    parser.add_argument("--rounds", type=int, default=Plan().rounds)
+    parser.add_argument("--dry", action="store_true", help="write no results")
+    options = parser.parse_args()
+    reason = unavailable()
+    if reason is not None:
+        sys.exit(reason)
+    plan = Plan(options.size, wait=options.wait, window=options.window, rounds=options.rounds)
+    began = time.perf_counter()
+    measured = run(plan)
+    text = servers_report.render(measured, time.perf_counter() - began)
+    print(text)
+    if options.dry:
+        return
+    summary = {"machine": timing.machine(), **servers_report.summary(measured)}
+    stem = writing.write_results("servers", summary, text, measured)
+    servers_report.draw(measured, f"{stem}.png")
+    print(f"Written to {stem}.json, .md and .png")
+
+
+if __name__ == "__main__":
+    main()

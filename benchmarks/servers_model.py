@@ -1,0 +1,12 @@
+"""The model of bench_servers.py: matrices, for ranks of ours and for ParameterServerStrategy alike."""
+
+from __future__ import annotations
+
+RATE = 1e-3
+START = 0.01  # what all weights begin with
+_LAYERS, _COLUMNS = 8, 500
+
+
+def layers_of(size: int) -> list[tuple[int, int]]:
+    """The shapes of matrices that have so many elements together, or a few less."""
+    return [(size // (_LAYERS * _COLUMNS), _COLUMNS)] * _LAYERS

@@ -1,0 +1,117 @@
+"""What one rank does for bench_servers.py: python -m benchmarks.servers_rank JOB RESULTS.
+
+JOB is a JSON file: {"size": d, "rounds": [[arm, ...], ...]}, with arms as `bench_servers.Arm`. Rank 0 writes RESULTS:
+for each arm of each round what every rank has done. After each arm all ranks compare the parameters that they end with.
+What Horovod sends while it has nothing to do is measured before, and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import time
+import zlib
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes, write_json
+from benchmarks.servers_model import RATE, START, layers_of
+
+WARM = 3  # steps that do not count
+_SOON = 0.3  # seconds until all begin, for those that hear of it last
+
+
+class Trained:
+    """A model of one arm, whose gradients are there, and what it takes to step."""
+
+    def __init__(self, arm: dict, size: int):
+        shapes, random = layers_of(size), np.random.default_rng(hvd.rank())
+        self._gradients = [tf.constant(random.standard_normal(shape, np.float32)) for shape in shapes]
+        self.variables = [keras.Variable(np.full(shape, START, np.float32), name="weights") for shape in shapes]
+        dropping = None if arm["density"] is None else hvd.compressors.SampledThreshold(arm["density"])
+        self.optimizer = hvd.servers.ShardedServers(
+            keras.optimizers.Adam(RATE), push=dropping, pull=dropping, synchronous=arm["synchronous"]
+        )
+        self.optimizer.build(self.variables)
+        self._step = tf.function(self._apply, autograph=False, jit_compile=False)
+
+    def step(self) -> None:
+        """Pushes a gradient and pulls parameters."""
+        self._step(self._gradients)
+
+    def check(self) -> int:
+        """Ends the servers; the checksum of the parameters, which are finite and have moved."""
+        hvd.servers.finish(self.optimizer)
+        values = [variable.numpy() for variable in self.variables]
+        if not all(np.isfinite(value).all() and (value != np.float32(START)).any() for value in values):
+            raise AssertionError("The parameters are not finite, or have not moved.")
+        return zlib.crc32(b"".join(value.tobytes() for value in values))
+
+    def _apply(self, gradients):
+        self.optimizer.apply(gradients, self.variables)
+
+
+def stepped(trained: Trained, arm: dict) -> tuple[float, list[float]]:
+    """Computes, which is a wait, and steps, for a time or a number of times: when it began, and when each had ended."""
+    told = hvd.topology.world().gather_descriptions(time.monotonic() + _SOON, "begin")
+    wait = arm["wait"] * (arm["slower"] if hvd.rank() == hvd.size() - 1 else 1)
+    time.sleep(max(0.0, told[0] - time.monotonic()))
+    began = time.monotonic()  # the same clock on all nodes of this machine
+    ended: list[float] = []
+    while len(ended) < arm["steps"] if arm["synchronous"] else time.monotonic() < began + arm["seconds"]:
+        time.sleep(wait)
+        trained.step()
+        ended.append(time.monotonic())
+    return began, ended
+
+
+def run_arm(arm: dict, size: int, clock: Clock, idle: float) -> dict[str, Any]:
+    """What this rank does in an arm: steps, seconds, bytes of its interface and of its telemetry, processor time."""
+    trained = Trained(arm, size)
+    for _ in range(WARM):
+        trained.step()
+    clock.meet()
+    told, processor = trained.optimizer.servers.telemetry(), time.process_time()
+    before, since = sent_bytes(), time.monotonic()
+    began, ended = stepped(trained, arm)
+    clock.meet()
+    after, processor = trained.optimizer.servers.telemetry(), time.process_time() - processor
+    counted = sent_bytes() - before - idle * (time.monotonic() - since)
+    sums = hvd.topology.world().gather_descriptions(trained.check(), "parameters")
+    if len(set(sums)) != 1:
+        raise AssertionError(f"{arm['name']}: ranks end with different parameters")
+    return {
+        "steps": len(ended),
+        "seconds": ended[-1] - began,
+        "counted": counted,
+        "claimed": sum(after[way] - told[way] for way in ("bytes_pushed", "bytes_pulled")),
+        "processor": processor,
+        "staleness": max(after["staleness"], default=0),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", type=pathlib.Path)
+    parser.add_argument("results", type=pathlib.Path)
+    options = parser.parse_args()
+    job = json.loads(options.job.read_text())
+    tf.get_logger().setLevel("ERROR")  # every arm traces its step anew, as it should
+    hvd.init(local_size=1)
+    clock, results = Clock(), []
+    idle = idle_bytes_per_second(clock)[hvd.rank()]
+    for arms in job["rounds"]:
+        for arm in arms:
+            everyones = hvd.topology.world().gather_descriptions(run_arm(arm, job["size"], clock, idle), "arm")
+            results.append({"arm": arm["name"], "ranks": everyones})
+    if hvd.rank() == 0:
+        write_json(options.results, results)
+
+
+if __name__ == "__main__":
+    main()

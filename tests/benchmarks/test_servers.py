@@ -1,0 +1,65 @@
+"""The benchmark of sharded servers: a small run of four nodes, and the report."""
+
+import pytest
+
+from benchmarks import bench_servers, servers_report
+from tests.benchmarks import needs
+
+pytestmark = pytest.mark.thorough
+
+TINY = bench_servers.Plan(40_000, rates=("1gbit",), wait=0.01, window=0.5, rounds=1, uneven_wait=0.02, rival=False)
+
+
+def rank_of(steps: int, counted: float, **others) -> dict:
+    return {
+        "steps": steps,
+        "seconds": 2.0,
+        "counted": counted,
+        "claimed": 100.0,
+        "processor": 0.1,
+        "staleness": 3,
+        **others,
+    }
+
+
+def results_of(arms: dict[str, list[dict]]) -> list[dict]:
+    return [{"arm": name, "ranks": ranks} for name, ranks in arms.items()]
+
+
+@needs.namespaces
+def test_ranks_train_on_servers_and_bytes_are_counted():
+    rows = servers_report.rows_of(bench_servers.measure("1gbit", bench_servers.arms_of(TINY), TINY))
+    dense, sparse = rows[servers_report.DENSE], rows[servers_report.SPARSE]
+    assert dense.claimed == pytest.approx(0.75 * 2 * 4 * 40_000)
+    assert 0.5 < dense.counted / dense.claimed < 1.5 and sparse.claimed < dense.claimed / 20
+    uneven = servers_report.rows_of(bench_servers.measure("1gbit", bench_servers.uneven_arms_of(TINY), TINY))
+    assert uneven[servers_report.UNEVEN_TOGETHER].staleness == 0
+    assert all(row.median > 0 for row in uneven.values())
+
+
+def test_a_push_is_applied_and_timed():
+    taken = bench_servers.measure_applying(1, TINY._replace(applied=100_000, applications=2))
+    assert all(len(each) == 2 and min(each) > 0 for each in taken.values()) and len(taken) == 3
+
+
+def test_the_report_judges_by_medians(tmp_path):
+    arms = {servers_report.DENSE: [rank_of(4, 75.0)] * 4, servers_report.SPARSE: [rank_of(40, 1.0, claimed=14 / 3)] * 4}
+    free = {**arms, servers_report.SPARSE: [rank_of(50, 1.0)] * 4}
+    uneven = {servers_report.UNEVEN: [rank_of(7, 1.0)] * 4, servers_report.UNEVEN_TOGETHER: [rank_of(4, 1.0)] * 4}
+    taken = {"passes": [1.0] * 8, "apply": [1.2] * 8, "apply a push of 1%": [1.3] * 8}
+    measured = {
+        "plan": bench_servers.Plan(wait=0.01)._asdict(),
+        "links": {servers_report.UNSHAPED: results_of(free), "1gbit": results_of(arms)},
+        "rival": {servers_report.UNSHAPED: [3.0, 3.0], "1gbit": [2.0, 2.0]},
+        "uneven": results_of(uneven),
+        "applying": {"1": taken},
+    }
+    verdicts = {verdict.what: verdict for verdict in servers_report.verdicts_of(measured, 4)}
+    told = {what.partition(" (")[0]: (verdict.measured, verdict.met) for what, verdict in verdicts.items()}
+    assert told["1gbit: updates a second at 99%, over those of all values"] == ("10.00 (10.00 to 10.00)", True)
+    assert told["1gbit: updates a second at 99%, over those without a limit"] == ("0.80 (0.80 to 0.80)", False)
+    assert told["1gbit: updates a second at 99%, over ParameterServerStrategy"][1]
+    assert told["Adam on 6,250,000, 1 threads: over a pass of the same traffic"] == ("1.20 (1.20 to 1.20)", False)
+    assert "**missed**" in servers_report.render(measured, 60.0)
+    servers_report.draw(measured, str(tmp_path / "servers.png"))
+    assert (tmp_path / "servers.png").stat().st_size < 80_000
