@@ -12,8 +12,8 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.quantizers import OneBit, Quantizer, TwoBits
 from hvd_sparse.compression.selectors import Quantized
 from hvd_sparse.compression.thresholds import SampledThreshold
-from hvd_sparse.servers.joining import Settings
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
+from hvd_sparse.servers.settings import Settings
 
 CLIENTS = 4
 _EVEN = (1.0,) * CLIENTS

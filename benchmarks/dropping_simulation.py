@@ -19,10 +19,10 @@ import tensorflow as tf
 
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
-from hvd_sparse.servers.joining import Settings
 from hvd_sparse.servers.messages import Entries, Pull, Push
 from hvd_sparse.servers.pushing import Copy, Pushes, cut, entries
 from hvd_sparse.servers.rules import Together
+from hvd_sparse.servers.settings import Settings
 from hvd_sparse.servers.shard import Shard
 from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Grid
@@ -165,7 +165,7 @@ class Job:
         gradient = self._work.gradient(batch, each.copy.values)
         rate = self._work.rate(min(each.applied) // len(self._clients))
         each.number, each.awaited, each.since = each.number + 1, len(self._servers), self.now
-        for server, parts in enumerate(each.choose(gradient)):
+        for server, parts in enumerate(each.choose([gradient])):
             push = Push(each.number, rate, entries([part.numpy() for part in parts]))
             self.sent += push.gradient.nbytes
             self._after(

@@ -23,10 +23,12 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.servers.applying import ServedPieces
-from hvd_sparse.servers.joining import Settings, start
+from hvd_sparse.servers.joining import serve
 from hvd_sparse.servers.meeting import Meeting
+from hvd_sparse.servers.member import start
 from hvd_sparse.servers.messages import Entries
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
+from hvd_sparse.servers.settings import Settings
 from tests.datacache.node import free_addresses
 from tests.examples import messages
 from tests.servers import members, simulated
@@ -102,8 +104,10 @@ def test_synchronous_servers_end_with_the_bits_of_real_ones_over_sockets():
     started: list = [None] * 3
 
     def one(rank):
-        parameters = ServedPieces(keras.optimizers.Adagrad(0.1), begin, shards[rank])
-        started[rank] = start(parameters, shards, rank, meeting, how)
+        def parameters(shard):
+            return ServedPieces(keras.optimizers.Adagrad(0.1), begin, shards[shard])
+
+        started[rank] = start(serve(parameters, shards, rank, how), shards, rank, meeting, how)
 
     members.each(3, one)
 
