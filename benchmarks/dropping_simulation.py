@@ -83,7 +83,7 @@ class _Client:
         self.copy, self.duration = Copy(shards), duration
         self._pushes = Pushes(settings.push, shards)
         size = sum(spec.size for spec in shards)
-        self.choose = tf.function(self._pushes.choose, [tf.TensorSpec([size])], autograph=False)
+        self.choose = tf.function(self._pushes.choose, [[tf.TensorSpec([size])]], autograph=False)
         self.number = self.awaited = 0
         self.applied = [0] * len(shards)  # pushes of all clients, as each server has told
         self.since = self.waited = 0.0
