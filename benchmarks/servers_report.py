@@ -144,8 +144,7 @@ def render(measured: dict[str, Any], seconds: float, ranks: int = 4) -> str:
         "",
         "## Steps",
         "",
-        "Of all ranks, medians of rounds (least to most); bytes and processor time are of one rank's step. Without a",
-        "push in it a step would be the computation alone.",
+        "Of all ranks, medians of rounds (least to most); bytes and processor time are of one rank's step.",
         "",
         "| link | arm | steps a second | communication | MB claimed | MB counted | processor ms | oldest gradient |",
         "|---" * 8 + "|",
@@ -192,13 +191,13 @@ def draw(measured: dict[str, Any], path: str) -> None:
     axes = figure.subplots()
     links = list(measured["links"])
     rows = [rows_of(measured["links"][link]) for link in links]
-    arms = {arm: [each[arm].median for each in rows] for arm in (SPARSE, DENSE)}
-    if all(link in measured["rival"] for link in links):
-        arms[RIVAL] = [statistics.median(measured["rival"][link]) for link in links]
-    for number, (arm, heights) in enumerate(arms.items()):
-        places = np.arange(len(links)) + 0.27 * (number - 1)
-        axes.bar_label(axes.bar(places, heights, 0.27, label=arm), fmt="%.1f", fontsize="small")
+    heights = {arm: dict(enumerate(each[arm].median for each in rows)) for arm in (SPARSE, DENSE)}
+    rivals = {number: measured["rival"].get(link) for number, link in enumerate(links)}
+    heights[RIVAL] = {number: statistics.median(rates) for number, rates in rivals.items() if rates}
+    for number, (arm, of_links) in enumerate(heights.items()):
+        places = np.array(list(of_links)) + 0.27 * (number - 1)
+        axes.bar_label(axes.bar(places, of_links.values(), 0.27, label=arm), fmt="%.1f", fontsize="small")
     axes.set_xticks(range(len(links)), links)
     axes.set_ylabel("updates a second of all ranks")
-    axes.legend(fontsize="small")
+    figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     writing.save_picture(figure, path)
