@@ -70,17 +70,19 @@ def test_all_end_with_the_same_parameters(settings):
     ],
 )
 def test_the_bound_on_staleness_holds(chosen, updates):
-    """Ranks of unequal speed, one of which now and then sleeps."""
+    """Ranks of unequal speed, one of which sleeps now and then, and sometimes for as long as many updates take."""
     ranks, bound = 4, 5
     settings = chosen._replace(rule=InOrderOfArrival(max_staleness=bound))
     members = job.started(ranks, settings, rate=0.001)
 
     def train(rank: int) -> None:
         random, pushes = np.random.default_rng(rank), job.pushing(members[rank], settings)
-        for _ in range(updates // ranks):
+        for number in range(updates // ranks):
             job.step(members[rank], pushes, random.standard_normal(SIZE).astype(np.float32), 0.001)
             if rank == 0 and random.random() < 0.1:
                 time.sleep(0.002)
+            if rank == 0 and number % 75 == 70:
+                time.sleep(0.2)
         members[rank].connections.leave()
 
     job.each(ranks, train)
