@@ -16,7 +16,8 @@ import numpy as np
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.connections import Connections, ServerLostError
 from hvd_sparse.servers.meeting import Meeting
-from hvd_sparse.servers.replicas import Replicas, Replicator
+from hvd_sparse.servers.replicas import Replicas
+from hvd_sparse.servers.replicating import Replicator
 from hvd_sparse.servers.service import Service
 from hvd_sparse.servers.settings import Settings
 from hvd_sparse.spec import Spec
@@ -138,13 +139,8 @@ def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting,
     silence = {} if replicas is None else {"silence": 2 * replicas.lease}
     patience = Patience(work=math.inf, again=_AGAIN, **silence)
     client = Client(meeting.addresses, Caller(rank, subject, meeting.secret, protocol, patience, events=events))
-    replicator = None if replicas is None else _replicator(service, rank, len(shards), client, replicas)
+    replicator = None if replicas is None else Replicator(service, client, replicas)
     return Member(shards, service, server, client, replicator, replicas)
-
-
-def _replicator(service: Service, rank: int, ranks: int, client: Client, replicas: Replicas) -> Replicator:
-    of_service = service.lock, service.own.advance, service.depose, service.wakes
-    return Replicator(service.shard, rank, ranks, client, replicas, *of_service)
 
 
 class _Departures(Events):

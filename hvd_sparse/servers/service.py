@@ -30,7 +30,9 @@ class Service:
     A client says goodbye (`part`) when all servers have told it their last parameters.
 
     Attributes:
-        own: this rank's shard.
+        number: of this rank, and of its shard.
+        ranks: how many there are.
+        own: this shard.
         lock: of all shards that are served here.
         presence: of the clients that have not parted, and are not gone.
     """
@@ -46,7 +48,7 @@ class Service:
             adopt: makes what serves such a shard.
         """
         self.own, self.lock = own, threading.RLock()
-        self._number, self._ranks, self._deputies, self._adopt = number, ranks, deputies, adopt
+        self.number, self.ranks, self._deputies, self._adopt = number, ranks, deputies, adopt
         self._hosted = {number: own}
         self._heard_at: dict[int, float] = {}
         self._told: dict[int, np.ndarray] = {}
@@ -82,7 +84,7 @@ class Service:
 
     def depose(self) -> None:
         """Another rank serves this rank's shard now; with the lock."""
-        if self._hosted.pop(self._number, None) is not None:
+        if self._hosted.pop(self.number, None) is not None:
             self.own.move_out()
 
     def _dispatch(self, request: Request) -> None:
@@ -93,7 +95,7 @@ class Service:
         if hosting is None:
             request.answer("moved")
         elif request.kind == "keep":
-            applied = wire.numbers_of(request.payload, self._ranks)
+            applied = wire.numbers_of(request.payload, self.ranks)
             _aside(request, lambda: _kept(request, hosting, applied))
         elif request.kind == "write":
             number = request.fields["checkpoint"]
@@ -141,13 +143,13 @@ class Service:
         assert deputy.replica is not None, "else it objects"
         self._hosted[shard] = self._adopt(shard, deputy.replica)
         deputy.has_taken_over = True
-        for client in self.presence.absent(self._ranks):
+        for client in self.presence.absent(self.ranks):
             self._hosted[shard].gone(client)
         _log.warning(
             "hvd_sparse servers: the server of rank %d is gone, and rank %d has taken over its part of the parameters. "
             "Its replica has %d updates; at least %d later ones are lost.",
             shard,
-            self._number,
+            self.number,
             deputy.replica.version,
             max(0, version - deputy.replica.version),
         )

@@ -71,7 +71,8 @@ class Shard:
         self._stopped: set[str] = set()  # why nothing is applied
         self._limit: int | None = None  # of versions, by what a replica may lack
         self._until: float | None = None  # the end of the lease, by time.monotonic()
-        self.has_news = threading.Event()
+        self._due: int | None = None  # the version of which there is to be a replica
+        self.is_due = threading.Event()
         self.version = self.pushes = 0
         self.staleness: collections.Counter[int] = collections.Counter()  # of applied pushes, in updates
 
@@ -164,9 +165,15 @@ class Shard:
         self._stopped.discard(why)
         return self._advance()
 
-    def insure(self, limit: int | None, until: float | None) -> None:
-        """Sets the version at which it waits for a new limit, and when its lease ends; None is never."""
-        self._limit, self._until = limit, until
+    def insure(self, limit: int | None, until: float | None, due: int | None = None) -> None:
+        """Sets what it goes on by; None is never.
+
+        Args:
+            limit: the version at which it waits for a new limit.
+            until: when its lease ends, by time.monotonic().
+            due: the version at which it sets `is_due`.
+        """
+        self._limit, self._until, self._due = limit, until, due
 
     def advance(self) -> list[tuple[int, Pull]]:
         """Applies what may be applied by now; returns what `push` does."""
@@ -242,7 +249,8 @@ class Shard:
             return
         self._parameters.apply(self._gathered.mean(), group[-1][1].rate)
         self.version += 1
-        self.has_news.set()
+        if self._due is not None and self.version >= self._due:
+            self.is_due.set()
         self._gathered.clear()
 
     def _answer(self, client: int) -> Pull:

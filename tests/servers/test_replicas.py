@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import threading
@@ -16,6 +17,8 @@ from hvd_sparse.servers import ServerLostError
 from hvd_sparse.servers.replicas import Deputy, Replica, Replicas, deputy_of, guarded_by, payload_of, state_of
 from hvd_sparse.servers.rules import Together
 from hvd_sparse.servers.state import Standings, State
+from tests.parallel import launch
+from tests.servers import dying_rank
 from tests.servers import members as job
 from tests.servers.simulated import whole_of
 
@@ -201,3 +204,16 @@ def test_ranks_are_killed_and_stopped_at_random():
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
     assert "6 rounds" in done.stdout
+
+
+@pytest.mark.thorough
+def test_a_rank_of_horovod_s_that_is_killed_is_survived():
+    """A process that dies has a parent that ends well, as horovodrun would end the others else."""
+    rank = "subprocess.call([sys.executable, '-m', 'tests.servers.dying_rank'])"
+    command = f"import subprocess, sys; sys.exit(max(0, {rank}))"  # a signal's number is below 0
+    ended = launch.horovodrun(3, ["-c", command], limit=200.0)
+    assert ended.status == 0, ended.output
+    told = [json.loads(line.partition("told ")[2]) for line in ended.output.splitlines() if "told {" in line]
+    assert sorted(each["rank"] for each in told) == [0, 2], ended.output
+    assert told[0]["weights"] == told[1]["weights"] and all(each["lost"] <= dying_rank.AGE for each in told)
+    assert "rank 2 has taken over its part of the parameters" in ended.output

@@ -1,0 +1,130 @@
+"""How a server keeps its lease, and its deputy's replica."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from hvd_sparse.servers.replicas import Replicas, deputy_of, payload_of
+from hvd_sparse.servers.service import Service
+from link import Client, LinkError
+
+_ALONE = 3.0  # leases without a deputy, until a server goes on without one
+_CUT_OFF = 6.0  # leases without a deputy that may be there, until it gives up
+_log = logging.getLogger(__name__)
+
+
+class Replicator:
+    """Keeps a server's lease and its deputy's replica, on a thread of its own.
+
+    Args:
+        service: of this rank, whose own shard it is about.
+        client: of this rank.
+        replicas: how the server is insured.
+    """
+
+    def __init__(self, service: Service, client: Client, replicas: Replicas):
+        self._service, self._shard, self._client, self._replicas = service, service.shard, client, replicas
+        self._deputy = deputy_of(service.number, service.ranks)
+        self._ended = threading.Event()
+        self._heard_at = time.monotonic()
+        self._sent_version: int | None = None
+        self._alone = False
+        self._shard.insure(limit=-1, until=0.0)
+        self._thread = threading.Thread(target=self._run, name="servers-replicator", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stops; calling it again does nothing."""
+        self._ended.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._ended.is_set() and self._tell(time.monotonic()):
+            self._shard.is_due.wait(self._tick)
+            self._shard.is_due.clear()
+
+    @property
+    def _tick(self) -> float:
+        """Seconds between two signs of life."""
+        return min(self._replicas.lease / 5, 0.5)
+
+    def _tell(self, now: float) -> bool:
+        """Sends a sign of life, or a replica where one is due; False where the shard is served by another one."""
+        with self._service.lock:
+            self._service.wakes()
+            due = self._sent_version is None or self._shard.version - self._sent_version >= self._half
+            version, standings = self._shard.version, self._shard.standings()
+            state = self._shard.state() if due else None
+        fields: dict[str, Any] = {"shard": self._service.number, "there": state is not None}
+        fields |= {"version": version, "pushes": 0, "gathered": 0}
+        payload = b""
+        if state is not None:
+            fields |= {"pushes": state.pushes, "gathered": state.gathered_pushes}
+            payload = payload_of(state, standings)
+        try:
+            goes_on = self._client.ask(self._deputy, "replica", payload, check=_goes_on, **fields).result()
+        except LinkError:
+            return self._without_deputy(now)
+        with self._service.lock:
+            if not goes_on:
+                self._service.depose()
+                return False
+            self._heard_at, self._alone = now, False
+            self._sent_version = version if state is not None else self._sent_version
+            assert self._sent_version is not None
+            limit, due = self._sent_version + self._replicas.age, self._sent_version + self._half
+            self._shard.insure(limit, now + self._replicas.lease, due)
+            self._service.own.advance()
+        return True
+
+    @property
+    def _half(self) -> int:
+        """Updates after which a replica is sent, so that the server need not wait for the confirmation."""
+        return max(1, self._replicas.age // 2)
+
+    def _without_deputy(self, now: float) -> bool:
+        self._sent_version = None  # it may come again with nothing
+        silence = (now - self._heard_at) / self._replicas.lease
+        if not self._alone and silence > _ALONE:
+            self._alone = self._deputy_is_gone()
+            if not self._alone and silence > _CUT_OFF:
+                return self._give_up()
+            if self._alone:
+                _log.warning(
+                    "hvd_sparse servers: rank %d, which had the replica of part %d of the parameters, is gone. "
+                    "Training goes on without a replica of it.",
+                    self._deputy,
+                    self._service.number,
+                )
+        if self._alone:
+            with self._service.lock:
+                self._shard.insure(None, None)
+                self._service.own.advance()
+        self._ended.wait(self._tick)
+        return True
+
+    def _deputy_is_gone(self) -> bool:
+        """Whether the witness says so; of two ranks nobody can tell."""
+        witness = deputy_of(self._deputy, self._service.ranks)
+        if witness == self._service.number:
+            return True
+        try:
+            return not self._client.ask(witness, "heard", check=_goes_on, rank=self._deputy).result()
+        except LinkError:
+            return False
+
+    def _give_up(self) -> bool:
+        _log.warning(
+            "hvd_sparse servers: rank %d is cut off from its deputy, and serves no more.", self._service.number
+        )
+        with self._service.lock:
+            self._service.depose()
+        return False
+
+
+def _goes_on(kind: str, fields: Mapping[str, Any], payload: Any) -> bool:
+    return kind == "done"
