@@ -16,7 +16,7 @@ from tests import simulation, threads
 from tests.gpu import reference
 from tests.keras.nodes import OPTIMIZERS, F, Slots
 from tests.keras.test_ahead import slopes, stepped
-from tests.keras.test_local_updates import distributed, some
+from tests.keras.test_local_updates import distributed
 from tests.keras.test_momentum import SIZE, packed, unpacked, weights
 from tests.keras.test_momentum_files import assert_it_goes_on_to_the_bit
 from tests.simulation import Shape
@@ -97,11 +97,17 @@ WAYS = {
 }
 
 
+QUICK = [(name, 4, 2) for name in ("AdamW", "LARS")]
+THOROUGH = [
+    *((name, 4, 2) for name in ("momentum", "LAMB")),
+    *((name, 3, 1) for name in ("AdamW", "momentum", "LARS", "LAMB")),
+    *((name, 8, 4) for name in ("AdamW", "LARS")),  # one whose elements are alone, and one of whole layers
+]
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("name", some(["AdamW", "momentum", "LARS", "LAMB"], "AdamW", "LARS"))
 @pytest.mark.parametrize(
-    "ranks, local_size",
-    [(4, 2), *(pytest.param(*case, marks=pytest.mark.thorough) for case in [(3, 1), (8, 4)])],
+    "name, ranks, local_size", [*QUICK, *(pytest.param(*case, marks=pytest.mark.thorough) for case in THOROUGH)]
 )
 def test_every_step_is_that_of_numpy(way, name, ranks, local_size):
     density, decay, outer, gathers, recipe = WAYS[way]
