@@ -56,9 +56,9 @@ class Replicator:
         """Sends a sign of life, or a replica where one is due; False where the shard is served by another one."""
         with self._service.lock:
             self._service.wakes()
-            due = self._sent_version is None or self._shard.version - self._sent_version >= self._half
+            is_due = self._sent_version is None or self._shard.version - self._sent_version >= self._half
             version, standings = self._shard.version, self._shard.standings()
-            state = self._shard.state() if due else None
+            state = self._shard.state() if is_due else None
         fields: dict[str, Any] = {"shard": self._service.number, "there": state is not None}
         fields |= {"version": version, "pushes": 0, "gathered": 0}
         payload = b""
