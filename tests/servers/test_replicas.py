@@ -108,7 +108,7 @@ def test_who_was_stopped_for_long_is_deposed_and_goes_on_as_a_client():
     waiting.join(30.0)
     for rank in range(3):
         job.step(members[rank], pushes[rank], ONES)
-        assert members[rank].connections._places == [0, 2, 2]
+        assert members[rank].connections._places[1] == 2
     final = job.finish(members)
     assert final[0].tobytes() == final[1].tobytes() == final[2].tobytes()
 
