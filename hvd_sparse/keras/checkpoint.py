@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.state import GRADIENTS, RankState, ResidualSum
-from hvd_sparse.keras import archives, hooks
+from hvd_sparse.keras import archives, files, hooks
 from hvd_sparse.keras.archives import read, write
 from hvd_sparse.transport import topology
 
@@ -143,7 +143,7 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: boo
 def own_path(path: Path) -> pathlib.Path:
     """Where this rank's own state is."""
     world = topology.world()
-    return pathlib.Path(f"{os.fspath(path)}.rank{world.rank}of{world.size}")
+    return files.of_rank(path, world.rank, world.size)
 
 
 def _exchange_of(of: Any) -> GradientExchange:

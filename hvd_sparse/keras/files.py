@@ -39,6 +39,11 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
 
 
+def of_rank(path: str | os.PathLike, rank: int, ranks: int) -> pathlib.Path:
+    """The name of a rank's own file beside one of this name."""
+    return pathlib.Path(f"{os.fspath(path)}.rank{rank}of{ranks}")
+
+
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
     """Tells of a full disk which file had no room, which the system's own error leaves out."""

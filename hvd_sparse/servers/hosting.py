@@ -78,7 +78,7 @@ class Hosting:
 
     def _stand_still(self, request: Request) -> None:
         self._still_for = request.asker
-        request.answer("numbers", wire.numbers(self.shard.stand_still("to be saved")))
+        request.answer("numbers", wire.numbers(self.shard.stand_still()))
 
     def _go_on(self, request: Request) -> None:
         if request.asker != self._still_for:
@@ -89,7 +89,7 @@ class Hosting:
 
     def _go_on_by_itself(self) -> None:
         self._still_for = None
-        self._give(self.shard.go_on("to be saved"))
+        self._give(self.shard.go_on())
 
     def _tell_leaving(self) -> None:
         if self.shard.expected:

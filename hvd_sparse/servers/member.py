@@ -136,7 +136,7 @@ def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting,
     protocol, subject = wire.protocol(shards[0].size, replicas is not None), _subject(shards, settings)
     events = _Departures(service.gone)
     server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
-    silence = {} if replicas is None else {"silence": 2 * replicas.lease}
+    silence = {} if replicas is None else {"silence": replicas.silence}
     patience = Patience(work=math.inf, again=_AGAIN, **silence)
     client = Client(meeting.addresses, Caller(rank, subject, meeting.secret, protocol, patience, events=events))
     replicator = None if replicas is None else Replicator(service, client, replicas)

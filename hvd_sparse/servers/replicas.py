@@ -30,6 +30,11 @@ class Replicas(NamedTuple):
     age: int
     lease: float = 5.0
 
+    @property
+    def silence(self) -> float:
+        """Seconds without a sign of life, after which a rank counts as gone."""
+        return 2 * self.lease
+
 
 class Replica(NamedTuple):
     """What a deputy holds of a server.
@@ -89,12 +94,13 @@ class Deputy:
     """Holds the replica of another rank's shard; for one thread at a time.
 
     Attributes:
+        replicas: how servers are insured.
         replica: the newest; None before the first.
         has_taken_over: whether this rank serves the shard now.
     """
 
     def __init__(self, replicas: Replicas):
-        self._replicas = replicas
+        self.replicas = replicas
         self._heard_at = self._awake_at = time.monotonic()
         self.replica: Replica | None = None
         self.has_taken_over = False
@@ -107,27 +113,22 @@ class Deputy:
         self.replica = replica or self.replica
         return True
 
-    @property
-    def silence(self) -> float:
-        """Seconds after which a server counts as gone."""
-        return 2 * self._replicas.lease
-
     def is_awake(self) -> None:
         """To be called often: a rank that was stopped itself has not been listening, and has to wait anew."""
         now = time.monotonic()
-        if now - self._awake_at > self._replicas.lease:
+        if now - self._awake_at > self.replicas.lease:
             self._heard_at = now
         self._awake_at = now
 
     def objection(self, version: int) -> str | None:
         """Why the shard cannot be taken over for a client that has seen a version of it; "" where it is too early."""
         self.is_awake()
-        if time.monotonic() - self._heard_at < self.silence or self.replica is None:
+        if time.monotonic() - self._heard_at < self.replicas.silence or self.replica is None:
             return ""
-        if self.replica.version + self._replicas.age < version:
+        if self.replica.version + self.replicas.age < version:
             return (
                 f"its replica has {self.replica.version} of at least {version} updates, "
-                f"more than replica_age={self._replicas.age} less"
+                f"more than replica_age={self.replicas.age} less"
             )
         return None
 

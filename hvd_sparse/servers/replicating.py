@@ -57,14 +57,14 @@ class Replicator:
         with self._service.lock:
             self._service.wakes()
             is_due = self._sent_version is None or self._shard.version - self._sent_version >= self._half
-            version, standings = self._shard.version, self._shard.standings()
-            state = self._shard.state() if is_due else None
-        fields: dict[str, Any] = {"shard": self._service.number, "there": state is not None}
+            version = self._shard.version
+            told = (self._shard.state(), self._shard.standings()) if is_due else None
+        fields: dict[str, Any] = {"shard": self._service.number, "there": told is not None}
         fields |= {"version": version, "pushes": 0, "gathered": 0}
         payload = b""
-        if state is not None:
-            fields |= {"pushes": state.pushes, "gathered": state.gathered_pushes}
-            payload = payload_of(state, standings)
+        if told is not None:
+            fields |= {"pushes": told[0].pushes, "gathered": told[0].gathered_pushes}
+            payload = payload_of(*told)
         try:
             goes_on = self._client.ask(self._deputy, "replica", payload, check=_goes_on, **fields).result()
         except LinkError:
@@ -74,7 +74,7 @@ class Replicator:
                 self._service.depose()
                 return False
             self._heard_at, self._alone = now, False
-            self._sent_version = version if state is not None else self._sent_version
+            self._sent_version = version if told is not None else self._sent_version
             assert self._sent_version is not None
             limit, due = self._sent_version + self._replicas.age, self._sent_version + self._half
             self._shard.insure(limit, now + self._replicas.lease, due)

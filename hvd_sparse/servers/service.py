@@ -126,7 +126,7 @@ class Service:
     def _heard(self, request: Request) -> None:
         """A witness: whether a rank has said something of late. It has a deputy itself, and so it would have."""
         ago = time.monotonic() - self._heard_at.get(request.fields["rank"], -math.inf)
-        request.answer("done" if any(ago < each.silence for each in self._deputies.values()) else "not_yet")
+        request.answer("done" if any(ago < each.replicas.silence for each in self._deputies.values()) else "not_yet")
 
     def _take_over(self, request: Request) -> None:
         shard = request.fields["shard"]

@@ -68,7 +68,7 @@ class Shard:
         self._paused: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
         self._gathered = GradientSum(parameters.size)
-        self._stopped: set[str] = set()  # why nothing is applied
+        self._stands_still = False
         self._limit: int | None = None  # of versions, by what a replica may lack
         self._until: float | None = None  # the end of the lease, by time.monotonic()
         self._due: int | None = None  # the version of which there is to be a replica
@@ -127,7 +127,7 @@ class Shard:
         push.gradient.checked(self._parameters.size)
         known.number, known.answer = push.number, None
         self._waiting[client] = push
-        return self._advance()
+        return self.advance()
 
     def leave(self, client: int) -> list[tuple[int, Pull]]:
         """A client has ended, and is not waited for any more; returns what `push` does."""
@@ -137,7 +137,7 @@ class Shard:
         self._clients.pop(client, None)
         self._waiting.pop(client, None)
         self._copies.forget(client)
-        return self._advance()
+        return self.advance()
 
     def pause(self, client: int) -> list[tuple[int, Pull]]:
         """A client does not compute for a while: it is not waited for until it pushes; returns what `push` does.
@@ -145,7 +145,7 @@ class Shard:
         The gradient that it pushes then may be older than a bound allows.
         """
         self._paused.add(client)
-        return self._advance()
+        return self.advance()
 
     def lose_sight_of(self, client: int) -> list[tuple[int, Pull]]:
         """A client's connection has ended: it is not waited for until it shows itself; returns what `push` does.
@@ -153,17 +153,17 @@ class Shard:
         What is known of it stays, so that it can go on where it was if only the connection was lost.
         """
         self._away.add(client)
-        return self._advance()
+        return self.advance()
 
-    def stand_still(self, why: str) -> list[int]:
+    def stand_still(self) -> list[int]:
         """Applies nothing until `go_on`, and lets all that comes wait; the last push of each client that it has."""
-        self._stopped.add(why)
+        self._stands_still = True
         return self.standings().numbers
 
-    def go_on(self, why: str) -> list[tuple[int, Pull]]:
-        """Applies what may be applied again, unless it stands still for another reason; returns what `push` does."""
-        self._stopped.discard(why)
-        return self._advance()
+    def go_on(self) -> list[tuple[int, Pull]]:
+        """Applies what may be applied again; returns what `push` does."""
+        self._stands_still = False
+        return self.advance()
 
     def insure(self, limit: int | None, until: float | None, due: int | None = None) -> None:
         """Sets what it goes on by; None is never.
@@ -174,10 +174,6 @@ class Shard:
             due: the version at which it sets `is_due`.
         """
         self._limit, self._until, self._due = limit, until, due
-
-    def advance(self) -> list[tuple[int, Pull]]:
-        """Applies what may be applied by now; returns what `push` does."""
-        return self._advance()
 
     def standings(self) -> Standings:
         """How the clients stand."""
@@ -219,8 +215,8 @@ class Shard:
         self._away.discard(client)
         self._paused.discard(client)
 
-    def _advance(self) -> list[tuple[int, Pull]]:
-        """Applies what may be applied; all who are answered are then sent the same version."""
+    def advance(self) -> list[tuple[int, Pull]]:
+        """Applies what may be applied, and returns what `push` does; all who are answered are sent the same version."""
         served: list[int] = []
         while self._may_apply() and (group := self._rule.next(self._standing(served))):
             self._apply([(client, self._waiting.pop(client)) for client in group])
@@ -232,7 +228,7 @@ class Shard:
     def _may_apply(self) -> bool:
         if self._until is not None and time.monotonic() > self._until:
             return False
-        return not self._stopped and (self._limit is None or self.version < self._limit)
+        return not self._stands_still and (self._limit is None or self.version < self._limit)
 
     def _standing(self, served: list[int]) -> Standing:
         """How clients stand; those that have been served in this turn are about to get the newest version."""

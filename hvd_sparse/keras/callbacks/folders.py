@@ -52,7 +52,7 @@ class Checkpoint(NamedTuple):
         """The files in its folder without which nobody can go on, beside the weights."""
         if not self.of_servers:
             return [folder / RESIDUALS]
-        return [of_rank(folder / SERVERS, rank, self.ranks) for rank in range(self.ranks)]
+        return [files.of_rank(folder / SERVERS, rank, self.ranks) for rank in range(self.ranks)]
 
 
 def path(directory: pathlib.Path, epoch: int) -> pathlib.Path:
@@ -77,11 +77,6 @@ def write_marker(folder: pathlib.Path, epoch: int, ranks: int, digests: Mapping[
     """Writes the marker, which makes a checkpoint of a folder."""
     with files.replacing(folder / MARKER) as file:
         file.write(_signed({"format": _FORMAT, "epoch": epoch, "ranks": ranks, "files": dict(digests)}))
-
-
-def of_rank(file: pathlib.Path, rank: int, ranks: int) -> pathlib.Path:
-    """The name of a rank's own file beside one of this name."""
-    return file.with_name(f"{file.name}.rank{rank}of{ranks}")
 
 
 def open_whole(directory: pathlib.Path, epoch: int, digest: Digest = files.sha256) -> Checkpoint:

@@ -7,7 +7,7 @@ import pathlib
 import warnings
 from typing import Any
 
-from hvd_sparse.keras import checkpoint, hooks, servers_files
+from hvd_sparse.keras import checkpoint, files, hooks, servers_files
 from hvd_sparse.keras.callbacks import folders
 from hvd_sparse.keras.callbacks.servers import ServersCallback
 from hvd_sparse.keras.callbacks.weights import write_weights
@@ -90,7 +90,7 @@ class ServersCheckpointCallback(ServersCallback):
         new = not os.path.exists(folder / folders.MARKER)
         try:
             digests = self._participant.member.connections.save(epoch)
-            names = [folders.of_rank(folder / folders.SERVERS, rank, ranks).name for rank in range(ranks)]
+            names = [files.of_rank(folder / folders.SERVERS, rank, ranks).name for rank in range(ranks)]
             written = dict(zip(names, digests, strict=True))
             written[folders.WEIGHTS] = write_weights(self.model, folder / folders.WEIGHTS)
             folders.write_marker(folder, epoch, ranks, written)
@@ -103,7 +103,7 @@ class ServersCheckpointCallback(ServersCallback):
     def _write_own(self, epoch: int, kept: Kept) -> str:
         """By who serves the shard, in a thread."""
         ranks = topology.size()
-        path = folders.of_rank(folders.path(self.directory, epoch) / folders.SERVERS, kept.shard, ranks)
+        path = files.of_rank(folders.path(self.directory, epoch) / folders.SERVERS, kept.shard, ranks)
         return servers_files.write(path, kept, self._account(), ranks)
 
     # ---- going on ----
