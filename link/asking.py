@@ -65,6 +65,7 @@ class Caller(NamedTuple):
         patience: how long things may take.
         encrypt: by CURVE.
         events: hears of servers that are lost.
+        in_flight: requests that a server has at a time from this process; others wait here.
     """
 
     number: int
@@ -74,6 +75,7 @@ class Caller(NamedTuple):
     patience: Patience = Patience()
     encrypt: bool = False
     events: Events = Events()
+    in_flight: int = 8
 
     def greeting(self, server: int) -> Greeting:
         """What it says to a server first."""

@@ -49,7 +49,8 @@ class Client:
     ) -> concurrent.futures.Future[Any]:
         """Asks a server.
 
-        Eight requests are under way at a time to each server, and others wait. Their answers come in any order.
+        As many requests are under way to a server at a time as the caller says, and others wait. Their answers come in
+        any order.
 
         Args:
             server: its number.

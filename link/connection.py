@@ -22,7 +22,6 @@ from link.asking import Asked, Caller, LinkError
 from link.forms import WireError
 from link.session import Channel, Greeting, Keys, RefusedError, Session
 
-_IN_FLIGHT = 8  # requests that a server has at a time from one process; others wait here
 _AGAIN = 0.2  # seconds between two attempts to meet a server that has not come up yet
 _LOST = (
     zmq.EVENT_DISCONNECTED
@@ -254,7 +253,7 @@ class Connection:
         del self._asked[said["number"]]
 
     def _send_waiting(self) -> None:
-        while self._session is not None and self._waiting and len(self._asked) < _IN_FLIGHT:
+        while self._session is not None and self._waiting and len(self._asked) < self._caller.in_flight:
             request = self._waiting.popleft()
             self._number += 1
             self._asked[self._number] = request

@@ -9,7 +9,7 @@ other rank: a server applies pushes in the order in which they arrive.
 - `pushing`: what a client sends, and its copy of the parameters; `model` gives a model's variables what that has.
 - `optimizer`: `ShardedServers`, around a Keras optimizer; `applying` runs that optimizer on a shard.
 - `batches`: `SharedBatches`, an epoch that all ranks take together.
-- `meeting`, `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`.
+- `presence`, `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`.
 """
 
 from hvd_sparse.servers.batches import SharedBatches

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.servers.meeting import Presence, meet
+from hvd_sparse.servers.presence import Presence
 from hvd_sparse.transport import topology
+from hvd_sparse.transport.meeting import meet
 from link import Caller, Client, Events, LinkError, Protocol, Request, Server, WireError
 
 _FAREWELL = 60.0  # seconds for which rank 0 goes on to tell others that there is nothing left

@@ -12,7 +12,6 @@ import tensorflow as tf
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.hosting import Hosting
-from hvd_sparse.servers.meeting import meet
 from hvd_sparse.servers.member import Member, start
 from hvd_sparse.servers.pushing import cut, decoder, unpacked
 from hvd_sparse.servers.replicas import Deputy, Replica, guarded_by, state_of
@@ -24,6 +23,7 @@ from hvd_sparse.servers.shard import Parameters, Shard
 from hvd_sparse.servers.state import State
 from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Communicator, Grid
+from hvd_sparse.transport.meeting import meet
 
 
 def join(

@@ -15,12 +15,12 @@ import numpy as np
 
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.connections import Connections, ServerLostError
-from hvd_sparse.servers.meeting import Meeting
 from hvd_sparse.servers.replicas import Replicas
 from hvd_sparse.servers.replicating import Replicator
 from hvd_sparse.servers.service import Service
 from hvd_sparse.servers.settings import Settings
 from hvd_sparse.spec import Spec
+from hvd_sparse.transport.meeting import Meeting
 from link import Caller, Client, Events, Patience, Server
 
 _AGAIN = 0.5  # seconds until a server whose connection has ended is tried again

@@ -12,8 +12,8 @@ import numpy as np
 
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.hosting import Hosting
-from hvd_sparse.servers.meeting import Presence
 from hvd_sparse.servers.messages import Entries, MessageError, Pull
+from hvd_sparse.servers.presence import Presence
 from hvd_sparse.servers.replicas import Deputy, Replica
 from hvd_sparse.servers.shard import Shard
 from link import Request, WireError

@@ -24,11 +24,11 @@ from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.joining import serve
-from hvd_sparse.servers.meeting import Meeting
 from hvd_sparse.servers.member import start
 from hvd_sparse.servers.messages import Entries
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.servers.settings import Settings
+from hvd_sparse.transport.meeting import Meeting
 from tests.datacache.node import free_addresses
 from tests.examples import messages
 from tests.servers import members, simulated

@@ -24,12 +24,12 @@ import numpy as np
 
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.joining import serve
-from hvd_sparse.servers.meeting import Meeting
 from hvd_sparse.servers.member import start
 from hvd_sparse.servers.pushing import cut
 from hvd_sparse.servers.replicas import Replicas
 from hvd_sparse.servers.rules import InOrderOfArrival
 from hvd_sparse.servers.settings import Settings
+from hvd_sparse.transport.meeting import Meeting
 from tests.datacache.node import free_addresses
 from tests.servers import members as job
 from tests.servers.simulated import variables, whole_of

@@ -12,11 +12,11 @@ import tensorflow as tf
 
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.joining import serve
-from hvd_sparse.servers.meeting import Meeting
 from hvd_sparse.servers.member import Member, start
 from hvd_sparse.servers.pushing import Pushes, cut, entries
 from hvd_sparse.servers.rules import InOrderOfArrival
 from hvd_sparse.servers.settings import Settings
+from hvd_sparse.transport.meeting import Meeting
 from tests import threads
 from tests.datacache.node import free_addresses
 from tests.servers.simulated import variables, whole_of

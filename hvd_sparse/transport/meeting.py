@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import socket
-import threading
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -56,33 +55,6 @@ def meet(world: Communicator, serving: Sequence[int], interface: str | None, nam
     own = secrets.token_hex(_SECRET_BYTES) if world.rank == 0 else ""
     secret = world.gather_descriptions(own, f"{name}.secret")[0]
     return Meeting(tuple(told[rank][0] for rank in serving), bytes.fromhex(secret), held)
-
-
-class Presence:
-    """Which clients a server may still hear of."""
-
-    def __init__(self, ranks: int):
-        """Takes how many there are."""
-        self._here = set(range(ranks))
-        self._nobody = threading.Event()
-
-    def shows(self, client: int) -> None:
-        """A client has said something."""
-        self._here.add(client)
-
-    def ends(self, client: int) -> None:
-        """A client has said goodbye, or its connection has ended."""
-        self._here.discard(client)
-        if not self._here:
-            self._nobody.set()
-
-    def absent(self, ranks: int) -> set[int]:
-        """Of so many clients, those that have ended or are gone."""
-        return set(range(ranks)) - self._here
-
-    def wait_for_nobody(self, seconds: float) -> bool:
-        """Waits until all have ended; says whether they have."""
-        return self._nobody.wait(seconds)
 
 
 def _try_to_hold(bind: str) -> tuple[socket.socket | None, str, str]:

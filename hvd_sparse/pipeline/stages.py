@@ -1,0 +1,281 @@
+"""A Keras model whose stages are computed by different ranks."""
+
+from __future__ import annotations
+
+import atexit
+import hashlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.pipeline.chain import Chain, Part, made
+from hvd_sparse.pipeline.grid import Grid
+from hvd_sparse.pipeline.messages import WIRE_DTYPES
+from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
+from hvd_sparse.pipeline.passes import Last, Middle
+from hvd_sparse.pipeline.schedules import SCHEDULES
+from hvd_sparse.pipeline.steps import Split, Steps
+from hvd_sparse.pipeline.threshold import Threshold
+from hvd_sparse.transport import subgrid, topology
+from hvd_sparse.transport.communicator import Communicator, LoneCommunicator
+from hvd_sparse.transport.meeting import meet
+
+
+class Stages(keras.Model):
+    """Splits a model into stages on different ranks, with activations that cross the network by their largest (DCT-MP).
+
+        model = hvd.pipeline.Stages([bottom, top], sparsity=0.95, micro_batches=4)
+        model.compile(keras.optimizers.Adam(), "binary_crossentropy", metrics=["AUC"])
+        model.fit(x, y, batch_size=128, epochs=3)
+
+    All ranks run the same script with the same data in the same order. Each computes its own stage alone, and has its
+    variables and the optimizer's slots of these alone; metrics are those of the last stage, on every rank. With one
+    rank, all parts are computed there, with a `Threshold` layer at each split: the same to the bit.
+
+    A batch is cut into micro-batches, so that stages work at the same time; their gradients are added up in order, each
+    weighted by its share of the samples, and one step is made. Batch normalisation sees micro-batches. Where a
+    gradient is not finite in any stage, no stage makes the step.
+
+    Args:
+        parts: of the model, in order; layers, models, or functions that make them, which are called only where they
+            are needed. At least as many as the grid has stages; consecutive ones share a stage. Each hands one tensor
+            [rows, ..., d] to the next. A functional model may take further inputs of the whole model, by name.
+        micro_batches: into which a batch is cut.
+        sparsity: the share of each row that is dropped at each split, or one for each split; 0 sends all.
+        wire_dtype: how values travel: "float32", "float16", "bfloat16", or "int8" with a scale for each row.
+        schedule: "one_forward_one_backward" or "fill_drain".
+        grid: trainers and stages; the default is one trainer of as many stages as there are ranks.
+        interface: network interface, or address, of this host at which its stage listens, and nowhere else.
+        name: of the model.
+
+    Steps and bytes sent per split and batch of B rows of d elements, of which k are kept: one message each way for each
+    micro-batch; forward B k (v + 2) or, by a bit for each element, B (k v + d / 8), backward B k v, where v are the bytes
+    of a value.
+
+    Raises:
+        TypeError: where a part is none.
+        ValueError: on every rank alike, where the parts do not fit the grid or the grid the ranks, or an argument
+            cannot be.
+        OSError: on every rank alike, where one cannot listen.
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Part],
+        micro_batches: int = 1,
+        *,
+        sparsity: float | Sequence[float] = 0.0,
+        wire_dtype: str = "float32",
+        schedule: str = "one_forward_one_backward",
+        grid: Grid | None = None,
+        interface: str | None = None,
+        name: str = "stages",
+    ):
+        super().__init__(name=name)
+        world = topology.grid().world
+        grid = grid or Grid(1, world.size)
+        _check(parts, micro_batches, wire_dtype, schedule, grid, world.size)
+        sparsities = [sparsity] * (len(parts) - 1) if isinstance(sparsity, (int, float)) else list(sparsity)
+        if len(sparsities) != len(parts) - 1:
+            raise ValueError(f"Expected a sparsity for each of {len(parts) - 1} splits, got {len(sparsities)}.")
+        thresholds = [Threshold(each) if each else None for each in sparsities]
+        self._place = _place(grid, world.rank)
+        own = [number for number in range(len(parts)) if number * grid.stages // len(parts) == self._place.stage]
+        self._split = Split(wire_dtype, 0.0 if self._place.is_last else sparsities[own[-1]])
+        chain = Chain([made(parts[number]) for number in own], thresholds[own[0] : own[-1]], own[0] == 0)
+        self.parts = chain.layers  # tracked, so that their variables are the model's
+        self._chain = chain
+        self._schedule, self._micro_batches = SCHEDULES[schedule], micro_batches
+        self._mean_loss = keras.metrics.Mean(name="loss")
+        account = {"parts": len(parts), "sparsity": sparsities, "wire_dtype": wire_dtype, "micro": micro_batches}
+        self._neighbours = self._meet(world, grid, {**account, "schedule": schedule}, interface)
+        self._peers: Communicator = subgrid.of(grid.process_set).world if grid.trainers > 1 else LoneCommunicator()
+        self._steps: Steps | None = None
+        self._apply: Callable[..., None] | None = None
+        self.built = True
+        atexit.register(self._close_at_exit)
+
+    # ---- Keras ----
+
+    @property
+    def metrics(self):
+        """Those that were compiled, in the last stage; others are told what it measures."""
+        if not self._place.is_last:
+            return []
+        return [self._mean_loss, *(each for each in super().metrics if each.name != "loss")]
+
+    def compile(self, optimizer="rmsprop", loss=None, **kwargs):
+        """As of a Keras model; each rank's optimizer has its own stage's variables.
+
+        Raises:
+            ValueError: where the optimizer clips by the norm of all variables, or an argument is for one graph of the
+                whole step.
+        """
+        if kwargs.pop("jit_compile", None) is True or kwargs.get("steps_per_execution", 1) != 1:
+            raise ValueError("A step crosses the network: leave out jit_compile=True and steps_per_execution.")
+        super().compile(optimizer, loss, **{**kwargs, "run_eagerly": True, "jit_compile": False})
+        clip = getattr(self.optimizer, "global_clipnorm", None)
+        if clip is not None and self._place.stages > 1:
+            raise ValueError(
+                "Each stage knows its own gradients alone: pass clipnorm or clipvalue, not global_clipnorm."
+            )
+        self._steps, self._apply = None, None
+
+    def train_step(self, data):
+        """One step of all stages."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with _Telling(self._neighbours):
+            verdict = self._begun().train((x, y, weight), self)
+            self._make_step(verdict.gradients, verdict.culprit)
+        return verdict.logs
+
+    def test_step(self, data):
+        """One batch through all stages."""
+        x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
+        with _Telling(self._neighbours):
+            return self._begun().test((x, y, weight))
+
+    def predict_step(self, data):
+        """What the last stage says of a batch, on every rank."""
+        x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+        with _Telling(self._neighbours):
+            return self._begun().predict(x)
+
+    def call(self, inputs, training=False):
+        """The whole model, where one rank has all of it.
+
+        Raises:
+            RuntimeError: where it has not.
+        """
+        if self._place.stages > 1:
+            raise RuntimeError(
+                f"{self.name} has {self._place.stages} stages on as many ranks: use fit, evaluate or predict."
+            )
+        return self._chain(None, inputs, training)
+
+    # ---- what it does beside ----
+
+    def telemetry(self) -> dict[str, Any]:
+        """What this rank's stage has done since it was compiled.
+
+        Returns:
+            - stage: its number.
+            - activation_bytes, gradient_bytes: payloads that it has sent.
+            - waiting_ms: for its neighbours.
+        """
+        traffic = self._steps.traffic if self._steps is not None else None
+        waited = self._neighbours.seconds_waiting if self._neighbours is not None else 0.0
+        return {
+            "stage": self._place.stage,
+            "activation_bytes": traffic.activations if traffic else 0,
+            "gradient_bytes": traffic.gradients if traffic else 0,
+            "waiting_ms": 1e3 * waited,
+        }
+
+    def close(self) -> None:
+        """Ends this rank's connections, once the stage before has; calling it again does nothing."""
+        atexit.unregister(self._close_at_exit)
+        if self._neighbours is not None:
+            self._neighbours.close()
+            self._neighbours = None
+
+    def _close_at_exit(self) -> None:
+        """At the end of the process; one that ends by an error waits for nobody."""
+        if self._neighbours is not None and getattr(sys, "last_value", None) is not None:
+            self._neighbours.abandon()
+        else:
+            self.close()
+
+    # ---- the first step ----
+
+    def _meet(self, world: Communicator, grid: Grid, account: dict[str, Any], interface: str | None):
+        if world.size == 1:
+            return None
+        world.agree({**account, "grid": [grid.trainers, grid.stages]}, "the stages' settings", "pipeline.agree")
+        if grid.stages == 1:
+            return None
+        meeting = meet(world, range(world.size), interface, "pipeline")
+        subject = hashlib.sha256(json.dumps([account, grid.trainer_of(world.rank)]).encode()).hexdigest()
+        neighbours = Neighbours(self._place, meeting, subject, self._micro_batches)
+        assert meeting.held is not None
+        meeting.held.close()
+        return neighbours
+
+    def _begun(self) -> Steps:
+        if self._steps is not None:
+            return self._steps
+        if self._place.is_last:
+            passes: Middle | Last = Last(self, self._chain, self._measure)
+        else:
+            passes = Middle(self, self._chain)
+        self._steps = Steps(
+            self._place, self._neighbours, passes, self._split, self._begin, self._schedule, self._micro_batches
+        )
+        return self._steps
+
+    def _measure(self, loss, rows, y, predicted, weight) -> dict[str, Any]:
+        self._mean_loss.update_state(loss, sample_weight=tf.cast(rows, tf.float32))
+        return self.compute_metrics(None, y, predicted, sample_weight=weight)
+
+    def _begin(self, source: tf.Tensor | None, batch: Any) -> None:
+        """Makes all variables, those of the first trainer everywhere."""
+        if not all(layer.built for layer in self.parts):
+            self._chain(source, batch, False)
+        for number, weight in enumerate(self.weights if self._peers.size > 1 else ()):
+            weight.assign(self._peers.broadcast(tf.convert_to_tensor(weight), 0, f"pipeline.begin.{number}"))
+        self.optimizer.build(self.trainable_variables)
+        variables = list(self.trainable_variables)
+        self._apply = tf.function(lambda gradients: self.optimizer.apply(gradients, variables))
+
+    def _make_step(self, gradients: Sequence[Any], culprit: str) -> None:
+        """Applies gradients that all stages have found finite; who else has to hear of others gets NaN from all."""
+        assert self._apply is not None
+        hears = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer) or self._peers.size > 1
+        if culprit and not hears:
+            raise FloatingPointError(
+                f"A gradient of {culprit} is not finite: no stage has made the step. Look there for a division, a "
+                "logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
+            )
+        self._apply([tf.constant(float("nan")) * each for each in gradients] if culprit else list(gradients))
+
+
+class _Telling:
+    """Tells the neighbours why this stage cannot go on, where it cannot."""
+
+    def __init__(self, neighbours: Neighbours | None):
+        self._neighbours = neighbours
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        if error is None or self._neighbours is None or isinstance(error, FloatingPointError):
+            return
+        own = f"{self._neighbours.place.name()} cannot go on: {type(error).__name__}: {error}"
+        self._neighbours.fail(str(error) if isinstance(error, StageError) else own)
+
+
+def _place(grid: Grid, rank: int) -> Place:
+    if grid.stages == 1:
+        return Place(0, 1, (rank,))
+    return Place(grid.stage_of(rank), grid.stages, tuple(grid.ranks_of_trainer(grid.trainer_of(rank))))
+
+
+def _check(parts: Sequence[Part], micro_batches: int, wire_dtype: str, schedule: str, grid: Grid, ranks: int) -> None:
+    if grid.size != ranks:
+        raise ValueError(
+            f"Expected {grid.trainers} trainers of {grid.stages} stages to be {ranks} ranks, got {grid.size}: start as "
+            "many ranks, or pass another grid."
+        )
+    if len(parts) < grid.stages:
+        raise ValueError(f"Expected at least {grid.stages} parts, one for each stage, got {len(parts)}.")
+    if micro_batches < 1:
+        raise ValueError(f"Expected micro_batches of at least 1, got {micro_batches}.")
+    if wire_dtype not in WIRE_DTYPES:
+        raise ValueError(f"Expected a wire_dtype of {', '.join(WIRE_DTYPES)}, got {wire_dtype!r}.")
+    if schedule not in SCHEDULES:
+        raise ValueError(f"Expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}.")

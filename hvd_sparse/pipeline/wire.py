@@ -1,0 +1,74 @@
+"""What neighbouring stages say to each other: the forms of headers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from link import Form, Protocol, WireError
+
+WORDS = 8192  # bytes of words
+_LOGS = 64 << 10  # bytes of metrics
+_COUNT = 2**62
+_MOST_BYTES = 1 << 31
+
+_ACTIVATIONS: Form = {
+    "mode": (str, 16),
+    "step": (int, _COUNT),
+    "micro": (int, _COUNT),
+    "micros": (int, _COUNT),
+    "shape": (bytes, 64),
+    "dtype": (str, 16),
+    "wire": (str, 16),
+    "kept": (int, 2**31),
+    "penalty": (float, 1e300),
+    "batch": (int, 2**32),
+}
+
+PROTOCOL = Protocol(
+    name="hvd_sparse pipeline",
+    version=1,
+    requests={
+        "forward": _ACTIVATIONS,
+        "decide": {"step": (int, _COUNT), "culprit": (str, WORDS)},
+        "stop": {"why": (str, WORDS)},
+        "part": {},
+    },
+    answers={
+        "backward": {"culprit": (str, WORDS), "logs": (bytes, _LOGS)},
+        "result": {"shape": (bytes, 64), "dtype": (str, 16), "logs": (bytes, _LOGS)},
+        "failed": {"why": (str, WORDS)},
+        "done": {},
+    },
+    request_bytes=_MOST_BYTES,
+    answer_bytes=_MOST_BYTES,
+)
+
+
+def pack_logs(logs: Mapping[str, Any]) -> bytes:
+    """Metrics by name, for a header; each becomes a float."""
+    packed = json.dumps({name: float(value) for name, value in logs.items()}).encode()
+    return packed if len(packed) <= _LOGS else b""
+
+
+def unpack_logs(packed: bytes) -> dict[str, float]:
+    """What `pack_logs` has packed.
+
+    Raises:
+        WireError: where that are no metrics.
+    """
+    if not packed:
+        return {}
+    try:
+        logs = json.loads(packed)
+    except ValueError:
+        raise WireError("metrics that cannot be read") from None
+    if not isinstance(logs, dict) or not all(isinstance(each, (int, float)) for each in logs.values()):
+        raise WireError("metrics that are no numbers by name")
+    return {name: float(value) for name, value in logs.items()}
+
+
+def words(text: str) -> str:
+    """Text, cut so that a header may have it."""
+    return text.encode()[: WORDS - 8].decode(errors="ignore")

@@ -1,0 +1,245 @@
+"""Models that are split over real processes: the same bits as in one, and what becomes of all when one cannot go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from hvd_sparse.pipeline import Grid, StageError, Stages, Threshold
+from tests.parallel.cases import Launch, case, thorough
+from tests.parallel.training import on_every_rank, raises
+
+L = keras.layers
+
+
+def parts(count, width=24, **first):
+    """So many parts of three layers each, the same on every rank."""
+
+    def part(number):
+        def dense(width, seed, **options):
+            return L.Dense(width, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), **options)
+
+        options = first if number == 0 else {}
+        layers = [
+            dense(20, 2 * number, activation="relu", **options),
+            dense(2 if number == count - 1 else width - 4 * number, 2 * number + 1),
+        ]
+        return keras.Sequential([*layers[:1], L.LayerNormalization(), *layers[1:]], name=f"part_{number}")
+
+    return [lambda number=number: part(number) for number in range(count)]
+
+
+def data(count=50, seed=0):
+    generator = np.random.default_rng(seed)
+    x = generator.normal(size=(count, 6)).astype("f4")
+    return x, np.tanh(x[:, :2] - x[:, 2:4]).astype("f4")
+
+
+def trained_in_one(made, x, y, sparsity, micro_batches, batch_size, epochs, optimizer):
+    """The whole model with `Threshold` layers, trained by a loop over the same micro-batches in the same order."""
+    layers = [each() for each in made]
+    thresholds = [Threshold(sparsity) if sparsity else None for _ in layers[1:]] + [None]
+    loss_of = keras.losses.MeanSquaredError()
+
+    @tf.function(reduce_retracing=True)
+    def outcome(x, y, share):
+        for layer, threshold in zip(layers, thresholds, strict=True):
+            x = layer(x, training=True)
+            x = x if threshold is None else threshold(x, training=True)
+        own = [tf.reduce_sum(each) for layer in layers for each in layer.losses]
+        return share * tf.add_n([loss_of(y, x), *own])
+
+    outcome(x[:1], y[:1], tf.constant(1.0))
+    variables = [variable for layer in layers for variable in layer.trainable_variables]
+    optimizer.build(variables)
+    step = tf.function(lambda gradients: optimizer.apply(gradients, variables))
+    for _ in range(epochs):
+        for begin in range(0, len(x), batch_size):
+            rows = slice(begin, min(begin + batch_size, len(x)))
+            step(_gradients(outcome, variables, x[rows], y[rows], micro_batches))
+    return layers
+
+
+def _gradients(outcome, variables, x, y, micro_batches):
+    count, total = min(micro_batches, len(x)), None
+    for number in range(count):
+        own = slice(len(x) * number // count, len(x) * (number + 1) // count)
+        with tf.GradientTape() as tape:
+            loss = outcome(x[own], y[own], tf.constant(len(x[own]) / len(x), tf.float32))
+        found = tape.gradient(loss, variables)
+        total = found if total is None else [a + b for a, b in zip(total, found, strict=True)]
+    return total
+
+
+def weights_of_all(model, ranks):
+    """The weights of all stages of the first trainer, in order."""
+    told = on_every_rank([each.numpy().tolist() for each in model.weights])
+    return [np.array(each, "f4") for rank in ranks for each in told[rank]]
+
+
+QUICK = {"schedule": "one_forward_one_backward", "sparsity": 0.75}
+
+
+def over(ranks):
+    yield from ({"schedule": schedule, "sparsity": 0.75} for schedule in ("fill_drain", "one_forward_one_backward"))
+    yield {"schedule": "one_forward_one_backward", "sparsity": 0.0}
+
+
+@case(
+    ranks=(1, 2, 4),
+    over=over,
+    quick=lambda ranks, schedule, sparsity: ranks == 4 and schedule[0] == "o" and sparsity > 0,
+)
+def stages_are_the_model_in_one_process(schedule, sparsity):
+    """To the bit, with micro-batches of different sizes, as many on each rank; metrics are those of all of it."""
+    x, y = data()
+    made = parts(4, kernel_regularizer=None)
+    model = Stages(made, 3, sparsity=sparsity, schedule=schedule)
+    model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+    history = model.fit(x, y, batch_size=20, epochs=2, shuffle=False, verbose=0, validation_data=(x, y)).history
+    expected = trained_in_one(made, x, y, sparsity, 3, 20, 2, keras.optimizers.Adam(0.01))
+    found = weights_of_all(model, range(hvd.size()))
+    for mine, other in zip(found, [each for layer in expected for each in layer.weights], strict=True):
+        np.testing.assert_array_equal(mine, other)
+    predicted = model.predict(x, batch_size=50, verbose=0)
+    np.testing.assert_allclose(history["val_mae"][-1], np.abs(predicted - y).mean(), rtol=1e-5)
+    assert history["loss"][-1] > history["mae"][-1] ** 2, "without the regularizer of the first stage"
+    assert len({str(each) for each in on_every_rank([history, predicted.tolist()])}) == 1
+    model.close()
+
+
+@case(ranks=(2,), over=lambda ranks: [{"dtype": dtype} for dtype in ("float16", "int8")], quick=thorough)
+def fewer_bits_on_the_wire_train_all_the_same(dtype):
+    """And the payloads are as many bytes as is claimed."""
+    x, y = data(64)
+    model = Stages(parts(2, 64), 2, sparsity=0.75, wire_dtype=dtype)
+    model.compile(keras.optimizers.Adam(0.02), "mse")
+    losses = model.fit(x, y, batch_size=32, epochs=20, shuffle=False, verbose=0).history["loss"]
+    assert losses[-1] < 0.5 * losses[0]
+    told, value = model.telemetry(), {"float16": 2 * 16, "int8": 4 + 16}[dtype]
+    positions = min(64 // 8, 2 * 16)
+    expected = (40 * 32 * (value + positions), 0) if hvd.rank() == 0 else (0, 40 * 32 * value)
+    assert (told["activation_bytes"], told["gradient_bytes"]) == expected
+    model.close()
+
+
+@case(ranks=(2,))
+def a_gradient_that_is_not_finite_ends_the_step_on_all_stages():
+    """The weights are as before it; with loss scaling all stages skip it, and go on."""
+    x, y = data(32)
+    model = Stages(parts(2), 2)
+    model.compile(keras.optimizers.Adam(0.01), "mse")
+    model.fit(x, y, verbose=0, shuffle=False)
+    before = [each.numpy() for each in (*model.weights, *model.optimizer.variables)]
+    spoiled = y.copy()
+    spoiled[20] = np.inf
+    for _ in range(2):  # the connections are as good as before
+        with raises(FloatingPointError, "A gradient of stage 1 (rank 1) is not finite"):
+            model.fit(x, spoiled, verbose=0, shuffle=False)
+    for own, was in zip((*model.weights, *model.optimizer.variables), before, strict=True):
+        np.testing.assert_array_equal(own, was)
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01), initial_scale=64.0)
+    model.compile(scaled, "mse")
+    model.fit(x, spoiled, verbose=0, shuffle=False)
+    assert float(scaled.dynamic_scale) == 32.0
+    for own, was in zip(model.weights, before, strict=False):
+        np.testing.assert_array_equal(own, was)
+    model.fit(x, y, verbose=0, shuffle=False)
+    assert any((own.numpy() != was).any() for own, was in zip(model.weights, before, strict=False))
+    model.close()
+
+
+@case(ranks=(2,), quick=thorough)
+def what_stages_cannot_do_together_is_told_on_all():
+    x, y = data(32)
+    with raises(ValueError, "Expected at least 2 parts"):
+        Stages(parts(1))
+    with raises(ValueError, "1 trainers of 3 stages to be 2 ranks, got 3"):
+        Stages(parts(3), grid=Grid(1, 3))
+    with raises(ValueError, "disagree", "the stages' settings"):
+        Stages(parts(2), 1 + hvd.rank())
+    with raises(ValueError, "clipnorm or clipvalue"):
+        Stages(parts(2)).compile(keras.optimizers.SGD(global_clipnorm=1.0), "mse")
+
+    def refused(made, words, x=x, y=y, **options):
+        model = Stages(made)
+        model.compile("sgd", "mse")
+        with raises(Exception, *words):
+            model.fit(x, y, verbose=0, shuffle=False, **options)
+        with raises(StageError):  # it stays so
+            model.fit(x, y, verbose=0, shuffle=False)
+        model.close()
+
+    built = parts(2)
+    refused([built[0], lambda: _built(built[1](), 7)], ["7", "24"])
+    twins = keras.Input((6,))
+    refused([keras.Model(twins, [L.Dense(4)(twins), L.Dense(4)(twins)]), built[1]], ["got 2 tensors", "split where"])
+    refused(parts(2), ["disagree on the batch"], x + hvd.rank())
+    refused(parts(2), ["disagree on the micros"], x, y, batch_size=32 if hvd.rank() else 1)
+
+
+def _built(layer, width):
+    layer.build((None, width))
+    return layer
+
+
+@case(ranks=(3,), launch=Launch(dies=(1,)), quick=thorough)
+def a_stage_that_dies_ends_the_others():
+    """Both neighbours are told which it was, and their weights are as after the last step."""
+
+    class Dying(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            kept[:] = [each.numpy() for each in model.weights]
+            if hvd.rank() == 1 and batch == 2:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    x, y = data(64)
+    model, kept = Stages(parts(3), 4), []
+    model.compile("sgd", "mse")
+    with raises(StageError, "stage 1 (rank 1) is gone"):
+        model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=[Dying()])
+    for own, was in zip(model.weights, kept, strict=True):
+        np.testing.assert_array_equal(own, was)
+
+
+@case(ranks=(4,))
+def trainers_of_stages_exchange_gradients_by_a_recipe():
+    """Two trainers of two stages: plain SGD on the mean gradient is that of one trainer with both batches."""
+    grid = Grid(trainers=2, stages=2)
+    for process_set in grid.process_sets:
+        hvd.add_process_set(process_set)
+    x, y = data(64)
+    trainer = grid.trainer_of(hvd.rank())
+    mine = slice(32 * trainer, 32 * (trainer + 1))
+    made = parts(2)
+    for sparse in (False, True):
+        recipe = hvd.recipes.topk(0.1) if sparse else hvd.recipes.dense()
+        keras.utils.set_random_seed(trainer)
+        model = Stages(made, 2, sparsity=0.5, grid=grid)
+        optimizer = keras.optimizers.SGD(0.05)
+        model.compile(hvd.DistributedOptimizer(optimizer, aggregator=recipe, process_set=grid.process_set), "mse")
+        losses = model.fit(x[mine], y[mine], batch_size=16, epochs=10, shuffle=False, verbose=0).history["loss"]
+        assert losses[-1] < losses[0]
+        told = on_every_rank([each.numpy().tolist() for each in model.weights])
+        assert told[:2] == told[2:]
+        if not sparse:
+            order = np.concatenate([np.r_[16 * i : 16 * i + 16, 32 + 16 * i : 48 + 16 * i] for i in range(2)])
+            expected = trained_in_one(made, x[order], y[order], 0.5, 4, 32, 10, keras.optimizers.SGD(0.05))
+            found = weights_of_all(model, (0, 1))
+            for own, other in zip(found, [each for layer in expected for each in layer.weights], strict=True):
+                np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
+        before = [each.numpy() for each in model.weights]
+        spoiled = y[mine].copy()
+        spoiled[3] = np.nan if trainer == 1 else spoiled[3]
+        with raises(Exception, "finite"):
+            model.fit(x[mine], spoiled, batch_size=32, shuffle=False, verbose=0)
+        for own, was in zip(model.weights, before, strict=True):
+            np.testing.assert_array_equal(own, was)
+        model.close()
+    for process_set in grid.process_sets:
+        hvd.remove_process_set(process_set)
