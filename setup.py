@@ -69,7 +69,8 @@ def cuda_of(*folders):
     return sources_of(*folders, pattern="*_gpu.cu") if WITH_CUDA else ()
 
 
-EXCHANGE = ("common", "exchange", "momentum", "quantize", "select", "servers", "shared_memory", "streams")
+EXCHANGE = ("common", "exchange", "momentum", "pipeline", "quantize", "select", "servers")
+EXCHANGE += ("shared_memory", "streams")
 LIBRARIES = (
     Library("hvd_sparse._ops", sources_of(*EXCHANGE)),
     Library("hvd_sparse._cuda", cuda_of(*EXCHANGE)),

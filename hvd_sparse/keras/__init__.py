@@ -1,6 +1,6 @@
 """All public names: `import hvd_sparse.keras as hvd` is `import hvd_sparse as hvd`, as `horovod.keras` has its own."""
 
-from hvd_sparse import aggregators, collectives, compression, ops, recipes, servers
+from hvd_sparse import aggregators, collectives, compression, ops, pipeline, recipes, servers
 from hvd_sparse.compression import Compression, error_feedback, quantizers
 from hvd_sparse.compression import selectors as compressors
 from hvd_sparse.exchange.gradients import GradientExchange
@@ -148,6 +148,7 @@ __all__ = [
     "mpi_threads_supported",
     "nccl_built",
     "ops",
+    "pipeline",
     "process_set_included_op",
     "quantizers",
     "rank",
