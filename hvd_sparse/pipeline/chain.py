@@ -95,11 +95,12 @@ def _from(batch: dict[str, Any], name: str, part: Any) -> Any:
     return batch[name]
 
 
+@tf.autograph.experimental.do_not_convert
 def _one(output: Any, part: Any) -> tf.Tensor:
     if not tf.is_tensor(output) or output.shape.rank is None or output.shape.rank < 2:
         got = f"{len(tf.nest.flatten(output))} tensors" if not tf.is_tensor(output) else f"shape {output.shape}"
         raise ValueError(
-            f"Expected one tensor [rows, ..., d] of {part.name}, to be handed to the next stage, got {got}: split where "
-            "a single tensor goes on, and give later stages what else they need as inputs of the model."
+            f"Expected one tensor [rows, ..., d] of {part.name}, to be handed to the next stage, got {got}: split "
+            "where a single tensor goes on, and give later stages what else they need as inputs of the model."
         )
     return output

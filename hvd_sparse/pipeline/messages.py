@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse import ops
+from hvd_sparse.pipeline import rows as of_rows
 from link import WireError
 
 WIRE_DTYPES = ("float32", "float16", "bfloat16", "int8")
@@ -61,7 +61,7 @@ def kept_of(activations: tf.Tensor, kept: int | None) -> Activations:
     width = activations.shape[-1]
     if kept is None or kept == width:
         return Activations(activations, None, width)
-    values, positions = ops.library().hvd_sparse_largest_rows(x=activations, k=kept)
+    values, positions = of_rows.largest_rows(activations, kept)
     return Activations(values, positions, width)
 
 
@@ -69,14 +69,14 @@ def placed(values: tf.Tensor, positions: tf.Tensor | None, width: int) -> tf.Ten
     """Values [..., k] at their positions in rows of `width`, zeros elsewhere."""
     if positions is None:
         return values
-    return ops.library().hvd_sparse_place_rows(values=values, positions=positions, width=width)
+    return of_rows.place_rows(values, positions, width)
 
 
 def taken(rows: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
     """The values of rows [..., d] at positions [..., k]."""
     if positions is None:
         return rows
-    return ops.library().hvd_sparse_gather_rows(x=rows, positions=positions)
+    return of_rows.gather_rows(rows, positions)
 
 
 # ---- values ----
@@ -89,6 +89,7 @@ def value_bytes(rows: int, kept: int, dtype: str) -> int:
     return rows * kept * tf.as_dtype(dtype).size
 
 
+@np.errstate(invalid="ignore", over="ignore")  # what is not finite is to come out so
 def encode_values(values: tf.Tensor, dtype: str) -> np.ndarray:
     """The bytes of values [..., k], uint8 [n]."""
     if dtype != "int8":
@@ -100,6 +101,7 @@ def encode_values(values: tf.Tensor, dtype: str) -> np.ndarray:
     return np.concatenate([scales.view(np.uint8), finite.reshape(-1).view(np.uint8)])
 
 
+@np.errstate(invalid="ignore", over="ignore")
 def decode_values(payload: memoryview, shape: tuple[int, ...], dtype: str, to: str) -> tf.Tensor:
     """What `encode_values` has made bytes of, of this shape, as a tensor of the dtype `to`.
 

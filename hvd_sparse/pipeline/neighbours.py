@@ -95,6 +95,12 @@ class Neighbours:
 
     # ---- what the stage does ----
 
+    def require_alive(self) -> None:
+        """Raises StageError where a step has failed before: stages do not know any more what others did."""
+        with self._changed:
+            if self._failed:
+                raise StageError(f"{self._why} (before)")
+
     def receive(self, kind: str) -> Request:
         """The next request of the stage before, which has to be of this kind.
 

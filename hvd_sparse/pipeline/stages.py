@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import hashlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -53,8 +54,8 @@ class Stages(keras.Model):
         name: of the model.
 
     Steps and bytes sent per split and batch of B rows of d elements, of which k are kept: one message each way for each
-    micro-batch; forward B k (v + 2) or, by a bit for each element, B (k v + d / 8), backward B k v, where v are the bytes
-    of a value.
+    micro-batch; forward B k (v + 2) or, by a bit for each element, B (k v + d / 8), and backward B k v, where v are the
+    bytes of a value.
 
     Raises:
         TypeError: where a part is none.
@@ -76,6 +77,8 @@ class Stages(keras.Model):
         name: str = "stages",
     ):
         super().__init__(name=name)
+        if int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
+            topology.size()  # raises where hvd.init() was forgotten, and each rank would train all of the model
         world = topology.grid().world
         grid = grid or Grid(1, world.size)
         _check(parts, micro_batches, wire_dtype, schedule, grid, world.size)
@@ -130,7 +133,7 @@ class Stages(keras.Model):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with _Telling(self._neighbours):
             verdict = self._begun().train((x, y, weight), self)
-            self._make_step(verdict.gradients, verdict.culprit)
+        self._make_step(verdict.gradients, verdict.culprit)
         return verdict.logs
 
     def test_step(self, data):
@@ -250,10 +253,11 @@ class _Telling:
         self._neighbours = neighbours
 
     def __enter__(self) -> None:
-        pass
+        if self._neighbours is not None:
+            self._neighbours.require_alive()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
-        if error is None or self._neighbours is None or isinstance(error, FloatingPointError):
+        if error is None or self._neighbours is None:
             return
         own = f"{self._neighbours.place.name()} cannot go on: {type(error).__name__}: {error}"
         self._neighbours.fail(str(error) if isinstance(error, StageError) else own)

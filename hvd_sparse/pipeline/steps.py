@@ -16,7 +16,7 @@ from hvd_sparse.pipeline.messages import Activations, Wire
 from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
 from hvd_sparse.pipeline.passes import Forward, Gradients, Last, Middle
 from hvd_sparse.pipeline.schedules import Pass
-from hvd_sparse.pipeline.threshold import kept_count
+from hvd_sparse.pipeline.threshold import kept_of
 from link import Request, WireError
 
 _DIGESTED = 4096  # bytes of each input by which stages know that they have the same batch
@@ -50,7 +50,7 @@ class Split(NamedTuple):
 
     def kept(self, width: int) -> int | None:
         """Elements that travel of each row; None for all."""
-        return kept_count(width, self.sparsity) if self.sparsity else None
+        return kept_of(width, self.sparsity) if self.sparsity else None
 
 
 class Incoming(NamedTuple):
@@ -317,8 +317,8 @@ class Steps:
 
 
 _DISAGREE = (
-    "{} and the stage before it disagree on the {}: {} here and {} there. Give all stages of a trainer the same data in "
-    "the same order, as with shuffle=False or keras.utils.set_random_seed, and the same calls."
+    "{} and the stage before it disagree on the {}: {} here and {} there. Give all stages of a trainer the same data "
+    "in the same order, as with shuffle=False or keras.utils.set_random_seed, and the same calls."
 )
 
 
