@@ -86,7 +86,7 @@ class Stages(keras.Model):
         if len(sparsities) != len(parts) - 1:
             raise ValueError(f"Expected a sparsity for each of {len(parts) - 1} splits, got {len(sparsities)}.")
         thresholds = [Threshold(each) if each else None for each in sparsities]
-        self._place = _place(grid, world.rank)
+        self._place, self._trainer = _place(grid, world.rank), grid.trainer_of(world.rank)
         own = [number for number in range(len(parts)) if number * grid.stages // len(parts) == self._place.stage]
         self._split = Split(wire_dtype, 0.0 if self._place.is_last else sparsities[own[-1]])
         chain = Chain([made(parts[number]) for number in own], thresholds[own[0] : own[-1]], own[0] == 0)
@@ -101,6 +101,21 @@ class Stages(keras.Model):
         self._apply: Callable[..., None] | None = None
         self.built = True
         atexit.register(self._close_at_exit)
+
+    @property
+    def stage(self) -> int:
+        """The number of this rank's stage."""
+        return self._place.stage
+
+    @property
+    def stages(self) -> int:
+        """How many stages there are."""
+        return self._place.stages
+
+    @property
+    def trainer(self) -> int:
+        """The number of the trainer of which this rank is a part."""
+        return self._trainer
 
     # ---- Keras ----
 

@@ -11,9 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
+from hvd_sparse import pipeline
 from hvd_sparse.pipeline import Grid, StageError, Stages, Threshold
 from tests.parallel.cases import Launch, case, thorough
-from tests.parallel.training import on_every_rank, raises
+from tests.parallel.training import on_every_rank, raises, shared_folder
 
 L = keras.layers
 
@@ -22,15 +23,15 @@ def parts(count, width=24, **first):
     """So many parts of three layers each, the same on every rank."""
 
     def part(number):
-        def dense(width, seed, **options):
-            return L.Dense(width, kernel_initializer=keras.initializers.GlorotUniform(seed=seed), **options)
+        def dense(width, name, seed, **options):
+            start = keras.initializers.GlorotUniform(seed=seed)
+            return L.Dense(width, kernel_initializer=start, name=f"{name}_{number}", **options)
 
-        options = first if number == 0 else {}
-        layers = [
-            dense(20, 2 * number, activation="relu", **options),
-            dense(2 if number == count - 1 else width - 4 * number, 2 * number + 1),
-        ]
-        return keras.Sequential([*layers[:1], L.LayerNormalization(), *layers[1:]], name=f"part_{number}")
+        before = 6 if number == 0 else width - 4 * (number - 1)
+        hidden = dense(20, "hidden", 2 * number, activation="relu", **(first if number == 0 else {}))
+        last = dense(2 if number == count - 1 else width - 4 * number, "last", 2 * number + 1)
+        between = L.LayerNormalization(name=f"normal_{number}")
+        return keras.Sequential([keras.Input((before,)), hidden, between, last], name=f"part_{number}")
 
     return [lambda number=number: part(number) for number in range(count)]
 
@@ -192,7 +193,7 @@ def what_stages_cannot_do_together_is_told_on_all():
         model.close()
 
     built = parts(2)
-    refused([built[0], lambda: _built(built[1](), 7)], ["7", "24"])
+    refused([built[0], parts(2, 7)[1]], ["7", "24"])
     twins = keras.Input((6,))
     refused(
         [keras.Model(twins, [L.Dense(4)(twins), L.Dense(4)(twins)]), built[1]],
@@ -204,11 +205,6 @@ def what_stages_cannot_do_together_is_told_on_all():
     with raises(StageError, "disagree on the mode: test here and train there"):
         (model.evaluate if hvd.rank() else model.fit)(x, y, verbose=0)
     model.close()
-
-
-def _built(layer, width):
-    layer.build((None, width))
-    return layer
 
 
 @case(ranks=(3,), launch=Launch(dies=(1,)), quick=thorough)
@@ -240,20 +236,20 @@ def trainers_of_stages_exchange_gradients_by_a_recipe():
     x, y = data(64)
     trainer = grid.trainer_of(hvd.rank())
     mine = slice(32 * trainer, 32 * (trainer + 1))
-    made = parts(2)
+    made = parts(4)
     for sparse in (False, True):
         recipe = hvd.recipes.topk(0.1) if sparse else hvd.recipes.dense()
         keras.utils.set_random_seed(trainer)
         model = Stages(made, 2, sparsity=0.5, grid=grid)
         optimizer = keras.optimizers.SGD(0.05)
         model.compile(hvd.DistributedOptimizer(optimizer, aggregator=recipe, process_set=grid.process_set), "mse")
-        losses = model.fit(x[mine], y[mine], batch_size=16, epochs=10, shuffle=False, verbose=0).history["loss"]
+        losses = model.fit(x[mine], y[mine], batch_size=16, epochs=4, shuffle=False, verbose=0).history["loss"]
         assert losses[-1] < losses[0]
         told = on_every_rank([each.numpy().tolist() for each in model.weights])
         assert told[:2] == told[2:]
         if not sparse:
             order = np.concatenate([np.r_[16 * i : 16 * i + 16, 32 + 16 * i : 48 + 16 * i] for i in range(2)])
-            expected = trained_in_one(made, x[order], y[order], 0.5, 4, 32, 10, keras.optimizers.SGD(0.05))
+            expected = trained_in_one(made, x[order], y[order], 0.5, 4, 32, 4, keras.optimizers.SGD(0.05))
             found = weights_of_all(model, (0, 1))
             for own, other in zip(found, [each for layer in expected for each in layer.weights], strict=True):
                 np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
@@ -267,5 +263,15 @@ def trainers_of_stages_exchange_gradients_by_a_recipe():
         for own, was in zip(model.weights, before, strict=True):
             np.testing.assert_array_equal(own, was)
         model.close()
+    pipeline.save(model, folder := shared_folder())
+    on_every_rank("all have saved")
+    other = Stages(made, grid=Grid(1, 4))
+    other.compile(keras.optimizers.SGD(0.05), "mse")
+    pipeline.load(other, folder)
+    for own, was in zip(weights_of_all(other, range(4)), weights_of_all(model, range(2)), strict=True):
+        np.testing.assert_array_equal(own, was)
+    iterations = int(other.optimizer.iterations), int(model.optimizer.iterations)
+    assert iterations[0] == iterations[1]
+    other.close()
     for process_set in grid.process_sets:
         hvd.remove_process_set(process_set)

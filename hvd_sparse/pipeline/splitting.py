@@ -1,0 +1,70 @@
+"""Functional models, cut into parts after named layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+
+
+def split(model: keras.Model, after: Sequence[str]) -> list[keras.Model]:
+    """Cuts a functional model into parts for `Stages`.
+
+    Args:
+        model: with one output. Parts share its layers.
+        after: names of layers, in order; each gives the single tensor that goes on from there.
+
+    Returns:
+        The parts, one more than there are names. Each takes the tensor of the part before, and those inputs of the
+        model that it needs beside it.
+
+    Raises:
+        ValueError: where the model has no such layer, or more than that tensor goes on from there.
+    """
+    known = {layer.name: layer for layer in model.layers}
+    unknown = [name for name in after if name not in known]
+    if unknown or not getattr(model, "inputs", None) or len(model.outputs) != 1:
+        raise ValueError(
+            f"Expected layers of a functional model with one output, got {unknown or list(after)} of {model.name} with "
+            f"the layers {sorted(known)}."
+        )
+    cuts = [*(known[name].output for name in after), model.outputs[0]]
+    parts: list[keras.Model] = []
+    for number, output in enumerate(cuts):
+        source = [cuts[number - 1]] if number else []
+        parts.append(_part(model, source, output, f"{model.name}_part_{number}"))
+        _require_disjoint(parts, after)
+    return parts
+
+
+def _part(model: keras.Model, source: list[Any], output: Any, name: str) -> keras.Model:
+    """What leads from a tensor to the next, with as few inputs of the model as will do."""
+    needed = keras.utils.get_source_inputs(output)
+    for each in list(needed):
+        fewer = [other for other in needed if other is not each]
+        if (source or fewer) and _connects([*source, *fewer], output):
+            needed = fewer
+    return keras.Model([*source, *needed], output, name=name)
+
+
+def _connects(inputs: list[Any], output: Any) -> bool:
+    try:
+        keras.Model(inputs, output)
+    except ValueError:
+        return False
+    return True
+
+
+def _require_disjoint(parts: Sequence[keras.Model], after: Sequence[str]) -> None:
+    *before, last = ({layer.name for layer in part.layers if not _is_input(layer)} for part in parts)
+    for number, own in enumerate(before):
+        if own & last:
+            raise ValueError(
+                f"Expected a single tensor to go on from the layer {after[number]!r}, but what {sorted(own & last)} "
+                "give is needed on both sides of it: cut elsewhere."
+            )
+
+
+def _is_input(layer: Any) -> bool:
+    return isinstance(layer, keras.layers.InputLayer)

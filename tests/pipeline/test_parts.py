@@ -1,0 +1,134 @@
+"""Parts of a model in one process: what they take and give, where a model can be cut, and what is saved of them."""
+
+from __future__ import annotations
+
+import h5py
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse import pipeline
+from hvd_sparse.pipeline import Grid, Stages, Threshold
+
+L = keras.layers
+
+
+def two_towers() -> keras.Model:
+    """As of a recommender: a dense tower that meets another input."""
+    dense, other = keras.Input((6,), name="numbers"), keras.Input((3,), name="categories")
+    bottom = L.Dense(8, "relu", name="bottom_1")(dense)
+    bottom = L.Dense(5, "relu", name="bottom_2")(bottom)
+    joined = L.Concatenate(name="joined")([bottom, L.Dense(5, name="embedded")(other)])
+    top = L.Dense(7, "relu", name="top_1")(joined)
+    return keras.Model([dense, other], L.Dense(1, name="top_2")(top), name="towers")
+
+
+def named_data(count: int = 40):
+    generator = np.random.default_rng(0)
+    x = {
+        "numbers": generator.normal(size=(count, 6)).astype("f4"),
+        "categories": np.eye(3, dtype="f4")[np.arange(count) % 3],
+    }
+    return x, (x["numbers"][:, :1] + x["categories"][:, :1] > 0.5).astype("f4")
+
+
+def test_a_model_is_cut_where_one_tensor_goes_on():
+    model = two_towers()
+    parts = pipeline.split(model, ["bottom_1", "top_1"])
+    assert [[each.name for each in part.inputs][-1] for part in parts][:2] == ["numbers", "categories"]
+    assert [len(part.inputs) for part in parts] == [1, 2, 1]
+    assert sum(part.count_params() for part in parts) == model.count_params()
+    x, _ = named_data()
+    np.testing.assert_array_equal(Stages(parts)(x), model(x))
+    for after, words in ([["nowhere"], "bottom_1"], [["bottom_2", "bottom_1"], "needed on both sides"]):
+        with pytest.raises(ValueError, match=words):
+            pipeline.split(model, after)
+
+
+def test_a_part_that_takes_other_inputs_says_which():
+    parts = pipeline.split(two_towers(), ["bottom_2"])
+    x, y = named_data()
+    model = Stages(parts, 2, sparsity=0.4)
+    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
+    assert set(model.fit(x, y, verbose=0).history) == {"loss", "accuracy"}
+    with pytest.raises(ValueError, match="pass x as a dict"):
+        model.fit(x["numbers"], y, verbose=0)
+    with pytest.raises(ValueError, match="Expected an input 'categories'"):
+        model.fit({"numbers": x["numbers"]}, y, verbose=0)
+
+
+def test_stages_of_one_process_are_a_model_with_thresholds():
+    parts = pipeline.split(two_towers(), ["bottom_1", "top_1"])
+    stages, (x, _) = Stages(parts, sparsity=[0.5, 0.0]), named_data()
+    bottom, middle, top = parts
+    expected = top(middle([Threshold(0.5)(bottom(x["numbers"])), tf.constant(x["categories"])]))
+    np.testing.assert_array_equal(stages.predict(x, batch_size=40, verbose=0), expected)
+    assert stages.telemetry() == {"stage": 0, "activation_bytes": 0, "gradient_bytes": 0, "waiting_ms": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"micro_batches": 0}, "micro_batches of at least 1"),
+        ({"sparsity": [0.5]}, "a sparsity for each of 2 splits"),
+        ({"sparsity": 1.0}, "sparsity in"),
+        ({"wire_dtype": "float8"}, "float32, float16"),
+        ({"schedule": "zigzag"}, "fill_drain"),
+        ({"grid": Grid(2, 1)}, "to be 1 ranks, got 2"),
+    ],
+)
+def test_what_cannot_be_is_refused(arguments, words):
+    with pytest.raises(ValueError, match=words):
+        Stages(pipeline.split(two_towers(), ["bottom_1", "top_1"]), **arguments)
+    with pytest.raises(ValueError, match="at least 1"):
+        Grid(0, 1)
+
+
+def test_a_part_is_a_layer_or_makes_one():
+    for part in (3, lambda: "layer"):
+        with pytest.raises(TypeError, match="a function that makes one"):
+            Stages([part])
+    model = Stages([lambda: L.Dense(1)])
+    for wrong in ({"jit_compile": True}, {"steps_per_execution": 2}):
+        with pytest.raises(ValueError, match="crosses the network"):
+            model.compile("sgd", "mse", **wrong)
+
+
+def test_what_is_saved_comes_back(tmp_path):
+    """And what is missing, or of another step, is told before anything is changed."""
+    x, y = named_data()
+
+    def made(seed):
+        keras.utils.set_random_seed(seed)
+        model = Stages(pipeline.split(two_towers(), ["bottom_2"]))
+        model.compile(keras.optimizers.Adam(0.01), "binary_crossentropy")
+        return model
+
+    model = made(0)
+    model.fit(x, y, epochs=2, verbose=0)
+    pipeline.save(model, tmp_path / "saved")
+    assert [each.name for each in (tmp_path / "saved").iterdir()] == ["stage-0-of-1.h5"]
+    other = made(1)
+    pipeline.load(other, tmp_path / "saved")
+    kept = [each.numpy() for each in (*other.weights, *other.optimizer.variables)]
+    for own, was in zip(kept, (*model.weights, *model.optimizer.variables), strict=True):
+        np.testing.assert_array_equal(own, was)
+    with h5py.File(tmp_path / "saved" / "stage-0-of-1.h5", "a") as file:
+        file.attrs["stages"] = 2
+    with pytest.raises(FileNotFoundError, match="files of 2 stages"):
+        pipeline.load(other, tmp_path / "saved")
+    with h5py.File(tmp_path / "saved" / "stage-1-of-2.h5", "w") as file:
+        file.attrs.update(format=1, stages=2, stage=1, step=3)
+    with pytest.raises(ValueError, match="of the same step"):
+        pipeline.load(other, tmp_path / "saved")
+    with h5py.File(tmp_path / "saved" / "stage-1-of-2.h5", "a") as file:
+        file.attrs["step"] = 4
+    with h5py.File(tmp_path / "saved" / "stage-0-of-1.h5", "a") as file:
+        del file["weights/top_2/kernel"]
+    with pytest.raises(ValueError, match="weights/top_2/kernel and 0 other"):
+        pipeline.load(other, tmp_path / "saved")
+    with pytest.raises(ValueError, match="begin parts with keras.Input"):
+        pipeline.load(Stages([lambda: L.Dense(1)]), tmp_path / "saved")
+    for own, was in zip((*other.weights, *other.optimizer.variables), kept, strict=True):
+        np.testing.assert_array_equal(own, was)
