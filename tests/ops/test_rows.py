@@ -102,6 +102,20 @@ def test_rows_that_have_caught_selections_out(kind, dtype):
                 check(x, k)
 
 
+@EACH_DTYPE
+def test_rows_that_are_alike_and_rows_that_are_not(dtype):
+    """What one row had serves as a guess for the next, which must not show."""
+    random = np.random.default_rng(0)
+    x = random.standard_normal((400, 300))
+    x[100:200] *= np.exp2(random.integers(-8, 8, (100, 1)))
+    x[200:300] *= np.linspace(1, 9, 100)[:, np.newaxis]
+    x[300::3] = np.maximum(x[300::3] - 2, 0)
+    for isa in native.isas():
+        with native.isa(native.ISAS[isa]):
+            for k in (1, 15, 60, 130, 299):
+                check(x.astype(dtype), k)
+
+
 def test_of_equal_magnitudes_the_lower_positions_pass_and_zeros_keep_their_signs():
     x = np.array([[1, -1, 2, 1, -2, 1], [0, -0.0, 0, -0.0, 0, -0.0]], np.float32)
     y, positions = rows.threshold_rows(x, 4)
