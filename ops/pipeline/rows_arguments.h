@@ -42,15 +42,18 @@ inline tensorflow::TensorShape with_width(const tensorflow::Tensor& tensor, int6
   return shape;
 }
 
-// Positions [..., k], which are to be of the same rows as `other` [..., any].
-inline absl::Status check_positions(const tensorflow::Tensor& positions, const tensorflow::Tensor& other,
-                                    const char* name) {
-  if (positions.dims() >= 1 && other.dims() == positions.dims() &&
-      with_width(positions, 0) == with_width(other, 0)) {
+inline absl::Status check_positions(const tensorflow::Tensor& positions, const tensorflow::Tensor& x) {
+  if (positions.dims() >= 1 && x.dims() == positions.dims() && with_width(positions, 0) == with_width(x, 0)) {
     return absl::OkStatus();
   }
-  return invalid_argument("Expected positions [..., k] for the rows of ", name, ", got shapes ",
-                          positions.shape().DebugString(), " and ", other.shape().DebugString(), ".");
+  return invalid_argument("Expected x [..., d] and positions [..., k] of the same rows, got shapes ",
+                          x.shape().DebugString(), " and ", positions.shape().DebugString(), ".");
+}
+
+inline absl::Status check_values(const tensorflow::Tensor& values, const tensorflow::Tensor& positions) {
+  if (values.dims() >= 1 && values.shape() == positions.shape()) return absl::OkStatus();
+  return invalid_argument("Expected values [..., k] and as many positions, got shapes ", values.shape().DebugString(),
+                          " and ", positions.shape().DebugString(), ".");
 }
 
 }  // namespace hvds

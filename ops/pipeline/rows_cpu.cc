@@ -39,6 +39,37 @@ struct Job {
   bool streams;
 };
 
+// A bound that did for the last row, and so may do for the next: rows of a batch are often alike. Where it does not, a
+// pass over the row was in vain, so it is tried again only some rows later.
+class Guess {
+ public:
+  // 0: there is none now.
+  RowKey lower() const { return pause_ == 0 ? lower_ : 0; }
+
+  // Whether what is found for this row will be the guess for the next.
+  bool wanted() const { return pause_ <= 1; }
+
+  // What was found for a row without a guess.
+  void found(RowKey lower) {
+    lower_ = lower;
+    pause_ = std::max<int64_t>(0, pause_ - 1);
+  }
+
+  void held() { next_pause_ = 1; }
+
+  void failed() {
+    pause_ = next_pause_;
+    next_pause_ = std::min(2 * next_pause_, kLongestPause);
+  }
+
+ private:
+  static constexpr int64_t kLongestPause = 64;  // rows
+
+  RowKey lower_ = 0;
+  int64_t pause_ = 0;
+  int64_t next_pause_ = 1;
+};
+
 // What a task needs for its rows.
 struct Scratch {
   explicit Scratch(const Job& job)
@@ -47,9 +78,11 @@ struct Scratch {
   RowMemory<RowKey> keys, maxima;
   RowMemory<uint32_t> bits;
   RowMemory<int32_t> positions;
+  Guess guess;
 };
 
-// Finds the key of rank `rank` among keys of which at least so many reach `low`, as long as more than `slack` too many do.
+// Finds the key of rank `rank` among keys of which at least so many reach `low`; with `slack`, one that so many more
+// reach will do.
 RowBounds search(const RowKernels& kernels, const RowKey* keys, int64_t count, int64_t rank, RowKey low, int64_t slack) {
   RowKey high = kNoKey;
   int64_t above = 0;  // reach `high`
@@ -69,23 +102,44 @@ RowBounds search(const RowKernels& kernels, const RowKey* keys, int64_t count, i
 // As many groups of elements reach the magnitude of rank `kept` among the groups' largest as are kept, so what does not
 // reach it is not kept. Two or three groups for each that is kept tell most of the others; 0 where there are too few.
 RowKey lower_bound(const Job& job, const char* row, Scratch& scratch) {
-  const auto [dtype, rows, width, kept, narrow] = job.shape;
+  const int64_t width = job.shape.width, kept = job.shape.kept;
   const int64_t each = std::min(2 * width / (5 * kept), std::min(kMostFolded, width / job.kernels.lanes));
   if (width < kWorthFolding || each < 2) return 0;
   const int64_t count = job.kernels.fold[job.kind](row, width, each, scratch.maxima.get());
   return count <= kept ? 0 : search(job.kernels, scratch.maxima.get(), count, kept, 0, kept / 8).edge;
 }
 
+// What is kept, from the keys that reach `lower`.
+RowBounds bounds_among(const Job& job, int64_t count, RowKey lower, const Scratch& scratch) {
+  if (count == job.shape.kept) return {lower, lower, 0};
+  return search(job.kernels, scratch.keys.get(), count, job.shape.kept, lower, 0);
+}
+
+// With all keys of a row at hand: a bound for rows like it, or 0.
+RowKey bound_for_others(const Job& job, const Scratch& scratch) {
+  const int64_t width = job.shape.width, kept = job.shape.kept;
+  const int64_t more = kept / 8 + 16;
+  if (width < kWorthFolding || kept + 2 * more >= width) return 0;
+  return search(job.kernels, scratch.keys.get(), width, kept + more, 0, more).edge;
+}
+
 RowBounds bounds_of(const Job& job, const char* row, Scratch& scratch) {
   const int64_t width = job.shape.width, kept = job.shape.kept;
   if (kept == width) return {0, 0, 0};
   RowKey* const keys = scratch.keys.get();
-  const RowKey lower = lower_bound(job, row, scratch);
-  int64_t count = width;
-  if (lower == 0) job.kernels.widen[job.kind](row, width, keys);
-  else count = job.kernels.collect[job.kind](row, width, lower, keys);
-  if (count == kept) return {lower, lower, 0};
-  return search(job.kernels, keys, count, kept, lower, 0);
+  if (const RowKey lower = scratch.guess.lower(); lower != 0) {
+    const int64_t count = job.kernels.collect[job.kind](row, width, lower, keys);
+    const bool holds = count >= kept && count <= 2 * kept + kWorthFolding;
+    holds ? scratch.guess.held() : scratch.guess.failed();
+    if (holds) return bounds_among(job, count, lower, scratch);
+  }
+  if (const RowKey lower = lower_bound(job, row, scratch); lower != 0) {
+    scratch.guess.found(lower);
+    return bounds_among(job, job.kernels.collect[job.kind](row, width, lower, keys), lower, scratch);
+  }
+  job.kernels.widen[job.kind](row, width, keys);
+  scratch.guess.found(scratch.guess.wanted() ? bound_for_others(job, scratch) : 0);
+  return bounds_among(job, width, 0, scratch);
 }
 
 void select(const Job& job, int64_t number, Scratch& scratch) {

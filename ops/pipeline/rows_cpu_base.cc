@@ -57,10 +57,15 @@ HVDS_INLINE Keys where(unsigned mask, Keys bits) {
   return bits & ((repeated(static_cast<int32_t>(mask)) & lanes) == lanes);
 }
 
-// Writes those whose bit is set, one after the other.
+// Writes those whose bit is set, one after the other; kWidth entries are overwritten. Without branches, as each would be
+// taken now and then.
 HVDS_INLINE void compress(void* to, Keys entries, unsigned mask) {
-  auto* out = static_cast<int32_t*>(to);
-  for (; mask != 0; mask &= mask - 1) *out++ = entries[__builtin_ctz(mask)];
+  auto* const out = static_cast<int32_t*>(to);
+  unsigned found = 0;
+  for (int lane = 0; lane < kWidth; ++lane) {
+    out[found] = entries[lane];
+    found += mask >> lane & 1;
+  }
 }
 
 }  // namespace

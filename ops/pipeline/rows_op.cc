@@ -170,9 +170,7 @@ class PlaceRowsOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor& values = context->input(0);
     const Tensor& positions = context->input(1);
-    OP_REQUIRES(context, values.dims() >= 1 && values.shape() == positions.shape(),
-                invalid_argument("Expected values [..., k] and as many positions, got shapes ",
-                                 values.shape().DebugString(), " and ", positions.shape().DebugString(), "."));
+    OP_REQUIRES_OK(context, check_values(values, positions));
     const int64_t kept = values.dim_size(values.dims() - 1);
     Tensor* y = nullptr;
     OP_REQUIRES_OK(context, check_row(kept, width_, positions.dtype()));
@@ -198,7 +196,7 @@ class GatherRowsOp : public OpKernel {
   void Compute(OpKernelContext* context) override {
     const Tensor& x = context->input(0);
     const Tensor& positions = context->input(1);
-    OP_REQUIRES_OK(context, check_positions(positions, x, "x"));
+    OP_REQUIRES_OK(context, check_positions(positions, x));
     hvds_rows shape{};
     OP_REQUIRES_OK(context, rows_of(x, positions.dim_size(positions.dims() - 1), positions.dtype(), &shape));
     Tensor* output = nullptr;

@@ -132,3 +132,13 @@ def feedback(parts, residual, indices, wire_dtype):
     new_residual = total.copy()
     new_residual[indices] = total[indices] - widen(values)
     return values, new_residual
+
+
+def largest_of_rows(x, kept):
+    """The positions of the largest magnitudes of each row, ascending; of equal ones the lower are taken.
+
+    Magnitudes are compared as bits without the sign, so that a NaN counts as larger than all numbers.
+    """
+    bits = x.view(np.uint32 if x.itemsize == 4 else np.uint16).astype(np.int64)
+    keys = bits & ((1 << 8 * x.itemsize - 1) - 1)
+    return np.sort(np.argsort(-keys, axis=-1, kind="stable")[..., :kept], axis=-1)

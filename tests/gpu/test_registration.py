@@ -45,6 +45,12 @@ LIBRARIES = [
         tuple(f"hvds_momentum_gpu_{name}" for name in ("error", "advance", "clear")),
     ),
     Library(
+        "hvd_sparse",
+        "pipeline/rows_gpu.h",
+        "hvds_rows",
+        tuple(f"hvds_rows_gpu_{name}" for name in ("error", "largest", "place", "gather", "mask")),
+    ),
+    Library(
         "lars",
         "lars/passes_gpu.h",
         "lars",

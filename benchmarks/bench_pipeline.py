@@ -1,0 +1,74 @@
+"""What models in stages reach and what they cost, each question in a section: `make bench-pipeline`.
+
+Each module of QUESTIONS answers one; how stands at its head.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from types import ModuleType
+
+import tensorflow as tf
+
+from benchmarks import pipeline_threshold, report, timing, writing
+from benchmarks.report import Section
+
+QUESTIONS: tuple[ModuleType, ...] = (pipeline_threshold,)
+
+
+def name_of(question: ModuleType) -> str:
+    """The name by which a question is asked for: "threshold" for benchmarks.pipeline_threshold."""
+    return question.__name__.rpartition("pipeline_")[2]
+
+
+def render(sections: Sequence[Section], seconds: float, command: str) -> str:
+    """The report as Markdown."""
+    about = timing.machine()
+    verdicts = [verdict for section in sections for verdict in section.verdicts]
+    text = [
+        f"# Models in stages, {about['date']}",
+        "",
+        f"`{command}` on {about['processor']}; TensorFlow {tf.__version__}; commit {about['commit']}; "
+        f"{about['stolen']} of the cores' time stolen by the host; {seconds / 60:.0f} minutes. What is measured and "
+        "how stands at the head of each section's module in benchmarks/.",
+        "",
+        "## Targets",
+        "",
+        *report.table(verdicts),
+    ]
+    for section in sections:
+        text += ["", f"## {section.title}", "", *section.lines]
+    return "\n".join([*text, ""])
+
+
+def main() -> None:
+    names = [name_of(question) for question in QUESTIONS]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
+    parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; writes no results")
+    parser.add_argument("--dry", action="store_true", help="write no results")
+    options = parser.parse_args()
+    asked = options.questions.split(",")
+    if not set(asked) <= set(names):
+        parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+    sections: dict[str, Section] = {}
+    began, text = time.perf_counter(), ""
+    for question in (each for each in QUESTIONS if name_of(each) in asked):
+        print(f"{name_of(question)} ...", flush=True)
+        sections[name_of(question)] = question.measure(options.quick, lambda line: print(f"  {line}", flush=True))
+        command = report.command("pipeline", sys.argv[1:])
+        text = render(list(sections.values()), time.perf_counter() - began, command)
+        if not (options.dry or options.quick):  # after each, so that what fails later loses nothing
+            data = {name: {"title": section.title, **section.figures} for name, section in sections.items()}
+            stem = writing.write_results("pipeline", {"machine": timing.machine(), **data}, text)
+            print(f"Written to {stem}.json and .md", flush=True)
+    print(text)
+
+
+if __name__ == "__main__":
+    main()
