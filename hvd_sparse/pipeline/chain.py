@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from hvd_sparse.pipeline.threshold import Threshold
 
-Part = keras.layers.Layer | Callable[[], keras.layers.Layer]
+Part: TypeAlias = keras.layers.Layer | Callable[[], keras.layers.Layer]
 """A layer or model, or what makes one."""
 
 

@@ -82,9 +82,8 @@ class Neighbours:
         addresses = [meeting.addresses[rank] for rank in place.ranks]
         self._server: Server | None = None
         if not place.is_first:
-            events = _Departures(self._gone)
-            own = addresses[place.stage]
-            self._server = Server(own, place.stage, subject, meeting.secret, wire.PROTOCOL, self._take, events)
+            own, departures = addresses[place.stage], _Departures(self._gone)
+            self._server = Server(own, place.stage, subject, meeting.secret, wire.PROTOCOL, self._take, departures)
         self._client: Client | None = None
         if not place.is_last:
             patience = Patience(work=math.inf)

@@ -94,6 +94,8 @@ class Stages(keras.Model):
         self._chain = chain
         self._schedule, self._micro_batches = SCHEDULES[schedule], micro_batches
         self._mean_loss = keras.metrics.Mean(name="loss")
+        # Not by setattr, which would make what is told later a part of the model.
+        self.__dict__["_told"] = {}
         account = {"parts": len(parts), "sparsity": sparsities, "wire_dtype": wire_dtype, "micro": micro_batches}
         self._neighbours = self._meet(world, grid, {**account, "schedule": schedule}, interface)
         self._peers: Communicator = subgrid.of(grid.process_set).world if grid.trainers > 1 else LoneCommunicator()
@@ -123,7 +125,7 @@ class Stages(keras.Model):
     def metrics(self):
         """Those that were compiled, in the last stage; others are told what it measures."""
         if not self._place.is_last:
-            return []
+            return list(self._told.values())
         return [self._mean_loss, *(each for each in super().metrics if each.name != "loss")]
 
     def compile(self, optimizer="rmsprop", loss=None, **kwargs):
@@ -149,13 +151,13 @@ class Stages(keras.Model):
         with _Telling(self._neighbours):
             verdict = self._begun().train((x, y, weight), self)
         self._make_step(verdict.gradients, verdict.culprit)
-        return verdict.logs
+        return self._told_of(verdict.logs)
 
     def test_step(self, data):
         """One batch through all stages."""
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with _Telling(self._neighbours):
-            return self._begun().test((x, y, weight))
+            return self._told_of(self._begun().test((x, y, weight)))
 
     def predict_step(self, data):
         """What the last stage says of a batch, on every rank."""
@@ -239,6 +241,12 @@ class Stages(keras.Model):
         self._mean_loss.update_state(loss, sample_weight=tf.cast(rows, tf.float32))
         return self.compute_metrics(None, y, predicted, sample_weight=weight)
 
+    def _told_of(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """The metrics, which stages before the last have from it, in its order."""
+        for name, value in logs.items() if not self._place.is_last else ():
+            self._told.setdefault(name, _Told(name)).value = value
+        return logs
+
     def _begin(self, source: tf.Tensor | None, batch: Any) -> None:
         """Makes all variables, those of the first trainer everywhere."""
         if not all(layer.built for layer in self.parts):
@@ -259,6 +267,22 @@ class Stages(keras.Model):
                 "logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
             )
         self._apply([tf.constant(float("nan")) * each for each in gradients] if culprit else list(gradients))
+
+
+class _Told(keras.metrics.Metric):
+    """A metric that another rank measures."""
+
+    value = 0.0
+
+    def __init__(self, name: str):
+        super().__init__(name=name)
+
+    def update_state(self, *args: Any, **kwargs: Any) -> None:
+        """Does nothing: `value` is assigned."""
+
+    def result(self) -> float:
+        """What was told last."""
+        return self.value
 
 
 class _Telling:

@@ -9,7 +9,7 @@ from tests.parallel import launch
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("script", ["keras_digits", "tape_digits"])
+@pytest.mark.parametrize("script", ["keras_digits", "split_digits", "tape_digits"])
 def test_a_script_trains_on_two_ranks(script):
     ended = launch.horovodrun(2, ["-m", f"examples.{script}", "--epochs", "6"], limit=600)
     assert ended.status == 0, ended.output

@@ -125,8 +125,10 @@ def stages_are_the_model_in_one_process(schedule, sparsity):
         np.testing.assert_array_equal(mine, other)
     predicted = model.predict(x, batch_size=50, verbose=0)
     np.testing.assert_allclose(history["val_mae"][-1], np.abs(predicted - y).mean(), rtol=1e-5)
+    loss, error = model.evaluate(x, y, batch_size=50, verbose=0)
+    np.testing.assert_allclose(error, history["val_mae"][-1], rtol=1e-5)
     assert history["loss"][-1] > history["mae"][-1] ** 2, "without the regularizer of the first stage"
-    assert len({str(each) for each in on_every_rank([history, predicted.tolist()])}) == 1
+    assert len({str(each) for each in on_every_rank([history, predicted.tolist(), loss, error])}) == 1
     model.close()
 
 
