@@ -13,10 +13,10 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from benchmarks import pipeline_threshold, report, timing, writing
+from benchmarks import pipeline_threshold, pipeline_training, report, timing, writing
 from benchmarks.report import Section
 
-QUESTIONS: tuple[ModuleType, ...] = (pipeline_threshold,)
+QUESTIONS: tuple[ModuleType, ...] = (pipeline_threshold, pipeline_training)
 
 
 def name_of(question: ModuleType) -> str:
