@@ -30,6 +30,7 @@ _OPERATIONS = (
     "HvdSparseFeedbackMstopk",
     "HvdSparseFeedbackBucketTopk",
     "HvdSparseFeedbackSampled",
+    "HvdSparseFeedbackHeld",
     "HvdSparseSumParts",
     "HvdSparseMean",
     "HvdSparseMeans",

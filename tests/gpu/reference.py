@@ -125,6 +125,21 @@ def sampled(total, k, share, seed):
     return found if (k + 1) // 2 <= found.size <= 2 * k else exact(total, k)
 
 
+def held(total, k, threshold=None):
+    """What reaches a threshold, by default the k-th largest magnitude, but no zeros: from k / 4, rounded up, to 4 k.
+
+    Returns:
+        The indices, the threshold, and whether these are others than reach it.
+    """
+    magnitudes = np.abs(total)
+    threshold = np.sort(magnitudes)[total.size - k] if threshold is None else threshold
+    reaching = np.flatnonzero((magnitudes >= threshold) & (total != 0))
+    count = min(max(reaching.size, -(-k // 4)), 4 * k)
+    chosen = reaching if count == reaching.size else exact(total, count)
+    chosen = chosen[total[chosen] != 0]
+    return chosen, threshold, chosen.size != reaching.size
+
+
 def feedback(parts, residual, indices, wire_dtype):
     """What is sent at `indices`, and what is left of the sum."""
     total = accumulate(parts, residual)

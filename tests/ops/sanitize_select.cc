@@ -131,7 +131,7 @@ void check_sampled(const std::vector<float>& x, int64_t kept, hvds_workspace* wo
   expect(fault == 0 && sampling.least <= sent && sent <= sampling.most, "about as many as asked for are sent");
   auto values = block<float>(sent);
   auto indices = block<int32_t>(sent);
-  hvds_take_sampled(workspace, HVDS_FLOAT32, values.get(), indices.get());
+  hvds_take_sent(workspace, HVDS_FLOAT32, values.get(), indices.get());
   std::vector<float> left = x;
   bool in_order = true;
   for (int64_t i = 0; i < sent; ++i) {
