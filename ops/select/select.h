@@ -103,7 +103,8 @@ int hvds_feedback_sampled(const void* parts, int dtype, int64_t count, int64_t s
 // How a threshold that outlives its step finds what to send (DCT-DP, Gupta et al. 2021, Algorithm 1): the elements of acc
 // whose magnitude reaches it, but no zeros.
 typedef struct {
-  int due;              // whether the threshold is first set to the `kept`-th largest magnitude of acc
+  int due;              // whether the threshold is first set to the `kept`-th largest magnitude of acc, or to 0 where
+                        // kept = size
   int64_t kept;         // in [1, size]
   int64_t least, most;  // how many may be sent, least <= most <= size, least >= 1: where fewer reach it, the `least` of
                         // largest magnitude are; where more do, the `most`

@@ -62,7 +62,9 @@ Key send_least(const Call& call, int64_t least, int64_t* sent) {
 
 // Selects, and returns the highest magnitude of those that were looked at.
 Key run_held(const Call& call, const hvds_holding& holding, float* threshold, int64_t* sent, int32_t* clamped) {
-  if (holding.due != 0) {
+  if (holding.due != 0 && holding.kept == call.input.size) {
+    *threshold = 0;
+  } else if (holding.due != 0) {
     const Output scratch = send_exactly(call, holding.kept);
     *threshold = magnitude_of(run(call.input, scratch, {holding.kept, 0, 0}, call.workspace, call.parallel).edge);
   }

@@ -126,13 +126,16 @@ def sampled(total, k, share, seed):
 
 
 def held(total, k, threshold=None):
-    """What reaches a threshold, by default the k-th largest magnitude, but no zeros: from k / 4, rounded up, to 4 k.
+    """What reaches a threshold, but no zeros: from k / 4, rounded up, to 4 k elements.
+
+    By default the threshold is the k-th largest magnitude, or 0 where all are to be sent.
 
     Returns:
         The indices, the threshold, and whether these are others than reach it.
     """
     magnitudes = np.abs(total)
-    threshold = np.sort(magnitudes)[total.size - k] if threshold is None else threshold
+    if threshold is None:
+        threshold = np.sort(magnitudes)[total.size - k] if k < total.size else np.float32(0)
     reaching = np.flatnonzero((magnitudes >= threshold) & (total != 0))
     count = min(max(reaching.size, -(-k // 4)), 4 * k)
     chosen = reaching if count == reaching.size else exact(total, count)
