@@ -10,7 +10,6 @@
 #include "select.h"
 #include "select_arguments.h"
 #include "select_workspaces.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace hvds {
 
@@ -43,9 +42,10 @@ inline int64_t number_at(const tensorflow::Tensor& numbers, int64_t i) {
 }
 
 // The outputs 0 to 3: values, indices, residual_out [size] and culprit [].
-inline absl::Status pieces_shape(tensorflow::shape_inference::InferenceContext* c) {
-  tensorflow::shape_inference::ShapeHandle parts, residual;
-  tensorflow::shape_inference::DimensionHandle size;
+template <typename InferenceContext>
+absl::Status pieces_shape(InferenceContext* c) {
+  auto parts = c->input(0), residual = c->input(1);
+  auto size = c->UnknownDim();
   TF_RETURN_IF_ERROR(c->WithRank(c->input(0), 2, &parts));
   TF_RETURN_IF_ERROR(c->WithRank(c->input(1), 1, &residual));
   TF_RETURN_IF_ERROR(c->Merge(c->Dim(parts, 1), c->Dim(residual, 0), &size));

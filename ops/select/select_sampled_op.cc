@@ -5,6 +5,7 @@
 
 #include "select_pieces.h"
 #include "tensorflow/core/framework/op.h"
+#include "tensorflow/core/framework/shape_inference.h"
 
 namespace hvds {
 namespace {
