@@ -33,6 +33,7 @@ TARGETS = (
     ("feedback exact", "add", (1.15, 1.2, 1.4)),
     ("feedback mstopk", "add", (1.15, 1.2, 1.4)),
     ("feedback exact, in place", "add in place", (1.15, 1.2, 1.4)),
+    ("feedback held", "add", (1.05, 1.05, 1.4)),
 )
 # How many times slower than ours tf.math.top_k has to be at 25M, by density.
 SPEEDUPS = {0.001: 15.0, 0.01: 45.0}
@@ -78,6 +79,7 @@ class Cell:
         self.tensor = tf.constant(self.x)
         self.chosen = None
         self.magnitudes = np.abs(self.x)
+        self.threshold = float(np.partition(np.abs(self.gradient + self.residual), size - self.k)[size - self.k])
         self.sure = _largest(self.magnitudes, self.k)
         assert rivals.literal_mstopk(self.x, self.k, self.rival_values, self.rival_indices)
         self.approximate = self.rival_indices[: self.k].copy()
@@ -101,6 +103,7 @@ class Cell:
             ),
             "feedback exact": Arm(lambda: kernels.feedback_topk(*fused, self.out), self._check_fused),
             "feedback mstopk": Arm(lambda: kernels.feedback_mstopk(*fused, self.out), self._check_fused),
+            "feedback held": Arm(self._held, self._check_fused),
             "feedback exact, 2 threads": Arm(lambda: kernels.feedback_topk(*fused, self.out, two), self._check_fused),
             "add in place": Arm(lambda: rivals.add_in_place(self.gradient, self.in_place), self._reset),
             "feedback exact, in place": Arm(
@@ -129,6 +132,11 @@ class Cell:
 
     def _dgc(self) -> None:
         self.rivals.dgc(self.x, self.k, self.rival_values, self.rival_indices)
+
+    def _held(self) -> None:
+        """A step between two in which the threshold is taken anew."""
+        outputs = (self.values, self.indices, self.out)
+        assert self.kernels.feedback_held(self.gradient, self.residual, self.k, self.threshold, *outputs) == self.k
 
     def _reset(self) -> None:
         """The in-place arms go on from what the last one left; now and then from the start, lest numbers grow."""

@@ -109,6 +109,12 @@ class Rivals:
         )
 
 
+class _Holding(ctypes.Structure):
+    """hvds_holding of select.h."""
+
+    _fields_ = [("due", ctypes.c_int), *((name, ctypes.c_int64) for name in ("kept", "least", "most"))]
+
+
 class Kernels:
     """ops/select/select.h."""
 
@@ -168,6 +174,37 @@ class Kernels:
                 *self._parts(gradient, residual, k), *_search(), ctypes.c_int(_FLOAT32), *outputs
             )
         )
+
+    def feedback_held(
+        self,
+        gradient: np.ndarray,
+        residual: np.ndarray,
+        k: int,
+        threshold: float,
+        values: np.ndarray,
+        indices: np.ndarray,
+        residual_out: np.ndarray,
+    ) -> int:
+        """What reaches a threshold of an earlier step, at most 4 k elements; returns how many."""
+        *parts, _ = self._parts(gradient, residual, k)
+        sent, clamped = ctypes.c_int64(), ctypes.c_int32()
+        holding = _Holding(0, k, (k + 3) // 4, min(4 * k, gradient.size))
+        self._require(
+            self._library.hvds_feedback_held(
+                *parts,
+                ctypes.byref(holding),
+                ctypes.c_int(_FLOAT32),
+                ctypes.byref(ctypes.c_float(threshold)),
+                _pointer(residual_out),
+                _pointer(self._fault),
+                ctypes.byref(sent),
+                ctypes.byref(clamped),
+                self._workspace,
+                ctypes.c_void_p(None),
+            )
+        )
+        self._library.hvds_take_sent(self._workspace, ctypes.c_int(_FLOAT32), _pointer(values), _pointer(indices))
+        return sent.value
 
     @staticmethod
     def _vector(x: np.ndarray, k: int) -> list:

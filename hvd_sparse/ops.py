@@ -26,10 +26,7 @@ _LIBRARY = Path(__file__).with_name("_ops.so")
 _OPERATIONS = (
     "HvdSparseTopk",
     "HvdSparseMstopk",
-    "HvdSparseFeedbackTopk",
-    "HvdSparseFeedbackMstopk",
-    "HvdSparseFeedbackBucketTopk",
-    "HvdSparseFeedbackSampled",
+    *(f"HvdSparseFeedback{kind}" for kind in ("Topk", "Mstopk", "BucketTopk", "Sampled", "Held")),
     "HvdSparseSumParts",
     "HvdSparseMean",
     "HvdSparseMeans",

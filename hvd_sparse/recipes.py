@@ -6,7 +6,7 @@ A recipe is what `DistributedOptimizer(..., aggregator=...)` takes.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from hvd_sparse.aggregators import (
@@ -24,8 +24,10 @@ from hvd_sparse.aggregators import (
     SparseAllReduce,
     Warmup,
 )
+from hvd_sparse.aggregators.feedback import around_feedback
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.held import HeldThreshold
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD, Quantizer
 from hvd_sparse.compression.selection import Density
@@ -97,6 +99,23 @@ def dropping(
     return Compressed(ErrorFeedback(sent if quantizer is None else Quantized(sent, quantizer, seed=seed)))
 
 
+def dct(sparsity: float = 0.99, life: int = 1000, wire_dtype: str = "float32", drain: float = 0.0) -> Aggregator:
+    """DCT-DP (Gupta et al. 2021, Algorithm 1) among ranks that send to each other, without servers.
+
+    Args:
+        sparsity: eta, the share of each variable that is not sent, in [0, 1): 1 - the density of `topk`.
+        life: L, steps for which the threshold of each variable holds.
+        wire_dtype: as of `topk`.
+        drain: the probability, in each step, that residuals are forgotten (Remark 2); see `HeldThreshold`.
+
+    Raises:
+        ValueError: where an argument cannot be.
+    """
+    if not 0.0 <= sparsity < 1.0:
+        raise ValueError(f"Expected a sparsity in [0, 1), got {sparsity}: 0.99 sends 1% of the gradient.")
+    return Compressed(ErrorFeedback(HeldThreshold(round(1.0 - sparsity, 12), wire_dtype, life, drain)))
+
+
 def sparcml(
     density: Density,
     bits: int | None = None,
@@ -161,7 +180,7 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
     Raises:
         ValueError: where the recipe has no error feedback, or an argument cannot be.
     """
-    changed = _around_feedback(recipe, lambda feedback: MomentumCorrection(feedback, momentum, masking))
+    changed = around_feedback(recipe, lambda feedback: MomentumCorrection(feedback, momentum, masking))
     if changed == recipe:
         raise ValueError(
             f"Expected a recipe with error feedback, as hvd.recipes.hitopk(0.01), got {type(recipe).__name__}, which "
@@ -193,7 +212,7 @@ def updates(recipe: Aggregator, ahead: bool = False, every: int = 1) -> Aggregat
     if isinstance(recipe, Auto):
         candidates = ((name, _updates_of(part, ahead)) for name, part in recipe.candidates)
         return _every(dataclasses.replace(recipe, candidates=tuple(candidates)), every)
-    changed = _around_feedback(recipe, lambda feedback: LocalUpdates(feedback, ahead))
+    changed = around_feedback(recipe, lambda feedback: LocalUpdates(feedback, ahead))
     if changed == recipe or isinstance(recipe, SparCMLAlgorithm1):
         raise ValueError(
             f"Expected a recipe with error feedback of gradients, as hvd.recipes.hitopk(0.01), got "
@@ -362,18 +381,7 @@ def _updates_of(part: Any, ahead: bool) -> Aggregator:
         return dataclasses.replace(part, inner=_updates_of(part.inner, ahead))
     if isinstance(part, AllReduce):
         return Accumulated(LocalUpdates(ErrorFeedback(TopK(1.0, part.wire_dtype or "float32")), ahead))
-    return _around_feedback(part, lambda feedback: LocalUpdates(feedback, ahead))
-
-
-def _around_feedback(part: Any, wrap: Callable[[ErrorFeedback], Compressor]) -> Any:
-    """A recipe, or a part of it, with something around each of its error feedbacks."""
-    if isinstance(part, ErrorFeedback):
-        return wrap(part)
-    if not isinstance(part, (Compressed, DenseBelow, Hierarchical, SparseAllReduce, SparCMLAlgorithm1)):
-        return part
-    whole: Any = part
-    fields = {field.name: getattr(part, field.name) for field in dataclasses.fields(whole)}
-    return dataclasses.replace(whole, **{name: _around_feedback(value, wrap) for name, value in fields.items()})
+    return around_feedback(part, lambda feedback: LocalUpdates(feedback, ahead))
 
 
 def _sparcml(compressor: Compressor, bits: int | None, collective: str, as_published: bool, seed: int) -> Aggregator:

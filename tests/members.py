@@ -11,6 +11,7 @@ from hvd_sparse import collectives, recipes
 from hvd_sparse.aggregators import Aggregator, Hierarchical
 from hvd_sparse.compression.base import Coded, Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.held import HeldThreshold
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.quantizers import QSGD, OneBit, Quantizer, TwoBits, Where
 from hvd_sparse.compression.selectors import BucketTopK, MSTopK, Quantized, TopK
@@ -30,6 +31,9 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     "SampledThreshold": SampledThreshold,
     "SampledThreshold by variable": lambda density, wire: SampledThreshold(density, wire, scope="variable"),
     "ErrorFeedback(SampledThreshold)": lambda density, wire: ErrorFeedback(SampledThreshold(density, wire)),
+    "HeldThreshold": HeldThreshold,
+    "ErrorFeedback(HeldThreshold)": lambda density, wire: ErrorFeedback(HeldThreshold(density, wire, life=3)),
+    "Quantized(HeldThreshold)": lambda density, wire: Quantized(HeldThreshold(density, wire, life=1), QSGD(4)),
     "ErrorFeedback(TopK)": lambda density, wire: ErrorFeedback(TopK(density, wire)),
     "ErrorFeedback(MSTopK)": lambda density, wire: ErrorFeedback(MSTopK(density, wire)),
     "BucketTopK": lambda density, wire: BucketTopK(*_in_buckets(density, 100), wire),
@@ -47,6 +51,7 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
     ),
 }
 BY_DENSITY = [name for name in COMPRESSORS if "BucketTopK" not in name]  # the others keep k of each bucket
+WITH_TIES = [name for name in COMPRESSORS if "HeldThreshold" in name]  # send all of equal magnitude, but no zeros
 ROUNDED = [name for name in COMPRESSORS if "Quantized" in name]  # values travel in no dtype of the wire
 
 
@@ -170,6 +175,10 @@ def _dropping(quantizer: Quantizer, simulated, **options) -> Recipe:
     )
 
 
+def _dct(shape, size, density, dtype, wire):
+    return simulation.Flat(shape, size, simulation.Held(life=2), density, dtype, wire)
+
+
 def _with_momentum(simulate, momentum: Momentum, stages=None):
     def simulated(shape, size, density, dtype, wire):
         made = simulate(shape, size, density, dtype, "float32" if stages else wire)
@@ -234,6 +243,7 @@ AGGREGATORS: dict[str, Recipe] = {
         False,
         False,
     ),
+    "dct": Recipe(lambda density, wire: recipes.dct(1.0 - density, 2, wire), _dct, True),
     "sparcml": Recipe(
         lambda density, wire: recipes.sparcml(density, collective="split_allgather"),
         lambda shape, size, density, dtype, wire: simulation.Flat(shape, size, simulation.exact, density, dtype),

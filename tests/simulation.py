@@ -7,6 +7,7 @@ means are exact where sums are (small integers); else any order of additions lie
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -20,7 +21,7 @@ from tests.gpu import reference
 from tests.ops import magnitudes_reference, quantize_reference
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-Select = Callable[[np.ndarray, int, int], np.ndarray]
+Select = Callable[[np.ndarray, int, int], np.ndarray]  # (sum of a vector, how many, step) to indices
 
 
 def same_bits(array: np.ndarray, expected: np.ndarray) -> None:
@@ -78,6 +79,42 @@ def searched(samplings: int = 30, base: int = 0) -> Select:
 def sampled(share: float = 0.001, base: int = 0) -> Select:
     """The selection of SampledThreshold; the seed it is called with advances with each step."""
     return lambda total, count, seed: reference.sampled(total, count, share, base + seed)
+
+
+class Held:
+    """The selection of HeldThreshold: it remembers thresholds, in the order in which the vectors of a step come.
+
+    Args:
+        life: steps from one threshold to the next.
+        ends: where variables end in the whole vector, the last one but for that.
+    """
+
+    def __init__(self, life: int = 1000, ends: Sequence[int] = ()):
+        self.life, self.ends = life, ends
+        self._known: dict[tuple[int, int], tuple[int, np.float32]] = {}
+        self._step, self._vector = -1, 0
+        self.clamped: collections.Counter[int] = collections.Counter()  # of each vector of a step
+
+    def select(self, total: np.ndarray, density: float, step: int, begin: int) -> np.ndarray:
+        """The indices of what is sent of a shard, which begins at `begin`."""
+        self._vector = self._vector + 1 if step == self._step else 0
+        self._step, found, last_end = step, [], 0
+        inside = [end - begin for end in self.ends if 0 < end - begin < total.size]
+        for number, end in enumerate([*inside, total.size]):
+            key, count = (self._vector, number), self.kept(density, end - last_end)
+            last, threshold = self._known.get(key, (0, None))
+            due = step % self.life == 0 or count != last
+            chosen, threshold, acted = reference.held(total[last_end:end], count, None if due else threshold)
+            self._known[key] = count, threshold
+            self.clamped[self._vector] += acted
+            found.append(last_end + chosen)
+            last_end = end
+        return np.concatenate(found)
+
+    @staticmethod
+    def kept(density: float, size: int) -> int:
+        """What the density leaves when the rest, rounded down, is not sent; up to the precision of a float32."""
+        return min(size, max(1, int(np.ceil(density * size * (1 - 2.0**-23)))))
 
 
 def bucketed(count: int, bucket: int) -> Select:
@@ -142,7 +179,7 @@ class Flat:
     With momentum where that is set, and in codes where a coding is.
     """
 
-    def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
+    def __init__(self, shape: Shape, size: int, select: Select | Held, density: float, dtype="float32", wire="float32"):
         self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
         self.residual = np.zeros([shape.ranks, size], np.float32)
         self.velocity = np.zeros([shape.ranks, size], np.float32)
@@ -195,7 +232,7 @@ class RoundedSums:
 class Hierarchical:
     """Local rank j of every node sends what it selects of the node's sum of shard j, for `hitopk`."""
 
-    def __init__(self, shape: Shape, size: int, select: Select, density: float, dtype="float32", wire="float32"):
+    def __init__(self, shape: Shape, size: int, select: Select | Held, density: float, dtype="float32", wire="float32"):
         self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
         self.residual = np.zeros([shape.ranks, size], np.float32)
         self.velocity = np.zeros([shape.ranks, size], np.float32)
@@ -231,7 +268,10 @@ def send(
     if sender.momentum is not None:
         parts = [moved(parts, velocity, sender.momentum)]
     summed = reference.accumulate(parts, residual)
-    indices = sender.select(summed, kept(sender.density, summed.size), sender.steps)
+    if isinstance(sender.select, Held):
+        indices = sender.select.select(summed, sender.density, sender.steps, begin)
+    else:
+        indices = sender.select(summed, kept(sender.density, summed.size), sender.steps)
     values, residual[:] = reference.feedback(parts, residual, indices, DTYPES[sender.wire])
     if sender.coding is not None:
         decoded = sender.coding.decoded(values, indices, begin)

@@ -86,13 +86,15 @@ class TestCompressor:
         difference = restored(selection.slices, 1000) + selection.residual.numpy() - total
         assert np.abs(difference).max() <= rounding
 
-    @compressor
+    @pytest.mark.parametrize("name", members.COMPRESSORS)
     @pytest.mark.parametrize("value", [0.0, -1.5])
-    def test_sends_k_elements_of_a_constant(self, make, value):
-        part = make(0.01, "float32")
+    def test_sends_k_elements_of_a_constant(self, name, value):
+        """Or, where ties are sent, 4 k, and no zeros."""
+        part = members.COMPRESSORS[name](0.01, "float32")
         selection = part.compress(tf.fill([1, 1000], value), part.create(members.alone(1000)))
-        assert len(set(selection.slices.indices.numpy())) == 10
-        np.testing.assert_array_equal(selection.slices.values, np.full(10, value, np.float32))
+        count = 10 if name not in members.WITH_TIES else 40 if value else 0
+        assert len(set(selection.slices.indices.numpy())) == count
+        np.testing.assert_array_equal(selection.slices.values, np.full(count, value, np.float32))
 
     @compressor
     @pytest.mark.parametrize("poison", [np.nan, np.inf, -np.inf])
@@ -151,9 +153,10 @@ class TestCompressor:
         ):
             np.testing.assert_array_equal(one.numpy(), other.numpy())
 
-    @by_density
-    def test_follows_a_density_that_changes(self, make):
-        part = make(lambda step: tf.where(step < 2, 0.5, 0.1), "float32")
+    @pytest.mark.parametrize("name", members.BY_DENSITY)
+    def test_follows_a_density_that_changes(self, name):
+        """At once; what a threshold that is held sends then depends on what waits."""
+        part = members.COMPRESSORS[name](lambda step: tf.where(step < 2, 0.5, 0.1), "float32")
         state = part.create(members.alone(100))
         assert part.count(100) is None
         counts = []
@@ -162,7 +165,7 @@ class TestCompressor:
             for variable, value in selection.updates:
                 variable.assign(value)
             counts.append(len(selection.slices.indices))
-        assert counts == [50, 50, 10, 10]
+        assert counts == [50, 50, 10, 10] or (name in members.WITH_TIES and counts[::2] == [50, 10])
 
     @by_density
     def test_refuses_a_density_that_is_no_share(self, make):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.compression.base import Coded, Compressor, Selection, Wrapper
+from hvd_sparse.compression.held import HeldThreshold as HeldThreshold
 from hvd_sparse.compression.quantizers import Quantizer, Where
 from hvd_sparse.compression.selection import (
     Density,

@@ -56,7 +56,7 @@ class SampledThreshold(Compressor):
             raise ValueError(f"Expected a scope of 'global' or 'variable', got {self.scope!r}.")
 
     def create(self, spec: Spec) -> tf.Module:
-        return _ByVariable(spec) if self.scope == "variable" else _OfAll(spec)
+        return ByVariable(spec) if self.scope == "variable" else _OfAll(spec)
 
     def count(self, size):
         return None
@@ -86,18 +86,18 @@ class _OfAll(Steps):
     ends: tuple[int, ...] = ()
 
 
-class _ByVariable(Steps):
+class ByVariable(Steps):
     """The state of thresholds for each variable: where these end in the vector, and their k."""
 
     def __init__(self, spec: Spec):
         super().__init__(spec)
-        self._sizes = [place.size for place in spec.places] or [spec.size]
-        self.ends = tuple(itertools.accumulate(self._sizes))
+        self.sizes = [place.size for place in spec.places] or [spec.size]
+        self.ends = tuple(itertools.accumulate(self.sizes))
 
     def kept(self, density: Density) -> tf.Tensor:
         """k of each variable, [variables] int32."""
         if not callable(density):
-            return tf.constant([kept_count(density, size) for size in self._sizes], tf.int32)
+            return tf.constant([kept_count(density, size) for size in self.sizes], tf.int32)
         share = tf.cast(density(self.step), tf.float64)
-        counts = tf.cast(tf.round(share * tf.constant(self._sizes, tf.float64)), tf.int32)
-        return tf.clip_by_value(counts, 1, tf.constant(self._sizes, tf.int32))
+        counts = tf.cast(tf.round(share * tf.constant(self.sizes, tf.float64)), tf.int32)
+        return tf.clip_by_value(counts, 1, tf.constant(self.sizes, tf.int32))

@@ -12,6 +12,7 @@ import tensorflow as tf
 from hvd_sparse import ops
 from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.compression.base import Compressor, Wrapper
+from hvd_sparse.compression.held import Thresholds
 from hvd_sparse.exchange.plan import Gradient
 
 _COUNTS = ("bytes_inside", "bytes_across", "selected", "considered")
@@ -39,6 +40,8 @@ class Telemetry:
     - gradient_norm: Euclidean norm of this rank's own gradient as it entered the exchange (clipped, where the recipe
       is sparse; without the residual), of the last step whose number is a multiple of `norms_every`.
     - residual_norm: Euclidean norm of this rank's own residual after the step; 0 for dense recipes.
+    - clamped: how often, since training began, the threshold of a variable was so far out of date that more or fewer
+      elements were sent than reached it (`HeldThreshold`); 0 for all else.
 
     Args:
         norms_every: the gradient's norm costs a pass over the gradient, so it is taken every so many steps.
@@ -112,6 +115,7 @@ class Telemetry:
             "exposed_communication_ms": 1e3 * fields["exposed_seconds"],
             "gradient_norm": fields["gradient_norm"],
             "residual_norm": math.hypot(*norms),
+            "clamped": sum(_clamped(state) for _, state in buckets),
         }
 
 
@@ -194,6 +198,10 @@ def spans(state: tf.Module) -> list[tf.Variable]:
 def _compression_seconds(aggregator: Aggregator, state: Any) -> float:
     _, running = aggregator.running(state)
     return sum(float(span[1] - span[0]) for span in spans(running))
+
+
+def _clamped(state: tf.Module) -> int:
+    return sum(int(part.clamped.numpy()) for part in state.submodules if isinstance(part, Thresholds))
 
 
 def _norm(gradients: Mapping[str, Gradient]) -> tf.Tensor:

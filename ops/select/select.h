@@ -95,13 +95,34 @@ typedef struct {
 // Sum, feedback and the selection by a sampled threshold in one pass over memory; in two where the sample has misled.
 //   parts .. wire, culprit: as for hvds_feedback_topk
 //   residual_out: [size], memory that overlaps no input
-//   sent [1]:     how many are sent; the workspace holds them for hvds_take_sampled, which has to follow
+//   sent [1]:     how many are sent; the workspace holds them for hvds_take_sent, which has to follow
 int hvds_feedback_sampled(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                           int64_t size, const hvds_sampling* sampling, int wire, float* residual_out, int32_t* culprit,
                           int64_t* sent, hvds_workspace* workspace, const hvds_parallel* parallel);
 
+// How a threshold that outlives its step finds what to send (DCT-DP, Gupta et al. 2021, Algorithm 1): the elements of acc
+// whose magnitude reaches it, but no zeros.
+typedef struct {
+  int due;              // whether the threshold is first set to the `kept`-th largest magnitude of acc, or to 0 where
+                        // kept = size
+  int64_t kept;         // in [1, size]
+  int64_t least, most;  // how many may be sent, least <= most <= size, least >= 1: where fewer reach it, the `least` of
+                        // largest magnitude are; where more do, the `most`
+} hvds_holding;
+
+// Sum, feedback and the selection by a threshold that is held, in one pass over memory; in two where fewer than `least`
+// reach it, and in one more where it is due.
+//   parts .. wire, culprit: as for hvds_feedback_topk; size >= 1
+//   threshold [1]: not negative; the new one where it is due
+//   residual_out:  [size], memory that overlaps no input
+//   sent [1]:      how many are sent; the workspace holds them for hvds_take_sent, which has to follow
+//   clamped [1]:   whether others are sent than those that reach the threshold
+int hvds_feedback_held(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual, int64_t size,
+                       const hvds_holding* holding, int wire, float* threshold, float* residual_out, int32_t* culprit,
+                       int64_t* sent, int32_t* clamped, hvds_workspace* workspace, const hvds_parallel* parallel);
+
 // Writes what the call before has found: values [sent] in the dtype `wire` of that call, and indices [sent], ascending.
-void hvds_take_sampled(const hvds_workspace* workspace, int wire, void* values, int32_t* indices);
+void hvds_take_sent(const hvds_workspace* workspace, int wire, void* values, int32_t* indices);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -61,8 +61,7 @@ bool fits(Key highest, int wire) {
 
 // ---- The steps ----
 
-// Selects, and returns the highest magnitude.
-Key run(const Call& call) {
+Magnitudes run(const Call& call) {
   const SamplePlan plan = plan_sample(call.input.size, call.rank());
   const Bounds bounds = draw_bounds(call, plan);
   const bool found = search(call, plan, bounds);
@@ -76,7 +75,7 @@ Key run(const Call& call) {
     restore(call);
     emit_all(call, magnitudes, thresholds);
   }
-  return magnitudes.highest;
+  return magnitudes;
 }
 
 bool valid_dtype(int dtype) { return dtype >= HVDS_FLOAT32 && dtype <= HVDS_BFLOAT16; }
@@ -89,7 +88,7 @@ int select(const void* x, int dtype, int64_t size, const Choice& choice, void* v
   report[0] = 0;
   report[1] = -1;
   if (size == 0) return HVDS_OK;
-  if (run(input, output, choice, *workspace, parallel) >= kInfinityKey) {
+  if (run(input, output, choice, *workspace, parallel).highest >= kInfinityKey) {
     report_elements({kernels_of(hvds_isa()), input, output, choice, *workspace, nullptr, 1}, report);
   }
   return HVDS_OK;
@@ -103,7 +102,7 @@ int feed_back(const Input& input, const Output& output, const Choice& choice, in
   if (!valid(input, output, workspace) || !kept_fits) return HVDS_BAD_ARGUMENT;
   *culprit = 0;
   if (input.size == 0) return HVDS_OK;
-  const Key highest = run(input, output, choice, *workspace, parallel);
+  const Key highest = run(input, output, choice, *workspace, parallel).highest;
   *culprit = culprit_of(input, choice.kept > 0 ? output.dtype : HVDS_FLOAT32, highest);
   return HVDS_OK;
 } catch (const std::bad_alloc&) {
@@ -116,8 +115,8 @@ int tasks_for(int64_t size, const hvds_parallel* parallel) {
   return static_cast<int>(std::clamp<int64_t>(size / kWorthATask, 1, thread_count(parallel)));
 }
 
-Key run(const Input& input, const Output& output, const Choice& choice, hvds_workspace& workspace,
-        const hvds_parallel* parallel) {
+Magnitudes run(const Input& input, const Output& output, const Choice& choice, hvds_workspace& workspace,
+               const hvds_parallel* parallel) {
   const StandardFloats standard;
   const int tasks = tasks_for(input.size, parallel);
   return run({kernels_of(hvds_isa()), input, output, choice, workspace, parallel, tasks});

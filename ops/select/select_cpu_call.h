@@ -64,7 +64,7 @@ struct hvds_workspace {
   hvds::Buffer<hvds::Key> keys;
   hvds::Buffer<hvds::Key> more_keys;
   hvds::Buffer<float> block_sums;
-  hvds::Buffer<float> sent_values;  // of select_cpu_sampled.cc, in the wire's dtype
+  hvds::Buffer<float> sent_values;  // of select_cpu_above.cc, in the wire's dtype
   hvds::Buffer<int32_t> sent_indices;
   int64_t sent_exactly = 0;  // how many stand there; -1: the candidates of the findings are sent, all of them
 };
@@ -144,9 +144,9 @@ struct Destination {
 
 int tasks_for(int64_t size, const hvds_parallel* parallel);
 
-// Selects, and returns the highest magnitude of acc.
-Key run(const Input& input, const Output& output, const Choice& choice, hvds_workspace& workspace,
-        const hvds_parallel* parallel);
+// Selects, and returns what is known of acc.
+Magnitudes run(const Input& input, const Output& output, const Choice& choice, hvds_workspace& workspace,
+               const hvds_parallel* parallel);
 
 // Whether the kernels can work with it; how many are kept is the caller's to check.
 bool valid(const Input& input, const Output& output, const hvds_workspace* workspace);
@@ -188,6 +188,24 @@ float mean_of(const Call& call);
 
 bool candidates_suffice(const Call& call, const Thresholds& thresholds);
 void emit_candidates(const Call& call, const Bounds& bounds, const Magnitudes& magnitudes, Thresholds thresholds);
+
+// ---- select_cpu_above.cc: as many as reach one bound ----
+
+// What a scan with one bound for all has found. Where `complete`, the workspace's candidates are all that reach it.
+struct Found {
+  bool complete;  // else there are more than are wanted
+  int64_t count;
+  Key highest;
+};
+
+// Scans for what reaches `bound`, about `expected` and at most call.choice.kept elements.
+Found find_above(const Call& call, Key bound, int64_t expected);
+
+// Has hvds_take_sent hand on all candidates of the scan.
+void send_found(const Call& call);
+
+// Has hvds_take_sent hand on `count` elements: the output to which they are to be written.
+Output send_exactly(const Call& call, int64_t count);
 
 // ---- select_cpu_whole.cc: several passes, for inputs that mislead the sample ----
 

@@ -125,6 +125,24 @@ def sampled(total, k, share, seed):
     return found if (k + 1) // 2 <= found.size <= 2 * k else exact(total, k)
 
 
+def held(total, k, threshold=None):
+    """What reaches a threshold, but no zeros: from k / 4, rounded up, to 4 k elements.
+
+    By default the threshold is the k-th largest magnitude, or 0 where all are to be sent.
+
+    Returns:
+        The indices, the threshold, and whether these are others than reach it.
+    """
+    magnitudes = np.abs(total)
+    if threshold is None:
+        threshold = np.sort(magnitudes)[total.size - k] if k < total.size else np.float32(0)
+    reaching = np.flatnonzero((magnitudes >= threshold) & (total != 0))
+    count = min(max(reaching.size, -(-k // 4)), 4 * k)
+    chosen = reaching if count == reaching.size else exact(total, count)
+    chosen = chosen[total[chosen] != 0]
+    return chosen, threshold, chosen.size != reaching.size
+
+
 def feedback(parts, residual, indices, wire_dtype):
     """What is sent at `indices`, and what is left of the sum."""
     total = accumulate(parts, residual)

@@ -168,6 +168,17 @@ def test_the_norm_is_that_of_the_own_gradient():
     assert optimizer.exchange.read_telemetry()["density"] == 1.0
 
 
+def test_thresholds_that_were_overruled_are_counted():
+    """Ten of forty are sent, then what waits lies below the threshold."""
+    variable = keras.Variable(np.zeros(40, "f4"))
+    recipe = hvd.recipes.dct(sparsity=0.75, life=10)
+    optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), aggregator=recipe, telemetry=hvd.Telemetry())
+    for scale, clamped, sent in ((1.0, 0, 10), (0.0, 1, 3), (0.0, 2, 3), (100.0, 2, 40)):
+        optimizer.apply([tf.constant(scale * np.arange(1, 41), tf.float32)], [variable])
+        figures = optimizer.exchange.read_telemetry()
+        assert figures["clamped"] == clamped and figures["density"] == sent / 40
+
+
 def test_telemetry_follows_a_schedule():
     recipe = hvd.recipes.schedule([(0, hvd.recipes.hitopk(0.25)), (1, hvd.recipes.dense())])
     callback = hvd.callbacks.TelemetryCallback(every=4)

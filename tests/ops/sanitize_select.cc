@@ -115,6 +115,21 @@ void check_buckets(const std::vector<float>& x, const std::vector<int32_t>& want
   expect(std::equal(left.begin(), left.end(), out.get()), "what feedback by buckets keeps back");
 }
 
+// What the call before has found: elements of x in order, and all else left.
+void check_sent(const std::vector<float>& x, int64_t sent, const float* out, hvds_workspace* workspace) {
+  auto values = block<float>(sent);
+  auto indices = block<int32_t>(sent);
+  hvds_take_sent(workspace, HVDS_FLOAT32, values.get(), indices.get());
+  std::vector<float> left = x;
+  bool in_order = true;
+  for (int64_t i = 0; i < sent; ++i) {
+    in_order &= values[i] == x[size_t(indices[i])] && (i == 0 || indices[i - 1] < indices[i]);
+    left[size_t(indices[i])] = 0.0f;
+  }
+  expect(in_order, "sent are elements in order");
+  expect(std::equal(left.begin(), left.end(), out), "what a threshold keeps back");
+}
+
 void check_sampled(const std::vector<float>& x, int64_t kept, hvds_workspace* workspace,
                    const hvds_parallel* parallel) {
   const int64_t size = int64_t(x.size());
@@ -129,17 +144,33 @@ void check_sampled(const std::vector<float>& x, int64_t kept, hvds_workspace* wo
                                out.get(), &fault, &sent, workspace, parallel) == 0,
          "a sampled threshold runs");
   expect(fault == 0 && sampling.least <= sent && sent <= sampling.most, "about as many as asked for are sent");
-  auto values = block<float>(sent);
-  auto indices = block<int32_t>(sent);
-  hvds_take_sampled(workspace, HVDS_FLOAT32, values.get(), indices.get());
-  std::vector<float> left = x;
-  bool in_order = true;
-  for (int64_t i = 0; i < sent; ++i) {
-    in_order &= values[i] == x[size_t(indices[i])] && (i == 0 || indices[i - 1] < indices[i]);
-    left[size_t(indices[i])] = 0.0f;
+  check_sent(x, sent, out.get(), workspace);
+}
+
+// By a threshold that is due (negative) or of an earlier step.
+void check_held(const std::vector<float>& x, const std::vector<int32_t>& order, int64_t kept, float threshold,
+                hvds_workspace* workspace, const hvds_parallel* parallel) {
+  const int64_t size = int64_t(x.size());
+  auto input = block<float>(size), residual = block<float>(size), out = block<float>(size);
+  std::copy(x.begin(), x.end(), input.get());
+  std::fill_n(residual.get(), size, 0.0f);
+  const hvds_holding holding{threshold < 0, kept, (kept + 3) / 4, std::min(4 * kept, size)};
+  int32_t fault = -1, clamped = -1;
+  int64_t sent = -1;
+  float held = threshold;
+  expect(hvds_feedback_held(input.get(), HVDS_FLOAT32, 1, size, residual.get(), size, &holding, HVDS_FLOAT32, &held,
+                            out.get(), &fault, &sent, &clamped, workspace, parallel) == 0,
+         "a threshold that is held runs");
+  const float due = kept == size ? 0.0f : std::fabs(x[size_t(order[size_t(kept - 1)])]);
+  expect(held == (threshold < 0 ? due : threshold), "the threshold is that of rank k, or stays");
+  int64_t reaching = 0, nonzero = 0;
+  for (const float value : x) {
+    nonzero += value != 0;
+    reaching += value != 0 && std::fabs(value) >= held;
   }
-  expect(in_order, "sent are elements in order");
-  expect(std::equal(left.begin(), left.end(), out.get()), "what a sampled threshold keeps back");
+  const int64_t wanted = std::min(std::clamp(reaching, holding.least, holding.most), nonzero);
+  expect(fault == 0 && sent == wanted && clamped == int(wanted != reaching), "as many as may be are sent");
+  check_sent(x, sent, out.get(), workspace);
 }
 
 }  // namespace
@@ -161,7 +192,11 @@ int main() {
             check_exact(x, whole, workspace, parallel);
             check_mstopk(x, kept, workspace, parallel);
             check_sampled(x, kept, workspace, parallel);
-            if (kept > 0) check_buckets(x, parts, bucket, of_bucket, workspace, parallel);
+            if (kept == 0) continue;
+            check_buckets(x, parts, bucket, of_bucket, workspace, parallel);
+            check_held(x, order, kept, 0.5f, workspace, parallel);
+            if (size > 10000) continue;
+            for (const float held : {-1.0f, 1e30f}) check_held(x, order, kept, held, workspace, parallel);
           }
         }
       }

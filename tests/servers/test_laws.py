@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from hvd_sparse.aggregators import Compressed
 from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.held import HeldThreshold
 from hvd_sparse.compression.selectors import BucketTopK, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.servers.messages import Entries, MessageError, Push
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
-from hvd_sparse.spec import Spec
+from hvd_sparse.spec import Segment, Spec
 from tests import threads
 from tests.servers.simulated import SHAPES, Job, variables, whole_of
 
@@ -30,7 +31,7 @@ OPTIMIZERS = {
 SIZE = whole_of(1).size
 RANKS = st.integers(1, 5)
 SEEDS = st.integers(0, 2**32 - 1)
-SELECTIONS = st.sampled_from([None, TopK(0.2), SampledThreshold(0.2), BucketTopK(1, 5)])
+SELECTIONS = st.sampled_from([None, TopK(0.2), SampledThreshold(0.2), HeldThreshold(0.2, life=2), BucketTopK(1, 5)])
 few = settings(max_examples=15, deadline=None)
 
 
@@ -124,6 +125,11 @@ def test_who_begins_again_at_any_time_sends_nothing_twice(ranks, seed, push, pul
     np.testing.assert_allclose(start - job.parameters() + kept, went_in, atol=1e-4)
 
 
+def pieces(shard: Spec) -> tuple[Segment, ...]:
+    """What a shard has of each variable, as variables of their own."""
+    return tuple(Segment(str(place.segment), (place.size,)) for place in shard.places)
+
+
 @few
 @given(ranks=RANKS, seed=SEEDS, push=SELECTIONS)
 def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push):
@@ -134,7 +140,10 @@ def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push):
 
     def one_rank(grid):
         aggregator = Compressed(compressor)
-        specs = [Spec(shard.size, grid, name=f"shard{number}", number=number) for number, shard in enumerate(shards)]
+        specs = [
+            Spec(shard.size, grid, segments=pieces(shard), name=f"shard{number}", number=number)
+            for number, shard in enumerate(shards)
+        ]
         states = [aggregator.init(spec) for spec in specs]
         means = []
         for vectors in all_vectors:
