@@ -119,7 +119,7 @@ def _table(cell: dict[str, dict[str, Any]]) -> list[str]:
     head = ["| | samples/s | against dense | KB sent a step | KB of them at the split | network | processor |"]
     rows = []
     for name, told in cell.items():
-        low, middle, high = timing.paired_ratio(cell[DENSE]["seconds"], told["seconds"])
+        middle, low, high = timing.paired_ratio(cell[DENSE]["seconds"], told["seconds"])
         speed = f"{np.median(told['samples_per_second']):,.0f} | {middle:.2f} ({low:.2f} to {high:.2f})"
         sent = f"{told['bytes'] / 1e3:,.0f} | {told['split'] / 1e3:,.0f}"
         rows.append(f"| {name} | {speed} | {sent} | {told['network']:.0%} | {told['processor']:.0%} |")
@@ -129,7 +129,7 @@ def _table(cell: dict[str, dict[str, Any]]) -> list[str]:
 def _verdicts(rate: str, batch: int, cell: dict[str, dict[str, Any]]) -> list[Verdict]:
     if batch != BATCHES[0]:
         return []
-    low, middle, high = timing.paired_ratio(cell[DENSE]["seconds"], cell[OURS]["seconds"])
+    middle, low, high = timing.paired_ratio(cell[DENSE]["seconds"], cell[OURS]["seconds"])
     wanted = 2.5 if rate == RATES[0] else 1.0
     what = f"samples a second, {OURS} against dense, {rate}, batches of {batch}"
     return [Verdict(what, f">= {wanted}", f"{middle:.2f} ({low:.2f} to {high:.2f})", middle >= wanted)]
