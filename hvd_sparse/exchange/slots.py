@@ -1,6 +1,6 @@
 """What Keras's optimizers remember of past gradients: where they keep it, and copies of them that keep it elsewhere.
 
-With `hooks.py` the only file that knows Keras's insides.
+With `keras/hooks.py` the only file that knows Keras's insides.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange import on_shards
 from hvd_sparse.exchange.plan import unique_names
-from hvd_sparse.keras import on_shards
 
 # By class: where momentum is in units of gradients, but for a factor that is alike for all of it.
 _MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}

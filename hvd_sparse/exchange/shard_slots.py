@@ -10,10 +10,13 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.compression.updates import LocalSlots
+from hvd_sparse.exchange import on_shards, slots
 from hvd_sparse.exchange.gradients import resource
-from hvd_sparse.keras import on_shards, slots
-from hvd_sparse.keras.on_shards import Piece
+from hvd_sparse.exchange.on_shards import Piece
 from hvd_sparse.spec import Spec
+
+# Those that treat each element alone, whatever the weights are.
+ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion")
 
 
 class TwinSlots(LocalSlots):
@@ -93,6 +96,12 @@ def made(spec: Spec, optimizer: keras.optimizers.Optimizer) -> TwinSlots:
     """The slots of an optimizer for a vector, or a shard of one."""
     kind = TwinSlots if on_shards.offered(optimizer) is None else PieceSlots
     return kind(spec, optimizer)
+
+
+def is_element_wise(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the step itself is one of Keras's that treat each element alone; a subclass may have another step."""
+    home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
+    return home.__module__.partition(".")[0] == "keras" and home.__name__ in ELEMENT_WISE
 
 
 class _Moved:
