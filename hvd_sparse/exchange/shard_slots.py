@@ -22,9 +22,10 @@ ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelt
 class TwinSlots(LocalSlots):
     """The slots of an optimizer's twin for a shard, [size] float32 each, and its step, element by element."""
 
-    def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer):
+    def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer, steps: tf.Variable | None = None):
+        """Takes the vector, the optimizer, and how many steps were taken, where that is not `iterations`."""
         self._optimizer = weakref.ref(optimizer)
-        self._twin = slots.twin(optimizer, _Moved([spec.size], spec.name))
+        self._twin = slots.twin(optimizer, _Moved([spec.size], spec.name), steps)
         self._variables = {name: held[spec.name] for name, held in slots.by_name(self._twin).items()}
         begins = {name: float(slot.value.numpy()[0]) for name, slot in self._variables.items() if spec.size}
         super().__init__(spec, {name: slot.value for name, slot in self._variables.items()}, begins)

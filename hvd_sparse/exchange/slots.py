@@ -94,21 +94,23 @@ def _alive(reference: Any) -> Any:
     return found
 
 
-def twin(optimizer: keras.optimizers.Optimizer, vector: Any) -> keras.optimizers.Optimizer:
+def twin(
+    optimizer: keras.optimizers.Optimizer, vector: Any, steps: tf.Variable | None = None
+) -> keras.optimizers.Optimizer:
     """An optimizer of the same class and settings that has slots for a vector, and writes by `assign` of variables.
 
-    So its `update_step` can run in a `keras.StatelessScope`, where it writes nothing. Its number of steps is that of
-    the optimizer, which has to live on.
+    So its `update_step` can run in a `keras.StatelessScope`, where it writes nothing.
 
     Args:
         optimizer: works element by element, or is one of `on_shards.py`, whose twin is there for its slots alone.
         vector: stands for a variable: has `shape`, `dtype`, `name`, `assign_add` and `assign_sub`.
+        steps: how many it has taken, [] int64; None is as many as the optimizer, which has to live on.
     """
     base: Any = optimizer.__class__
     reference = weakref.ref(optimizer)
 
     class Twin(base):
-        iterations = property(lambda self: _alive(reference).iterations)
+        iterations = property(lambda self: _alive(reference).iterations if steps is None else steps)
 
         def _var_key(self, variable):
             return vector.name

@@ -72,7 +72,7 @@ class Copies:
 
     def begin(self, client: int, parameters: tf.Tensor) -> Entries:
         """The whole shard [size] float32, for a client that has nothing, or what it has is not known."""
-        pull = self._pull
+        pull = self._pull if self._spec.size else None
         self._copies[client] = _Whole(parameters) if pull is None else _Dropped(parameters, pull, self._spec)
         return Entries(parameters.numpy())
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.servers import local
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.messages import Pull, Push
@@ -57,12 +58,17 @@ class Job:
         self.ranks = ranks
         self.shards = cut(whole_of(ranks), ranks)
         self.rule = rule or InOrderOfArrival()
-        kind = SharedCopy if isinstance(self.rule, Together) else Copies
+        feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
+        kind, own = SharedCopy if isinstance(self.rule, Together) else Copies, optimizer()
+        served = local.subtraction(own) if local.sends_updates(feeding) else own
         self.servers = [
-            Shard(ServedPieces(optimizer(), start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards
+            Shard(ServedPieces(served, start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards
         ]
-        feeding = None if push is None else ErrorFeedback(push)
-        self.pushing = [Pushes(feeding, self.shards) for _ in range(ranks)]
+        self.optimizers = [optimizer() for _ in range(ranks)]  # of clients
+        self.pushing = [
+            Pushes(feeding, [spec._replace(optimizer=local.optimizer_of(each)) for spec in self.shards])
+            for each in self.optimizers
+        ]
         self.copies = [Copy(self.shards) for _ in range(ranks)]
         self.numbers = [0] * ranks
         self.flights: dict[int, dict[int, Push]] = {}
