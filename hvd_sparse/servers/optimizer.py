@@ -57,7 +57,8 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
             runs the optimizer on its own gradient, with slots of its own; what it pushes is by how much weights are to
             be lowered, and servers subtract it.
         pull: what is sent of the parameters, chosen by their difference from what this rank was last sent; a compressor
-            without feedback. None sends all.
+            without feedback. With a quantizer, as `Quantized(SampledThreshold(0.01), TwoBits())`, differences are sent
+            in few bits, and copies come near to the parameters without becoming equal. None sends all.
         synchronous: servers wait for the pushes of all ranks and make one update by their mean, added in rank order:
             the aggregator of the same compressor, shard by shard, to the bit where `pull` is None.
         max_staleness: how many updates may be made while a rank computes; who is faster waits. None sets no bound.
@@ -123,10 +124,10 @@ def _check_pull(pull: Compressor | None) -> None:
             "What a pull leaves out stays in the difference: pass the compressor alone, without "
             f"{type(pull).__name__} around it."
         )
-    if pull is not None and (pull.has_own_code or pull.wire_dtype != "float32"):
+    if pull is not None and pull.wire_dtype != "float32":
         raise ValueError(
-            f"A pull carries new values as they are, so that copies can become equal to the parameters: leave the "
-            f"quantizer or wire_dtype out of {type(pull).__name__}."
+            f"A pull carries new values as they are, or differences in few bits: leave wire_dtype out of "
+            f"{type(pull).__name__}, or write Quantized({type(pull).__name__}(...), TwoBits())."
         )
 
 

@@ -115,7 +115,7 @@ def entries(parts: Sequence[np.ndarray]) -> Entries:
 
 
 def decoder(compressor: Compressor | None, shard: Spec) -> Decode | None:
-    """What gives a server the values of pushes that were coded; None where they are not."""
+    """What gives the values of what a compressor has coded, for a shard; None where it codes nothing."""
     while isinstance(compressor, Wrapper) and not isinstance(compressor, Quantized):
         compressor = compressor.compressor
     if not isinstance(compressor, Quantized):
@@ -150,15 +150,28 @@ class Copy:
         """Takes the servers' shards."""
         self._shards = tuple(shards)
         self._news: list[tuple[np.ndarray, np.ndarray]] | None = None  # values and places; None is all
+        self._taken = [0] * len(self._shards)  # the last push of which each server's answer was taken up
         self.values = np.zeros(sum(spec.size for spec in shards), np.float32)
 
     def take(self, server: int, number: int, pull: Pull) -> None:
-        """Takes up what a server has sent in answer to push `number`; MessageError where it does not fit."""
+        """Takes up what a server has sent in answer to push `number`; MessageError where it does not fit.
+
+        Values replace what is there. Differences are added to the answer before, and are not added twice.
+        """
         spec = self._shards[server]
         if pull.number != number:
             raise MessageError(f"an answer to push {pull.number}, where {number} was asked")
-        pull.parameters.checked(spec.size).set_in(self.of(server))
-        self._note(spec.offset, pull.parameters)
+        came, own = pull.parameters.checked(spec.size), self.of(server)
+        if not pull.is_difference:
+            came.set_in(own)
+        elif number == self._taken[server]:
+            return
+        elif number == self._taken[server] + 1:
+            came = came.add_to(own)
+        else:
+            raise MessageError(f"differences from answer {number - 1}, where {self._taken[server]} was the last")
+        self._taken[server] = number
+        self._note(spec.offset, came)
 
     def news(self) -> Entries:
         """What has changed since this was called before; all of it the first time, and after `forget`.

@@ -18,6 +18,7 @@ from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.servers.settings import Settings
 from tests.servers import members as job
 from tests.servers.simulated import whole_of
+from tests.simulation import same_bits
 
 SIZE = whole_of(1).size
 SPARSE = Settings(ErrorFeedback(TopK(0.2)), TopK(0.2), InOrderOfArrival(), None)
@@ -42,6 +43,28 @@ def test_codes_are_what_they_stand_for_and_travel_in_fewer_bytes(settings):
     codes = members[0].connections.sent.bytes - 4 * values
     assert codes != 4 * values and codes <= 2 * (quantizer.code_bytes(values) + 4 * quantizer.scale_count(values))
     job.finish(members)
+
+
+@pytest.mark.parametrize("rule", [InOrderOfArrival(), Together()])
+@pytest.mark.parametrize("quantizer", [OneBit("column"), TwoBits(), QSGD(4)])
+def test_copies_follow_by_differences_in_fewer_bytes(quantizer, rule):
+    """What a client decodes is what its server has added to what it takes for this client's copy, to the bit."""
+    settings = SPARSE._replace(pull=Quantized(TopK(0.8), quantizer), rule=rule)
+    members, random = job.started(2, settings), np.random.default_rng(1)
+    gradients = random.standard_normal((2, 4, SIZE)).astype(np.float32)
+
+    def train(rank: int) -> None:
+        pushes = job.pushing(members[rank], settings)
+        for gradient in gradients[rank]:
+            job.step(members[rank], pushes, gradient)
+
+    job.each(2, train)
+    for client in range(2):
+        talk = members[client].connections
+        for server in range(2):
+            same_bits(talk.copy.of(server), members[server].shard._copies.of(client))
+        assert talk.received.bytes < 8 * talk.received.values
+    assert len({each.tobytes() for each in job.finish(members)}) == 1, "all of the last parameters, as they are"
 
 
 @pytest.mark.parametrize("settings", [job.ASYNCHRONOUS, SPARSE, SPARSE._replace(rule=Together())])
