@@ -8,8 +8,8 @@ import keras
 import numpy as np
 
 from hvd_sparse.compression.momentum import VELOCITY
-from hvd_sparse.exchange import sender_side
-from hvd_sparse.keras import hooks, momentum, slots, without_slots
+from hvd_sparse.exchange import sender_side, slots
+from hvd_sparse.keras import hooks, momentum, without_slots
 from hvd_sparse.transport import topology
 
 

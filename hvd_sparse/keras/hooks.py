@@ -26,9 +26,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange import sender_side
+from hvd_sparse.exchange import sender_side, slots
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import ahead, local_optimizer, momentum, slots, train_step, without_slots
+from hvd_sparse.keras import ahead, local_optimizer, momentum, train_step, without_slots
 from hvd_sparse.servers.optimizer import is_served
 
 _EXCHANGE = "_hvd_sparse_exchange"

@@ -3,7 +3,7 @@
 A recipe with `LocalUpdates` exchanges what an optimizer does with a node's gradients. A twin of the optimizer, of the
 same class and settings, has slots for the shard alone; its step runs in a `keras.StatelessScope`, so that nothing is
 written before all ranks have committed. Optimizers that look at whole variables bring a step for shards themselves
-(`on_shards.py`). What acts on weights stays with the optimizer itself: decoupled weight decay,
+(`exchange/on_shards.py`). What acts on weights stays with the optimizer itself: decoupled weight decay,
 constraints, the moving average. Gradients are clipped before.
 
 The optimizer has no slots of its own then; `without_slots.py` has what stands in for them in files.
@@ -20,13 +20,11 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.senders import slots_of
-from hvd_sparse.exchange import sender_side
+from hvd_sparse.exchange import on_shards, sender_side, shard_slots
 from hvd_sparse.exchange.arguments import sends_updates
-from hvd_sparse.keras import ahead, on_shards, shard_slots, without_slots
+from hvd_sparse.keras import ahead, without_slots
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
 
-# Those that treat each element alone, whatever the weights are.
-_ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion")
 _LAYER_WISE = ("LARS", "LAMB")  # of the package lars
 
 
@@ -63,8 +61,9 @@ def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
     if sends_updates(recipe) and not _runs_on_shards(optimizer):
         raise ValueError(
             f"The exchange cannot run {type(optimizer).__name__} on a shard of a node's gradient, but "
-            f"{', '.join(_ELEMENT_WISE)}, and {' and '.join(_LAYER_WISE)} of the package lars: use one of these with "
-            "its own step, or a recipe that exchanges gradients, as hvd.recipes.hitopk(0.01) or hvd.recipes.mean()."
+            f"{', '.join(shard_slots.ELEMENT_WISE)}, and {' and '.join(_LAYER_WISE)} of the package lars: use one of "
+            "these with its own step, or a recipe that exchanges gradients, as hvd.recipes.hitopk(0.01) or "
+            "hvd.recipes.mean()."
         )
 
 
@@ -103,10 +102,4 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
 
 
 def _runs_on_shards(optimizer: keras.optimizers.Optimizer) -> bool:
-    return _is_element_wise(optimizer) or on_shards.offered(optimizer) is not None
-
-
-def _is_element_wise(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the step itself is one of Keras's that treat each element alone; a subclass may have another step."""
-    home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
-    return home.__module__.partition(".")[0] == "keras" and home.__name__ in _ELEMENT_WISE
+    return shard_slots.is_element_wise(optimizer) or on_shards.offered(optimizer) is not None

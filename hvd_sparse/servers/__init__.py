@@ -6,7 +6,8 @@ other rank: a server applies pushes in the order in which they arrive.
 - `messages`: what a push and a pull hold.
 - `shard`: a server's state and rules, without a network; `rules` says which pushes are applied when, `copies` what
   each client was last sent, `gathering` the sum of gradients for the next update.
-- `pushing`: what a client sends, and its copy of the parameters; `model` gives a model's variables what that has.
+- `pushing`: what a client sends, and its copy of the parameters; `local` what runs on its gradients before, and `model`
+  gives a model's variables what the copy has.
 - `optimizer`: `ShardedServers`, around a Keras optimizer; `applying` runs that optimizer on a shard.
 - `batches`: `SharedBatches`, an epoch that all ranks take together.
 - `presence`, `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`.

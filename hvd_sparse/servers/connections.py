@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import concurrent.futures
+import functools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from hvd_sparse.compression.base import Compressor
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
-from hvd_sparse.servers.pushing import Copy
+from hvd_sparse.servers.pushing import Copy, decoder
 from hvd_sparse.servers.replicas import Replicas, deputy_of
 from hvd_sparse.servers.saving import Flight
 from hvd_sparse.spec import Spec
@@ -59,7 +61,14 @@ class Connections:
         updates_lost: that servers had made and their deputies had not heard of.
     """
 
-    def __init__(self, client: Client, shards: Sequence[Spec], flight: Flight, replicas: Replicas | None = None):
+    def __init__(
+        self,
+        client: Client,
+        shards: Sequence[Spec],
+        flight: Flight,
+        replicas: Replicas | None = None,
+        pull: Compressor | None = None,
+    ):
         """Pulls everything.
 
         Args:
@@ -67,8 +76,10 @@ class Connections:
             shards: of the ranks.
             flight: notes what is pushed.
             replicas: how servers are insured.
+            pull: what servers choose by.
         """
         self._client, self._flight, self._replicas = client, flight, replicas
+        self._decoders = [decoder(pull, shard) for shard in shards]
         self._places = list(range(len(shards)))  # who serves each shard
         self._versions = [0] * len(shards)  # the newest that was seen
         self.copy = Copy(shards)
@@ -173,7 +184,7 @@ class Connections:
 
         def ask(shard: int) -> concurrent.futures.Future[Any]:
             own = {} if kind in wire.OF_SERVICES else {"shard": shard}
-            answer = _of_who_serves(check or _pull)
+            answer = _of_who_serves(check or functools.partial(_pull, self._decoders[shard]))
             return self._client.ask(self._places[shard], kind, bodies[shard], check=answer, **own, **fields[shard])
 
         asked = {shard: ask(shard) for shard in range(len(fields))}
@@ -205,7 +216,7 @@ class Connections:
                 return None
             self._places[shard] = deputy
             fields = {"shard": shard, "push": self.number, "again": True}
-            pull = self._client.ask(deputy, "begin", check=_pull, **fields).result()
+            pull = self._client.ask(deputy, "begin", check=functools.partial(_pull, None), **fields).result()
         except LinkError:
             return None
         self.copy.take(shard, pull.number, pull)
@@ -270,9 +281,9 @@ def _failed(asked: Mapping[int, concurrent.futures.Future[Any]]) -> list[int]:
     return [place for place, each in asked.items() if each.done() and isinstance(each.exception(), _RETRIED)]
 
 
-def _pull(kind: str, fields: dict[str, Any], received: Any) -> Pull:
+def _pull(decode: wire.Decode | None, kind: str, fields: dict[str, Any], received: Any) -> Pull:
     try:
-        return wire.pull_of(fields, received)
+        return wire.pull_of(fields, received, decode)
     except (MessageError, KeyError) as complaint:
         raise WireError(f"no pull: {complaint}") from None
 

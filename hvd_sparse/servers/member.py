@@ -15,7 +15,6 @@ import numpy as np
 
 from hvd_sparse.servers import wire
 from hvd_sparse.servers.connections import Connections, ServerLostError
-from hvd_sparse.servers.replicas import Replicas
 from hvd_sparse.servers.replicating import Replicator
 from hvd_sparse.servers.service import Service
 from hvd_sparse.servers.settings import Settings
@@ -43,12 +42,12 @@ class Member:
         service: Service,
         server: Server,
         client: Client,
+        settings: Settings,
         replicator: Replicator | None = None,
-        replicas: Replicas | None = None,
     ):
         self.shards, self.shard, self.keeper = tuple(shards), service.shard, service.own.keeper
         self._service, self._server, self._client, self._replicator = service, server, client, replicator
-        self.connections = Connections(client, shards, self.keeper.flight, replicas)
+        self.connections = Connections(client, shards, self.keeper.flight, settings.replicas, settings.pull)
         self._closed = False
         atexit.register(self._finish_quietly)
 
@@ -140,7 +139,7 @@ def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting,
     patience = Patience(work=math.inf, again=_AGAIN, **silence)
     client = Client(meeting.addresses, Caller(rank, subject, meeting.secret, protocol, patience, events=events))
     replicator = None if replicas is None else Replicator(service, client, replicas)
-    return Member(shards, service, server, client, replicator, replicas)
+    return Member(shards, service, server, client, settings, replicator)
 
 
 class _Departures(Events):

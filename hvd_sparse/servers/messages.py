@@ -53,6 +53,12 @@ class Entries(NamedTuple):
             raise MessageError("values that are not finite")
         return self
 
+    def add_to(self, vector: np.ndarray) -> Entries:
+        """Adds the values, which have places, to a vector [size] float32; gives the new values at these places."""
+        assert self.indices is not None
+        vector[self.indices] += self.values
+        return Entries(vector[self.indices], self.indices)
+
     def set_in(self, vector: np.ndarray) -> None:
         """Puts the values in a vector [size] float32; doing it again changes nothing."""
         vector[slice(None) if self.indices is None else self.indices] = self.values
@@ -79,10 +85,15 @@ class Pull(NamedTuple):
         number: of the push; 0 where a client begins.
         version: how many updates the server's parameters have taken in.
         pushes: how many pushes of all clients it has applied.
-        parameters: new values, at the places that were chosen.
+        parameters: new values, at the places that were chosen; where they travel coded, how much values have changed.
     """
 
     number: int
     version: int
     pushes: int
     parameters: Entries
+
+    @property
+    def is_difference(self) -> bool:
+        """Whether what it holds is to be added to the pull before it, and so must be taken once."""
+        return self.parameters.coded is not None

@@ -12,7 +12,7 @@ import tensorflow as tf
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.exchange.plan import unique_names
-from hvd_sparse.servers import applying
+from hvd_sparse.servers import applying, local
 from hvd_sparse.servers.joining import join
 from hvd_sparse.servers.member import Member
 from hvd_sparse.servers.model import ModelVariables
@@ -52,9 +52,13 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
         optimizer: works element by element, as SGD, Adam or Adagrad, and is not used yet; it is changed in place and
             returned.
         push: what is sent of gradient + residual, as `SampledThreshold(0.01)`; a compressor without feedback gets
-            `ErrorFeedback` around it. None sends all.
+            `ErrorFeedback` around it. None sends all. `MomentumCorrection(ErrorFeedback(...), momentum=0.9)` has each
+            rank take its gradients into a momentum of its own before. With `LocalUpdates(ErrorFeedback(...))` each rank
+            runs the optimizer on its own gradient, with slots of its own; what it pushes is by how much weights are to
+            be lowered, and servers subtract it.
         pull: what is sent of the parameters, chosen by their difference from what this rank was last sent; a compressor
-            without feedback. None sends all.
+            without feedback. With a quantizer, as `Quantized(SampledThreshold(0.01), TwoBits())`, differences are sent
+            in few bits, and copies come near to the parameters without becoming equal. None sends all.
         synchronous: servers wait for the pushes of all ranks and make one update by their mean, added in rank order:
             the aggregator of the same compressor, shard by shard, to the bit where `pull` is None.
         max_staleness: how many updates may be made while a rank computes; who is faster waits. None sets no bound.
@@ -75,6 +79,7 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     if optimizer.built or is_served(optimizer):
         raise ValueError(f"The optimizer {optimizer.name} is in use already: wrap it once, and before the first step.")
     applying.check(optimizer)
+    local.check(optimizer, push)
     _check_pull(pull)
     feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
     rule = _rule(synchronous, max_staleness, pushes_per_update)
@@ -119,10 +124,10 @@ def _check_pull(pull: Compressor | None) -> None:
             "What a pull leaves out stays in the difference: pass the compressor alone, without "
             f"{type(pull).__name__} around it."
         )
-    if pull is not None and (pull.has_own_code or pull.wire_dtype != "float32"):
+    if pull is not None and pull.wire_dtype != "float32":
         raise ValueError(
-            f"A pull carries new values as they are, so that copies can become equal to the parameters: leave the "
-            f"quantizer or wire_dtype out of {type(pull).__name__}."
+            f"A pull carries new values as they are, or differences in few bits: leave wire_dtype out of "
+            f"{type(pull).__name__}, or write Quantized({type(pull).__name__}(...), TwoBits())."
         )
 
 
@@ -166,6 +171,11 @@ class Participant:
         """Whether a rank keeps nothing of a gradient."""
         return self._settings.push is None
 
+    @property
+    def sends_updates(self) -> bool:
+        """Whether a rank pushes what the optimizer makes of its gradient."""
+        return local.sends_updates(self._settings.push)
+
     def write_by(self, write: Write) -> None:
         """Says how this rank writes its part of a checkpoint."""
         self._write = write
@@ -199,16 +209,18 @@ class Participant:
         state = None if self._resumed is None else self._resumed.state
         self._member = member = join(optimizer, self._variables, segments, topology.grid(), self._settings, state)
         self._model = ModelVariables(variables)
-        self._pushes = pushes = Pushes(self._settings.push, member.shards)
+        own = local.optimizer_of(optimizer) if self.sends_updates else None
+        self._pushes = pushes = Pushes(self._settings.push, [spec._replace(optimizer=own) for spec in member.shards])
         self._steps = tf.Variable(self._steps_of(member.connections.pushes), trainable=False, name="steps_of_all")
-        member.keeper.unsent, member.keeper.write = lambda: pushes.waiting().numpy(), self._write
+        member.keeper.unsent, member.keeper.memory = lambda: pushes.waiting().numpy(), pushes.memory
+        member.keeper.write = self._write
         if self._resumed is not None:
             self._go_on(optimizer, self._resumed)
 
     def _go_on(self, optimizer: keras.optimizers.Optimizer, resumed: Resumed) -> None:
         assert self._pushes is not None
         if resumed.unsent is not None:
-            self._pushes.restore(resumed.unsent)
+            self._pushes.restore(resumed.unsent, resumed.memory)
         self._assign(self.member.connections.copy.values)
         optimizer.iterations.assign(self.steps)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,7 @@ class Pushes(tf.Module):
         """Takes a compressor that feeds back, or None to send all; and the servers' shards."""
         super().__init__()
         self._compressor, self._shards = compressor, tuple(shards)
-        self._states = [compressor.create(spec) for spec in shards] if compressor is not None else []
+        self._states = [compressor.create(spec) for spec in shards if spec.size] if compressor is not None else []
 
     def choose(self, gradient: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, ...]]:
         """What each server is to be sent; works in a graph, too. `entries` makes messages of it.
@@ -49,16 +49,17 @@ class Pushes(tf.Module):
             culprit = tf.reduce_max(tf.stack([ops.sum_parts(part[tf.newaxis])[1] for part in parts]))
             with tf.control_dependencies([self._checked(culprit)]):
                 return [(tf.identity(part),) for part in parts]
-        chosen = [
+        chosen = [  # but for shards that are empty, the last ones
             self._compressor.compress(tf.expand_dims(part, 0), state)
-            for part, state in zip(parts, self._states, strict=True)
+            for part, state in zip(parts, self._states, strict=False)
         ]
         culprit = tf.reduce_max(tf.stack([selection.culprit for selection in chosen]))
         with tf.control_dependencies([self._checked(culprit)]):
             for selection in chosen:
                 for variable, value in selection.updates:
                     variable.assign(value)
-            return [tuple(tf.identity(part) for part in _sent(selection)) for selection in chosen]
+            sent = [tuple(tf.identity(part) for part in _sent(selection)) for selection in chosen]
+        return [*sent, *((part,) for part in parts[len(sent) :])]
 
     def waiting(self) -> tf.Tensor:
         """What this client has not sent yet [d] float32."""
@@ -67,15 +68,39 @@ class Pushes(tf.Module):
         kept = [self._compressor.waiting(state) for state in self._states]
         return tf.concat([tf.zeros([0], tf.float32) if each is None else each for each in kept], 0)
 
-    def restore(self, vector: np.ndarray) -> None:
-        """Takes what is to be sent yet [d] float32, before the first gradient; does nothing where all is sent."""
-        if self._compressor is None:
-            return
+    def memory(self) -> dict[str, np.ndarray]:
+        """All that it remembers besides: velocities, an optimizer's slots, what seeds follow; by names that last."""
+        return {name: variable.numpy() for name, variable in self._memory().items()}
+
+    def restore(self, vector: np.ndarray, memory: Mapping[str, np.ndarray] = {}) -> None:
+        """Goes on from before, with the first gradient; does nothing where all is sent.
+
+        Args:
+            vector: [d] float32, what is to be sent yet.
+            memory: what `memory` gave, of a client of as many servers; all that begins anew where names differ.
+        """
         ends = np.cumsum([spec.size for spec in self._shards])
-        for part, state in zip(np.split(vector, ends[:-1]), self._states, strict=True):
-            residual = self._compressor.residual(state)
-            assert residual is not None, "it feeds back"
+        for part, residual in zip(np.split(vector, ends[:-1]), self._residuals(), strict=False):
             residual.assign(part)
+        here = self._memory()
+        if here.keys() == memory.keys():
+            for name, variable in here.items():
+                variable.assign(memory[name])
+
+    def _residuals(self) -> list[tf.Variable]:
+        if self._compressor is None:
+            return []
+        found = [self._compressor.residual(state) for state in self._states]
+        return [each for each in found if each is not None]
+
+    def _memory(self) -> dict[str, tf.Variable]:
+        residuals = {id(residual) for residual in self._residuals()}
+        return {
+            f"{number}{variable.name.rpartition(spec.name)[2].removesuffix(':0')}": variable
+            for number, (spec, state) in enumerate(zip(self._shards, self._states, strict=False))
+            for variable in state.variables
+            if id(variable) not in residuals
+        }
 
     def _checked(self, culprit: tf.Tensor) -> tf.Tensor:
         rank = self._shards[0].grid.world.world_rank
@@ -90,7 +115,7 @@ def entries(parts: Sequence[np.ndarray]) -> Entries:
 
 
 def decoder(compressor: Compressor | None, shard: Spec) -> Decode | None:
-    """What gives a server the values of pushes that were coded; None where they are not."""
+    """What gives the values of what a compressor has coded, for a shard; None where it codes nothing."""
     while isinstance(compressor, Wrapper) and not isinstance(compressor, Quantized):
         compressor = compressor.compressor
     if not isinstance(compressor, Quantized):
@@ -125,15 +150,28 @@ class Copy:
         """Takes the servers' shards."""
         self._shards = tuple(shards)
         self._news: list[tuple[np.ndarray, np.ndarray]] | None = None  # values and places; None is all
+        self._taken = [0] * len(self._shards)  # the last push of which each server's answer was taken up
         self.values = np.zeros(sum(spec.size for spec in shards), np.float32)
 
     def take(self, server: int, number: int, pull: Pull) -> None:
-        """Takes up what a server has sent in answer to push `number`; MessageError where it does not fit."""
+        """Takes up what a server has sent in answer to push `number`; MessageError where it does not fit.
+
+        Values replace what is there. Differences are added to the answer before, and are not added twice.
+        """
         spec = self._shards[server]
         if pull.number != number:
             raise MessageError(f"an answer to push {pull.number}, where {number} was asked")
-        pull.parameters.checked(spec.size).set_in(self.of(server))
-        self._note(spec.offset, pull.parameters)
+        came, own = pull.parameters.checked(spec.size), self.of(server)
+        if not pull.is_difference:
+            came.set_in(own)
+        elif number == self._taken[server]:
+            return
+        elif number == self._taken[server] + 1:
+            came = came.add_to(own)
+        else:
+            raise MessageError(f"differences from answer {number - 1}, where {self._taken[server]} was the last")
+        self._taken[server] = number
+        self._note(spec.offset, came)
 
     def news(self) -> Entries:
         """What has changed since this was called before; all of it the first time, and after `forget`.

@@ -8,7 +8,7 @@ applied before. So what went in is what was applied and what is kept, to the bit
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -29,11 +29,13 @@ class Kept(NamedTuple):
         shard: its number.
         state: of this shard.
         unsent: [d] float32, what its client has not sent, or has and no server has applied.
+        memory: what its client remembers besides, by name.
     """
 
     shard: int
     state: State
     unsent: np.ndarray
+    memory: Mapping[str, np.ndarray] = {}
 
 
 class Resumed(NamedTuple):
@@ -42,10 +44,12 @@ class Resumed(NamedTuple):
     Attributes:
         state: of its shard.
         unsent: [d] float32, for its client to send; None where there is nothing.
+        memory: what its client remembers besides, by name; {} where that begins anew.
     """
 
     state: State
     unsent: np.ndarray | None
+    memory: Mapping[str, np.ndarray] = {}
 
 
 Write = Callable[[int, Kept], str]
@@ -105,6 +109,7 @@ class Keeper:
     Attributes:
         flight: what the client has on the way.
         unsent: gives what the client has not sent [d] float32; None where no client belongs to the shard.
+        memory: gives what the client remembers besides.
         write: set by who saves.
     """
 
@@ -114,6 +119,7 @@ class Keeper:
         self._kept: Kept | None = None
         self.flight = Flight()
         self.unsent: Callable[[], np.ndarray] | None = None
+        self.memory: Callable[[], Mapping[str, np.ndarray]] = dict
         self.write: Write | None = None
 
     def keep(self, applied: Sequence[int]) -> None:
@@ -130,11 +136,12 @@ class Keeper:
             whole = np.zeros(sum(spec.size for spec in self._shards), np.float32)
             if self.unsent is not None:
                 whole += self.unsent()
+            memory = self.memory()
             for spec, part, last in zip(self._shards, parts, applied, strict=bool(parts)):
                 if last < number:
                     own = whole[spec.offset : spec.offset + spec.size]
                     own[slice(None) if part.indices is None else part.indices] += part.values
-        self._kept = Kept(self._number, state, whole)
+        self._kept = Kept(self._number, state, whole, memory)
 
     def write_kept(self, number: int) -> str:
         """Writes what was taken down last; gives the SHA-256 of the file.

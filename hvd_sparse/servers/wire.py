@@ -105,14 +105,15 @@ def entries_of(fields: dict[str, Any], received: Any, decode: Decode | None = No
     Raises:
         MessageError: where the payload is of another length than the header says, or cannot be decoded.
     """
-    count, codes = fields["values"], fields["codes"]
-    numbers = fields["scales"] if codes else count
+    count, codes, scales = fields["values"], fields["codes"], fields["scales"]
+    is_coded = codes > 0 or scales > 0
+    numbers = scales if is_coded else count
     places = 0 if fields["everywhere"] else count
     if len(received) != numbers * _VALUE.itemsize + places * _PLACE.itemsize + codes:
         raise MessageError(f"{len(received)} bytes for {numbers} numbers, {places} places and {codes} bytes of codes")
     values = np.frombuffer(received, _VALUE, numbers).astype(np.float32, copy=False)
     indices = np.frombuffer(received, _PLACE, places, values.nbytes).astype(np.int32, copy=False)
-    if not codes:
+    if not is_coded:
         return Entries(values, None if fields["everywhere"] else indices)
     if decode is None or fields["everywhere"]:
         raise MessageError("codes, where values were expected")
@@ -125,9 +126,9 @@ def push_of(fields: dict[str, Any], received: Any, decode: Decode | None = None)
     return Push(fields["push"], fields["rate"], entries_of(fields, received, decode))
 
 
-def pull_of(fields: dict[str, Any], received: Any) -> Pull:
-    """The pull that came; MessageError as `entries_of`."""
-    return Pull(fields["push"], fields["version"], fields["pushes"], entries_of(fields, received))
+def pull_of(fields: dict[str, Any], received: Any, decode: Decode | None = None) -> Pull:
+    """The pull that came; arguments and errors as of `entries_of`."""
+    return Pull(fields["push"], fields["version"], fields["pushes"], entries_of(fields, received, decode))
 
 
 def entries_fields(entries: Entries) -> dict[str, Any]:

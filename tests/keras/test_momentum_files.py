@@ -8,7 +8,8 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse.compression.momentum import VELOCITY
 from hvd_sparse.compression.senders import slots_of
-from hvd_sparse.keras import momentum, slots
+from hvd_sparse.exchange import slots
+from hvd_sparse.keras import momentum
 from hvd_sparse.keras.optimizer import distribute
 from lars import LAMB
 

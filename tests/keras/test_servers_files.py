@@ -30,7 +30,8 @@ def saved(folder, ranks: int, random: np.random.Generator) -> list[Kept]:
         if shard.size:
             arrays["number0"] = np.asarray(10 + rank, np.int64)
         state = State(arrays, numbers(shard.size), 2, 40 + rank, 7 * ranks)
-        kept.append(Kept(rank, state, numbers(ACCOUNT.size)))
+        memory = {"0_velocity": numbers(shard.size), "0_steps": np.asarray(rank, np.int64)}
+        kept.append(Kept(rank, state, numbers(ACCOUNT.size), memory))
         servers_files.write(folder / str(rank), kept[-1], ACCOUNT, ranks)
     return kept
 
@@ -59,6 +60,7 @@ def test_shards_are_cut_anew_and_sums_are_kept(tmp_path_factory, before, after, 
         assert (each.unsent is None) == sends_all
         still = still + (0 if sends_all else each.unsent)
         assert each.state.pushes == 7 * after
+        assert (each.memory == {}) == (after != before)
     np.testing.assert_array_equal(still, waiting)
 
 
@@ -70,6 +72,8 @@ def test_on_as_many_ranks_all_is_as_it_was(tmp_path):
         np.testing.assert_array_equal(new.unsent, old.unsent)
         assert new.state.arrays.keys() == old.state.arrays.keys()
         assert new.state.arrays["number0"] == old.state.arrays["number0"]
+        assert new.memory.keys() == old.memory.keys()
+        assert all((new.memory[name] == value).all() for name, value in old.memory.items())
 
 
 def test_the_numbers_are_of_the_shard_that_most_is_of(tmp_path):
@@ -86,10 +90,17 @@ def test_another_model_or_optimizer_is_told(tmp_path, other):
         servers_files.resumed([tmp_path / "0"], other, servers_files.Rank(0, 1, False))
 
 
+def test_updates_are_not_taken_for_gradients(tmp_path):
+    saved(tmp_path, 1, np.random.default_rng(0))
+    with pytest.raises(ValueError, match="is of clients that pushed gradients, and here they push updates"):
+        servers_files.resumed([tmp_path / "0"], ACCOUNT._replace(unit="weights"), servers_files.Rank(0, 1, False))
+
+
 def test_an_account_tells_a_model(tmp_path):
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     account = servers_files.Account.of(keras.optimizers.SGD(), model.trainable_variables)
-    assert account.optimizer == "SGD" and account.size == 8
+    assert account.optimizer == "SGD" and account.size == 8 and account.unit == "gradients"
+    assert servers_files.Account.of(keras.optimizers.SGD(), [], sends_updates=True).unit == "weights"
 
 
 def test_what_is_damaged_or_of_something_else_is_told(tmp_path):

@@ -62,7 +62,7 @@ def test_one_variable_at_a_time_is_the_same(make):
 
 def test_hvd_sparse_finds_the_velocities():
     """For the momentum correction of its callbacks: LARS is SGD to it, and its velocities hold past rates likewise."""
-    from hvd_sparse.keras import slots
+    from hvd_sparse.exchange import slots
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(lars.LARS(0.5))

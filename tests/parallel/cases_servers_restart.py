@@ -6,20 +6,23 @@ import keras
 import numpy as np
 
 import hvd_sparse as hvd
+from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.servers.optimizer import served
 from tests.parallel.cases import case, thorough
 from tests.parallel.training import assert_replicas_equal, network, on_every_rank, own_data, raises, shared_folder
 
 L = keras.layers
+GRADIENTS = TopK(0.25)
 
 
-def trained(folder, epochs, **settings):
+def trained(folder, epochs, push=GRADIENTS, **settings):
     """A model after some epochs on servers; all ranks have ended them."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(hvd.rank())
     model = network(layers=[L.BatchNormalization()])
-    optimizer = hvd.servers.ShardedServers(keras.optimizers.Adam(0.01), push=TopK(0.25), **settings)
+    optimizer = hvd.servers.ShardedServers(keras.optimizers.Adam(0.01), push, **settings)
     model.compile(optimizer, "mse")
     callbacks = [hvd.callbacks.ServersCheckpointCallback(folder)]
     model.fit(*own_data(), batch_size=8, epochs=epochs, shuffle=False, verbose=0, callbacks=callbacks)
@@ -31,11 +34,13 @@ def trained(folder, epochs, **settings):
 def a_stopped_run_on_servers_ends_with_the_bits_of_one_that_was_not():
     """Synchronous, as then the order of arrival decides nothing: slots, residuals and schedules go on from before.
 
-    What is not trained is rank 0's where a run goes on, so that only what is trained is compared.
+    Ranks run Adam themselves, so that slots of theirs are saved, too. What is not trained is rank 0's where a run goes
+    on, so that only what is trained is compared.
     """
     folder, final, steps = shared_folder(), [], []
+    updates = LocalUpdates(ErrorFeedback(TopK(0.25)))
     for name, epochs in (("stopped", 1), ("stopped", 3), ("whole", 3)):
-        model = trained(folder / name, epochs, synchronous=True)
+        model = trained(folder / name, epochs, updates, synchronous=True)
         steps.append(int(model.optimizer.iterations))
         hvd.servers.finish(model.optimizer)
         assert_replicas_equal(model.trainable_variables)

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.servers import local
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.messages import Pull, Push
@@ -19,6 +20,7 @@ from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.shard import Shard
 from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Grid
+from tests.simulation import same_bits
 
 SHAPES = ((3, 4), (5,), ())
 
@@ -57,12 +59,17 @@ class Job:
         self.ranks = ranks
         self.shards = cut(whole_of(ranks), ranks)
         self.rule = rule or InOrderOfArrival()
-        kind = SharedCopy if isinstance(self.rule, Together) else Copies
+        feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
+        kind, own = SharedCopy if isinstance(self.rule, Together) else Copies, optimizer()
+        served = local.subtraction(own) if local.sends_updates(feeding) else own
         self.servers = [
-            Shard(ServedPieces(optimizer(), start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards
+            Shard(ServedPieces(served, start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards
         ]
-        feeding = None if push is None else ErrorFeedback(push)
-        self.pushing = [Pushes(feeding, self.shards) for _ in range(ranks)]
+        self.optimizers = [optimizer() for _ in range(ranks)]  # of clients
+        self.pushing = [
+            Pushes(feeding, [spec._replace(optimizer=local.optimizer_of(each)) for spec in self.shards])
+            for each in self.optimizers
+        ]
         self.copies = [Copy(self.shards) for _ in range(ranks)]
         self.numbers = [0] * ranks
         self.flights: dict[int, dict[int, Push]] = {}
@@ -103,7 +110,7 @@ class Job:
     def arrive(self, client: int, server: int, pull: Pull) -> None:
         self.copies[client].take(server, self.numbers[client], pull)
         expected = self.servers[server]._copies.of(client)
-        np.testing.assert_array_equal(self.copies[client].of(server), expected)
+        same_bits(self.copies[client].of(server), expected)
         del self.flights[client][server]
         if not self.flights[client]:
             del self.flights[client]

@@ -12,9 +12,12 @@ from hypothesis import strategies as st
 from hvd_sparse.aggregators import Compressed
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.held import HeldThreshold
-from hvd_sparse.compression.selectors import BucketTopK, TopK
+from hvd_sparse.compression.quantizers import QSGD, OneBit, TwoBits
+from hvd_sparse.compression.selectors import BucketTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
-from hvd_sparse.servers.messages import Entries, MessageError, Push
+from hvd_sparse.servers import ShardedServers
+from hvd_sparse.servers.messages import Codes, Entries, MessageError, Pull, Push
+from hvd_sparse.servers.pushing import Copy, cut
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.spec import Segment, Spec
 from tests import threads
@@ -32,6 +35,8 @@ SIZE = whole_of(1).size
 RANKS = st.integers(1, 5)
 SEEDS = st.integers(0, 2**32 - 1)
 SELECTIONS = st.sampled_from([None, TopK(0.2), SampledThreshold(0.2), HeldThreshold(0.2, life=2), BucketTopK(1, 5)])
+CODED = [Quantized(TopK(0.5), TwoBits()), Quantized(SampledThreshold(0.3), OneBit()), Quantized(TopK(0.3), QSGD(2))]
+PULLS = st.one_of(SELECTIONS, st.sampled_from(CODED))
 few = settings(max_examples=15, deadline=None)
 
 
@@ -86,7 +91,7 @@ def test_what_is_chosen_scales_with_the_gradient(seed, selection, exponent):
 
 
 @few
-@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=SELECTIONS)
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=PULLS)
 def test_lost_answers_do_no_harm(ranks, seed, push, pull):
     """Messages and answers are lost and come again; `Job.arrive` compares each copy with what the server has sent."""
     calm, rough = (Job(ranks, OPTIMIZERS["Adam"], push, pull, seed=seed) for _ in range(2))
@@ -105,7 +110,7 @@ def test_lost_answers_do_no_harm(ranks, seed, push, pull):
 
 
 @few
-@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=SELECTIONS)
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=PULLS)
 def test_who_begins_again_at_any_time_sends_nothing_twice(ranks, seed, push, pull):
     """A client whose connection has ended does not know whether its push was applied, and begins again where it was."""
     job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, pull, seed=seed)
@@ -183,6 +188,68 @@ def test_a_quiescent_system_drains(ranks, seed, pull, synchronous):
     assert all(copy.values.tobytes() == job.parameters().tobytes() for copy in job.copies)
 
 
+@pytest.mark.parametrize("rule", [Together(), InOrderOfArrival()])
+@pytest.mark.parametrize("pull", CODED)
+def test_differences_in_few_bits_bring_copies_near(pull, rule):
+    """They need not become equal, but are at every answer what the server takes them for (`Job.arrive`)."""
+    random, job = np.random.default_rng(1), Job(2, OPTIMIZERS["SGD"], None, pull, rule)
+    for step in range(40):
+        for client in range(2):
+            job.send(client, gradient(random) if step < 3 else np.zeros(SIZE, np.float32))
+        for client in range(2):
+            for server in range(2):
+                job.deliver(client, server)
+    for copy in job.copies:
+        np.testing.assert_allclose(copy.values, job.parameters(), atol=1e-3)
+
+
+def test_a_difference_is_added_once_and_to_what_it_is_from():
+    shards = cut(whole_of(1), 1)
+    copy, coded = Copy(shards), Codes(np.zeros(1, np.uint8), np.zeros(4, np.float32))
+    copy.take(0, 0, Pull(0, 0, 0, Entries(np.ones(SIZE, np.float32))))
+    change = Entries(np.float32([2.0]), np.int32([3]), coded)
+    assert copy.news().indices is None
+    for _ in range(2):
+        copy.take(0, 1, Pull(1, 1, 1, change))
+        assert copy.values[3] == 3.0
+    np.testing.assert_array_equal(copy.news().values, [3.0])
+    with pytest.raises(MessageError, match="differences from answer 2, where 1 was the last"):
+        copy.take(0, 3, Pull(3, 3, 3, change))
+    copy.take(0, 3, Pull(3, 3, 3, Entries(np.zeros(SIZE, np.float32))))
+    copy.take(0, 4, Pull(4, 4, 4, change))
+    assert copy.values[3] == 2.0
+
+
+@pytest.mark.parametrize("pull", [TopK(0.3), *CODED])
+def test_parameters_that_are_not_finite_are_not_hidden(pull):
+    job = Job(1, lambda: keras.optimizers.SGD(1.0), None, pull)
+    job.send(0, np.full(SIZE, 3e38, np.float32), rate=3e38)
+    with pytest.raises(MessageError, match="not finite"):
+        job.deliver(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("pull", "complaint"),
+    [
+        (TopK(0.1, wire_dtype="float16"), r"leave wire_dtype out of TopK, or write Quantized\(TopK"),
+        (ErrorFeedback(Quantized(TopK(0.1), TwoBits())), "pass the compressor alone, without ErrorFeedback"),
+    ],
+)
+def test_a_pull_that_cannot_be_is_refused(pull, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        ShardedServers(keras.optimizers.SGD(), pull=pull)
+
+
+@pytest.mark.parametrize("pull", [None, TopK(0.3), *CODED])
+def test_a_server_of_nothing_serves(pull):
+    """Of 7 servers of 18 parameters the last one has none."""
+    job, random = Job(7, OPTIMIZERS["Adam"], TopK(0.3) if pull is None else pull, pull), np.random.default_rng(1)
+    for _ in range(2):
+        job.step(1, gradient(random))
+    assert [spec.size for spec in job.shards] == [3] * 6 + [0]
+    assert job.pushing[1].waiting().shape == (SIZE,)
+
+
 @few
 @given(
     ranks=RANKS,
@@ -248,8 +315,9 @@ def test_who_pauses_is_not_waited_for():
     assert set(job.flights) == {1}, "it is waited for again, and waits itself"
 
 
-def test_who_has_lost_the_connection_is_not_waited_for_and_can_go_on():
-    job = Job(3, OPTIMIZERS["SGD"], pull=TopK(0.1), rule=Together())
+@pytest.mark.parametrize("pull", [TopK(0.1), CODED[0]])
+def test_who_has_lost_the_connection_is_not_waited_for_and_can_go_on(pull):
+    job = Job(3, OPTIMIZERS["SGD"], pull=pull, rule=Together())
     for server in job.servers:
         server.lose_sight_of(2)
     for client in (0, 1):
@@ -261,6 +329,11 @@ def test_who_has_lost_the_connection_is_not_waited_for_and_can_go_on():
     for server in range(3):
         job.deliver(2, server)
     assert set(job.flights) == {2}, "it is one of those that are waited for again"
+    for client in (0, 1):
+        job.send(client, np.ones(SIZE, np.float32))
+        for server in range(3):
+            job.deliver(client, server)
+    assert not job.flights, "it has got what it had missed, too"
 
 
 def test_who_comes_back_begins_with_all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 
 import numpy as np
@@ -13,11 +14,12 @@ from hvd_sparse.compression.quantizers import QSGD, OneBit, TwoBits
 from hvd_sparse.compression.selectors import Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.servers import ServerLostError, wire
-from hvd_sparse.servers.messages import Entries, Push
+from hvd_sparse.servers.messages import Entries, MessageError, Push
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.servers.settings import Settings
 from tests.servers import members as job
 from tests.servers.simulated import whole_of
+from tests.simulation import same_bits
 
 SIZE = whole_of(1).size
 SPARSE = Settings(ErrorFeedback(TopK(0.2)), TopK(0.2), InOrderOfArrival(), None)
@@ -41,6 +43,48 @@ def test_codes_are_what_they_stand_for_and_travel_in_fewer_bytes(settings):
     values, quantizer = members[0].connections.sent.values, settings.push.compressor.quantizer
     codes = members[0].connections.sent.bytes - 4 * values
     assert codes != 4 * values and codes <= 2 * (quantizer.code_bytes(values) + 4 * quantizer.scale_count(values))
+    job.finish(members)
+
+
+@pytest.mark.parametrize("rule", [InOrderOfArrival(), Together()])
+@pytest.mark.parametrize("quantizer", [OneBit("column"), TwoBits(), QSGD(4)])
+def test_copies_follow_by_differences_in_fewer_bytes(quantizer, rule):
+    """What a client decodes is what its server has added to what it takes for this client's copy, to the bit."""
+    settings = SPARSE._replace(pull=Quantized(TopK(0.8), quantizer), rule=rule)
+    members, random = job.started(2, settings), np.random.default_rng(1)
+    gradients = random.standard_normal((2, 4, SIZE)).astype(np.float32)
+
+    def train(rank: int) -> None:
+        pushes = job.pushing(members[rank], settings)
+        for gradient in gradients[rank]:
+            job.step(members[rank], pushes, gradient)
+
+    job.each(2, train)
+    for client in range(2):
+        talk = members[client].connections
+        for server in range(2):
+            same_bits(talk.copy.of(server), members[server].shard._copies.of(client))
+        assert talk.received.bytes < 8 * talk.received.values
+    assert len({each.tobytes() for each in job.finish(members)}) == 1, "all of the last parameters, as they are"
+
+
+def test_differences_that_arrive_damaged_come_again_and_are_added_once():
+    settings, answers = SPARSE._replace(pull=Quantized(TopK(0.8), TwoBits())), itertools.count()
+    members, random = job.started(2, settings), np.random.default_rng(1)
+    talk, pushes = members[0].connections, job.pushing(members[0], settings)
+    decode = talk._decoders[1]
+
+    def damaged(coded, places):
+        if next(answers) in (0, 2):
+            raise MessageError("damaged on the way")  # which ends the connection
+        return decode(coded, places)
+
+    talk._decoders[1] = damaged
+    for _ in range(3):
+        job.step(members[0], pushes, random.standard_normal(SIZE).astype(np.float32))
+        for server in range(2):
+            same_bits(talk.copy.of(server), members[server].shard._copies.of(0))
+    assert next(answers) == 5 and [member.shard.pushes for member in members] == [3, 3]
     job.finish(members)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import subprocess
 import sys
@@ -12,7 +13,8 @@ import numpy as np
 import pytest
 
 from hvd_sparse.compression.error_feedback import ErrorFeedback
-from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.compression.quantizers import TwoBits
+from hvd_sparse.compression.selectors import Quantized, TopK
 from hvd_sparse.servers import ServerLostError
 from hvd_sparse.servers.replicas import Deputy, Replica, Replicas, deputy_of, guarded_by, payload_of, state_of
 from hvd_sparse.servers.rules import Together
@@ -21,10 +23,11 @@ from tests.parallel import launch
 from tests.servers import dying_rank
 from tests.servers import members as job
 from tests.servers.simulated import whole_of
+from tests.simulation import same_bits
 
 SIZE = whole_of(1).size
 INSURED = job.ASYNCHRONOUS._replace(replicas=Replicas(age=4, lease=1.0))
-SPARSE = INSURED._replace(push=ErrorFeedback(TopK(0.3)), pull=TopK(0.3))
+SPARSE = INSURED._replace(push=ErrorFeedback(TopK(0.3)), pull=Quantized(TopK(0.5), TwoBits()))
 ONES = np.ones(SIZE, np.float32)
 
 
@@ -52,6 +55,9 @@ def test_a_deputy_takes_over_and_no_more_is_lost_than_was_said(settings, caplog)
 
     job.each(ranks, train)
     living = [members[0], members[2]]
+    for client, (number, host) in itertools.product((0, 2), enumerate((0, 2, 2))):
+        has = members[client].connections.copy.of(number)
+        same_bits(has, members[host]._service._hosted[number].shard._copies.of(client))
     final: dict[int, np.ndarray] = {}
 
     def end(rank: int) -> None:

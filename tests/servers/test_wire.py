@@ -61,7 +61,7 @@ def test_nothing_comes_of_random_messages(messages):
         count = int(random.choice([0, 1, 3, SIZE, 2**31]))
         everywhere, codes = bool(random.random() < 0.5), int(random.choice([0, 0, 1, 3]))
         scales = int(random.choice([0, 1, 4]))
-        exact = 4 * (scales if codes else count) + (0 if everywhere else 4 * count) + codes
+        exact = 4 * (scales if codes or scales else count) + (0 if everywhere else 4 * count) + codes
         length = exact if exact < 1000 and random.random() < 0.7 else int(random.integers(0, 200))
         fields = {"push": int(random.integers(0, 3)), "rate": 0.1, "values": count, "everywhere": everywhere}
         fields |= {"scales": scales, "codes": codes}

@@ -7,7 +7,8 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.keras import local_optimizer, slots
+from hvd_sparse.exchange import slots
+from hvd_sparse.keras import local_optimizer
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.transport import topology
 

@@ -20,14 +20,15 @@ class ServersCheckpointCallback(ServersCallback):
     """Saves all that sharded servers need to go on, and goes on from the newest whole checkpoint when `fit` begins.
 
     At the end of rank 0's epochs all servers stand still for a moment, in which each rank takes down its shard of the
-    parameters and of the optimizer's slots and what its client has not sent; no rank has to be at any particular place.
-    Then each writes its file, and training goes on meanwhile. A checkpoint is a folder `epoch-0007` in `directory`:
-    these files, the model's weights by rank 0, which Keras can load by itself, and a marker, written last, with the
-    SHA-256 of each of them. The directory has to be one that all ranks share.
+    parameters and of the optimizer's slots, what its client has not sent and what it remembers; no rank has to be at
+    any particular place. Then each writes its file, and training goes on meanwhile. A checkpoint is a folder
+    `epoch-0007` in `directory`: these files, the model's weights by rank 0, which Keras can load by itself, and a
+    marker, written last, with the SHA-256 of each of them. The directory has to be one that all ranks share.
 
     Where any of its files is missing or damaged, all ranks go on from the checkpoint before, and rank 0 warns of it. On
-    another number of ranks shards are cut anew, and the sum of what was not sent is kept; on the same number everything
-    is as it was, to the bit. Where servers run already, as in a second `fit`, nothing is read.
+    another number of ranks shards are cut anew, the sum of what was not sent is kept, and momentum or slots of clients
+    begin anew; on the same number everything is as it was, to the bit. Where servers run already, as in a second `fit`,
+    nothing is read.
 
     Args:
         directory: the same on every rank, and shared by them.
@@ -75,9 +76,8 @@ class ServersCheckpointCallback(ServersCallback):
 
     def _account(self) -> servers_files.Account:
         optimizer = self.model.optimizer
-        return servers_files.Account.of(
-            getattr(optimizer, "inner_optimizer", optimizer), self.model.trainable_variables
-        )
+        inner = getattr(optimizer, "inner_optimizer", optimizer)
+        return servers_files.Account.of(inner, self.model.trainable_variables, self._participant.sends_updates)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         hooks.resume_at(self.model, None)

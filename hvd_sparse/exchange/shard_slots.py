@@ -10,18 +10,22 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.compression.updates import LocalSlots
+from hvd_sparse.exchange import on_shards, slots
 from hvd_sparse.exchange.gradients import resource
-from hvd_sparse.keras import on_shards, slots
-from hvd_sparse.keras.on_shards import Piece
+from hvd_sparse.exchange.on_shards import Piece
 from hvd_sparse.spec import Spec
+
+# Those that treat each element alone, whatever the weights are.
+ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion")
 
 
 class TwinSlots(LocalSlots):
     """The slots of an optimizer's twin for a shard, [size] float32 each, and its step, element by element."""
 
-    def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer):
+    def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer, steps: tf.Variable | None = None):
+        """Takes the vector, the optimizer, and how many steps were taken, where that is not `iterations`."""
         self._optimizer = weakref.ref(optimizer)
-        self._twin = slots.twin(optimizer, _Moved([spec.size], spec.name))
+        self._twin = slots.twin(optimizer, _Moved([spec.size], spec.name), steps)
         self._variables = {name: held[spec.name] for name, held in slots.by_name(self._twin).items()}
         begins = {name: float(slot.value.numpy()[0]) for name, slot in self._variables.items() if spec.size}
         super().__init__(spec, {name: slot.value for name, slot in self._variables.items()}, begins)
@@ -93,6 +97,12 @@ def made(spec: Spec, optimizer: keras.optimizers.Optimizer) -> TwinSlots:
     """The slots of an optimizer for a vector, or a shard of one."""
     kind = TwinSlots if on_shards.offered(optimizer) is None else PieceSlots
     return kind(spec, optimizer)
+
+
+def is_element_wise(optimizer: keras.optimizers.Optimizer) -> bool:
+    """Whether the step itself is one of Keras's that treat each element alone; a subclass may have another step."""
+    home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
+    return home.__module__.partition(".")[0] == "keras" and home.__name__ in ELEMENT_WISE
 
 
 class _Moved:

@@ -1,6 +1,6 @@
 """What Keras's optimizers remember of past gradients: where they keep it, and copies of them that keep it elsewhere.
 
-With `hooks.py` the only file that knows Keras's insides.
+With `keras/hooks.py` the only file that knows Keras's insides.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange import on_shards
 from hvd_sparse.exchange.plan import unique_names
-from hvd_sparse.keras import on_shards
 
 # By class: where momentum is in units of gradients, but for a factor that is alike for all of it.
 _MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}
@@ -94,21 +94,23 @@ def _alive(reference: Any) -> Any:
     return found
 
 
-def twin(optimizer: keras.optimizers.Optimizer, vector: Any) -> keras.optimizers.Optimizer:
+def twin(
+    optimizer: keras.optimizers.Optimizer, vector: Any, steps: tf.Variable | None = None
+) -> keras.optimizers.Optimizer:
     """An optimizer of the same class and settings that has slots for a vector, and writes by `assign` of variables.
 
-    So its `update_step` can run in a `keras.StatelessScope`, where it writes nothing. Its number of steps is that of
-    the optimizer, which has to live on.
+    So its `update_step` can run in a `keras.StatelessScope`, where it writes nothing.
 
     Args:
         optimizer: works element by element, or is one of `on_shards.py`, whose twin is there for its slots alone.
         vector: stands for a variable: has `shape`, `dtype`, `name`, `assign_add` and `assign_sub`.
+        steps: how many it has taken, [] int64; None is as many as the optimizer, which has to live on.
     """
     base: Any = optimizer.__class__
     reference = weakref.ref(optimizer)
 
     class Twin(base):
-        iterations = property(lambda self: _alive(reference).iterations)
+        iterations = property(lambda self: _alive(reference).iterations if steps is None else steps)
 
         def _var_key(self, variable):
             return vector.name

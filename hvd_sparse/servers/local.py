@@ -1,0 +1,101 @@
+"""What runs on a client before it chooses: momentum, or the whole optimizer, with slots of the client's own.
+
+Where a push is `LocalUpdates`, what travels is by how much the client's optimizer would move the weights. Servers
+subtract what arrives; their optimizer is not run, but for decoupled weight decay.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.compression.base import Compressor
+from hvd_sparse.compression.momentum import MomentumCorrection
+from hvd_sparse.compression.updates import LocalUpdates
+from hvd_sparse.exchange import shard_slots
+from hvd_sparse.spec import LocalOptimizer, Spec
+
+
+def sends_updates(push: Compressor | None) -> bool:
+    """Whether clients push by how much weights are to be lowered."""
+    return isinstance(push, LocalUpdates)
+
+
+def check(optimizer: keras.optimizers.Optimizer, push: Compressor | None) -> None:
+    """Raises ValueError where clients cannot do before a push what it asks for."""
+    if isinstance(push, MomentumCorrection):
+        _check_momentum(optimizer, push)
+    if not isinstance(push, LocalUpdates):
+        return
+    if push.ahead:
+        raise ValueError(
+            "A client's copy changes with each pull, so that there are no weights to look ahead from: leave ahead=True "
+            "out of LocalUpdates, or use hvd.DistributedOptimizer with hvd.recipes.updates(..., ahead=True)."
+        )
+    if not shard_slots.is_element_wise(optimizer):
+        raise ValueError(
+            f"A client cannot run {type(optimizer).__name__} on the parts of its gradient, but "
+            f"{', '.join(shard_slots.ELEMENT_WISE)} with their own steps: use one of these, or push gradients, by "
+            "ErrorFeedback in place of LocalUpdates."
+        )
+
+
+def _check_momentum(optimizer: keras.optimizers.Optimizer, push: MomentumCorrection) -> None:
+    if push.momentum is None:
+        raise ValueError(
+            "Servers hand no momentum over to their clients: name it, MomentumCorrection(compressor, momentum=0.9), "
+            "and give the servers an optimizer without momentum."
+        )
+    names = [name for name in ("momentum", "beta_1") if getattr(optimizer, name, 0.0)]
+    if push.momentum and names:
+        raise ValueError(
+            f"Clients have a momentum of {push.momentum:g}, and the servers' {type(optimizer).__name__} has "
+            f"{names[0]}={getattr(optimizer, names[0]):g}: set that to 0, or leave MomentumCorrection out."
+        )
+
+
+def optimizer_of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer:
+    """An optimizer as a client runs it, for `Spec.optimizer`; it is not kept alive.
+
+    Args:
+        optimizer: that `check` lets pass.
+    """
+    reference = weakref.ref(optimizer)
+
+    def create(spec: Spec) -> ClientSlots:
+        alive = reference()
+        assert alive is not None, "it makes what it creates"
+        return ClientSlots(spec, alive)
+
+    return LocalOptimizer(create)
+
+
+class ClientSlots(shard_slots.TwinSlots):
+    """A client's slots for a shard, and how many gradients they have taken in.
+
+    The optimizer's own `iterations` count the pushes of all ranks, and Adam's moments are corrected by the client's.
+    """
+
+    def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer):
+        self.steps = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_steps")
+        super().__init__(spec, optimizer, self.steps)
+
+    def update(self, gradient, ahead):
+        lowered, written = super().update(gradient, ahead)
+        return lowered, [*written, (self.steps, self.steps + 1)]
+
+
+def subtraction(optimizer: Any) -> keras.optimizers.Optimizer:
+    """An optimizer for servers that lowers weights by what arrives, and decays them as another one does."""
+
+    class Subtraction(keras.optimizers.Optimizer):
+        def _use_weight_decay(self, variable):
+            return optimizer._use_weight_decay(variable)
+
+        def update_step(self, gradient, variable, learning_rate):
+            self.assign_sub(variable, gradient)
+
+    return Subtraction(learning_rate=0.0, weight_decay=optimizer.weight_decay)
