@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.hosting import Hosting
 from hvd_sparse.servers.meeting import meet
@@ -61,7 +61,8 @@ def join(
     _begin_alike(variables, world)
     if settings.replicas is not None and world.size < 2:
         raise ValueError("Expected at least 2 ranks, of which one has the other's replica, got 1: leave replicas out.")
-    service = serve(lambda shard: ServedPieces(optimizer, variables, shards[shard]), shards, world.rank, settings)
+    pieces = LazyPieces if settings.lazy else ServedPieces
+    service = serve(lambda shard: pieces(optimizer, variables, shards[shard]), shards, world.rank, settings)
     if resumed is not None:
         _restore_together(service.shard, resumed, world)
     meeting = meet(world, range(world.size), settings.interface, "servers")

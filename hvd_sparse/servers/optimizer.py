@@ -35,6 +35,7 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     synchronous: bool = False,
     max_staleness: int | None = None,
     pushes_per_update: int = 1,
+    lazy: bool = False,
     replicas: int = 0,
     replica_age: int = 100,
     interface: str | None = None,
@@ -60,6 +61,10 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
         max_staleness: how many updates may be made while a rank computes; who is faster waits. None sets no bound.
         pushes_per_update: how many pushes are averaged for one update; asynchronous Adam is better with several (Aji
             and Heafield 2019).
+        lazy: whether an update touches only what was pushed, as TensorFlow Addons' LazyAdam does: where the mean of
+            the pushes is zero, parameters and slots stay as they are, and are not caught up later. Plain SGD and
+            Adagrad train as ever; with others momentum and averages of squares do not fade there, and nowhere do
+            weights decay there. For SGD, RMSprop, Adam, AdamW and Adagrad.
         replicas: 1 has the rank after each server hold a copy of its part, and take over where the server is gone.
         replica_age: how many updates this copy may lack, at least 1; a server waits before it makes more.
         interface: network interface, or address, of this host at which its server listens, and nowhere else. By
@@ -75,11 +80,13 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     if optimizer.built or is_served(optimizer):
         raise ValueError(f"The optimizer {optimizer.name} is in use already: wrap it once, and before the first step.")
     applying.check(optimizer)
+    if lazy:
+        applying.check_lazy(optimizer)
     _check_pull(pull)
     feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
     rule = _rule(synchronous, max_staleness, pushes_per_update)
     insured = _insured(replicas, replica_age)
-    vars(optimizer)[_SERVED] = Participant(Settings(feeding, pull, rule, interface, insured))
+    vars(optimizer)[_SERVED] = Participant(Settings(feeding, pull, rule, interface, insured, lazy=lazy))
     optimizer.__class__ = _served_class(type(optimizer))
     return optimizer
 

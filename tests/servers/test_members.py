@@ -44,7 +44,7 @@ def test_codes_are_what_they_stand_for_and_travel_in_fewer_bytes(settings):
     job.finish(members)
 
 
-@pytest.mark.parametrize("settings", [job.ASYNCHRONOUS, SPARSE, SPARSE._replace(rule=Together())])
+@pytest.mark.parametrize("settings", [job.ASYNCHRONOUS, SPARSE, SPARSE._replace(rule=Together(), lazy=True)])
 def test_all_end_with_the_same_parameters(settings):
     members = job.started(3, settings)
     random = np.random.default_rng(1)

@@ -24,7 +24,7 @@ from tests.servers.simulated import whole_of
 
 SIZE = whole_of(1).size
 INSURED = job.ASYNCHRONOUS._replace(replicas=Replicas(age=4, lease=1.0))
-SPARSE = INSURED._replace(push=ErrorFeedback(TopK(0.3)), pull=TopK(0.3))
+SPARSE = INSURED._replace(push=ErrorFeedback(TopK(0.3)), pull=TopK(0.3), lazy=True)
 ONES = np.ones(SIZE, np.float32)
 
 
