@@ -9,11 +9,12 @@ other rank: a server applies pushes in the order in which they arrive.
 - `pushing`: what a client sends, and its copy of the parameters; `model` gives a model's variables what that has.
 - `optimizer`: `ShardedServers`, around a Keras optimizer; `applying` runs that optimizer on a shard.
 - `batches`: `SharedBatches`, an epoch that all ranks take together.
-- `meeting`, `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`.
+- `meeting`, `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`; `returning`:
+  how one comes back.
 """
 
 from hvd_sparse.servers.batches import SharedBatches
 from hvd_sparse.servers.connections import ServerLostError
-from hvd_sparse.servers.optimizer import ShardedServers, finish
+from hvd_sparse.servers.optimizer import ShardedServers, finish, return_with, ticket
 
-__all__ = ["ServerLostError", "ShardedServers", "SharedBatches", "finish"]
+__all__ = ["ServerLostError", "ShardedServers", "SharedBatches", "finish", "return_with", "ticket"]
