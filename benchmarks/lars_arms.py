@@ -268,13 +268,8 @@ class Floors:
     """
 
     def __init__(self, elements: int):
-        self._folder = tempfile.TemporaryDirectory()
-        library = f"{self._folder.name}/floors.so"
-        subprocess.run(
-            ["c++", "-std=c++17", "-O3", "-march=native", "-fPIC", "-shared", str(_FLOORS), "-o", library], check=True
-        )
-        self._library = ctypes.CDLL(library)
-        self._vectors = [_in_small_pages(elements) for _ in range(4)]
+        self._library = compiled(_FLOORS)
+        self._vectors = [in_small_pages(elements) for _ in range(4)]
         self._elements = elements
 
     def passes(self, name: str) -> dict[str, Callable[[], object]]:
@@ -292,7 +287,17 @@ class Floors:
         return min(runs, key=lambda run: min(timeit.repeat(run, number=1, repeat=5)))
 
 
-def _in_small_pages(elements: int) -> np.ndarray:
+def compiled(source: pathlib.Path) -> ctypes.CDLL:
+    """A library of one file of benchmarks/native, for this processor."""
+    with tempfile.TemporaryDirectory() as folder:
+        library = f"{folder}/{source.stem}.so"
+        flags = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-shared"]
+        subprocess.run(["c++", *flags, str(source), "-o", library], check=True)
+        return ctypes.CDLL(library)
+
+
+def in_small_pages(elements: int) -> np.ndarray:
+    """A vector [elements] float32 over pages of 4 KB."""
     memory = mmap.mmap(-1, elements * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     vector = np.frombuffer(memory, np.float32)

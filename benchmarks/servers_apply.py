@@ -2,17 +2,21 @@
 
 On as many threads as TF_NUM_INTRAOP_THREADS says. Adam reads parameters, gradient and two slots and writes all but the
 gradient; the floor is a native pass that reads and writes as much and computes next to nothing. A push adds what it
-holds to the sum of gradients, which is a vector of the same size, and takes it out again.
+holds to the sum of gradients, which is a vector of the same size, and takes it out again. A lazy update is of what a
+push holds; its floor reads and writes the cache lines in which that lies, of parameters and slots, in ascending order.
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
+import functools
 import json
 import os
 import pathlib
 import threading
 import time
+import timeit
 from collections.abc import Callable
 
 import keras
@@ -20,44 +24,86 @@ import numpy as np
 import tensorflow as tf
 
 from benchmarks import timing
-from benchmarks.lars_arms import Floors
-from hvd_sparse.servers.applying import ServedPieces
-from hvd_sparse.servers.gathering import GradientSum
+from benchmarks.lars_arms import Floors, compiled, in_small_pages
+from hvd_sparse.servers.applying import LazyPieces, ServedPieces
+from hvd_sparse.servers.gathering import Gathering
 from hvd_sparse.servers.messages import Entries
+from hvd_sparse.servers.shard import Parameters
 from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Grid
 
 FLOOR, DENSE, SPARSE = "passes", "apply", "apply a push of 1%"
+LINES, LAZY, LAZY_PUSH = "touched lines", "apply 1% lazily", "apply a push of 1% lazily"
 _DENSITY = 0.01
+_LINE = 16  # elements
+_LINES_FLOOR = pathlib.Path(__file__).parent / "native" / "line_floors.cc"
+_AHEAD = (0, 8, 16, 32, 64)  # lines that the floor may ask ahead
 
 
 def arms_of(size: int, threads: int) -> dict[str, Callable[[], object]]:
     """What is timed."""
     spec = Spec(size, Grid.lone(), segments=(Segment("weights", (size,)),))
     random = np.random.default_rng(0)
-    served = ServedPieces(keras.optimizers.Adam(1e-3), [keras.Variable(np.zeros(size, np.float32))], spec)
+    served, lazy = (
+        kind(keras.optimizers.Adam(1e-3), [keras.Variable(np.zeros(size, np.float32))], spec)
+        for kind in (ServedPieces, LazyPieces)
+    )
     gradient = tf.constant(random.standard_normal(size, np.float32))
     places = np.sort(random.permutation(size)[: round(_DENSITY * size)]).astype(np.int32)
-    pushed, gathered = Entries(random.standard_normal(len(places), np.float32), places), GradientSum(size)
+    pushed = Entries(random.standard_normal(len(places), np.float32), places)
+    held = lazy.gathering()
+    held.add(pushed)
+    mean = held.mean()
+    return {
+        FLOOR: _floor(size, threads),
+        DENSE: lambda: served.apply(gradient, 1e-3),
+        SPARSE: functools.partial(_push, pushed, served, served.gathering()),
+        LINES: _lines_floor(size, places, threads),
+        LAZY: lambda: lazy.apply(mean, 1e-3),
+        LAZY_PUSH: functools.partial(_push, pushed, lazy, lazy.gathering()),
+    }
 
-    def push() -> None:
-        gathered.add(pushed)
-        served.apply(gathered.mean(), 1e-3)
-        gathered.clear()
 
-    return {FLOOR: _floor(size, threads), DENSE: lambda: served.apply(gradient, 1e-3), SPARSE: push}
+def _push(pushed: Entries, served: Parameters, gathered: Gathering) -> None:
+    gathered.add(pushed)
+    served.apply(gathered.mean(), 1e-3)
+    gathered.clear()
+
+
+def _lines_floor(size: int, places: np.ndarray, threads: int) -> Callable[[], object]:
+    """Three vectors, of which each line that has a place is read and written; each thread has its part of the lines."""
+    vectors, library = [in_small_pages(size) for _ in range(3)], compiled(_LINES_FLOOR)
+    lines = places[np.unique(places // _LINE, return_index=True)[1]]
+    parts = [np.append(part, np.full(max(_AHEAD), part[-1])) for part in np.array_split(lines, threads)]
+    pointers = (ctypes.c_void_p * 3)(*(vector.ctypes.data for vector in vectors))
+
+    def run(part: np.ndarray, ahead: int) -> None:
+        count = len(part) - max(_AHEAD)
+        library.touch_lines(pointers, 3, part.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(count), ahead)
+
+    def all_of(ahead: int) -> Callable[[], object]:
+        return _together([functools.partial(run, part, ahead) for part in parts])
+
+    floors = [all_of(ahead) for ahead in _AHEAD]
+    fastest = min(floors, key=lambda floor: min(timeit.repeat(floor, number=1, repeat=5)))
+    return lambda: (fastest(), vectors)  # whose memory it is
 
 
 def _floor(size: int, threads: int) -> Callable[[], object]:
     """Three vectors that a fourth is added to, each thread its part of them."""
     floors = [Floors(size // threads) for _ in range(threads)]  # they have the memory
-    parts = [(floor, floor.passes("LAMB")["update"]) for floor in floors]
+    together = _together([floor.passes("LAMB")["update"] for floor in floors])
+    return lambda: (together(), floors)
+
+
+def _together(parts: list[Callable[[], object]]) -> Callable[[], object]:
+    """Calls all of them, each on a thread."""
 
     def together() -> None:
-        others = [threading.Thread(target=run) for _, run in parts[1:]]
+        others = [threading.Thread(target=part) for part in parts[1:]]
         for other in others:
             other.start()
-        parts[0][1]()
+        parts[0]()
         for other in others:
             other.join()
 

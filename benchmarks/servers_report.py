@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from benchmarks import timing, writing
 from benchmarks.report import Verdict, table
 from benchmarks.servers_apply import DENSE as APPLY
-from benchmarks.servers_apply import FLOOR
+from benchmarks.servers_apply import FLOOR, LAZY, LAZY_PUSH, LINES
 from benchmarks.servers_apply import SPARSE as APPLY_PUSH
 
 DENSE, SPARSE = "asynchronous, all values", "asynchronous, 99% dropped"
@@ -106,6 +106,9 @@ def verdicts_of(measured: dict[str, Any], ranks: int) -> list[Verdict]:
         told = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
         what = f"Adam on {measured['plan']['applied']:,}, {threads} threads: over a pass of the same traffic"
         found.append(Verdict(what, "<= 1.15", told, ratio <= 1.15))
+        ratio, low, high = timing.paired_ratio(taken[LAZY], taken[LINES])
+        what = f"1% of it lazily, {threads} threads: over a pass of the touched cache lines"
+        found.append(Verdict(what, "<= 2.5", f"{ratio:.2f} ({low:.2f} to {high:.2f})", ratio <= 2.5))
     return found
 
 
@@ -158,9 +161,10 @@ def render(measured: dict[str, Any], seconds: float, ranks: int = 4) -> str:
     uneven = rows_of(measured["uneven"])
     lines += [_line(plan["uneven_rate"], arm, row, None, ranks) for arm, row in uneven.items()]
     lines += ["", "## Applying a push", "", "Milliseconds, medians (quartiles).", ""]
-    lines += ["| threads | " + " | ".join((FLOOR, APPLY, APPLY_PUSH)) + " |", "|---" * 4 + "|"]
+    arms = (FLOOR, APPLY, APPLY_PUSH, LINES, LAZY, LAZY_PUSH)
+    lines += ["| threads | " + " | ".join(arms) + " |", "|---" * (1 + len(arms)) + "|"]
     for threads, taken in measured["applying"].items():
-        lines.append(f"| {threads} | " + " | ".join(_told(taken[arm]) for arm in (FLOOR, APPLY, APPLY_PUSH)) + " |")
+        lines.append(f"| {threads} | " + " | ".join(_told(taken[arm]) for arm in arms) + " |")
     return "\n".join([*lines, ""])
 
 

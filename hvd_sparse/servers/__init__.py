@@ -10,11 +10,12 @@ other rank: a server applies pushes in the order in which they arrive.
   gives a model's variables what the copy has.
 - `optimizer`: `ShardedServers`, around a Keras optimizer; `applying` runs that optimizer on a shard.
 - `batches`: `SharedBatches`, an epoch that all ranks take together.
-- `presence`, `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`.
+- `presence`, `joining`, `service`, `connections`, `wire`: how ranks find each other and talk, over `link`; `returning`:
+  how one comes back.
 """
 
 from hvd_sparse.servers.batches import SharedBatches
 from hvd_sparse.servers.connections import ServerLostError
-from hvd_sparse.servers.optimizer import ShardedServers, finish
+from hvd_sparse.servers.optimizer import ShardedServers, finish, return_with, ticket
 
-__all__ = ["ServerLostError", "ShardedServers", "SharedBatches", "finish"]
+__all__ = ["ServerLostError", "ShardedServers", "SharedBatches", "finish", "return_with", "ticket"]

@@ -10,12 +10,14 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.servers.fused import step_of
+from hvd_sparse.servers.fused import lazy_step_of, step_of
+from hvd_sparse.servers.gathering import EntrySum, GradientSum, Touched
 from hvd_sparse.servers.pushing import slices
 from hvd_sparse.spec import Place, Spec
 
 # Those that treat each element alone, whatever lies beside it.
 _ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion", "Nadam", "Ftrl")
+_LAZY = ("SGD", "RMSprop", "Adam", "AdamW", "Adagrad")
 PARAMETERS = "parameters"
 # Lists of variables that are no slots.
 _NO_SLOTS = ("_variables", "_trainable_variables", "_accumulated_gradients", "_model_variables_moving_average")
@@ -40,6 +42,15 @@ def check(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
 
+def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
+    """Raises ValueError where there is no lazy step of an optimizer that `check` lets through."""
+    if lazy_step_of(_copy(optimizer, set())) is None:
+        raise ValueError(
+            f"lazy=True has steps for {', '.join(_LAZY)}, each without amsgrad, got {type(optimizer).__name__} of "
+            f"{type(optimizer).__module__}: use one of these, or leave lazy out."
+        )
+
+
 def require_plain(variables: Sequence[Any]) -> None:
     """Raises ValueError where servers cannot hold one of these variables."""
     for variable in variables:
@@ -52,8 +63,8 @@ def require_plain(variables: Sequence[Any]) -> None:
             )
 
 
-class ServedPieces:
-    """A shard of the variables, and a copy of the optimizer that runs on it.
+class _Pieces:
+    """A shard of the variables, and a copy of the optimizer that runs on it; how it does, a subclass says.
 
     Decoupled weight decay is the server's, of those variables that it is for; clipping is the clients'. The shard is
     one flat variable where the optimizer treats all of it alike, else one for each run of variables that it does.
@@ -73,22 +84,12 @@ class ServedPieces:
             self._optimizer = _copy(optimizer, decayed)
             if self._pieces:
                 self._optimizer.build(self._pieces)
-            self._step = step_of(self._optimizer) or self._optimizer.apply
 
     def vector(self) -> tf.Tensor:
         """[size] float32."""
         with tf.device("CPU:0"):
             values = [piece.value.read_value() for piece in self._pieces]
             return values[0] if len(values) == 1 else tf.concat([tf.zeros([0]), *values], 0)
-
-    def apply(self, gradient: tf.Tensor, rate: float) -> None:
-        """Makes one update by a gradient [size] float32 and a learning rate."""
-        if not self._pieces:
-            return
-        with tf.device("CPU:0"):
-            if rate != self._rate:  # to set it takes as long as a step on a small shard
-                self._optimizer.learning_rate = self._rate = rate
-            self._step(slices(gradient, [piece.shape[0] for piece in self._pieces]), self._pieces)
 
     def state(self) -> dict[str, np.ndarray]:
         """The parameters and the optimizer's slots [size] by name, and its numbers [] such as the iterations."""
@@ -116,6 +117,10 @@ class ServedPieces:
         for name, variable in numbers.items():
             variable.assign(state[name])
 
+    def _set(self, rate: float) -> None:
+        if rate != self._rate:  # to set it takes as long as a step on a small shard
+            self._optimizer.learning_rate = self._rate = rate
+
     def _slots(self) -> dict[str, list[Any]]:
         """Of the optimizer, a variable for each piece, by the name of its attribute."""
         return {
@@ -129,6 +134,58 @@ class ServedPieces:
         """Of the optimizer, the scalars that steps change, in their order: Keras may name them anew each time."""
         kept = [each for each in self._optimizer.variables if each.shape == () and each.name != "learning_rate"]
         return {f"number{place}": each for place, each in enumerate(kept)} if self._pieces else {}
+
+
+class ServedPieces(_Pieces):
+    """Whose updates are the optimizer's own, of the whole shard."""
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec):
+        super().__init__(optimizer, variables, spec)
+        self._step = step_of(self._optimizer) or self._optimizer.apply
+
+    def gathering(self) -> GradientSum:
+        """What its gradients are summed up in."""
+        return GradientSum(self.size)
+
+    def apply(self, gradient: tf.Tensor, rate: float) -> None:
+        """Makes one update by a gradient [size] float32 and a learning rate."""
+        if not self._pieces:
+            return
+        with tf.device("CPU:0"):
+            self._set(rate)
+            self._step(slices(gradient, [piece.shape[0] for piece in self._pieces]), self._pieces)
+
+
+class LazyPieces(_Pieces):
+    """Whose updates change only where the gradient is not zero: parameters, slots and what decays of the weights."""
+
+    def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec):
+        super().__init__(optimizer, variables, spec)
+        step = lazy_step_of(self._optimizer)
+        assert step is not None, "check_lazy lets no other through"
+        self._step = step
+
+    def gathering(self) -> EntrySum:
+        """What its gradients are summed up in."""
+        return EntrySum(self.size)
+
+    def apply(self, gradient: Touched, rate: float) -> None:
+        """Makes one update by where a gradient is not zero, indices ascending, and a learning rate."""
+        if not self._pieces:
+            return
+        with tf.device("CPU:0"):
+            self._set(rate)
+            self._step(_cut(gradient, [piece.shape[0] for piece in self._pieces]), self._pieces)
+
+
+def _cut(gradient: Touched, sizes: Sequence[int]) -> list[Touched]:
+    """The parts of a gradient that lie in pieces of these sizes, end to end."""
+    if len(sizes) == 1:
+        return [gradient]
+    ends = np.cumsum(sizes)
+    places = np.searchsorted(gradient.indices, ends[:-1])
+    parts = zip(np.split(gradient.values, places), np.split(gradient.indices, places), ends - sizes, strict=True)
+    return [Touched(values, indices - np.int32(begin)) for values, indices, begin in parts]
 
 
 class _Run(NamedTuple):

@@ -2,20 +2,23 @@
 
 Keras's eager step of Adam reads and writes memory some fifteen times, once or more for each operation. The native one
 (ops/servers/apply.h) does the same operations in the same order, each rounded to float32; its numbers are computed here
-as Keras computes them: 1 - beta in Python's doubles, powers and the rate of Adam by TensorFlow in float32.
+as Keras computes them: 1 - beta in Python's doubles, powers and the rate of Adam by TensorFlow in float32. A lazy step
+is the same of some elements alone: the others, and their slots, stay as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.servers.gathering import Touched
 
 Step: TypeAlias = Callable[[Sequence[tf.Tensor], Sequence[Any]], None]
+LazyStep: TypeAlias = Callable[[Sequence[Touched], Sequence[Any]], None]
 
 # Settings that ask for more than the step itself, each with those of its values that do not.
 _OUTSIDE = {
@@ -52,29 +55,59 @@ def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
         than which variables decay, and for settings that do more than the step (amsgrad, clipping, averages of
         variables, accumulation of gradients, a scaled loss).
     """
-    rule = _RULES.get(_home(type(optimizer)))
-    if rule is None or any(getattr(optimizer, name, free[0]) not in free for name, free in _OUTSIDE.items()):
+    if not _has_step(optimizer):
         return None
 
     def step(gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
-        rate = tf.cast(optimizer.learning_rate, tf.float32)
-        name, attributes, numbers = rule(optimizer, rate)
-        slots = [getattr(optimizer, attribute) for attribute in attributes]
-        for gradient, variable, *own in zip(gradients, variables, *slots, strict=True):
-            decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(variable.value))
-            ops.library().hvd_servers_apply(
-                weights=variable.value.handle,
-                slots=[slot.value.handle for slot in own],
-                gradient=gradient,
-                numbers=numbers,
-                decay=optimizer.weight_decay if decays else 0.0,
-                decay_rate=rate,
-                optimizer=name,
-                decays=decays,
-            )
+        for gradient, arguments in zip(gradients, _arguments(optimizer, variables), strict=True):
+            ops.library().hvd_servers_apply(gradient=gradient, **arguments)
         optimizer.iterations.value.assign_add(1)
 
     return step
+
+
+def lazy_step_of(optimizer: keras.optimizers.Optimizer) -> LazyStep | None:
+    """Tells the lazy step of an optimizer: that of `step_of` for the elements that have a gradient, and no others.
+
+    Args:
+        optimizer: one that is built.
+
+    Returns:
+        What takes gradients by their entries, and all variables, flat, as the step of `step_of` does; None where that
+        is None.
+    """
+    if not _has_step(optimizer):
+        return None
+
+    def step(gradients: Sequence[Touched], variables: Sequence[Any]) -> None:
+        for gradient, arguments in zip(gradients, _arguments(optimizer, variables), strict=True):
+            ops.library().hvd_servers_apply_places(gradient=gradient.values, places=gradient.indices, **arguments)
+        optimizer.iterations.value.assign_add(1)
+
+    return step
+
+
+def _has_step(optimizer: keras.optimizers.Optimizer) -> bool:
+    has_rule = _home(type(optimizer)) in _RULES
+    return has_rule and all(getattr(optimizer, name, free[0]) in free for name, free in _OUTSIDE.items())
+
+
+def _arguments(optimizer: Any, variables: Sequence[Any]) -> Iterator[dict[str, Any]]:
+    """What the native step of each variable is given, but for its gradient."""
+    rate = tf.cast(optimizer.learning_rate, tf.float32)
+    name, attributes, numbers = _RULES[_home(type(optimizer))](optimizer, rate)
+    slots = [getattr(optimizer, attribute) for attribute in attributes]
+    for variable, *own in zip(variables, *slots, strict=True):
+        decays = optimizer.weight_decay is not None and bool(optimizer._use_weight_decay(variable.value))
+        yield {
+            "weights": variable.value.handle,
+            "slots": [slot.value.handle for slot in own],
+            "numbers": numbers,
+            "decay": optimizer.weight_decay if decays else 0.0,
+            "decay_rate": rate,
+            "optimizer": name,
+            "decays": decays,
+        }
 
 
 def _home(cls: type) -> type:

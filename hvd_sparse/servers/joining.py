@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.servers import local
-from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.hosting import Hosting
 from hvd_sparse.servers.member import Member, start
@@ -63,7 +63,8 @@ def join(
     if settings.replicas is not None and world.size < 2:
         raise ValueError("Expected at least 2 ranks, of which one has the other's replica, got 1: leave replicas out.")
     served = local.subtraction(optimizer) if local.sends_updates(settings.push) else optimizer
-    service = serve(lambda shard: ServedPieces(served, variables, shards[shard]), shards, world.rank, settings)
+    pieces = LazyPieces if settings.lazy else ServedPieces
+    service = serve(lambda shard: pieces(served, variables, shards[shard]), shards, world.rank, settings)
     if resumed is not None:
         _restore_together(service.shard, resumed, world)
     meeting = meet(world, range(world.size), settings.interface, "servers")

@@ -19,52 +19,42 @@ from hvd_sparse.servers.replicating import Replicator
 from hvd_sparse.servers.service import Service
 from hvd_sparse.servers.settings import Settings
 from hvd_sparse.spec import Spec
-from hvd_sparse.transport.meeting import Meeting
+from hvd_sparse.transport.meeting import Meeting, Ticket
 from link import Caller, Client, Events, Patience, Server
 
+_NAME = "hvd_sparse servers"
 _AGAIN = 0.5  # seconds until a server whose connection has ended is tried again
 _FAREWELL = 60.0  # seconds for others to fetch the last parameters once all have ended
 
 
-class Member:
-    """A rank's server and its connections to all servers.
+class Guest:
+    """A rank's connections to all servers, without a server of its own: its process was gone, and has come back.
 
     Attributes:
         shards: of all servers.
-        shard: this rank's.
         connections: to all servers.
-        keeper: of what this rank has to add to a checkpoint.
+        keeper: of what this rank has to add to a checkpoint; nobody asks a guest.
+        ticket: with which this rank can come back.
     """
 
-    def __init__(
-        self,
-        shards: Sequence[Spec],
-        service: Service,
-        server: Server,
-        client: Client,
-        settings: Settings,
-        replicator: Replicator | None = None,
-    ):
-        self.shards, self.shard, self.keeper = tuple(shards), service.shard, service.own.keeper
-        self._service, self._server, self._client, self._replicator = service, server, client, replicator
-        self.connections = Connections(client, shards, self.keeper.flight, settings.replicas, settings.pull)
+    def __init__(self, shards: Sequence[Spec], client: Client, ticket: Ticket, keeper: Any, settings: Settings):
+        """Begins at all servers, and pulls everything."""
+        self.shards, self.keeper, self.ticket, self._client = tuple(shards), keeper, ticket, client
+        self.connections = Connections(client, shards, keeper.flight, settings.replicas, settings.pull)
         self._closed = False
         atexit.register(self._finish_quietly)
 
     def telemetry(self) -> dict[str, Any]:
-        """What this rank's client and server have done since they began; the server may do more while they are read.
+        """What this rank's client has done since it began.
 
         Returns:
             - step: pushes of this client.
             - density_pushed, density_pulled: values that were sent / elements of the vector and step.
             - bytes_pushed, bytes_pulled: payloads of its messages, those to its own server included.
             - waiting_ms: in a step, from when the gradient is chosen until the last server has answered, on average.
-            - updates, pushes: that this rank's server has made, and applied.
-            - staleness: {updates: pushes}, how many updates old the gradients were that it has applied.
-            - queue: pushes that wait there now.
             - updates_lost: of servers that were gone, which this client had seen and their deputies had not.
         """
-        talk, shard = self.connections, self.shard
+        talk = self.connections
         elements = max(1, talk.number * sum(spec.size for spec in self.shards))
         return {
             "step": talk.number,
@@ -73,15 +63,11 @@ class Member:
             "bytes_pushed": talk.sent.bytes,
             "bytes_pulled": talk.received.bytes,
             "waiting_ms": 1e3 * talk.seconds_waiting / max(1, talk.number),
-            "updates": shard.version,
-            "pushes": shard.pushes,
-            "staleness": dict(sorted(shard.staleness.items())),
-            "queue": shard.queue,
             "updates_lost": talk.updates_lost,
         }
 
     def finish(self) -> np.ndarray | None:
-        """Ends this rank's part: goes on to serve until all ranks have ended, then stops.
+        """Ends this rank's part: waits until all ranks have ended, and where it serves, serves on until then.
 
         Returns:
             The parameters as they stay, [d] float32, the same on every rank; None where it was called before.
@@ -93,9 +79,7 @@ class Member:
             return None
         try:
             final = self.connections.leave()
-            self._end_replicas()  # nothing changes any more
-            self.connections.part()
-            self._service.presence.wait_for_nobody(_FAREWELL)
+            self._part()
         finally:
             self.abandon()
         return final
@@ -104,13 +88,10 @@ class Member:
         """Stops without waiting for anybody, for a rank that cannot go on."""
         self._closed = True
         atexit.unregister(self._finish_quietly)
-        self._end_replicas()
         self._client.close()
-        self._server.close()
 
-    def _end_replicas(self) -> None:
-        if self._replicator is not None:
-            self._replicator.close()
+    def _part(self) -> None:
+        self.connections.part()
 
     def _finish_quietly(self) -> None:
         """At the end of the process; one that ends by an error has the others find out, too, and does not serve on."""
@@ -119,6 +100,59 @@ class Member:
             return
         with contextlib.suppress(ServerLostError):
             self.finish()
+
+
+class Member(Guest):
+    """A rank's server and its connections to all servers.
+
+    Attributes:
+        shard: this rank's.
+    """
+
+    def __init__(
+        self,
+        shards: Sequence[Spec],
+        service: Service,
+        server: Server,
+        client: Client,
+        ticket: Ticket,
+        settings: Settings,
+        replicator: Replicator | None = None,
+    ):
+        self.shard, self._service, self._server, self._replicator = service.shard, service, server, replicator
+        super().__init__(shards, client, ticket, service.own.keeper, settings)
+
+    def telemetry(self) -> dict[str, Any]:
+        """What this rank's client and server have done since they began; the server may do more while they are read.
+
+        Returns:
+            What a guest's has, and
+            - updates, pushes: that this rank's server has made, and applied.
+            - staleness: {updates: pushes}, how many updates old the gradients were that it has applied.
+            - queue: pushes that wait there now.
+        """
+        shard = self.shard
+        return {
+            **super().telemetry(),
+            "updates": shard.version,
+            "pushes": shard.pushes,
+            "staleness": dict(sorted(shard.staleness.items())),
+            "queue": shard.queue,
+        }
+
+    def abandon(self) -> None:
+        self._end_replicas()
+        super().abandon()
+        self._server.close()
+
+    def _part(self) -> None:
+        self._end_replicas()  # nothing changes any more
+        super()._part()
+        self._service.presence.wait_for_nobody(_FAREWELL)
+
+    def _end_replicas(self) -> None:
+        if self._replicator is not None:
+            self._replicator.close()
 
 
 def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting, settings: Settings) -> Member:
@@ -131,22 +165,30 @@ def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting,
         meeting: of all of them.
         settings: the same on every rank.
     """
-    replicas = settings.replicas
-    protocol, subject = wire.protocol(shards[0].size, replicas is not None), _subject(shards, settings)
+    ticket = Ticket(rank, meeting.addresses, meeting.secret)
+    caller = caller_of(shards, ticket, settings)
     events = _Departures(service.gone)
-    server = Server(meeting.addresses[rank], rank, subject, meeting.secret, protocol, service.handle, events)
+    address = meeting.addresses[rank]
+    server = Server(address, rank, caller.subject, meeting.secret, caller.protocol, service.handle, events)
+    client = Client(meeting.addresses, caller._replace(events=events))
+    replicator = None if settings.replicas is None else Replicator(service, client, settings.replicas)
+    return Member(shards, service, server, client, ticket, settings, replicator)
+
+
+def caller_of(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Caller:
+    """As whom a rank's client speaks to servers."""
+    replicas = settings.replicas
+    protocol = wire.protocol(shards[0].size, replicas is not None)
     silence = {} if replicas is None else {"silence": replicas.silence}
     patience = Patience(work=math.inf, again=_AGAIN, **silence)
-    client = Client(meeting.addresses, Caller(rank, subject, meeting.secret, protocol, patience, events=events))
-    replicator = None if replicas is None else Replicator(service, client, replicas)
-    return Member(shards, service, server, client, settings, replicator)
+    return Caller(ticket.rank, _subject(shards, settings), ticket.secret, protocol, patience, events=Events(_NAME))
 
 
 class _Departures(Events):
     """Tells a service whose connection has ended."""
 
     def __init__(self, gone: Callable[[int], None]):
-        super().__init__("hvd_sparse servers")
+        super().__init__(_NAME)
         self._gone = gone
 
     def gone(self, asker: int) -> None:

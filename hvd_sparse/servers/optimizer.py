@@ -14,15 +14,18 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.exchange.plan import unique_names
 from hvd_sparse.servers import applying, local
 from hvd_sparse.servers.joining import join
-from hvd_sparse.servers.member import Member
+from hvd_sparse.servers.member import Guest
 from hvd_sparse.servers.model import ModelVariables
-from hvd_sparse.servers.pushing import Pushes, entries
+from hvd_sparse.servers.pushing import Pushes, cut, entries
 from hvd_sparse.servers.replicas import Replicas
+from hvd_sparse.servers.returning import come_back, require_replicas
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.saving import Resumed, Write
 from hvd_sparse.servers.settings import Settings
-from hvd_sparse.spec import Segment
+from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport import topology
+from hvd_sparse.transport.communicator import Grid
+from hvd_sparse.transport.meeting import Ticket
 
 _SERVED = "_hvd_sparse_servers"
 
@@ -35,6 +38,7 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     synchronous: bool = False,
     max_staleness: int | None = None,
     pushes_per_update: int = 1,
+    lazy: bool = False,
     replicas: int = 0,
     replica_age: int = 100,
     interface: str | None = None,
@@ -64,6 +68,10 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
         max_staleness: how many updates may be made while a rank computes; who is faster waits. None sets no bound.
         pushes_per_update: how many pushes are averaged for one update; asynchronous Adam is better with several (Aji
             and Heafield 2019).
+        lazy: whether an update touches only what was pushed, as TensorFlow Addons' LazyAdam does: where the mean of
+            the pushes is zero, parameters and slots stay as they are, and are not caught up later. Plain SGD and
+            Adagrad train as ever; with others momentum and averages of squares do not fade there, and nowhere do
+            weights decay there. For SGD, RMSprop, Adam, AdamW and Adagrad.
         replicas: 1 has the rank after each server hold a copy of its part, and take over where the server is gone.
         replica_age: how many updates this copy may lack, at least 1; a server waits before it makes more.
         interface: network interface, or address, of this host at which its server listens, and nowhere else. By
@@ -80,11 +88,18 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
         raise ValueError(f"The optimizer {optimizer.name} is in use already: wrap it once, and before the first step.")
     applying.check(optimizer)
     local.check(optimizer, push)
+    if lazy and local.sends_updates(push):
+        raise ValueError(
+            "Where clients push LocalUpdates, servers subtract what arrives and touch nothing else: leave lazy=True "
+            "out."
+        )
+    if lazy:
+        applying.check_lazy(optimizer)
     _check_pull(pull)
     feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
     rule = _rule(synchronous, max_staleness, pushes_per_update)
     insured = _insured(replicas, replica_age)
-    vars(optimizer)[_SERVED] = Participant(Settings(feeding, pull, rule, interface, insured))
+    vars(optimizer)[_SERVED] = Participant(Settings(feeding, pull, rule, interface, insured, lazy=lazy))
     optimizer.__class__ = _served_class(type(optimizer))
     return optimizer
 
@@ -103,6 +118,40 @@ def finish(optimizer: keras.optimizers.Optimizer) -> None:
         ServerLostError: where a server is gone.
     """
     served(optimizer).finish()
+
+
+def ticket(optimizer: keras.optimizers.Optimizer) -> bytes:
+    """With what this rank can come back where its process is gone and another one is started in its place.
+
+    It has the job's secret in it: hand it to the process that will start the other one, by a pipe that both have
+    inherited, and to nobody else; no file, environment variable or store of the launcher is a place for it.
+
+    Args:
+        optimizer: of `ShardedServers` with `replicas=1`, from its first step on.
+
+    Raises:
+        ValueError: where there are no replicas.
+        RuntimeError: before the first step.
+    """
+    participant = served(optimizer)
+    require_replicas(participant.settings)
+    return participant.member.ticket.to_bytes()
+
+
+def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
+    """Has a rank that was gone come back in its first step: it pulls everything, and pushes again; no collective.
+
+    Without `hvd.init()`, as Horovod's ranks cannot take in another one: what asks Horovod, as `hvd.rank()`, fails. The
+    rank serves nothing any more, and what it has not sent is in no checkpoint.
+
+    Args:
+        optimizer: of `ShardedServers` with the settings of before, not used yet.
+        ticket: of this rank, whose former process has ended, by `ticket`.
+
+    Raises:
+        ValueError: where it is no ticket, or there are no replicas.
+    """
+    served(optimizer).return_with(Ticket.from_bytes(ticket))
 
 
 def is_served(optimizer: Any) -> bool:
@@ -149,17 +198,22 @@ def _insured(replicas: int, age: int) -> Replicas | None:
 
 
 class Participant:
-    """One optimizer's part in the job: its variables, what it pushes and its connections."""
+    """One optimizer's part in the job: its variables, what it pushes and its connections.
+
+    Attributes:
+        settings: the same on every rank, but for the interface.
+    """
 
     def __init__(self, settings: Settings):
-        self._settings = settings
+        self.settings = settings
         self._variables: list[Any] = []
         self._model: ModelVariables | None = None
         self._pushes: Pushes | None = None
         self._steps: tf.Variable | None = None
-        self._member: Member | None = None
+        self._member: Guest | None = None
         self._write: Write | None = None
         self._resumed: Resumed | None = None
+        self._ticket: Ticket | None = None
 
     @property
     def has_begun(self) -> bool:
@@ -169,12 +223,12 @@ class Participant:
     @property
     def sends_all(self) -> bool:
         """Whether a rank keeps nothing of a gradient."""
-        return self._settings.push is None
+        return self.settings.push is None
 
     @property
     def sends_updates(self) -> bool:
         """Whether a rank pushes what the optimizer makes of its gradient."""
-        return local.sends_updates(self._settings.push)
+        return local.sends_updates(self.settings.push)
 
     def write_by(self, write: Write) -> None:
         """Says how this rank writes its part of a checkpoint."""
@@ -186,9 +240,14 @@ class Participant:
         """Says what this rank is to begin with, before it has begun; all ranks do, or none."""
         self._resumed = resumed
 
+    def return_with(self, ticket: Ticket) -> None:
+        """See `return_with`."""
+        require_replicas(self.settings)
+        self._ticket = ticket
+
     @property
-    def member(self) -> Member:
-        """This rank's server and connections; RuntimeError before the first step."""
+    def member(self) -> Guest:
+        """This rank's connections, and its server unless it has come back; RuntimeError before the first step."""
         if self._member is None:
             raise RuntimeError("The servers begin with the first step: train at least one before.")
         return self._member
@@ -200,29 +259,34 @@ class Participant:
         return self._steps.read_value()
 
     def begin(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
-        """Joins the servers; a collective of all ranks, which begin with the variables of rank 0."""
+        """Joins the servers; a collective of all ranks, which begin with the variables of rank 0, unless it returns."""
         applying.require_plain(variables)
-        topology.size()  # raises where hvd.init() was forgotten
         self._variables = list(variables)
         named = zip(unique_names(variables), variables, strict=True)
         segments = tuple(Segment(name, tuple(variable.shape)) for name, variable in named)
-        state = None if self._resumed is None else self._resumed.state
-        self._member = member = join(optimizer, self._variables, segments, topology.grid(), self._settings, state)
+        self._member = member = self._return(segments) if self._ticket else self._join(optimizer, segments)
         self._model = ModelVariables(variables)
         own = local.optimizer_of(optimizer) if self.sends_updates else None
-        self._pushes = pushes = Pushes(self._settings.push, [spec._replace(optimizer=own) for spec in member.shards])
+        self._pushes = pushes = Pushes(self.settings.push, [spec._replace(optimizer=own) for spec in member.shards])
         self._steps = tf.Variable(self._steps_of(member.connections.pushes), trainable=False, name="steps_of_all")
         member.keeper.unsent, member.keeper.memory = lambda: pushes.waiting().numpy(), pushes.memory
         member.keeper.write = self._write
-        if self._resumed is not None:
-            self._go_on(optimizer, self._resumed)
+        if self._resumed is not None and self._resumed.unsent is not None:
+            pushes.restore(self._resumed.unsent, self._resumed.memory)
+        if self._resumed is not None or self._ticket is not None:
+            self._assign(member.connections.copy.values)
+            optimizer.iterations.assign(self.steps)
 
-    def _go_on(self, optimizer: keras.optimizers.Optimizer, resumed: Resumed) -> None:
-        assert self._pushes is not None
-        if resumed.unsent is not None:
-            self._pushes.restore(resumed.unsent, resumed.memory)
-        self._assign(self.member.connections.copy.values)
-        optimizer.iterations.assign(self.steps)
+    def _join(self, optimizer: keras.optimizers.Optimizer, segments: tuple[Segment, ...]) -> Guest:
+        topology.size()  # raises where hvd.init() was forgotten
+        state = None if self._resumed is None else self._resumed.state
+        return join(optimizer, self._variables, segments, topology.grid(), self.settings, state)
+
+    def _return(self, segments: tuple[Segment, ...]) -> Guest:
+        assert self._ticket is not None
+        size = sum(segment.size for segment in segments)
+        whole = Spec(size, Grid.lone(), segments=segments, name="servers")
+        return come_back(cut(whole, len(self._ticket.addresses)), self._ticket, self.settings)
 
     def _steps_of(self, pushes: int) -> np.int64:
         return np.int64(pushes // len(self.member.shards))
@@ -285,8 +349,8 @@ def _served_class(base: Any) -> type:
         __class__ = property(lambda self: base)
 
         @property
-        def servers(self) -> Member:
-            """This rank's server and connections, from the first step on."""
+        def servers(self) -> Guest:
+            """This rank's server, unless it has come back, and connections, from the first step on."""
             return served(self).member
 
         def build(self, variables):

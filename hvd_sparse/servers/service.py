@@ -51,6 +51,7 @@ class Service:
         self.number, self.ranks, self._deputies, self._adopt = number, ranks, deputies, adopt
         self._hosted = {number: own}
         self._heard_at: dict[int, float] = {}
+        self._without_server: set[int] = set()
         self._told: dict[int, np.ndarray] = {}
         self.presence = Presence(ranks)
 
@@ -125,8 +126,14 @@ class Service:
 
     def _heard(self, request: Request) -> None:
         """A witness: whether a rank has said something of late. It has a deputy itself, and so it would have."""
-        ago = time.monotonic() - self._heard_at.get(request.fields["rank"], -math.inf)
+        rank = request.fields["rank"]
+        ago = math.inf if rank in self._without_server else time.monotonic() - self._heard_at.get(rank, -math.inf)
         request.answer("done" if any(ago < each.replicas.silence for each in self._deputies.values()) else "not_yet")
+
+    def _returned(self, request: Request) -> None:
+        """A rank whose process was gone is a client again, and neither serves nor has replicas."""
+        self._without_server.add(request.asker)
+        request.answer("done")
 
     def _take_over(self, request: Request) -> None:
         shard = request.fields["shard"]

@@ -19,6 +19,7 @@ class Settings(NamedTuple):
         rule: which pushes are applied when.
         interface: at which this rank's server listens; None is the address of this host.
         replicas: how servers are insured; None is not at all.
+        lazy: whether an update leaves alone what has no gradient.
     """
 
     push: Compressor | None
@@ -26,9 +27,10 @@ class Settings(NamedTuple):
     rule: Rule
     interface: str | None
     replicas: Replicas | None = None
+    lazy: bool = False
 
     def account(self) -> dict[str, Any]:
         """What all ranks must have in common, JSON-serialisable."""
         replicas = None if self.replicas is None else list(self.replicas)
         described = {"push": describe(self.push), "pull": describe(self.pull), "rule": describe(self.rule)}
-        return {**described, "replicas": replicas}
+        return {**described, "replicas": replicas, "lazy": self.lazy}

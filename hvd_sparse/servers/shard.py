@@ -7,13 +7,13 @@ import dataclasses
 import threading
 import time
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.servers.copies import Copies, SharedCopy
-from hvd_sparse.servers.gathering import GradientSum
+from hvd_sparse.servers.gathering import Gathering
 from hvd_sparse.servers.messages import Entries, MessageError, Pull, Push
 from hvd_sparse.servers.rules import Rule, Standing
 from hvd_sparse.servers.state import Standings, State
@@ -27,8 +27,11 @@ class Parameters(Protocol):
     def vector(self) -> tf.Tensor:
         """[size] float32."""
 
-    def apply(self, gradient: tf.Tensor, rate: float) -> None:
-        """Makes one update by a gradient [size] float32 and a learning rate."""
+    def gathering(self) -> Gathering:
+        """What its gradients are summed up in."""
+
+    def apply(self, gradient: Any, rate: float) -> None:
+        """Makes one update by a mean of what `gathering` gave, and a learning rate."""
 
     def state(self) -> dict[str, np.ndarray]:
         """All that is to be remembered: vectors [size], and numbers []."""
@@ -67,7 +70,7 @@ class Shard:
         self._away: set[int] = set()
         self._paused: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
-        self._gathered = GradientSum(parameters.size)
+        self._gathered = parameters.gathering()
         self._stands_still = False
         self._limit: int | None = None  # of versions, by what a replica may lack
         self._until: float | None = None  # the end of the lease, by time.monotonic()

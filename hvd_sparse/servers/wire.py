@@ -34,6 +34,7 @@ OF_SERVICES: dict[str, Form] = {
     "part": {},
     "replica": {**_SHARD, **_VERSION, "gathered": (int, _COUNT), "there": (bool, 1)},
     "heard": {"rank": (int, 2**31)},
+    "returned": {},
     "take_over": {**_SHARD, "version": (int, _COUNT)},
 }
 """What is not asked about a shard that the asked one serves."""
@@ -45,7 +46,7 @@ def protocol(size: int, replicas: bool) -> Protocol:
     most = max(size * (values * _VALUE.itemsize + _PLACE.itemsize), _LEAST_BYTES)
     return Protocol(
         name="hvd_sparse servers",
-        version=2,
+        version=3,
         requests={**{kind: {**_SHARD, **form} for kind, form in _OF_SHARDS.items()}, **OF_SERVICES},
         answers={
             **{"pull": _PULL, "done": {}, "numbers": {}, "moved": {}, "not_yet": {}},

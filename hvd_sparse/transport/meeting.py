@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import socket
 from collections.abc import Sequence
@@ -29,6 +30,38 @@ class Meeting(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Meeting({len(self.addresses)} addresses)"
+
+
+class Ticket(NamedTuple):
+    """With what a rank whose process is gone can come back; the secret is not for anybody's eyes.
+
+    Attributes:
+        rank: who comes back.
+        addresses: at which the ranks listen, or did.
+        secret: of their meeting.
+    """
+
+    rank: int
+    addresses: tuple[str, ...]
+    secret: bytes
+
+    def __repr__(self) -> str:
+        return f"Ticket(rank {self.rank})"
+
+    def to_bytes(self) -> bytes:
+        """All of it, secret included."""
+        return json.dumps([self.rank, self.addresses, self.secret.hex()]).encode()
+
+    @classmethod
+    def from_bytes(cls, told: bytes) -> Ticket:
+        """What `to_bytes` gave; ValueError where it is something else, which is not repeated."""
+        try:
+            rank, addresses, secret = json.loads(told)
+            if type(rank) is int and 0 <= rank < len(addresses):
+                return cls(rank, tuple(str(each) for each in addresses), bytes.fromhex(secret))
+        except (ValueError, TypeError):
+            pass
+        raise ValueError("Expected what hvd.servers.ticket gave, all of it, got something else.") from None
 
 
 def meet(world: Communicator, serving: Sequence[int], interface: str | None, name: str) -> Meeting:

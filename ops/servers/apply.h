@@ -1,4 +1,5 @@
-// Steps of Keras's optimizers on a server's shard of the parameters: weights and slots in place, in one pass over them.
+// Steps of Keras's optimizers on a server's shard of the parameters: weights and slots in place, in one pass over them,
+// or over those elements alone whose gradient is given.
 //
 // The results are those of Keras's own step where TensorFlow runs it eagerly on a CPU, to the bit, under every
 // instruction set and any number of threads: each operation is rounded to float32, in Keras's order, and denormal
@@ -51,6 +52,12 @@ int32_t hvds_number_count(enum hvds_optimizer optimizer);
 //   weights, gradient, slots[0], ...: [size]; nothing overlaps.
 void hvds_apply(const hvds_step* step, float* weights, float* const* slots, const float* gradient, int64_t size,
                 const hvds_parallel* parallel);
+
+// Makes a step of the elements at `places`, and leaves the others as they are.
+//   weights, slots[0], ...: of any size; nothing overlaps.
+//   gradient, places: [count]; places lie inside and are all different, and are fastest in ascending order.
+void hvds_apply_places(const hvds_step* step, float* weights, float* const* slots, const float* gradient,
+                       const int32_t* places, int64_t count, const hvds_parallel* parallel);
 
 #ifdef __cplusplus
 }  // extern "C"

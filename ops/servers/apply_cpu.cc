@@ -9,6 +9,9 @@ namespace {
 
 constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays
 constexpr int64_t kLine = 16;            // floats in 64 bytes
+constexpr int64_t kPlacesWorthATask = 16384;
+constexpr int64_t kBlock = 128;  // places whose elements are laid end to end: with all slots they fit the first cache
+constexpr int64_t kAhead = 32;   // places between one that is read and one that memory is asked for
 
 struct Counts {
   int32_t slots, numbers;
@@ -33,6 +36,37 @@ ApplyRun cut(const ApplyRun& whole, int64_t first, int64_t last) {
   return run;
 }
 
+// A block's elements of one vector, while memory for later ones is on its way.
+//   known: how many places there are from this block's first on.
+void take(const float* vector, const int32_t* places, int64_t count, int64_t known, float* block) {
+  const int64_t asked = std::clamp<int64_t>(known - kAhead, 0, count);
+  for (int64_t i = 0; i < asked; ++i) {
+    __builtin_prefetch(vector + places[i + kAhead], 1);
+    block[i] = vector[places[i]];
+  }
+  for (int64_t i = asked; i < count; ++i) block[i] = vector[places[i]];
+}
+
+void put(const float* block, const int32_t* places, int64_t count, float* vector) {
+  for (int64_t i = 0; i < count; ++i) vector[places[i]] = block[i];
+}
+
+// A step of the elements at some places of a run of unknown length, whose gradient has a value for each place.
+void apply_at(const ApplyRun& whole, const int32_t* places, int64_t first, int64_t last) {
+  alignas(64) float blocks[1 + HVDS_MOST_SLOTS][kBlock];
+  float* const vectors[] = {whole.weights, whole.slots[0], whole.slots[1], whole.slots[2]};
+  const int32_t used = 1 + kCounts[whole.step.optimizer].slots;
+  for (int64_t at = first; at < last; at += kBlock) {
+    const int64_t count = std::min(kBlock, last - at);
+    for (int32_t number = 0; number < used; ++number) {
+      take(vectors[number], places + at, count, last - at, blocks[number]);
+    }
+    kernels_in_use().apply[whole.step.optimizer](
+        {whole.step, blocks[0], {blocks[1], blocks[2], blocks[3]}, whole.gradient + at, count});
+    for (int32_t number = 0; number < used; ++number) put(blocks[number], places + at, count, vectors[number]);
+  }
+}
+
 }  // namespace
 }  // namespace hvds
 
@@ -51,5 +85,17 @@ extern "C" void hvds_apply(const hvds_step* step, float* weights, float* const* 
   parallel_for(parallel, tasks, [&](int task) {
     const FlushedFloats flushed;
     apply(cut(whole, lines * task / tasks * kLine, std::min(lines * (task + 1) / tasks * kLine, size)));
+  });
+}
+
+extern "C" void hvds_apply_places(const hvds_step* step, float* weights, float* const* slots, const float* gradient,
+                                  const int32_t* places, int64_t count, const hvds_parallel* parallel) {
+  using namespace hvds;
+  ApplyRun whole{*step, weights, {}, gradient, 0};
+  std::copy_n(slots, kCounts[step->optimizer].slots, whole.slots);
+  const auto tasks = static_cast<int>(std::clamp<int64_t>(count / kPlacesWorthATask, 1, thread_count(parallel)));
+  parallel_for(parallel, tasks, [&](int task) {
+    const FlushedFloats flushed;
+    apply_at(whole, places, count * task / tasks, count * (task + 1) / tasks);
   });
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../common/variables_op.h"
+#include "places_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -19,6 +20,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelConstruction;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
+using tensorflow::TensorShape;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
@@ -26,6 +28,10 @@ constexpr const char* kNames[HVDS_OPTIMIZERS] = {
     "SGD",     "Momentum",        "Nesterov",        "Adam",                    "Adagrad",
     "RMSprop", "RMSpropMomentum", "RMSpropCentered", "RMSpropCenteredMomentum",
 };
+
+constexpr const char* kOptimizers =
+    "optimizer: {'SGD', 'Momentum', 'Nesterov', 'Adam', 'Adagrad', 'RMSprop', 'RMSpropMomentum', 'RMSpropCentered', "
+    "'RMSpropCenteredMomentum'}";
 
 absl::Status scalars_shape(InferenceContext* c) {
   ShapeHandle scalar;
@@ -37,7 +43,9 @@ absl::Status scalars_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// Stateful, as it writes variables: the graph optimiser leaves it where it is.
+// Both are stateful, as they write variables: the graph optimiser leaves them where they are.
+
+// Of all elements.
 REGISTER_OP("HvdServersApply")
     .Input("weights: resource")
     .Input("slots: S * resource")
@@ -45,9 +53,23 @@ REGISTER_OP("HvdServersApply")
     .Input("numbers: N * float")
     .Input("decay: float")
     .Input("decay_rate: float")
-    .Attr(
-        "optimizer: {'SGD', 'Momentum', 'Nesterov', 'Adam', 'Adagrad', 'RMSprop', 'RMSpropMomentum', "
-        "'RMSpropCentered', 'RMSpropCenteredMomentum'}")
+    .Attr(kOptimizers)
+    .Attr("decays: bool")
+    .Attr("S: int >= 0")
+    .Attr("N: int >= 0")
+    .SetIsStateful()
+    .SetShapeFn(scalars_shape);
+
+// Of those at places, whose gradient is given, and no others.
+REGISTER_OP("HvdServersApplyPlaces")
+    .Input("weights: resource")
+    .Input("slots: S * resource")
+    .Input("gradient: float")
+    .Input("places: int32")
+    .Input("numbers: N * float")
+    .Input("decay: float")
+    .Input("decay_rate: float")
+    .Attr(kOptimizers)
     .Attr("decays: bool")
     .Attr("S: int >= 0")
     .Attr("N: int >= 0")
@@ -62,9 +84,10 @@ absl::Status read_scalar(const Tensor& tensor, const char* name, float* number) 
   return absl::OkStatus();
 }
 
-class ApplyOp : public OpKernel {
+// A step of an optimizer; which elements it is of, a subclass says.
+class StepOp : public OpKernel {
  public:
-  explicit ApplyOp(OpKernelConstruction* context) : OpKernel(context) {
+  explicit StepOp(OpKernelConstruction* context) : OpKernel(context) {
     std::string name;
     bool decays = false;
     int slots = 0, numbers = 0;
@@ -83,19 +106,37 @@ class ApplyOp : public OpKernel {
 
   void Compute(OpKernelContext* context) override {
     hvds_step step = step_;
-    const Tensor* gradient = nullptr;
     Variables variables(Access::kUpdate);
     float* values[1 + HVDS_MOST_SLOTS] = {};
     OP_REQUIRES_OK(context, read_numbers(context, &step));
-    OP_REQUIRES_OK(context, context->input("gradient", &gradient));
     for (const char* name : {"weights", "slots"}) OP_REQUIRES_OK(context, variables.add(context, name));
     OP_REQUIRES_OK(context, variables.lock());
-    for (int number = 0; number < count(); ++number) OP_REQUIRES_OK(context, check(variables, number, *gradient));
+    OP_REQUIRES_OK(context, check(context, variables));
     for (int number = 0; number < count(); ++number) {
       OP_REQUIRES_OK(context, variables.writable(context, number, values + number));
     }
     const DeviceThreads threads(context);
-    hvds_apply(&step, values[0], values + 1, gradient->flat<float>().data(), gradient->NumElements(), threads.get());
+    apply(context, step, values, threads.get());
+  }
+
+ protected:
+  virtual absl::Status check(OpKernelContext* context, const Variables& variables) const = 0;
+
+  // Makes the step, of weights and slots, once all has been checked.
+  virtual void apply(OpKernelContext* context, const hvds_step& step, float* const* values,
+                     const hvds_parallel* parallel) const = 0;
+
+  // That weights and slots are of this shape, which is that of `whose`.
+  absl::Status check_shapes(const Variables& variables, const TensorShape& shape, const char* whose) const {
+    for (int number = 0; number < count(); ++number) {
+      const Tensor* value = nullptr;
+      TF_RETURN_IF_ERROR(variables.value(number, &value));
+      if (value->dtype() == tensorflow::DT_FLOAT && value->shape() == shape) continue;
+      return invalid_argument("Expected ", number == 0 ? "weights" : "each slot", " of float and of the ", whose,
+                              " shape ", shape.DebugString(), ", got ", DataTypeString(value->dtype()), " ",
+                              value->shape().DebugString());
+    }
+    return absl::OkStatus();
   }
 
  private:
@@ -115,19 +156,55 @@ class ApplyOp : public OpKernel {
     return read_scalar(*decay_rate, "decay_rate", &step->decay_rate);
   }
 
-  static absl::Status check(const Variables& variables, int number, const Tensor& gradient) {
-    const Tensor* value = nullptr;
-    TF_RETURN_IF_ERROR(variables.value(number, &value));
-    if (value->dtype() == tensorflow::DT_FLOAT && value->shape() == gradient.shape()) return absl::OkStatus();
-    return invalid_argument("Expected ", number == 0 ? "weights" : "each slot",
-                            " of float and of the gradient's shape ", gradient.shape().DebugString(), ", got ",
-                            DataTypeString(value->dtype()), " ", value->shape().DebugString());
-  }
-
   hvds_step step_{};
 };
 
+class ApplyOp : public StepOp {
+ public:
+  using StepOp::StepOp;
+
+ protected:
+  absl::Status check(OpKernelContext* context, const Variables& variables) const override {
+    const Tensor* gradient = nullptr;
+    TF_RETURN_IF_ERROR(context->input("gradient", &gradient));
+    return check_shapes(variables, gradient->shape(), "gradient's");
+  }
+
+  void apply(OpKernelContext* context, const hvds_step& step, float* const* values,
+             const hvds_parallel* parallel) const override {
+    const Tensor* gradient = nullptr;
+    OP_REQUIRES_OK(context, context->input("gradient", &gradient));
+    hvds_apply(&step, values[0], values + 1, gradient->flat<float>().data(), gradient->NumElements(), parallel);
+  }
+};
+
+class ApplyPlacesOp : public StepOp {
+ public:
+  using StepOp::StepOp;
+
+ protected:
+  absl::Status check(OpKernelContext* context, const Variables& variables) const override {
+    const Tensor *gradient = nullptr, *places = nullptr, *weights = nullptr;
+    TF_RETURN_IF_ERROR(context->input("gradient", &gradient));
+    TF_RETURN_IF_ERROR(context->input("places", &places));
+    TF_RETURN_IF_ERROR(variables.value(0, &weights));
+    TF_RETURN_IF_ERROR(check_shapes(variables, TensorShape({weights->NumElements()}), "flat weights'"));
+    TF_RETURN_IF_ERROR(check_values(*gradient, *places));
+    return check_places(*places, weights->NumElements());
+  }
+
+  void apply(OpKernelContext* context, const hvds_step& step, float* const* values,
+             const hvds_parallel* parallel) const override {
+    const Tensor *gradient = nullptr, *places = nullptr;
+    OP_REQUIRES_OK(context, context->input("gradient", &gradient));
+    OP_REQUIRES_OK(context, context->input("places", &places));
+    hvds_apply_places(&step, values[0], values + 1, gradient->flat<float>().data(), places->flat<int32_t>().data(),
+                      places->NumElements(), parallel);
+  }
+};
+
 REGISTER_KERNEL_BUILDER(Name("HvdServersApply").Device(tensorflow::DEVICE_CPU), ApplyOp);
+REGISTER_KERNEL_BUILDER(Name("HvdServersApplyPlaces").Device(tensorflow::DEVICE_CPU), ApplyPlacesOp);
 
 }  // namespace
 }  // namespace hvds

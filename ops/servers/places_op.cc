@@ -1,5 +1,5 @@
 // TensorFlow's operations for values at places of variables; the loops are in places.h.
-#include "places.h"
+#include "places_op.h"
 
 #include <cstring>
 #include <vector>
@@ -65,14 +65,6 @@ REGISTER_OP("HvdServersSend")
       return absl::OkStatus();
     });
 
-absl::Status check_places(const Tensor& places, int64_t size) {
-  if (places.dims() != 1) {
-    return invalid_argument("Expected places as a vector, got shape ", places.shape().DebugString(), ".");
-  }
-  if (hvds_places_fit(places.flat<int32_t>().data(), places.NumElements(), size)) return absl::OkStatus();
-  return invalid_argument("Expected places in [0, ", size, "), got one that is not.");
-}
-
 // Variables of float32 that make up a vector, end to end, in the order in which they were added; they are locked.
 class Vector {
  public:
@@ -120,12 +112,6 @@ class Vector {
   std::vector<int64_t> ends_;
   std::vector<float*> memory_;
 };
-
-absl::Status check_values(const Tensor& values, const Tensor& places) {
-  if (values.shape() == places.shape()) return absl::OkStatus();
-  return invalid_argument("Expected a value for each place, got values of shape ", values.shape().DebugString(),
-                          " and places of ", places.shape().DebugString(), ".");
-}
 
 class PutOp : public OpKernel {
  public:

@@ -39,7 +39,7 @@ def test_ranks_train_on_servers_and_bytes_are_counted():
 
 def test_a_push_is_applied_and_timed():
     taken = bench_servers.measure_applying(1, TINY._replace(applied=100_000, applications=2))
-    assert all(len(each) == 2 and min(each) > 0 for each in taken.values()) and len(taken) == 3
+    assert all(len(each) == 2 and min(each) > 0 for each in taken.values()) and len(taken) == 6
 
 
 def test_the_report_judges_by_medians(tmp_path):
@@ -47,6 +47,7 @@ def test_the_report_judges_by_medians(tmp_path):
     free = {**arms, servers_report.SPARSE: [rank_of(50, 1.0)] * 4}
     uneven = {servers_report.UNEVEN: [rank_of(7, 1.0)] * 4, servers_report.UNEVEN_TOGETHER: [rank_of(4, 1.0)] * 4}
     taken = {"passes": [1.0] * 8, "apply": [1.2] * 8, "apply a push of 1%": [1.3] * 8}
+    taken |= {"touched lines": [0.1] * 8, "apply 1% lazily": [0.2] * 8, "apply a push of 1% lazily": [0.3] * 8}
     measured = {
         "plan": bench_servers.Plan(wait=0.01)._asdict(),
         "links": {servers_report.UNSHAPED: results_of(free), "1gbit": results_of(arms)},
@@ -60,6 +61,7 @@ def test_the_report_judges_by_medians(tmp_path):
     assert told["1gbit: updates a second at 99%, over those without a limit"] == ("0.80 (0.80 to 0.80)", False)
     assert told["1gbit: updates a second at 99%, over ParameterServerStrategy"][1]
     assert told["Adam on 6,250,000, 1 threads: over a pass of the same traffic"] == ("1.20 (1.20 to 1.20)", False)
+    assert told["1% of it lazily, 1 threads: over a pass of the touched cache lines"] == ("2.00 (2.00 to 2.00)", True)
     assert "**missed**" in servers_report.render(measured, 60.0)
     servers_report.draw(measured, str(tmp_path / "servers.png"))
     assert (tmp_path / "servers.png").stat().st_size < 80_000

@@ -25,6 +25,25 @@ bool all_as_the_first(const Block& block, int64_t size) {
   return true;
 }
 
+// A step of every other element, the last one first.
+void check_places(hvds_optimizer optimizer, int64_t size, const hvds_parallel* parallel) {
+  const hvds_step step{optimizer, {0.5f, 0.5f, 0.25f, 0.25f, 0.5f}, true, 0.5f, 0.25f};
+  const int64_t count = (size + 1) / 2;
+  const Block weights = filled(size, 2), gradient = filled(count, 1);
+  const std::unique_ptr<int32_t[]> places(new int32_t[count]);
+  for (int64_t i = 0; i < count; ++i) places[i] = static_cast<int32_t>(2 * (count - 1 - i));
+  Block slots[HVDS_MOST_SLOTS];
+  float* pointers[HVDS_MOST_SLOTS] = {};
+  for (int slot = 0; slot < hvds_slot_count(optimizer); ++slot) {
+    slots[slot] = filled(size, slot == 0 ? 9 : 0.5f);
+    pointers[slot] = slots[slot].get();
+  }
+  hvds_apply_places(&step, weights.get(), pointers, gradient.get(), places.get(), count, parallel);
+  bool holds = true;
+  for (int64_t i = 0; i < size; ++i) holds &= i % 2 == 0 ? weights[i] == weights[0] : weights[i] == 2;
+  expect(holds && (size == 0 || weights[0] != 2), "every other weight has moved");
+}
+
 void check(hvds_optimizer optimizer, int64_t size, bool decays, const hvds_parallel* parallel) {
   const hvds_step step{optimizer, {0.5f, 0.5f, 0.25f, 0.25f, 0.5f}, decays, 0.5f, 0.25f};
   const Block weights = filled(size, 2), gradient = filled(size, 1);
@@ -48,6 +67,7 @@ int main() {
     for (const hvds_parallel* parallel : {static_cast<const hvds_parallel*>(nullptr), &kThreads}) {
       for (const int64_t size : kSizes) {
         for (int optimizer = 0; optimizer < HVDS_OPTIMIZERS; ++optimizer) {
+          check_places(static_cast<hvds_optimizer>(optimizer), size, parallel);
           for (const bool decays : {false, true}) {
             check(static_cast<hvds_optimizer>(optimizer), size, decays, parallel);
           }

@@ -64,6 +64,39 @@ def applied(name, values, gradient, parallel=None):
     return values
 
 
+def applied_at(name, values, gradient, places, parallel=None):
+    """hvds_apply_places, on copies; the gradient is of all elements."""
+    values = [native.aligned(value) for value in values]
+    pointers = (ctypes.c_void_p * 3)(*(native.pointer(value) for value in values[1:]))
+    step, own = Step(NAMES.index(name), NUMBERS, 1, 0.02, 0.01), gradient[places]
+    threads = None if parallel is None else ctypes.byref(parallel)
+    native.library().hvds_apply_places(
+        ctypes.byref(step),
+        native.pointer(values[0]),
+        pointers,
+        native.pointer(own),
+        native.pointer(places),
+        ctypes.c_int64(len(places)),
+        threads,
+    )
+    return values
+
+
+def apply_at(name, values, gradient, places):
+    """The operation for some places, in place."""
+    ops.library().hvd_servers_apply_places(
+        weights=values[0].handle,
+        slots=[value.handle for value in values[1:]],
+        gradient=gradient,
+        places=places,
+        numbers=list(NUMBERS[: native.library().hvds_number_count(NAMES.index(name))]),
+        decay=0.02,
+        decay_rate=0.01,
+        optimizer=name,
+        decays=True,
+    )
+
+
 def apply(name, values, gradient, numbers=None, decay=0.02, decay_rate=0.01, decays=True):
     """The operation, in place."""
     if numbers is None:
@@ -112,6 +145,26 @@ def test_vectors_of_any_length_may_lie_anywhere(name, size):
         with native.isa(native.ISAS[isa]):
             for one, other in zip(applied(name, [value[:size] for value in values], skewed), expected, strict=True):
                 same_bits(one, other)
+
+
+@EACH_NAME
+@pytest.mark.parametrize("count", [0, 1, 129, 161, 60_001])
+def test_a_step_at_places_is_the_same_there_and_none_elsewhere(name, count):
+    values, gradient = problem(name, 2 * count + 1)
+    places = np.random.default_rng(count).permutation(2 * count + 1)[:count].astype(np.int32)
+    expected = [value.copy() for value in values]
+    for one, all_of_it in zip(expected, applied(name, values, gradient), strict=True):
+        one[places] = all_of_it[places]
+    held = [tf.Variable(value) for value in values]
+    apply_at(name, held, gradient[places], places)
+    for one, other in zip(held, expected, strict=True):
+        same_bits(one.numpy(), other)
+    for isa in native.isas():
+        with native.isa(native.ISAS[isa]):
+            parallel = native.Parallel(7)
+            for one, other in zip(applied_at(name, values, gradient, np.sort(places), parallel), expected, strict=True):
+                same_bits(one, other)
+            assert parallel.tasks_run == (3 if count > 3 * 16384 else 0)
 
 
 def test_denormal_numbers_are_zero_on_any_thread():
@@ -201,6 +254,23 @@ BAD_CALLS = {
     "a rate of decay that is no number": (
         lambda: apply("SGD", [variable()], ONE, decay_rate=ONE),
         "Expected decay_rate as one number, got shape [1]",
+    ),
+    "places that are outside": (
+        lambda: apply_at("SGD", [variable()], ONE, [1]),
+        "Expected places in [0, 1), got one that is not.",
+    ),
+    "places that are below": (lambda: apply_at("SGD", [variable()], ONE, [-1]), "Expected places in [0, 1)"),
+    "a value too many": (
+        lambda: apply_at("SGD", [variable()], [1.0, 2.0], [0]),
+        "Expected a value for each place, got values of shape [2] and places of [1]",
+    ),
+    "weights that are not flat": (
+        lambda: apply_at("SGD", [variable([ONE])], ONE, [0]),
+        "Expected weights of float and of the flat weights' shape [1], got float [1,1]",
+    ),
+    "a slot that is smaller": (
+        lambda: apply_at("Momentum", [variable([1.0, 2.0]), variable()], ONE, [1]),
+        "Expected each slot of float and of the flat weights' shape [2], got float [1]",
     ),
     "a variable twice": (
         lambda: apply("Momentum", twice(), ONE),

@@ -30,7 +30,8 @@ def served_model(optimizer, **settings):
 
 @case(ranks=(1, 2, 4), quick=lambda ranks: ranks == 4)
 def asynchronous_servers_learn_and_end_alike():
-    model = served_model(keras.optimizers.Adam(0.02), push=SampledThreshold(0.25), pull=SampledThreshold(0.25))
+    chosen = SampledThreshold(0.25)
+    model = served_model(keras.optimizers.Adam(0.02), push=chosen, pull=chosen, lazy=hvd.size() == 2)
     telemetry = hvd.callbacks.TelemetryCallback(shared_folder(), every=32)
     x, y = own_data()
     model.fit(x, y, batch_size=8, epochs=16, verbose=0, callbacks=[telemetry])
@@ -116,6 +117,8 @@ def servers_refuse_what_they_cannot_hold():
         hvd.servers.ShardedServers(keras.optimizers.SGD(), pull=ErrorFeedback(TopK(0.1)))
     with raises(ValueError, "larger batches"):
         hvd.servers.ShardedServers(keras.optimizers.SGD(gradient_accumulation_steps=2))
+    with raises(ValueError, "lazy=True", "Adagrad", "got Adam"):
+        hvd.servers.ShardedServers(keras.optimizers.Adam(amsgrad=True), lazy=True)
     model = served_model(keras.optimizers.SGD(0.1 + hvd.rank(), momentum=0.1 * hvd.rank()))
     with raises(ValueError, "disagree", "servers' settings"):
         model.fit(*own_data(), verbose=0)

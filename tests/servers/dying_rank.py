@@ -1,13 +1,16 @@
-"""What each rank runs in a job of which one process is killed while it trains on servers with replicas.
+"""What each rank runs in a job of which one process is killed while it trains on servers with replicas, and comes back.
 
-horovodrun -np 3 sh -c "python -m tests.servers.dying_rank || true"
+`keep_rank` starts it. The others train until the one is back, which a file in FOLDER says.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import pathlib
 import signal
+import sys
+import time
 
 import keras
 import numpy as np
@@ -15,32 +18,73 @@ import numpy as np
 import hvd_sparse as hvd
 
 DIES, STEPS, AGE = 1, 40, 8
+BACK = "back"
 
 
 class Death(keras.callbacks.Callback):
-    """Ends the process without a word."""
+    """Ends the process without a word, after it has told its ticket."""
+
+    def __init__(self, pipe: int):
+        super().__init__()
+        self._pipe = pipe
 
     def on_train_batch_end(self, batch, logs=None):
-        if hvd.rank() == DIES and batch == STEPS // 2:
+        if batch == STEPS // 2:
+            os.write(self._pipe, hvd.servers.ticket(self.model.optimizer))
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def main() -> None:
-    """Trains, and tells how it ended."""
-    hvd.init()
+def model_of() -> keras.Model:
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3), keras.layers.Dense(1)])
     dropping = hvd.compressors.SampledThreshold(0.5)
-    optimizer = hvd.servers.ShardedServers(
-        keras.optimizers.Adam(0.01), push=dropping, pull=dropping, replicas=1, replica_age=AGE
+    model.compile(
+        hvd.servers.ShardedServers(
+            keras.optimizers.Adam(0.01), push=dropping, pull=dropping, replicas=1, replica_age=AGE
+        ),
+        "mse",
     )
-    model.compile(optimizer, "mse")
-    x = np.random.default_rng(hvd.rank()).standard_normal((8 * STEPS, 4)).astype("f4")
-    model.fit(x, x.sum(1), batch_size=8, epochs=2, verbose=0, callbacks=[Death()])
-    lost = optimizer.servers.telemetry()["updates_lost"]
-    hvd.servers.finish(optimizer)
+    return model
+
+
+def train(model: keras.Model, rank: int, *callbacks: keras.callbacks.Callback) -> None:
+    x = np.random.default_rng(rank).standard_normal((8 * STEPS, 4)).astype("f4")
+    model.fit(x, x.sum(1), batch_size=8, verbose=0, callbacks=list(callbacks))
+
+
+def end(model: keras.Model, rank: int) -> None:
+    lost = model.optimizer.servers.telemetry()["updates_lost"]
+    hvd.servers.finish(model.optimizer)
     weights = float(sum(np.square(each).sum() for each in model.get_weights()))
-    print("told " + json.dumps({"rank": hvd.rank(), "lost": lost, "weights": weights}), flush=True)
+    print("told " + json.dumps({"rank": rank, "lost": lost, "weights": weights}), flush=True)
+
+
+def first(folder: pathlib.Path, pipe: int) -> None:
+    hvd.init()
+    model = model_of()
+    train(model, hvd.rank(), *([Death(pipe)] if hvd.rank() == DIES else []))
+    while not (folder / BACK).exists():
+        train(model, hvd.rank())
+        time.sleep(1.0)
+    end(model, hvd.rank())
+
+
+def again(folder: pathlib.Path) -> None:
+    model = model_of()
+    hvd.servers.return_with(model.optimizer, sys.stdin.buffer.read())
+    train(model, DIES)
+    (folder / BACK).touch()
+    assert model.optimizer.iterations > STEPS // 2, "it goes on where the job is"
+    end(model, DIES)
+
+
+def main() -> None:
+    """Of each rank, with a pipe; in the place of one that was killed, without."""
+    folder, *pipe = sys.argv[1:]
+    if pipe:
+        first(pathlib.Path(folder), int(pipe[0]))
+    else:
+        again(pathlib.Path(folder))
 
 
 if __name__ == "__main__":

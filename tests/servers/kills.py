@@ -2,8 +2,9 @@
 
     python -m tests.servers.kills --rounds 200 --seed 1
 
-Ranks are processes with sockets between them. In each round one of them is killed (SIGKILL), or stopped (SIGSTOP) and
-let go on after a while, which may be longer than a lease. Gradients are of ones and descent is plain at rate 1, so that
+Ranks are processes with sockets between them. In each round one of them is killed (SIGKILL), and half of the time
+another process comes back in its place; or it is stopped (SIGSTOP) and let go on after a while, which may be longer
+than a lease. Gradients are of ones and descent is plain at rate 1, so that
 parameters count the pushes that were applied: none may count twice, and of those of living ranks no more may be missing
 than replicas allow, and these only where the server is gone.
 """
@@ -11,6 +12,7 @@ than replicas allow, and these only where the server is gone.
 from __future__ import annotations
 
 import argparse
+import enum
 import multiprocessing
 import os
 import random
@@ -24,12 +26,13 @@ import numpy as np
 
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.joining import serve
-from hvd_sparse.servers.member import start
+from hvd_sparse.servers.member import Guest, start
 from hvd_sparse.servers.pushing import cut
 from hvd_sparse.servers.replicas import Replicas
+from hvd_sparse.servers.returning import come_back
 from hvd_sparse.servers.rules import InOrderOfArrival
 from hvd_sparse.servers.settings import Settings
-from hvd_sparse.transport.meeting import Meeting
+from hvd_sparse.transport.meeting import Meeting, Ticket
 from tests.datacache.node import free_addresses
 from tests.servers import members as job
 from tests.servers.simulated import variables, whole_of
@@ -39,10 +42,18 @@ LIMIT = 60.0  # seconds of a round, by far more than a lease, a silence and all 
 INSURED = Settings(None, None, InOrderOfArrival(max_staleness=8), None, Replicas(age=6, lease=1.0))
 
 
-class Told(NamedTuple):
-    """What a rank tells at its end."""
+class Deed(enum.Enum):
+    """What is done to a rank."""
 
-    rank: int
+    KILL = "killed"
+    REPLACE = "killed, and comes back"
+    STOP = "stopped"
+
+
+class Told(NamedTuple):
+    """What a process tells at its end; its place is its rank, or RANKS where it has come back."""
+
+    place: int
     parameters: np.ndarray
     updates_lost: int
     places: list[int]
@@ -53,13 +64,13 @@ class Round(NamedTuple):
 
     Attributes:
         victim: a rank.
-        number: the signal that it gets.
+        deed: what becomes of it.
         after: seconds from the begin of its steps until then.
-        pause: seconds until a stopped one goes on.
+        pause: seconds until a stopped one goes on, or another comes back.
     """
 
     victim: int
-    number: signal.Signals
+    deed: Deed
     after: float
     pause: float
 
@@ -71,27 +82,40 @@ def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
     def parameters(shard: int) -> ServedPieces:
         return ServedPieces(keras.optimizers.SGD(1.0), variables(np.random.default_rng(0)), shards[shard])
 
-    member = start(serve(parameters, shards, rank, INSURED), shards, rank, meeting, INSURED)
+    train(start(serve(parameters, shards, rank, INSURED), shards, rank, meeting, INSURED), rank, begun, told)
+
+
+def a_returned(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
+    """What a process does in the place of one that was killed; it was told the ticket when it was forked."""
+    shards = cut(whole_of(RANKS), RANKS)
+    train(come_back(shards, Ticket(rank, meeting.addresses, meeting.secret), INSURED), RANKS, begun, told)
+
+
+def train(member: Guest, place: int, begun: Any, told: Any) -> None:
+    """Takes all steps, and tells how it ended."""
     pushes = job.pushing(member, INSURED)
     for _ in range(STEPS):
-        begun[rank] += 1
+        begun[place] += 1
         job.step(member, pushes, np.ones(whole_of(1).size, np.float32), rate=1.0)
         time.sleep(PAUSE)
     final = member.finish()
-    told.put(Told(rank, final, member.connections.updates_lost, member.connections._places))
+    told.put(Told(place, final, member.connections.updates_lost, member.connections._places))
 
 
 def play(plan: Round) -> list[Told]:
     """Plays a round; what those tell who end in time."""
     fork = multiprocessing.get_context("fork")
-    begun, told = fork.Array("i", RANKS, lock=False), fork.Queue()
+    begun, told = fork.Array("i", RANKS + 1, lock=False), fork.Queue()
     meeting = Meeting(tuple(free_addresses(RANKS)), secrets.token_bytes(32), None)
     ranks = [fork.Process(target=a_rank, args=(rank, meeting, begun, told)) for rank in range(RANKS)]
     for each in ranks:
         each.start()
     try:
         _strike(plan, ranks[plan.victim].pid, begun)
-        lives = RANKS - (plan.number == signal.SIGKILL and begun[plan.victim] < STEPS)
+        if plan.deed is Deed.REPLACE:
+            ranks.append(fork.Process(target=a_returned, args=(plan.victim, meeting, begun, told)))
+            ranks[-1].start()
+        lives = RANKS - (plan.deed is Deed.KILL and begun[plan.victim] < STEPS)
         found = [told.get(timeout=LIMIT) for _ in range(lives)]
         check(list(begun), found)
         return found
@@ -105,9 +129,10 @@ def _strike(plan: Round, process: int, begun: Any) -> None:
     while not begun[plan.victim]:
         time.sleep(0.01)
     time.sleep(plan.after)
-    os.kill(process, plan.number)
-    if plan.number == signal.SIGSTOP:
+    os.kill(process, signal.SIGSTOP if plan.deed is Deed.STOP else signal.SIGKILL)
+    if plan.deed is not Deed.KILL:
         time.sleep(plan.pause)
+    if plan.deed is Deed.STOP:
         os.kill(process, signal.SIGCONT)
 
 
@@ -116,7 +141,7 @@ def check(begun: list[int], found: list[Told]) -> None:
     start = np.concatenate([each.numpy().reshape(-1) for each in variables(np.random.default_rng(0))])
     assert len({each.parameters.tobytes() for each in found}) == 1, "ranks end with different parameters"
     applied = start - found[0].parameters
-    living = sum(begun[each.rank] for each in found)
+    living = sum(begun[each.place] for each in found)
     moved = {shard for each in found for shard, place in enumerate(each.places) if place != shard}
     assert (applied < sum(begun) + 0.01).all(), f"{applied} were applied of {begun}"
     least = np.full(applied.shape, living, np.float32)
@@ -130,11 +155,12 @@ def check(begun: list[int], found: list[Told]) -> None:
 def planned(seed: int, rounds: int) -> list[Round]:
     """Rounds drawn by a seed."""
     draw = random.Random(seed)
-    signals = (signal.SIGKILL, signal.SIGSTOP)
     lease = INSURED.replicas.lease
+    longest = {Deed.KILL: 0.0, Deed.REPLACE: lease, Deed.STOP: 6 * lease}  # others wait for a deputy for two leases
+    deeds = [draw.choice(list(Deed)) for _ in range(rounds)]
     return [
-        Round(draw.randrange(RANKS), draw.choice(signals), draw.uniform(0, STEPS * PAUSE), draw.uniform(0, 6 * lease))
-        for _ in range(rounds)
+        Round(draw.randrange(RANKS), deed, draw.uniform(0, STEPS * PAUSE), draw.uniform(0, longest[deed]))
+        for deed in deeds
     ]
 
 
@@ -150,7 +176,7 @@ def main() -> None:
         found = play(plan)
         longest = max(longest, time.monotonic() - began)
         moved += any(each.places[plan.victim] != plan.victim for each in found)
-        print(f"{number:4} {plan.number.name} of rank {plan.victim}: {time.monotonic() - began:.1f} s", flush=True)
+        print(f"{number:4} rank {plan.victim} is {plan.deed.value}: {time.monotonic() - began:.1f} s", flush=True)
     print(f"{options.rounds} rounds, {moved} with a deputy that took over, the longest {longest:.1f} s")
 
 

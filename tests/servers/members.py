@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.joining import serve
 from hvd_sparse.servers.member import Member, start
 from hvd_sparse.servers.pushing import Pushes, cut, entries
@@ -30,9 +30,11 @@ def started(ranks: int, settings: Settings = ASYNCHRONOUS, rate: float = 0.1) ->
     meeting = Meeting(tuple(free_addresses(ranks)), secrets.token_bytes(32), None)
     begin, made = variables(np.random.default_rng(0)), [None] * ranks
 
+    pieces = LazyPieces if settings.lazy else ServedPieces
+
     def one(rank: int) -> None:
-        def parameters(shard: int) -> ServedPieces:
-            return ServedPieces(keras.optimizers.SGD(rate), begin, shards[shard])
+        def parameters(shard: int) -> ServedPieces | LazyPieces:
+            return pieces(keras.optimizers.SGD(rate), begin, shards[shard])
 
         made[rank] = start(serve(parameters, shards, rank, settings), shards, rank, meeting, settings)
 

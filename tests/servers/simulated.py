@@ -12,9 +12,9 @@ import tensorflow as tf
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.servers import local
-from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
-from hvd_sparse.servers.messages import Pull, Push
+from hvd_sparse.servers.messages import Entries, Pull, Push
 from hvd_sparse.servers.pushing import Copy, Pushes, cut, entries
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.shard import Shard
@@ -36,6 +36,14 @@ def whole_of(ranks: int) -> Spec:
     return Spec(sum(segment.size for segment in segments), grid, segments=segments)
 
 
+def some(random: np.random.Generator, size: int) -> Entries:
+    """Entries of a vector of this size: of a few places, or now and then of all."""
+    if random.random() < 0.2:
+        return Entries(random.standard_normal(size).astype(np.float32))
+    places = random.permutation(size)[: random.integers(0, size + 1)].astype(np.int32)
+    return Entries(random.standard_normal(len(places)).astype(np.float32), places)
+
+
 class Flight(NamedTuple):
     """A client's messages of one step: what each server is sent, and who has answered."""
 
@@ -54,6 +62,7 @@ class Job:
         pull: Compressor | None = None,
         rule: Rule | None = None,
         seed: int = 0,
+        pieces: type[ServedPieces] | type[LazyPieces] = ServedPieces,
     ):
         start = variables(np.random.default_rng(seed))
         self.ranks = ranks
@@ -62,9 +71,7 @@ class Job:
         feeding = push if push is None or push.feeds_back else ErrorFeedback(push)
         kind, own = SharedCopy if isinstance(self.rule, Together) else Copies, optimizer()
         served = local.subtraction(own) if local.sends_updates(feeding) else own
-        self.servers = [
-            Shard(ServedPieces(served, start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards
-        ]
+        self.servers = [Shard(pieces(served, start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards]
         self.optimizers = [optimizer() for _ in range(ranks)]  # of clients
         self.pushing = [
             Pushes(feeding, [spec._replace(optimizer=local.optimizer_of(each)) for spec in self.shards])

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse.servers.applying import ServedPieces
-from hvd_sparse.servers.fused import step_of
+from hvd_sparse.servers.fused import lazy_step_of, step_of
+from hvd_sparse.servers.gathering import Touched
 from tests.ops import native
 from tests.servers.simulated import variables, whole_of
 from tests.simulation import same_bits
@@ -77,6 +78,26 @@ def compare(name: str, sizes: list[int], steps: int, seed: int, spread: int) -> 
                 same_bits(one, other)
 
 
+def compare_lazily(name: str, size: int, steps: int, seed: int, spread: int, density: float) -> None:
+    """Asserts that lazy steps leave Keras's bits where there is a gradient, and elsewhere those of before."""
+    expected, found = (Trained(name, [size], seed) for _ in range(2))
+    step, random = lazy_step_of(found.optimizer), np.random.default_rng([seed, 1])
+    assert step is not None
+    vectors = [each for each in (*expected.variables, *expected.optimizer.variables) if each.shape == (size,)]
+    with tf.device("CPU:0"):
+        for _ in range(steps):
+            there = random.random(size) < density
+            gradient = numbers(random, size, spread) * there
+            before = [vector.numpy() for vector in vectors]
+            expected.optimizer.apply([tf.constant(gradient)], expected.variables)
+            for vector, values in zip(vectors, before, strict=True):
+                vector.assign(np.where(there, vector.numpy(), values))
+            places = random.permutation(np.flatnonzero(there)).astype(np.int32)
+            step([Touched(gradient[places], places)], found.variables)
+            for one, other in zip(found.state(), expected.state(), strict=True):
+                same_bits(one, other)
+
+
 @EACH_OPTIMIZER
 @given(
     sizes=st.lists(st.integers(1, 300), min_size=1, max_size=3),
@@ -93,6 +114,18 @@ def test_it_is_the_step_of_keras(name, sizes, steps, seed, spread):
 def test_it_is_the_step_of_keras_on_many_elements_too(name, isa):
     with native.isa(native.ISAS[isa]):
         compare(name, [LARGE], 2, 5, 4)
+
+
+@EACH_OPTIMIZER
+@given(
+    size=st.integers(1, 300),
+    steps=st.integers(1, 3),
+    seed=st.integers(0, 2**32 - 1),
+    spread=st.integers(0, 37),
+    density=st.floats(0, 1),
+)
+def test_a_lazy_one_is_that_of_keras_where_there_is_a_gradient(name, size, steps, seed, spread, density):
+    compare_lazily(name, size, steps, seed, spread, density)
 
 
 def test_it_is_the_step_of_keras_after_many_steps():
@@ -171,7 +204,7 @@ OTHERS = {
 
 @pytest.mark.parametrize("case", OTHERS)
 def test_others_have_none(case):
-    assert step_of(OTHERS[case]()) is None
+    assert step_of(OTHERS[case]()) is None and lazy_step_of(OTHERS[case]()) is None
 
 
 def test_a_subclass_that_tells_what_decays_has_one():

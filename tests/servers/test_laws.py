@@ -16,12 +16,14 @@ from hvd_sparse.compression.quantizers import QSGD, OneBit, TwoBits
 from hvd_sparse.compression.selectors import BucketTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.servers import ShardedServers
+from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.messages import Codes, Entries, MessageError, Pull, Push
 from hvd_sparse.servers.pushing import Copy, cut
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.spec import Segment, Spec
 from tests import threads
 from tests.servers.simulated import SHAPES, Job, variables, whole_of
+from tests.simulation import same_bits
 
 OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.1),
@@ -37,6 +39,7 @@ SEEDS = st.integers(0, 2**32 - 1)
 SELECTIONS = st.sampled_from([None, TopK(0.2), SampledThreshold(0.2), HeldThreshold(0.2, life=2), BucketTopK(1, 5)])
 CODED = [Quantized(TopK(0.5), TwoBits()), Quantized(SampledThreshold(0.3), OneBit()), Quantized(TopK(0.3), QSGD(2))]
 PULLS = st.one_of(SELECTIONS, st.sampled_from(CODED))
+PIECES = st.sampled_from([ServedPieces, LazyPieces])
 few = settings(max_examples=15, deadline=None)
 
 
@@ -91,10 +94,10 @@ def test_what_is_chosen_scales_with_the_gradient(seed, selection, exponent):
 
 
 @few
-@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=PULLS)
-def test_lost_answers_do_no_harm(ranks, seed, push, pull):
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=PULLS, pieces=PIECES)
+def test_lost_answers_do_no_harm(ranks, seed, push, pull, pieces):
     """Messages and answers are lost and come again; `Job.arrive` compares each copy with what the server has sent."""
-    calm, rough = (Job(ranks, OPTIMIZERS["Adam"], push, pull, seed=seed) for _ in range(2))
+    calm, rough = (Job(ranks, OPTIMIZERS["Adam"], push, pull, seed=seed, pieces=pieces) for _ in range(2))
     random, losses = np.random.default_rng(seed), np.random.default_rng(seed)
     for _ in range(6):
         client, vector = int(random.integers(ranks)), gradient(random)
@@ -110,10 +113,10 @@ def test_lost_answers_do_no_harm(ranks, seed, push, pull):
 
 
 @few
-@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=PULLS)
-def test_who_begins_again_at_any_time_sends_nothing_twice(ranks, seed, push, pull):
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=PULLS, pieces=PIECES)
+def test_who_begins_again_at_any_time_sends_nothing_twice(ranks, seed, push, pull, pieces):
     """A client whose connection has ended does not know whether its push was applied, and begins again where it was."""
-    job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, pull, seed=seed)
+    job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, pull, seed=seed, pieces=pieces)
     random, start, went_in = np.random.default_rng(seed), job.parameters(), np.zeros(SIZE, np.float32)
     for _ in range(6):
         client, vector = int(random.integers(ranks)), random.integers(-9, 10, SIZE).astype(np.float32)
@@ -130,23 +133,23 @@ def test_who_begins_again_at_any_time_sends_nothing_twice(ranks, seed, push, pul
     np.testing.assert_allclose(start - job.parameters() + kept, went_in, atol=1e-4)
 
 
-def pieces(shard: Spec) -> tuple[Segment, ...]:
+def as_variables(shard: Spec) -> tuple[Segment, ...]:
     """What a shard has of each variable, as variables of their own."""
     return tuple(Segment(str(place.segment), (place.size,)) for place in shard.places)
 
 
 @few
-@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS)
-def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push):
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pieces=PIECES)
+def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push, pieces):
     """With a rate of 1 and plain descent, parameters fall by the mean of the aggregator of the same compressor."""
     random = np.random.default_rng(seed)
-    job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, rule=Together(), seed=seed)
+    job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, rule=Together(), seed=seed, pieces=pieces)
     compressor = ErrorFeedback(push or TopK(1.0))
 
     def one_rank(grid):
         aggregator = Compressed(compressor)
         specs = [
-            Spec(shard.size, grid, segments=pieces(shard), name=f"shard{number}", number=number)
+            Spec(shard.size, grid, segments=as_variables(shard), name=f"shard{number}", number=number)
             for number, shard in enumerate(shards)
         ]
         states = [aggregator.init(spec) for spec in specs]
@@ -173,11 +176,11 @@ def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push):
 
 
 @few
-@given(ranks=RANKS, seed=SEEDS, pull=SELECTIONS, synchronous=st.booleans())
-def test_a_quiescent_system_drains(ranks, seed, pull, synchronous):
+@given(ranks=RANKS, seed=SEEDS, pull=SELECTIONS, synchronous=st.booleans(), pieces=PIECES)
+def test_a_quiescent_system_drains(ranks, seed, pull, synchronous, pieces):
     """Where nothing changes any more, pulls bring all copies to the servers' parameters, to the bit."""
     random = np.random.default_rng(seed)
-    job = Job(ranks, OPTIMIZERS["SGD"], None, pull, Together() if synchronous else InOrderOfArrival(), seed)
+    job = Job(ranks, OPTIMIZERS["SGD"], None, pull, Together() if synchronous else InOrderOfArrival(), seed, pieces)
     nothing = np.zeros(SIZE, np.float32)
     for step in range(3 + SIZE):
         for client in range(ranks):
@@ -277,72 +280,59 @@ def test_staleness_is_bounded_and_nobody_waits_for_ever(ranks, seed, bound, toge
 
 
 @few
-@given(ranks=RANKS, seed=SEEDS)
-def test_a_schedule_of_arrivals_gives_the_same_bits_twice(ranks, seed):
+@given(ranks=RANKS, seed=SEEDS, pieces=PIECES)
+def test_a_schedule_of_arrivals_gives_the_same_bits_twice(ranks, seed, pieces):
     results = []
     for _ in range(2):
         random = np.random.default_rng(seed)
-        job = Job(ranks, OPTIMIZERS["Adam"], SampledThreshold(0.3), SampledThreshold(0.3), seed=seed)
+        job = Job(ranks, OPTIMIZERS["Adam"], SampledThreshold(0.3), SampledThreshold(0.3), seed=seed, pieces=pieces)
         for _ in range(8):
             job.step(int(random.integers(ranks)), gradient(random))
         results.append(job.parameters().tobytes())
     assert results[0] == results[1]
 
 
-def test_who_has_left_is_not_waited_for():
-    job = Job(3, OPTIMIZERS["SGD"], rule=Together())
-    for client in (0, 1):
-        job.send(client, np.ones(SIZE, np.float32))
-        for server in range(3):
-            job.deliver(client, server)
-    assert set(job.flights) == {0, 1}
-    for server, shard in enumerate(job.servers):
-        for client, pull in shard.leave(2):
-            job.arrive(client, server, pull)
-    assert not job.flights and all(server.version == 1 for server in job.servers)
+@few
+@given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, name=st.sampled_from(["SGD", "Adagrad"]), together=st.integers(1, 3))
+def test_lazy_updates_are_exact_where_no_gradient_is_no_change(ranks, seed, push, name, together):
+    eager, lazy = (
+        Job(ranks, OPTIMIZERS[name], push, rule=InOrderOfArrival(None, together), seed=seed, pieces=pieces)
+        for pieces in (ServedPieces, LazyPieces)
+    )
+    random = np.random.default_rng(seed)
+    for _ in range(6):
+        client, vector = int(random.integers(ranks)), gradient(random) * (random.random(SIZE) < 0.5)
+        for job in (eager, lazy):
+            job.step(client, vector)
+        assert eager.parameters().tobytes() == lazy.parameters().tobytes()
 
 
-def test_who_pauses_is_not_waited_for():
-    job = Job(2, OPTIMIZERS["SGD"], rule=InOrderOfArrival(max_staleness=0))
-    for server in job.servers:
-        server.pause(1)
-    for _ in range(3):
-        job.step(0, np.ones(SIZE, np.float32))
-    assert all(server.expected == {0, 1} for server in job.servers), "it may go on"
-    job.send(1, np.ones(SIZE, np.float32))
-    for server in range(2):
-        job.deliver(1, server)
-    assert set(job.flights) == {1}, "it is waited for again, and waits itself"
+@few
+@given(ranks=RANKS, seed=SEEDS, name=st.sampled_from(sorted(OPTIMIZERS)), together=st.integers(1, 3))
+def test_lazy_updates_change_nothing_else_and_that_as_the_optimizer_does(ranks, seed, name, together):
+    """One update after another from the same state: the optimizer's own where the mean is not zero."""
+    random = np.random.default_rng(seed)
+    begin, spec = variables(random), cut(whole_of(ranks), ranks)[0]
+    lazy, eager = (pieces(_partly(OPTIMIZERS[name]()), begin, spec) for pieces in (LazyPieces, ServedPieces))
+    for _ in range(4):
+        gathered, total = lazy.gathering(), np.zeros(spec.size, np.float32)
+        for _ in range(together):
+            values = random.standard_normal(spec.size).astype(np.float32) * (random.random(spec.size) < 0.3)
+            gathered.add(Entries(values))
+            total += values
+        before = lazy.state()
+        eager.restore(before)
+        lazy.apply(gathered.mean(), 0.1)
+        eager.apply(tf.constant(total / np.float32(together)), 0.1)
+        for key, value in eager.state().items():
+            expected = value if value.shape == () else np.where(total != 0, value, before[key])
+            same_bits(lazy.state()[key], expected)
 
 
-@pytest.mark.parametrize("pull", [TopK(0.1), CODED[0]])
-def test_who_has_lost_the_connection_is_not_waited_for_and_can_go_on(pull):
-    job = Job(3, OPTIMIZERS["SGD"], pull=pull, rule=Together())
-    for server in job.servers:
-        server.lose_sight_of(2)
-    for client in (0, 1):
-        job.send(client, np.ones(SIZE, np.float32))
-        for server in range(3):
-            job.deliver(client, server)
-    assert not job.flights and all(server.version == 1 for server in job.servers)
-    job.send(2, np.ones(SIZE, np.float32))
-    for server in range(3):
-        job.deliver(2, server)
-    assert set(job.flights) == {2}, "it is one of those that are waited for again"
-    for client in (0, 1):
-        job.send(client, np.ones(SIZE, np.float32))
-        for server in range(3):
-            job.deliver(client, server)
-    assert not job.flights, "it has got what it had missed, too"
-
-
-def test_who_comes_back_begins_with_all():
-    job = Job(2, OPTIMIZERS["SGD"], pull=TopK(0.1))
-    for _ in range(3):
-        job.step(0, np.ones(SIZE, np.float32))
-    job.begin(1)
-    assert job.copies[1].values.tobytes() == job.parameters().tobytes()
-    job.step(1, np.ones(SIZE, np.float32))
+def _partly(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
+    """Weights that are vectors do not decay, so that a shard has several pieces."""
+    optimizer._use_weight_decay = lambda variable: variable.shape.rank != 1
+    return optimizer
 
 
 @pytest.mark.parametrize(

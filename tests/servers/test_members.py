@@ -88,7 +88,7 @@ def test_differences_that_arrive_damaged_come_again_and_are_added_once():
     job.finish(members)
 
 
-@pytest.mark.parametrize("settings", [job.ASYNCHRONOUS, SPARSE, SPARSE._replace(rule=Together())])
+@pytest.mark.parametrize("settings", [job.ASYNCHRONOUS, SPARSE, SPARSE._replace(rule=Together(), lazy=True)])
 def test_all_end_with_the_same_parameters(settings):
     members = job.started(3, settings)
     random = np.random.default_rng(1)

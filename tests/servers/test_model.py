@@ -8,24 +8,16 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hvd_sparse.servers.gathering import GradientSum
+from hvd_sparse.servers.gathering import EntrySum, GradientSum
 from hvd_sparse.servers.messages import Entries, Pull
 from hvd_sparse.servers.model import ModelVariables
 from hvd_sparse.servers.pushing import Copy, cut, cut_anew
-from tests.servers.simulated import variables, whole_of
+from tests.servers.simulated import some, variables, whole_of
 from tests.simulation import same_bits
 
 SIZE = whole_of(1).size
 SEEDS = st.integers(0, 2**32 - 1)
 few = settings(max_examples=15, deadline=None)
-
-
-def some(random, size: int) -> Entries:
-    """Entries of a vector of this size: of a few places, or now and then of all."""
-    if random.random() < 0.2:
-        return Entries(random.standard_normal(size).astype(np.float32))
-    places = random.permutation(size)[: random.integers(0, size + 1)].astype(np.int32)
-    return Entries(random.standard_normal(len(places)).astype(np.float32), places)
 
 
 @few
@@ -39,6 +31,34 @@ def test_a_sum_is_that_of_what_was_added_since_it_was_cleared(seed):
             total.add(gradient)
             expected[slice(None) if gradient.indices is None else gradient.indices] += gradient.values
         same_bits(total.mean().numpy(), expected if total.count == 1 else expected / np.float32(total.count))
+        total.clear()
+        assert total.count == 0
+
+
+@few
+@given(seed=SEEDS, size=st.sampled_from([SIZE, 3000]))
+def test_a_sum_of_entries_has_what_is_not_zero_in_ascending_order(seed, size):
+    """To the bits of the sum in a vector; also where it goes on elsewhere meanwhile."""
+    random = np.random.default_rng(seed)
+    dense, total = GradientSum(size), EntrySum(size)
+    for _ in range(4):
+        for _ in range(random.integers(1, 4)):
+            gradient = some(random, min(size, 60))
+            if gradient.indices is None:  # a place for each value, and integers, of which some sums are zero
+                gradient = Entries(np.resize(gradient.values, size))
+            gradient = gradient._replace(values=np.round(gradient.values))
+            dense.add(gradient)
+            total.add(gradient)
+            if random.random() < 0.3:
+                values, count = total.values(), total.count
+                same_bits(values, dense.values() + np.float32(0))  # a zero has no sign here
+                total = EntrySum(size)
+                total.restore(values, count)
+        expected = dense.mean().numpy()
+        mean = total.mean()
+        np.testing.assert_array_equal(mean.indices, np.flatnonzero(expected))
+        same_bits(mean.values, expected[mean.indices])
+        dense.clear()
         total.clear()
         assert total.count == 0
 

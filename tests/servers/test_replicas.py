@@ -17,8 +17,10 @@ from hvd_sparse.compression.quantizers import TwoBits
 from hvd_sparse.compression.selectors import Quantized, TopK
 from hvd_sparse.servers import ServerLostError
 from hvd_sparse.servers.replicas import Deputy, Replica, Replicas, deputy_of, guarded_by, payload_of, state_of
+from hvd_sparse.servers.returning import come_back
 from hvd_sparse.servers.rules import Together
 from hvd_sparse.servers.state import Standings, State
+from hvd_sparse.transport.meeting import Ticket
 from tests.parallel import launch
 from tests.servers import dying_rank
 from tests.servers import members as job
@@ -27,7 +29,7 @@ from tests.simulation import same_bits
 
 SIZE = whole_of(1).size
 INSURED = job.ASYNCHRONOUS._replace(replicas=Replicas(age=4, lease=1.0))
-SPARSE = INSURED._replace(push=ErrorFeedback(TopK(0.3)), pull=Quantized(TopK(0.5), TwoBits()))
+SPARSE = INSURED._replace(push=ErrorFeedback(TopK(0.3)), pull=Quantized(TopK(0.5), TwoBits()), lazy=True)
 ONES = np.ones(SIZE, np.float32)
 
 
@@ -213,13 +215,48 @@ def test_ranks_are_killed_and_stopped_at_random():
 
 
 @pytest.mark.thorough
-def test_a_rank_of_horovod_s_that_is_killed_is_survived():
-    """A process that dies has a parent that ends well, as horovodrun would end the others else."""
-    rank = "subprocess.call([sys.executable, '-m', 'tests.servers.dying_rank'])"
-    command = f"import subprocess, sys; sys.exit(max(0, {rank}))"  # a signal's number is below 0
-    ended = launch.horovodrun(3, ["-c", command], limit=200.0)
+def test_a_rank_of_horovod_s_that_is_killed_is_survived_and_comes_back(tmp_path):
+    """A process that dies has a parent that ends well, as horovodrun would end the others else, and starts it again."""
+    ended = launch.horovodrun(3, ["-m", "tests.servers.keep_rank", str(tmp_path)], limit=200.0)
     assert ended.status == 0, ended.output
     told = [json.loads(line.partition("told ")[2]) for line in ended.output.splitlines() if "told {" in line]
-    assert sorted(each["rank"] for each in told) == [0, 2], ended.output
-    assert told[0]["weights"] == told[1]["weights"] and all(each["lost"] <= dying_rank.AGE for each in told)
+    assert sorted(each["rank"] for each in told) == [0, 1, 2], ended.output
+    assert len({each["weights"] for each in told}) == 1 and all(each["lost"] <= dying_rank.AGE for each in told)
     assert "rank 2 has taken over its part of the parameters" in ended.output
+
+
+@pytest.mark.thorough
+def test_who_comes_back_goes_on_and_counts_as_no_deputy():
+    members = job.started(3, INSURED)
+    start, steps = members[0].connections.published(), 3 * INSURED.replicas.age
+    die(members[1])
+    guest = come_back(members[1].shards, Ticket.from_bytes(members[1].ticket.to_bytes()), INSURED)
+    assert guest.connections._places[1] == 2
+    assert members[0]._replicator._deputy_is_gone(), "the witness has heard of the rank, and knows"
+    living = [members[0], guest, members[2]]
+
+    def train(place: int) -> None:
+        pushes = job.pushing(living[place], INSURED)
+        for _ in range(steps):
+            job.step(living[place], pushes, ONES, rate=1.0)
+
+    job.each(3, train)
+    final = job.finish(living)
+    assert final[0].tobytes() == final[1].tobytes() == final[2].tobytes()
+    np.testing.assert_allclose(start - final[0], 3 * steps, atol=1e-4)
+    assert guest.telemetry()["step"] == steps
+
+
+def test_a_ticket_is_whole_and_its_secret_is_not_shown():
+    ticket = Ticket(1, ("127.0.0.1:1", "127.0.0.1:2"), b"0123456789")
+    assert Ticket.from_bytes(ticket.to_bytes()) == ticket
+    assert "0123" not in repr(ticket) and ticket.secret.hex() not in repr(ticket)
+    told = ticket.to_bytes()
+    for other in (told[:-3], b"", b"[]", b"7", b'[2, ["a:1"], "00"]', b'["1", ["a:1", "b:2"], "00"]', b"\xff"):
+        with pytest.raises(ValueError, match="Expected what hvd.servers.ticket gave"):
+            Ticket.from_bytes(other)
+
+
+def test_nobody_comes_back_to_a_part_that_is_lost():
+    with pytest.raises(ValueError, match="pass replicas=1 on all ranks"):
+        come_back([], Ticket(0, ("127.0.0.1:1",), b""), job.ASYNCHRONOUS)

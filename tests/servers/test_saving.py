@@ -10,14 +10,14 @@ import pytest
 
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.selectors import TopK
-from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.connections import SaveError
 from hvd_sparse.servers.messages import Entries
 from hvd_sparse.servers.pushing import cut
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.servers.saving import Flight
 from tests.servers import members as job
-from tests.servers.simulated import variables, whole_of
+from tests.servers.simulated import some, variables, whole_of
 
 SIZE = whole_of(1).size
 SPARSE = job.ASYNCHRONOUS._replace(push=ErrorFeedback(TopK(0.3)), pull=TopK(0.3))
@@ -148,21 +148,30 @@ def test_a_residual_is_not_looked_at_while_it_moves(monkeypatch):
     assert not beginning.is_alive()
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "Nadam", "RMSprop", "Ftrl"])
-def test_a_shard_goes_on_to_the_bit(name):
+EACH_SHARD = [(name, ServedPieces) for name in ("SGD", "Adam", "Nadam", "RMSprop", "Ftrl")] + [("Adam", LazyPieces)]
+
+
+@pytest.mark.parametrize(("name", "pieces"), EACH_SHARD)
+def test_a_shard_goes_on_to_the_bit(name, pieces):
     """What is saved of a server, and its optimizer, after some pushes, and put into another one."""
 
     def optimizer():
         return keras.optimizers.get({"class_name": name, "config": {"learning_rate": 0.1, "weight_decay": 0.01}})
 
     spec = cut(whole_of(2), 2)[0]
-    first = ServedPieces(optimizer(), variables(np.random.default_rng(1)), spec)
+    first = pieces(optimizer(), variables(np.random.default_rng(1)), spec)
     random = np.random.default_rng(2)
+
+    def mean():
+        gathered = first.gathering()
+        gathered.add(some(random, spec.size))
+        return gathered.mean()
+
     for _ in range(3):
-        first.apply(random.standard_normal(spec.size).astype(np.float32), 0.1)
-    other = ServedPieces(optimizer(), variables(np.random.default_rng(3)), spec)
+        first.apply(mean(), 0.1)
+    other = pieces(optimizer(), variables(np.random.default_rng(3)), spec)
     other.restore(first.state())
-    gradient = random.standard_normal(spec.size).astype(np.float32)
+    gradient = mean()
     for each in (first, other):
         each.apply(gradient, 0.1)
     for key, value in first.state().items():

@@ -1,0 +1,29 @@
+// What operations ask of places that they are given.
+#ifndef HVD_SPARSE_OPS_PLACES_OP_H_
+#define HVD_SPARSE_OPS_PLACES_OP_H_
+
+#include "../common/op_support.h"
+#include "places.h"
+#include "tensorflow/core/framework/tensor.h"
+
+namespace hvds {
+
+// That places [k] lie in a vector of this size.
+inline absl::Status check_places(const tensorflow::Tensor& places, int64_t size) {
+  if (places.dims() != 1) {
+    return invalid_argument("Expected places as a vector, got shape ", places.shape().DebugString(), ".");
+  }
+  if (hvds_places_fit(places.flat<int32_t>().data(), places.NumElements(), size)) return absl::OkStatus();
+  return invalid_argument("Expected places in [0, ", size, "), got one that is not.");
+}
+
+// That there is a value for each.
+inline absl::Status check_values(const tensorflow::Tensor& values, const tensorflow::Tensor& places) {
+  if (values.shape() == places.shape()) return absl::OkStatus();
+  return invalid_argument("Expected a value for each place, got values of shape ", values.shape().DebugString(),
+                          " and places of ", places.shape().DebugString(), ".");
+}
+
+}  // namespace hvds
+
+#endif  // HVD_SPARSE_OPS_PLACES_OP_H_
