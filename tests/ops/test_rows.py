@@ -248,7 +248,7 @@ def test_what_cannot_be_selected_is_refused():
             rows.threshold_rows(x, k)
         with pytest.raises(REFUSED, match=r"k in \[0, 5\]|k' of"):
             tf.function(lambda k=k: rows.largest_rows(x, k))()
-    with pytest.raises((TypeError, *REFUSED)):
+    with pytest.raises(TypeError, match="got float64; cast it"):
         rows.threshold_rows(tf.zeros([2, 5], tf.float64), 1)
     with pytest.raises(ValueError, match="known d"):
         tf.function(lambda x: rows.threshold_rows(x, 1)).get_concrete_function(tf.TensorSpec([2, None]))
