@@ -41,6 +41,17 @@ def _rival(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
     return tf.scatter_nd(tf.stack([numbers, places], -1), values, tf.shape(x))
 
 
+def _largest(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """The matrix without what is not among the k largest magnitudes of its row, and which rows have a tie there."""
+    magnitudes = np.abs(matrix)
+    edges = np.partition(magnitudes, matrix.shape[1] - k)[:, -k, np.newaxis]
+    wanted = matrix * (magnitudes >= edges)
+    tied = np.count_nonzero(wanted, axis=1) > k
+    for row in np.flatnonzero(tied):
+        wanted[row, np.argsort(-magnitudes[row], kind="stable")[k:]] = 0
+    return wanted, tied
+
+
 class Cell:
     """One matrix and sparsity: what is timed, and what must come out."""
 
@@ -48,10 +59,7 @@ class Cell:
         self.rivals, self.matrix = rivals, matrix
         self.k = kept_of(matrix.shape[1], sparsity)
         self.x, self.count = tf.constant(matrix), tf.constant(self.k)
-        magnitudes = np.abs(matrix)
-        edges = np.partition(magnitudes, matrix.shape[1] - self.k)[:, -self.k, np.newaxis]
-        self.wanted = matrix * (magnitudes >= edges)  # no two magnitudes of a Gaussian row are equal there
-        assert (np.count_nonzero(self.wanted, axis=1) == self.k).all()
+        self.wanted, self.tied = _largest(matrix, self.k)
         self.positions = rows.threshold_rows(self.x, self.k)[1]
         self.given: tf.Tensor | None = None
 
@@ -64,7 +72,7 @@ class Cell:
             OURS: Arm(lambda: self._keep(rows.threshold_rows(x, k)[0]), self._check),
             VALUES: Arm(lambda: self._keep(rows.largest_rows(x, k)[0]), self._check_values),
             BACKWARD: Arm(lambda: self._keep(rows.mask_rows(x, self.positions)), self._check),
-            RIVAL: Arm(lambda: self._keep(_rival(x, self.count)), self._check, slow_rounds),
+            RIVAL: Arm(lambda: self._keep(_rival(x, self.count)), self._check_rival, slow_rounds),
         }
 
     def read(self) -> None:
@@ -76,6 +84,12 @@ class Cell:
     def _check(self) -> None:
         assert np.array_equal(self.given, self.wanted)
         self.given = None  # its memory is for the next
+
+    def _check_rival(self) -> None:
+        """A rival may choose others among elements of equal magnitude."""
+        same = np.all(np.equal(self.given, self.wanted), axis=1)
+        assert (same | self.tied).all()
+        self.given = None
 
     def _check_values(self) -> None:
         assert np.array_equal(np.reshape(self.given, -1), self.wanted[self.wanted != 0])

@@ -25,6 +25,7 @@ MODULES = (
     "elastic",
     "error_feedback",
     "ops",
+    "pipeline",
     "quantizers",
     "recipes",
     "topology",

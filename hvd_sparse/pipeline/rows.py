@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 
+_FLOATS = (tf.float32, tf.float16, tf.bfloat16)
 _NARROW = 65536  # elements of a row whose positions fit into uint16
 
 
@@ -41,10 +42,11 @@ def threshold_rows(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
         positions: [..., k] uint16 or int32, of those that passed, ascending.
 
     Raises:
+        TypeError: where x is of another dtype.
         ValueError: where d is not known, or k is outside [0, d].
         tf.errors.InvalidArgumentError: the same, in eager mode.
     """
-    x = tf.convert_to_tensor(x)
+    x = _floats(x)
     return ops.library().hvd_sparse_threshold_rows(x=x, k=k, P=_positions_in(x))
 
 
@@ -60,10 +62,11 @@ def largest_rows(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
         positions: as `threshold_rows`.
 
     Raises:
+        TypeError: as `threshold_rows`.
         ValueError: as `threshold_rows`.
         tf.errors.InvalidArgumentError: as `threshold_rows`.
     """
-    x = tf.convert_to_tensor(x)
+    x = _floats(x)
     return ops.library().hvd_sparse_largest_rows(x=x, k=k, P=_positions_in(x))
 
 
@@ -115,6 +118,13 @@ def mask_rows(x: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
         tf.errors.InvalidArgumentError: as `place_rows`.
     """
     return ops.library().hvd_sparse_mask_rows(x=x, positions=positions)
+
+
+def _floats(x: tf.Tensor) -> tf.Tensor:
+    converted = tf.convert_to_tensor(x)
+    if converted.dtype not in _FLOATS:
+        raise TypeError(f"Expected x of float32, float16 or bfloat16, got {converted.dtype.name}; cast it first.")
+    return converted
 
 
 def _positions_in(x: tf.Tensor) -> tf.DType:

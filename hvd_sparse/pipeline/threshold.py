@@ -68,9 +68,11 @@ class Threshold(keras.layers.Layer):
 
     @tf.autograph.experimental.do_not_convert
     def call(self, inputs, training=None):
-        if not training and not self.at_inference:
+        width = inputs.shape[-1]
+        kept = kept_of(width, self.sparsity)
+        if kept == width or not (training or self.at_inference):
             return inputs
-        return rows.threshold_rows(inputs, kept_of(inputs.shape[-1], self.sparsity))[0]
+        return rows.threshold_rows(inputs, kept)[0]
 
     def compute_output_shape(self, input_shape):
         return input_shape

@@ -248,7 +248,7 @@ def test_what_cannot_be_selected_is_refused():
             rows.threshold_rows(x, k)
         with pytest.raises(REFUSED, match=r"k in \[0, 5\]|k' of"):
             tf.function(lambda k=k: rows.largest_rows(x, k))()
-    with pytest.raises((TypeError, *REFUSED)):
+    with pytest.raises(TypeError, match="got float64; cast it"):
         rows.threshold_rows(tf.zeros([2, 5], tf.float64), 1)
     with pytest.raises(ValueError, match="known d"):
         tf.function(lambda x: rows.threshold_rows(x, 1)).get_concrete_function(tf.TensorSpec([2, None]))
@@ -311,7 +311,7 @@ def test_the_loops_keep_within_their_memory(sanitizer, tmp_path):
     """Under sanitizers, without Python or TensorFlow."""
     program = tmp_path / "sanitize_rows"
     sources = [OPS.parent / "tests" / "ops" / "sanitize_rows.cc", *sorted(OPS.glob("pipeline/rows*_cpu*.cc"))]
-    flags = ["-std=c++17", "-g1", "-O1", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f"-I{OPS}"]
+    flags = ["-std=c++17", "-g1", "-O0", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f"-I{OPS}"]
     command = [shutil.which("c++"), *flags, "-pthread", *map(str, [*sources, OPS / "common/cpu_features.cc"])]
     built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True)
     assert built.returncode == 0, built.stderr
