@@ -303,10 +303,10 @@ def test_it_learns_what_goes_with_what(release):
 
 @pytest.mark.thorough
 def test_two_ranks_train_by_a_recipe_and_tables_in_rows(release, tmp_path):
-    run = [*SMALL, "--batch-size", "32", "--epochs", "4", "--recipe", "hitopk", "--density", "0.3", "--in-rows"]
+    run = [*SMALL, "--batch-size", "32", "--epochs", "3", "--recipe", "hitopk", "--density", "0.3", "--in-rows"]
     run += ["--index", str(release.path), "--checkpoint-dir", str(tmp_path)]
     ended = launch.horovodrun(2, ["-m", "examples.recommender", *run], limit=600)
     assert ended.status == 0, ended.output
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert lines[-1]["loss"] < 0.6 and lines[-1]["auc"] > 0.8
+    assert lines[-1]["loss"] < lines[0]["loss"] < 0.7 and lines[-1]["auc"] > 0.7
     assert re.search(r"rows [0-9a-f]{16}", ended.output) and re.search(r"test: loss 0\.\d+", ended.output)
