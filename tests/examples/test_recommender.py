@@ -272,14 +272,17 @@ def test_what_is_resolved_is_what_the_spread_says():
     rng = np.random.default_rng(0)
     groups = np.repeat(np.arange(500), 4)
     shared = rng.exponential(size=2_000)
-    of_seeds = np.stack([shared + rng.normal(scale=0.1, size=2_000) for _ in range(8)])
-    found = checks.resolution(of_seeds, groups)
-    assert found.seeds == 4 and found.loss == pytest.approx(of_seeds.mean())
-    expected = 0.1 * np.sqrt(2 / 4) / np.sqrt(2_000) / found.loss
-    assert found.rows == pytest.approx(expected, rel=0.15)
-    assert found.resolved == pytest.approx(2 * np.hypot(found.spread * np.sqrt(0.5), found.rows))
-    repeated = checks.resolution(np.repeat(of_seeds[:, ::4], 4, axis=1), groups)  # rows of a group are alike
-    assert repeated.rows == pytest.approx(2 * expected, rel=0.2)
+    one, other = (shared + rng.normal(scale=0.1, size=(6, 2_000)) for _ in range(2))
+    found = checks.resolution(one, other, groups)
+    assert found.seeds == 6 and found.loss == pytest.approx(one.mean())
+    of_mean = 0.1 * np.sqrt(2 / 6) / np.sqrt(2_000) / found.loss
+    assert found.rows == pytest.approx(of_mean, rel=0.15)
+    assert found.resolved == pytest.approx(2 * np.hypot(found.paired / np.sqrt(6), found.rows))
+    alike = [np.repeat(each[:, ::4], 4, axis=1) for each in (one, other)]  # rows of a group are
+    assert checks.resolution(*alike, groups).rows == pytest.approx(2 * of_mean, rel=0.2)
+    shifted = checks.resolution(one, one + np.arange(6)[:, None], groups)
+    assert shifted.paired == pytest.approx(np.std(range(6), ddof=1) / found.loss) and shifted.rows < 1e-9
+    assert checks.resolution(one + np.arange(6)[:, None], one, groups).apart > 0.5
 
 
 # ---- the script ----
@@ -303,10 +306,10 @@ def test_it_learns_what_goes_with_what(release):
 
 @pytest.mark.thorough
 def test_two_ranks_train_by_a_recipe_and_tables_in_rows(release, tmp_path):
-    run = [*SMALL, "--batch-size", "32", "--epochs", "4", "--recipe", "hitopk", "--density", "0.3", "--in-rows"]
+    run = [*SMALL, "--batch-size", "32", "--epochs", "3", "--recipe", "hitopk", "--density", "0.3", "--in-rows"]
     run += ["--index", str(release.path), "--checkpoint-dir", str(tmp_path)]
     ended = launch.horovodrun(2, ["-m", "examples.recommender", *run], limit=600)
     assert ended.status == 0, ended.output
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
-    assert lines[-1]["loss"] < 0.6 and lines[-1]["auc"] > 0.8
+    assert lines[-1]["loss"] < lines[0]["loss"] < 0.7 and lines[-1]["auc"] > 0.7
     assert re.search(r"rows [0-9a-f]{16}", ended.output) and re.search(r"test: loss 0\.\d+", ended.output)

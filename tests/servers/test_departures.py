@@ -8,7 +8,7 @@ import pytest
 from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from tests.servers.simulated import Job
-from tests.servers.test_laws import OPTIMIZERS, SIZE
+from tests.servers.test_laws import CODED, OPTIMIZERS, SIZE
 
 
 def test_who_has_left_is_not_waited_for():
