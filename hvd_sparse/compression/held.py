@@ -36,7 +36,7 @@ class HeldThreshold(Compressor):
         wire_dtype: as in `TopK`.
         life: L, steps from one threshold to the next.
         drain: the probability, in each step, that what was not sent before is forgotten: the paper's 10^-6, against
-            stale updates of asynchronous trainers (Remark 2). It takes a compressor around this one that feeds back.
+            stale updates of asynchronous trainers (Remark 2). For what feeds back; for servers' `pull=` leave it 0.
         seed: of the steps in which that happens: the same ones on every rank, for one vector.
     """
 

@@ -84,6 +84,22 @@ _SELECT = (
         "What equals the threshold of gradient dropping is taken for what exceeds it.",
     ),
     _fault(
+        "select: zeros reach a threshold of zero",
+        "select",
+        "select/select_cpu_held.cc",
+        "key_of(*threshold), Key{1}, kInfinityKey",
+        "key_of(*threshold), Key{0}, kInfinityKey",
+        "Where a threshold that is held is 0, zeros are sent.",
+    ),
+    _fault(
+        "select: as few as reach a threshold",
+        "select",
+        "select/select_cpu_held.cc",
+        "found.count >= holding.least || bound == 1",
+        "found.count >= 1 || bound == 1",
+        "Where hardly anything reaches a threshold that is held, no more is sent.",
+    ),
+    _fault(
         "select: Algorithm 1's threshold",
         "select",
         "select/select_rules.h",
