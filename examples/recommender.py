@@ -36,6 +36,7 @@ from examples.recommenders.tables import Task
 from examples.training import arguments, monitor, rates
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 
+SPLITS = ("bottom_2", "top_2")  # behind which Gupta et al. 2021 (3.1) split the model
 PRESETS: dict[str, dict[str, Any]] = {
     "packages": {
         "epochs": 1,
@@ -71,6 +72,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     data.add_argument("--buckets", type=int, help="rows of a table of embeddings, at most")
     model = made.add_argument_group("model")
     model.add_argument("--width", type=float, default=1.0, help="times the units of hidden layers")
+    model.add_argument(
+        "--sparsity", type=float, default=0.0, help="share of activations that is dropped where the paper splits (none)"
+    )
     model.add_argument(
         "--in-rows",
         action=argparse.BooleanOptionalAction,
@@ -154,7 +158,8 @@ class Stream(DistributedCallback):
 def make_model(options: argparse.Namespace, task: Task) -> keras.Model:
     """The model that the options name."""
     bottom, top = ([*(max(1, round(options.width * units)) for units in part[:-1]), part[-1]] for part in (BOTTOM, TOP))
-    return dlrm(task.features, task.sizes, bottom, top, seed=options.seed)
+    after = {name: hvd.pipeline.Threshold(options.sparsity) for name in SPLITS if options.sparsity}
+    return dlrm(task.features, task.sizes, bottom, top, after, seed=options.seed)
 
 
 def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any) -> Outcome:
