@@ -73,7 +73,13 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     model = made.add_argument_group("model")
     model.add_argument("--width", type=float, default=1.0, help="times the units of hidden layers")
     model.add_argument(
-        "--sparsity", type=float, default=0.0, help="share of activations that is dropped where the paper splits (none)"
+        "--sparsity",
+        type=float,
+        default=0.0,
+        help="share of activations that is dropped where the model is split (none)",
+    )
+    model.add_argument(
+        "--split-after", nargs="+", default=SPLITS, metavar="LAYER", help="as bottom_2 and top_2, where the paper does"
     )
     model.add_argument(
         "--in-rows",
@@ -158,7 +164,7 @@ class Stream(DistributedCallback):
 def make_model(options: argparse.Namespace, task: Task) -> keras.Model:
     """The model that the options name."""
     bottom, top = ([*(max(1, round(options.width * units)) for units in part[:-1]), part[-1]] for part in (BOTTOM, TOP))
-    after = {name: hvd.pipeline.Threshold(options.sparsity) for name in SPLITS if options.sparsity}
+    after = {name: hvd.pipeline.Threshold(options.sparsity) for name in options.split_after if options.sparsity}
     return dlrm(task.features, task.sizes, bottom, top, after, seed=options.seed)
 
 
@@ -174,8 +180,10 @@ def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any
     return trained(options, prepare(options) if task is None else task, **exchange)[1]
 
 
-def trained(options: argparse.Namespace, task: Task, **exchange: Any) -> tuple[keras.Model, Outcome]:
-    """As `train`, and the model."""
+def trained(
+    options: argparse.Namespace, task: Task, callbacks: Sequence[keras.callbacks.Callback] = (), **exchange: Any
+) -> tuple[keras.Model, Outcome]:
+    """As `train`, with further callbacks, and the model."""
     arguments.begin(options)
     stream = Stream(options, task)
     model = make_model(options, task)
@@ -189,7 +197,7 @@ def trained(options: argparse.Namespace, task: Task, **exchange: Any) -> tuple[k
         arguments.agree(model)
     validation, test = (Scores(model, rows) for rows in (task.validation, task.test))
     watch = monitor.Monitor(lambda _: validation(), monitor.log_path(options), options.target, epochs=options.epochs)
-    shown = [*monitor.callbacks(options, watch), stream, rates.StepFollowsEpoch(schedule)]
+    shown = [*monitor.callbacks(options, watch), stream, rates.StepFollowsEpoch(schedule), *callbacks]
     model.fit(stream.dataset(), epochs=options.epochs, callbacks=shown, shuffle=False, verbose=0)
     weights = hashlib.sha256(b"".join(np.ascontiguousarray(each).tobytes() for each in model.get_weights()))
     return model, Outcome(watch.lines, test(), weights.hexdigest())

@@ -89,7 +89,7 @@ def run(rate: str, batch: int, rounds: int, steps: int) -> list[dict[str, Any]]:
         folder = pathlib.Path(name)
         (folder / "job.json").write_text(json.dumps(job))
         files = [str(folder / "job.json"), str(folder / "results.json")]
-        statuses = cluster.run([sys.executable, "-m", "benchmarks.pipeline_rank", *files], _ENVIRONMENT, _LIMIT)
+        statuses = cluster.run([sys.executable, "-m", "benchmarks.dct_rank", *files], _ENVIRONMENT, _LIMIT)
         if any(statuses):
             raise RuntimeError(f"the ranks at {rate} ended with {statuses}")
         return json.loads((folder / "results.json").read_text())

@@ -1,7 +1,7 @@
-"""What one rank does for pipeline_training.py: python -m benchmarks.pipeline_rank JOB RESULTS.
+"""What one rank does for dct_training.py: python -m benchmarks.dct_rank JOB RESULTS.
 
 JOB is a JSON file: {"trainers": 2, "stages": 2, "batch": B, "micro": M, "steps": n, "rounds": [[arm, ...], ...]}, with
-arms as `pipeline_training.Arm`. Rank 0 writes RESULTS: for each arm of each round what every rank has done. After each
+arms as `dct_training.Arm`. Rank 0 writes RESULTS: for each arm of each round what every rank has done. After each
 round trainers compare their weights.
 """
 

@@ -1,4 +1,4 @@
-"""What models in stages reach and what they cost, each question in a section: `make bench-pipeline`.
+"""What DCT reaches and what it costs (Gupta et al. 2021), each question in a section: `make bench-dct`.
 
 Each module of QUESTIONS answers one; how stands at its head.
 """
@@ -13,15 +13,15 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from benchmarks import pipeline_threshold, pipeline_training, report, timing, writing
+from benchmarks import dct_quality, dct_threshold, dct_thresholds, dct_training, report, timing, writing
 from benchmarks.report import Section
 
-QUESTIONS: tuple[ModuleType, ...] = (pipeline_threshold, pipeline_training)
+QUESTIONS: tuple[ModuleType, ...] = (dct_threshold, dct_training, dct_quality, dct_thresholds)
 
 
 def name_of(question: ModuleType) -> str:
-    """The name by which a question is asked for: "threshold" for benchmarks.pipeline_threshold."""
-    return question.__name__.rpartition("pipeline_")[2]
+    """The name by which a question is asked for: "threshold" for benchmarks.dct_threshold."""
+    return question.__name__.rpartition("dct_")[2]
 
 
 def render(sections: Sequence[Section], seconds: float, command: str) -> str:
@@ -29,7 +29,7 @@ def render(sections: Sequence[Section], seconds: float, command: str) -> str:
     about = timing.machine()
     verdicts = [verdict for section in sections for verdict in section.verdicts]
     text = [
-        f"# Models in stages, {about['date']}",
+        f"# DCT: thresholded activations and gradients, {about['date']}",
         "",
         f"`{command}` on {about['processor']}; TensorFlow {tf.__version__}; commit {about['commit']}; "
         f"{about['stolen']} of the cores' time stolen by the host; {seconds / 60:.0f} minutes. What is measured and "
@@ -61,11 +61,11 @@ def main() -> None:
     for question in (each for each in QUESTIONS if name_of(each) in asked):
         print(f"{name_of(question)} ...", flush=True)
         sections[name_of(question)] = question.measure(options.quick, lambda line: print(f"  {line}", flush=True))
-        command = report.command("pipeline", sys.argv[1:])
+        command = report.command("dct", sys.argv[1:])
         text = render(list(sections.values()), time.perf_counter() - began, command)
         if not (options.dry or options.quick):  # after each, so that what fails later loses nothing
             data = {name: {"title": section.title, **section.figures} for name, section in sections.items()}
-            stem = writing.write_results("pipeline", {"machine": timing.machine(), **data}, text)
+            stem = writing.write_results("dct", {"machine": timing.machine(), **data}, text)
             print(f"Written to {stem}.json and .md", flush=True)
     print(text)
 

@@ -1,0 +1,169 @@
+"""How the recommender ends with thresholded activations and gradients (Tables 1 to 3): `--questions quality`.
+
+The DLRM of examples/recommender.py on the machine's package index, one epoch, the same seeds for all arms. Splits are
+`Threshold` layers in one process, which is what stages compute to the bit; arms with two trainers are two ranks that
+exchange gradients, with half of the batch each. Differences of test loss to dense training with as many trainers are
+paired by seed, with Student's 95% interval; "A/A" is dense with a learning rate that is larger by 1%.
+
+Each finished run is a line of benchmarks/results/dct_runs.jsonl, and is not made again as long as arm, rows and sources
+are the same. A study uses one snapshot of the index, whose digest is told.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import hashlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.convergence_report import STUDENT
+from benchmarks.convergence_runs import append
+from benchmarks.report import Section, Verdict
+from examples import recommender
+from examples.recommenders import index
+
+ROOT = pathlib.Path(__file__).parents[1]
+STORE = ROOT / "benchmarks" / "results" / "dct_runs.jsonl"
+SEEDS = 12
+ROWS = 256  # of a batch of all trainers
+WANTED = 0.003  # of the loss
+_SOURCES = ["examples/recommender.py", *(f"examples/recommenders/{name}.py" for name in ("dlrm", "packages", "tables"))]
+_RATE = recommender.PRESETS["packages"]["learning_rate"]
+_QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Arm:
+    """How the model is trained.
+
+    Attributes:
+        name: of the arm.
+        words: of the command line, beside seed and batch size.
+        trainers: ranks that exchange gradients.
+    """
+
+    name: str
+    words: tuple[str, ...] = ()
+    trainers: int = 1
+
+    @property
+    def reference(self) -> str:
+        """The arm that it is compared with."""
+        return DENSE if self.trainers == 1 else DENSE_OF_TWO
+
+    def fingerprint(self, rows: str, seed: int) -> str:
+        """Changes with whatever makes a run of it another one."""
+        digest = hashlib.sha256(json.dumps([self.words, self.trainers, ROWS, rows, seed]).encode())
+        for name in _SOURCES:
+            digest.update((ROOT / name).read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def _split(sparsity: float, *after: str) -> tuple[str, ...]:
+    return ("--sparsity", str(sparsity), "--split-after", *after)
+
+
+_ONE, _TWO = ("bottom_2",), ("bottom_2", "top_2")
+DENSE, AGAIN, DENSE_OF_TWO = "dense", "dense, A/A", "dense, two trainers"
+HYBRID = "90%, two splits, and dct(0.99)"
+AHEAD = "90%, two splits, and updates(dct(0.99), ahead=True)"
+ARMS = (
+    Arm(DENSE),
+    Arm(AGAIN, ("--learning-rate", str(1.01 * _RATE))),
+    *(Arm(f"{each:.0%}, one split", _split(each, *_ONE)) for each in (0.75, 0.9, 0.95, 0.98)),
+    *(Arm(f"{each:.0%}, two splits", _split(each, *_TWO)) for each in (0.75, 0.9, 0.95)),
+    Arm(DENSE_OF_TWO, trainers=2),
+    Arm("dct(0.99)", ("--recipe", "dct(sparsity=0.99)"), trainers=2),
+    Arm("updates(dct(0.99), ahead=True)", ("--recipe", "updates(dct(sparsity=0.99), ahead=True)"), trainers=2),
+    Arm(HYBRID, ("--recipe", "dct(sparsity=0.99)", *_split(0.9, *_TWO)), trainers=2),
+    Arm(AHEAD, ("--recipe", "updates(dct(sparsity=0.99), ahead=True)", *_split(0.9, *_TWO)), trainers=2),
+)
+
+
+def measure(quick: bool, say: Callable[[str], None], store: pathlib.Path = STORE) -> Section:
+    """Makes the runs that the store does not have, and tells of all."""
+    try:
+        rows = index.read().digest
+    except RuntimeError as problem:
+        return Section("Test loss of the recommender", [f"Not measured: {problem}"], {}, [])
+    seeds, arms = (1, ARMS[:2]) if quick else (SEEDS, ARMS)
+    asked = [(arm, seed) for seed in range(seeds) for arm in arms]
+    kept = load(store)
+    missing = [(arm, seed) for arm, seed in asked if arm.fingerprint(rows, seed) not in kept]
+    say(f"{len(asked)} runs, {len(missing)} of them to be made")
+    alone = [each for each in missing if each[0].trainers == 1]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for each in pool.map(lambda run: make(*run, rows, store), alone):
+            say(each)
+    for run in missing:
+        if run[0].trainers > 1:
+            say(make(*run, rows, store))
+    kept = load(store)
+    losses = {arm.name: [kept[arm.fingerprint(rows, seed)]["loss"] for seed in range(seeds)] for arm in arms}
+    return told(losses, arms, rows)
+
+
+def make(arm: Arm, seed: int, rows: str, store: pathlib.Path) -> str:
+    """One run, in processes of its own."""
+    words = [*arm.words, "--seed", str(seed), "--batch-size", str(ROWS // arm.trainers)]
+    script = [sys.executable, "-m", "benchmarks.dct_quality", *words]
+    launcher = [sys.executable, "-m", "benchmarks.launcher", "-np", str(arm.trainers), "--gloo", "--disable-cache"]
+    command = [*launcher, *script] if arm.trainers > 1 else script
+    ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **_QUIET}, capture_output=True, text=True)
+    lines = [line.partition("outcome ")[2] for line in ended.stdout.splitlines() if "outcome {" in line]
+    if ended.returncode or len(lines) != 1:
+        raise RuntimeError(f"{arm.name}, seed {seed}, ended with {ended.returncode}: {ended.stderr[-2000:]}")
+    outcome = {**json.loads(lines[0]), "arm": arm.name, "seed": seed, "fingerprint": arm.fingerprint(rows, seed)}
+    append(store, outcome)
+    return f"{arm.name}, seed {seed}: {outcome['loss']:.5f}"
+
+
+def load(store: pathlib.Path) -> dict[str, dict[str, Any]]:
+    """Finished runs, by their fingerprints."""
+    lines = store.read_text().splitlines() if store.exists() else []
+    return {each["fingerprint"]: each for each in map(json.loads, lines)}
+
+
+def told(losses: dict[str, list[float]], arms: Sequence[Arm], rows: str) -> Section:
+    """The table and the verdicts."""
+    lines = [f"Index {rows[:16]}, {len(losses[DENSE])} seeds.", ""]
+    lines += ["| | test loss | against dense, in % of its loss |", "|---|---|---|"]
+    figures: dict[str, Any] = {"index": rows, "losses": losses, "differences": {}}
+    for arm in arms:
+        mean, half = difference(losses[arm.name], losses[arm.reference])
+        figures["differences"][arm.name] = [mean, half]
+        compared = "" if arm.name == arm.reference else f"{mean:+.2%} ({mean - half:+.2%} to {mean + half:+.2%})"
+        lines.append(f"| {arm.name} | {np.mean(losses[arm.name]):.5f} | {compared} |")
+    verdicts = []
+    for name in (each for each in (HYBRID, AHEAD) if each in losses):
+        mean, half = figures["differences"][name]
+        what = f"test loss, {name}, against dense with two trainers"
+        measured = f"{mean:+.2%} ({mean - half:+.2%} to {mean + half:+.2%})"
+        verdicts.append(Verdict(what, f"<= +{WANTED:.1%}", measured, mean <= WANTED))
+    return Section("Test loss of the recommender", lines, figures, verdicts)
+
+
+def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
+    """The mean paired difference, and half of its 95% interval, as shares of the other's mean."""
+    gaps = np.subtract(one, other) / np.mean(other)
+    spread = float(np.std(gaps, ddof=1)) if len(gaps) > 1 else float("inf")
+    return float(np.mean(gaps)), STUDENT[len(gaps) - 1] * spread / len(gaps) ** 0.5 if len(gaps) > 1 else spread
+
+
+def main() -> None:
+    """One run: trains, and prints the test's figures."""
+    outcome = recommender.train(recommender.parse())
+    if recommender.hvd.rank() == 0:
+        print("outcome", json.dumps(outcome.test), flush=True)
+
+
+if __name__ == "__main__":
+    main()
