@@ -40,7 +40,7 @@ class Ahead:
 
     def lower(self) -> None:
         """Puts the variables where the node would have them."""
-        self._in_trace = self._told = True
+        self._in_trace, self._told = not tf.executing_eagerly(), True
         values = [tf.convert_to_tensor(each) for each in self._variables]
         with _after([held.assign(value, read_value=False) for held, value in zip(self._held, values, strict=True)]):
             noted = self._lowered.assign(True, read_value=False)
@@ -50,13 +50,21 @@ class Ahead:
 
     def land(self) -> list[Any]:
         """Gives the variables back what they held, where they were lowered; what follows has to wait for the result."""
-        if not self._in_trace:
+        if tf.executing_eagerly():
+            self.recover()
             return []
-        self._in_trace = False
-        return self._give_back()
+        if self._in_trace:
+            self._in_trace = False
+            return self._give_back()
+        return [tf.cond(self._lowered, self._given_back, lambda: False)]  # who calls this graph may have lowered them
+
+    def leave(self) -> None:
+        """Lands where gradients were not applied."""
+        if self._in_trace or tf.executing_eagerly():
+            self.land()
 
     def recover(self) -> None:
-        """Gives them back after a step that has failed; in eager code."""
+        """Gives them back where nobody has; in eager code, as after a step that has failed."""
         self._in_trace = False
         if self._lowered.numpy():
             self._give_back()
@@ -75,6 +83,10 @@ class Ahead:
         for variable, offset in zip(self._variables, self.offsets, strict=True):
             if id(variable) in unsent:
                 offset.assign(tf.cast(unsent[id(variable)], offset.dtype))
+
+    def _given_back(self) -> bool:
+        self._give_back()
+        return True
 
     def _give_back(self) -> list[Any]:
         lowered = [tf.convert_to_tensor(each) for each in self._variables]
@@ -156,7 +168,7 @@ def looking_ahead(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
     try:
         yield
     finally:
-        found.land()
+        found.leave()
 
 
 def wrap(model: keras.Model) -> None:

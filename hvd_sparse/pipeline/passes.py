@@ -105,7 +105,7 @@ class Last:
         predicted = self._chain(source, x, training)
         loss = self._model.compute_loss(x=x, y=y, y_pred=predicted, sample_weight=weight, training=training)
         told = loss + tf.cast(penalty, loss.dtype) / tf.cast(share, loss.dtype)
-        logs = self._measure(told, tf.shape(tf.nest.flatten(y)[0])[0], y, predicted, weight)
+        logs = self._measure(told, tf.shape(tf.nest.flatten(x)[0])[0], y, predicted, weight)
         return self._model.optimizer.scale_loss(loss * tf.cast(share, loss.dtype)), logs
 
 

@@ -47,7 +47,8 @@ class Stages(keras.Model):
             [rows, ..., d] to the next. A functional model may take further inputs of the whole model, by name.
         micro_batches: into which a batch is cut.
         sparsity: the share of each row that is dropped at each split, or one for each split; 0 sends all.
-        wire_dtype: how values travel: "float32", "float16", "bfloat16", or "int8" with a scale for each row.
+        wire_dtype: how values travel: "float32", "float16", "bfloat16", or "int8" with a scale for each row. With
+            "float32" activations of half precision stay as they are.
         schedule: "one_forward_one_backward" or "fill_drain".
         grid: trainers and stages; the default is one trainer of as many stages as there are ranks.
         interface: network interface, or address, of this host at which its stage listens, and nowhere else.
@@ -144,6 +145,8 @@ class Stages(keras.Model):
                 "Each stage knows its own gradients alone: pass clipnorm or clipvalue, not global_clipnorm."
             )
         self._steps, self._apply = None, None
+        if all(layer.built for layer in self.parts):
+            self.optimizer.build(self.trainable_variables)
 
     def train_step(self, data):
         """One step of all stages."""
@@ -226,6 +229,8 @@ class Stages(keras.Model):
         return neighbours
 
     def _begun(self) -> Steps:
+        if self._neighbours is None and self._place.stages > 1:
+            raise RuntimeError(f"{self.name} was closed: this rank has no connections to other stages any more.")
         if self._steps is not None:
             return self._steps
         if self._place.is_last:

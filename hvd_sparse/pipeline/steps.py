@@ -48,6 +48,10 @@ class Split(NamedTuple):
     dtype: str = "float32"
     sparsity: float = 0.0
 
+    def dtype_of(self, activation: tf.Tensor) -> str:
+        """How values of this activation travel: those of half precision as they are, where nothing shorter is asked."""
+        return activation.dtype.name if self.dtype == "float32" else self.dtype
+
     def kept(self, width: int) -> int | None:
         """Elements that travel of each row; None for all."""
         return kept_of(width, self.sparsity) if self.sparsity else None
@@ -188,7 +192,8 @@ class Steps:
     def _gradient_of(self, payload: memoryview, micro: Micro) -> tf.Tensor:
         assert micro.handed_on is not None
         values = micro.handed_on.values
-        found = messages.decode_values(payload, tuple(values.shape), self._out.dtype, values.dtype.name)
+        wired = self._out.dtype_of(values)
+        found = messages.decode_values(payload, tuple(values.shape), wired, values.dtype.name)
         return messages.placed(found, micro.handed_on.positions, micro.handed_on.width)
 
     def _answer_backward(self, incoming: Incoming, source: tf.Tensor | None, logs: Logs, culprit: str) -> None:
@@ -279,7 +284,8 @@ class Steps:
         """Sends an activation to the stage after this one; what went, and the promise of an answer."""
         assert self._neighbours is not None
         kept = messages.kept_of(output, self._out.kept(output.shape[-1]))
-        payload = messages.encode_activations(kept, self._out.dtype)
+        dtype = self._out.dtype_of(output)
+        payload = messages.encode_activations(kept, dtype)
         self.traffic.activations += payload.nbytes
         asked = self._neighbours.ask(
             "forward",
@@ -290,7 +296,7 @@ class Steps:
             micros=len(parts),
             shape=messages.pack_shape(tuple(output.shape)),
             dtype=output.dtype.name,
-            wire=self._out.dtype,
+            wire=dtype,
             kept=0 if kept.positions is None else kept.values.shape[-1],
             penalty=penalty,
             batch=_digest(parts[number][0]),
