@@ -49,6 +49,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; writes no results")
+    parser.add_argument("--finished", action="store_true", help="make no more trainings, and tell of those there are")
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
     asked = options.questions.split(",")
@@ -60,7 +61,7 @@ def main() -> None:
     began, text = time.perf_counter(), ""
     for question in (each for each in QUESTIONS if name_of(each) in asked):
         print(f"{name_of(question)} ...", flush=True)
-        sections[name_of(question)] = question.measure(options.quick, lambda line: print(f"  {line}", flush=True))
+        sections[name_of(question)] = question.measure(options, lambda line: print(f"  {line}", flush=True))
         command = report.command("dct", sys.argv[1:])
         text = render(list(sections.values()), time.perf_counter() - began, command)
         if not (options.dry or options.quick):  # after each, so that what fails later loses nothing

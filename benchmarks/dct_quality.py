@@ -11,10 +11,12 @@ are the same. A study uses one snapshot of the index, whose digest is told.
 
 from __future__ import annotations
 
+import argparse
 import concurrent.futures
 import dataclasses
 import hashlib
 import json
+import math
 import os
 import pathlib
 import subprocess
@@ -33,6 +35,7 @@ from examples.recommenders import index
 ROOT = pathlib.Path(__file__).parents[1]
 STORE = ROOT / "benchmarks" / "results" / "dct_runs.jsonl"
 SEEDS = 12
+TITLE = "Test loss of the recommender"
 ROWS = 256  # of a batch of all trainers
 WANTED = 0.003  # of the loss
 _SOURCES = ["examples/recommender.py", *(f"examples/recommenders/{name}.py" for name in ("dlrm", "packages", "tables"))]
@@ -88,26 +91,28 @@ ARMS = (
 )
 
 
-def measure(quick: bool, say: Callable[[str], None], store: pathlib.Path = STORE) -> Section:
-    """Makes the runs that the store does not have, and tells of all."""
+def measure(options: argparse.Namespace, say: Callable[[str], None], store: pathlib.Path = STORE) -> Section:
+    """Makes the runs that the store does not have, seed by seed, and tells of all that it has then."""
     try:
         rows = index.read().digest
     except RuntimeError as problem:
-        return Section("Test loss of the recommender", [f"Not measured: {problem}"], {}, [])
-    seeds, arms = (1, ARMS[:2]) if quick else (SEEDS, ARMS)
-    asked = [(arm, seed) for seed in range(seeds) for arm in arms]
+        return Section(TITLE, [f"Not measured: {problem}"], {}, [])
+    seeds, arms = (1, ARMS[:2]) if options.quick else (SEEDS, ARMS)
     kept = load(store)
-    missing = [(arm, seed) for arm, seed in asked if arm.fingerprint(rows, seed) not in kept]
-    say(f"{len(asked)} runs, {len(missing)} of them to be made")
-    alone = [each for each in missing if each[0].trainers == 1]
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for each in pool.map(lambda run: make(*run, rows, store), alone):
-            say(each)
-    for run in missing:
-        if run[0].trainers > 1:
-            say(make(*run, rows, store))
+    missing = [[each for each in arms if each.fingerprint(rows, seed) not in kept] for seed in range(seeds)]
+    say(f"{seeds * len(arms)} runs, {sum(map(len, missing))} of them to be made")
+    for seed, of_seed in enumerate([] if options.finished else missing):
+        with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+            alone = [each for each in of_seed if each.trainers == 1]
+            for each in pool.map(lambda arm, seed=seed: make(arm, seed, rows, store), alone):
+                say(each)
+        for arm in (each for each in of_seed if each.trainers > 1):
+            say(make(arm, seed, rows, store))
     kept = load(store)
-    losses = {arm.name: [kept[arm.fingerprint(rows, seed)]["loss"] for seed in range(seeds)] for arm in arms}
+    losses = {
+        arm.name: {seed: kept[key]["loss"] for seed in range(seeds) if (key := arm.fingerprint(rows, seed)) in kept}
+        for arm in arms
+    }
     return told(losses, arms, rows)
 
 
@@ -132,30 +137,37 @@ def load(store: pathlib.Path) -> dict[str, dict[str, Any]]:
     return {each["fingerprint"]: each for each in map(json.loads, lines)}
 
 
-def told(losses: dict[str, list[float]], arms: Sequence[Arm], rows: str) -> Section:
-    """The table and the verdicts."""
-    lines = [f"Index {rows[:16]}, {len(losses[DENSE])} seeds.", ""]
-    lines += ["| | test loss | against dense, in % of its loss |", "|---|---|---|"]
+def told(losses: dict[str, dict[int, float]], arms: Sequence[Arm], rows: str) -> Section:
+    """The table and the verdicts, of the seeds that an arm and what it is compared with both have."""
+    lines = [
+        f"Index {rows[:16]}.",
+        "",
+        "| | test loss | against dense, in % of its loss | seeds |",
+        "|---|---|---|---|",
+    ]
     figures: dict[str, Any] = {"index": rows, "losses": losses, "differences": {}}
-    for arm in arms:
-        mean, half = difference(losses[arm.name], losses[arm.reference])
+    for arm in (each for each in arms if losses[each.name]):
+        own, reference = losses[arm.name], losses[arm.reference]
+        seeds = sorted(set(own) & set(reference))
+        mean, half = difference([own[seed] for seed in seeds], [reference[seed] for seed in seeds])
         figures["differences"][arm.name] = [mean, half]
         compared = "" if arm.name == arm.reference else f"{mean:+.2%} ({mean - half:+.2%} to {mean + half:+.2%})"
-        lines.append(f"| {arm.name} | {np.mean(losses[arm.name]):.5f} | {compared} |")
+        lines.append(f"| {arm.name} | {np.mean([*own.values()]):.5f} | {compared} | {len(seeds)} |")
     verdicts = []
-    for name in (each for each in (HYBRID, AHEAD) if each in losses):
+    for name in (each for each in (HYBRID, AHEAD) if each in figures["differences"]):
         mean, half = figures["differences"][name]
         what = f"test loss, {name}, against dense with two trainers"
         measured = f"{mean:+.2%} ({mean - half:+.2%} to {mean + half:+.2%})"
         verdicts.append(Verdict(what, f"<= +{WANTED:.1%}", measured, mean <= WANTED))
-    return Section("Test loss of the recommender", lines, figures, verdicts)
+    return Section(TITLE, lines, figures, verdicts)
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """The mean paired difference, and half of its 95% interval, as shares of the other's mean."""
     gaps = np.subtract(one, other) / np.mean(other)
-    spread = float(np.std(gaps, ddof=1)) if len(gaps) > 1 else float("inf")
-    return float(np.mean(gaps)), STUDENT[len(gaps) - 1] * spread / len(gaps) ** 0.5 if len(gaps) > 1 else spread
+    if len(gaps) < 2:
+        return float(np.mean(gaps)), math.inf
+    return float(np.mean(gaps)), STUDENT[len(gaps) - 1] * float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
 
 
 def main() -> None:

@@ -8,6 +8,7 @@ the rival is what TensorFlow offers: `tf.math.top_k` of the magnitudes, then a s
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable
 
 import numpy as np
@@ -96,25 +97,25 @@ class Cell:
         self.given = None
 
 
-def measure(quick: bool, tell: Callable[[str], None]) -> Section:
+def measure(options: argparse.Namespace, tell: Callable[[str], None]) -> Section:
     """Times all cells.
 
     Args:
-        quick: the smaller matrix alone, and few rounds.
+        options: with `quick` the smaller matrix alone, and few rounds.
         tell: gets a line for each cell.
     """
     ops.library()  # before its kernels are called past TensorFlow
     rivals, isa = Rivals(), Kernels().isa()
     cells = []
-    for shape in SHAPES[1:] if quick else SHAPES:
+    for shape in SHAPES[1:] if options.quick else SHAPES:
         matrix = aligned(shape[0] * shape[1]).reshape(shape)
         matrix[:] = np.random.default_rng(0).standard_normal(shape, dtype=np.float32)
         large = matrix.size > 2**24
         for sparsity in SPARSITIES:
             tell(f"{list(shape)}, {sparsity}")
             cell = Cell(rivals, matrix, sparsity)
-            arms = cell.arms(1 if quick or large else 3)
-            times = timing.interleave(arms, 3 if quick else 7 if large else 25, before=cell.read)
+            arms = cell.arms(1 if options.quick or large else 3)
+            times = timing.interleave(arms, 3 if options.quick else 7 if large else 25, before=cell.read)
             cells.append({"shape": list(shape), "sparsity": sparsity, "times": times})
     figures = [{**cell, "times": {name: vars(taken) for name, taken in cell["times"].items()}} for cell in cells]
     lines = [f"{isa}, one thread, float32, Gaussian; read passes, medians (95th percentile).", "", *_table(cells)]

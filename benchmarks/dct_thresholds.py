@@ -8,6 +8,7 @@ of their own with a `Threshold` layer of that sparsity there.
 
 from __future__ import annotations
 
+import argparse
 import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -64,7 +65,7 @@ class Watch(keras.callbacks.Callback):
         return tape.gradient(loss, kernel.value)
 
 
-def measure(quick: bool, say: Callable[[str], None]) -> Section:
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
     """Trains, and draws."""
     title = "Thresholds over a training"
     try:
@@ -74,11 +75,11 @@ def measure(quick: bool, say: Callable[[str], None]) -> Section:
     say("without thresholds")
     free = watched(task, [])
     held = {}
-    for sparsity in OF_ACTIVATIONS[:1] if quick else OF_ACTIVATIONS:
+    for sparsity in OF_ACTIVATIONS[:1] if options.quick else OF_ACTIVATIONS:
         say(f"{sparsity:.0%} of activations dropped")
         words = ["--sparsity", str(sparsity), "--split-after", SPLIT]
         held[sparsity] = watched(task, words).activations[sparsity]
-    if not quick:
+    if not options.quick:
         draw(free, held)
     return told(title, free, held)
 

@@ -12,6 +12,7 @@ cores.
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import pathlib
@@ -63,15 +64,15 @@ ARMS = (
 )
 
 
-def measure(quick: bool, say: Callable[[str], None]) -> Section:
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
     """Runs all arms on each link with batches of each size."""
     why = unavailable()
     if why:
         return Section("Training on slow links", [f"Not measured: {why}"], {}, [])
-    rounds, steps = (2, 2) if quick else (7, 10)
+    rounds, steps = (2, 2) if options.quick else (7, 10)
     cells, lines, verdicts = {}, [], []
-    for rate in RATES[:1] if quick else RATES:
-        for batch in BATCHES[:1] if quick else BATCHES:
+    for rate in RATES[:1] if options.quick else RATES:
+        for batch in BATCHES[:1] if options.quick else BATCHES:
             say(f"{rate}, batches of {batch}")
             cell = summarised(run(rate, batch, rounds, steps), bits_per_second(rate), batch)
             cells[f"{rate}, {batch}"] = cell

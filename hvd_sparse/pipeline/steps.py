@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -181,8 +182,9 @@ class Steps:
         culprit, gradient = "", None
         if micro.handed_on is not None:
             answer = self._answer_to(micro.asked, "backward")
-            logs, culprit = wire.unpack_logs(answer.fields["logs"]) or logs, answer.fields["culprit"]
-            gradient = self._gradient_of(answer.payload, micro)
+            with self._understanding(self._place.stage + 1):
+                logs, culprit = wire.unpack_logs(answer.fields["logs"]) or logs, answer.fields["culprit"]
+                gradient = self._gradient_of(answer.payload, micro)
         source = gradients.backward(micro.forward, gradient)
         if is_end and not gradients.are_finite():
             culprit = culprit or self._place.name()
@@ -225,29 +227,40 @@ class Steps:
 
     def test(self, data: Sequence[Any]) -> Logs:
         """Takes a batch forward; the metrics so far, the same on all stages."""
-        self._step += 1
-        parts = self._cut(data)
-        return [self._infer("test", number, parts) for number in range(len(parts))][-1][1]
+        return self._inferred("test", self._cut(data))[-1][1]
 
     def predict(self, x: Any) -> tf.Tensor:
         """Takes a batch forward; what the last stage says of it, on all stages."""
-        self._step += 1
-        parts = self._cut((x, None, None))
-        return tf.concat([self._infer("predict", number, parts)[0] for number in range(len(parts))], 0)
+        return tf.concat([each for each, _ in self._inferred("predict", self._cut((x, None, None)))], 0)
 
-    def _infer(self, mode: str, number: int, parts: Sequence[Sequence[Any]]) -> tuple[tf.Tensor, Logs]:
+    def _inferred(self, mode: str, parts: Sequence[Sequence[Any]]) -> list[tuple[tf.Tensor, Logs]]:
+        """What the last stage says of each micro-batch."""
+        self._step += 1
+        if isinstance(self._passes, Last):
+            return [self._last(self._passes, mode, number, parts) for number in range(len(parts))]
+        asked = [self._ask(self._passes, mode, number, parts) for number in range(len(parts))]
+        return [self._hand_back(incoming, each) for incoming, each in asked]
+
+    def _last(self, passes: Last, mode: str, number: int, parts: Sequence[Sequence[Any]]) -> tuple[tf.Tensor, Logs]:
         incoming, part = self._incoming(mode, number, parts), parts[number]
-        if isinstance(self._passes, Middle):
-            output = self._passes.infer(incoming.source, part[0])
-            _, asked = self._hand_on(mode, number, parts, output, 0.0)
-            answer = self._answer_to(asked, "result")
+        if mode == "test":
+            result, logs = tf.zeros([1]), passes.evaluate(incoming.source, part)
+        else:
+            result, logs = _one_prediction(passes.predict(incoming.source, part[0])), {}
+        self._answer_result(incoming, result, logs)
+        return result, logs
+
+    def _ask(self, passes: Middle, mode: str, number: int, parts: Sequence[Sequence[Any]]) -> tuple[Incoming, Any]:
+        incoming = self._incoming(mode, number, parts)
+        _, asked = self._hand_on(mode, number, parts, passes.infer(incoming.source, parts[number][0]), 0.0)
+        return incoming, asked
+
+    def _hand_back(self, incoming: Incoming, asked: Any) -> tuple[tf.Tensor, Logs]:
+        answer = self._answer_to(asked, "result")
+        with self._understanding(self._place.stage + 1):
             shape, dtype = messages.unpack_shape(answer.fields["shape"], 1), answer.fields["dtype"]
             result = messages.decode_values(answer.payload, shape, dtype, dtype)
             logs = wire.unpack_logs(answer.fields["logs"])
-        elif mode == "test":
-            result, logs = tf.zeros([1, 1]), self._passes.evaluate(incoming.source, part)
-        else:
-            result, logs = _one_prediction(self._passes.predict(incoming.source, part[0])), {}
         self._answer_result(incoming, result, logs)
         return result, logs
 
@@ -271,13 +284,10 @@ class Steps:
         for name, value in own.items():
             if said[name] != value:
                 raise StageError(_DISAGREE.format(self._place.name(), name, value, said[name]))
-        try:
+        with self._understanding(self._place.stage - 1):
             shape = messages.unpack_shape(said["shape"])
             came = Wire(said["wire"], said["kept"] or None)
             activations = messages.decode_activations(request.payload, shape, came, said["dtype"])
-        except (WireError, tf.errors.InvalidArgumentError, TypeError, ValueError) as problem:
-            sender = self._place.name(self._place.stage - 1)
-            raise StageError(f"{self._place.name()} got no activations of {sender}, but {problem}.") from None
         return Incoming(request, activations, activations.dense(), said["penalty"])
 
     def _hand_on(self, mode: str, number: int, parts: Sequence[Sequence[Any]], output: tf.Tensor, penalty: float):
@@ -309,6 +319,17 @@ class Steps:
         if answer.kind != kind:
             raise StageError(f"{self._place.name()} expected {kind!r} of the stage after it, got {answer.kind!r}.")
         return answer
+
+    @contextlib.contextmanager
+    def _understanding(self, sender: int) -> Iterator[None]:
+        """Says whose message it was that cannot be read."""
+        try:
+            yield
+        except (WireError, tf.errors.InvalidArgumentError, TypeError, ValueError) as problem:
+            raise StageError(
+                f"{self._place.name()} cannot read what {self._place.name(sender)} has sent: {problem}. Do all ranks "
+                "run the same version?"
+            ) from None
 
     def _require_step(self, step: int) -> None:
         if step != self._step:
