@@ -1,0 +1,99 @@
+"""Stages of one process that talk over real sockets: who hears of what, and how soon."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hvd_sparse.pipeline import messages
+from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
+from hvd_sparse.transport.meeting import Meeting
+from link import hold
+
+FORWARD = {
+    **{"mode": "train", "step": 1, "micro": 0, "micros": 1, "dtype": "float32", "wire": "float32"},
+    **{"shape": messages.pack_shape((1, 2)), "kept": 0, "penalty": 0.0, "batch": 0},
+}
+ANSWER = {"culprit": "", "logs": b""}
+
+
+@contextlib.contextmanager
+def stages(count: int, subjects: tuple[str, ...] = ()) -> Iterator[list[Neighbours]]:
+    """So many, which are closed at the end."""
+    held = [hold("127.0.0.1") for _ in range(count)]
+    addresses = tuple(address for _, address in held)
+    made = []
+    for number, (socket, _) in enumerate(held):
+        meeting = Meeting(addresses, bytes(32), socket)
+        place = Place(number, count, tuple(range(count)))
+        subject = subjects[number] if subjects else "all"
+        made.append(Neighbours(place, meeting, subject, 1))
+        socket.close()
+    yield made
+    for each in made:
+        each.abandon()
+
+
+def test_a_micro_batch_is_a_request_and_its_gradient_the_answer():
+    with stages(2) as (first, last):
+        asked = first.ask("forward", b"12345678", **FORWARD)
+        request = last.receive("forward")
+        assert bytes(request.payload) == b"12345678" and request.fields == FORWARD
+        last.answer(request, "backward", b"87654321", **ANSWER)
+        answer = first.answer_to(asked)
+        assert (answer.kind, bytes(answer.payload)) == ("backward", b"87654321")
+        assert first.seconds_waiting > 0.0
+
+
+def test_a_stage_that_cannot_go_on_tells_both_sides():
+    with stages(3) as (first, middle, last):
+        asked = first.ask("forward", b"12345678", **FORWARD)
+        middle.receive("forward")
+        failing = threading.Thread(target=middle.fail, args=("the reason",))
+        failing.start()
+        for hears in (lambda: first.answer_to(asked), lambda: last.receive("forward")):
+            with pytest.raises(StageError, match="the reason"):
+                hears()
+        first.fail("the reason")
+        first.abandon()  # so that the one in the middle waits no longer
+        failing.join(10)
+        assert not failing.is_alive()
+        with pytest.raises(StageError, match="before"):
+            middle.require_alive()
+
+
+@pytest.mark.parametrize("dies", [0, 1])
+def test_a_stage_that_is_gone_is_named(dies):
+    with stages(2) as (first, last):
+        asked = first.ask("forward", b"12345678", **FORWARD)
+        last.receive("forward")
+        (first, last)[dies].abandon()
+        with pytest.raises(StageError, match=rf"stage {dies} \(rank {dies}\) is gone"):
+            first.answer_to(asked) if dies else last.receive("decide")
+
+
+def test_another_request_than_was_expected_is_told():
+    with stages(2) as (first, last):
+        first.ask("decide", step=1, culprit="")
+        with pytest.raises(StageError, match="expected 'forward' of the stage before it, got 'decide'"):
+            last.receive("forward")
+
+
+def test_a_stage_of_another_trainer_is_no_neighbour():
+    with stages(2, ("trainer 0", "trainer 1")) as (first, last):
+        asked = first.ask("forward", b"12345678", **FORWARD)
+        with pytest.raises(StageError, match="another subject|another job"):
+            first.answer_to(asked)
+        assert last.place.is_last
+
+
+def test_who_takes_leave_is_not_missed():
+    with stages(2) as (first, last):
+        leaving = threading.Thread(target=first.close)
+        leaving.start()
+        last.close()  # it waits for the first
+        leaving.join(10)
+        assert not leaving.is_alive()
