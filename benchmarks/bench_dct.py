@@ -13,10 +13,10 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from benchmarks import dct_quality, dct_threshold, dct_thresholds, dct_training, report, timing, writing
+from benchmarks import dct_bytes, dct_quality, dct_threshold, dct_thresholds, dct_training, report, timing, writing
 from benchmarks.report import Section
 
-QUESTIONS: tuple[ModuleType, ...] = (dct_threshold, dct_training, dct_quality, dct_thresholds)
+QUESTIONS: tuple[ModuleType, ...] = (dct_threshold, dct_bytes, dct_training, dct_quality, dct_thresholds)
 
 
 def name_of(question: ModuleType) -> str:
