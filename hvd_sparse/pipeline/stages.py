@@ -271,7 +271,14 @@ class Stages(keras.Model):
                 f"A gradient of {culprit} is not finite: no stage has made the step. Look there for a division, a "
                 "logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
             )
-        self._apply([tf.constant(float("nan")) * each for each in gradients] if culprit else list(gradients))
+        self._apply([_spoiled(each) for each in gradients] if culprit else list(gradients))
+
+
+def _spoiled(gradient: Any) -> Any:
+    """A gradient that is not finite, of the same form."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * float("nan"), gradient.indices, gradient.dense_shape)
+    return None if gradient is None else gradient * float("nan")
 
 
 class _Told(keras.metrics.Metric):

@@ -132,3 +132,26 @@ def test_what_is_saved_comes_back(tmp_path):
         pipeline.load(Stages([lambda: L.Dense(1)]), tmp_path / "saved")
     for own, was in zip((*other.weights, *other.optimizer.variables), kept, strict=True):
         np.testing.assert_array_equal(own, was)
+
+
+class Idle(L.Layer):
+    """Has a weight that it does not use."""
+
+    def build(self, input_shape):
+        self.weight = self.add_weight((2,))
+
+    def call(self, inputs):
+        return inputs
+
+
+def test_loss_scaling_skips_a_step_whatever_form_its_gradients_have():
+    """Rows of embeddings, none, and half precision."""
+    layers = [keras.Input((2,)), L.Embedding(4, 3), L.Flatten(), L.Dense(1, dtype="float16"), Idle(dtype="float16")]
+    model = Stages([keras.Sequential(layers)])
+    scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0)
+    model.compile(scaled, "mse")
+    before = [each.numpy() for each in model.weights]
+    model.fit(np.array([[0, 1]], "i4"), np.array([[np.inf]], "f4"), verbose=0)
+    assert float(scaled.dynamic_scale) == 32.0
+    for own, was in zip(model.weights, before, strict=True):
+        np.testing.assert_array_equal(own, was)
