@@ -40,22 +40,7 @@ def name_of(question: ModuleType) -> str:
 
 def render(sections: Sequence[Section], seconds: float, command: str) -> str:
     """The report as Markdown."""
-    about = timing.machine()
-    verdicts = [verdict for section in sections for verdict in section.verdicts]
-    text = [
-        f"# The cache of the input, {about['date']}",
-        "",
-        f"`{command}` on {about['processor']}; commit {about['commit']}; "
-        f"{about['stolen']} of the cores' time stolen by the host; {seconds / 60:.0f} minutes. What is measured "
-        "and how stands at the head of each section's module in benchmarks/.",
-        "",
-        "## Targets",
-        "",
-        *report.table(verdicts),
-    ]
-    for section in sections:
-        text += ["", f"## {section.title}", "", *section.lines]
-    return "\n".join([*text, ""])
+    return report.of_questions("The cache of the input", timing.machine(), sections, seconds, command)
 
 
 def write(sections: dict[ModuleType, Section], text: str) -> pathlib.Path:

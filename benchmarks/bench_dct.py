@@ -26,22 +26,9 @@ def name_of(question: ModuleType) -> str:
 
 def render(sections: Sequence[Section], seconds: float, command: str) -> str:
     """The report as Markdown."""
-    about = timing.machine()
-    verdicts = [verdict for section in sections for verdict in section.verdicts]
-    text = [
-        f"# DCT: thresholded activations and gradients, {about['date']}",
-        "",
-        f"`{command}` on {about['processor']}; TensorFlow {tf.__version__}; commit {about['commit']}; "
-        f"{about['stolen']} of the cores' time stolen by the host; {seconds / 60:.0f} minutes. What is measured and "
-        "how stands at the head of each section's module in benchmarks/.",
-        "",
-        "## Targets",
-        "",
-        *report.table(verdicts),
-    ]
-    for section in sections:
-        text += ["", f"## {section.title}", "", *section.lines]
-    return "\n".join([*text, ""])
+    return report.of_questions(
+        "DCT: thresholded activations and gradients", timing.machine(), sections, seconds, command
+    )
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 
@@ -46,6 +46,34 @@ def table(verdicts: list[Verdict]) -> list[str]:
         for verdict in verdicts
     ]
     return ["| what | wanted | measured | |", "|---|---|---|---|", *rows]
+
+
+def of_questions(
+    title: str, machine: Mapping[str, str], sections: Sequence[Section], seconds: float, command: str
+) -> str:
+    """The report of a benchmark of several questions, as Markdown.
+
+    Args:
+        title: of the report.
+        machine: as `timing.machine` tells it.
+        sections: one a question.
+        seconds: that they took.
+        command: that made them.
+    """
+    text = [
+        f"# {title}, {machine['date']}",
+        "",
+        f"`{command}` on {machine['processor']}; commit {machine['commit']}; "
+        f"{machine['stolen']} of the cores' time stolen by the host; {seconds / 60:.0f} minutes. What is measured "
+        "and how stands at the head of each section's module in benchmarks/.",
+        "",
+        "## Targets",
+        "",
+        *table([verdict for section in sections for verdict in section.verdicts]),
+    ]
+    for section in sections:
+        text += ["", f"## {section.title}", "", *section.lines]
+    return "\n".join([*text, ""])
 
 
 def command(benchmark: str, words: Sequence[str]) -> str:
