@@ -28,7 +28,7 @@ from hypothesis.internal.conjecture import providers  # noqa: E402
 
 from tests import budget  # noqa: E402
 
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=20, database=None)
+hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=12, database=None)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
 # Else it also draws numbers that stand in our sources: in those that the tests before this one have made it import.

@@ -16,7 +16,7 @@ OPS = Path(__file__).resolve().parents[2] / "ops"
 SIZES = [1, 2, 7, 63, 64, 65, 4095, 4096, 4097, pytest.param(100_000, marks=pytest.mark.thorough)]
 LARGE = 1_000_003
 BEYOND_CACHES = 2_600_001  # with half of them kept, all outputs are written past the caches
-THREADS = [3, *(pytest.param(threads, marks=pytest.mark.thorough) for threads in (1, 2, 7))]
+THREADS = [3, *(pytest.param(threads, marks=pytest.mark.thorough) for threads in (2, 7))]
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 
 
@@ -147,10 +147,15 @@ def test_every_instruction_set_selects_alike(kind, size, workspace):
                 same(values, x[approximate])
 
 
-@pytest.mark.parametrize("shapes", [((65, 1), (4097, 3)), pytest.param(((100_000, 2),), marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("wire", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    "shapes, wire",
+    [
+        *(pytest.param(((65, 1), (4097, 3)), wire, id=str(wire)) for wire in DTYPES),
+        pytest.param(((100_000, 2),), DTYPES[1], id="large", marks=pytest.mark.thorough),
+    ],
+)
 @pytest.mark.parametrize("kind", INPUTS)
-def test_every_instruction_set_feeds_back_alike(kind, wire, shapes, workspace):
+def test_every_instruction_set_feeds_back_alike(kind, shapes, wire, workspace):
     random = np.random.default_rng(len(kind))
     for size, count in shapes:
         parts = np.stack([INPUTS[kind](random, size) for _ in range(count)]).astype(np.float32)
@@ -176,7 +181,7 @@ def test_every_instruction_set_feeds_back_alike(kind, wire, shapes, workspace):
 
 
 @pytest.mark.parametrize("threads", THREADS)
-@pytest.mark.parametrize("kind", ["gaussian", "ties", "constant", "large in front", "ascending", "one outlier"])
+@pytest.mark.parametrize("kind", ["gaussian", "ties", "constant", "large in front"])
 def test_any_threads_select_alike(kind, threads, workspace):
     random = np.random.default_rng(3)
     x = INPUTS[kind](random, LARGE).astype(np.float32)
@@ -190,7 +195,7 @@ def test_any_threads_select_alike(kind, threads, workspace):
         given = workspace.feed_back(x[np.newaxis], residual, k, DTYPES[0], None, parallel)
         np.testing.assert_array_equal(given[1], chosen)
         same(given[2], reference.feedback(x[np.newaxis], residual, chosen, np.float32)[1])
-    assert threads == 1 or parallel.tasks_run > 0
+    assert parallel.tasks_run > 0
 
 
 @pytest.mark.parametrize(

@@ -33,17 +33,14 @@ def is_hitopk(ranks, recipe):
 
 
 def ways_of_training(ranks):
-    ways = [
-        {"recipe": "hitopk", "policy": policy, "jit": jit}
-        for policy in ("float32", "mixed_float16")
-        for jit in ("auto", False, "auto on a GPU", "our train step")
+    steps = [
+        ("float32", "auto"),
+        ("float32", False),
+        ("mixed_float16", "auto on a GPU"),
+        ("mixed_float16", "our train step"),
     ]
+    ways = [{"recipe": "hitopk", "policy": policy, "jit": jit} for policy, jit in steps]
     others = [{"recipe": recipe, "policy": "float32", "jit": "auto"} for recipe in RECIPES if recipe != "hitopk"]
-    ways = [
-        way
-        for way in ways
-        if (way["policy"], way["jit"]) not in (("float32", "auto on a GPU"), ("mixed_float16", False))
-    ]
     return ways + others if ranks == 2 else [ways[0], others[1]]
 
 
