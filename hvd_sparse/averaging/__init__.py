@@ -2,4 +2,9 @@
 
 - `blocks`: how a vector is cut into a block for each rank, and who owns which.
 - `transports`: the role: vectors of all ranks go in, and their mean comes out, as far as messages arrive.
+- `reliable`, `lossy`: members over the collectives of Horovod (`collectives`); the second one loses by chance.
+- `optimizer`: `ModelAveraging`, around a Keras optimizer; `participant` does it, `flat` lays variables end to end,
+  `means` is the exact mean of all models, and `telemetry` what was lost.
+- `gradients`: `GradientAveraging`, which loses what model averaging does not.
+- `theory`: the closed forms.
 """

@@ -12,10 +12,11 @@ its own v_i^b (section 4.1, equation 3). Where nothing is lost all ranks have th
 from __future__ import annotations
 
 import abc
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from hvd_sparse.spec import describe
 from hvd_sparse.transport.communicator import Communicator
 
 
@@ -71,7 +72,11 @@ class Channel(abc.ABC):
 
 
 class Transport(abc.ABC):
-    """How ranks send each other what is averaged: a description, of which each optimizer opens a channel."""
+    """How ranks send each other what is averaged: a frozen dataclass, of which each optimizer opens a channel."""
+
+    def account(self) -> Any:
+        """What all ranks must have in common, JSON-serialisable."""
+        return describe(self)
 
     @abc.abstractmethod
     def open(self, size: int, world: Communicator, rotate: bool, name: str) -> Channel:
