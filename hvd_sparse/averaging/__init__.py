@@ -8,3 +8,22 @@
 - `gradients`: `GradientAveraging`, which loses what model averaging does not.
 - `theory`: the closed forms.
 """
+
+from hvd_sparse.averaging.gradients import GradientAveraging
+from hvd_sparse.averaging.lossy import Lossy
+from hvd_sparse.averaging.means import MeanOfModels, mean
+from hvd_sparse.averaging.optimizer import ModelAveraging, close, resynchronise
+from hvd_sparse.averaging.reliable import Reliable
+from hvd_sparse.averaging.telemetry import Telemetry
+
+__all__ = [
+    "GradientAveraging",
+    "Lossy",
+    "MeanOfModels",
+    "ModelAveraging",
+    "Reliable",
+    "Telemetry",
+    "close",
+    "mean",
+    "resynchronise",
+]

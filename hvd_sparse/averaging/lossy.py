@@ -16,8 +16,8 @@ class Lossy(Transport):
     """Loses each block of each pair of ranks, in each of the two phases, by itself with the same probability.
 
     It is what section 6.1 of Yu et al. 2019 simulates: to learn how training takes it before the network loses
-    anything. All blocks travel over the reliable collectives of Horovod; those that are drawn are not used. What is lost
-    follows from the seed and the round alone.
+    anything. All blocks travel over the reliable collectives of Horovod; those that are drawn are not used. What is
+    lost follows from the seed and the round alone.
 
     Attributes:
         probability: of losing a block, in [0, 1]; an owner's own block is never lost.

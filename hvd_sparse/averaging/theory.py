@@ -1,7 +1,7 @@
 """What RPS does to the models of n ranks, as a matrix, and its closed forms (Yu et al. 2019, section 4.2, appendix D).
 
-The new blocks of all ranks are linear combinations of the old ones: x_i = sum over j of W[j, i] v_j (equation 4), so that
-the columns of W sum to 1. With owners drawn uniformly, or rotated, and A = 11^T / n,
+The new blocks of all ranks are linear combinations of the old ones: x_i = sum over j of W[j, i] v_j (equation 4), so
+that the columns of W sum to 1. With owners drawn uniformly, or rotated, and A = 11^T / n,
 
     E[W W^T] = a1 I + (1 - a1) A,  E[W A W^T] = a2 I + (1 - a2) A
 

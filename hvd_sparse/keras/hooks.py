@@ -10,7 +10,8 @@ Four places are touched, and nothing else of Keras:
   step whose exchange stays outside (see `train_step.py`), or is refused in words. What Keras 3 dropped of its
   arguments and Horovod's scripts still pass is dropped there, with a warning.
 - `check_finite` of Keras's loss-scaling optimizer: whether a step is skipped decides whether gradients are exchanged,
-  so around a distributed optimizer all ranks decide together.
+  so around a distributed optimizer all ranks decide together; and its `apply`, as models are averaged after a step that
+  a rank has skipped, too.
 - `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`.
 """
 
@@ -26,6 +27,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from hvd_sparse.averaging.gradients import averages_gradients
+from hvd_sparse.averaging.optimizer import averaged, is_averaged
 from hvd_sparse.exchange import sender_side, slots
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import ahead, local_optimizer, momentum, train_step, without_slots
@@ -95,6 +98,7 @@ def install() -> None:
     scaler = keras.optimizers.LossScaleOptimizer
     if not hasattr(scaler.check_finite, _HOOKED):
         scaler.check_finite = _hooked_check_finite(scaler.check_finite)
+        scaler.apply = _hooked_apply(scaler.apply)
 
 
 def adopt(model: keras.Model) -> None:
@@ -271,7 +275,9 @@ def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> 
 
 def _meets_others(optimizer: Any) -> bool:
     """Whether an optimizer's step needs the other ranks, which XLA cannot compile."""
-    return exchange_of(optimizer) is not None or is_served(optimizer)
+    return exchange_of(optimizer) is not None or any(
+        meets(optimizer) for meets in (is_served, is_averaged, averages_gradients)
+    )
 
 
 def _hooked_compile(original: Any) -> Any:
@@ -317,6 +323,25 @@ def _hooked_check_finite(original: Any) -> Any:
 
     setattr(check_finite, _HOOKED, True)
     return check_finite
+
+
+def _hooked_apply(original: Any) -> Any:
+    @functools.wraps(original)
+    def apply(self, grads, trainable_variables=None):
+        if averages_gradients(self.inner_optimizer):
+            raise ValueError(
+                "hvd.averaging.GradientAveraging knows no loss scaling, and has it around: compile with "
+                "auto_scale_loss=False, or use hvd.averaging.ModelAveraging."
+            )
+        if not is_averaged(self):
+            original(self, grads, trainable_variables)
+            return
+        participant = averaged(self)
+        with participant.postponed():
+            original(self, grads, trainable_variables)
+        participant.take_part()
+
+    return apply
 
 
 # On import, as model.compile(hvd.DistributedOptimizer(...)) looks up `compile` before it makes the optimizer.
