@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import keras
 import numpy as np
 import tensorflow as tf
@@ -71,8 +73,14 @@ def fit_evaluates_and_saves_the_mean_and_goes_on_from_each_rank_s_own():
 
     model.fit(x, y, batch_size=8, verbose=0)
     assert values(model.weights) != on_every_rank(values(model.weights))[1 - hvd.rank()]
-    with raises(RuntimeError, "no mean of them was gathered since the last step"):
-        model.save(path)
+    saving = {
+        model.save: "a.h5",
+        model.save_weights: "a.weights.h5",
+        functools.partial(keras.saving.save_model, model): "a.keras",
+    }
+    for save, name in saving.items():
+        with raises(RuntimeError, "no mean of them was gathered since the last step"):
+            save(path.with_name(name))
     before = on_every_rank(values(model.trainable_weights))
     hvd.averaging.resynchronise(optimizer)
     assert_replicas_equal(model.trainable_weights)
@@ -81,6 +89,7 @@ def fit_evaluates_and_saves_the_mean_and_goes_on_from_each_rank_s_own():
     with hvd.averaging.mean(model):
         if hvd.rank() == 0:
             model.save(str(path).format(epoch=3))
+            model.save_weights(path.with_suffix(".weights.h5"))
 
 
 @case(ranks=(4,), quick=thorough)
