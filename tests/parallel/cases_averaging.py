@@ -140,6 +140,34 @@ def it_is_that_of_numpy_to_the_bit():
 
 
 @case(ranks=(2,), quick=thorough)
+def the_guard_brings_models_together_in_a_graph():
+    optimizer = ModelAveraging(keras.optimizers.SGD(1.0), Lossy(1.0), max_distance=1e6, guard_every=3)
+    variable = keras.Variable(np.zeros(5, "f4"))
+
+    @tf.function
+    def step(gradient):
+        optimizer.apply([gradient], [variable])
+
+    for number in range(1, 5):
+        step(tf.fill([5], float(hvd.rank())))
+        first, second = on_every_rank(float(variable[0]))
+        assert (first, second) == {3: (-1.5, -1.5), 4: (-1.5, -2.5)}.get(number, (0.0, -number))
+
+
+@case(ranks=(2,), quick=thorough)
+def several_steps_in_one_call_and_ranks_whose_settings_differ():
+    x, y = own_data()
+    telemetry = Telemetry()
+    model = compiled(ModelAveraging(keras.optimizers.SGD(0.05), Lossy(0.3), every=2, telemetry=telemetry))
+    model.compile(model.optimizer, "mse", steps_per_execution=4)
+    model.fit(x, y, batch_size=8, epochs=2, verbose=0)
+    assert telemetry.read()["round"] == 3
+    other = compiled(ModelAveraging(keras.optimizers.SGD(0.05), Lossy(0.1, seed=hvd.rank())))
+    with raises(ValueError, "The ranks disagree on what they average: rank 1 has transport"):
+        other.fit(x, y, verbose=0)
+
+
+@case(ranks=(2,), quick=thorough)
 def a_rank_that_skips_a_step_takes_part():
     scaled = keras.optimizers.LossScaleOptimizer(ModelAveraging(keras.optimizers.SGD(0.5)), initial_scale=2.0)
     variable = keras.Variable(np.ones(2, "f4"))
