@@ -234,6 +234,6 @@ def test_a_rank_begins_with_the_first_one_s_values():
 def test_before_it_has_begun_it_says_so():
     participant = Participant(Settings(LOSSY))
     participant.require_mean()
-    with pytest.raises(RuntimeError, match="begins with the first step"):
+    with pytest.raises(RuntimeError, match="Averaging has not begun"):
         participant.world  # noqa: B018 - it is to raise
     assert Telemetry().read() == {} and participant.calls == 0
