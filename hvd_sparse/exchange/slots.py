@@ -74,6 +74,14 @@ def variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     return dict(zip(unique_names(optimizer._trainable_variables), optimizer._trainable_variables, strict=True))
 
 
+def floats(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The variables of any float that an optimizer makes steps with, but for the learning rate."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return floats(optimizer.inner_optimizer)
+    held = [each for each in optimizer.variables if "float" in str(each.dtype)]
+    return [each for each in held if each is not optimizer._learning_rate]
+
+
 def build_without(optimizer: Any, variables: Sequence[Any]) -> None:
     """Tells an optimizer its variables, and makes no slots."""
     if on_shards.offered(optimizer) is None:

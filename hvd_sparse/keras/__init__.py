@@ -1,6 +1,6 @@
 """All public names: `import hvd_sparse.keras as hvd` is `import hvd_sparse as hvd`, as `horovod.keras` has its own."""
 
-from hvd_sparse import aggregators, collectives, compression, ops, pipeline, recipes, servers
+from hvd_sparse import aggregators, averaging, collectives, compression, ops, pipeline, recipes, servers
 from hvd_sparse.compression import Compression, error_feedback, quantizers
 from hvd_sparse.compression import selectors as compressors
 from hvd_sparse.exchange.gradients import GradientExchange
@@ -103,6 +103,7 @@ __all__ = [
     "allgather_object",
     "allreduce",
     "alltoall",
+    "averaging",
     "broadcast",
     "broadcast_",
     "broadcast_global_variables",

@@ -2,7 +2,7 @@
 
 This file and `slots.py`, which knows what optimizers remember, are the only ones that know Keras's insides.
 
-Four places are touched, and nothing else of Keras:
+Five places are touched, and nothing else of Keras:
 
 - `_backend_update_step` of an optimizer, where Keras has accumulated gradients and is about to apply them: the
   exchange happens here. `_clip_gradients` and `_apply_weight_decay`, which Keras calls just before, move behind it.
@@ -10,7 +10,9 @@ Four places are touched, and nothing else of Keras:
   step whose exchange stays outside (see `train_step.py`), or is refused in words. What Keras 3 dropped of its
   arguments and Horovod's scripts still pass is dropped there, with a warning.
 - `check_finite` of Keras's loss-scaling optimizer: whether a step is skipped decides whether gradients are exchanged,
-  so around a distributed optimizer all ranks decide together.
+  so around a distributed optimizer all ranks decide together; and its `apply`, as models are averaged after a step that
+  a rank has skipped, too.
+- `save` and `save_weights` of a model: where the models of ranks differ, they ask for their mean.
 - `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`.
 """
 
@@ -26,6 +28,8 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from hvd_sparse.averaging.gradients import averages_gradients
+from hvd_sparse.averaging.optimizer import averaged, is_averaged
 from hvd_sparse.exchange import sender_side, slots
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import ahead, local_optimizer, momentum, train_step, without_slots
@@ -92,9 +96,13 @@ def install() -> None:
     if not hasattr(owner.compile, _HOOKED):
         # On the class that defines it: loading a model checks that `compile` was not overridden in a subclass.
         owner.compile = _hooked_compile(owner.compile)
+    for name in ("save", "save_weights"):
+        if not hasattr(getattr(keras.Model, name), _HOOKED):
+            setattr(keras.Model, name, _hooked_save(getattr(keras.Model, name)))
     scaler = keras.optimizers.LossScaleOptimizer
     if not hasattr(scaler.check_finite, _HOOKED):
         scaler.check_finite = _hooked_check_finite(scaler.check_finite)
+        scaler.apply = _hooked_apply(scaler.apply)
 
 
 def adopt(model: keras.Model) -> None:
@@ -271,7 +279,9 @@ def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> 
 
 def _meets_others(optimizer: Any) -> bool:
     """Whether an optimizer's step needs the other ranks, which XLA cannot compile."""
-    return exchange_of(optimizer) is not None or is_served(optimizer)
+    return exchange_of(optimizer) is not None or any(
+        meets(optimizer) for meets in (is_served, is_averaged, averages_gradients)
+    )
 
 
 def _hooked_compile(original: Any) -> Any:
@@ -308,6 +318,18 @@ def _without_the_gone(asked: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in asked.items() if name not in gone}
 
 
+def _hooked_save(original: Any) -> Any:
+    @functools.wraps(original)
+    def save(self, *args, **kwargs):
+        optimizer = getattr(self, "optimizer", None)
+        if is_averaged(optimizer):
+            averaged(optimizer).require_mean()
+        return original(self, *args, **kwargs)
+
+    setattr(save, _HOOKED, True)
+    return save
+
+
 def _hooked_check_finite(original: Any) -> Any:
     @functools.wraps(original)
     def check_finite(self, grads):
@@ -317,6 +339,25 @@ def _hooked_check_finite(original: Any) -> Any:
 
     setattr(check_finite, _HOOKED, True)
     return check_finite
+
+
+def _hooked_apply(original: Any) -> Any:
+    @functools.wraps(original)
+    def apply(self, grads, trainable_variables=None):
+        if averages_gradients(self.inner_optimizer):
+            raise ValueError(
+                "hvd.averaging.GradientAveraging knows no loss scaling, and has it around: compile with "
+                "auto_scale_loss=False, or use hvd.averaging.ModelAveraging."
+            )
+        if not is_averaged(self):
+            original(self, grads, trainable_variables)
+            return
+        participant = averaged(self)
+        with participant.postponed():
+            original(self, grads, trainable_variables)
+        participant.take_part()
+
+    return apply
 
 
 # On import, as model.compile(hvd.DistributedOptimizer(...)) looks up `compile` before it makes the optimizer.

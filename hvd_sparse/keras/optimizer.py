@@ -275,6 +275,8 @@ def _require_new(optimizer: Any) -> None:
             f"The optimizer {optimizer.name} is distributed already, and a second exchange would average averages: "
             "wrap it once."
         )
+    if optimizer.__class__ is not type(optimizer):
+        raise ValueError(f"The optimizer {optimizer.name} meets other ranks already, in another way: wrap it once.")
     if optimizer.built:
         raise ValueError(
             f"The optimizer {optimizer.name} is in use already, perhaps in a compiled step that does not exchange: "

@@ -84,7 +84,7 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"Expected a Keras optimizer, as keras.optimizers.Adam(), got {type(optimizer).__name__}.")
-    if optimizer.built or is_served(optimizer):
+    if optimizer.built or optimizer.__class__ is not type(optimizer):
         raise ValueError(f"The optimizer {optimizer.name} is in use already: wrap it once, and before the first step.")
     applying.check(optimizer)
     local.check(optimizer, push)

@@ -1,0 +1,63 @@
+"""How a vector is cut into a block for each rank, and who owns which block in which round."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+
+class Blocks(NamedTuple):
+    """A vector, padded with zeros, as P blocks of equal length; block b is [b * length : (b + 1) * length].
+
+    Attributes:
+        size: d, the elements of the vector, at least 1.
+        ranks: P.
+    """
+
+    size: int
+    ranks: int
+
+    @property
+    def length(self) -> int:
+        """The elements of a block, ceil(d / P)."""
+        return -(-self.size // self.ranks)
+
+    @property
+    def padded(self) -> int:
+        """The elements of all blocks."""
+        return self.ranks * self.length
+
+    def cut(self, vector: tf.Tensor) -> tf.Tensor:
+        """The blocks of a vector [d], [P, length]."""
+        return tf.reshape(tf.pad(vector, [[0, self.padded - self.size]]), [self.ranks, self.length])
+
+    def join(self, blocks: tf.Tensor) -> tf.Tensor:
+        """The vector [d] of blocks [P, length]."""
+        return tf.reshape(blocks, [self.padded])[: self.size]
+
+    def owner_of(self, block: Any, round: Any, rotate: bool) -> Any:
+        """The rank that averages a block: in round t rank (b + t) % P, so that each has its turn; else rank b.
+
+        Args:
+            block: integers of any shape.
+            round: an integer, at least 0.
+            rotate: whether owners change from round to round.
+        """
+        return (block + round) % self.ranks if rotate else block
+
+    def block_of(self, rank: Any, round: Any, rotate: bool) -> Any:
+        """The block that a rank owns: the inverse of `owner_of`."""
+        return (rank - round) % self.ranks if rotate else rank
+
+    def by_owner(self, blocks: tf.Tensor, round: tf.Tensor, rotate: bool) -> tf.Tensor:
+        """What stands in the order of blocks, [P, ...], in that of their owners in a round."""
+        return tf.roll(blocks, _turns(round, self.ranks), axis=0) if rotate else blocks
+
+    def by_block(self, owned: tf.Tensor, round: tf.Tensor, rotate: bool) -> tf.Tensor:
+        """What stands in the order of owners in a round, [P, ...], in that of their blocks."""
+        return tf.roll(owned, -_turns(round, self.ranks), axis=0) if rotate else owned
+
+
+def _turns(round: tf.Tensor, ranks: int) -> tf.Tensor:
+    return tf.cast(round % ranks, tf.int32)

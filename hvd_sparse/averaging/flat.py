@@ -1,0 +1,60 @@
+"""Variables as one vector."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse.exchange.plan import unique_names
+from hvd_sparse.spec import DTYPES
+
+NAMES = tuple(dtype.name for dtype in DTYPES)
+
+
+class FlatVariables:
+    """Variables of float32, float16 or bfloat16, laid end to end as a vector [size] of float32.
+
+    Attributes:
+        size: the elements of all.
+    """
+
+    def __init__(self, variables: Sequence[Any]):
+        self._variables = list(variables)
+        self._sizes = [math.prod(variable.shape) for variable in self._variables]
+        self.size = sum(self._sizes)
+
+    def account(self) -> list[list[Any]]:
+        """Name, shape and dtype of each variable, JSON-serialisable."""
+        named = zip(unique_names(self._variables), self._variables, strict=True)
+        return [[name, list(variable.shape), str(variable.dtype)] for name, variable in named]
+
+    def read(self) -> tf.Tensor:
+        """What the variables hold."""
+        return flat([tf.convert_to_tensor(variable) for variable in self._variables])
+
+    def assign(self, vector: tf.Tensor) -> None:
+        """Gives the variables new values, rounded to their dtypes."""
+        for variable, value in zip(self._variables, self.cut(vector), strict=True):
+            variable.assign(value)
+
+    def cut(self, vector: tf.Tensor) -> list[tf.Tensor]:
+        """The part of each variable of a vector, in the variable's shape and dtype."""
+        parts = zip(tf.split(vector, self._sizes), self._variables, strict=True)
+        return [tf.cast(tf.reshape(part, variable.shape), variable.dtype) for part, variable in parts]
+
+
+def flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """Tensors laid end to end, float32."""
+    return tf.concat([tf.reshape(tf.cast(tensor, tf.float32), [-1]) for tensor in tensors], 0)
+
+
+def require_floats(variables: Sequence[Any]) -> None:
+    """Raises ValueError where there is nothing to be averaged, or a variable of another dtype."""
+    if not variables:
+        raise ValueError("There are no trainable variables, so that nothing can be averaged.")
+    for name, variable in zip(unique_names(variables), variables, strict=True):
+        if variable.dtype not in NAMES:
+            raise ValueError(f"Expected trainable variables of {', '.join(NAMES)}, got {name} of {variable.dtype}.")

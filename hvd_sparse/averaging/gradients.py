@@ -1,0 +1,119 @@
+"""The mean of gradients over a network that may lose messages: what model averaging is compared with."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from hvd_sparse.averaging.flat import FlatVariables, flat, require_floats
+from hvd_sparse.averaging.optimizer import require_new
+from hvd_sparse.averaging.participant import require_finite, share_first
+from hvd_sparse.averaging.transports import Transport
+from hvd_sparse.transport import topology
+from hvd_sparse.transport.communicator import Communicator
+
+_AVERAGED = "_hvd_sparse_averaged_gradients"
+_numbers = itertools.count()
+
+
+def GradientAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
+    optimizer: keras.optimizers.Optimizer, transport: Transport, rotate: bool = True
+) -> keras.optimizers.Optimizer:
+    """Makes a Keras optimizer average gradients over all ranks by messages of which some may be lost.
+
+    It is the contrast of section 6.1 of Yu et al. 2019, and not for use: where a block is lost a rank applies its own
+    gradient, and nothing ever brings the models together again. All ranks begin with what rank 0 has. Where nothing is
+    lost it is synchronous training. Not for loss scaling or `gradient_accumulation_steps`.
+
+    Args:
+        optimizer: any Keras optimizer, not built yet; changed in place and returned.
+        transport: what carries the gradients, laid end to end as a vector of float32.
+        rotate: whether the owner of a block is another rank in each step.
+
+    Raises:
+        TypeError: where it is no Keras optimizer.
+        ValueError: where it is wrapped or built already, or its steps are not one gradient each; in the first step, on
+            every rank alike, where ranks have built other models.
+        tf.errors.InvalidArgumentError: in a step, where a rank's gradient holds a NaN or an infinity.
+
+    Steps and bytes sent per rank: those of the transport.
+    """
+    inner = require_new(optimizer)
+    if inner is not optimizer or inner.gradient_accumulation_steps or inner.built:
+        raise ValueError(
+            "GradientAveraging is for an optimizer that is not built, without loss scaling around it and without "
+            "gradient_accumulation_steps."
+        )
+    vars(optimizer)[_AVERAGED] = _Gradients(transport, rotate)
+    optimizer.__class__ = _averaged_class(type(optimizer))
+    return optimizer
+
+
+def averages_gradients(optimizer: Any) -> bool:
+    """Whether an optimizer is one of `GradientAveraging`."""
+    return isinstance(optimizer, keras.optimizers.Optimizer) and _AVERAGED in vars(optimizer)
+
+
+class _Gradients:
+    """Averages the gradients of one model."""
+
+    def __init__(self, transport: Transport, rotate: bool):
+        self._transport = transport
+        self._rotate = rotate
+
+    def begin(self, variables: Sequence[Any], world: Communicator, name: str) -> None:
+        """As `Participant.begin`."""
+        require_floats(variables)
+        self.variables = list(variables)
+        self._flat = FlatVariables(variables)
+        account = {"variables": self._flat.account(), "transport": self._transport.account(), "rotate": self._rotate}
+        world.agree(account, "what they average", f"{name}.agree")
+        share_first(world, variables, name)
+        self._channel = self._transport.open(self._flat.size, world, self._rotate, name)
+        self._world = world
+        with tf.device("CPU:0"):
+            self._round = tf.Variable(0, dtype=tf.int64, trainable=False, name="averaging_round")
+
+    @tf.autograph.experimental.do_not_convert
+    def mean(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[tf.Tensor]:
+        """The mean gradient of each of `self.variables`, of its dtype; what has none counts as zero."""
+        given = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
+        own = flat([_dense(given.get(id(variable)), variable) for variable in self.variables])
+        with tf.control_dependencies(require_finite(own, self._channel, self._world, "gradients")):
+            own = tf.identity(own)
+        averaged = self._channel.average(own, self._round.read_value())
+        self._round.assign(averaged.round + 1)
+        return self._flat.cut(averaged.vector)
+
+
+def _averaged_class(base: Any) -> type:
+    """A subclass that averages gradients before it applies them, under the same name."""
+
+    class Averaged(base):
+        __class__ = property(lambda self: base)
+
+        def build(self, variables):
+            if not self.built:
+                base.build(self, variables)
+                with tf.init_scope():
+                    name = f"gradient_averaging.{next(_numbers)}"
+                    vars(self)[_AVERAGED].begin(list(variables), topology.world(), name)
+
+        def apply(self, grads, trainable_variables=None):
+            gradients = vars(self)[_AVERAGED]
+            if not self.built:
+                self.build(trainable_variables)
+            given = gradients.variables if trainable_variables is None else list(trainable_variables)
+            base.apply(self, gradients.mean(grads, given), gradients.variables)
+
+    Averaged.__name__, Averaged.__qualname__ = base.__name__, base.__qualname__
+    Averaged.__module__, Averaged.__doc__ = base.__module__, base.__doc__
+    return Averaged
+
+
+def _dense(gradient: Any, variable: Any) -> tf.Tensor:
+    return tf.zeros(variable.shape, tf.float32) if gradient is None else tf.convert_to_tensor(gradient)

@@ -1,0 +1,240 @@
+"""One rank's part in model averaging: when it averages, and what keeps models from straying."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from hvd_sparse import ops
+from hvd_sparse.averaging.flat import FlatVariables, require_floats
+from hvd_sparse.averaging.reliable import Reliable
+from hvd_sparse.averaging.telemetry import Telemetry, distance
+from hvd_sparse.averaging.transports import Averaged, Channel, Transport
+from hvd_sparse.transport.communicator import Communicator
+
+_REMEDY = (
+    "Nothing of it was sent. Look for a learning rate that is too high or for bad input on that rank, go on from the "
+    "last checkpoint, or train with loss scaling (keras.optimizers.LossScaleOptimizer), which skips such steps."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How an optimizer averages; all of it must be the same on every rank, but for what a transport leaves to each.
+
+    Attributes:
+        transport: what carries the vectors.
+        every: own steps between two rounds, H.
+        rotate: whether owners of blocks change.
+        resynchronise_every: rounds from one exact mean to the next; None for never.
+        max_distance: Euclidean, between a model and the mean; None for any.
+        guard_every: rounds between two looks at it.
+    """
+
+    transport: Transport
+    every: int = 1
+    rotate: bool = True
+    resynchronise_every: int | None = None
+    max_distance: float | None = None
+    guard_every: int = 100
+
+    def account(self) -> dict[str, Any]:
+        """What all ranks must have in common, JSON-serialisable."""
+        own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+        return {**own, "transport": self.transport.account()}
+
+
+class Participant:
+    """Averages the variables of one model.
+
+    Attributes:
+        settings: how.
+        telemetry: what measures it, if anything does.
+        variables: that are averaged, once it has begun.
+    """
+
+    def __init__(self, settings: Settings, telemetry: Telemetry | None = None):
+        self.settings = settings
+        self.telemetry = telemetry
+        self.variables: list[Any] = []
+        self._mean_at: int | None = None
+        self._postponed = False
+        self._world: Communicator | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it knows its variables and the other ranks."""
+        return self._world is not None
+
+    @property
+    def world(self) -> Communicator:
+        """All ranks; RuntimeError before the first step."""
+        if self._world is None:
+            raise RuntimeError(
+                "Averaging has not begun: it does with the first step, where all ranks agree on what it is."
+            )
+        return self._world
+
+    def begin(
+        self, variables: Sequence[Any], loaded: Sequence[Any], world: Communicator, name: str, passes: int = 1
+    ) -> None:
+        """Begins with the values of rank 0; a collective.
+
+        Args:
+            variables: that are averaged.
+            loaded: slots that hold something already; they, too, begin with what rank 0 has.
+            world: all ranks.
+            name: the same on every rank, unique in the process.
+            passes: how many calls of `take_part` make one step.
+
+        Raises:
+            ValueError: where a variable cannot be averaged, or, on every rank alike, where ranks have built other
+                models or have other settings.
+        """
+        require_floats(variables)
+        self.variables = list(variables)
+        self._flat = FlatVariables(variables)
+        settings = {**self.settings.account(), "passes of a step": passes}
+        world.agree({"variables": self._flat.account(), **settings}, "what they average", f"{name}.agree")
+        share_first(world, [*variables, *loaded], name)
+        self._period = self.settings.every * passes
+        self._channel = self.settings.transport.open(self._flat.size, world, self.settings.rotate, name)
+        self._exact = Reliable().open(self._flat.size, world, False, f"{name}.exact")
+        with tf.device("CPU:0"):
+            self._calls = tf.Variable(0, dtype=tf.int64, trainable=False, name="averaging_calls")
+            self._round = tf.Variable(0, dtype=tf.int64, trainable=False, name="averaging_round")
+        if self.telemetry is not None:
+            self.telemetry.create(world.size)
+        self._name = name
+        self._world = world
+
+    @property
+    def calls(self) -> int:
+        """How often this rank took part; 0 before it has begun."""
+        return int(self._calls.numpy()) if self.has_begun else 0
+
+    # ---- in each step ----
+
+    @contextlib.contextmanager
+    def postponed(self) -> Iterator[None]:
+        """While it is traced, `take_part` does nothing: what is around will call it."""
+        self._postponed = True
+        try:
+            yield
+        finally:
+            self._postponed = False
+
+    @tf.autograph.experimental.do_not_convert
+    def take_part(self) -> None:
+        """Counts a step of this rank, and averages where it is time; to be called by all ranks, after each step."""
+        if self._postponed:
+            return
+        self.world  # noqa: B018 - raises where it could not begin
+        calls = self._calls.assign_add(1)
+        if self._period == 1:
+            self._average()
+        else:
+            tf.cond(calls % self._period == 0, self._average, lambda: False)
+
+    def _average(self) -> bool:
+        own, round = self._flat.read(), self._round.read_value()
+        with tf.control_dependencies(require_finite(own, self._channel, self.world, "weights")):
+            own = tf.identity(own)
+        due = self._is_due(round)
+        averaged = self._channel.average(own, round) if due is None else self._one_of(due, own, round)
+        stray = distance(own, averaged) if self.telemetry is not None else None
+        vector, guarded = self._guarded(own, averaged)
+        self._flat.assign(vector)
+        self._round.assign(averaged.round + 1)
+        if self.telemetry is not None:
+            self.telemetry.record(averaged, stray, guarded if due is None else guarded | due)
+        return True
+
+    def _is_due(self, round: tf.Tensor) -> tf.Tensor | None:
+        """Whether this round is to be exact, [] bool; None where none is."""
+        every = self.settings.resynchronise_every
+        return None if every is None else tf.equal((round + 1) % every, 0)
+
+    def _one_of(self, exact: tf.Tensor, own: tf.Tensor, round: tf.Tensor) -> Averaged:
+        return Averaged(*tf.cond(exact, lambda: self._exactly(own, round), lambda: self._channel.average(own, round)))
+
+    def _exactly(self, own: tf.Tensor, round: tf.Tensor) -> Averaged:
+        """The exact mean; it tells nothing of what the transport loses."""
+        averaged = self._exact.average(own, round)
+        nothing = tf.zeros_like(averaged.expected)
+        return averaged._replace(expected=nothing, arrived=nothing)
+
+    def _guarded(self, own: tf.Tensor, averaged: Averaged) -> tuple[tf.Tensor, tf.Tensor]:
+        """The new vector, exact where a model has strayed too far; and whether one has, [] bool."""
+        limit = self.settings.max_distance
+        if limit is None:
+            return averaged.vector, tf.constant(False)
+
+        def looked() -> tuple[tf.Tensor, tf.Tensor]:
+            farthest = self.world.allreduce(distance(own, averaged), "max", f"{self._name}.guard")
+            strayed = farthest > limit
+            exact = lambda: self._exact.average(averaged.vector, averaged.round).vector  # noqa: E731
+            return tf.cond(strayed, exact, lambda: averaged.vector), strayed
+
+        time = tf.equal((averaged.round + 1) % self.settings.guard_every, 0)
+        return tf.cond(time, looked, lambda: (averaged.vector, tf.constant(False)))
+
+    # ---- between steps ----
+
+    def close(self) -> None:
+        """Gives back what the transport holds; nothing is averaged afterwards."""
+        if self.has_begun:
+            self._channel.close()
+
+    def resynchronise(self) -> None:
+        """Gives all ranks the exact mean of their variables; a collective."""
+        self.world  # noqa: B018 - raises before the first step
+        self._flat.assign(self.exact_mean(self._flat, "resynchronise"))
+        if self.telemetry is not None:
+            self.telemetry.count_resynchronisation()
+
+    def exact_mean(self, flat: FlatVariables, name: str) -> tf.Tensor:
+        """The exact mean of some variables over all ranks, [size] float32; a collective, and eager."""
+        own = flat.read()
+        self.world.agree({"variables": flat.account()}, "what they average", f"{self._name}.{name}.agree")
+        channel = Reliable().open(flat.size, self.world, False, f"{self._name}.{name}")
+        require_finite(own, channel, self.world, "weights, slots or statistics")
+        return channel.average(own, tf.constant(0, tf.int64)).vector
+
+    def holds_mean(self, does: bool) -> None:
+        """Notes whether the variables hold the exact mean from now on, until the next step."""
+        self._mean_at = self.calls if does else None
+
+    def require_mean(self) -> None:
+        """Raises RuntimeError where the model is trained and is about to be saved as this rank alone has it."""
+        if not self.has_begun or self.world.size == 1:
+            return
+        if self.calls not in (0, self._mean_at):
+            raise RuntimeError(
+                "The models of the ranks differ, and no mean of them was gathered since the last step: save inside of "
+                "`with hvd.averaging.mean(model):`, which all ranks enter, or list "
+                "hvd.callbacks.MeanOfModelsCallback() before the callback that saves."
+            )
+
+
+def share_first(world: Communicator, variables: Sequence[Any], name: str) -> None:
+    """Gives variables the values that they have on the first rank; a collective."""
+    for number, variable in enumerate(variables):
+        variable.assign(world.broadcast(tf.convert_to_tensor(variable), 0, f"{name}.first.{number}"))
+
+
+def require_finite(vector: tf.Tensor, channel: Channel, world: Communicator, what: str) -> list[tf.Tensor]:
+    """Raises InvalidArgumentError where a vector holds a NaN or an infinity, on all ranks where the channel asks them.
+
+    Returns:
+        What averaging has to depend on in a graph.
+    """
+    _, found = ops.sum_parts(vector[None])
+    culprit = channel.culprit(tf.where(found == 0, 0, world.world_rank + 1))
+    told = tf.strings.format(f"The {what} of rank {{}} hold a NaN or an infinity. {_REMEDY}", culprit - 1)
+    checked = tf.debugging.Assert(culprit == 0, [told])
+    return [] if checked is None else [checked]

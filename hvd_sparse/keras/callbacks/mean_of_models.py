@@ -1,0 +1,74 @@
+"""A callback for model averaging, where models differ between ranks while they train."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from hvd_sparse.averaging.means import MeanOfModels, mean
+from hvd_sparse.averaging.optimizer import averaged, is_averaged
+from hvd_sparse.keras.callbacks.base import DistributedCallback
+
+
+class MeanOfModelsCallback(DistributedCallback):
+    """Evaluates and saves the exact mean of all ranks' models; training goes on from each rank's own.
+
+    When the model is evaluated and when an epoch ends, all ranks gather the mean (`hvd.averaging.mean`), and the model
+    holds it until the next epoch begins, and when training has ended for good. List it before callbacks that save, such
+    as Keras's `ModelCheckpoint` on rank 0 alone, and give all ranks as many batches and evaluations.
+
+    Args:
+        resynchronise: whether training goes on from the mean, on every rank, slots and statistics included.
+
+    Raises:
+        ValueError: when `fit` begins, where the model's optimizer does not average models.
+
+    Steps and bytes sent per rank: those of `hvd.averaging.mean`, once an epoch.
+    """
+
+    def __init__(self, resynchronise: bool = False):
+        super().__init__()
+        self.resynchronise = resynchronise
+        self._mean: MeanOfModels | None = None
+        self._trains = False
+
+    def set_model(self, model: keras.Model) -> None:
+        """Raises ValueError where the model's optimizer does not average models."""
+        super().set_model(model)
+        if not is_averaged(getattr(model, "optimizer", None)):
+            raise ValueError(
+                f"{type(self).__name__} is for models that are compiled with hvd.averaging.ModelAveraging(optimizer)."
+            )
+
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._trains = True
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        super().on_epoch_begin(epoch, logs)
+        self._go_on()
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if averaged(self.model.optimizer).has_begun:
+            self._put_mean()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        if not self._trains:
+            self._go_on()
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._put_mean()
+        super().on_epoch_end(epoch, logs)
+
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._trains, self._mean = False, None
+
+    def _put_mean(self) -> None:
+        if self._mean is None or not self._mean.is_of_now:
+            self._mean = mean(self.model)
+        self._mean.put()
+
+    def _go_on(self) -> None:
+        if self._mean is not None and not self.resynchronise:
+            self._mean.take_back()
+        self._mean = None
