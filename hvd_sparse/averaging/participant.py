@@ -144,20 +144,25 @@ class Participant:
         own, round = self._flat.read(), self._round.read_value()
         with tf.control_dependencies(require_finite(own, self._channel, self.world, "weights")):
             own = tf.identity(own)
-        due = self._is_due(round)
+        times = self._calls.read_value() // self._period
+        due = self._is_due(times)
         averaged = self._channel.average(own, round) if due is None else self._one_of(due, own, round)
         stray = distance(own, averaged) if self.telemetry is not None else None
-        vector, guarded = self._guarded(own, averaged)
+        vector, guarded = self._guarded(own, averaged, times)
         self._flat.assign(vector)
         self._round.assign(averaged.round + 1)
         if self.telemetry is not None:
             self.telemetry.record(averaged, stray, guarded if due is None else guarded | due)
         return True
 
-    def _is_due(self, round: tf.Tensor) -> tf.Tensor | None:
-        """Whether this round is to be exact, [] bool; None where none is."""
+    def _is_due(self, times: tf.Tensor) -> tf.Tensor | None:
+        """Whether the n-th round of this rank is to be exact, [] bool; None where none is.
+
+        What is exact is a collective. All ranks make equally many steps, but one that was away may skip rounds of the
+        transport: hence not by the round's number.
+        """
         every = self.settings.resynchronise_every
-        return None if every is None else tf.equal((round + 1) % every, 0)
+        return None if every is None else tf.equal(times % every, 0)
 
     def _one_of(self, exact: tf.Tensor, own: tf.Tensor, round: tf.Tensor) -> Averaged:
         return Averaged(*tf.cond(exact, lambda: self._exactly(own, round), lambda: self._channel.average(own, round)))
@@ -168,8 +173,8 @@ class Participant:
         nothing = tf.zeros_like(averaged.expected)
         return averaged._replace(expected=nothing, arrived=nothing)
 
-    def _guarded(self, own: tf.Tensor, averaged: Averaged) -> tuple[tf.Tensor, tf.Tensor]:
-        """The new vector, exact where a model has strayed too far; and whether one has, [] bool."""
+    def _guarded(self, own: tf.Tensor, averaged: Averaged, times: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """The new vector of the n-th round, exact where a model has strayed too far; and whether one has, [] bool."""
         limit = self.settings.max_distance
         if limit is None:
             return averaged.vector, tf.constant(False)
@@ -180,7 +185,7 @@ class Participant:
             exact = lambda: self._exact.average(averaged.vector, averaged.round).vector  # noqa: E731
             return tf.cond(strayed, exact, lambda: averaged.vector), strayed
 
-        time = tf.equal((averaged.round + 1) % self.settings.guard_every, 0)
+        time = tf.equal(times % self.settings.guard_every, 0)
         return tf.cond(time, looked, lambda: (averaged.vector, tf.constant(False)))
 
     # ---- between steps ----

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from hvd_sparse.averaging import Lossy, Reliable, Telemetry
 from hvd_sparse.averaging.participant import Participant, Settings
+from hvd_sparse.averaging.transports import Averaged, Channel, Transport
 from tests import threads
 from tests.averaging import simulation
 from tests.simulation import same_bits
@@ -86,6 +89,36 @@ def test_it_is_that_of_numpy_to_the_bit(ranks, settings):
     exact = rounds // settings.resynchronise_every if settings.resynchronise_every else 0
     for each in told:
         assert each["round"] == rounds - 1 and each["resynchronisations"] == exact
+
+
+class _Skipping(Channel):
+    """Brings nothing, and has the last rank skip two rounds whenever it averages, as one that was away."""
+
+    def __init__(self, world):
+        self._world = world
+
+    def average(self, vector, round):
+        of_others = tf.constant([[int(rank != self._world.rank) for rank in self._world.ranks]] * 2, tf.int64)
+        skipped = 2 if self._world.rank == self._world.size - 1 else 0
+        return Averaged(tf.identity(vector), of_others, tf.zeros_like(of_others), round + skipped)
+
+
+@dataclasses.dataclass(frozen=True)
+class Skipping(Transport):
+    def open(self, size, world, rotate, name):
+        return _Skipping(world)
+
+
+@pytest.mark.parametrize("guard", [None, 1e-3])
+def test_exact_rounds_are_met_by_a_rank_that_has_skipped_others(guard):
+    """Collectives go by the steps of a rank, of which all make as many: none waits for one that does not come."""
+    settings = Settings(Skipping(), resynchronise_every=None if guard else 3, max_distance=guard, guard_every=3)
+    found, told = trained(3, 7, settings)
+    for step in (2, 5):
+        same_bits(found[0, step], found[1, step])
+        same_bits(found[0, step], found[2, step])
+    assert (found[0, 3] != found[2, 3]).any()
+    assert [each["resynchronisations"] for each in told] == [2, 2, 2]
 
 
 def test_passes_of_one_step_count_as_one():
