@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from hvd_sparse.pipeline import clipping
 from hvd_sparse.pipeline.chain import Chain
 
 
@@ -138,6 +139,10 @@ class Gradients:
         if forward.source is None:
             return None
         return tf.zeros_like(forward.source) if found[-1] is None else found[-1]
+
+    def squares(self) -> float:
+        """The sum of their squares, as `clipping.squares` has it."""
+        return clipping.squares(self.sums, self._model.optimizer)
 
     def are_finite(self) -> bool:
         """Whether all of the sums are."""

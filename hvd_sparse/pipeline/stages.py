@@ -13,13 +13,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.pipeline import clipping
 from hvd_sparse.pipeline.chain import Chain, Part, made
 from hvd_sparse.pipeline.grid import Grid
 from hvd_sparse.pipeline.messages import WIRE_DTYPES
 from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
 from hvd_sparse.pipeline.passes import Last, Middle
 from hvd_sparse.pipeline.schedules import SCHEDULES
-from hvd_sparse.pipeline.steps import Split, Steps
+from hvd_sparse.pipeline.steps import End, Split, Steps
 from hvd_sparse.pipeline.threshold import Threshold
 from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Communicator, LoneCommunicator
@@ -89,7 +90,8 @@ class Stages(keras.Model):
         thresholds = [Threshold(each) if each else None for each in sparsities]
         self._place, self._trainer = _place(grid, world.rank), grid.trainer_of(world.rank)
         own = [number for number in range(len(parts)) if number * grid.stages // len(parts) == self._place.stage]
-        self._split = Split(wire_dtype, 0.0 if self._place.is_last else sparsities[own[-1]])
+        self._before = Split(wire_dtype, 0.0 if self._place.is_first else sparsities[own[0] - 1])
+        self._after = Split(wire_dtype, 0.0 if self._place.is_last else sparsities[own[-1]])
         chain = Chain([made(parts[number]) for number in own], thresholds[own[0] : own[-1]], own[0] == 0)
         self.parts = chain.layers  # tracked, so that their variables are the model's
         self._chain = chain
@@ -133,17 +135,14 @@ class Stages(keras.Model):
         """As of a Keras model; each rank's optimizer has its own stage's variables.
 
         Raises:
-            ValueError: where the optimizer clips by the norm of all variables, or an argument is for one graph of the
-                whole step.
+            ValueError: where the optimizer clips by the norm of all gradients, and these are means over trainers or
+                steps; or where an argument is for one graph of the whole step.
         """
         if kwargs.pop("jit_compile", None) is True or kwargs.get("steps_per_execution", 1) != 1:
             raise ValueError("A step crosses the network: leave out jit_compile=True and steps_per_execution.")
         super().compile(optimizer, loss, **{**kwargs, "run_eagerly": True, "jit_compile": False})
-        clip = getattr(self.optimizer, "global_clipnorm", None)
-        if clip is not None and self._place.stages > 1:
-            raise ValueError(
-                "Each stage knows its own gradients alone: pass clipnorm or clipvalue, not global_clipnorm."
-            )
+        if self._place.stages > 1:
+            clipping.check(self.optimizer, self._peers.size)
         self._steps, self._apply = None, None
         if all(layer.built for layer in self.parts):
             self.optimizer.build(self.trainable_variables)
@@ -153,8 +152,8 @@ class Stages(keras.Model):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with _Telling(self._neighbours):
             verdict = self._begun().train((x, y, weight), self)
-        self._make_step(verdict.gradients, verdict.culprit)
-        return self._told_of(verdict.logs)
+        self._make_step(verdict.gradients, verdict.end)
+        return self._told_of(verdict.end.logs)
 
     def test_step(self, data):
         """One batch through all stages."""
@@ -237,9 +236,8 @@ class Stages(keras.Model):
             passes: Middle | Last = Last(self, self._chain, self._measure)
         else:
             passes = Middle(self, self._chain)
-        self._steps = Steps(
-            self._place, self._neighbours, passes, self._split, self._begin, self._schedule, self._micro_batches
-        )
+        splits, how = (self._before, self._after), (self._schedule, self._micro_batches)
+        self._steps = Steps(self._place, self._neighbours, passes, *splits, self._begin, *how)
         return self._steps
 
     def _measure(self, loss, rows, y, predicted, weight) -> dict[str, Any]:
@@ -262,16 +260,21 @@ class Stages(keras.Model):
         variables = list(self.trainable_variables)
         self._apply = tf.function(lambda gradients: self.optimizer.apply(gradients, variables))
 
-    def _make_step(self, gradients: Sequence[Any], culprit: str) -> None:
+    def _make_step(self, gradients: Sequence[Any], end: End) -> None:
         """Applies gradients that all stages have found finite; who else has to hear of others gets NaN from all."""
         assert self._apply is not None
         hears = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer) or self._peers.size > 1
-        if culprit and not hears:
+        if end.culprit and not hears:
             raise FloatingPointError(
-                f"A gradient of {culprit} is not finite: no stage has made the step. Look there for a division, a "
+                f"A gradient of {end.culprit} is not finite: no stage has made the step. Look there for a division, a "
                 "logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
             )
-        self._apply([_spoiled(each) for each in gradients] if culprit else list(gradients))
+        if end.culprit:
+            self._apply([_spoiled(each) for each in gradients])
+        elif self._place.stages > 1:
+            self._apply(clipping.clipped(gradients, end.squares, self.optimizer))
+        else:
+            self._apply(list(gradients))
 
 
 def _spoiled(gradient: Any) -> Any:
@@ -310,7 +313,8 @@ class _Telling:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None or self._neighbours is None:
             return
-        own = f"{self._neighbours.place.name()} cannot go on: {type(error).__name__}: {error}"
+        notes = " ".join(getattr(error, "__notes__", ()))
+        own = f"{self._neighbours.place.name()} cannot go on: {type(error).__name__}: {error} {notes}".rstrip()
         self._neighbours.fail(str(error) if isinstance(error, StageError) else own)
 
 

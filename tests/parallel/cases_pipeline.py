@@ -176,6 +176,24 @@ def a_gradient_that_is_not_finite_ends_the_step_on_all_stages():
 
 
 @case(ranks=(2,), quick=thorough)
+def clipping_is_by_the_norm_of_all_stages():
+    """As in one process; loss scaling makes no difference."""
+    x, y = data(32)
+    clipping = functools.partial(keras.optimizers.SGD, 0.5, global_clipnorm=0.05)
+    made, model = parts(2), Stages(parts(2), 2)
+    model.compile(keras.optimizers.LossScaleOptimizer(clipping(), initial_scale=64.0), "mse")
+    model.fit(x, y, batch_size=16, epochs=2, shuffle=False, verbose=0)
+    expected = trained_in_one(made, x, y, 0.0, 2, 16, 2, clipping())
+    free = trained_in_one(made, x, y, 0.0, 2, 16, 2, keras.optimizers.SGD(0.5))
+    found = weights_of_all(model, (0, 1))
+    others = [[each for layer in layers for each in layer.weights] for layers in (expected, free)]
+    for own, each, far in zip(found, *others, strict=True):
+        np.testing.assert_allclose(own, each, rtol=0, atol=1e-6)
+        assert np.abs(own - far).max() > 1e-4
+    model.close()
+
+
+@case(ranks=(2,), quick=thorough)
 def what_stages_cannot_do_together_is_told_on_all():
     x, y = data(32)
     with raises(ValueError, "Expected at least 2 parts"):
@@ -184,8 +202,6 @@ def what_stages_cannot_do_together_is_told_on_all():
         Stages(parts(3), grid=Grid(1, 3))
     with raises(ValueError, "disagree", "the stages' settings"):
         Stages(parts(2), 1 + hvd.rank())
-    with raises(ValueError, "clipnorm or clipvalue"):
-        Stages(parts(2)).compile(keras.optimizers.SGD(global_clipnorm=1.0), "mse")
 
     def refused(made, words, x=x, y=y, **options):
         model = Stages(made)
@@ -348,6 +364,8 @@ def trainers_keep_the_same_weights():
         trainer = grid.trainer_of(hvd.rank())
         mine = slice(32 * trainer, 32 * (trainer + 1))
         model = Stages(made, 2, sparsity=0.5, grid=grid)
+        with raises(ValueError, "mean over trainers"):
+            model.compile(keras.optimizers.SGD(0.05, global_clipnorm=1.0), "mse")
         descent = keras.optimizers.SGD(0.05)
         model.compile(hvd.DistributedOptimizer(descent, aggregator=recipe, process_set=grid.process_set), "mse")
         losses = model.fit(x[mine], y[mine], batch_size=16, epochs=4, shuffle=False, verbose=0).history["loss"]
