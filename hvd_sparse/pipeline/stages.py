@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import tensorflow as tf
 
 from hvd_sparse.pipeline import clipping
 from hvd_sparse.pipeline.chain import Chain, Part, made
+from hvd_sparse.pipeline.gradients import apart, together
 from hvd_sparse.pipeline.grid import Grid
 from hvd_sparse.pipeline.messages import WIRE_DTYPES
 from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
@@ -103,7 +105,7 @@ class Stages(keras.Model):
         self._neighbours = self._meet(world, grid, {**account, "schedule": schedule}, interface)
         self._peers: Communicator = subgrid.of(grid.process_set).world if grid.trainers > 1 else LoneCommunicator()
         self._steps: Steps | None = None
-        self._apply: Callable[..., None] | None = None
+        self._apply: Callable[[tuple[int, ...]], Callable[..., None]] | None = None
         self.built = True
         atexit.register(self._close_at_exit)
 
@@ -257,8 +259,13 @@ class Stages(keras.Model):
         for number, weight in enumerate(self.weights if self._peers.size > 1 else ()):
             weight.assign(self._peers.broadcast(tf.convert_to_tensor(weight), 0, f"pipeline.begin.{number}"))
         self.optimizer.build(self.trainable_variables)
-        variables = list(self.trainable_variables)
-        self._apply = tf.function(lambda gradients: self.optimizer.apply(gradients, variables))
+        variables, optimizer = list(self.trainable_variables), self.optimizer
+
+        @functools.lru_cache(maxsize=8)
+        def apply(forms):
+            return tf.function(lambda tensors: optimizer.apply(together(tensors, forms, variables), variables))
+
+        self._apply = apply
 
     def _make_step(self, gradients: Sequence[Any], end: End) -> None:
         """Applies gradients that all stages have found finite; who else has to hear of others gets NaN from all."""
@@ -270,11 +277,11 @@ class Stages(keras.Model):
                 "logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
             )
         if end.culprit:
-            self._apply([_spoiled(each) for each in gradients])
+            gradients = [_spoiled(each) for each in gradients]
         elif self._place.stages > 1:
-            self._apply(clipping.clipped(gradients, end.squares, self.optimizer))
-        else:
-            self._apply(list(gradients))
+            gradients = clipping.clipped(gradients, end.squares, self.optimizer)
+        tensors, forms = apart(gradients)
+        self._apply(forms)(tensors)
 
 
 def _spoiled(gradient: Any) -> Any:

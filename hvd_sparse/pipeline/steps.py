@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from hvd_sparse.pipeline import clipping, messages, wire
 from hvd_sparse.pipeline.batches import MicroBatch, cut
+from hvd_sparse.pipeline.gradients import Gradients
 from hvd_sparse.pipeline.messages import Activations, Wire
 from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
-from hvd_sparse.pipeline.passes import Forward, Gradients, Last, Middle
+from hvd_sparse.pipeline.passes import Forward, Last, Middle
 from hvd_sparse.pipeline.schedules import Pass
 from hvd_sparse.pipeline.threshold import kept_of
 from link import Request, WireError
