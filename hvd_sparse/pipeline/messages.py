@@ -160,21 +160,6 @@ def decode_activations(payload: memoryview, shape: tuple[int, ...], wire: Wire, 
     return Activations(values, tf.constant(numbers.reshape(own)), width)
 
 
-def number(dtype: str) -> str:
-    """The name of a dtype of numbers, as a header has it.
-
-    Raises:
-        WireError: where it is another name.
-    """
-    try:
-        known = tf.as_dtype(dtype)
-    except TypeError:
-        raise WireError(f"the dtype {dtype!r}") from None
-    if not (known.is_floating or known.is_integer or known.is_bool):
-        raise WireError(f"the dtype {dtype!r}")
-    return dtype
-
-
 def pack_shape(shape: tuple[int, ...]) -> bytes:
     """A shape for a header."""
     return np.asarray(shape, "<i8").tobytes()

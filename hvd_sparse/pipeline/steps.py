@@ -289,7 +289,7 @@ class Steps:
     def _hand_back(self, incoming: Incoming, asked: Any) -> tuple[tf.Tensor, Logs]:
         answer = self._answer_to(asked, "result")
         with self._understanding(self._place.stage + 1):
-            shape, dtype = messages.unpack_shape(answer.fields["shape"], 1), messages.number(answer.fields["dtype"])
+            shape, dtype = messages.unpack_shape(answer.fields["shape"], 1), answer.fields["dtype"]
             result = messages.decode_values(answer.payload, shape, dtype, dtype)
             logs = wire.unpack_logs(answer.fields["logs"])
         self._answer_result(incoming, result, logs)
@@ -316,7 +316,7 @@ class Steps:
             if said[name] != value:
                 raise self._disagreement(name, value, said[name])
         with self._understanding(self._place.stage - 1):
-            shape, dtype = messages.unpack_shape(said["shape"]), messages.number(said["dtype"])
+            shape, dtype = messages.unpack_shape(said["shape"]), said["dtype"]
             came, agreed = Wire(said["wire"], said["kept"] or None), self._before.wire(shape[-1], dtype)
             if came != agreed:
                 raise WireError(f"activations as {came} where {agreed} was agreed on")

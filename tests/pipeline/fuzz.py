@@ -28,12 +28,14 @@ from hvd_sparse.pipeline import messages, wire
 from hvd_sparse.pipeline.batches import cut
 from hvd_sparse.pipeline.neighbours import Neighbours, Place
 from hvd_sparse.pipeline.steps import Steps
+from hvd_sparse.pipeline.threshold import kept_of
 from link import Caller, Client, Events, Form, Patience, Protocol, Request, Server
 from tests.pipeline import staged
-from tests.pipeline.staged import KEPT, ROWS, SECRET, SUBJECT, WIDTH
+from tests.pipeline.staged import KEPT, ROWS, SECRET, SPARSITY, SUBJECT, WIDTH
 
 A_TIME = 500  # messages over one connection
 RIGHT = 0.02  # the share of messages that are right
+OF_OTHER_SHAPES = 0.05  # the share of activations that are well formed, but do not fit the model
 LAST = 0.02  # the share of messages that end their connection
 TYPES = (
     "float16",
@@ -194,7 +196,12 @@ class Before(Neighbour):
 
     def _evaluated(self, steps: Steps, client: Client, step: int) -> None:
         fields, payload, is_right = {**self._forward, "step": step}, self._payload, self.draw.random() < RIGHT
-        if not is_right:
+        if not is_right and self.draw.random() < OF_OTHER_SHAPES:
+            shape = self.draw.choice((1, ROWS, 9)), self.draw.choice((1, 8, WIDTH, 40))
+            kept = messages.kept_of(tf.ones(shape), kept_of(shape[1], SPARSITY))
+            payload = messages.encode_activations(kept, "float32").tobytes()
+            fields |= {"shape": messages.pack_shape(shape), "kept": 0 if kept.positions is None else shape[1] // 4}
+        elif not is_right:
             fields, payload = self.spoiler.spoilt(wire.PROTOCOL.requests["forward"], fields, payload)
         client.ask(1, "forward", payload, **fields)
         logs = self.judge(lambda: steps.test(self._batch))
