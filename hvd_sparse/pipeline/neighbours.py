@@ -106,13 +106,14 @@ class Neighbours:
         Raises:
             StageError: where there is none to come, or another one.
         """
-        self._wait(lambda: bool(self._requests))
+        self._wait(lambda: bool(self._requests) or (self._parted and not self._why))
         with self._changed:
-            request = self._requests.popleft()
-        if request.kind != kind:
+            request = self._requests.popleft() if self._requests else None
+        if request is None or request.kind != kind:
+            got = "its leave" if request is None else repr(request.kind)
             raise StageError(
-                f"{self.place.name()} expected {kind!r} of the stage before it, got {request.kind!r}: give all stages "
-                "the same calls of fit, evaluate and predict, with as many batches."
+                f"{self.place.name()} expected {kind!r} of {self._before}, got {got}: give all stages the same calls "
+                "of fit, evaluate and predict, with as many batches."
             )
         return request
 
@@ -176,6 +177,10 @@ class Neighbours:
 
     # ---- waiting ----
 
+    @property
+    def _before(self) -> str:
+        return self.place.name(self.place.stage - 1)
+
     def _wait(self, is_there: Callable[[], bool]) -> None:
         began = time.monotonic()
         with self._changed:
@@ -200,7 +205,8 @@ class Neighbours:
         with self._changed:
             if request.kind in ("stop", "part"):
                 request.answer("done")
-                self._why = self._why or request.fields.get("why", "")
+                stopped = f"{self._before} has stopped." if request.kind == "stop" else ""
+                self._why = self._why or request.fields.get("why") or stopped
                 self._parted = self._parted or request.kind == "part"
             elif self._why:
                 request.answer("failed", why=wire.words(self._why))
@@ -212,7 +218,7 @@ class Neighbours:
     def _gone(self, asker: int) -> None:
         with self._changed:
             if not self._parted:
-                self._why = self._why or f"{self.place.name(self.place.stage - 1)} is gone."
+                self._why = self._why or f"{self._before} is gone."
             self._parted = True
             self._changed.notify_all()
 

@@ -1,4 +1,4 @@
-"""One stage's arithmetic: forward and backward of one micro-batch, and the sum of gradients over all of them."""
+"""One stage's arithmetic: the forward pass of one micro-batch, and what the backward pass needs of it."""
 
 from __future__ import annotations
 
@@ -107,49 +107,3 @@ class Last:
         told = loss + tf.cast(penalty, loss.dtype) / tf.cast(share, loss.dtype)
         logs = self._measure(told, tf.shape(tf.nest.flatten(x)[0])[0], y, predicted, weight)
         return self._model.optimizer.scale_loss(loss * tf.cast(share, loss.dtype)), logs
-
-
-class Gradients:
-    """The sum of the gradients of a batch, micro-batch by micro-batch, in order."""
-
-    def __init__(self, model: keras.Model):
-        """Takes whose variables and loss scaling count; the variables are there by the first backward pass."""
-        self._model, self.sums = model, []  # type: ignore[var-annotated]
-
-    def backward(self, forward: Forward, gradient: tf.Tensor | None) -> tf.Tensor | None:
-        """Adds one micro-batch's.
-
-        Args:
-            forward: of the micro-batch.
-            gradient: of the activation that was handed on; None in the last stage.
-
-        Returns:
-            The gradient of the activation that came in; None in the first stage.
-        """
-        variables = self._model.trainable_variables
-        sources = [*variables, *([] if forward.source is None else [forward.source])]
-        given = None
-        if gradient is not None:
-            output, penalty = forward.targets
-            given = [tf.cast(gradient, output.dtype), self._model.optimizer.scale_loss(tf.ones_like(penalty))]
-        found = forward.tape.gradient(forward.targets, sources, given)
-        sums = self.sums or [None] * len(variables)
-        self.sums = [_plus(total, own) for total, own in zip(sums, found, strict=False)]
-        if forward.source is None:
-            return None
-        return tf.zeros_like(forward.source) if found[-1] is None else found[-1]
-
-    def are_finite(self) -> bool:
-        """Whether all of the sums are."""
-        values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in self.sums if each is not None]
-        return bool(tf.reduce_all([tf.reduce_all(tf.math.is_finite(each)) for each in values] or [True]))
-
-
-def _plus(total: Any, other: Any) -> Any:
-    """Two gradients added; None is none, and rows stay rows."""
-    if total is None or other is None:
-        return other if total is None else total
-    if isinstance(total, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):
-        values = tf.concat([total.values, other.values], 0)
-        return tf.IndexedSlices(values, tf.concat([total.indices, other.indices], 0), total.dense_shape)
-    return tf.convert_to_tensor(total) + tf.convert_to_tensor(other)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import json
 import os
@@ -13,13 +14,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.pipeline import clipping
 from hvd_sparse.pipeline.chain import Chain, Part, made
+from hvd_sparse.pipeline.gradients import apart, together
 from hvd_sparse.pipeline.grid import Grid
 from hvd_sparse.pipeline.messages import WIRE_DTYPES
 from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
 from hvd_sparse.pipeline.passes import Last, Middle
 from hvd_sparse.pipeline.schedules import SCHEDULES
-from hvd_sparse.pipeline.steps import Split, Steps
+from hvd_sparse.pipeline.steps import End, Split, Steps
 from hvd_sparse.pipeline.threshold import Threshold
 from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Communicator, LoneCommunicator
@@ -89,7 +92,8 @@ class Stages(keras.Model):
         thresholds = [Threshold(each) if each else None for each in sparsities]
         self._place, self._trainer = _place(grid, world.rank), grid.trainer_of(world.rank)
         own = [number for number in range(len(parts)) if number * grid.stages // len(parts) == self._place.stage]
-        self._split = Split(wire_dtype, 0.0 if self._place.is_last else sparsities[own[-1]])
+        self._before = Split(wire_dtype, 0.0 if self._place.is_first else sparsities[own[0] - 1])
+        self._after = Split(wire_dtype, 0.0 if self._place.is_last else sparsities[own[-1]])
         chain = Chain([made(parts[number]) for number in own], thresholds[own[0] : own[-1]], own[0] == 0)
         self.parts = chain.layers  # tracked, so that their variables are the model's
         self._chain = chain
@@ -101,7 +105,7 @@ class Stages(keras.Model):
         self._neighbours = self._meet(world, grid, {**account, "schedule": schedule}, interface)
         self._peers: Communicator = subgrid.of(grid.process_set).world if grid.trainers > 1 else LoneCommunicator()
         self._steps: Steps | None = None
-        self._apply: Callable[..., None] | None = None
+        self._apply: Callable[[tuple[int, ...]], Callable[..., None]] | None = None
         self.built = True
         atexit.register(self._close_at_exit)
 
@@ -133,17 +137,14 @@ class Stages(keras.Model):
         """As of a Keras model; each rank's optimizer has its own stage's variables.
 
         Raises:
-            ValueError: where the optimizer clips by the norm of all variables, or an argument is for one graph of the
-                whole step.
+            ValueError: where the optimizer clips by the norm of all gradients, and these are means over trainers or
+                steps; or where an argument is for one graph of the whole step.
         """
         if kwargs.pop("jit_compile", None) is True or kwargs.get("steps_per_execution", 1) != 1:
             raise ValueError("A step crosses the network: leave out jit_compile=True and steps_per_execution.")
         super().compile(optimizer, loss, **{**kwargs, "run_eagerly": True, "jit_compile": False})
-        clip = getattr(self.optimizer, "global_clipnorm", None)
-        if clip is not None and self._place.stages > 1:
-            raise ValueError(
-                "Each stage knows its own gradients alone: pass clipnorm or clipvalue, not global_clipnorm."
-            )
+        if self._place.stages > 1:
+            clipping.check(self.optimizer, self._peers.size)
         self._steps, self._apply = None, None
         if all(layer.built for layer in self.parts):
             self.optimizer.build(self.trainable_variables)
@@ -153,8 +154,8 @@ class Stages(keras.Model):
         x, y, weight = keras.utils.unpack_x_y_sample_weight(data)
         with _Telling(self._neighbours):
             verdict = self._begun().train((x, y, weight), self)
-        self._make_step(verdict.gradients, verdict.culprit)
-        return self._told_of(verdict.logs)
+        self._make_step(verdict.gradients, verdict.end)
+        return self._told_of(verdict.end.logs)
 
     def test_step(self, data):
         """One batch through all stages."""
@@ -237,9 +238,8 @@ class Stages(keras.Model):
             passes: Middle | Last = Last(self, self._chain, self._measure)
         else:
             passes = Middle(self, self._chain)
-        self._steps = Steps(
-            self._place, self._neighbours, passes, self._split, self._begin, self._schedule, self._micro_batches
-        )
+        splits, how = (self._before, self._after), (self._schedule, self._micro_batches)
+        self._steps = Steps(self._place, self._neighbours, passes, *splits, self._begin, *how)
         return self._steps
 
     def _measure(self, loss, rows, y, predicted, weight) -> dict[str, Any]:
@@ -259,19 +259,29 @@ class Stages(keras.Model):
         for number, weight in enumerate(self.weights if self._peers.size > 1 else ()):
             weight.assign(self._peers.broadcast(tf.convert_to_tensor(weight), 0, f"pipeline.begin.{number}"))
         self.optimizer.build(self.trainable_variables)
-        variables = list(self.trainable_variables)
-        self._apply = tf.function(lambda gradients: self.optimizer.apply(gradients, variables))
+        variables, optimizer = list(self.trainable_variables), self.optimizer
 
-    def _make_step(self, gradients: Sequence[Any], culprit: str) -> None:
+        @functools.lru_cache(maxsize=8)
+        def apply(forms):
+            return tf.function(lambda tensors: optimizer.apply(together(tensors, forms, variables), variables))
+
+        self._apply = apply
+
+    def _make_step(self, gradients: Sequence[Any], end: End) -> None:
         """Applies gradients that all stages have found finite; who else has to hear of others gets NaN from all."""
         assert self._apply is not None
         hears = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer) or self._peers.size > 1
-        if culprit and not hears:
+        if end.culprit and not hears:
             raise FloatingPointError(
-                f"A gradient of {culprit} is not finite: no stage has made the step. Look there for a division, a "
+                f"A gradient of {end.culprit} is not finite: no stage has made the step. Look there for a division, a "
                 "logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
             )
-        self._apply([_spoiled(each) for each in gradients] if culprit else list(gradients))
+        if end.culprit:
+            gradients = [_spoiled(each) for each in gradients]
+        elif self._place.stages > 1:
+            gradients = clipping.clipped(gradients, end.squares, self.optimizer)
+        tensors, forms = apart(gradients)
+        self._apply(forms)(tensors)
 
 
 def _spoiled(gradient: Any) -> Any:
@@ -310,7 +320,8 @@ class _Telling:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
         if error is None or self._neighbours is None:
             return
-        own = f"{self._neighbours.place.name()} cannot go on: {type(error).__name__}: {error}"
+        notes = " ".join(getattr(error, "__notes__", ()))
+        own = f"{self._neighbours.place.name()} cannot go on: {type(error).__name__}: {error} {notes}".rstrip()
         self._neighbours.fail(str(error) if isinstance(error, StageError) else own)
 
 

@@ -3,39 +3,49 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.pipeline import messages, wire
+from hvd_sparse.pipeline import clipping, messages, wire
+from hvd_sparse.pipeline.batches import MicroBatch, cut
+from hvd_sparse.pipeline.gradients import Gradients
 from hvd_sparse.pipeline.messages import Activations, Wire
 from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
-from hvd_sparse.pipeline.passes import Forward, Gradients, Last, Middle
+from hvd_sparse.pipeline.passes import Forward, Last, Middle
 from hvd_sparse.pipeline.schedules import Pass
 from hvd_sparse.pipeline.threshold import kept_of
 from link import Request, WireError
 
-_DIGESTED = 4096  # bytes of each input by which stages know that they have the same batch
 Logs = dict[str, Any]
 
 
+class End(NamedTuple):
+    """What a stage knows of a step once it has all gradients, of itself and the stages after it; in the end of all.
+
+    Attributes:
+        logs: the metrics.
+        culprit: the stage whose gradients are not finite; "" where all are.
+        squares: the sum of squares of gradients, or `clipping.UNKNOWN`.
+    """
+
+    logs: Logs
+    culprit: str = ""
+    squares: float = clipping.UNKNOWN
+
+
 class Verdict(NamedTuple):
-    """How a step of training has ended, the same on all stages.
+    """How a step of training has ended.
 
     Attributes:
         gradients: of this stage's variables.
-        culprit: the stage whose gradients are not finite; "" where all are.
-        logs: the metrics.
+        end: the same on all stages.
     """
 
     gradients: Sequence[Any]
-    culprit: str
-    logs: Logs
+    end: End
 
 
 class Split(NamedTuple):
@@ -49,13 +59,10 @@ class Split(NamedTuple):
     dtype: str = "float32"
     sparsity: float = 0.0
 
-    def dtype_of(self, activation: tf.Tensor) -> str:
-        """How values of this activation travel: those of half precision as they are, where nothing shorter is asked."""
-        return activation.dtype.name if self.dtype == "float32" else self.dtype
-
-    def kept(self, width: int) -> int | None:
-        """Elements that travel of each row; None for all."""
-        return kept_of(width, self.sparsity) if self.sparsity else None
+    def wire(self, width: int, dtype: str) -> Wire:
+        """How rows of so many elements travel: half precision as it is, where nothing shorter is asked for."""
+        kept = kept_of(width, self.sparsity) if self.sparsity else width
+        return Wire(dtype if self.dtype == "float32" else self.dtype, kept if kept < width else None)
 
 
 class Incoming(NamedTuple):
@@ -114,7 +121,8 @@ class Steps:
         place: Place,
         neighbours: Neighbours | None,
         passes: Middle | Last,
-        out: Split,
+        before: Split,
+        after: Split,
         begin: Callable[[tf.Tensor | None, Any], None],
         schedule: Callable[[int, int, int], list[Pass]],
         micro_batches: int,
@@ -125,13 +133,15 @@ class Steps:
             place: of the stage.
             neighbours: the stages before and after; None where this is the only one.
             passes: the arithmetic.
-            out: how activations leave.
+            before: how activations arrive.
+            after: how they leave.
             begin: is called once before training, with the activation and the inputs of the first micro-batch, and
                 makes all variables.
             schedule: the order of passes.
             micro_batches: into which a batch is cut.
         """
-        self._place, self._neighbours, self._passes, self._out = place, neighbours, passes, out
+        self._place, self._neighbours, self._passes = place, neighbours, passes
+        self._before, self._after = before, after
         self._begin: Callable[[tf.Tensor | None, Any], None] | None = begin
         self._schedule, self._micro_batches = schedule, micro_batches
         self._step = 0
@@ -150,90 +160,109 @@ class Steps:
             StageError: where a neighbour cannot.
         """
         self._step += 1
-        parts, gradients = self._cut(data), Gradients(model)
+        parts, gradients = cut(data, self._micro_batches), Gradients(model)
         flying: dict[int, Micro] = {}
-        logs: Logs = {}
-        culprit = ""
+        end = End({})
         for each in self._schedule(self._place.stage, self._place.stages, len(parts)):
             if each.is_forward:
-                flying[each.number], told = self._forward(each.number, parts)
-                logs = told or logs
-                continue
-            is_end = each.number == len(parts) - 1
-            told, blamed = self._backward(flying.pop(each.number), gradients, logs if is_end else {}, is_end)
-            logs, culprit = told or logs, blamed or culprit
-        return Verdict(gradients.sums, self._decided(culprit), logs)
+                flying[each.number], logs = self._forward(each.number, parts)
+                end = End(logs or end.logs)
+            else:
+                is_end = each.number == len(parts) - 1
+                end = self._backward(flying.pop(each.number), gradients, end, is_end)
+        return Verdict(gradients.sums, self._decided(end))
 
-    def _forward(self, number: int, parts: Sequence[Sequence[Any]]) -> tuple[Micro, Logs]:
+    def _forward(self, number: int, parts: Sequence[MicroBatch]) -> tuple[Micro, Logs]:
         incoming, part = self._incoming("train", number, parts), parts[number]
-        if self._begin is not None:
-            self._begin(incoming.source, part[0])
-            self._begin = None
-        share = tf.constant(_rows(part) / sum(map(_rows, parts)), tf.float32)
-        if isinstance(self._passes, Last):
-            forward, logs = self._passes.forward(incoming.source, part, share, tf.constant(incoming.penalty))
-            return Micro(incoming, forward), logs
-        forward, output, penalty = self._passes.forward(incoming.source, part[0], share)
+        share = tf.constant(part.share, tf.float32)
+        with self._computing(incoming):
+            if self._begin is not None:
+                self._begin(incoming.source, part.data[0])
+                self._begin = None
+            if isinstance(self._passes, Last):
+                forward, logs = self._passes.forward(incoming.source, part.data, share, tf.constant(incoming.penalty))
+                return Micro(incoming, forward), logs
+            forward, output, penalty = self._passes.forward(incoming.source, part.data[0], share)
         handed_on, asked = self._hand_on("train", number, parts, output, incoming.penalty + float(penalty))
         return Micro(incoming, forward, handed_on, asked), {}
 
-    def _backward(self, micro: Micro, gradients: Gradients, logs: Logs, is_end: bool) -> tuple[Logs, str]:
-        """Takes one micro-batch backward; the metrics, and the culprit as far as it is known."""
-        culprit, gradient = "", None
+    def _backward(self, micro: Micro, gradients: Gradients, end: End, is_end: bool) -> End:
+        """Takes one micro-batch backward, and what is known of the step one stage further."""
+        gradient = None
         if micro.handed_on is not None:
             answer = self._answer_to(micro.asked, "backward")
             with self._understanding(self._place.stage + 1):
-                logs, culprit = wire.unpack_logs(answer.fields["logs"]) or logs, answer.fields["culprit"]
+                logs = wire.unpack_logs(answer.fields["logs"])
+                end = End(logs or end.logs, answer.fields["culprit"], answer.fields["squares"])
                 gradient = self._gradient_of(answer.payload, micro)
         source = gradients.backward(micro.forward, gradient)
-        if is_end and not gradients.are_finite():
-            culprit = culprit or self._place.name()
-        self._answer_backward(micro.incoming, source, logs, culprit)
-        return logs, culprit
+        if is_end:
+            end = self._with_own(end, gradients)
+        self._answer_backward(micro.incoming, source, end if is_end else End({}))
+        return end
+
+    def _with_own(self, end: End, gradients: Gradients) -> End:
+        culprit = end.culprit or ("" if gradients.are_finite() else self._place.name())
+        squares = gradients.squares()
+        if not self._place.is_last:
+            self._require_both(squares, end.squares, self._place.stage + 1)
+            squares = squares + end.squares if squares >= 0.0 else clipping.UNKNOWN
+        return End(end.logs, culprit, squares)
+
+    def _require_both(self, own: float, others: float, stage: int) -> None:
+        """Two stages clip by the norm of all gradients, or none of them does."""
+        if (own < 0.0) != (others < 0.0):
+            does, does_not = (stage, None) if own < 0.0 else (None, stage)
+            raise StageError(
+                f"{self._place.name(does)} clips by global_clipnorm, and {self._place.name(does_not)} does not: give "
+                "all stages the same optimizer."
+            )
 
     def _gradient_of(self, payload: memoryview, micro: Micro) -> tf.Tensor:
         assert micro.handed_on is not None
-        values = micro.handed_on.values
-        wired = self._out.dtype_of(values)
-        found = messages.decode_values(payload, tuple(values.shape), wired, values.dtype.name)
-        return messages.placed(found, micro.handed_on.positions, micro.handed_on.width)
+        values, width = micro.handed_on.values, micro.handed_on.width
+        wired = self._after.wire(width, values.dtype.name)
+        found = messages.decode_values(payload, tuple(values.shape), wired.dtype, values.dtype.name)
+        return messages.placed(found, micro.handed_on.positions, width)
 
-    def _answer_backward(self, incoming: Incoming, source: tf.Tensor | None, logs: Logs, culprit: str) -> None:
+    def _answer_backward(self, incoming: Incoming, source: tf.Tensor | None, end: End) -> None:
         if incoming.request is None or incoming.activations is None or self._neighbours is None:
             return
         kept = messages.taken(source, incoming.activations.positions)
         payload = messages.encode_values(kept, incoming.request.fields["wire"])
         self.traffic.gradients += payload.nbytes
-        fields = {"culprit": culprit, "logs": wire.pack_logs(logs)}
+        fields = {"culprit": end.culprit, "squares": end.squares, "logs": wire.pack_logs(end.logs)}
         self._neighbours.answer(incoming.request, "backward", payload, **fields)
 
-    def _decided(self, culprit: str) -> str:
+    def _decided(self, end: End) -> End:
         """What the first stage has found out about all of them; it comes once all gradients are there."""
         if self._neighbours is None:
-            return culprit
+            return end
         request = None
         if not self._place.is_first:
             request = self._neighbours.receive("decide")
             self._require_step(request.fields["step"])
-            culprit = request.fields["culprit"]
+            self._require_both(end.squares, request.fields["squares"], self._place.stage - 1)
+            end = End(end.logs, request.fields["culprit"], request.fields["squares"])
         if not self._place.is_last:
-            asked = self._neighbours.ask("decide", step=self._step, culprit=culprit)
-            self._neighbours.answer_to(asked)
+            asked = self._neighbours.ask("decide", step=self._step, culprit=end.culprit, squares=end.squares)
+            self._answer_to(asked, "done")
         if request is not None:
             self._neighbours.answer(request, "done")
-        return culprit
+        return end
 
     # ---- evaluation ----
 
     def test(self, data: Sequence[Any]) -> Logs:
         """Takes a batch forward; the metrics so far, the same on all stages."""
-        return self._inferred("test", self._cut(data))[-1][1]
+        return self._inferred("test", cut(data, self._micro_batches))[-1][1]
 
     def predict(self, x: Any) -> tf.Tensor:
         """Takes a batch forward; what the last stage says of it, on all stages."""
-        return tf.concat([each for each, _ in self._inferred("predict", self._cut((x, None, None)))], 0)
+        parts = cut((x, None, None), self._micro_batches)
+        return tf.concat([each for each, _ in self._inferred("predict", parts)], 0)
 
-    def _inferred(self, mode: str, parts: Sequence[Sequence[Any]]) -> list[tuple[tf.Tensor, Logs]]:
+    def _inferred(self, mode: str, parts: Sequence[MicroBatch]) -> list[tuple[tf.Tensor, Logs]]:
         """What the last stage says of each micro-batch."""
         self._step += 1
         if isinstance(self._passes, Last):
@@ -241,19 +270,21 @@ class Steps:
         asked = [self._ask(self._passes, mode, number, parts) for number in range(len(parts))]
         return [self._hand_back(incoming, each) for incoming, each in asked]
 
-    def _last(self, passes: Last, mode: str, number: int, parts: Sequence[Sequence[Any]]) -> tuple[tf.Tensor, Logs]:
+    def _last(self, passes: Last, mode: str, number: int, parts: Sequence[MicroBatch]) -> tuple[tf.Tensor, Logs]:
         incoming, part = self._incoming(mode, number, parts), parts[number]
-        if mode == "test":
-            result, logs = tf.zeros([1]), passes.evaluate(incoming.source, part)
-        else:
-            result, logs = _one_prediction(passes.predict(incoming.source, part[0])), {}
+        with self._computing(incoming):
+            if mode == "test":
+                result, logs = tf.zeros([1]), passes.evaluate(incoming.source, part.data)
+            else:
+                result, logs = _one_prediction(passes.predict(incoming.source, part.data[0])), {}
         self._answer_result(incoming, result, logs)
         return result, logs
 
-    def _ask(self, passes: Middle, mode: str, number: int, parts: Sequence[Sequence[Any]]) -> tuple[Incoming, Any]:
+    def _ask(self, passes: Middle, mode: str, number: int, parts: Sequence[MicroBatch]) -> tuple[Incoming, Any]:
         incoming = self._incoming(mode, number, parts)
-        _, asked = self._hand_on(mode, number, parts, passes.infer(incoming.source, parts[number][0]), 0.0)
-        return incoming, asked
+        with self._computing(incoming):
+            output = passes.infer(incoming.source, parts[number].data[0])
+        return incoming, self._hand_on(mode, number, parts, output, 0.0)[1]
 
     def _hand_back(self, incoming: Incoming, asked: Any) -> tuple[tf.Tensor, Logs]:
         answer = self._answer_to(asked, "result")
@@ -273,29 +304,31 @@ class Steps:
 
     # ---- micro-batches that come and go ----
 
-    def _incoming(self, mode: str, number: int, parts: Sequence[Sequence[Any]]) -> Incoming:
+    def _incoming(self, mode: str, number: int, parts: Sequence[MicroBatch]) -> Incoming:
         """What the stage before has handed on of a micro-batch."""
         if self._place.is_first or self._neighbours is None:
             return Incoming()
         request = self._neighbours.receive("forward")
         said = request.fields
-        own = {"mode": mode, "micro": number, "micros": len(parts), "batch": _digest(parts[number][0])}
+        own = {"mode": mode, "micro": number, "micros": len(parts), "batch": parts[number].digest}
         self._require_step(said["step"])
         for name, value in own.items():
             if said[name] != value:
-                raise StageError(_DISAGREE.format(self._place.name(), name, value, said[name]))
+                raise self._disagreement(name, value, said[name])
         with self._understanding(self._place.stage - 1):
-            shape = messages.unpack_shape(said["shape"])
-            came = Wire(said["wire"], said["kept"] or None)
-            activations = messages.decode_activations(request.payload, shape, came, said["dtype"])
-        return Incoming(request, activations, activations.dense(), said["penalty"])
+            shape, dtype = messages.unpack_shape(said["shape"]), said["dtype"]
+            came, agreed = Wire(said["wire"], said["kept"] or None), self._before.wire(shape[-1], dtype)
+            if came != agreed:
+                raise WireError(f"activations as {came} where {agreed} was agreed on")
+            activations = messages.decode_activations(request.payload, shape, came, dtype)
+            return Incoming(request, activations, activations.dense(), said["penalty"])
 
-    def _hand_on(self, mode: str, number: int, parts: Sequence[Sequence[Any]], output: tf.Tensor, penalty: float):
+    def _hand_on(self, mode: str, number: int, parts: Sequence[MicroBatch], output: tf.Tensor, penalty: float):
         """Sends an activation to the stage after this one; what went, and the promise of an answer."""
         assert self._neighbours is not None
-        kept = messages.kept_of(output, self._out.kept(output.shape[-1]))
-        dtype = self._out.dtype_of(output)
-        payload = messages.encode_activations(kept, dtype)
+        wired = self._after.wire(output.shape[-1], output.dtype.name)
+        kept = messages.kept_of(output, wired.kept)
+        payload = messages.encode_activations(kept, wired.dtype)
         self.traffic.activations += payload.nbytes
         asked = self._neighbours.ask(
             "forward",
@@ -306,10 +339,10 @@ class Steps:
             micros=len(parts),
             shape=messages.pack_shape(tuple(output.shape)),
             dtype=output.dtype.name,
-            wire=dtype,
-            kept=0 if kept.positions is None else kept.values.shape[-1],
+            wire=wired.dtype,
+            kept=wired.kept or 0,
             penalty=penalty,
-            batch=_digest(parts[number][0]),
+            batch=parts[number].digest,
         )
         return kept, asked
 
@@ -317,7 +350,8 @@ class Steps:
         assert self._neighbours is not None
         answer = self._neighbours.answer_to(asked)
         if answer.kind != kind:
-            raise StageError(f"{self._place.name()} expected {kind!r} of the stage after it, got {answer.kind!r}.")
+            after = self._place.name(self._place.stage + 1)
+            raise StageError(f"{self._place.name()} expected {kind!r} of {after}, got {answer.kind!r}.")
         return answer
 
     @contextlib.contextmanager
@@ -325,47 +359,34 @@ class Steps:
         """Says whose message it was that cannot be read."""
         try:
             yield
-        except (WireError, tf.errors.InvalidArgumentError, TypeError, ValueError) as problem:
+        except (WireError, tf.errors.OpError, TypeError, ValueError) as problem:
             raise StageError(
                 f"{self._place.name()} cannot read what {self._place.name(sender)} has sent: {problem}. Do all ranks "
                 "run the same version?"
             ) from None
 
+    @contextlib.contextmanager
+    def _computing(self, incoming: Incoming) -> Iterator[None]:
+        """Notes at an error of the model whose activation it has got."""
+        try:
+            yield
+        except Exception as problem:
+            if incoming.source is not None:
+                shape, dtype = list(incoming.source.shape), incoming.source.dtype.name
+                sender = self._place.name(self._place.stage - 1)
+                problem.add_note(f"{self._place.name()} has got an activation {shape} of {dtype} from {sender}.")
+            raise
+
     def _require_step(self, step: int) -> None:
         if step != self._step:
-            raise StageError(_DISAGREE.format(self._place.name(), "step", self._step, step))
+            raise self._disagreement("step", self._step, step)
 
-    def _cut(self, data: Sequence[Any]) -> list[Sequence[Any]]:
-        """The micro-batches of a batch, of as many samples as can be, at least one each."""
-        rows = _rows(data)
-        count = max(1, min(self._micro_batches, rows))
-        ends = [rows * number // count for number in range(count + 1)]
-        return [_slice(data, begin, end) for begin, end in itertools.pairwise(ends)]
-
-
-_DISAGREE = (
-    "{} and the stage before it disagree on the {}: {} here and {} there. Give all stages of a trainer the same data "
-    "in the same order, as with shuffle=False or keras.utils.set_random_seed, and the same calls."
-)
-
-
-def _slice(data: Sequence[Any], begin: int, end: int) -> Sequence[Any]:
-    return tf.nest.map_structure(lambda each: None if each is None else each[begin:end], data)
-
-
-def _rows(data: Sequence[Any]) -> int:
-    return int(tf.nest.flatten(data)[0].shape[0])
-
-
-def _digest(inputs: Any) -> int:
-    """Of the beginnings of all inputs: a number by which stages know whether they have the same batch."""
-    digest = 0
-    for each in tf.nest.flatten(inputs):
-        values = np.ascontiguousarray(each).reshape(-1)
-        if values.dtype.hasobject:
-            continue  # such as strings
-        digest = zlib.crc32(values[: max(1, _DIGESTED // max(1, values.itemsize))].tobytes(), digest)
-    return digest
+    def _disagreement(self, what: str, here: Any, there: Any) -> StageError:
+        return StageError(
+            f"{self._place.name()} and {self._place.name(self._place.stage - 1)} disagree on the {what}: {here} here "
+            f"and {there} there. Give all stages of a trainer the same data in the same order, as with shuffle=False "
+            "or keras.utils.set_random_seed, and the same calls."
+        )
 
 
 def _one_prediction(predicted: Any) -> tf.Tensor:

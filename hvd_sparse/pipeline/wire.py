@@ -28,15 +28,15 @@ _ACTIVATIONS: Form = {
 
 PROTOCOL = Protocol(
     name="hvd_sparse pipeline",
-    version=1,
+    version=2,
     requests={
         "forward": _ACTIVATIONS,
-        "decide": {"step": (int, _COUNT), "culprit": (str, WORDS)},
+        "decide": {"step": (int, _COUNT), "culprit": (str, WORDS), "squares": (float, 1e300)},
         "stop": {"why": (str, WORDS)},
         "part": {},
     },
     answers={
-        "backward": {"culprit": (str, WORDS), "logs": (bytes, _LOGS)},
+        "backward": {"culprit": (str, WORDS), "squares": (float, 1e300), "logs": (bytes, _LOGS)},
         "result": {"shape": (bytes, 64), "dtype": (str, 16), "logs": (bytes, _LOGS)},
         "failed": {"why": (str, WORDS)},
         "done": {},
@@ -62,11 +62,11 @@ def unpack_logs(packed: bytes) -> dict[str, float]:
         return {}
     try:
         logs = json.loads(packed)
-    except ValueError:
+        if isinstance(logs, dict) and all(isinstance(each, (int, float)) for each in logs.values()):
+            return {name: float(value) for name, value in logs.items()}
+    except (ValueError, RecursionError, OverflowError):
         raise WireError("metrics that cannot be read") from None
-    if not isinstance(logs, dict) or not all(isinstance(each, (int, float)) for each in logs.values()):
-        raise WireError("metrics that are no numbers by name")
-    return {name: float(value) for name, value in logs.items()}
+    raise WireError("metrics that are no numbers by name")
 
 
 def words(text: str) -> str:

@@ -79,8 +79,7 @@ def test_positions_are_sent_in_fewer_bytes():
     assert [2 * 4 * 4000 / each for each in both] == [16.0, pytest.approx(26.67, abs=0.01)]
 
 
-@pytest.mark.parametrize("count", [2_000, pytest.param(100_000, marks=pytest.mark.thorough)])
-def test_other_bytes_are_refused(count):
+def test_other_bytes_are_refused(count=2_000):
     """Cut, longer, altered or made up: a `WireError`, or activations of the shape; nothing else."""
     generator = np.random.default_rng(0)
     told = 0
@@ -117,6 +116,6 @@ def test_shapes_and_metrics_of_others_are_refused(packed):
 def test_metrics_are_numbers_by_name():
     assert wire.unpack_logs(wire.pack_logs({"loss": np.float32(0.5), "AUC": 1})) == {"loss": 0.5, "AUC": 1.0}
     assert wire.unpack_logs(wire.pack_logs({})) == {}
-    for other in (b"[1]", b'{"a": "b"}', b"{", b"\xff\xfe"):
+    for other in (b"[1]", b'{"a": "b"}', b"{", b"\xff\xfe", b"[" * 9000, b'{"a": 1' + b"0" * 400 + b"}"):
         with pytest.raises(WireError):
             wire.unpack_logs(other)

@@ -2,39 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections.abc import Iterator
 
 import pytest
 
 from hvd_sparse.pipeline import messages
-from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
-from hvd_sparse.transport.meeting import Meeting
-from link import hold
+from hvd_sparse.pipeline.neighbours import StageError
+from tests.pipeline.staged import neighbours as stages
 
 FORWARD = {
     **{"mode": "train", "step": 1, "micro": 0, "micros": 1, "dtype": "float32", "wire": "float32"},
     **{"shape": messages.pack_shape((1, 2)), "kept": 0, "penalty": 0.0, "batch": 0},
 }
-ANSWER = {"culprit": "", "logs": b""}
-
-
-@contextlib.contextmanager
-def stages(count: int, subjects: tuple[str, ...] = ()) -> Iterator[list[Neighbours]]:
-    """So many, which are closed at the end."""
-    held = [hold("127.0.0.1") for _ in range(count)]
-    addresses = tuple(address for _, address in held)
-    made = []
-    for number, (socket, _) in enumerate(held):
-        meeting = Meeting(addresses, bytes(32), socket)
-        place = Place(number, count, tuple(range(count)))
-        subject = subjects[number] if subjects else "all"
-        made.append(Neighbours(place, meeting, subject, 1))
-        socket.close()
-    yield made
-    for each in made:
-        each.abandon()
+ANSWER = {"culprit": "", "squares": -1.0, "logs": b""}
 
 
 def test_a_micro_batch_is_a_request_and_its_gradient_the_answer():
@@ -77,8 +57,16 @@ def test_a_stage_that_is_gone_is_named(dies):
 
 def test_another_request_than_was_expected_is_told():
     with stages(2) as (first, last):
-        first.ask("decide", step=1, culprit="")
-        with pytest.raises(StageError, match="expected 'forward' of the stage before it, got 'decide'"):
+        first.ask("decide", step=1, culprit="", squares=-1.0)
+        with pytest.raises(StageError, match=r"expected 'forward' of stage 0 \(rank 0\), got 'decide'"):
+            last.receive("forward")
+
+
+def test_a_stage_that_has_taken_leave_is_not_waited_for():
+    """Such as one that was given fewer batches."""
+    with stages(2) as (first, last):
+        first.close()
+        with pytest.raises(StageError, match=r"expected 'forward' of stage 0 \(rank 0\), got its leave"):
             last.receive("forward")
 
 

@@ -1,0 +1,67 @@
+"""Clipping by the norm of all gradients, of which each stage knows its own alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+UNKNOWN = -1.0
+"""The sum of squares of a stage that does not clip, and so has not computed it."""
+
+
+def global_clipnorm(optimizer: keras.optimizers.Optimizer) -> float | None:
+    """The largest norm of all gradients that an optimizer lets pass; None where it has none."""
+    inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+    return getattr(inner, "global_clipnorm", None)
+
+
+def check(optimizer: keras.optimizers.Optimizer, trainers: int) -> None:
+    """Refuses to clip where stages cannot know the norm in time.
+
+    Raises:
+        ValueError: where the norm would be that of means over trainers, or over steps.
+    """
+    if global_clipnorm(optimizer) is None:
+        return
+    inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
+    if trainers > 1 or getattr(inner, "gradient_accumulation_steps", None):
+        means = "trainers" if trainers > 1 else "the steps of gradient_accumulation_steps"
+        raise ValueError(
+            f"Stages tell each other the norm of one step's gradients, not of their mean over {means}: pass clipnorm "
+            "or clipvalue, not global_clipnorm."
+        )
+
+
+def squares(gradients: Sequence[Any], optimizer: keras.optimizers.Optimizer) -> float:
+    """The sum of the squares of gradients, without the scale of the loss; `UNKNOWN` where nothing is clipped by it.
+
+    Of rows that come twice it takes each by itself, as Keras does; 0 where it is not finite.
+    """
+    if global_clipnorm(optimizer) is None:
+        return UNKNOWN
+    values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients if each is not None]
+    total = sum(float(tf.reduce_sum(tf.square(tf.cast(each, tf.float64)))) for each in values)
+    total /= float(optimizer.scale_loss(tf.ones([]))) ** 2
+    return total if math.isfinite(total) else 0.0
+
+
+def clipped(gradients: Sequence[Any], total: float, optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """Gradients of one stage, where those of all stages have this sum of squares.
+
+    The optimizer then clips by the norm of these alone, which is no larger: that changes nothing.
+    """
+    most = global_clipnorm(optimizer)
+    if most is None or math.sqrt(total) <= most:
+        return list(gradients)
+    factor = most / math.sqrt(total)
+    return [None if each is None else _times(each, factor) for each in gradients]
+
+
+def _times(gradient: Any, factor: float) -> Any:
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
+    return gradient * factor

@@ -1,0 +1,66 @@
+"""The sum of gradients over micro-batches, whatever their forms."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import tensorflow as tf
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hvd_sparse.pipeline.gradients import DENSE, NONE, ROWS, Gradients, apart, together
+from hvd_sparse.pipeline.passes import Forward
+
+FORMS = st.tuples(*[st.sampled_from((NONE, DENSE, ROWS))] * 3)
+
+
+def part_of_loss(form, variable, random):
+    """What has a gradient of this form, and the gradient; small integers, so that sums are exact."""
+    if form == ROWS:
+        rows, factors = random.integers(0, 4, 5), random.integers(-9, 10, (5, 2)).astype("f4")
+        expected = np.zeros((4, 2), "f4")
+        np.add.at(expected, rows, factors)
+        return tf.reduce_sum(tf.gather(variable, rows) * factors), expected
+    factors = random.integers(-9, 10, (4, 2)).astype("f4") * (form == DENSE)
+    return (tf.reduce_sum(variable * factors) if form == DENSE else tf.zeros([])), factors
+
+
+@given(micro_batches=st.lists(FORMS, min_size=1, max_size=4), seed=st.integers(0, 99))
+def test_sums_are_those_of_all_micro_batches(micro_batches, seed):
+    """A variable has a gradient where it has one in any of them; rows stay rows where all are."""
+    random, layer = np.random.default_rng(seed), keras.layers.Layer()
+    variables = [layer.add_weight(shape=(4, 2), name=f"weight_{number}") for number in range(3)]
+    gradients, expected = Gradients(layer), np.zeros((3, 4, 2), "f4")
+    for forms in micro_batches:
+        with tf.GradientTape() as tape:
+            found = [
+                part_of_loss(*each, random) for each in zip(forms, [each.value for each in variables], strict=True)
+            ]
+            loss = tf.add_n([each for each, _ in found])
+        expected += [each for _, each in found]
+        gradients.backward(Forward(tape, None, [loss]), None)
+    for number, total in enumerate(gradients.sums):
+        own = {forms[number] for forms in micro_batches} - {NONE}
+        assert (total is None) == (not own) and isinstance(total, tf.IndexedSlices) == (own == {ROWS})
+        assert total is None or np.array_equal(tf.convert_to_tensor(total), expected[number])
+    assert gradients.are_finite()
+
+
+def test_what_is_taken_apart_is_put_together_again():
+    variables = [tf.Variable(tf.zeros([4, 2])) for _ in range(3)]
+    gradients = [None, tf.ones([4, 2]), tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3]), tf.constant([4, 2]))]
+    tensors, forms = apart(gradients)
+    nothing, dense, rows = together(tensors, forms, variables)
+    assert nothing is None and dense is gradients[1] and isinstance(rows, tf.IndexedSlices)
+    np.testing.assert_array_equal(tf.convert_to_tensor(rows), tf.convert_to_tensor(gradients[2]))
+
+
+def test_a_gradient_that_is_not_finite_is_found_in_rows_too():
+    layer = keras.layers.Layer()
+    weight = layer.add_weight(shape=(4, 2), name="weight")
+    for factor, is_finite in ((1.0, True), (float("nan"), False), (float("inf"), False)):
+        gradients = Gradients(layer)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(weight.value, [1, 2]) * [[1.0, 1.0], [1.0, factor]])
+        gradients.backward(Forward(tape, None, [loss]), None)
+        assert gradients.are_finite() == is_finite
