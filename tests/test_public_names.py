@@ -17,6 +17,7 @@ from tools import horovod_names
 
 MODULES = (
     "aggregators",
+    "averaging",
     "callbacks",
     "checkpoint",
     "collectives",

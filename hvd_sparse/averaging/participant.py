@@ -74,7 +74,9 @@ class Participant:
     def world(self) -> Communicator:
         """All ranks; RuntimeError before the first step."""
         if self._world is None:
-            raise RuntimeError("Averaging begins with the first step: train at least one before.")
+            raise RuntimeError(
+                "Averaging has not begun: it does with the first step, where all ranks agree on what it is."
+            )
         return self._world
 
     def begin(
@@ -131,6 +133,7 @@ class Participant:
         """Counts a step of this rank, and averages where it is time; to be called by all ranks, after each step."""
         if self._postponed:
             return
+        self.world  # noqa: B018 - raises where it could not begin
         calls = self._calls.assign_add(1)
         if self._period == 1:
             self._average()

@@ -5,7 +5,8 @@ that the columns of W sum to 1. With owners drawn uniformly, or rotated, and A =
 
     E[W W^T] = a1 I + (1 - a1) A,  E[W A W^T] = a2 I + (1 - a2) A
 
-(equations 5 and 6). How far models stray from their mean goes with a1 - a2; how far the mean is moved, with a2.
+(equations 5 and 6). So in expectation a round leaves a1 - a2 of the sum over ranks of squared distances to the mean of
+all models, and moves that mean by a squared distance of a2 / n of that sum.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 This file and `slots.py`, which knows what optimizers remember, are the only ones that know Keras's insides.
 
-Four places are touched, and nothing else of Keras:
+Five places are touched, and nothing else of Keras:
 
 - `_backend_update_step` of an optimizer, where Keras has accumulated gradients and is about to apply them: the
   exchange happens here. `_clip_gradients` and `_apply_weight_decay`, which Keras calls just before, move behind it.
@@ -12,6 +12,7 @@ Four places are touched, and nothing else of Keras:
 - `check_finite` of Keras's loss-scaling optimizer: whether a step is skipped decides whether gradients are exchanged,
   so around a distributed optimizer all ranks decide together; and its `apply`, as models are averaged after a step that
   a rank has skipped, too.
+- `save` and `save_weights` of a model: where the models of ranks differ, they ask for their mean.
 - `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`.
 """
 
@@ -95,6 +96,9 @@ def install() -> None:
     if not hasattr(owner.compile, _HOOKED):
         # On the class that defines it: loading a model checks that `compile` was not overridden in a subclass.
         owner.compile = _hooked_compile(owner.compile)
+    for name in ("save", "save_weights"):
+        if not hasattr(getattr(keras.Model, name), _HOOKED):
+            setattr(keras.Model, name, _hooked_save(getattr(keras.Model, name)))
     scaler = keras.optimizers.LossScaleOptimizer
     if not hasattr(scaler.check_finite, _HOOKED):
         scaler.check_finite = _hooked_check_finite(scaler.check_finite)
@@ -312,6 +316,18 @@ def _without_the_gone(asked: dict[str, Any]) -> dict[str, Any]:
             stacklevel=3,
         )
     return {name: value for name, value in asked.items() if name not in gone}
+
+
+def _hooked_save(original: Any) -> Any:
+    @functools.wraps(original)
+    def save(self, *args, **kwargs):
+        optimizer = getattr(self, "optimizer", None)
+        if is_averaged(optimizer):
+            averaged(optimizer).require_mean()
+        return original(self, *args, **kwargs)
+
+    setattr(save, _HOOKED, True)
+    return save
 
 
 def _hooked_check_finite(original: Any) -> Any:

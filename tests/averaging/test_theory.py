@@ -59,6 +59,20 @@ def test_the_mean_of_the_matrices_is_what_the_scalars_say():
         assert (np.abs(products.mean(axis=0) - expected) < 4 * error).all()
 
 
+def test_what_the_scalars_say_of_models():
+    """Of the sum of squared distances to the mean a1 - a2 is left, and a2 is n times by how much the mean moves."""
+    ranks, probability = 4, 0.2
+    models = np.random.default_rng(3).normal(size=(7, ranks))
+    new = models @ draws(20000, ranks, probability, seed=4)
+    mean, means = models.mean(axis=1, keepdims=True), new.mean(axis=2, keepdims=True)
+    before = np.sum((models - mean) ** 2)
+    left = np.sum((new - means) ** 2, axis=(1, 2)) / before
+    moved = ranks * np.sum((means - mean) ** 2, axis=(1, 2)) / before
+    a1, a2 = theory.scalars(ranks, probability)
+    for found, expected in ((left, a1 - a2), (moved, a2)):
+        assert abs(found.mean() - expected) < 3 * found.std(ddof=1) / np.sqrt(len(found))
+
+
 def test_the_ball_of_convergence_shrinks_with_the_number_of_ranks():
     """Noisy SGD on |x|^2 / 2 with a constant rate stays in a ball around 0, whose size goes with 1 / n (theorem 1)."""
     balls = [_ball(ranks) for ranks in (1, 4, 16)]

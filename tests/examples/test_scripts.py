@@ -9,7 +9,9 @@ from tests.parallel import launch
 pytestmark = pytest.mark.thorough
 
 
-@pytest.mark.parametrize("script, epochs", [("keras_digits", 6), ("split_digits", 3), ("tape_digits", 6)])
+@pytest.mark.parametrize(
+    "script, epochs", [("keras_digits", 6), ("lossy_digits", 6), ("split_digits", 3), ("tape_digits", 6)]
+)
 def test_a_script_trains_on_two_ranks(script, epochs):
     ended = launch.horovodrun(2, ["-m", f"examples.{script}", "--epochs", str(epochs)], limit=600)
     assert ended.status == 0, ended.output

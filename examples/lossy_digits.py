@@ -1,0 +1,56 @@
+"""Models that are averaged over a network that loses messages: how much of them has to arrive?
+
+    horovodrun -np 4 python -m examples.lossy_digits --arrival 0.9
+    horovodrun -np 4 python -m examples.lossy_digits --arrival 0.9 --gradients
+
+Each block of each message is lost by itself, drawn from a seed; the network of the ranks loses none. With `--gradients`
+the mean of gradients goes the same way in place of the mean of models.
+"""
+
+import argparse
+
+import keras
+
+import hvd_sparse as hvd
+from examples import digits
+
+
+def main() -> None:
+    """Trains on the handwritten digits; prints what was lost, and the test accuracy of the mean of all models."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--epochs", type=int, default=20)
+    parser.add_argument("--arrival", type=float, default=0.9, help="the share of blocks that arrive, in [0, 1]")
+    parser.add_argument("--every", type=int, default=1, help="steps of each rank between two rounds of averaging")
+    parser.add_argument("--gradients", action="store_true", help="average gradients, not models")
+    options = parser.parse_args()
+
+    hvd.init()
+    keras.utils.set_random_seed(hvd.rank())
+    data = digits.load(seed=0)
+    images, labels = digits.share(data, hvd.rank(), hvd.size())
+
+    transport = hvd.averaging.Lossy(1.0 - options.arrival, seed=0)
+    optimizer = keras.optimizers.SGD(0.1)
+    telemetry = hvd.averaging.Telemetry()
+    if options.gradients:
+        optimizer = hvd.averaging.GradientAveraging(optimizer, transport)
+    else:
+        optimizer = hvd.averaging.ModelAveraging(optimizer, transport, every=options.every, telemetry=telemetry)
+    model = digits.make_model()
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    callbacks = [hvd.callbacks.MetricAverageCallback()]
+    if not options.gradients:
+        callbacks.append(hvd.callbacks.MeanOfModelsCallback())
+    verbose = 2 if hvd.rank() == 0 else 0
+    model.fit(images, labels, batch_size=16, epochs=options.epochs, callbacks=callbacks, verbose=verbose)
+
+    _, accuracy = model.evaluate(data.test_images, data.test_labels, verbose=0)
+    if hvd.rank() == 0:
+        whose = "of rank 0's model" if options.gradients else "of the mean of models"
+        lost = telemetry.read().get("total_lost", {})
+        print("".join(f"lost in the {phase.replace('_', '-')} {share:.1%}\n" for phase, share in lost.items()), end="")
+        print(f"test accuracy {accuracy:.4f} {whose}")
+
+
+if __name__ == "__main__":
+    main()
