@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import averaging_data
 from benchmarks.averaging_settings import ARMS, BASE, MODELS, ImageSettings, MessageSettings, Settings
 from benchmarks.convergence_runs import ROOT, on_cores
+from examples.text import corpus
 from hvd_sparse.spec import describe
 
 STORE = ROOT / "benchmarks" / "results" / "averaging_runs.jsonl"
@@ -77,7 +78,7 @@ def digest_of(settings: MessageSettings) -> str:
 
 @functools.cache
 def _digest(*given: Any) -> str:
-    return averaging_data.corpus.digest(averaging_data.corpus_of(*given))
+    return corpus.digest(averaging_data.corpus_of(*given))
 
 
 Outcomes = dict[Run, dict[str, Any]]
