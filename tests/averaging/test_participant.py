@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from hvd_sparse.averaging import Lossy, Reliable, Telemetry
+from hvd_sparse.averaging import Lossy, MeanOfModels, Reliable, Telemetry
+from hvd_sparse.averaging.flat import FlatVariables
 from hvd_sparse.averaging.participant import Participant, Settings
 from tests import threads
 from tests.averaging import simulation
@@ -183,6 +184,24 @@ def test_resynchronising_gives_all_ranks_the_exact_mean():
     for rank, (_, found, times) in enumerate(made):
         same_bits(found, exact[rank])
         assert times == 1
+
+
+def test_the_mean_is_put_and_each_rank_s_own_taken_back():
+    def one_rank(grid):
+        model = Model(grid, Settings(Lossy(1.0)))
+        own = model.step(0)
+        with MeanOfModels(FlatVariables(model.variables), model.participant):
+            mean = model.vector()
+            model.participant.require_mean()
+        same_bits(model.vector(), own)
+        with pytest.raises(RuntimeError, match="no mean of them was gathered"):
+            model.participant.require_mean()
+        return own, mean
+
+    made = threads.run(3, 1, one_rank)
+    own = np.stack([each for each, _ in made])
+    exact = simulation.averaged(own, 0, np.zeros((2, 3, 3), bool), False).vectors
+    same_bits(np.stack([mean for _, mean in made]), exact)
 
 
 def test_a_model_is_saved_only_while_it_holds_the_mean():
