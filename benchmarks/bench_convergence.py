@@ -24,7 +24,6 @@ import argparse
 import dataclasses
 import pathlib
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -109,14 +108,16 @@ class Study:
 
         Makes the runs that the store does not have.
         """
-        tried = self._finished(
+        tried = queue.finished(
             [
                 self._run(model, arm, rate, seed)
                 for model, arms in asked.items()
                 for arm in arms
                 for rate in (self.rates if arm not in FOLLOWS else ())
                 for seed in range(self.searched)
-            ]
+            ],
+            self.store,
+            self.make,
         )
         rates = {model: {arm: reports.rates_of(tried, model, arm) for arm in arms} for model, arms in asked.items()}
         best = {
@@ -127,25 +128,15 @@ class Study:
         }
         for model, arms in asked.items():
             best.update({(model, arm): best.get((model, FOLLOWS[arm]), 1.0) for arm in arms if arm in FOLLOWS})
-        found = self._finished(
-            [self._run(model, arm, rate, seed) for seed in range(self.seeds) for (model, arm), rate in best.items()]
+        found = queue.finished(
+            [self._run(model, arm, rate, seed) for seed in range(self.seeds) for (model, arm), rate in best.items()],
+            self.store,
+            self.make,
         )
         return found, rates
 
     def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
         return Run(model, arm, rate, seed, self.epochs, self.cluster)
-
-    def _finished(self, runs: Sequence[Run]) -> Outcomes:
-        """All of these runs, made where the store does not have them."""
-        found = queue.load(self.store, runs)
-        missing = [run for run in runs if run not in found]
-        print(f"{len(runs)} runs, {len(missing)} of them to be made", flush=True)
-        if missing and self.make is not None:
-            began = time.perf_counter()
-            self.make(missing, self.store)
-            print(f"{len(missing)} runs took {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
-            found = queue.load(self.store, runs)
-        return found
 
 
 def finish(sections: Sequence[reports.Section], about: dict[str, Any], dry: bool) -> None:

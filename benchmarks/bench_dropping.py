@@ -23,7 +23,6 @@ import argparse
 import dataclasses
 import pathlib
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -31,7 +30,7 @@ from benchmarks import dropping_report as reports
 from benchmarks import dropping_runs as queue
 from benchmarks import report, timing, writing
 from benchmarks.convergence_report import STUDENT, rates_of
-from benchmarks.convergence_runs import load
+from benchmarks.convergence_runs import finished
 from benchmarks.dropping_runs import Outcomes, Run
 from benchmarks.dropping_settings import ARMS, FOLLOWS, MODELS, MORE, TRAINED
 
@@ -107,40 +106,32 @@ class Study:
         Makes the runs that the store does not have.
         """
         pairs = [(model, arm) for model, arms in asked.items() for arm in arms]
-        tried = self._finished(
+        tried = finished(
             [
                 self._run(model, arm, rate, seed)
                 for model, arm in pairs
                 for rate in (self.rates if arm not in FOLLOWS else ())
                 for seed in range(self.searched)
-            ]
+            ],
+            self.store,
+            self.make,
         )
         rates = {model: {arm: rates_of(tried, model, arm) for arm in arms} for model, arms in asked.items()}
         best = {(model, arm): reports.best_rate(tried, model, arm) for model, arm in pairs if rates[model][arm]}
         best.update({(model, arm): best.get((model, FOLLOWS[arm]), 1.0) for model, arm in pairs if arm in FOLLOWS})
-        found = self._finished(
+        found = finished(
             [
                 self._run(model, arm, rate, seed)
                 for (model, arm), rate in best.items()
                 for seed in range(self.seeds[arm])
-            ]
+            ],
+            self.store,
+            self.make,
         )
         return found, rates
 
     def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
         return Run(model, arm, rate, seed, self.epochs)
-
-    def _finished(self, runs: Sequence[Run]) -> Outcomes:
-        """All of these runs, made where the store does not have them."""
-        found = load(self.store, runs)
-        missing = [run for run in runs if run not in found]
-        print(f"{len(runs)} runs, {len(missing)} of them to be made", flush=True)
-        if missing and self.make is not None:
-            began = time.perf_counter()
-            self.make(missing, self.store)
-            print(f"{len(missing)} runs took {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
-            found = load(self.store, runs)
-        return found
 
 
 def finish(sections: Sequence[reports.Section], about: dict[str, Any], dry: bool) -> None:

@@ -180,7 +180,7 @@ def _table(
         rate = f"x {figures['rate'][arm]:g}" + (f" of {_listed(tried)}" if len(tried) > 1 else "")
         gap, of_loss = ("", "") if arm == DENSE or arm not in gaps else (str(gaps[arm]), losses[arm].told(3))
         lines.append(
-            f"| {ARMS[arm].name} | {rate} | {len(figures['seeds'][arm])} | {told} | {_spread(figures['final'][arm])} | "
+            f"| {ARMS[arm].name} | {rate} | {len(figures['seeds'][arm])} | {told} | {spread(figures['final'][arm])} | "
             f"{gap} | {np.mean(figures['loss'][arm]):.3f} | {of_loss} |"
         )
     return lines
@@ -190,7 +190,7 @@ def _listed(rates: Sequence[float]) -> str:
     return ", ".join(f"{rate:g}" for rate in rates)
 
 
-def _spread(values: Sequence[float]) -> str:
+def spread(values: Sequence[float]) -> str:
     """The mean, and the deviation from seed to seed."""
     return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
 

@@ -20,7 +20,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.convergence_settings import ARMS, MEASURES, MODELS, TranslationSettings
@@ -121,6 +122,7 @@ def _digest(words: tuple[str, ...]) -> str:
 
 
 Outcomes = dict[Run, dict[str, Any]]
+Make = Callable[[Sequence[Any], pathlib.Path], None]  # makes runs and adds them to a store
 
 
 def load(store: pathlib.Path, wanted: Iterable[Run]) -> Outcomes:
@@ -143,6 +145,19 @@ def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
         whole = file.read().rfind(b"\n") + 1
         file.truncate(whole)
         file.write(json.dumps(outcome, sort_keys=True).encode() + b"\n")
+
+
+def finished(wanted: Sequence[Any], store: pathlib.Path, make: Make | None) -> dict[Any, dict[str, Any]]:
+    """All of these runs, made where the store does not have them; without `make` those that it has."""
+    found = load(store, wanted)
+    missing = [run for run in wanted if run not in found]
+    print(f"{len(wanted)} runs, {len(missing)} of them to be made", flush=True)
+    if missing and make is not None:
+        began = time.perf_counter()
+        make(missing, store)
+        print(f"{len(missing)} runs took {(time.perf_counter() - began) / 60:.1f} minutes", flush=True)
+        found = load(store, wanted)
+    return found
 
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
@@ -177,12 +192,34 @@ def on_threads(job: pathlib.Path, core: int) -> list[str]:
 
 def write_job(wanted: Iterable[Run], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
     """Writes what ranks are told of runs, and returns where."""
+    return _write_job(sorted(wanted, key=_turn), store, path)
+
+
+def _write_job(ordered: Iterable[Any], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
     described = [
         {**dataclasses.asdict(run), "settings": dataclasses.asdict(run.settings()), "fingerprint": run.fingerprint()}
-        for run in sorted(wanted, key=_turn)
+        for run in ordered
     ]
     path.write_text(json.dumps({"store": str(store.resolve()), "runs": described}))
     return path
+
+
+def on_cores(ordered: Sequence[Any], store: pathlib.Path, worker: str) -> None:
+    """Makes runs in a process for each core, which are dealt out in turn; RuntimeError where one fails.
+
+    Args:
+        ordered: runs, dataclasses with `settings` and `fingerprint`.
+        store: of finished runs.
+        worker: the module that is a process; it gets a JSON file: {"store": where finished runs are added, "runs":
+            [{the fields of a run, "settings": those of its model, "fingerprint"}, ...]}.
+    """
+    workers = min(len(os.sched_getaffinity(0)), len(ordered))
+    with tempfile.TemporaryDirectory() as folder:
+        jobs = [
+            _write_job(ordered[number::workers], store, pathlib.Path(folder) / f"job{number}.json")
+            for number in range(workers)
+        ]
+        launch([[sys.executable, "-m", worker, str(job)] for job in jobs], Cluster())
 
 
 def _turn(run: Run) -> tuple[Any, ...]:

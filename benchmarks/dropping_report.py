@@ -10,7 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from benchmarks import report, timing, writing
-from benchmarks.convergence_report import Difference, by_seed, gap_of
+from benchmarks.convergence_report import Difference, by_seed, gap_of, spread
 from benchmarks.dropping_runs import Outcomes
 from benchmarks.dropping_settings import ARMS, MEASURES, QUESTIONS, WANTED, Question
 from benchmarks.report import Section, Verdict
@@ -122,7 +122,7 @@ def _table(
             f"| {ARMS[arm].name} | {rate} | {len(told['seeds'])} | {_share(told['share'])} | "
             f"{told['samples a second']:.0f} | {_reached(told, figures[question.base])} | "
             f"{told['stale']:.1f}, at most {told['stalest']:.0f} | "
-            f"{_spread(told['final'])} | {np.mean(told['copy']):.2f} | {base} | {'' if gap is None else gap} | "
+            f"{spread(told['final'])} | {np.mean(told['copy']):.2f} | {base} | {'' if gap is None else gap} | "
             f"{np.mean(told['loss']):.3f} | {'' if of_loss is None else of_loss.told(3)} |"
         )
     return lines
@@ -137,11 +137,6 @@ def _reached(told: Mapping[str, Any], base: Mapping[str, Any]) -> str:
 
 def _share(share: float) -> str:
     return f"{share:.2g}" if share > 0.5 else f"1/{1 / share:.0f}"
-
-
-def _spread(values: Sequence[float]) -> str:
-    """The mean, and the deviation from seed to seed."""
-    return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
 
 
 def _verdict(model: str, wanted: Any, gap: Difference) -> Verdict:

@@ -6,14 +6,11 @@ import dataclasses
 import functools
 import hashlib
 import json
-import os
 import pathlib
-import sys
-import tempfile
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.convergence_runs import ROOT, Cluster, launch
+from benchmarks.convergence_runs import ROOT, on_cores
 from benchmarks.dropping_settings import ARMS, MODELS, SentenceSettings
 from examples import translation
 from examples.text import corpus
@@ -87,20 +84,7 @@ Outcomes = dict[Run, dict[str, Any]]
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
     """Makes runs, in a process for each core; RuntimeError where one fails."""
-    ordered = sorted(wanted, key=_turn)
-    workers = min(len(os.sched_getaffinity(0)), len(wanted))
-    with tempfile.TemporaryDirectory() as folder:
-        paths = [pathlib.Path(folder) / f"job{number}.json" for number in range(workers)]
-        for number, path in enumerate(paths):
-            path.write_text(json.dumps({"store": str(store.resolve()), "runs": _described(ordered[number::workers])}))
-        launch([[sys.executable, "-m", "benchmarks.dropping_worker", str(path)] for path in paths], Cluster())
-
-
-def _described(runs: Sequence[Run]) -> list[dict[str, Any]]:
-    return [
-        {**dataclasses.asdict(run), "settings": dataclasses.asdict(run.settings()), "fingerprint": run.fingerprint()}
-        for run in runs
-    ]
+    on_cores(sorted(wanted, key=_turn), store, "benchmarks.dropping_worker")
 
 
 def _turn(run: Run) -> tuple[Any, ...]:

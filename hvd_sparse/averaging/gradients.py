@@ -58,6 +58,16 @@ def averages_gradients(optimizer: Any) -> bool:
     return isinstance(optimizer, keras.optimizers.Optimizer) and _AVERAGED in vars(optimizer)
 
 
+def averaged_gradients(optimizer: Any) -> _Gradients:
+    """What averages the gradients of an optimizer; ValueError where it does not."""
+    if not averages_gradients(optimizer):
+        raise ValueError(
+            f"Expected an optimizer that averages gradients, got {type(optimizer).__name__}: make it one by "
+            "hvd.averaging.GradientAveraging(optimizer, transport)."
+        )
+    return vars(optimizer)[_AVERAGED]
+
+
 class _Gradients:
     """Averages the gradients of one model."""
 
@@ -101,10 +111,10 @@ def _averaged_class(base: Any) -> type:
                 base.build(self, variables)
                 with tf.init_scope():
                     name = f"gradient_averaging.{next(_numbers)}"
-                    vars(self)[_AVERAGED].begin(list(variables), topology.world(), name)
+                    averaged_gradients(self).begin(list(variables), topology.world(), name)
 
         def apply(self, grads, trainable_variables=None):
-            gradients = vars(self)[_AVERAGED]
+            gradients = averaged_gradients(self)
             if not self.built:
                 self.build(trainable_variables)
             given = gradients.variables if trainable_variables is None else list(trainable_variables)

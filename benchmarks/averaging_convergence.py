@@ -1,0 +1,149 @@
+"""What model averaging loses where messages are lost (RPS, Yu et al. 2019, section 6; Fig. 2 and 3).
+
+Two models are trained by plain SGD, without momentum and without regularisation, with a warm-up and a rate that is
+linear in the number of ranks, which falls to a tenth after half and after three quarters of the epochs: a small ResNet
+on crops of photographs, and LSTM cells that tell from which program a message is. Ranks are threads of one process
+(averaging_threads.py), each with the library's own optimizer around Keras's, over a transport that loses blocks by
+chance. Beside model averaging at several arrivals are averaging of gradients, owners that do not rotate as published,
+and averaging in every 8th step (averaging_settings.py).
+
+The same seed gives all arms the same first weights, and the same samples with the same noise in the same order; the
+losses follow from it, too. So differences from 100% are paired by seed, and the interval is Student's, 95%.
+
+One learning rate is for all arms of a model: the first seed is trained without loss at each of --rates, by the fewest
+ranks, and the one whose scores on validation data are best in the last epochs is taken.
+
+The study is a queue. Each finished run is a line of benchmarks/results/averaging_runs.jsonl, and is not made again as
+long as its arm, settings and sources are the same.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+
+from benchmarks import averaging_data
+from benchmarks import averaging_report as reports
+from benchmarks import averaging_runs as queue
+from benchmarks.averaging_runs import Outcomes, Run
+from benchmarks.averaging_settings import ARMS, BASE, MODELS, RANKS, TRAINED, MessageSettings
+from benchmarks.averaging_tasks import programs_of
+from benchmarks.convergence_report import STUDENT, rates_of
+from benchmarks.convergence_runs import Make, finished
+from benchmarks.dropping_report import best_rate
+from benchmarks.report import Section
+
+SEEDS = 3
+RATES = "1"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this question."""
+    group = parser.add_argument_group("convergence")
+    group.add_argument("--models", default=",".join(TRAINED), help=f"some of {','.join(MODELS)} ({','.join(TRAINED)})")
+    group.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all)")
+    group.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks (%(default)s)")
+    group.add_argument("--seeds", type=int, default=SEEDS, help="how many (%(default)s)")
+    group.add_argument("--rates", default=RATES, help="grid, in units of the model's learning rate (%(default)s)")
+    group.add_argument("--epochs", type=int, default=0, help="in place of the model's")
+    group.add_argument("--finished", action="store_true", help="make no more runs, and tell of those that there are")
+    group.add_argument("--store", type=pathlib.Path, default=queue.STORE, help="of finished runs")
+
+
+def problem(options: argparse.Namespace) -> str | None:
+    """Why the options cannot be; None where they can."""
+    for name, known in {"models": list(MODELS), "arms": list(ARMS)}.items():
+        if not set(getattr(options, name).split(",")) <= set(known):
+            return f"expected some of the {name} {', '.join(known)}, got {getattr(options, name)}"
+    if not all(each.isdigit() and int(each) > 1 for each in options.ranks.split(",")):
+        return f"expected numbers of ranks of at least 2, got {options.ranks}"
+    if not 1 <= options.seeds <= len(STUDENT):
+        return f"expected 1 to {len(STUDENT)} seeds, got {options.seeds}"
+    return None
+
+
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
+    """Makes the runs that are not finished, and tells of all."""
+    models, arms = options.models.split(","), [arm for arm in ARMS if arm in options.arms.split(",")]
+    study = Study(
+        options.store,
+        options.epochs,
+        [float(rate) for rate in options.rates.split(",")],
+        range(options.seeds),
+        [int(ranks) for ranks in options.ranks.split(",")],
+        None if options.finished else queue.make,
+    )
+    outcomes, tried = study.outcomes(models, arms)
+    say(f"{sum(outcome['seconds'] for outcome in outcomes.values()) / 60:.0f} minutes of training")
+    return reports.summarise(outcomes, {model: about(model, tried[model], options.epochs) for model in models})
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """What is to be trained, beside models and arms.
+
+    Attributes:
+        store: of finished runs.
+        epochs: in place of the models' own; 0 for those.
+        rates: the grid of learning rates.
+        seeds: of each arm; the first one tries all rates.
+        ranks: numbers of them; the fewest try all rates.
+        make: makes runs, as `averaging_runs.make`; None goes by those that the store has.
+    """
+
+    store: pathlib.Path
+    epochs: int
+    rates: Sequence[float]
+    seeds: Sequence[int]
+    ranks: Sequence[int]
+    make: Make | None
+
+    def outcomes(self, models: Sequence[str], arms: Sequence[str]) -> tuple[Outcomes, dict[str, list[float]]]:
+        """Those of the arms at each model's best learning rate, and the rates that were tried for it.
+
+        Makes the runs that the store does not have.
+        """
+        fewest = min(self.ranks)
+        searched = [
+            Run(model, BASE, fewest, rate, self.seeds[0], self.epochs) for model in models for rate in self.rates
+        ]
+        found = finished(searched, self.store, self.make) if len(self.rates) > 1 else {}
+        tried = {model: rates_of(found, model, BASE) for model in models}
+        best = {model: best_rate(found, model, BASE) if tried[model] else self.rates[0] for model in models}
+        runs = [
+            Run(model, arm, ranks, best[model], seed, self.epochs)
+            for model in models
+            for arm in arms
+            for ranks in self.ranks
+            for seed in self.seeds
+        ]
+        return finished(runs, self.store, self.make), tried
+
+
+def about(model: str, tried: Sequence[float], epochs: int) -> list[str]:
+    """What is to be known of a model beside its table."""
+    settings = queue.at(MODELS[model], 1.0, epochs)
+    told = []
+    if isinstance(settings, MessageSettings):
+        data = programs_of(settings)
+        beside = averaging_data.regression(data, settings.vocabulary)
+        told += [
+            f"{data}.",
+            f"A logistic regression on bags of pieces tells {beside.score:.2f}% of the test, with a loss of "
+            f"{beside.loss:.3f}.",
+        ]
+    if tried:
+        told.append(f"The learning rate is the best of {', '.join(f'x {rate:g}' for rate in tried)}, by one seed.")
+    return [*told, f"Settings, the same for all arms: {_listed(dataclasses.asdict(settings))}."]
+
+
+def _listed(settings: Mapping[str, object]) -> str:
+    schedule = settings["schedule"]
+    assert isinstance(schedule, dict)
+    own = {name: value for name, value in settings.items() if name != "schedule"}
+    return ", ".join(f"{name} {value}" for name, value in {**schedule, **own}.items())
+
+
+draw = reports.draw

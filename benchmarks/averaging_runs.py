@@ -1,0 +1,94 @@
+"""The runs of the study of model averaging; how finished ones are kept is that of convergence_runs.py."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks import averaging_data
+from benchmarks.averaging_settings import ARMS, BASE, MODELS, ImageSettings, MessageSettings, Settings
+from benchmarks.convergence_runs import ROOT, on_cores
+from examples.text import corpus
+from hvd_sparse.spec import describe
+
+STORE = ROOT / "benchmarks" / "results" / "averaging_runs.jsonl"
+FIRST = (BASE, "arrival99", "arrival95", "arrival90", "gradients99", "gradients100")  # of all seeds, before other arms
+_COMMON = ["benchmarks/averaging_tasks.py", "benchmarks/averaging_threads.py"]
+_OF_IMAGES = ["benchmarks/convergence_data.py", "examples/models/small.py", "examples/photographs.py"]
+_OF_MESSAGES = [
+    "benchmarks/averaging_data.py",
+    *(f"examples/text/{name}.py" for name in ("catalogues", "corpus", "vocabulary")),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One training of the study.
+
+    Attributes:
+        model: of `MODELS`.
+        arm: of `ARMS`.
+        ranks: P.
+        rate: the learning rate, in units of the model's own.
+        seed: of weights, samples, noise and losses.
+        epochs: in place of the model's own; 0 for those.
+    """
+
+    model: str
+    arm: str
+    ranks: int
+    rate: float
+    seed: int
+    epochs: int = 0
+
+    def settings(self) -> Settings:
+        """The model's settings with this run's rate and epochs."""
+        return at(MODELS[self.model], self.rate, self.epochs)
+
+    def fingerprint(self) -> str:
+        """Changes with whatever makes this run another one; what the arm does counts, not its name."""
+        arm, settings = ARMS[self.arm], self.settings()
+        told = [
+            {"ranks": self.ranks, "seed": self.seed, "settings": dataclasses.asdict(settings)},
+            [describe(arm.transport(self.seed)), arm.gradients, arm.every, arm.rotate, arm.turned],
+            "" if isinstance(settings, ImageSettings) else digest_of(settings),
+        ]
+        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
+        for name in (*_COMMON, *(_OF_IMAGES if isinstance(settings, ImageSettings) else _OF_MESSAGES)):
+            digest.update((ROOT / name).read_bytes())
+        return digest.hexdigest()[:16]
+
+
+def at(settings: Settings, rate: float, epochs: int) -> Settings:
+    """Settings with so many times the learning rate, and another number of epochs where that is not 0."""
+    own = settings.schedule
+    schedule = dataclasses.replace(own, rate=rate * own.rate, epochs=epochs or own.epochs)
+    return dataclasses.replace(settings, schedule=schedule)
+
+
+def digest_of(settings: MessageSettings) -> str:
+    """Tells the messages apart that machines have."""
+    return _digest(settings.programs, settings.most, settings.held_out, settings.folder)
+
+
+@functools.cache
+def _digest(*given: Any) -> str:
+    return corpus.digest(averaging_data.corpus_of(*given))
+
+
+Outcomes = dict[Run, dict[str, Any]]
+
+
+def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
+    """Makes runs, in a process for each core; RuntimeError where one fails."""
+    on_cores(sorted(wanted, key=_turn), store, "benchmarks.averaging_worker")
+
+
+def _turn(run: Run) -> tuple[Any, ...]:
+    """The order of runs: few ranks first, and what most questions are about, a seed of all arms before the next one."""
+    return run.ranks, run.arm not in FIRST, run.seed, list(MODELS).index(run.model), run.rate, list(ARMS).index(run.arm)

@@ -1,0 +1,70 @@
+"""One process of the study of model averaging, which makes runs one after another; JOB is as `on_cores` writes it.
+
+python -m benchmarks.averaging_worker JOB
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pathlib
+import time
+from typing import Any
+
+import tensorflow as tf
+
+import hvd_sparse as hvd
+from benchmarks import averaging_threads
+from benchmarks.averaging_settings import ARMS, MEASURES, MODELS, Schedule, Settings
+from benchmarks.averaging_tasks import task_of
+from benchmarks.convergence_runs import append
+
+DIGITS = 5  # of what is kept
+
+
+def main() -> None:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", type=pathlib.Path)
+    job = json.loads(parser.parse_args().job.read_text())
+    tf.get_logger().setLevel("ERROR")
+    hvd.init(local_size=1)  # the ranks are threads
+    for number, run in enumerate(job["runs"]):
+        task = task_of(settings_of(run))
+        began = time.perf_counter()
+        outcome = averaging_threads.train(task, ARMS[run["arm"]], run["ranks"], run["seed"])
+        outcome["seconds"] = time.perf_counter() - began
+        append(pathlib.Path(job["store"]), rounded({**run, **outcome}))
+        print(f"> [{number + 1}/{len(job['runs'])}] {told({**run, **outcome})}", flush=True)
+
+
+def settings_of(run: dict[str, Any]) -> Settings:
+    """The settings of a run of a job."""
+    given = run["settings"]
+    schedule = {**given["schedule"], "falls": tuple(given["schedule"]["falls"])}
+    return type(MODELS[run["model"]])(**{**given, "schedule": Schedule(**schedule)})
+
+
+def rounded(outcome: dict[str, Any]) -> dict[str, Any]:
+    """With few digits, and without the settings, which the fingerprint stands for."""
+    kept = {name: value for name, value in outcome.items() if name != "settings"}
+    return {name: _rounded(value) for name, value in kept.items()}
+
+
+def _rounded(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_rounded(each) for each in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
+
+
+def told(outcome: dict[str, Any]) -> str:
+    """A line of progress."""
+    return (
+        f"{outcome['model']} {outcome['arm']} {outcome['ranks']} ranks x{outcome['rate']:g} seed {outcome['seed']}: "
+        f"{MEASURES[outcome['model']]} {outcome['final']:.2f}, training loss {outcome['fitted']:.3f} and "
+        f"{outcome['trained']:.3f}, {outcome['seconds']:.0f} s"
+    )
+
+
+if __name__ == "__main__":
+    main()
