@@ -1,8 +1,9 @@
 // One rank's side of the averaging: a thread that listens (listening.cc), and the caller's, which sends (sending.cc).
 //
 // The stages of a round: kWaiting until all others have come or patience is over; kScatter until contributions to the
-// own block are in or will not come any more; kGather the same for the others' means; kOver until the caller has looked.
-// Between rounds, kIdle, contributions to the next are taken in already.
+// own block are in or will not come any more; kGather the same for the others' means; kOver until the caller has seen.
+// Between rounds, kIdle, contributions to the next are taken in already: as a round begins when all are in it, there is
+// never more than one whose segments arrive, and memory for one is enough.
 #ifndef HVD_SPARSE_OPS_DATAGRAMS_ENDPOINT_H_
 #define HVD_SPARSE_OPS_DATAGRAMS_ENDPOINT_H_
 

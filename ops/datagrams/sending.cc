@@ -20,7 +20,7 @@ constexpr int64_t kWorthTiming = 1 << 20;  // bytes
 
 Endpoint::Endpoint(const hvds_datagrams_settings& settings)
     : settings_(settings),
-      layout_{settings.size, settings.ranks, (settings.datagram - kFrame) / int64_t{sizeof(float)}, settings.rotate != 0},
+      layout_{settings.size, settings.ranks, (settings.datagram - kFrame) / int64_t{4}, settings.rotate != 0},
       pacer_(settings.rate > 0 ? settings.rate : std::numeric_limits<double>::infinity()),
       peers_(settings.ranks),
       inbox_(layout_, settings.me),
@@ -188,7 +188,7 @@ void Endpoint::scatter() {
       bytes += send_run(rank, kContribution, first, std::min(length, left));
     }
   }
-  if (bytes >= kWorthTiming) achieved_ = 8.0 * static_cast<double>(bytes) * kSecond / static_cast<double>(now() - start);
+  if (bytes >= kWorthTiming) achieved_ = 8e9 * static_cast<double>(bytes) / static_cast<double>(now() - start);
 }
 
 // Means in the order in which they were made.

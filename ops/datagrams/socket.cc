@@ -21,7 +21,7 @@ namespace hvds {
 namespace {
 
 constexpr int kReceiveBytes = 32 << 20;  // as much as the system gives: a thread that is late loses nothing
-constexpr int kSendBytes = 1 << 20;      // a few milliseconds' worth: what a queue on this host does not take, waits here
+constexpr int kSendBytes = 1 << 20;      // a few milliseconds' worth: what a queue of this host does not take waits
 constexpr int64_t kJoined = 1 << 16;     // bytes of what the system has joined, at most
 constexpr size_t kControl = CMSG_SPACE(sizeof(int));
 

@@ -42,7 +42,7 @@ class Socket {
   // network does not take is lost as if on the way. Returns 0; EMSGSIZE where they are too large for the interface.
   int send(const Address& to, const uint8_t* datagrams, int64_t bytes, int64_t total, Nanoseconds deadline);
 
-  // Waits for datagrams, or until it is woken or `deadline`; then calls handle(datagrams, bytes, stride, count) for what
+  // Waits for datagrams, or until it is woken or `deadline`; then calls handle(datagrams, bytes, stride, count) for all
   // there is, in order: `count` datagrams of `bytes` each, `stride` apart. Those that were too long have no bytes.
   // Returns how many there were.
   template <typename Handle>

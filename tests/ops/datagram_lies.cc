@@ -18,7 +18,8 @@
 
 namespace {
 
-constexpr int64_t kRounds = 4;
+constexpr int64_t kRounds = 4;     // after which rank 0 owns block 0, and rank 1 the other one
+constexpr int64_t kSegment = 354;  // elements
 
 // Between rank 0 and rank 1, which take it for each other.
 class Eavesdropper {
@@ -90,12 +91,11 @@ class Eavesdropper {
         break;
       case 7:  // by the right key, about a place that there is not
         header.kind = random_() % 2 == 0 ? hvds::kContribution : hvds::kMean;
-        header.offset = static_cast<uint32_t>(random_()) | 1;
-        header.block = static_cast<uint16_t>(random_());
-        header.elements = static_cast<uint16_t>(random_());
+        header.offset = static_cast<uint32_t>(random_() % 2 == 0 ? random_() | 1 : (100 + random_() % 9) * kSegment);
+        header.block = static_cast<uint16_t>(random_() % 2 == 0 ? header.kind == hvds::kMean : random_());
+        header.elements = static_cast<uint16_t>(random_() % 400);
         header.round = static_cast<uint32_t>(kRounds - random_() % 2);
-        lie.resize(random_() % 2 == 0 ? hvds::kFrame + 4 * (header.elements % 300) : lie.size());
-        if (lie.size() < hvds::kFrame) lie.resize(hvds::kFrame);
+        if (random_() % 4 != 0) lie.resize(hvds::kFrame + 4 * header.elements);  // else of another length than it says
         sign(lie, fresh(header), reinterpret_cast<const char*>(kKey));
         break;
     }
@@ -124,7 +124,8 @@ class Eavesdropper {
     to.sin_family = AF_INET;
     to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
     to.sin_port = htons(static_cast<uint16_t>(port));
-    if (sendto(fds_[side], datagram, bytes, 0, reinterpret_cast<sockaddr*>(&to), sizeof to) < 0) fail("cannot send", -1);
+    const auto* address = reinterpret_cast<const sockaddr*>(&to);
+    if (sendto(fds_[side], datagram, bytes, 0, address, sizeof to) < 0) fail("cannot send", -1);
   }
 
   int fds_[2];
