@@ -43,6 +43,7 @@ _OPERATIONS = (
     "HvdSparseClock",
     "HvdSparseUnknown",
     "HvdSparseSharedExchange",
+    "HvdDatagramsAverage",
     "HvdStreamPack",
     "HvdStreamSplit",
     "HvdStreamReduce",

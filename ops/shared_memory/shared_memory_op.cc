@@ -1,16 +1,12 @@
 // The exchange in shared memory as a TensorFlow operation; what it does is in shared_memory.h.
-#include <condition_variable>
 #include <cstring>
-#include <deque>
-#include <functional>
-#include <mutex>
 #include <numeric>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "../common/op_support.h"
+#include "../common/waiters.h"
 #include "shared_memory.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/shape_inference.h"
@@ -69,46 +65,6 @@ REGISTER_OP("HvdSparseSharedExchangeRagged")
     .Attr("me: int >= 0")
     .Attr("width: int >= 0")
     .SetShapeFn(ragged_exchange_shape);
-
-// Threads that may wait for other processes. TensorFlow's own must not: the exchanges of two ranks need not begin in the
-// same order, and threads that wait for one could be those that another one needs.
-class Waiters {
- public:
-  static Waiters& instance() {
-    static auto* all = new Waiters;  // never destroyed, as threads may wait until the process ends
-    return *all;
-  }
-
-  void run(std::function<void()> work) {
-    const std::lock_guard<std::mutex> lock(mutex_);
-    work_.push_back(std::move(work));
-    if (idle_ >= work_.size()) {
-      ready_.notify_one();
-    } else {
-      std::thread([this] { serve(); }).detach();
-    }
-  }
-
- private:
-  void serve() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      ++idle_;
-      ready_.wait(lock, [this] { return !work_.empty(); });
-      --idle_;
-      const std::function<void()> work = std::move(work_.front());
-      work_.pop_front();
-      lock.unlock();
-      work();
-      lock.lock();
-    }
-  }
-
-  std::mutex mutex_;
-  std::condition_variable ready_;
-  std::deque<std::function<void()>> work_;
-  size_t idle_ = 0;
-};
 
 // An inbox as the memory of a tensor.
 class InboxBuffer : public tensorflow::TensorBuffer {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from hvd_sparse.averaging import Lossy, Reliable
+from hvd_sparse.averaging import Datagrams, Lossy, Reliable
 from hvd_sparse.averaging.transports import Transport
 
 
@@ -22,9 +22,11 @@ class Member(NamedTuple):
     ranks: tuple[int, ...] = (1, 2, 3, 5)
 
 
+LONG = 300.0  # seconds: limits that no busy machine reaches
 MEMBERS = {
     "reliable": Member(Reliable(), loses=False),
     "lossy, nothing": Member(Lossy(0.0), loses=False),
     "lossy, some": Member(Lossy(0.4, seed=3), loses=True),
     "lossy, all": Member(Lossy(1.0), loses=True),
+    "datagrams": Member(Datagrams("127.0.0.1", slack=LONG, least=LONG, patience=LONG), loses=False),
 }

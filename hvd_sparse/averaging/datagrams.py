@@ -1,0 +1,262 @@
+"""Averaging by datagrams (UDP): what a network loses is lost, and no rank waits for longer than a stated time."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import ipaddress
+import time
+import weakref
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from hvd_sparse import ops
+from hvd_sparse.averaging import endpoints
+from hvd_sparse.averaging.endpoints import Recorded
+from hvd_sparse.averaging.transports import Averaged, Channel, Transport
+from hvd_sparse.spec import describe
+from hvd_sparse.transport import host_names
+from hvd_sparse.transport.communicator import Communicator
+from hvd_sparse.transport.meeting import meet
+from link import resolve
+
+_HEADERS = {4: 28, 6: 48}  # bytes of IP and UDP
+_PERSON = b"hvds datagrams 1"
+
+
+@dataclasses.dataclass(frozen=True)
+class Datagrams(Transport):
+    """Sends each segment of a vector once, as a datagram, and averages what has arrived when its time is up.
+
+    Reduce-scatter and all-gather of section 4 of Yu et al. 2019, with loss by segment and not by block. A phase ends
+    when all is there, when all ranks have said that they have sent all of theirs, or, as in OptiReduce (NSDI 2025), at
+    its limit: the longer of `least`, and the shorter of `multiple` times bytes over rate and `slack` times the median
+    of recent phases. What a reduce-scatter leaves of its limit the all-gather may use, as other ranks may still be in
+    the first.
+
+    A round begins when all ranks are in it. Who is not there after `patience` seconds is silent: nobody waits for it or
+    sends it vectors until it takes part again, and then it goes on in the round that the others are in.
+
+    Datagrams are authenticated by SipHash-2-4 with 128 bits (Aumasson and Bernstein 2012) under a key for each job,
+    start of a process and direction, and are not encrypted. Anything else is dropped and counted.
+
+    Attributes:
+        interface: network interface, or address, of this host; None is the address by which others know it. It may be
+            another one on every rank.
+        rate: bits per second at which a rank sends at most, headers included: what the slowest link of a host carries,
+            divided by the ranks there. None finds out, from 200 Mbit/s on, and loses something meanwhile.
+        mtu: bytes of an IP packet on the narrowest link between the ranks.
+        multiple: how many times bytes over rate a phase may last; the rate is that of the slowest rank.
+        slack: how many times the median of the last nine phases it may last.
+        least: seconds that it may always last.
+        patience: seconds that a round waits for ranks that are not there.
+        offload: whether the system may cut and join datagrams (UDP_SEGMENT, UDP_GRO), where it can: half the processor
+            time.
+
+    Steps and bytes sent per rank: 2 and 2 (P - 1) / P of the vector, and 56 bytes more for each datagram.
+    """
+
+    interface: str | None = None
+    rate: float | None = None
+    mtu: int = 1500
+    multiple: float = 2.0
+    slack: float = 1.5
+    least: float = 0.05
+    patience: float = 5.0
+    offload: bool = True
+
+    def __post_init__(self):
+        if self.rate is not None and not 0 < self.rate < float("inf"):
+            raise ValueError(f"Expected a rate above 0 in bits per second, such as 1e9, or None, got {self.rate}.")
+        if not 576 <= self.mtu <= 65535:
+            raise ValueError(f"Expected an mtu of 576 to 65535 bytes, got {self.mtu}.")
+        for name in ("multiple", "slack", "least", "patience"):
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"Expected {name} above 0, got {getattr(self, name)}.")
+
+    def account(self) -> dict[str, Any]:
+        return {name: value for name, value in describe(self).items() if name != "interface"}
+
+    def open(self, size: int, world: Communicator, rotate: bool, name: str) -> DatagramsChannel:
+        """Makes a channel, see `Transport.open`.
+
+        Raises:
+            OSError: on every rank alike, where one cannot listen.
+            ValueError: where there are more than 64 ranks, or, on every rank alike, where some have IPv4 addresses
+                and others IPv6.
+        """
+        if world.size > endpoints.MOST_RANKS:
+            raise ValueError(
+                f"Datagrams go among {endpoints.MOST_RANKS} ranks at most, and these are {world.size}: average by "
+                "hvd.averaging.Reliable()."
+            )
+        number, own = self._try_to_open(size, world.rank, world.size, rotate)
+        told = [End(*each) for each in world.gather_descriptions(own, f"{name}.ends")]
+        try:
+            _require_one_network(world, told)
+            secret = meet(world, (), None, name).secret
+            return self._join(number, Ticket(world.rank, size, rotate, told, secret.hex()))
+        except BaseException:
+            endpoints.close(number)
+            raise
+
+    def reopen(self, ticket: Ticket) -> DatagramsChannel:
+        """Makes a channel for a rank whose process is gone and that comes back as another; no collective.
+
+        Args:
+            ticket: of the channel that it had.
+
+        Raises:
+            OSError: where it cannot listen at its old address and port.
+        """
+        former = ticket.ends[ticket.rank]
+        number, own = self._try_to_open(ticket.size, ticket.rank, len(ticket.ends), ticket.rotate, former)
+        if own.problem:
+            raise OSError(f"Rank {ticket.rank} {own.problem}, where it was before.")
+        ends = [own if rank == ticket.rank else end for rank, end in enumerate(ticket.ends)]
+        return self._join(number, ticket._replace(ends=ends))
+
+    def _try_to_open(
+        self, size: int, rank: int, ranks: int, rotate: bool, former: End | None = None
+    ) -> tuple[int, End]:
+        """This rank's endpoint, and where it is; 0 and why not, so that the others can be told."""
+        bind = former.address if former else self.interface or host_names.own()
+        start = max(int(time.time()), former.start + 1 if former else 0)
+        try:
+            address = resolve(bind)
+            settings = endpoints.Settings(
+                ranks=ranks,
+                me=rank,
+                size=size,
+                rotate=rotate,
+                datagram=self.mtu - _HEADERS[_version(address)],
+                offload=self.offload,
+                start=start,
+                rate=self.rate or 0.0,
+                multiple=self.multiple,
+                slack=self.slack,
+                least=self.least,
+                patience=self.patience,
+            )
+            number, port = endpoints.open_endpoint(settings, address, former.port if former else 0)
+        except (OSError, ValueError) as error:
+            return 0, End("", 0, 0, f"cannot listen at {bind}: {error}")
+        return number, End(address, port, start, "")
+
+    def _join(self, number: int, ticket: Ticket) -> DatagramsChannel:
+        key = hashlib.blake2b(key=bytes.fromhex(ticket.secret), person=_PERSON, digest_size=16).digest()
+        addresses, ports, starts, _ = zip(*ticket.ends, strict=True)
+        endpoints.join(number, addresses, ports, starts, key)
+        return DatagramsChannel(number, ticket)
+
+
+class End(NamedTuple):
+    """Where a rank listens.
+
+    Attributes:
+        address: numeric.
+        port: UDP.
+        start: when its process began to, in seconds since 1970; a later one of the same rank has a greater one.
+        problem: why it cannot; empty where it does.
+    """
+
+    address: str
+    port: int
+    start: int
+    problem: str
+
+
+class Ticket(NamedTuple):
+    """With what a rank whose process is gone can come back; the secret is not for anybody's eyes.
+
+    Attributes:
+        rank: who comes back.
+        size: d.
+        rotate: whether owners change.
+        ends: of all ranks.
+        secret: of their meeting, as hexadecimal digits.
+    """
+
+    rank: int
+    size: int
+    rotate: bool
+    ends: list[End]
+    secret: str
+
+    def __repr__(self) -> str:
+        return f"Ticket(rank {self.rank})"
+
+
+class DatagramsChannel(Channel):
+    """One rank's endpoint.
+
+    Attributes:
+        ticket: for a process that is to take this one's place.
+    """
+
+    def __init__(self, number: int, ticket: Ticket):
+        """Takes an endpoint that has joined."""
+        self.ticket = ticket
+        self._number, self._ranks = number, len(ticket.ends)
+        self._close = weakref.finalize(self, endpoints.close, number)  # at the latest when the process ends
+
+    def average(self, vector: tf.Tensor, round: tf.Tensor) -> Averaged:
+        """Averages a vector, see `Channel.average`.
+
+        Raises:
+            tf.errors.AbortedError: where the channel is closed, or datagrams are larger than the interface takes.
+        """
+        mean, counts, averaged = ops.library().hvd_datagrams_average(
+            vector=vector, round=round, endpoint=self._number, size=self.ticket.size, ranks=self._ranks
+        )
+        return Averaged(mean, counts[0::2], counts[1::2], averaged)
+
+    def report(self) -> dict[str, Any]:
+        """What this rank has seen, for telemetry.
+
+        Returns:
+            - datagrams: how many have come, by what became of them: accepted, dropped as wrong (bad_size, bad_header,
+              bad_start, bad_tag, replayed), or genuine and of no use (other_round, other_place, repeated, late).
+            - sent: how many were sent.
+            - silent: ranks that nobody waits for.
+            - rate: bits per second at which it sends now.
+            - waited: seconds until all had come, in the last round.
+            - reduce_scatter, all_gather: seconds of the last one and its limit.
+
+            {} when the channel is closed.
+        """
+        told = endpoints.report(self._number)
+        if told is None:
+            return {}
+        return {
+            "datagrams": dict(zip(endpoints.FATES, told.fates, strict=True)),
+            "sent": told.sent,
+            "silent": [rank for rank in range(self._ranks) if told.silent >> rank & 1],
+            "rate": told.rate,
+            "waited": told.waited,
+            "reduce_scatter": (told.scatter, told.scatter_limit),
+            "all_gather": (told.gather, told.gather_limit),
+        }
+
+    def recorded(self) -> Recorded | None:
+        """What the last round was made of, segment by segment; None when the channel is closed."""
+        return endpoints.record(self._number, self._ranks)
+
+    def close(self) -> None:
+        self._close()
+
+
+def _require_one_network(world: Communicator, ends: list[End]) -> None:
+    problems = [f"rank {rank} {end.problem}" for rank, end in zip(world.ranks, ends, strict=True) if end.problem]
+    if problems:
+        raise OSError(
+            f"{'; '.join(problems)}. Pass as interface= the network interface, or the address, that joins the hosts."
+        )
+    if len({_version(end.address) for end in ends}) > 1:
+        listed = ", ".join(f"rank {rank}: {end.address}" for rank, end in zip(world.ranks, ends, strict=True))
+        raise ValueError(f"Expected addresses of one kind, IPv4 or IPv6, got {listed}: pass them as interface=.")
+
+
+def _version(address: str) -> int:
+    return ipaddress.ip_address(address.partition("%")[0]).version

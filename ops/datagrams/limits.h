@@ -1,0 +1,46 @@
+// How long the phases of a round may last.
+#ifndef HVD_SPARSE_OPS_DATAGRAMS_LIMITS_H_
+#define HVD_SPARSE_OPS_DATAGRAMS_LIMITS_H_
+
+#include <stdint.h>
+
+#include <algorithm>
+
+#include "datagrams.h"
+#include "pacer.h"
+
+namespace hvds {
+
+class Limits {
+ public:
+  explicit Limits(const hvds_datagrams_settings& settings) : settings_(settings) {}
+
+  // For phase 0 (reduce-scatter) or 1 (all-gather), in which each rank sends so many bytes.
+  Nanoseconds of(int phase, int64_t bytes, double rate) const {
+    double limit = settings_.multiple * static_cast<double>(bytes) * 8 / rate;
+    if (count_[phase] > 0) limit = std::min(limit, settings_.slack * median(phase));
+    return static_cast<Nanoseconds>(std::max(limit, settings_.least) * kSecond);
+  }
+
+  // A phase has lasted so many seconds.
+  void remember(int phase, double seconds) { recent_[phase][count_[phase]++ % kRecent] = seconds; }
+
+ private:
+  static constexpr int64_t kRecent = 9;
+
+  double median(int phase) const {
+    const int64_t known = std::min(count_[phase], kRecent);
+    double sorted[kRecent];
+    std::copy(recent_[phase], recent_[phase] + known, sorted);
+    std::nth_element(sorted, sorted + known / 2, sorted + known);
+    return sorted[known / 2];
+  }
+
+  const hvds_datagrams_settings settings_;
+  double recent_[2][kRecent] = {};
+  int64_t count_[2] = {0, 0};
+};
+
+}  // namespace hvds
+
+#endif  // HVD_SPARSE_OPS_DATAGRAMS_LIMITS_H_

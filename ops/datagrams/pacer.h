@@ -1,0 +1,127 @@
+// How fast a rank sends: a token bucket whose rate follows what the receivers say has been lost.
+#ifndef HVD_SPARSE_OPS_DATAGRAMS_PACER_H_
+#define HVD_SPARSE_OPS_DATAGRAMS_PACER_H_
+
+#include <stdint.h>
+#include <time.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cmath>
+
+namespace hvds {
+
+using Nanoseconds = int64_t;
+constexpr Nanoseconds kMillisecond = 1'000'000;
+constexpr Nanoseconds kSecond = 1'000'000'000;
+
+inline Nanoseconds now() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * kSecond + time.tv_nsec;
+}
+
+inline void sleep_until(Nanoseconds when) {
+  const timespec time{when / kSecond, when % kSecond};
+  while (clock_nanosleep(CLOCK_MONOTONIC, TIMER_ABSTIME, &time, nullptr) != 0) {
+  }
+}
+
+// One thread sends; another one reports.
+class Pacer {
+ public:
+  // ceiling: bits per second, infinity where there is none. A known ceiling is where it begins; else it finds out.
+  explicit Pacer(double ceiling)
+      : ceiling_(ceiling),
+        finding_out_(!std::isfinite(ceiling)),
+        rate_(finding_out_ ? kFirstRate : ceiling),
+        peak_(rate()) {}
+
+  double rate() const { return rate_.load(std::memory_order_relaxed); }
+
+  // How many bytes may go at once: what is sent in a quarter of a millisecond.
+  int64_t burst() const { return static_cast<int64_t>(rate() / 8 * kQuantumSeconds); }
+
+  // When this many bytes may go, from now on; they count as sent.
+  Nanoseconds take(int64_t bytes, Nanoseconds time) {
+    const double per_nanosecond = rate() / 8 / kSecond;
+    // What a late wake-up has left unused is made up for, but not more of it than a queue will hold.
+    free_at_ = std::max(free_at_, static_cast<double>(time - kMakeUp));
+    const auto when = static_cast<Nanoseconds>(free_at_);
+    free_at_ += static_cast<double>(bytes) / per_nanosecond;
+    taken_.fetch_add(bytes, std::memory_order_relaxed);
+    return when;
+  }
+
+  // Of `sent` datagrams `lost` did not reach their receiver; a negative number, where they were only late, takes back.
+  void report(int64_t sent, int64_t lost, Nanoseconds time) {
+    if (time < deaf_until_) return;
+    sent_ += sent;
+    lost_ += lost;
+    if (sent_ < kWorthALook || time < looked_ + kInterval) return;
+    const double share = static_cast<double>(lost_) / static_cast<double>(sent_);
+    const double used = 8e9 * static_cast<double>(taken_.exchange(0, std::memory_order_relaxed)) /
+                        static_cast<double>(time - looked_);
+    sent_ = lost_ = 0;
+    looked_ = time;
+    if (share > tolerated_) {
+      decrease(share, time);
+    } else {
+      tolerated_ = std::max(kTolerated, std::min(tolerated_, kMargin * share));
+      before_ = 0;
+      if (used > kUsed * rate()) increase();  // else it is something else that holds the sender up
+    }
+  }
+
+ private:
+  static constexpr double kFirstRate = 200e6;
+  static constexpr double kLeastRate = 1e6;
+  static constexpr double kTolerated = 0.02;  // a share of loss that changes nothing
+  static constexpr double kMargin = 1.25;
+  static constexpr double kUsed = 0.7;
+  static constexpr double kQuantumSeconds = 250e-6;
+  static constexpr Nanoseconds kMakeUp = 2 * kMillisecond;
+  static constexpr Nanoseconds kInterval = 10 * kMillisecond;
+  static constexpr Nanoseconds kEcho = 50 * kMillisecond;  // reports are of what was sent before, for so long
+  static constexpr int64_t kWorthALook = 50;               // datagrams
+
+  // To what has come through. A queue that overflows then loses next to nothing; what is lost as before is lost for
+  // another reason, which no rate helps against, and is tolerated as long as it lasts.
+  void decrease(double share, Nanoseconds time) {
+    const bool helped = before_ == 0 || share < 0.7 * before_;
+    unhelped_ = helped ? 0 : unhelped_ + 1;
+    before_ = share;
+    if (unhelped_ >= 2) {
+      tolerated_ = kMargin * share;
+      unhelped_ = 0;
+      return;
+    }
+    const double rate = this->rate();
+    peak_ = std::max(rate, 0.8 * peak_);
+    rate_.store(std::max(rate * std::max(0.5, 1.0 - share), std::min(kLeastRate, ceiling_)), std::memory_order_relaxed);
+    finding_out_ = false;
+    deaf_until_ = time + kEcho;
+  }
+
+  // By a quarter until something was lost; then from half of what was too much back to that in a quarter of a second.
+  void increase() {
+    const double rate = this->rate();
+    rate_.store(std::min(finding_out_ ? 1.25 * rate : rate + peak_ / 50, ceiling_), std::memory_order_relaxed);
+  }
+
+  const double ceiling_;
+  bool finding_out_;
+  std::atomic<double> rate_;
+  double peak_;            // the rate at which too much was lost; it fades
+  std::atomic<int64_t> taken_{0};  // bytes since the last look
+  double free_at_ = 0;     // when all that was sent will have left, in nanoseconds
+  double before_ = 0;      // the share of loss at the last look, where that was too much
+  double tolerated_ = kTolerated;
+  int unhelped_ = 0;       // looks in a row at which a lower rate had not helped
+  int64_t sent_ = 0, lost_ = 0;
+  Nanoseconds looked_ = 0, deaf_until_ = 0;
+};
+
+}  // namespace hvds
+
+#endif  // HVD_SPARSE_OPS_DATAGRAMS_PACER_H_

@@ -1,0 +1,101 @@
+"""A network that loses, repeats and overtakes: real datagrams between the endpoints of one process pass through it."""
+
+from __future__ import annotations
+
+import random
+import selectors
+import socket
+import threading
+from typing import NamedTuple
+
+HEADER = 40  # bytes; byte 2 is the kind, 1 for what is about a rank's state and no segment
+
+
+class Habits(NamedTuple):
+    """What a relay does to each datagram, by chance.
+
+    Attributes:
+        drops: probability of losing it.
+        repeats: of handing it on twice.
+        holds: of handing it on only after the next one.
+        seed: of the draws.
+    """
+
+    drops: float = 0.0
+    repeats: float = 0.0
+    holds: float = 0.0
+    seed: int = 0
+
+
+class Relay:
+    """Stands between all ranks, each of which takes a port of its own here for each of the others."""
+
+    def __init__(self, ranks: int, habits: Habits):
+        self._habits, self._random = habits, random.Random(habits.seed)
+        self._ways = {(rank, to): _socket() for rank in range(ranks) for to in range(ranks) if rank != to}
+        self._ports = [0] * ranks
+        self._held: dict[tuple[int, int], bytes] = {}
+        self._cut: set[int] = set()
+        self._ended = False
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.dropped = 0
+
+    def start(self, ports: list[int]) -> None:
+        """Begins to hand on, to where the ranks listen."""
+        self._ports = ports
+        self._thread.start()
+
+    def ports_for(self, rank: int) -> list[int]:
+        """Where a rank is to take the others for."""
+        ranks = range(len(self._ports))
+        return [0 if to == rank else self._ways[rank, to].getsockname()[1] for to in ranks]
+
+    def cut_off(self, rank: int) -> None:
+        """Loses all that a rank sends from now on."""
+        self._cut.add(rank)
+
+    def mend(self, rank: int) -> None:
+        """Ends that."""
+        self._cut.discard(rank)
+
+    def close(self) -> None:
+        """Hands nothing on any more."""
+        self._ended = True
+        self._thread.join()
+        for way in self._ways.values():
+            way.close()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for ends, way in self._ways.items():
+                selector.register(way, selectors.EVENT_READ, ends)
+            while not self._ended:
+                for key, _ in selector.select(0.05):
+                    self._hand_on(key.fileobj, key.data)
+
+    def _hand_on(self, way: socket.socket, ends: tuple[int, int]) -> None:
+        for _ in range(64):
+            try:
+                datagram = way.recv(65536)
+            except BlockingIOError:
+                return
+            rank, to = ends
+            if rank in self._cut or self._random.random() < self._habits.drops:
+                self.dropped += 1
+                continue
+            leaving = [datagram] * (2 if self._random.random() < self._habits.repeats else 1)
+            held = self._held.pop(ends, None)
+            if held is not None:
+                leaving.append(held)
+            elif self._random.random() < self._habits.holds:
+                self._held[ends] = leaving.pop()
+            for each in leaving:
+                way.sendto(each, ("127.0.0.1", self._ports[to]))
+
+
+def _socket() -> socket.socket:
+    made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    made.setblocking(False)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
+    made.bind(("127.0.0.1", 0))
+    return made

@@ -1,0 +1,343 @@
+"""Averaging by datagrams over real sockets: every segment is the mean of those whose contributions are in it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from hvd_sparse.averaging import Datagrams, endpoints
+from hvd_sparse.averaging.blocks import Blocks
+from hvd_sparse.averaging.datagrams import DatagramsChannel, End, Ticket
+from tests import threads
+from tests.averaging import simulation
+from tests.averaging.relay import Habits, Relay
+from tests.simulation import same_bits
+
+LONG = 300.0  # seconds: for what must not depend on how busy the machine is
+KEY = bytes(range(16))
+NONE = Habits()
+
+
+class Ranks:
+    """Endpoints of one process, which talk through a relay."""
+
+    def __init__(self, ranks: int, size: int, habits: Habits = NONE, **settings: Any):
+        self.size, self.relay = size, Relay(ranks, habits)
+        self._settings = {"multiple": 1.0, "slack": LONG, "least": LONG, "patience": LONG, **settings}
+        opened = [self._open(rank, ranks, 1, 0) for rank in range(ranks)]
+        self.ports = [port for _, port in opened]
+        self.relay.start(self.ports)
+        self.channels: list[Any] = [self._join(rank, number, [1] * ranks) for rank, (number, _) in enumerate(opened)]
+
+    def _open(self, rank: int, ranks: int, start: int, port: int) -> tuple[int, int]:
+        settings = endpoints.Settings(
+            ranks=ranks, me=rank, size=self.size, rotate=True, datagram=1472, offload=True, start=start, rate=0.0
+        )
+        for name, value in self._settings.items():
+            setattr(settings, name, value)
+        return endpoints.open_endpoint(settings, "127.0.0.1", port)
+
+    def _join(self, rank: int, number: int, starts: list[int], key: bytes = KEY) -> DatagramsChannel:
+        ranks = len(starts)
+        endpoints.join(number, ["127.0.0.1"] * ranks, self.relay.ports_for(rank), starts, key)
+        ends = [End("127.0.0.1", port, 1, "") for port in self.ports]
+        return DatagramsChannel(number, Ticket(rank, self.size, True, ends, ""))
+
+    def begin_anew(self, rank: int) -> None:
+        """Puts a new process, as it were, in the place of one that is gone."""
+        number, _ = self._open(rank, len(self.ports), 2, self.ports[rank])
+        self.channels[rank] = self._join(rank, number, [1] * len(self.ports))
+
+    def average(self, own: np.ndarray, round: int, who: list[int] | None = None) -> dict[int, Any]:
+        """What one round makes of own [P, d], by rank, of those that take part."""
+        who = list(range(len(own))) if who is None else who
+        made: dict[int, Any] = {}
+
+        def one(rank: int) -> None:
+            made[rank] = self.channels[rank].average(tf.constant(own[rank]), tf.constant(round, tf.int64))
+
+        _together([lambda rank=rank: one(rank) for rank in who])
+        assert sorted(made) == who, "a rank has failed"
+        return made
+
+    def close(self) -> None:
+        for channel in self.channels:
+            channel.close()
+        self.relay.close()
+
+
+def _together(calls: list[Callable[[], None]]) -> None:
+    running = [threading.Thread(target=call) for call in calls]
+    for thread in running:
+        thread.start()
+    for thread in running:
+        thread.join()
+
+
+@pytest.fixture
+def ranks() -> Iterator[Callable[..., Ranks]]:
+    made: list[Ranks] = []
+
+    def make(*arguments, **settings) -> Ranks:
+        made.append(Ranks(*arguments, **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def check(group: Ranks, own: np.ndarray, made: dict[int, Any]) -> int:
+    """Holds each segment of a round against the mean of those whom its owner has recorded; how many were lost."""
+    count = len(own)
+    blocks = Blocks(group.size, count)
+    recorded = {rank: group.channels[rank].recorded() for rank in made}
+    lost = 0
+    for rank, averaged in made.items():
+        new = averaged.vector.numpy()
+        round = int(averaged.round)
+        for block in range(count):
+            owner = blocks.owner_of(block, round, True)
+            end = min((block + 1) * blocks.length, group.size)
+            for number, start in enumerate(range(block * blocks.length, end, recorded[rank].segment)):
+                here = slice(start, min(start + recorded[rank].segment, end))
+                if recorded[rank].came[block, number]:
+                    same_bits(new[here], mean_of(own[:, here], int(recorded[owner].contributors[number])))
+                else:
+                    assert owner != rank
+                    same_bits(new[here], own[rank, here])
+        lost += int((averaged.expected - averaged.arrived).numpy().sum())
+        _counts_agree(averaged, recorded[rank], rank, blocks, round)
+    return lost
+
+
+def mean_of(parts: np.ndarray, contributors: int) -> np.ndarray:
+    """The law of the role for one segment, [P, elements]."""
+    there = [rank for rank in range(len(parts)) if contributors >> rank & 1]
+    total = parts[there[0]].copy()
+    for rank in there[1:]:
+        total += parts[rank]
+    return total / np.float32(len(there))
+
+
+def _counts_agree(averaged: Any, recorded: Any, rank: int, blocks: Blocks, round: int) -> None:
+    """What is told of the pieces that came is what was recorded."""
+    arrived = averaged.arrived.numpy()
+    for other in range(blocks.ranks):
+        if other == rank:
+            continue
+        has = (recorded.contributors >> np.uint64(other)) & np.uint64(1)
+        assert arrived[0, other] == int(has.sum())
+        assert arrived[1, other] == int(recorded.came[blocks.block_of(other, round, True)].sum())
+
+
+@pytest.mark.parametrize(
+    "habits",
+    [
+        Habits(drops=0.01, seed=1),
+        Habits(drops=0.05, repeats=0.05, holds=0.05, seed=2),
+        Habits(drops=0.2, repeats=0.2, holds=0.2, seed=3),
+    ],
+)
+@pytest.mark.parametrize("count", [3, pytest.param(2, marks=pytest.mark.thorough)])
+def test_each_segment_is_the_mean_of_those_that_arrived(ranks, habits, count):
+    size = 60_001
+    group = ranks(count, size, habits)
+    own = simulation.vectors(count, size)
+    lost = sum(check(group, own, group.average(own, round)) for round in range(4))
+    assert 0 < lost < 2 * 4 * count * count * (size // count // 354 + 1)
+    assert lost <= group.relay.dropped
+    seen = group.channels[0].report()["datagrams"]
+    assert (seen["replayed"] > 0) == (habits.repeats > 0), seen
+    assert not any(seen[fate] for fate in ("bad_size", "bad_header", "bad_start", "bad_tag", "other_place")), seen
+
+
+def test_without_loss_all_ranks_have_the_same_bits(ranks):
+    for count, size in ((2, 1), (3, 7), (4, 30_000)):
+        group = ranks(count, size)
+        own = simulation.vectors(count, size)
+        everyone = mean_of(own, (1 << count) - 1)
+        for round in range(2):
+            made = group.average(own, round)
+            for averaged in made.values():
+                same_bits(averaged.vector.numpy(), everyone)
+            assert check(group, own, made) == 0
+
+
+def test_who_never_comes_is_waited_for_once_and_may_come_late(ranks):
+    group = ranks(3, 5_000, patience=0.2)
+    own = simulation.vectors(3, 5_000)
+    for round in range(3):
+        made = group.average(own, round, [0, 1])
+        for rank, averaged in made.items():
+            assert not averaged.expected.numpy()[:, 2].any()
+            report = group.channels[rank].report()
+            assert report["silent"] == [2]
+            assert round > 0 or report["waited"] >= 0.2
+        recorded = group.channels[0].recorded()
+        assert set(recorded.contributors[recorded.contributors > 0].tolist()) == {0b011}
+    made = late(group, own, 2, 3)
+    assert {int(averaged.round) for averaged in made.values()} == {3}
+    assert check(group, own, made) == 0
+
+
+def late(group: Ranks, own: np.ndarray, comer: int, round: int) -> dict[int, Any]:
+    """One rank begins with round 0; the others begin with another one as soon as they know that it is there."""
+    made: dict[int, Any] = {}
+
+    def one(rank: int, number: int) -> None:
+        made[rank] = group.channels[rank].average(tf.constant(own[rank]), tf.constant(number, tf.int64))
+
+    others = [rank for rank in range(len(own)) if rank != comer]
+    coming = threading.Thread(target=one, args=(comer, 0))
+    coming.start()
+    while any(group.channels[rank].report()["silent"] for rank in others):
+        os.sched_yield()
+    _together([lambda rank=rank: one(rank, round) for rank in others])
+    coming.join()
+    return made
+
+
+def test_who_left_can_come_back_as_another_process(ranks):
+    group = ranks(3, 5_000)
+    own = simulation.vectors(3, 5_000)
+    assert check(group, own, group.average(own, 0)) == 0
+    group.channels[1].close()
+    made = group.average(own, 1, [0, 2])  # patience is long, but it has said good-bye
+    assert all(group.channels[rank].report()["silent"] == [1] for rank in made)
+    group.begin_anew(1)
+    made = late(group, own, 1, 2)
+    assert {int(averaged.round) for averaged in made.values()} == {2}
+    assert check(group, own, made) == 0
+
+
+def test_a_phase_ends_at_its_limit_where_a_rank_falls_silent_in_it(ranks):
+    """The limits are those that are stated, and the round after begins without that rank."""
+    size, rate, multiple = 60_000, 4e6, 1.5
+    group = ranks(3, size, rate=rate, multiple=multiple, least=0.01, patience=0.2)
+    own = simulation.vectors(3, size)
+    sent = 2 * -(-size // 3 // 354) * (1472 + 42)
+    hit = threading.Thread(target=_cut_off_in_mid_phase, args=(group, 2))
+    hit.start()
+    made = group.average(own, 0)
+    hit.join()
+    assert check(group, own, made) > 0
+    for channel in group.channels[:2]:
+        lasted, limit = channel.report()["reduce_scatter"]
+        assert limit == pytest.approx(multiple * 8 * sent / rate)
+        assert lasted >= limit
+    made = group.average(own, 1, [0, 1])
+    assert [channel.report()["silent"] for channel in group.channels[:2]] == [[2], [2]]
+    group.relay.mend(2)
+    made = late(group, own, 2, 2)
+    assert not any(channel.report()["silent"] for channel in group.channels)
+    check(group, own, made)
+
+
+def _cut_off_in_mid_phase(group: Ranks, rank: int) -> None:
+    while group.channels[rank].report()["sent"] < 40:
+        os.sched_yield()
+    group.relay.cut_off(rank)
+
+
+def test_another_job_is_not_heard(ranks):
+    """Two ranks with different secrets: each averages alone, and counts what the other has sent."""
+    group = ranks(2, 100, patience=0.2)
+    group.channels[1].close()
+    number, _ = group._open(1, 2, 1, group.ports[1])
+    group.channels[1] = group._join(1, number, [1, 1], b"sixteen bytes of")
+    own = simulation.vectors(2, 100)
+    for rank, averaged in group.average(own, 0).items():
+        same_bits(averaged.vector.numpy(), own[rank])
+        report = group.channels[rank].report()
+        assert report["silent"] == [1 - rank]
+        assert report["datagrams"]["bad_header"] > 0
+
+
+def test_limits_follow_the_median(ranks):
+    group = ranks(2, 2_000, slack=3.0, least=1e-6, multiple=1e6)
+    own = simulation.vectors(2, 2_000)
+    seconds = []
+    for round in range(5):
+        group.average(own, round)
+        lasted, limit = group.channels[0].report()["reduce_scatter"]
+        if round:
+            assert limit <= 3.0 * sorted(seconds)[len(seconds) // 2] * (1 + 1e-6) + 1e-8
+        seconds.append(lasted)
+
+
+# ---- the description, and how ranks meet ----
+
+
+@pytest.mark.parametrize(
+    "settings, complaint",
+    [
+        ({"rate": 0.0}, "rate above 0"),
+        ({"rate": float("inf")}, "rate above 0"),
+        ({"mtu": 100}, "mtu of 576"),
+        ({"mtu": 70_000}, "mtu of 576"),
+        ({"multiple": 0.0}, "multiple above 0"),
+        ({"patience": float("nan")}, "patience above 0"),
+    ],
+)
+def test_what_cannot_be_is_refused(settings, complaint):
+    with pytest.raises(ValueError, match=complaint):
+        Datagrams(**settings)
+
+
+def test_ranks_may_differ_in_their_interface_alone():
+    assert Datagrams(interface="eth0").account() == Datagrams(interface="10.0.0.1").account()
+    assert Datagrams(rate=1e9).account() != Datagrams().account()
+
+
+def test_who_cannot_listen_is_told_of_on_every_rank():
+    def one_rank(grid):
+        interface = "127.0.0.1" if grid.world.rank else "192.0.2.1"  # of nobody: RFC 5737
+        Datagrams(interface=interface).open(5, grid.world, True, "refused")
+
+    with pytest.raises(threads.RanksFailed) as failed:
+        threads.run(3, 1, one_rank)
+    for error in failed.value.errors:
+        assert isinstance(error, OSError) and "rank 0 cannot listen at 192.0.2.1" in str(error)
+
+
+def test_addresses_must_be_of_one_kind():
+    def one_rank(grid):
+        Datagrams(interface="127.0.0.1" if grid.world.rank else "::1").open(5, grid.world, True, "mixed")
+
+    with pytest.raises(threads.RanksFailed, match="IPv4 or IPv6"):
+        threads.run(2, 1, one_rank)
+
+
+def test_a_closed_channel_says_so(ranks):
+    group = ranks(1, 4)
+    own = tf.zeros([4])
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match="4 elements|must be equal"):
+        group.channels[0].average(tf.zeros([5]), tf.constant(0, tf.int64))
+    with pytest.raises(tf.errors.AbortedError, match="round from 0"):
+        group.channels[0].average(own, tf.constant(-1, tf.int64))
+    group.channels[0].average(own, tf.constant(0, tf.int64))
+    group.channels[0].close()
+    assert group.channels[0].report() == {} and group.channels[0].recorded() is None
+    with pytest.raises((tf.errors.AbortedError, tf.errors.InvalidArgumentError), match="open channel|closed"):
+        group.channels[0].average(own, tf.constant(1, tf.int64))
+
+
+def test_a_rank_that_comes_back_needs_its_ticket_and_its_port():
+    transport = Datagrams(interface="127.0.0.1", least=LONG, patience=LONG)
+    (grid,) = threads.grids(1, 1)
+    channel = transport.open(3, grid.world, False, "lone")
+    assert channel.ticket.secret not in repr(channel.ticket)
+    with pytest.raises(OSError, match="where it was before"):
+        transport.reopen(channel.ticket)
+    channel.close()
+    again = transport.reopen(channel.ticket)
+    assert again.ticket.ends[0].start > channel.ticket.ends[0].start
+    same_bits(again.average(tf.ones([3]), tf.constant(0, tf.int64)).vector.numpy(), np.ones(3, np.float32))
+    again.close()

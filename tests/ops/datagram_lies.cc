@@ -1,0 +1,186 @@
+// Two ranks that average by datagrams, and a third party between them: datagram_lies LIES SIZE
+//
+// It knows all that they say, and then says LIES other things to rank 0: what it makes up, alters, cuts short, replays,
+// signs by another key, or by the right one though it is about no segment. Ends with 0 where not one was accepted and
+// the means were right.
+#include <arpa/inet.h>
+#include <poll.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "datagram_job.h"
+#include "datagrams/format.h"
+
+namespace {
+
+constexpr int64_t kRounds = 4;     // after which rank 0 owns block 0, and rank 1 the other one
+constexpr int64_t kSegment = 354;  // elements
+
+// Between rank 0 and rank 1, which take it for each other.
+class Eavesdropper {
+ public:
+  Eavesdropper() : random_(1) {
+    for (int side = 0; side < 2; ++side) {
+      fds_[side] = socket(AF_INET, SOCK_DGRAM, 0);
+      sockaddr_in any{};
+      any.sin_family = AF_INET;
+      any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+      socklen_t bytes = sizeof any;
+      const int room = 4 << 20;
+      setsockopt(fds_[side], SOL_SOCKET, SO_RCVBUF, &room, sizeof room);
+      if (bind(fds_[side], reinterpret_cast<sockaddr*>(&any), sizeof any) != 0) fail("cannot bind", -1);
+      getsockname(fds_[side], reinterpret_cast<sockaddr*>(&any), &bytes);
+      ports[side] = ntohs(any.sin_port);
+    }
+  }
+
+  int32_t ports[2];       // where rank 1 is for rank 0, and rank 0 for rank 1
+  int64_t forwarded = 0;  // to rank 0
+
+  // Hands on what there is for `milliseconds`, and remembers what goes to rank 0.
+  void forward(const int32_t* ranks, int milliseconds) {
+    pollfd polled[2] = {{fds_[0], POLLIN, 0}, {fds_[1], POLLIN, 0}};
+    if (poll(polled, 2, milliseconds) <= 0) return;
+    for (int side = 0; side < 2; ++side) {
+      uint8_t datagram[2048];
+      const ssize_t bytes = recv(fds_[side], datagram, sizeof datagram, MSG_DONTWAIT);
+      if (bytes <= 0) continue;
+      // What rank 0 sends comes at side 0 and leaves from side 1.
+      send(1 - side, ranks[1 - side], datagram, bytes);
+      if (side == 0) continue;
+      ++forwarded;
+      hvds::Header header;
+      std::memcpy(&header, datagram, sizeof header);
+      highest_ = std::max(highest_, header.counter);
+      if (known_.size() < 4096) known_.emplace_back(datagram, datagram + bytes);
+    }
+  }
+
+  // Something that rank 0 must not accept.
+  void lie(int32_t port) {
+    std::vector<uint8_t> lie = known_[random_() % known_.size()];
+    hvds::Header header;
+    std::memcpy(&header, lie.data(), sizeof header);
+    switch (random_() % 8) {
+      case 0:  // noise
+        lie.resize(random_() % 2000);
+        for (uint8_t& byte : lie) byte = static_cast<uint8_t>(random_());
+        break;
+      case 1:  // replayed
+        break;
+      case 2:  // cut short
+        lie.resize(random_() % lie.size());
+        break;
+      case 3:  // one bit of it altered
+        lie[random_() % lie.size()] ^= static_cast<uint8_t>(1u << random_() % 8);
+        break;
+      case 4:  // longer
+        lie.resize(lie.size() + 1 + random_() % 64);
+        break;
+      case 5:  // signed by another key
+        sign(lie, fresh(header), "another secret, ");
+        break;
+      case 6:  // by a process that is no more
+        header.sender_start = 0;
+        sign(lie, fresh(header), reinterpret_cast<const char*>(kKey));
+        break;
+      case 7:  // by the right key, about a place that there is not
+        header.kind = random_() % 2 == 0 ? hvds::kContribution : hvds::kMean;
+        header.offset = static_cast<uint32_t>(random_() % 2 == 0 ? random_() | 1 : (100 + random_() % 9) * kSegment);
+        header.block = static_cast<uint16_t>(random_() % 2 == 0 ? header.kind == hvds::kMean : random_());
+        header.elements = static_cast<uint16_t>(random_() % 400);
+        header.round = static_cast<uint32_t>(kRounds - random_() % 2);
+        if (random_() % 4 != 0) lie.resize(hvds::kFrame + 4 * header.elements);  // else of another length than it says
+        sign(lie, fresh(header), reinterpret_cast<const char*>(kKey));
+        break;
+    }
+    send(1, port, lie.data(), lie.size());
+  }
+
+ private:
+  // With a counter that nobody has used.
+  hvds::Header fresh(hvds::Header header) {
+    header.counter = ++highest_;
+    return header;
+  }
+
+  static void sign(std::vector<uint8_t>& datagram, const hvds::Header& header, const char* secret) {
+    hvds::Key master;
+    std::memcpy(master.bytes, secret, sizeof master.bytes);
+    const hvds::Key key =
+        hvds::derive(master, header.sender, header.receiver, header.sender_start, header.receiver_start);
+    std::memcpy(datagram.data(), &header, sizeof header);
+    const int64_t bytes = static_cast<int64_t>(datagram.size()) - HVDS_TAG_BYTES;
+    hvds_siphash(key.bytes, datagram.data(), bytes, datagram.data() + bytes);
+  }
+
+  void send(int side, int32_t port, const uint8_t* datagram, size_t bytes) {
+    sockaddr_in to{};
+    to.sin_family = AF_INET;
+    to.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    to.sin_port = htons(static_cast<uint16_t>(port));
+    const auto* address = reinterpret_cast<const sockaddr*>(&to);
+    if (sendto(fds_[side], datagram, bytes, 0, address, sizeof to) < 0) fail("cannot send", -1);
+  }
+
+  int fds_[2];
+  uint64_t highest_ = 0;
+  std::mt19937_64 random_;
+  std::vector<std::vector<uint8_t>> known_;
+};
+
+int64_t seen_by(int64_t endpoint, int64_t* accepted) {
+  hvds_datagrams_report report;
+  hvds_datagrams_report_of(endpoint, &report);
+  int64_t seen = 0;
+  for (const int64_t fate : report.fates) seen += fate;
+  *accepted = report.fates[HVDS_ACCEPTED];
+  return seen;
+}
+
+void run(int64_t lies, int64_t size) {
+  Eavesdropper third;
+  int32_t ranks[2] = {0, 0};
+  int64_t endpoints[2];
+  for (int rank = 0; rank < 2; ++rank) endpoints[rank] = open(settings_of({2, 0, size}, rank), &ranks[rank]);
+  const int32_t for_zero[2] = {ranks[0], third.ports[0]}, for_one[2] = {third.ports[1], ranks[1]};
+  const Job pair{2, kRounds, size};
+  std::vector<std::thread> threads;
+  std::atomic<int> done{0};
+  for (int rank = 0; rank < 2; ++rank) {
+    const std::vector<int32_t> ports(rank == 0 ? for_zero : for_one, (rank == 0 ? for_zero : for_one) + 2);
+    threads.emplace_back([&, rank, ports] {
+      run_thread(pair, endpoints[rank], ports, rank);
+      done.fetch_add(1);
+    });
+  }
+  while (done.load() < 2) third.forward(ranks, 1);
+  for (std::thread& thread : threads) thread.join();
+  // All that was handed on arrives; what the ranks say from now on is not.
+  int64_t before = 0, after = 0;
+  while (seen_by(endpoints[0], &before) < third.forwarded) usleep(1000);
+  const int64_t last = third.forwarded;
+  for (int64_t sent = 0; sent < lies;) {
+    for (int64_t i = 0; i < 500 && sent < lies; ++i, ++sent) third.lie(ranks[0]);
+    while (seen_by(endpoints[0], &after) < last + sent) usleep(100);
+  }
+  if (after != before) fail(std::to_string(after - before) + " lies were accepted", 0);
+  hvds_datagrams_report report;
+  hvds_datagrams_report_of(endpoints[0], &report);
+  for (int fate = HVDS_BAD_SIZE; fate <= HVDS_PLACE; ++fate) {
+    if (report.fates[fate] == 0) fail("no lie met fate " + std::to_string(fate), 0);
+  }
+  for (const int64_t endpoint : endpoints) hvds_datagrams_close(endpoint);
+}
+
+}  // namespace
+
+int main(int, char** arguments) {
+  run(std::atoll(arguments[1]), std::atoll(arguments[2]));
+  return 0;
+}

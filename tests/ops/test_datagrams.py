@@ -1,0 +1,132 @@
+"""Averaging by datagrams without Python or TensorFlow: the tags, the window of counters, and ranks under sanitizers."""
+
+import ctypes
+import pathlib
+import subprocess
+
+import hypothesis
+import numpy as np
+import pytest
+from hypothesis import strategies
+
+from tests.ops import native
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+SOURCES = [
+    *sorted(path for path in (ROOT / "ops" / "datagrams").glob("*.cc") if not path.stem.endswith("_op")),
+    ROOT / "ops" / "common" / "cpu_features.cc",
+]
+LIMIT = 300  # seconds until it is a hang
+WINDOW = 8192  # counters
+
+# ---- tags ----
+
+KEY = bytes(range(16))
+# The message is the bytes 0, 1, ..., length - 1: vectors_sip128 of the reference code (veorq/SipHash).
+PUBLISHED = {
+    0: "a3817f04ba25a8e66df67214c7550293",
+    1: "da87c1d86b99af44347659119b22fc45",
+    2: "8177228da4a45dc7fca38bdef60affe4",
+    3: "9c70b60c5267a94e5f33b6b02985ed51",
+    4: "f88164c12d9c8faf7d0f6e7c7bcd5579",
+    5: "1368875980776f8854527a07690e9627",
+    6: "14eeca338b208613485ea0308fd7a15e",
+    7: "a1f1ebbed8dbc153c0b84aa61ff08239",
+    8: "3b62a9ba6258f5610f83e264f31497b4",
+    15: "5493e99933b0a8117e08ec0f97cfc3d9",
+    63: "5150d1772f50834a503e069a973fbd7c",
+}
+
+
+def tag(key: bytes, message: bytes) -> bytes:
+    made = ctypes.create_string_buffer(16)
+    native.library().hvds_siphash(key, message, ctypes.c_int64(len(message)), made)
+    return made.raw
+
+
+@pytest.mark.parametrize("length", PUBLISHED)
+def test_tags_are_the_published_ones(length):
+    assert tag(KEY, bytes(range(length))).hex() == PUBLISHED[length]
+
+
+@hypothesis.given(
+    key=strategies.binary(min_size=16, max_size=16),
+    count=strategies.integers(1, 8),
+    length=strategies.integers(0, 1500),
+    seed=strategies.integers(0, 2**32 - 1),
+)
+def test_several_at_once_have_the_tags_of_each(key, count, length, seed, examples):
+    stride = length + seed % 17
+    memory = np.random.default_rng(seed).integers(0, 256, 8 * (stride + 1), np.uint8)
+    for isa in native.isas():
+        made = np.zeros(16 * count, np.uint8)
+        with native.isa(native.ISAS[isa]):
+            native.library().hvds_siphash_many(
+                key,
+                native.pointer(memory),
+                *(ctypes.c_int64(number) for number in (stride, count, length)),
+                native.pointer(made),
+            )
+        messages = [memory[at * stride : at * stride + length].tobytes() for at in range(count)]
+        assert made.tobytes() == b"".join(tag(key, message) for message in messages)
+
+
+# ---- counters ----
+
+
+@hypothesis.given(
+    steps=strategies.lists(
+        strategies.one_of(
+            strategies.integers(-3, 3), strategies.integers(-70, 70), strategies.integers(-3 * WINDOW, 3 * WINDOW)
+        ),
+        max_size=200,
+    ),
+    start=strategies.integers(0, 2**40),
+)
+def test_a_counter_is_let_in_once_and_none_that_is_new_is_lost(steps, start, examples):
+    library = native.library()
+    library.hvds_window_new.restype = ctypes.c_void_p
+    made = ctypes.c_void_p(library.hvds_window_new())
+    seen, counter, highest = {0}, start, 0
+    for step in steps:
+        counter = max(counter + step, 0)
+        accepted = bool(library.hvds_window_accept(made, ctypes.c_uint64(counter)))
+        assert not (accepted and counter in seen), "it came again"
+        if counter not in seen and counter + WINDOW > highest:
+            assert accepted, "it was new, and not too old"
+        seen.add(counter)
+        highest = max(highest, counter)
+    library.hvds_window_delete(made)
+
+
+# ---- ranks ----
+
+
+def build(folder: pathlib.Path, program: str, *options: str) -> pathlib.Path:
+    binary = folder / program
+    command = ["c++", "-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", f"-I{ROOT / 'ops'}", *options]
+    sources = [ROOT / "tests" / "ops" / f"{program}.cc", *SOURCES]
+    subprocess.run([*command, *map(str, sources), "-o", str(binary)], check=True)
+    return binary
+
+
+def run(program: pathlib.Path, *arguments: object) -> None:
+    command = [str(program), *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=False)
+    assert ended.returncode == 0, ended.stderr[-4000:]
+
+
+@pytest.mark.parametrize("sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.thorough)])
+def test_ranks_average_as_they_must_and_clean_under_sanitizers(sanitizer, tmp_path, monkeypatch):
+    """Without loss to the bit; and with a rank that is killed or stopped in the middle of a phase and comes back."""
+    monkeypatch.setenv("TSAN_OPTIONS", "halt_on_error=1")
+    program = build(tmp_path, "datagram_ranks", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    for ranks, rounds, size in [(1, 2, 5), (2, 3, 1), (3, 4, 1421), (4, 3, 100_003), (5, 5, 357)]:
+        run(program, "all", ranks, rounds, size)
+    run(program, "dies", 3, 0, 300_000)
+    run(program, "stops", 3, 0, 300_000)
+
+
+@pytest.mark.parametrize("lies", [20_000, pytest.param(200_000, marks=pytest.mark.thorough)])
+def test_no_lie_is_accepted(lies, tmp_path):
+    run(build(tmp_path, "datagram_lies", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"), lies, 5_003)
