@@ -108,7 +108,7 @@ class Participant:
             self._calls = tf.Variable(0, dtype=tf.int64, trainable=False, name="averaging_calls")
             self._round = tf.Variable(0, dtype=tf.int64, trainable=False, name="averaging_round")
         if self.telemetry is not None:
-            self.telemetry.create(world.size)
+            self.telemetry.create(world.size, self._channel)
         self._name = name
         self._world = world
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.averaging.transports import Averaged
+from hvd_sparse.averaging.transports import Averaged, Channel
 
 _PHASES = ("reduce_scatter", "all_gather")
 
@@ -24,15 +24,18 @@ class Telemetry:
     - distance: between this rank's model and the mean before the round, steps since the one before included, estimated
       from the blocks that have arrived; infinite where none has.
     - resynchronisations: how often all ranks got the exact mean.
+    - channel: what the transport tells beside, see `DatagramsChannel.report`; {} where that is nothing.
     """
 
     def __init__(self) -> None:
+        self._channel: Channel | None = None
         self._last: Any = None
         self._total: Any = None
         self._figures: Any = None
 
-    def create(self, ranks: int) -> None:
-        """Makes the variables that hold the figures."""
+    def create(self, ranks: int, channel: Channel) -> None:
+        """Makes the variables that hold the figures, and takes what is averaged by."""
+        self._channel = channel
         with tf.device("CPU:0"):
             zeros = tf.zeros([2, 2, ranks], tf.int64)
             self._last = tf.Variable(zeros, trainable=False, name="averaging_last")
@@ -70,6 +73,7 @@ class Telemetry:
             "lost_from": _by_phase(total),
             "distance": distance,
             "resynchronisations": int(times),
+            "channel": {} if self._channel is None else self._channel.report(),
         }
 
 

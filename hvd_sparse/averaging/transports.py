@@ -66,6 +66,10 @@ class Channel(abc.ABC):
         """
         return own
 
+    def report(self) -> dict[str, Any]:
+        """What the channel has seen beside what `Averaged` tells, for telemetry; {} where there is nothing."""
+        return {}
+
     def close(self) -> None:
         """Gives back what the channel holds; it averages nothing afterwards."""
         return None
