@@ -136,7 +136,7 @@ def _verdict(group: Group, wanted: Wanted, gap: Difference) -> Verdict:
     return Verdict(
         f"{group.title}: {ARMS[wanted.arm].name} - {ARMS[BASE].name}, {unit}, 95%",
         str(wanted),
-        gap.told(COMPARED[wanted.what]),
+        gap.told(COMPARED[wanted.what]) + ("" if gap.pairs > 1 else ", one seed"),
         (wanted.least is None or gap.low >= wanted.least) and (wanted.most is None or gap.high <= wanted.most),
     )
 

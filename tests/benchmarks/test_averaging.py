@@ -227,6 +227,13 @@ def test_the_report_pairs_by_seed_and_judges(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 3_000
 
 
+def test_one_seed_shows_nothing():
+    runs = [Run("lstm", arm, 4, 1.0, 0) for arm in (BASE, "arrival99", "gradients99")]
+    near, apart = averaging_report.summarise({run: outcome_of(run) for run in runs}, {}).verdicts
+    assert (near.measured, near.met) == ("+0.001, one seed", False)
+    assert (apart.measured, apart.met) == ("+0.100, one seed", False)
+
+
 def test_a_report_of_both_models_at_all_ranks_stays_small():
     runs = [
         Run(model, arm, ranks, 1.0, seed)
