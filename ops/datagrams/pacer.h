@@ -65,7 +65,7 @@ class Pacer {
     sent_ = lost_ = 0;
     looked_ = time;
     if (share > tolerated_) {
-      decrease(share, time);
+      decrease(share, used, time);
     } else {
       tolerated_ = std::max(kTolerated, std::min(tolerated_, kMargin * share));
       before_ = 0;
@@ -77,6 +77,7 @@ class Pacer {
   static constexpr double kFirstRate = 200e6;
   static constexpr double kLeastRate = 1e6;
   static constexpr double kTolerated = 0.02;  // a share of loss that changes nothing
+  static constexpr double kBearable = 0.25;   // what else may be tolerated, where a lower rate does not help
   static constexpr double kMargin = 1.25;
   static constexpr double kUsed = 0.7;
   static constexpr double kQuantumSeconds = 250e-6;
@@ -87,16 +88,17 @@ class Pacer {
 
   // To what has come through. A queue that overflows then loses next to nothing; what is lost as before is lost for
   // another reason, which no rate helps against, and is tolerated as long as it lasts.
-  void decrease(double share, Nanoseconds time) {
+  void decrease(double share, double used, Nanoseconds time) {
     const bool helped = before_ == 0 || share < 0.7 * before_;
     unhelped_ = helped ? 0 : unhelped_ + 1;
     before_ = share;
-    if (unhelped_ >= 2) {
+    if (unhelped_ >= 2 && share < kBearable) {
       tolerated_ = kMargin * share;
       unhelped_ = 0;
       return;
     }
-    const double rate = this->rate();
+    // What was sent counts, which may be less than was allowed; but not less than half, as there are pauses.
+    const double rate = std::clamp(used, this->rate() / 2, this->rate());
     peak_ = std::max(rate, 0.8 * peak_);
     rate_.store(std::max(rate * std::max(0.5, 1.0 - share), std::min(kLeastRate, ceiling_)), std::memory_order_relaxed);
     finding_out_ = false;

@@ -180,12 +180,13 @@ void Endpoint::scatter() {
   const Nanoseconds start = now();
   int64_t bytes = 0;
   int64_t length = run_length();
-  for (int64_t first = 0; first < layout_.most_segments(); first += length, length = run_length()) {
-    for (int64_t step = 1; step < ranks(); ++step) {
+  bool in_time = true;
+  for (int64_t first = 0; in_time && first < layout_.most_segments(); first += length, length = run_length()) {
+    for (int64_t step = 1; in_time && step < ranks(); ++step) {
       const int64_t rank = (me() + step) % ranks();
       const int64_t left = layout_.segments_of(layout_.block_of(rank, inbox_.round())) - first;
-      if (out_of_time(scatter_deadline_)) return;
       bytes += send_run(rank, kContribution, first, std::min(length, left));
+      in_time = !out_of_time(scatter_deadline_);
     }
   }
   if (bytes >= kWorthTiming) achieved_ = 8e9 * static_cast<double>(bytes) / static_cast<double>(now() - start);
