@@ -3,13 +3,17 @@
 import ctypes
 import pathlib
 import subprocess
+from typing import NamedTuple
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies
 
+from benchmarks import cluster
+from hvd_sparse.averaging.blocks import Blocks
 from tests.ops import native
+from tests.simulation import same_bits
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = [
@@ -130,3 +134,72 @@ def test_ranks_average_as_they_must_and_clean_under_sanitizers(sanitizer, tmp_pa
 @pytest.mark.parametrize("lies", [20_000, pytest.param(200_000, marks=pytest.mark.thorough)])
 def test_no_lie_is_accepted(lies, tmp_path):
     run(build(tmp_path, "datagram_lies", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"), lies, 5_003)
+
+
+# ---- a queue that overflows ----
+
+SEGMENT = (1472 - 56) // 4  # elements
+
+
+class Round(NamedTuple):
+    """What one rank has made of a round, see datagram_rank.cc."""
+
+    mean: np.ndarray
+    contributors: np.ndarray
+    came: np.ndarray
+
+
+def read_rounds(path: pathlib.Path, ranks: int, size: int) -> list[Round]:
+    rounds = []
+    with path.open("rb") as file:
+        while len(mean := np.fromfile(file, np.float32, size)):
+            most = int(np.fromfile(file, np.int64, 1)[0])
+            contributors = np.fromfile(file, np.uint64, most)
+            rounds.append(Round(mean, contributors, np.fromfile(file, np.uint8, ranks * most).reshape(ranks, most)))
+    return rounds
+
+
+def value(rank: int, round: int, size: int) -> np.ndarray:
+    """The vector of a rank, as datagram_job.h has it."""
+    mixed = (np.arange(size, dtype=np.uint64) * np.uint64(64) + np.uint64(rank)) * np.uint64(1000003) + np.uint64(round)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(32)
+    return ((mixed % np.uint64(2000001)).astype(np.int64) - 1000000).astype(np.float32) * np.float32(1e-3)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(cluster.unavailable() is not None, reason=str(cluster.unavailable()))
+def test_under_a_queue_that_overflows_each_segment_is_the_mean_of_those_that_arrived(tmp_path):
+    """Three hosts on links of 20 Mbit/s send at 1.3 times that."""
+    ranks, rounds, size = 3, 2, 1_000_001
+    program = build(tmp_path, "datagram_rank")
+    with cluster.Cluster(ranks, 1, "20mbit") as hosts:
+        addresses = [hosts.address(rank) for rank in range(ranks)]
+        running = [
+            subprocess.Popen(
+                [*hosts.prefix(rank), program, *map(str, (rank, rounds, size, 26e6, tmp_path / f"{rank}")), *addresses]
+            )
+            for rank in range(ranks)
+        ]
+        assert [each.wait(LIMIT) for each in running] == [0] * ranks
+    told = [read_rounds(tmp_path / f"{rank}", ranks, size) for rank in range(ranks)]
+    blocks, lost = Blocks(size, ranks), 0
+    for round in range(rounds):
+        own = np.stack([value(rank, round, size) for rank in range(ranks)])
+        for block in range(ranks):
+            owner = told[blocks.owner_of(block, round, True)][round]
+            end = min((block + 1) * blocks.length, size)
+            for number, start in enumerate(range(block * blocks.length, end, SEGMENT)):
+                here = slice(start, min(start + SEGMENT, end))
+                there = [rank for rank in range(ranks) if int(owner.contributors[number]) >> rank & 1]
+                mean = own[there[0], here].copy()
+                for rank in there[1:]:
+                    mean += own[rank, here]
+                mean /= np.float32(len(there))
+                lost += ranks - len(there)
+                for rank in range(ranks):
+                    came = told[rank][round].came[block, number]
+                    same_bits(told[rank][round].mean[here], mean if came else own[rank, here])
+                    lost += not came
+    assert lost > 0
