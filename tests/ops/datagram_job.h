@@ -66,7 +66,7 @@ hvds_datagrams_settings settings_of(const Job& job, int rank) {
   return settings;
 }
 
-int64_t open(const hvds_datagrams_settings& settings, int32_t* port) {
+[[maybe_unused]] int64_t open(const hvds_datagrams_settings& settings, int32_t* port) {
   char message[HVDS_MESSAGE];
   const int64_t endpoint = hvds_datagrams_open(&settings, "127.0.0.1", port, message);
   if (endpoint < 1) fail(message, settings.me);
@@ -104,7 +104,7 @@ Averaged average(int64_t endpoint, const Job& job, int rank, int64_t round, cons
 }
 
 // Some rounds of one rank without loss: each mean is what a sum in the order of the ranks gives, bit for bit.
-void run_thread(const Job& job, int64_t endpoint, const std::vector<int32_t>& ports, int rank) {
+[[maybe_unused]] void run_thread(const Job& job, int64_t endpoint, const std::vector<int32_t>& ports, int rank) {
   join(endpoint, job, ports.data(), rank);
   const uint64_t everyone = (uint64_t{1} << job.ranks) - 1;
   for (int64_t round = 0; round < job.rounds; ++round) {

@@ -1,15 +1,20 @@
 """Averaging by datagrams without Python or TensorFlow: the tags, the window of counters, and ranks under sanitizers."""
 
 import ctypes
+import functools
 import pathlib
 import subprocess
+from typing import NamedTuple
 
 import hypothesis
 import numpy as np
 import pytest
 from hypothesis import strategies
 
+from benchmarks import cluster
+from hvd_sparse.averaging.blocks import Blocks
 from tests.ops import native
+from tests.simulation import same_bits
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = [
@@ -102,12 +107,29 @@ def test_a_counter_is_let_in_once_and_none_that_is_new_is_lost(steps, start, exa
 # ---- ranks ----
 
 
-def build(folder: pathlib.Path, program: str, *options: str) -> pathlib.Path:
-    binary = folder / program
-    command = ["c++", "-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", f"-I{ROOT / 'ops'}", *options]
-    sources = [ROOT / "tests" / "ops" / f"{program}.cc", *SOURCES]
-    subprocess.run([*command, *map(str, sources), "-o", str(binary)], check=True)
-    return binary
+@pytest.fixture(scope="module")
+def build(tmp_path_factory):
+    """Compiles a program; what is common to all of them once for each sanitizer."""
+
+    def compiled(sanitizer: str, *arguments: object) -> None:
+        command = ["c++", "-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", f"-I{ROOT / 'ops'}"]
+        chosen = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"] if sanitizer else []
+        subprocess.run([*command, *chosen, *map(str, arguments)], check=True, cwd=folder)
+
+    @functools.cache
+    def common(sanitizer: str) -> list[pathlib.Path]:
+        made = [folder / f"{sanitizer}.{source.stem}.o" for source in SOURCES]
+        for source, target in zip(SOURCES, made, strict=True):
+            compiled(sanitizer, "-c", source, "-o", target)
+        return made
+
+    def build_program(name: str, sanitizer: str = "") -> pathlib.Path:
+        program = folder / f"{sanitizer}.{name}"
+        compiled(sanitizer, ROOT / "tests" / "ops" / f"{name}.cc", *common(sanitizer), "-o", program)
+        return program
+
+    folder = tmp_path_factory.mktemp("datagrams")
+    return build_program
 
 
 def run(program: pathlib.Path, *arguments: object) -> None:
@@ -117,10 +139,10 @@ def run(program: pathlib.Path, *arguments: object) -> None:
 
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.thorough)])
-def test_ranks_average_as_they_must_and_clean_under_sanitizers(sanitizer, tmp_path, monkeypatch):
+def test_ranks_average_as_they_must_and_clean_under_sanitizers(build, sanitizer, monkeypatch):
     """Without loss to the bit; and with a rank that is killed or stopped in the middle of a phase and comes back."""
     monkeypatch.setenv("TSAN_OPTIONS", "halt_on_error=1")
-    program = build(tmp_path, "datagram_ranks", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
+    program = build("datagram_ranks", sanitizer)
     for ranks, rounds, size in [(1, 2, 5), (2, 3, 1), (3, 4, 1421), (4, 3, 100_003), (5, 5, 357)]:
         run(program, "all", ranks, rounds, size)
     run(program, "dies", 3, 0, 300_000)
@@ -128,5 +150,74 @@ def test_ranks_average_as_they_must_and_clean_under_sanitizers(sanitizer, tmp_pa
 
 
 @pytest.mark.parametrize("lies", [20_000, pytest.param(200_000, marks=pytest.mark.thorough)])
-def test_no_lie_is_accepted(lies, tmp_path):
-    run(build(tmp_path, "datagram_lies", "-fsanitize=address,undefined", "-fno-sanitize-recover=all"), lies, 5_003)
+def test_no_lie_is_accepted(build, lies):
+    run(build("datagram_lies", "address,undefined"), lies, 5_003)
+
+
+# ---- a queue that overflows ----
+
+SEGMENT = (1472 - 56) // 4  # elements
+
+
+class Round(NamedTuple):
+    """What one rank has made of a round, see datagram_rank.cc."""
+
+    mean: np.ndarray
+    contributors: np.ndarray
+    came: np.ndarray
+
+
+def read_rounds(path: pathlib.Path, ranks: int, size: int) -> list[Round]:
+    rounds = []
+    with path.open("rb") as file:
+        while len(mean := np.fromfile(file, np.float32, size)):
+            most = int(np.fromfile(file, np.int64, 1)[0])
+            contributors = np.fromfile(file, np.uint64, most)
+            rounds.append(Round(mean, contributors, np.fromfile(file, np.uint8, ranks * most).reshape(ranks, most)))
+    return rounds
+
+
+def value(rank: int, round: int, size: int) -> np.ndarray:
+    """The vector of a rank, as datagram_job.h has it."""
+    mixed = (np.arange(size, dtype=np.uint64) * np.uint64(64) + np.uint64(rank)) * np.uint64(1000003) + np.uint64(round)
+    mixed ^= mixed >> np.uint64(29)
+    mixed *= np.uint64(0xBF58476D1CE4E5B9)
+    mixed ^= mixed >> np.uint64(32)
+    return ((mixed % np.uint64(2000001)).astype(np.int64) - 1000000).astype(np.float32) * np.float32(1e-3)
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(cluster.unavailable() is not None, reason=str(cluster.unavailable()))
+def test_under_a_queue_that_overflows_each_segment_is_the_mean_of_those_that_arrived(build, tmp_path):
+    """Three hosts on links of 20 Mbit/s send at 1.3 times that."""
+    ranks, rounds, size = 3, 2, 1_000_001
+    program = build("datagram_rank")
+    with cluster.Cluster(ranks, 1, "20mbit") as hosts:
+        addresses = [hosts.address(rank) for rank in range(ranks)]
+        running = [
+            subprocess.Popen(
+                [*hosts.prefix(rank), program, *map(str, (rank, rounds, size, 26e6, tmp_path / f"{rank}")), *addresses]
+            )
+            for rank in range(ranks)
+        ]
+        assert [each.wait(LIMIT) for each in running] == [0] * ranks
+    told = [read_rounds(tmp_path / f"{rank}", ranks, size) for rank in range(ranks)]
+    blocks, lost = Blocks(size, ranks), 0
+    for round in range(rounds):
+        own = np.stack([value(rank, round, size) for rank in range(ranks)])
+        for block in range(ranks):
+            owner = told[blocks.owner_of(block, round, True)][round]
+            end = min((block + 1) * blocks.length, size)
+            for number, start in enumerate(range(block * blocks.length, end, SEGMENT)):
+                here = slice(start, min(start + SEGMENT, end))
+                there = [rank for rank in range(ranks) if int(owner.contributors[number]) >> rank & 1]
+                mean = own[there[0], here].copy()
+                for rank in there[1:]:
+                    mean += own[rank, here]
+                mean /= np.float32(len(there))
+                lost += ranks - len(there)
+                for rank in range(ranks):
+                    came = told[rank][round].came[block, number]
+                    same_bits(told[rank][round].mean[here], mean if came else own[rank, here])
+                    lost += not came
+    assert lost > 0
