@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fractions
 import math
 from typing import Any
 
@@ -16,12 +17,13 @@ def kept_of(width: int, sparsity: float) -> int:
 
     Args:
         width: d, elements of a row, at least 1.
-        sparsity: the share that does not pass, in [0, 1).
+        sparsity: the share that does not pass, in [0, 1), taken as the decimal that it is written as: 29% of 100 are
+            29, though 100 * .29 is a little less in floating point.
 
     Returns:
         d - floor(d * sparsity), at least 1.
     """
-    return max(1, width - math.floor(width * sparsity))
+    return max(1, width - math.floor(width * fractions.Fraction(str(float(sparsity)))))
 
 
 @keras.saving.register_keras_serializable(package="hvd_sparse")
