@@ -68,7 +68,7 @@ def test_each_test_is_in_one_tier(tmp_path):
     assert quick == {"test_quick", "test_sizes[1]", "test_law[few]"}
     assert rest == {"test_thorough", "test_sizes[2]", "test_law[all]", "test_thorough_law[all]"}
     assert everything == (quick | rest) - {"test_law[few]"} and not quick & rest
-    assert (few, many) == (5, 20)
+    assert (few, many) == (3, 12)
 
 
 @pytest.mark.parametrize("name", AGGREGATORS)

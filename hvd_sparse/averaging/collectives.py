@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.averaging.blocks import Blocks
 from hvd_sparse.averaging.transports import Averaged, Channel
 from hvd_sparse.transport.communicator import Communicator
+
+# What changes no bit of a sum, not even the sign of a zero. An array, as of the numbers 0.0 and -0.0, which are equal,
+# TensorFlow keeps the one that it has seen first, and gives it back for the other.
+_NOTHING = np.array([-0.0], np.float32)
 
 Arrivals = Callable[[tf.Tensor], tf.Tensor]  # of a round, [] int64, from whom blocks arrive here, [2, P] bool
 
@@ -47,8 +52,7 @@ class CollectiveChannel(Channel):
         """The mean [1, length] of what has arrived, [P] bool, of the block that this rank owns."""
         sent = self._blocks.by_owner(blocks, round, self._rotate)
         parts = self._world.alltoall(sent, [1] * self._blocks.ranks, f"{self._name}.reduce_scatter")
-        # Minus zero is what changes no bit of a sum, not even the sign of a zero.
-        total, _ = ops.sum_parts(tf.where(arrived[:, None], parts, tf.constant(-0.0)))
+        total, _ = ops.sum_parts(tf.where(arrived[:, None], parts, tf.constant(_NOTHING)))
         mean, _ = ops.mean(total, tf.math.count_nonzero(arrived), tf.float32)
         return mean[None]
 
