@@ -35,7 +35,8 @@ def test_ranks_time_both_arms(monkeypatch):
     assert all(seconds > 0 for taken in times.values() for seconds in taken)
 
 
-def test_ranks_train_both_arms():
+def test_ranks_train_both_arms(monkeypatch):
+    monkeypatch.setattr(bench_accuracy, "LOCAL", 1)
     horovod, recommended = bench_accuracy.launch([*SMALL, "--steps", "2", "--every", "1"])
     assert [horovod["arm"], recommended["arm"]] == list(ARMS)
     assert horovod["parameters"] == recommended["parameters"] > 7e4

@@ -179,7 +179,7 @@ int main() {
   std::mt19937 random(1);
   hvds_workspace* workspace = hvds_workspace_create();
   for (const int64_t size : {1, 15, 64, 4095, 4097, 9001, 300007}) {
-    for (int kind = 0; kind < 4; ++kind) {
+    for (int kind = 0; kind < (size > 100000 ? 1 : 4); ++kind) {
       const std::vector<float> x = make(kind, size, random);
       const std::vector<int32_t> order = by_magnitude(x);
       for (const int64_t kept : {int64_t{0}, int64_t{1}, (size + 99) / 100, (size + 1) / 2, size}) {

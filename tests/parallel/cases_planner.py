@@ -82,9 +82,9 @@ def every_rank_chooses_the_same_and_exchanges_as_that(local_size):
     same_bits(AUTO.residual(states["traced"]).numpy(), simulated.residual[hvd.rank()])
 
 
-@case(ranks=(4,), quick=thorough)
+@case(ranks=(2,), quick=thorough)
 def a_model_trains_with_buckets_of_different_choices():
-    hvd.init(local_size=2)
+    hvd.init(local_size=1)
     model = network(hidden=64)
     with figures.kept_in(shared_folder()):
         optimizer = distributed(aggregator=hvd.recipes.auto(0.25, budget=0.0), bucket_bytes=256, first_bucket_bytes=64)
