@@ -2,9 +2,11 @@
 
     horovodrun -np 4 python -m examples.lossy_digits --arrival 0.9
     horovodrun -np 4 python -m examples.lossy_digits --arrival 0.9 --gradients
+    horovodrun -np 4 python -m examples.lossy_digits --datagrams
 
 Each block of each message is lost by itself, drawn from a seed; the network of the ranks loses none. With `--gradients`
-the mean of gradients goes the same way in place of the mean of models.
+the mean of gradients goes the same way in place of the mean of models. With `--datagrams` models travel over UDP, and
+what the network loses is lost.
 """
 
 import argparse
@@ -22,6 +24,7 @@ def main() -> None:
     parser.add_argument("--arrival", type=float, default=0.9, help="the share of blocks that arrive, in [0, 1]")
     parser.add_argument("--every", type=int, default=1, help="steps of each rank between two rounds of averaging")
     parser.add_argument("--gradients", action="store_true", help="average gradients, not models")
+    parser.add_argument("--datagrams", action="store_true", help="by UDP: what arrives is for the network to say")
     options = parser.parse_args()
 
     hvd.init()
@@ -29,7 +32,8 @@ def main() -> None:
     data = digits.load(seed=0)
     images, labels = digits.share(data, hvd.rank(), hvd.size())
 
-    transport = hvd.averaging.Lossy(1.0 - options.arrival, seed=0)
+    by_chance = hvd.averaging.Lossy(1.0 - options.arrival, seed=0)
+    transport = hvd.averaging.Datagrams() if options.datagrams else by_chance
     optimizer = keras.optimizers.SGD(0.1)
     telemetry = hvd.averaging.Telemetry()
     if options.gradients:
