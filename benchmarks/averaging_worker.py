@@ -5,37 +5,18 @@ python -m benchmarks.averaging_worker JOB
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
-import time
 from typing import Any
 
-import tensorflow as tf
-
-import hvd_sparse as hvd
 from benchmarks import averaging_threads
 from benchmarks.averaging_settings import ARMS, MEASURES, MODELS, Schedule, Settings
 from benchmarks.averaging_tasks import task_of
-from benchmarks.convergence_runs import append
+from benchmarks.worker import work_off
+from benchmarks.writing import DIGITS
 
-DIGITS = 5  # of what is kept
 
-
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    job = json.loads(parser.parse_args().job.read_text())
-    tf.get_logger().setLevel("ERROR")
-    hvd.init(local_size=1)  # the ranks are threads
-    for number, run in enumerate(job["runs"]):
-        task = task_of(settings_of(run))
-        began = time.perf_counter()
-        outcome = averaging_threads.train(task, ARMS[run["arm"]], run["ranks"], run["seed"])
-        outcome["seconds"] = time.perf_counter() - began
-        append(pathlib.Path(job["store"]), rounded({**run, **outcome}))
-        print(f"> [{number + 1}/{len(job['runs'])}] {told({**run, **outcome})}", flush=True)
+def train(run: dict[str, Any]) -> dict[str, Any]:
+    """The outcome of a run of a job."""
+    return averaging_threads.train(task_of(settings_of(run)), ARMS[run["arm"]], run["ranks"], run["seed"])
 
 
 def settings_of(run: dict[str, Any]) -> Settings:
@@ -67,4 +48,4 @@ def told(outcome: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    work_off(__doc__, train, rounded, told)

@@ -6,36 +6,19 @@ those of its model, "fingerprint"}, ...]}.
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import pathlib
-import time
 from typing import Any
 
-import tensorflow as tf
-
-import hvd_sparse as hvd
 from benchmarks.convergence_rank import rounded
-from benchmarks.convergence_runs import append
 from benchmarks.dropping_settings import ARMS, MEASURES, ImageSettings, SentenceSettings, Timing
 from benchmarks.dropping_tasks import ImageTask, Task, train
 from benchmarks.dropping_translation import SentenceTask
+from benchmarks.worker import work_off
 
 
-def main() -> None:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    job = json.loads(parser.parse_args().job.read_text())
-    tf.get_logger().setLevel("ERROR")
-    hvd.init(local_size=1)  # the clients are simulated
-    for number, run in enumerate(job["runs"]):
-        began = time.perf_counter()
-        outcome = {**run, **train(task_of(run), ARMS[run["arm"]], run["seed"])}
-        outcome["seconds"] = time.perf_counter() - began
-        append(pathlib.Path(job["store"]), rounded(outcome))
-        print(f"> [{number + 1}/{len(job['runs'])}] {told(outcome)}", flush=True)
+def outcome_of(run: dict[str, Any]) -> dict[str, Any]:
+    """Of a run of a job."""
+    return train(task_of(run), ARMS[run["arm"]], run["seed"])
 
 
 def task_of(run: dict[str, Any]) -> Task:
@@ -61,4 +44,4 @@ def told(outcome: dict[str, Any]) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    work_off(__doc__, outcome_of, rounded, told)
