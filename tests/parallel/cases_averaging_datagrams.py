@@ -35,7 +35,8 @@ def trained(transport) -> tuple[list[np.ndarray], dict]:
 def without_loss_training_has_the_bits_of_reliable_averaging():
     sure, nothing = trained(Reliable())
     quick, told = trained(UNHURRIED)
-    assert nothing["channel"] == {} and told["channel"]["datagrams"]["accepted"] > told["channel"]["sent"] / 2
+    pieces = 2 * (told["round"] + 1) * (hvd.size() - 1)  # one in each phase of each round from each other rank
+    assert nothing["channel"] == {} and told["channel"]["datagrams"]["accepted"] >= pieces
     assert told["total_lost"] == {"reduce_scatter": 0.0, "all_gather": 0.0}
     for one, other in zip(sure, quick, strict=True):
         np.testing.assert_array_equal(one, other)
