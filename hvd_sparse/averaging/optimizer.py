@@ -85,7 +85,9 @@ def ModelAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
 
 def is_averaged(optimizer: Any) -> bool:
     """Whether an optimizer averages models, or is one with loss scaling around such a one."""
-    return isinstance(optimizer, keras.optimizers.Optimizer) and _AVERAGED in vars(_inner(optimizer))
+    return isinstance(optimizer, keras.optimizers.Optimizer) and _AVERAGED in vars(
+        slots.without_loss_scaling(optimizer)
+    )
 
 
 def averaged(optimizer: Any) -> Participant:
@@ -95,7 +97,7 @@ def averaged(optimizer: Any) -> Participant:
             f"Expected an optimizer that averages models, got {type(optimizer).__name__}: make it one by "
             "hvd.averaging.ModelAveraging(optimizer)."
         )
-    return vars(_inner(optimizer))[_AVERAGED]
+    return vars(slots.without_loss_scaling(optimizer))[_AVERAGED]
 
 
 def resynchronise(optimizer: keras.optimizers.Optimizer) -> None:
@@ -126,14 +128,10 @@ def require_new(optimizer: Any) -> Any:
     """The optimizer within loss scaling, if there is any; TypeError or ValueError where something else is around it."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"Expected a Keras optimizer, as keras.optimizers.SGD(), got {type(optimizer).__name__}.")
-    inner = _inner(optimizer)
+    inner = slots.without_loss_scaling(optimizer)
     if inner.__class__ is not type(inner):
         raise ValueError(f"The optimizer {inner.name} is distributed already: give one that is not, and wrap it once.")
     return inner
-
-
-def _inner(optimizer: Any) -> Any:
-    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
 
 
 def _rounds(steps: int, every: int) -> int:

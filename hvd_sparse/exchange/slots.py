@@ -38,10 +38,15 @@ def of_variables(optimizer: keras.optimizers.Optimizer, variables: Iterable[Any]
     return [slot for slot in optimizer.variables if prefixes and slot.name.startswith(prefixes)]
 
 
+def without_loss_scaling(optimizer: Any) -> Any:
+    """The optimizer inside one that scales the loss; any other as it is."""
+    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    return optimizer.inner_optimizer if scales else optimizer
+
+
 def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The variables in which SGD and RMSprop with momentum add up past steps, learning rate included."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return velocities(optimizer.inner_optimizer)
+    optimizer = without_loss_scaling(optimizer)
     if isinstance(optimizer, keras.optimizers.SGD) and optimizer.built:
         return [velocity for velocity in getattr(optimizer, "momentums", ()) if velocity is not None]
     if isinstance(optimizer, keras.optimizers.RMSprop) and optimizer.built:
@@ -76,8 +81,7 @@ def variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 def floats(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The variables of any float that an optimizer makes steps with, but for the learning rate."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return floats(optimizer.inner_optimizer)
+    optimizer = without_loss_scaling(optimizer)
     held = [each for each in optimizer.variables if "float" in str(each.dtype)]
     return [each for each in held if each is not optimizer._learning_rate]
 

@@ -15,6 +15,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.gradients import resource
 from hvd_sparse.keras import first_rank
 
@@ -121,9 +122,8 @@ def begin(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> No
 
 def of(optimizer: Any) -> Ahead | None:
     """What an optimizer looks ahead by, also where a loss-scaling one is around it; None where it does not."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return of(optimizer.inner_optimizer)
-    return vars(optimizer).get(_AHEAD) if isinstance(optimizer, keras.optimizers.Optimizer) else None
+    inner = slots.without_loss_scaling(optimizer)
+    return vars(inner).get(_AHEAD) if isinstance(inner, keras.optimizers.Optimizer) else None
 
 
 def landed(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:

@@ -30,10 +30,7 @@ def consolidate(model: keras.Model) -> None:
 
     Steps and bytes sent per rank: for each slot those of a dense all-reduce of all variables that the exchange keeps.
     """
-    optimizer = model.optimizer
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        optimizer = optimizer.inner_optimizer
-    consolidate_slots(optimizer)
+    consolidate_slots(slots.without_loss_scaling(model.optimizer))
 
 
 def consolidate_slots(optimizer: keras.optimizers.Optimizer) -> None:

@@ -85,9 +85,8 @@ def distribute(
 
 def exchange_of(optimizer: Any) -> GradientExchange | None:
     """The exchange of a distributed optimizer, also where a loss-scaling one is around it; None for any other."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return exchange_of(optimizer.inner_optimizer)
-    return vars(optimizer).get(_EXCHANGE) if isinstance(optimizer, keras.optimizers.Optimizer) else None
+    inner = slots.without_loss_scaling(optimizer)
+    return vars(inner).get(_EXCHANGE) if isinstance(inner, keras.optimizers.Optimizer) else None
 
 
 def install() -> None:

@@ -12,8 +12,9 @@ import keras
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression import Compression
+from hvd_sparse.exchange import slots
 from hvd_sparse.keras import hooks
-from hvd_sparse.keras.optimizer import distribute, without_loss_scaling
+from hvd_sparse.keras.optimizer import distribute
 
 
 def load_model(
@@ -61,7 +62,7 @@ def load_model(
             f"{filepath} holds no optimizer: load it with keras.models.load_model and compile it with "
             "hvd.DistributedOptimizer(optimizer)."
         )
-    optimizer = without_loss_scaling(model.optimizer)
+    optimizer = slots.without_loss_scaling(model.optimizer)
     _say_how_it_accumulates(optimizer, options)
     distribute(optimizer, aggregator, compression, **options)
     hooks.adopt(model)

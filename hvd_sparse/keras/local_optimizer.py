@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.senders import slots_of
-from hvd_sparse.exchange import on_shards, sender_side, shard_slots
+from hvd_sparse.exchange import on_shards, sender_side, shard_slots, slots
 from hvd_sparse.exchange.arguments import sends_updates
 from hvd_sparse.keras import ahead, without_slots
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
@@ -91,8 +91,7 @@ def lower(optimizer: Any, exchanged: Sequence[tuple[Any, Any, bool]], learning_r
 
 def velocities(optimizer: Any) -> list[tf.Variable]:
     """The slots in which the exchange adds up past steps, learning rate included, as SGD and RMSprop do."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return velocities(optimizer.inner_optimizer)
+    optimizer = slots.without_loss_scaling(optimizer)
     name = {keras.optimizers.SGD: "momentums", keras.optimizers.RMSprop: "_momentums"}
     wanted = next((slot for kind, slot in name.items() if isinstance(optimizer, kind)), None)
     if without_slots.of(optimizer) is None or wanted is None:

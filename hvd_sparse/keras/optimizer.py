@@ -94,7 +94,7 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
         TypeError: where it is no Keras optimizer, or an argument is unknown.
         ValueError: where it is distributed or used already, or an argument cannot be had.
     """
-    inner = without_loss_scaling(optimizer)
+    inner = slots.without_loss_scaling(optimizer)
     _require_new(inner)
     if inner.gradient_accumulation_steps and backward_passes_per_step != 1:
         raise ValueError(
@@ -224,12 +224,6 @@ def as_layers(local_layers: Layers) -> list[keras.layers.Layer]:
         if not isinstance(layer, keras.layers.Layer):
             raise ValueError(f"Expected local layers to be Keras layers, got {type(layer).__name__}.")
     return layers
-
-
-def without_loss_scaling(optimizer: Any) -> Any:
-    """The optimizer inside one that scales the loss; any other as it is."""
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    return optimizer.inner_optimizer if scales else optimizer
 
 
 def _rate_of(optimizer: keras.optimizers.Optimizer) -> Rate:

@@ -9,13 +9,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange import slots
+
 UNKNOWN = -1.0
 """The sum of squares of a stage that does not clip, and so has not computed it."""
 
 
 def global_clipnorm(optimizer: keras.optimizers.Optimizer) -> float | None:
     """The largest norm of all gradients that an optimizer lets pass; None where it has none."""
-    return getattr(_inner(optimizer), "global_clipnorm", None)
+    return getattr(slots.without_loss_scaling(optimizer), "global_clipnorm", None)
 
 
 def check(optimizer: keras.optimizers.Optimizer, trainers: int) -> None:
@@ -26,7 +28,7 @@ def check(optimizer: keras.optimizers.Optimizer, trainers: int) -> None:
     """
     if global_clipnorm(optimizer) is None:
         return
-    if trainers > 1 or getattr(_inner(optimizer), "gradient_accumulation_steps", None):
+    if trainers > 1 or getattr(slots.without_loss_scaling(optimizer), "gradient_accumulation_steps", None):
         means = "trainers" if trainers > 1 else "the steps of gradient_accumulation_steps"
         raise ValueError(
             f"Stages tell each other the norm of one step's gradients, not of their mean over {means}: pass clipnorm "
@@ -63,7 +65,3 @@ def _times(gradient: Any, factor: float) -> Any:
     if isinstance(gradient, tf.IndexedSlices):
         return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
     return gradient * factor
-
-
-def _inner(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    return optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer

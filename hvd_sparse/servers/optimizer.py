@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.plan import unique_names
 from hvd_sparse.servers import applying, local
 from hvd_sparse.servers.joining import join
@@ -156,15 +157,13 @@ def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
 
 def is_served(optimizer: Any) -> bool:
     """Whether an optimizer runs on servers, or is one with loss scaling around such a one."""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        return is_served(optimizer.inner_optimizer)
-    return isinstance(optimizer, keras.optimizers.Optimizer) and _SERVED in vars(optimizer)
+    inner = slots.without_loss_scaling(optimizer)
+    return isinstance(inner, keras.optimizers.Optimizer) and _SERVED in vars(inner)
 
 
 def served(optimizer: Any) -> Participant:
     """What makes an optimizer run on servers, also where one with loss scaling is around it."""
-    inner = optimizer.inner_optimizer if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) else optimizer
-    return vars(inner)[_SERVED]
+    return vars(slots.without_loss_scaling(optimizer))[_SERVED]
 
 
 def _check_pull(pull: Compressor | None) -> None:
