@@ -31,7 +31,7 @@ from benchmarks import convergence_report as reports
 from benchmarks import convergence_runs as queue
 from benchmarks import report, timing, writing
 from benchmarks.convergence_runs import Cluster, Outcomes, Run
-from benchmarks.convergence_settings import ARMS, MODELS, TRAINED
+from benchmarks.convergence_settings import ARMS, DENSE, ELSEWHERE, MODELS, TRAINED
 
 SEEDS, SEARCHED = 8, 2
 FOLLOWS = {"dense": "torus2d"}  # the noise of equal arms is that of equal learning rates
@@ -78,7 +78,22 @@ def main() -> None:
         "minutes": sum(outcome["seconds"] for outcome in outcomes.values()) / 60,
     }
     told = [model for model in models if reports.arms_of(outcomes, model)]
-    finish([reports.summarise(outcomes, model, tried[model]) for model in told], about, options.dry)
+    sections = [reports.summarise(outcomes, model, tried[model]) for model in told]
+    usual = (options.epochs, cluster.nodes, cluster.local) == (0, Cluster().nodes, Cluster().local)
+    finish(sections, about, options.dry, elsewhere(study, asked) if usual else ())
+
+
+def elsewhere(study: Study, asked: Mapping[str, Sequence[str]]) -> list[reports.Section]:
+    """A section for each of `ELSEWHERE` and each model of which the store has runs there, dense among them."""
+    sections = []
+    for place in ELSEWHERE:
+        cluster = dataclasses.replace(study.cluster, nodes=place.nodes, local=place.local)
+        there = dataclasses.replace(study, cluster=cluster, epochs=place.epochs, make=None)
+        outcomes, tried = there.outcomes(asked)
+        for model in (each for each in asked if DENSE in reports.arms_of(outcomes, each)):
+            section = reports.summarise(outcomes, model, tried[model], place.wanted.get(model, ()))
+            sections.append(section._replace(title=f"{model}, {place.name}"))
+    return sections
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,9 +154,11 @@ class Study:
         return Run(model, arm, rate, seed, self.epochs, self.cluster)
 
 
-def finish(sections: Sequence[reports.Section], about: dict[str, Any], dry: bool) -> None:
-    """Prints the report, and writes it unless this is dry."""
-    text = reports.render(sections, about)
+def finish(
+    sections: Sequence[reports.Section], about: dict[str, Any], dry: bool, others: Sequence[reports.Section] = ()
+) -> None:
+    """Prints the report, and writes it unless this is dry; the picture leaves out `others`."""
+    text = reports.render(sections, about, others)
     print(text)
     if dry:
         return
@@ -149,7 +166,7 @@ def finish(sections: Sequence[reports.Section], about: dict[str, Any], dry: bool
         "machine": timing.machine(),
         "about": {**about, "cluster": dataclasses.asdict(about["cluster"])},
     }
-    for section in sections:
+    for section in (*sections, *others):
         verdicts = [verdict._asdict() for verdict in section.verdicts]
         data[section.title] = {"verdicts": verdicts, "figures": section.figures}
     stem = writing.write_results("convergence", data, text)

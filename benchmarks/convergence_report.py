@@ -121,13 +121,19 @@ def gap_of(outcomes: Outcomes, model: str, one: str, other: str, what: str = "fi
     return difference([ones[seed] for seed in both], [others[seed] for seed in both]) if both else None
 
 
-def summarise(outcomes: Outcomes, model: str, tried: Mapping[str, Sequence[float]] | None = None) -> Section:
+def summarise(
+    outcomes: Outcomes,
+    model: str,
+    tried: Mapping[str, Sequence[float]] | None = None,
+    wanted: Sequence[Wanted] | None = None,
+) -> Section:
     """A model's results, differences and verdicts.
 
     Args:
         outcomes: of each arm at one learning rate.
         model: of `MODELS`.
         tried: for each arm the learning rates that this one is the best of, where there were others.
+        wanted: how near to dense some arm is to end; as `WANTED` has it.
     """
     arms = arms_of(outcomes, model)
     figures: dict[str, Any] = {
@@ -143,7 +149,8 @@ def summarise(outcomes: Outcomes, model: str, tried: Mapping[str, Sequence[float
         {arm: {**dataclasses.asdict(gap), "low": gap.low, "high": gap.high} for arm, gap in each.items()}
         for each in (gaps, losses)
     )
-    verdicts = [*_frontier(model, gaps, figures["share"]), *_within(outcomes, model)]
+    wanted = WANTED[model] if wanted is None else wanted
+    verdicts = [*_frontier(model, wanted, gaps, figures["share"]), *_within(outcomes, model)]
     if MEASURES[model] == "top-1" and DENSE in arms:
         dense = float(np.mean(figures["final"][DENSE]))
         verdicts.append(Verdict(f"{model}: dense top-1, points", "60 to 90", f"{dense:.2f}", 60 <= dense <= 90))
@@ -195,10 +202,12 @@ def spread(values: Sequence[float]) -> str:
     return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
 
 
-def _frontier(model: str, gaps: Mapping[str, Difference], shares: Mapping[str, float]) -> list[Verdict]:
+def _frontier(
+    model: str, targets: Sequence[Wanted], gaps: Mapping[str, Difference], shares: Mapping[str, float]
+) -> list[Verdict]:
     """Whether some arm is near enough to dense for what it sends."""
     verdicts = []
-    for wanted in WANTED[model] if shares else ():
+    for wanted in targets if shares else ():
         arms = [arm for arm in gaps if arm != DENSE and shares[arm] <= wanted.share]
         if arms:
             pairs = max(gaps[arm].pairs for arm in arms)  # the mean of few may be high by chance
@@ -231,10 +240,11 @@ def _within(outcomes: Outcomes, model: str) -> list[Verdict]:
 # ---- all of them ----
 
 
-def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
-    """The report as Markdown."""
+def render(sections: Sequence[Section], about: Mapping[str, Any], others: Sequence[Section] = ()) -> str:
+    """The report as Markdown; `others` are trainings for longer, or on other nodes."""
     machine = timing.machine()
     verdicts = [verdict for section in sections for verdict in section.verdicts]
+    verdicts += [verdict._replace(what=_named(verdict.what, each)) for each in others for verdict in each.verdicts]
     cluster = about["cluster"]
     lines = [
         f"# Convergence, {machine['date']}",
@@ -253,7 +263,14 @@ def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
     for section in sections:
         settings = ", ".join(f"{name} {value}" for name, value in about["settings"][section.title].items())
         lines += ["", f"## {section.title}", "", *section.lines, "", f"Settings, the same for all arms: {settings}."]
+    for section in others:
+        lines += ["", f"## {section.title}", "", *section.lines]
     return "\n".join([*lines, ""])
+
+
+def _named(what: str, section: Section) -> str:
+    """What a verdict tells of, with where its section trained: its title has more than the model that `what` names."""
+    return what.replace(section.title.partition(",")[0], section.title, 1)
 
 
 def draw(sections: Sequence[Section], path: str) -> None:

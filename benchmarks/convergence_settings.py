@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import NamedTuple
 
 
@@ -145,6 +146,31 @@ WANTED: dict[str, tuple[Wanted, ...]] = {
     "transformer": (Wanted(1.0, 1 / 12), Wanted(1.5, 1 / 40)),
     "lstm": (Wanted(1.0, 1 / 12), Wanted(1.5, 1 / 40)),
 }
+
+
+class Elsewhere(NamedTuple):
+    """What else the study is told of, where the store has runs of it: the same models for longer, or on other nodes.
+
+    Attributes:
+        name: in the report.
+        epochs: in place of the models' own; 0 for those.
+        nodes: how many.
+        local: ranks of each.
+        wanted: as `WANTED`.
+    """
+
+    name: str
+    epochs: int
+    nodes: int
+    local: int
+    wanted: Mapping[str, tuple[Wanted, ...]]
+
+
+ELSEWHERE = (
+    Elsewhere("thirty epochs", 30, 2, 2, {"transformer": (Wanted(0.7, 1 / 40),)}),
+    Elsewhere("4 nodes of 1", 0, 4, 1, {}),
+    Elsewhere("4 nodes of 2", 0, 4, 2, {}),
+)
 WITHIN = {
     "hitopk": ("topk", 1.0),
     **dict.fromkeys(("bucket4", "bucket8", "bucket16", "bucket4_updates", *_BUCKETS[2:]), (DENSE, 1.0)),

@@ -212,6 +212,32 @@ def test_report_and_picture_hold_all_models(tmp_path):
     assert (tmp_path / "curves.png").stat().st_size > 3_000
 
 
+def test_what_was_trained_elsewhere_is_told_beside_the_study(tmp_path):
+    study = Study(tmp_path / "runs.jsonl", Cluster(), 0, [1.0], 3, 2, make_up)
+    asked = {"transformer": ["torus2d", "updates"], "lstm": ["torus2d", "updates"]}
+    assert bench_convergence.elsewhere(study, asked) == []
+    longer = dataclasses.replace(study, epochs=30)
+    longer.outcomes({"transformer": ["torus2d", "updates"], "lstm": ["updates"]})
+    (other,) = bench_convergence.elsewhere(study, asked)
+    assert other.title == "transformer, thirty epochs"
+    assert [verdict.wanted for verdict in other.verdicts] == [">= -0.7"] and not other.verdicts[0].met
+    outcomes = made_up(models=["transformer"])
+    text = convergence_report.render(
+        [convergence_report.summarise(outcomes, "transformer")], about("transformer"), [other]
+    )
+    assert "| transformer, thirty epochs: the best arm at 1/40" in text and "\n## transformer, thirty epochs\n" in text
+
+
+def make_up(wanted, store):
+    """Finished runs: dense ends 1 point above the others, which send a hundredth."""
+    for run in wanted:
+        dense = run.arm == "torus2d"
+        final = 30.0 + run.seed + dense
+        made = {"final": final, "top5": 0.0, "loss": 2.0, "curve": [final], "error": 2.0, "seconds": 1.0}
+        outcome = {**made, "across": 1e9 if dense else 1e7, "fingerprint": run.fingerprint()}
+        convergence_runs.append(store, outcome)
+
+
 # ---- the queue ----
 
 
