@@ -206,6 +206,44 @@ class DataCache:
 
         return dataset.make(self.prepare(self.schedule(batch_size, epoch, position, drop_remainder)), map_func)
 
+    def select(self, rows: Any, map_func: Callable[..., Any] | None = None) -> Any:
+        """The samples of batches that somebody else chooses, as a `tf.data.Dataset` of (samples, labels).
+
+            shared = hvd_sparse.servers.SharedBatches(len(cache), batch_size=64)
+            model.fit(cache.select(shared.dataset()), epochs=10)
+
+        The samples of a batch are fetched by all workers at once, and the next batch while this one is in use; nothing
+        is fetched further ahead, as nobody knows yet which rank will take what.
+
+        Args:
+            rows: a `tf.data.Dataset` of integers [b], the indices of a batch's samples in the source.
+            map_func: as of `dataset`; here it is applied to the samples of a batch side by side.
+
+        Returns:
+            A batch of samples [b, ...] and labels int64 [b] for each element of `rows`; with `map_func` of what it
+            returns. Without it, where shapes vary, samples are a `tf.RaggedTensor`.
+        """
+        from datacache import dataset  # TensorFlow is imported here, for those who want it
+
+        return dataset.select(self.take, self.layout, rows, map_func)
+
+    def take(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
+        """Those samples as a batch, without TensorFlow.
+
+        Args:
+            indices: integers [b], b >= 1, of samples in the source.
+
+        Returns:
+            As one of `batches`.
+
+        Raises:
+            IndexError: where there is no such sample.
+        """
+        order = np.asarray(indices)
+        if not len(order) or order.min() < 0 or order.max() >= len(self):
+            raise IndexError(f"Expected indices in [0, {len(self)}), at least one, got {order}.")
+        return self._prepare(Schedule(order, len(order), ranks=1), rank=0).read(0)
+
     def training(
         self,
         directory: str | os.PathLike,
@@ -259,10 +297,13 @@ class DataCache:
         Raises:
             RuntimeError: in a process that was forked from the one that made this.
         """
+        return self._prepare(schedule, self.world.rank)
+
+    def _prepare(self, schedule: Schedule, rank: int) -> Batches | VaryingBatches:
         refuse_fork(self._process)
         supply = Supply(self._reader, self._owners, self._workers, self.counters, _AHEAD, self)
         kind = VaryingBatches if self.layout.varies else Batches
-        return kind(self.layout, schedule, self.world.rank, supply)
+        return kind(self.layout, schedule, rank, supply)
 
     def fetch(self, index: int) -> tuple[np.ndarray, int]:
         """One sample, in its own shape, and its label, by index in the source; errors as from `Batches.read`.

@@ -38,6 +38,7 @@ _AGAIN = (
 _LIBRARY = Path(__file__).with_name("_ops.so")
 
 _Batch = tuple[tf.Tensor, tf.Tensor]
+_Parts = tuple[tf.Tensor, tf.Tensor, tf.Tensor]
 AnyBatches: TypeAlias = Batches | VaryingBatches
 
 _lent: weakref.WeakKeyDictionary[Slab, int] = weakref.WeakKeyDictionary()  # the number of each slab
@@ -102,6 +103,42 @@ def make_stream(
         return epochs.dataset(number, order, spans, tf.data.Dataset.range(tf.shape(spans, tf.int64)[0]))
 
     return tf.data.Dataset.counter(first_epoch).flat_map(epoch).prefetch(_READY)
+
+
+def select(
+    take: Callable[[np.ndarray], tuple[Any, np.ndarray]],
+    layout: Layout,
+    rows: tf.data.Dataset,
+    map_func: Callable[..., Any] | None = None,
+) -> tf.data.Dataset:
+    """Makes a dataset of (samples, labels) of batches that are chosen elsewhere.
+
+    Args:
+        take: from indices [b] to samples and labels int64 [b]; see `DataCache.take`.
+        layout: of samples.
+        rows: the indices [b] of each batch.
+        map_func: see `DataCache.select`.
+
+    Returns:
+        As `make`.
+    """
+
+    def read(indices: tf.Tensor) -> _Batch:
+        samples, labels = tf.numpy_function(take, [indices], [tf.as_dtype(layout.dtype), tf.int64], stateful=False)
+        return tf.ensure_shape(samples, [None, *layout.shape]), tf.ensure_shape(labels, [None])
+
+    def mapped(indices: tf.Tensor) -> tf.data.Dataset:
+        if layout.varies:
+            samples = _part(*_read_parts(layout, take, indices))
+        else:
+            samples = tf.data.Dataset.from_tensor_slices(read(indices))
+        as_wanted = _cut(layout, map_func) if layout.varies else map_func
+        samples = samples.map(as_wanted, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+        batched = samples.ragged_batch if map_func is None else samples.batch
+        return batched(tf.size(indices, tf.int64))
+
+    whole = map_func is None and not layout.varies
+    return (rows.map(read) if whole else rows.flat_map(mapped)).prefetch(1)
 
 
 class _Passes:
@@ -185,27 +222,37 @@ class _Epoch(NamedTuple):
         All samples of a batch refer to the same elements, so that nothing is copied until they are cut, several at
         once.
         """
-        layout = self.like.layout
 
-        def read(number: np.ndarray, step: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-            samples, labels = self.prepare(int(number)).read(int(step))
-            return _end_to_end(samples), np.array([sample.shape for sample in samples], np.int64), labels
+        def read(number: np.ndarray, step: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
+            return self.prepare(int(number)).read(int(step))
 
-        def batch(step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-            dtypes = [tf.as_dtype(layout.dtype), tf.int64, tf.int64]
-            elements, shapes, labels = tf.numpy_function(read, [number, step], dtypes, stateful=False)
-            elements.set_shape([None])
-            shapes.set_shape([None, len(layout.shape)])
-            labels.set_shape([None])
-            return elements, shapes, labels
+        def batch(step: tf.Tensor) -> _Parts:
+            return _read_parts(self.like.layout, read, number, step)
 
-        def part(elements: tf.Tensor, shapes: tf.Tensor, labels: tf.Tensor) -> tf.data.Dataset:
-            sizes = tf.reduce_prod(shapes, axis=1)
-            ends = tf.cumsum(sizes)
-            places = tf.data.Dataset.from_tensor_slices((ends - sizes, ends, shapes, labels))
-            return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(elements).repeat(), places)
+        return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(_part)
 
-        return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).flat_map(part)
+
+def _read_parts(layout: Layout, read: Callable[..., tuple[list[np.ndarray], np.ndarray]], *of: tf.Tensor) -> _Parts:
+    """A batch's elements end to end, the shapes of its samples, and its labels."""
+
+    def flat(*which: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        samples, labels = read(*which)
+        return _end_to_end(samples), np.array([sample.shape for sample in samples], np.int64), labels
+
+    dtypes = [tf.as_dtype(layout.dtype), tf.int64, tf.int64]
+    elements, shapes, labels = tf.numpy_function(flat, of, dtypes, stateful=False)
+    elements.set_shape([None])
+    shapes.set_shape([None, len(layout.shape)])
+    labels.set_shape([None])
+    return elements, shapes, labels
+
+
+def _part(elements: tf.Tensor, shapes: tf.Tensor, labels: tf.Tensor) -> tf.data.Dataset:
+    """The elements of a batch with where each of its samples begins and ends in them, its shape and its label."""
+    sizes = tf.reduce_prod(shapes, axis=1)
+    ends = tf.cumsum(sizes)
+    places = tf.data.Dataset.from_tensor_slices((ends - sizes, ends, shapes, labels))
+    return tf.data.Dataset.zip(tf.data.Dataset.from_tensors(elements).repeat(), places)
 
 
 def _cut(layout: Layout, map_func: Callable[..., Any] | None) -> Callable[..., Any]:

@@ -43,6 +43,7 @@ class SharedBatches:
         samples: in an epoch.
         batch_size: of one rank; the last batch of an epoch is what is left.
         seed: of the order of samples, another one in each epoch, the same on every rank; None leaves them as they are.
+        first_epoch: number of the first epoch, from 0 on, for a training that goes on from a checkpoint.
         interface: as of `ShardedServers`, for rank 0.
 
     Raises:
@@ -50,14 +51,24 @@ class SharedBatches:
         OSError: on every rank alike, where rank 0 cannot listen.
     """
 
-    def __init__(self, samples: int, batch_size: int, seed: int | None = 0, interface: str | None = None):
-        if samples < 1 or batch_size < 1:
-            raise ValueError(f"Expected samples and batch_size of at least 1, got {samples} and {batch_size}.")
+    def __init__(
+        self,
+        samples: int,
+        batch_size: int,
+        seed: int | None = 0,
+        interface: str | None = None,
+        first_epoch: int = 0,
+    ):
+        if samples < 1 or batch_size < 1 or first_epoch < 0:
+            raise ValueError(
+                "Expected samples and batch_size of at least 1 and first_epoch of at least 0, got "
+                f"{samples}, {batch_size} and {first_epoch}."
+            )
         self._samples, self._batch_size, self._seed = samples, batch_size, seed
-        self._epoch = 0
+        self._epoch = first_epoch
         topology.size()  # raises where hvd.init() was forgotten
         world = topology.grid().world
-        account = {"samples": samples, "batch_size": batch_size, "seed": seed}
+        account = {"samples": samples, "batch_size": batch_size, "seed": seed, "first_epoch": first_epoch}
         world.agree(account, "the shared batches", "batches.agree")
         meeting = meet(world, [0], interface, "batches")
         events = Events("hvd_sparse batches")
@@ -80,9 +91,15 @@ class SharedBatches:
         return -(-self._samples // self._batch_size)
 
     def dataset(self) -> tf.data.Dataset:
-        """The rows of the batches that this rank takes, int64 [rows] each; each pass is the next epoch."""
+        """The rows of the batches that this rank takes, int64 [rows] each; each pass is the next epoch.
+
+        A `map` behind it works on several batches at once where `num_parallel_calls` says so, and not as tf.data sees
+        fit: each batch that waits in this rank is one that a faster rank cannot take.
+        """
         signature = tf.TensorSpec([None], tf.int64)
-        return tf.data.Dataset.from_generator(self.epoch, output_signature=signature).prefetch(1)
+        options = tf.data.Options()
+        options.experimental_optimization.map_parallelization = False
+        return tf.data.Dataset.from_generator(self.epoch, output_signature=signature).prefetch(1).with_options(options)
 
     def epoch(self) -> Any:
         """Yields the rows of the batches that this rank takes in the next epoch, int64 [rows] each."""

@@ -256,3 +256,30 @@ def test_a_model_is_fitted(cache):
     model.compile("sgd", tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     history = model.fit(cache.dataset(batch_size=6, epoch=0), epochs=2, verbose=0)
     assert history.history["loss"][1] < history.history["loss"][0]
+
+
+# ---- batches that are chosen elsewhere ----
+
+
+def test_chosen_samples_come_in_the_batches_that_chose_them(cache, images):  # noqa: F811
+    samples, labels = expected(images, 3)
+    order = cache.schedule(batch_size=COUNT, epoch=3).order
+    chosen = [order[:4], order[4:5], order[[7, 7, 6]]]
+    rows = tf.data.Dataset.from_generator(lambda: iter(chosen), output_signature=tf.TensorSpec([None], tf.int64))
+    made = cache.select(rows)
+    assert made.element_spec == (tf.TensorSpec([None, SIDE, SIDE, 3], tf.uint8), tf.TensorSpec([None], tf.int64))
+    flipped = cache.select(rows, lambda sample, label: (tf.image.flip_left_right(sample), label))
+    places = [[0, 1, 2, 3], [4], [7, 7, 6]]
+    for batch, turned, wanted in zip(made, flipped, places, strict=True):
+        np.testing.assert_array_equal(batch[0], samples[wanted])
+        np.testing.assert_array_equal(turned[0], samples[wanted][:, :, ::-1])
+        np.testing.assert_array_equal(batch[1], labels[wanted])
+        np.testing.assert_array_equal(turned[1], labels[wanted])
+    taken, _ = cache.take(order[2:4])
+    np.testing.assert_array_equal(taken, samples[2:4])
+
+
+@pytest.mark.parametrize("wrong", [[], [-1], [0, COUNT]])
+def test_who_chooses_what_there_is_not_is_told(cache, wrong):
+    with pytest.raises(IndexError, match=rf"indices in \[0, {COUNT}\)"):
+        cache.take(np.array(wrong, np.int64))

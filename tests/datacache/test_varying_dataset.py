@@ -67,6 +67,17 @@ def test_without_a_function_batches_are_ragged(cache, folder):
         folder.assert_order(samples, np.concatenate([labels for _, labels in parts]), epoch)
 
 
+def test_chosen_samples_come_in_the_batches_that_chose_them(cache, folder):
+    chosen = [[3, 1, 4], [1]]
+    rows = tf.data.Dataset.from_generator(lambda: iter(chosen), output_signature=tf.TensorSpec([None], tf.int64))
+    for ragged, whole, wanted in zip(cache.select(rows), cache.select(rows, resized), chosen, strict=True):
+        for sample, made, index in zip(ragged[0], whole[0], wanted, strict=True):
+            np.testing.assert_array_equal(sample.to_tensor(), folder.samples[index])
+            np.testing.assert_array_equal(made, tf.image.resize(folder.samples[index], (6, 6)))
+        np.testing.assert_array_equal(ragged[1], folder.labels[wanted])
+        np.testing.assert_array_equal(whole[1], folder.labels[wanted])
+
+
 def test_an_epoch_is_resumed_in_its_middle(cache, folder):
     schedule = cache.schedule(4, epoch=2)
     first = list(cache.dataset(4, epoch=2, map_func=resized).take(3))
