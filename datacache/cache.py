@@ -212,8 +212,7 @@ class DataCache:
             shared = hvd_sparse.servers.SharedBatches(len(cache), batch_size=64)
             model.fit(cache.select(shared.dataset()), epochs=10)
 
-        The samples of a batch are fetched by all workers at once, and the next batch while this one is in use; nothing
-        is fetched further ahead, as nobody knows yet which rank will take what.
+        The samples of a batch are fetched by all workers at once, and one batch ahead, as more are not known yet.
 
         Args:
             rows: a `tf.data.Dataset` of integers [b], the indices of a batch's samples in the source.
@@ -228,21 +227,11 @@ class DataCache:
         return dataset.select(self.take, self.layout, rows, map_func)
 
     def take(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
-        """Those samples as a batch, without TensorFlow.
-
-        Args:
-            indices: integers [b], b >= 1, of samples in the source.
-
-        Returns:
-            As one of `batches`.
-
-        Raises:
-            IndexError: where there is no such sample.
-        """
+        """The samples at these indices of the source, [b >= 1], as one of `batches`; IndexError where there is none."""
         order = np.asarray(indices)
         if not len(order) or order.min() < 0 or order.max() >= len(self):
             raise IndexError(f"Expected indices in [0, {len(self)}), at least one, got {order}.")
-        return self._prepare(Schedule(order, len(order), ranks=1), rank=0).read(0)
+        return self.prepare(Schedule(order, len(order), ranks=1), rank=0).read(0)
 
     def training(
         self,
@@ -291,19 +280,16 @@ class DataCache:
         needed = training.Input(schedule, self.prepare, self.world.rank, order, self._store.fingerprint)
         return training.Training(needed, directory, save_every, keep, broadcast, beside)
 
-    def prepare(self, schedule: Schedule) -> Batches | VaryingBatches:
-        """The batches of this rank, to be read by number.
+    def prepare(self, schedule: Schedule, rank: int | None = None) -> Batches | VaryingBatches:
+        """The batches of a rank, by default of this one, to be read by number.
 
         Raises:
             RuntimeError: in a process that was forked from the one that made this.
         """
-        return self._prepare(schedule, self.world.rank)
-
-    def _prepare(self, schedule: Schedule, rank: int) -> Batches | VaryingBatches:
         refuse_fork(self._process)
         supply = Supply(self._reader, self._owners, self._workers, self.counters, _AHEAD, self)
         kind = VaryingBatches if self.layout.varies else Batches
-        return kind(self.layout, schedule, rank, supply)
+        return kind(self.layout, schedule, self.world.rank if rank is None else rank, supply)
 
     def fetch(self, index: int) -> tuple[np.ndarray, int]:
         """One sample, in its own shape, and its label, by index in the source; errors as from `Batches.read`.
