@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.exchange import arguments
 from hvd_sparse.pipeline import row_exchange
 from hvd_sparse.pipeline.threshold import kept_of
 from hvd_sparse.transport import topology
@@ -23,8 +24,9 @@ class ShardedTables(keras.layers.Layer):
 
     The rows of all tables count through, and row i lies on rank i mod P. In a step each rank asks for the different
     rows of its samples, gets them, and sends back their gradients, which are added up on both sides: a row's owner has
-    one gradient of each row that was looked up, the sum over the samples of all ranks. So the layer is to be local,
-    `hvd.DistributedOptimizer(..., local_layers=[tables])`, which makes of that sum the mean that other variables get.
+    one gradient of each row that was looked up, the sum over the samples of all ranks. So the layer has to be local,
+    `hvd.DistributedOptimizer(..., local_layers=[tables])`, which makes of that sum the mean that other variables get;
+    the first step is refused where it is not.
 
     All ranks call it equally often, training or not, and once in a model; a batch of a rank may have any number of
     samples, none as well. XLA cannot compile it: `jit_compile=False`.
@@ -86,6 +88,8 @@ class ShardedTables(keras.layers.Layer):
         world = topology.world()
         held = -(-int(self._starts[-1]) // world.size)
         self.shard = self.add_weight((held, self.features), initializer="zeros", autocast=False, name="shard")
+        for variable in (self.shard, self.shard.value):
+            setattr(variable, arguments.SHARD, True)
         self._assign_own(self._first_rows, world.rank, world.size)
         super().build(input_shape)
 

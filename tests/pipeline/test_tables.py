@@ -157,3 +157,14 @@ def test_what_cannot_be_is_refused(started):
     for wrong in ([[3, 0]], [[0, -1]]):
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"of the sizes \[3, 5\]"):
             layer(np.array(wrong))
+
+
+def test_a_shard_is_not_exchanged_as_if_all_had_the_same(started):
+    layer = ShardedTables([3, 5], 2, name="tables")
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), layer, keras.layers.Flatten(), keras.layers.Dense(1)])
+    model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)), "mse")
+    with pytest.raises(ValueError, match=r"of .*tables/shard to stay on their ranks, .* local_layers="):
+        model.train_on_batch(np.zeros((1, 2), "int32"), np.zeros((1, 1)))
+    with hvd.DistributedGradientTape(tf.GradientTape(), local_layers=layer) as tape:
+        told = tf.reduce_sum(model(np.zeros((1, 2), "int32")))
+    assert isinstance(tape.gradient(told, [layer.shard.value])[0], tf.IndexedSlices)
