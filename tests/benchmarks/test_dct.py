@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from benchmarks import bench_dct, dct_quality, dct_threshold, dct_training, dct_translation
+from benchmarks import (
+    bench_dct,
+    dct_quality,
+    dct_threshold,
+    dct_thresholds,
+    dct_training,
+    dct_translation,
+    writing,
+)
 from benchmarks.convergence_runs import append
 from benchmarks.dct_quality import ARMS
 from tests.examples import messages
@@ -54,6 +62,18 @@ def test_the_table_of_a_training_has_all_arms():
     assert {(each["bytes"], each["split"], each["processor"]) for each in cell.values()} == {(50.0, 40.0, 0.5)}
     (verdict,) = dct_training._verdicts("100mbit", 128, cell)
     assert verdict.measured.startswith("1.00 (1.00 to 1.00)") and not verdict.met
+
+
+def test_thresholds_are_told_and_drawn(tmp_path):
+    watch = dct_thresholds.Watch(None)
+    watch.steps = [*range(0, 400, dct_thresholds.EVERY)]
+    for number, told in enumerate([*watch.gradients.values(), *watch.activations.values()], start=1):
+        told.extend(number / (1 + step) for step in watch.steps)
+    held = {0.9: [0.5] * len(watch.steps)}
+    section = dct_thresholds.told("thresholds", watch, held)
+    assert "| 90% | 0.016 | 0.500 |" in section.lines  # of step 380, the last of twenty, and 360
+    dct_thresholds.draw(watch, held, tmp_path / "dct.png")
+    assert 5_000 < (tmp_path / "dct.png").stat().st_size <= writing.LARGEST_PICTURE
 
 
 # ---- translation ----
