@@ -13,10 +13,27 @@ from types import ModuleType
 
 import tensorflow as tf
 
-from benchmarks import dct_bytes, dct_quality, dct_threshold, dct_thresholds, dct_training, report, timing, writing
+from benchmarks import (
+    dct_bytes,
+    dct_quality,
+    dct_threshold,
+    dct_thresholds,
+    dct_training,
+    dct_translation,
+    report,
+    timing,
+    writing,
+)
 from benchmarks.report import Section
 
-QUESTIONS: tuple[ModuleType, ...] = (dct_threshold, dct_bytes, dct_training, dct_quality, dct_thresholds)
+QUESTIONS: tuple[ModuleType, ...] = (
+    dct_threshold,
+    dct_bytes,
+    dct_training,
+    dct_quality,
+    dct_translation,
+    dct_thresholds,
+)
 
 
 def name_of(question: ModuleType) -> str:
@@ -38,7 +55,12 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; writes no results")
     parser.add_argument("--finished", action="store_true", help="make no more trainings, and tell of those there are")
     parser.add_argument("--dry", action="store_true", help="write no results")
+    parser.add_argument("--seeds", type=int, help="of trainings whose quality is told, in place of each question's own")
+    dct_translation.add_arguments(parser)
     options = parser.parse_args()
+    wrong = dct_translation.problem(options)
+    if wrong is not None:
+        parser.error(wrong)
     asked = options.questions.split(",")
     if not set(asked) <= set(names):
         parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")

@@ -219,7 +219,7 @@ def on_cores(ordered: Sequence[Any], store: pathlib.Path, worker: str) -> None:
             _write_job(ordered[number::workers], store, pathlib.Path(folder) / f"job{number}.json")
             for number in range(workers)
         ]
-        launch([[sys.executable, "-m", worker, str(job)] for job in jobs], Cluster())
+        launch([[sys.executable, "-m", worker, str(job)] for job in jobs], Cluster(1, 1))
 
 
 def _turn(run: Run) -> tuple[Any, ...]:

@@ -97,7 +97,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None], store: path
         rows = index.read().digest
     except RuntimeError as problem:
         return Section(TITLE, [f"Not measured: {problem}"], {}, [])
-    seeds, arms = (1, ARMS[:2]) if options.quick else (SEEDS, ARMS)
+    seeds, arms = (1, ARMS[:2]) if options.quick else (options.seeds or SEEDS, ARMS)
     kept = load(store)
     missing = [[each for each in arms if each.fingerprint(rows, seed) not in kept] for seed in range(seeds)]
     say(f"{seeds * len(arms)} runs, {sum(map(len, missing))} of them to be made")

@@ -14,10 +14,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
-import matplotlib
 import numpy as np
 import tensorflow as tf
+from matplotlib.figure import Figure
 
+from benchmarks import writing
 from benchmarks.report import Section
 from examples import recommender
 from hvd_sparse.pipeline.threshold import kept_of
@@ -79,7 +80,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
         say(f"{sparsity:.0%} of activations dropped")
         words = ["--sparsity", str(sparsity), "--split-after", SPLIT]
         held[sparsity] = watched(task, words).activations[sparsity]
-    if not options.quick:
+    if not (options.quick or options.dry):
         draw(free, held)
     return told(title, free, held)
 
@@ -111,12 +112,10 @@ def told(title: str, free: Watch, held: dict[float, list[float]]) -> Section:
     return Section(title, lines, figures, [])
 
 
-def draw(free: Watch, held: dict[float, list[float]]) -> None:
+def draw(free: Watch, held: dict[float, list[float]], path: pathlib.Path = PICTURE) -> None:
     """The picture of both."""
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, (left, right) = pyplot.subplots(1, 2, figsize=(11, 4), constrained_layout=True)
+    figure = Figure(figsize=(11.0, 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for number, (sparsity, thresholds) in enumerate(free.gradients.items()):
         left.semilogy(free.steps, thresholds, color=f"C{number}", label=f"{sparsity:.0%}")
     left.set(title=f"Gradient of {LAYER} (Fig. 2)", xlabel="step", ylabel="threshold")
@@ -127,5 +126,4 @@ def draw(free: Watch, held: dict[float, list[float]]) -> None:
     for axes in (left, right):
         axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
-    figure.savefig(PICTURE, dpi=130)
-    pyplot.close(figure)
+    writing.save_picture(figure, path)

@@ -28,6 +28,11 @@ def test_links_lead_somewhere_and_lines_are_wrapped(path):
         assert [line for line in lines if len(line) > WIDTH] == []
 
 
+def test_each_report_has_its_place_in_the_navigation():
+    listed = set(re.findall(r"reports/([a-z-]+)\.md$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
+    assert listed == {path.stem for path in (ROOT / "benchmarks" / "results").glob("*.md")}
+
+
 def test_the_readme_is_short():
     assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import keras
 import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from examples.recommenders.tables import Rows
+from examples.recommenders.tables import Batch, Rows
+from hvd_sparse.transport.communicator import Communicator
 
 _BINS, _LIMIT = 2**14, 16.0  # of logits; those beyond the limit count as it
 
@@ -23,10 +26,10 @@ class Scores:
 
     def __init__(self, model: keras.Model, rows: Rows, batch: int = 4_096):
         self._rows, self._batch = rows, batch
-        numbers, categories = (tf.TensorSpec([None, each.shape[1]], each.dtype) for each in model.inputs)
+        self._specified = [tf.TensorSpec([None, each.shape[1]], each.dtype) for each in model.inputs]
         self._logits = tf.function(
             lambda *inputs: model(list(inputs), training=False),
-            input_signature=[numbers, categories],
+            input_signature=self._specified,
             autograph=False,
         )
 
@@ -34,7 +37,7 @@ class Scores:
         """Cross entropy "loss", "accuracy" and "auc"."""
         world = hvd.topology.world()
         sums, histograms = np.zeros(3), np.zeros((2, _BINS))
-        for batch in self._rows.share(self._batch, world.rank, world.size):
+        for batch in self._in_step(world):
             logits = self.logits(batch.numbers, batch.categories)
             losses = np.logaddexp(0.0, logits) - batch.labels * logits
             sums += [len(logits), losses.sum(), ((logits > 0) == (batch.labels > 0)).sum()]
@@ -45,6 +48,17 @@ class Scores:
         count, loss, right = everyones[:3]
         area = _area(*everyones[3:].reshape(2, _BINS))
         return {"loss": float(loss / count), "accuracy": float(right / count), "auc": area}
+
+    def _in_step(self, world: Communicator) -> Iterator[Batch]:
+        """This rank's batches, and where others have more, batches of no rows: a model may ask other ranks."""
+        own = self._rows.share(self._batch, world.rank, world.size)
+        shapes = [np.zeros((0, *each.shape[1:]), each.dtype.as_numpy_dtype) for each in self._specified]
+        none = Batch(*shapes, np.zeros(0, np.float32))
+        while True:
+            batch = next(own, None)
+            if not world.allreduce(tf.constant(int(batch is not None)), "max", "recommender.batches"):
+                return
+            yield none if batch is None else batch
 
     def logits(self, numbers: np.ndarray, categories: np.ndarray) -> np.ndarray:
         """Logits float64 [batch] of rows."""

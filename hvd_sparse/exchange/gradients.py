@@ -351,7 +351,9 @@ class GradientExchange(Renamed):
         return {name: self.reduce_tensor(gradient) for name, gradient in wide.items()}
 
     def _local_names(self, names: Sequence[str], variables: Sequence[Any]) -> set[str]:
-        return {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
+        local = {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
+        arguments.refuse_shards([each for name, each in zip(names, variables, strict=True) if name not in local])
+        return local
 
     @property
     def planned(self) -> PlannedExchange:

@@ -6,6 +6,7 @@
 - `splitting`: `split`, which cuts a functional model into parts; `files`: checkpoints of stages.
 - `steps`: what a stage does of each batch, in the order of a schedule (`schedules`); `chain` and `passes` compute it.
 - `neighbours`, `wire`, `messages`: how stages talk, over `link`.
+- `tables`: `ShardedTables`, embeddings whose rows lie on all ranks, and `row_exchange`, how these get them.
 """
 
 from hvd_sparse.pipeline.files import load, save
@@ -13,6 +14,7 @@ from hvd_sparse.pipeline.grid import Grid
 from hvd_sparse.pipeline.neighbours import StageError
 from hvd_sparse.pipeline.splitting import split
 from hvd_sparse.pipeline.stages import Stages
+from hvd_sparse.pipeline.tables import ShardedTables
 from hvd_sparse.pipeline.threshold import Threshold
 
-__all__ = ["Grid", "StageError", "Stages", "Threshold", "load", "save", "split"]
+__all__ = ["Grid", "ShardedTables", "StageError", "Stages", "Threshold", "load", "save", "split"]

@@ -1,13 +1,24 @@
 """The benchmark of DCT: arms on small matrices give what they should, and reports say what was measured."""
 
 import argparse
+import dataclasses
+import math
 
 import numpy as np
 import pytest
 
-from benchmarks import bench_dct, dct_quality, dct_threshold, dct_training
+from benchmarks import (
+    bench_dct,
+    dct_quality,
+    dct_threshold,
+    dct_thresholds,
+    dct_training,
+    dct_translation,
+    writing,
+)
 from benchmarks.convergence_runs import append
 from benchmarks.dct_quality import ARMS
+from tests.examples import messages
 
 
 @pytest.mark.thorough
@@ -51,3 +62,80 @@ def test_the_table_of_a_training_has_all_arms():
     assert {(each["bytes"], each["split"], each["processor"]) for each in cell.values()} == {(50.0, 40.0, 0.5)}
     (verdict,) = dct_training._verdicts("100mbit", 128, cell)
     assert verdict.measured.startswith("1.00 (1.00 to 1.00)") and not verdict.met
+
+
+def test_thresholds_are_told_and_drawn(tmp_path):
+    watch = dct_thresholds.Watch(None)
+    watch.steps = [*range(0, 400, dct_thresholds.EVERY)]
+    for number, told in enumerate([*watch.gradients.values(), *watch.activations.values()], start=1):
+        told.extend(number / (1 + step) for step in watch.steps)
+    held = {0.9: [0.5] * len(watch.steps)}
+    section = dct_thresholds.told("thresholds", watch, held)
+    assert "| 90% | 0.016 | 0.500 |" in section.lines  # of step 380, the last of twenty, and 360
+    dct_thresholds.draw(watch, held, tmp_path / "dct.png")
+    assert 5_000 < (tmp_path / "dct.png").stat().st_size <= writing.LARGEST_PICTURE
+
+
+# ---- translation ----
+
+
+@pytest.fixture(scope="module")
+def sentences(tmp_path_factory):
+    return str(messages.write_sentences(tmp_path_factory.mktemp("catalogues")))
+
+
+@pytest.fixture
+def models(monkeypatch, sentences):
+    """The study's models, of few sentences."""
+    for name, settings in dct_translation.MODELS.items():
+        few = (*settings.options, "--catalogues", sentences, "--vocabulary", "400")
+        monkeypatch.setitem(dct_translation.MODELS, name, dataclasses.replace(settings, options=few))
+
+
+def made_up(wanted, store):
+    """Finished runs: whatever is compared ends .2 points below what it is compared with; the rate of .5 is the best."""
+    for run in wanted:
+        below = 0.0 if dct_translation.ARMS[run.arm].against == run.arm else 0.2
+        final = 20.0 + run.seed - below
+        losses = {"loss": 2.0 + below, "error": abs(run.rate - 0.5)}
+        append(store, {"final": final, **losses, "seconds": 60.0, "fingerprint": run.fingerprint()})
+
+
+def test_translations_are_a_queue_and_each_model_has_its_rate(tmp_path, models):
+    store, arms = tmp_path / "runs.jsonl", ["dense", "one90", "deep", "deep_eight"]
+    outcomes = dct_translation.trained(arms, range(3), 0, store, made_up)
+    assert {(run.arm, run.rate) for run in outcomes} == {*zip(arms, (1.5, 1.5, 0.5, 0.5), strict=True)}
+    section = dct_translation.told(outcomes, arms)
+    one, eight = section.figures["differences"]["one90"], section.figures["differences"]["deep_eight"]
+    assert (round(one["mean"], 6), one["pairs"], one["against"], eight["against"]) == (-0.2, 3, "dense", "deep")
+    assert [verdict.met for verdict in section.verdicts] == [True, True]
+    assert "| 90%, one split | 20.80 ± 1.00 | dense | -0.20 (-0.20 to -0.20) | 2.200 | +0.200" in "".join(section.lines)
+
+    asked = []
+    more = dct_translation.trained([*arms, "one98"], range(3), 0, store, lambda wanted, _: asked.extend(wanted))
+    assert [(run.arm, run.seed) for run in asked] == [("one98", seed) for seed in range(3)]
+    assert more == outcomes and dct_translation.told(more, [*arms, "one98"]) == section
+
+
+def test_whatever_changes_a_translation_changes_its_fingerprint(models):
+    runs = [dct_translation.Run(arm, 0, 1.5) for arm in dct_translation.ARMS]
+    runs += [dct_translation.Run("dense", 1, 1.5), dct_translation.Run("dense", 0, 1.0)]
+    runs += [dct_translation.Run("dense", 0, 1.5, epochs=2)]
+    assert len({run.fingerprint() for run in runs}) == len(runs)
+
+
+def test_options_that_cannot_be_are_refused():
+    parsed = argparse.Namespace(arms="dense,one91", seeds=None, epochs=0)
+    assert dct_translation.problem(parsed).endswith("got dense,one91")
+    assert "20 seeds, got 0" in dct_translation.problem(argparse.Namespace(arms="dense", seeds=0, epochs=0))
+    assert "3 epochs, got 2" in dct_translation.problem(argparse.Namespace(arms="dense", seeds=8, epochs=2))
+    assert dct_translation.problem(argparse.Namespace(arms="dense", seeds=8, epochs=0)) is None
+
+
+@pytest.mark.thorough
+def test_a_run_of_the_queue_trains_a_translation(models):
+    run = dct_translation.Run("before90", 0, 1.5, epochs=2)
+    job = {**dataclasses.asdict(run), "settings": dataclasses.asdict(run.settings())}
+    outcome = dct_translation.train(job)
+    assert outcome["loss"] < math.log(400) and outcome["fitted"] < math.log(400) + 0.5
+    assert all(math.isfinite(outcome[name]) for name in ("final", "top1", "error"))

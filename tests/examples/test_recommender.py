@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import log_loss, roc_auc_score
 
-from examples import recommender
+from examples import recommender, sharded_recommender
 from examples.recommenders import checks, criteo, dlrm, index, packages, tables
 from examples.recommenders.packages import Settings
 from examples.recommenders.scores import Scores
@@ -302,6 +302,23 @@ def test_it_learns_what_goes_with_what(release):
     with pytest.raises(ValueError, match="rows for a step of all ranks"):
         few = recommender.parse([*SMALL, "--batch-size", "100000"])
         recommender.train(few, packages.make(release, SETTINGS))
+
+
+@pytest.mark.thorough
+def test_sharded_tables_are_those_of_the_recommender(release):
+    task = packages.make(release, SETTINGS)
+    words = [*SMALL, "--index", str(release.path), "--learning-rate", "0.03"]
+    options = sharded_recommender.parse([*words, "--epochs", "2"])
+    keras.utils.set_random_seed(0)
+    sharded, tables = sharded_recommender.make_model(options, task)
+    whole = recommender.make_model(options, task)
+    for number, table in enumerate(tables.read(), start=1):
+        whole.get_layer(f"table_{number}").set_weights([table])
+    rows = task.test.table.rows(np.arange(50))
+    given = [rows.numbers, rows.categories]
+    np.testing.assert_array_equal(np.asarray(sharded(given)), np.asarray(whole(given)))
+    outcome = sharded_recommender.train(options, task)
+    assert outcome.lines[-1]["train_loss"] < 0.69 > outcome.test["loss"]
 
 
 @pytest.mark.thorough
