@@ -27,7 +27,8 @@ _COLOURS = {
 _EXPLAINED = (
     "Medians over the rounds, and the least and the greatest. The completion time of a message runs from its arrival "
     "to the last byte of its reply. Lost are segments of training's vectors, in both phases; sent again are TCP "
-    "segments of training and service together; busy are the nodes' links, upwards, as their interfaces have counted, and of these bytes some went first."
+    "segments of training and service together; busy are the nodes' links, upwards, as their interfaces have counted; "
+    "and of those bytes a share went first."
 )
 
 
@@ -327,7 +328,7 @@ def _draw_against_training(axis: Axes, figures: Mapping[str, Any]) -> None:
         axis.annotate(name, (samples * steps, mean), (0, -12), textcoords="offset points", fontsize=7, ha="center")
     axis.set(xlabel="training samples a second", ylabel="mean completion time, ms", yscale="log")
     axis.set_title(f"What service and training get (large: {load} messages a second)", fontsize="medium")
-    _finish(axis)
+    _finish(axis, "upper left")
 
 
 def _draw_against_load(axis: Axes, figures: Mapping[str, Any]) -> None:
@@ -339,7 +340,7 @@ def _draw_against_load(axis: Axes, figures: Mapping[str, Any]) -> None:
     axis.axhline(figures["target"], color="black", linestyle=":", linewidth=0.8)
     axis.set(xlabel="messages a second, all nodes", ylabel="completion time, ms", yscale="log", xscale="log")
     axis.set_title("By load: means (lines) and p99 (dashes)", fontsize="medium")
-    _finish(axis)
+    _finish(axis, "upper left")
 
 
 def _by_load(told: Mapping[str, Mapping[str, Sequence[float]]], what: str) -> dict[str, float]:
@@ -347,7 +348,7 @@ def _by_load(told: Mapping[str, Mapping[str, Sequence[float]]], what: str) -> di
     return {load: statistics.median(told[load][what]) for load in sorted(told, key=int) if int(load)}
 
 
-def _finish(axis: Axes) -> None:
+def _finish(axis: Axes, legend: str) -> None:
     axis.yaxis.set_major_formatter("{x:g}")
     axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize="small")
+    axis.legend(fontsize="small", loc=legend)

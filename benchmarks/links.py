@@ -7,8 +7,8 @@ import sys
 
 from benchmarks.cluster import Cluster
 
-# ioctl's SIOCETHTOOL with ETHTOOL_STSO, ETHTOOL_SGSO and ETHTOOL_SGRO (linux/ethtool.h): as `ethtool -K`, which is not on
-# every machine. Run in the namespace of the interface.
+# ioctl's SIOCETHTOOL with ETHTOOL_STSO, ETHTOOL_SGSO and ETHTOOL_SGRO (linux/ethtool.h): as `ethtool -K`, which is not
+# on every machine. Run in the namespace of the interface.
 _SET_OFFLOAD = """
 import array, fcntl, socket, struct, sys
 name, on = sys.argv[1].encode(), int(sys.argv[2])

@@ -263,7 +263,9 @@ def main() -> None:
 def work(node: Node, worker: Worker) -> None:
     """Does what the conductor says until it ends: first "connect" to all "ends" as node "me", then schedules."""
     commands = worker.commands()
-    first = next(commands)
+    first = next(commands, None)
+    if first is None:
+        return
     node.connect(first["ends"], first["me"])
     worker.reply(None)
     nodes, me = len(first["ends"]), first["me"]
