@@ -3,15 +3,16 @@
 Nodes are network namespaces behind links of 100 Mbit/s (benchmarks/cluster.py), so root is needed; the paper has 16
 servers at 1 Gbit/s and simulates packets. On each node runs a rank of the training (benchmarks/service_rank.py) and a
 node of a request-reply service (benchmarks/service_node.py), which is all-to-all, over TCP and Poisson as in the paper;
-its sizes and rates are lost there, and are chosen here: a request of 256 bytes, a reply of 10 KB, and the loads of
---loads, in messages a second of all nodes together. Training averages a vector in each step, between waits that stand
-for its computation: by Horovod's all-reduce over TCP, or by datagrams.
+its sizes and rates are lost there, and are chosen here: a request of 256 bytes, a reply of 10 KB, and some loads, in
+messages a second of all nodes together. Training averages a vector in each step, between waits that stand for its
+computation: by Horovod's all-reduce over TCP, or by datagrams.
 
-Each end of each link has two queues of 100 ms (benchmarks/priority.py). In the arms without priority all packets wait
-in one of them, in those with it the service's go first. Segmentation offload is off everywhere, so that a packet has at
-most 1,500 bytes and none waits for 64 KB. All arms run in turn, each round in another order, in the same processes; the
-service begins when training is in full swing, and its last replies are waited for. What a service's message waits on a
-busy processor counts as well: two cores carry all nodes, which is why the service's processes go first there.
+Each end of each link has two queues (benchmarks/priority.py), of 100 ms as Linux has them by default at this rate. In
+the arms without priority all packets wait in one of them, in those with it the service's go first. Segmentation offload
+is off everywhere, so that a packet has at most 1,500 bytes and none waits for 64 KB. All arms run in turn, each round
+in another order, in the same processes; the service begins when training is in full swing, and its last replies are
+waited for. What a message waits for a busy processor counts as well: two cores carry all nodes, which is why the
+service's processes go first there.
 """
 
 from __future__ import annotations
@@ -58,6 +59,7 @@ class Plan(NamedTuple):
         rounds: of all arms.
         loads: messages a second of all nodes together; the targets are about the one in the middle.
         shares: of the link's rate that datagrams send at most.
+        queue: seconds of the link's rate that each queue holds.
         batch: samples that a rank takes in a step.
     """
 
@@ -69,6 +71,7 @@ class Plan(NamedTuple):
     rounds: int = 3
     loads: tuple[int, ...] = (300, 900, 2700)
     shares: tuple[float, ...] = (1.0, 0.9, 0.75)
+    queue: float = 0.1
     batch: int = 32
 
     @property
@@ -93,26 +96,34 @@ def cells_of(plan: Plan) -> list[Cell]:
     return cells + [Cell(slower(share), plan.load) for share in lower]
 
 
+_OPTIONS = {
+    "nodes": "how many",
+    "rate": "of each link, as tc writes it",
+    "size": "elements of the vector that is averaged",
+    "compute": "seconds of a step's computation",
+    "window": "seconds of an arm in a round",
+    "rounds": "of all arms",
+    "loads": "messages a second of all nodes together",
+    "shares": "of the link's rate that datagrams take at most",
+    "queue": "seconds that a packet waits in a queue at most",
+}
+_LISTS = {"loads": int, "shares": float}
+
+
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of this question."""
-    plan, group = Plan(), parser.add_argument_group("service")
-    group.add_argument("--nodes", type=int, default=plan.nodes, help="how many (%(default)s)")
-    group.add_argument("--link", default=plan.rate, help="rate of each, as tc writes it (%(default)s)")
-    group.add_argument("--vector", type=int, default=plan.size, help="elements that are averaged (%(default)s)")
-    group.add_argument("--compute", type=float, default=plan.compute, help="seconds in each step (%(default)s)")
-    group.add_argument("--window", type=float, default=plan.window, help="seconds of an arm in a round (%(default)s)")
-    group.add_argument("--rounds", type=int, default=plan.rounds, help="of all arms (%(default)s)")
-    loads, shares = (",".join(f"{each:g}" for each in listed) for listed in (plan.loads, plan.shares))
-    group.add_argument("--loads", default=loads, help="messages a second of all nodes together (%(default)s)")
-    group.add_argument("--shares", default=shares, help="of the link's rate that datagrams take (%(default)s)")
+    group = parser.add_argument_group("service")
+    for name, told in _OPTIONS.items():
+        default = getattr(Plan(), name)
+        kind = str if name in _LISTS else type(default)
+        shown = ",".join(f"{each:g}" for each in default) if name in _LISTS else default
+        group.add_argument(f"--service-{name}", type=kind, default=shown, help=f"{told} (%(default)s)")
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What the options ask for."""
-    loads = tuple(int(each) for each in options.loads.split(","))
-    shares = tuple(float(each) for each in options.shares.split(","))
-    timed = (options.compute, options.window, options.rounds)
-    return Plan(options.nodes, options.link, options.vector, *timed, loads, shares)
+    """What the options ask for; ValueError where a list has something else than numbers."""
+    asked = {name: getattr(options, f"service_{name}") for name in _OPTIONS}
+    return Plan(**asked | {name: tuple(map(kind, asked[name].split(","))) for name, kind in _LISTS.items()})
 
 
 def problem(options: argparse.Namespace) -> str | None:
@@ -124,13 +135,13 @@ def problem(options: argparse.Namespace) -> str | None:
         return str(error)
     if not 2 <= plan.nodes <= 64:
         return f"expected 2 to 64 nodes, got {plan.nodes}"
-    if plan.window <= _LEAD or plan.rounds < 1 or plan.size < 1 or plan.compute < 0:
+    if plan.window <= _LEAD or min(plan.rounds, plan.size) < 1 or plan.compute < 0 or plan.queue <= 0:
         return (
-            f"expected a window of more than {_LEAD} s, a round, an element and no negative computation, got "
-            f"{plan.window}, {plan.rounds}, {plan.size} and {plan.compute}"
+            f"expected a window of more than {_LEAD} s, a round, an element, a queue and no negative computation, got "
+            f"{plan.window}, {plan.rounds}, {plan.size}, {plan.queue} and {plan.compute}"
         )
     if min(plan.loads) < 1 or not all(0 < share <= 1 for share in plan.shares):
-        return f"expected loads of at least 1 and shares of (0, 1], got {options.loads} and {options.shares}"
+        return f"expected loads of at least 1 and shares of (0, 1], got {plan.loads} and {plan.shares}"
     return None
 
 
@@ -183,7 +194,7 @@ class Bench:
             folder = pathlib.Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
             cluster = cleanup.enter_context(Cluster(plan.nodes, 1, plan.rate))
             links.set_offload(cluster, False)
-            priority.install(cluster)
+            priority.install(cluster, plan.queue)
             ranks = threading.Thread(target=cls._train, args=(cluster, folder))
             conductor = cleanup.enter_context(Conductor(cluster.own_address, _LIMIT))
             (folder / "job.json").write_text(json.dumps({"end": conductor.end, "size": plan.size}))

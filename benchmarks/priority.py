@@ -2,8 +2,7 @@
 
 tbf at the root shapes, as before, and asks its child for packets. The child is HTB with two classes whose rates no link
 comes near, so that none ever waits for its own: HTB serves such classes by strict priority, as prio does, which not
-every kernel has. Each class holds as much as the shaper's own queue would. Without a filter all packets are in the
-second class, and wait in one queue.
+every kernel has. Without a filter all packets are in the second class, and wait in one queue.
 """
 
 from __future__ import annotations
@@ -16,13 +15,17 @@ from benchmarks.cluster import Cluster, bits_per_second
 
 _NEVER_SHORT = "10gbit"
 _BURST = 1 << 20  # bytes
-_QUEUE_SECONDS = 0.1  # of the link's rate
 
 
-def install(cluster: Cluster) -> None:
-    """Puts both queues behind the shapers of a cluster, within its `with` block; no packet goes first yet."""
+def install(cluster: Cluster, seconds: float) -> None:
+    """Puts both queues behind the shapers of a cluster, within its `with` block; no packet goes first yet.
+
+    Args:
+        cluster: shaped by tbf.
+        seconds: of the link's rate that each queue holds; what comes beyond is dropped.
+    """
     assert cluster.rate is not None and cluster.shaper == "tbf"
-    held = int(bits_per_second(cluster.rate) / 8 * _QUEUE_SECONDS)
+    held = int(bits_per_second(cluster.rate) / 8 * seconds)
     for where, device in _ends(cluster):
         lines = [f"qdisc add dev {device} parent 1:1 handle 2: htb default 2"]
         for number in (1, 2):

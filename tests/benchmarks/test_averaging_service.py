@@ -177,12 +177,13 @@ def test_each_arm_is_at_each_load_and_datagrams_at_lower_rates_at_that_of_the_ta
 @pytest.mark.parametrize(
     "words, told",
     [
-        (["--nodes", "1"], "2 to 64 nodes"),
-        (["--link", "fast"], "a rate such as"),
-        (["--window", "0.5"], "a window of more than"),
-        (["--loads", "0,10"], "loads of at least 1"),
-        (["--shares", "1.5"], "shares of (0, 1]"),
-        (["--loads", "many"], "invalid literal"),
+        (["--service-nodes", "1"], "2 to 64 nodes"),
+        (["--service-rate", "fast"], "a rate such as"),
+        (["--service-window", "0.5"], "a window of more than"),
+        (["--service-queue", "0"], "a queue"),
+        (["--service-loads", "0,10"], "loads of at least 1"),
+        (["--service-shares", "1.5"], "shares of (0, 1]"),
+        (["--service-loads", "many"], "invalid literal"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(words, told):
@@ -262,13 +263,14 @@ def test_a_row_puts_together_what_was_told():
 @pytest.mark.thorough
 @needs.namespaces
 def test_training_and_service_share_links_and_bytes_go_by_their_queue():
-    words = ["--nodes", "2", "--window", "1", "--rounds", "1", "--loads", "60", "--shares", "0.9", "--vector", "20000"]
+    asked = {"nodes": 2, "window": 1, "rounds": 1, "loads": 60, "shares": 0.9, "size": 20_000}
+    words = [f"--service-{name}={value}" for name, value in asked.items()]
     plan = averaging_service.plan_of(options_of(words))
     rows = {(row.arm, row.load): row for row in averaging_service.run(plan, print)}
     assert set(rows) == {(cell.arm.name, cell.load) for cell in averaging_service.cells_of(plan)}
-    asked = sum(len(service_node.arrivals(60, 0.5, 2, me, 0)) for me in range(2))
+    messages = sum(len(service_node.arrivals(60, 0.5, 2, me, 0)) for me in range(2))
     for (arm, load), found in rows.items():
-        assert found.carried * 0.5 == pytest.approx(asked if load else 0)
+        assert found.carried * 0.5 == pytest.approx(messages if load else 0)
         assert (found.steps > 0) == (arm != ALONE.name) and found.busy > 0
         assert (found.first > 0) == ("first" in arm), "the service's packets alone, and only where they go first"
     for arm in (TCP_SECOND, DATAGRAMS_SECOND):
