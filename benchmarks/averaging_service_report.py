@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -9,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogLocator, NullFormatter
 
 from benchmarks import writing
 from benchmarks.report import Section, Verdict
@@ -24,6 +26,7 @@ _COLOURS = {
     DATAGRAMS_SECOND.name: "tab:blue",
     ALONE.name: "tab:gray",
 }
+_MARKERS = "vo^s"  # by load
 _EXPLAINED = (
     "Medians over the rounds, and the least and the greatest. The completion time of a message runs from its arrival "
     "to the last byte of its reply. Lost are segments of training's vectors, in both phases; sent again are TCP "
@@ -303,44 +306,55 @@ def draw(figures: Mapping[str, Any], path: str) -> None:
     against_training, against_load = figure.subplots(1, 2)
     _draw_against_training(against_training, figures)
     _draw_against_load(against_load, figures)
+    figure.legend(*against_training.get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize="small")
     writing.save_picture(figure, path)
 
 
 def _draw_against_training(axis: Axes, figures: Mapping[str, Any]) -> None:
     plan, load = figures["plan"], str(figures["load"])
     samples = plan["nodes"] * plan["batch"]
+    alone = statistics.median(figures["arms"][ALONE.name][load]["mean"])
+    axis.axhline(alone, color=_COLOURS[ALONE.name], linestyle=":", label=f"{ALONE.name}, {load} a second")
     for arm, colour in _COLOURS.items():
-        x, y = (_by_load(figures["arms"][arm], what) for what in ("steps", "mean"))
         if arm == ALONE.name:
-            alone = statistics.median(figures["arms"][arm][load]["mean"])
-            axis.axhline(alone, color=colour, linestyle=":", label=f"{arm}, {load}/s")
             continue
-        axis.plot([samples * steps for steps in x.values()], list(y.values()), color=colour, alpha=0.5)
-        for each in x:
-            size, label = (90, arm) if each == load else (25, None)
-            axis.scatter(samples * x[each], y[each], size, color=colour, label=label, zorder=3)
-            axis.annotate(f"{each}/s", (samples * x[each], y[each]), (5, 5), textcoords="offset points", fontsize=7)
-    slower = {arm: by_load[load] for arm, by_load in figures["arms"].items() if arm not in _COLOURS}
-    for arm, found in slower.items():
-        steps, mean = (statistics.median(found[what]) for what in ("steps", "mean"))
-        name = f"at {arm.rpartition(' at ')[2]} of the link's rate"
-        axis.scatter(samples * steps, mean, 60, marker="D", color=_COLOURS[DATAGRAMS_SECOND.name], zorder=3)
-        axis.annotate(name, (samples * steps, mean), (0, -12), textcoords="offset points", fontsize=7, ha="center")
-    axis.set(xlabel="training samples a second", ylabel="mean completion time, ms", yscale="log")
-    axis.set_title(f"What service and training get (large: {load} messages a second)", fontsize="medium")
-    _finish(axis, "upper left")
+        steps, mean = (_by_load(figures["arms"][arm], what) for what in ("steps", "mean"))
+        axis.plot([samples * each for each in steps.values()], list(mean.values()), color=colour, label=arm)
+        for each, marker in zip(steps, itertools.cycle(_MARKERS), strict=False):
+            axis.scatter(samples * steps[each], mean[each], 60, marker=marker, color=colour, zorder=3)
+    for each, marker in zip(_by_load(figures["arms"][ALONE.name], "mean"), itertools.cycle(_MARKERS), strict=False):
+        axis.scatter([], [], 40, marker=marker, color="black", label=f"{each} messages a second")
+    _draw_lower_rates(axis, figures["arms"], load, samples)
+    axis.margins(0.12)
+    axis.set(xlabel="training samples a second", ylabel="mean completion time, ms")
+    axis.set_title("What service and training get", fontsize="medium")
+    _finish(axis)
+
+
+def _draw_lower_rates(axis: Axes, arms: Mapping[str, Any], load: str, samples: int) -> None:
+    """Datagrams that take less of the link at the load of the targets."""
+    for arm, by_load in arms.items():
+        if arm in _COLOURS:
+            continue
+        steps, mean = (statistics.median(by_load[load][what]) for what in ("steps", "mean"))
+        axis.scatter(samples * steps, mean, 50, marker="D", color=_COLOURS[DATAGRAMS_SECOND.name], zorder=3)
+        told = f"at {arm.rpartition(' at ')[2]} of the rate"
+        axis.annotate(told, (samples * steps, mean), (0, -13), textcoords="offset points", fontsize=7, ha="center")
 
 
 def _draw_against_load(axis: Axes, figures: Mapping[str, Any]) -> None:
+    loads: list[int] = []
     for arm, colour in _COLOURS.items():
         for what, style in (("mean", "o-"), ("p99", "s--")):
             found = _by_load(figures["arms"][arm], what)
-            label = arm if what == "mean" else None
-            axis.plot([int(load) for load in found], list(found.values()), style, color=colour, label=label)
+            loads = [int(load) for load in found]
+            axis.plot(loads, list(found.values()), style, color=colour)
     axis.axhline(figures["target"], color="black", linestyle=":", linewidth=0.8)
-    axis.set(xlabel="messages a second, all nodes", ylabel="completion time, ms", yscale="log", xscale="log")
-    axis.set_title("By load: means (lines) and p99 (dashes)", fontsize="medium")
-    _finish(axis, "upper left")
+    axis.set(xlabel="messages a second, all nodes", ylabel="completion time, ms", xscale="log")
+    axis.set_xticks(loads, [str(load) for load in loads])
+    axis.set_xticks([], minor=True)
+    axis.set_title("By load: means, and dashed the 99th percentiles", fontsize="medium")
+    _finish(axis)
 
 
 def _by_load(told: Mapping[str, Mapping[str, Sequence[float]]], what: str) -> dict[str, float]:
@@ -348,7 +362,9 @@ def _by_load(told: Mapping[str, Mapping[str, Sequence[float]]], what: str) -> di
     return {load: statistics.median(told[load][what]) for load in sorted(told, key=int) if int(load)}
 
 
-def _finish(axis: Axes, legend: str) -> None:
+def _finish(axis: Axes) -> None:
+    axis.set_yscale("log")
+    axis.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.yaxis.set_major_formatter("{x:g}")
-    axis.grid(alpha=0.3, which="both")
-    axis.legend(fontsize="small", loc=legend)
+    axis.yaxis.set_minor_formatter(NullFormatter())
+    axis.grid(alpha=0.3)

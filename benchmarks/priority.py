@@ -15,19 +15,27 @@ from benchmarks.cluster import Cluster, bits_per_second
 
 _NEVER_SHORT = "10gbit"
 _BURST = 1 << 20  # bytes
+_SHAPED_SECONDS, _SHAPED_LEAST = 0.001, 6000  # of the rate, and bytes: what the shaper lets through at once
 
 
 def install(cluster: Cluster, seconds: float) -> None:
     """Puts both queues behind the shapers of a cluster, within its `with` block; no packet goes first yet.
 
+    A shaper that has rested lets through at once what the link carries in 1 ms, in place of 70 KB: else a message on a
+    link at rest would take no time, and whoever sends in bursts would have more of the link than who does not.
+
     Args:
-        cluster: shaped by tbf.
+        cluster: shaped by tbf, with segmentation offload off.
         seconds: of the link's rate that each queue holds; what comes beyond is dropped.
     """
     assert cluster.rate is not None and cluster.shaper == "tbf"
     held = int(bits_per_second(cluster.rate) / 8 * seconds)
+    burst = max(_SHAPED_LEAST, int(bits_per_second(cluster.rate) / 8 * _SHAPED_SECONDS))
     for where, device in _ends(cluster):
-        lines = [f"qdisc add dev {device} parent 1:1 handle 2: htb default 2"]
+        lines = [
+            f"qdisc change dev {device} root handle 1: tbf rate {cluster.rate} burst {burst} limit {held}",
+            f"qdisc add dev {device} parent 1:1 handle 2: htb default 2",
+        ]
         for number in (1, 2):
             share = f"rate {_NEVER_SHORT} burst {_BURST} cburst {_BURST} quantum 60000"
             lines += [
