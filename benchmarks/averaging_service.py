@@ -226,38 +226,42 @@ class Bench:
             command = [*cluster.prefix(node), sys.executable, "-m", "benchmarks.service_node", *words]
             yield subprocess.Popen(command, stdin=subprocess.DEVNULL)
 
-    def measure(self, cell: Cell, round_number: int) -> reports.Row:
+    def measure(self, cell: Cell, seed: int) -> reports.Row:
         """Runs one cell.
+
+        Args:
+            cell: which.
+            seed: of the messages; the same one for all arms of a round.
 
         Raises:
             RuntimeError: where a message was not answered, or a worker has ended.
         """
-        arm, plan, conductor = cell.arm, self._plan, self._conductor
+        arm, plan = cell.arm, self._plan
         self._number += 1
         priority.put_first(self._cluster, PORT if arm.first else None)
         if arm.transport:
             rate = arm.share * bits_per_second(plan.rate)
             told = {"number": self._number, "transport": arm.transport, "rate": rate, "compute": plan.compute}
-            conductor.ask(self._ranks, {"what": "prepare", **told})
+            self._conductor.ask(self._ranks, {"what": "prepare", **told})
         before, since = self._counters(), time.monotonic()
-        begin = since + _SOON
-        if arm.transport:
-            path = self._folder / f"decisions-{self._number}"
-            new_decisions(path)
-            told = {"what": "train", "path": str(path), "begin": begin, "seconds": plan.window}
-            conductor.tell(self._ranks, told)
-        if cell.load:
-            asked = {"rate": cell.load, "seconds": plan.window - _LEAD, "seed": round_number}
-            conductor.tell(self._nodes, {**asked, "begin": begin + _LEAD, "limit": _PATIENCE})
-        trained = conductor.hear(self._ranks) if arm.transport else []
-        served = conductor.hear(self._nodes) if cell.load else []
+        trained, served = self._carry_on(cell, since + _SOON, seed)
         seconds = time.monotonic() - since
-        counted = self._counters() - before
         unanswered = sum(each["unanswered"] for each in served)
         if unanswered:
             raise RuntimeError(f"{arm.name}: {unanswered} messages were not answered within {_PATIENCE:g} s")
-        used = reports.Used.of(counted, plan.nodes * seconds * bits_per_second(plan.rate) / 8)
+        used = reports.Used.of(self._counters() - before, plan.nodes * seconds * bits_per_second(plan.rate) / 8)
         return reports.row_of(arm.name, cell.load, trained, served, plan.window - _LEAD, used)
+
+    def _carry_on(self, cell: Cell, begin: float, seed: int) -> tuple[list[dict], list[dict]]:
+        """Trains and serves from a moment of the monotonic clock on: what each rank and each node has to tell."""
+        ranks, nodes = (self._ranks if cell.arm.transport else []), (self._nodes if cell.load else [])
+        path = self._folder / f"decisions-{self._number}"
+        new_decisions(path)
+        told = {"what": "train", "path": str(path), "begin": begin, "seconds": self._plan.window}
+        self._conductor.tell(ranks, told)
+        asked = {"rate": cell.load, "seconds": self._plan.window - _LEAD, "seed": seed}
+        self._conductor.tell(nodes, {**asked, "begin": begin + _LEAD, "limit": _PATIENCE})
+        return self._conductor.hear(ranks), self._conductor.hear(nodes)
 
     def _counters(self) -> np.ndarray:
         """What all nodes have sent so far, as `reports.Used.of` takes it."""
