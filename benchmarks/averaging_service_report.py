@@ -209,7 +209,7 @@ def curve_of(arm: str, rows: Rows) -> list[tuple[int, float]]:
 
 
 def carried_at(curve: Sequence[tuple[int, float]], target: float) -> tuple[str, float]:
-    """At how many messages a second an arm's mean completion time is the target's.
+    """At how many messages a second an arm's mean completion time first is the target's.
 
     Between two loads the time is taken to be a straight line.
 
@@ -220,12 +220,12 @@ def carried_at(curve: Sequence[tuple[int, float]], target: float) -> tuple[str, 
     Returns:
         "", and the messages a second; or "<" or ">", and the lowest or highest load, where it is beyond those.
     """
-    if curve[0][1] > target:
-        return "<", float(curve[0][0])
+    if curve[0][1] >= target:
+        return ("<" if curve[0][1] > target else ""), float(curve[0][0])
     for (low, former), (high, time) in zip(curve, curve[1:], strict=False):
-        if time > target:
+        if time >= target:
             return "", low + (high - low) * (target - former) / (time - former)
-    return ("" if curve[-1][1] == target else ">"), float(curve[-1][0])
+    return ">", float(curve[-1][0])
 
 
 def _carried(rows: Rows, target: float) -> list[str]:

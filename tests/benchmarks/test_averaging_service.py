@@ -200,6 +200,11 @@ def test_messages_at_a_mean_time_are_read_off_the_curve(target, wanted):
     assert averaging_service_report.carried_at(curve, target) == wanted
 
 
+def test_messages_at_a_mean_time_are_those_at_which_it_is_first_reached():
+    assert averaging_service_report.carried_at([(100, 2.0), (200, 4.0), (500, 3.0)], 4.0) == ("", 200)
+    assert averaging_service_report.carried_at([(100, 4.0), (200, 4.0)], 4.0) == ("", 100)
+
+
 def row(arm, load, mean, steps, **others):
     whole = dict.fromkeys(Row._fields, 0.01) | {"arm": arm.name, "load": load, "carried": float(load)}
     return Row(**(whole | {"mean": mean, "median": mean, "p99": 3 * mean, "steps": steps, **others}))
