@@ -15,13 +15,13 @@ from benchmarks.cluster import Cluster, bits_per_second
 
 _NEVER_SHORT = "10gbit"
 _BURST = 1 << 20  # bytes
-_SHAPED_SECONDS, _SHAPED_LEAST = 0.001, 6000  # of the rate, and bytes: what the shaper lets through at once
+_SHAPED_SECONDS, _SHAPED_LEAST = 0.0005, 6000  # of the rate, and bytes: what the shaper lets through at once
 
 
 def install(cluster: Cluster, seconds: float) -> None:
     """Puts both queues behind the shapers of a cluster, within its `with` block; no packet goes first yet.
 
-    A shaper that has rested lets through at once what the link carries in 1 ms, in place of 70 KB: else a message on a
+    A shaper that has rested lets through at once what the link carries in .5 ms, in place of 70 KB: else a message on a
     link at rest would take no time, and whoever sends in bursts would have more of the link than who does not.
 
     Args:

@@ -120,6 +120,7 @@ class Stream:
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._selector, self._connection, self._length, self._take = selector, connection, length, take
         self._out, self._in, self.is_open = bytearray(), bytearray(), True
+        self._wake_for(length)
         selector.register(connection, selectors.EVENT_READ, self._be_ready)
 
     def send(self, number: int, length: int) -> None:
@@ -145,7 +146,7 @@ class Stream:
 
     def _receive(self) -> None:
         try:
-            came = self._connection.recv(1 << 16)
+            came = self._connection.recv(self._length - len(self._in))
         except BlockingIOError:
             return
         except ConnectionResetError:
@@ -156,10 +157,18 @@ class Stream:
             self.is_open = False
             return
         self._in += came
-        whole = len(self._in) // self._length
-        for at in range(whole):
-            self._take(self, _HEADER.unpack_from(self._in, at * self._length)[0])
-        del self._in[: whole * self._length]
+        if len(self._in) < self._length:
+            self._wake_for(self._length - len(self._in))
+            return
+        number = _HEADER.unpack_from(self._in)[0]
+        if len(came) < self._length:
+            self._wake_for(self._length)
+        self._in.clear()
+        self._take(self, number)
+
+    def _wake_for(self, length: int) -> None:
+        """Has the system tell of what has come once it is so many bytes: a message, and not each of its packets."""
+        self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, length)
 
 
 class Node:
