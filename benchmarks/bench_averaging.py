@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from benchmarks import averaging_convergence, report, timing, writing
+from benchmarks import averaging_convergence, averaging_service, report, timing, writing
 from benchmarks.report import Section
 
-QUESTIONS: tuple[ModuleType, ...] = (averaging_convergence,)
-PICTURED = averaging_convergence  # whose picture is the report's
+QUESTIONS: tuple[ModuleType, ...] = (averaging_convergence, averaging_service)
+PICTURES = {averaging_convergence: ".png", averaging_service: ".service.png"}  # and how their names end
 
 
 def name_of(question: ModuleType) -> str:
@@ -57,15 +57,16 @@ def main() -> None:
 
 
 def write(sections: Mapping[ModuleType, Section], text: str) -> None:
-    """Writes the report, the figures as JSON and the picture."""
+    """Writes the report, the figures as JSON and the pictures."""
     data: dict[str, Any] = {"machine": timing.machine()}
     for question, section in sections.items():
         verdicts = [verdict._asdict() for verdict in section.verdicts]
         data[name_of(question)] = {"verdicts": verdicts, "figures": section.figures}
     stem = writing.write_results("averaging", data, text)
-    if PICTURED in sections:
-        PICTURED.draw(sections[PICTURED].figures, f"{stem}.png")
-    print(f"Written to {stem}.json, .md and .png", flush=True)
+    drawn = {question: end for question, end in PICTURES.items() if question in sections and sections[question].figures}
+    for question, end in drawn.items():
+        question.draw(sections[question].figures, f"{stem}{end}")
+    print(f"Written to {stem} with {', '.join(['.json', '.md', *drawn.values()])}", flush=True)
 
 
 if __name__ == "__main__":

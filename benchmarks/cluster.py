@@ -207,7 +207,7 @@ class Cluster:
             hosts = pathlib.Path("/etc/netns") / name / "hosts"
             hosts.parent.mkdir(parents=True)
             hosts.write_text(f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()} {name}\n")
-            outer = self._outer(node)
+            outer = self.outer(node)
             _ip(f"netns add {name}")
             _ip(f"link add {outer} type veth peer name eth0 netns {name}")
             _ip(f"link set {outer} master {self.bridge} up")
@@ -222,19 +222,20 @@ class Cluster:
     def _shape(self, device: str, where: Sequence[str]) -> None:
         assert self.rate is not None
         burst = max(_LEAST_BURST, int(bits_per_second(self.rate) / 8 * _BURST_SECONDS))
-        add = ["tc", *where, "qdisc", "add", "dev", device, "root"]
+        add = ["tc", *where, "qdisc", "add", "dev", device, "root", "handle", "1:"]
         if self.shaper == "tbf":
             subprocess.run([*add, "tbf", "rate", self.rate, "burst", str(burst), "latency", "100ms"], check=True)
             return
-        subprocess.run([*add, "handle", "1:", "htb", "default", "1"], check=True)
+        subprocess.run([*add, "htb", "default", "1"], check=True)
         group = ["tc", *where, "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb"]
         subprocess.run([*group, "rate", self.rate, "burst", str(burst), "cburst", str(burst)], check=True)
 
-    def _outer(self, node: int) -> str:
+    def outer(self, node: int) -> str:
+        """The host's end of a node's link."""
         return f"{self._prefix}v{node}"
 
     def _counted(self, node: int) -> Traffic:
-        statistics = pathlib.Path("/sys/class/net") / self._outer(node) / "statistics"
+        statistics = pathlib.Path("/sys/class/net") / self.outer(node) / "statistics"
         return Traffic(int((statistics / "rx_bytes").read_text()), int((statistics / "rx_packets").read_text()))
 
     def _start_guard(self):

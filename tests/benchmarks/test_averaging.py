@@ -258,7 +258,7 @@ def test_the_command_trains_and_tells(tmp_path, small, monkeypatch, capsys):
     monkeypatch.setattr(writing, "RESULTS", tmp_path)
     store = tmp_path / "runs.jsonl"
     words = ["--models", "lstm", "--arms", "full,arrival80,gradients95", "--ranks", "2", "--seeds", "1", "--rates", "1"]
-    monkeypatch.setattr("sys.argv", ["bench_averaging", "--store", str(store), *words])
+    monkeypatch.setattr("sys.argv", ["bench_averaging", "--questions", "convergence", "--store", str(store), *words])
     bench_averaging.main()
     assert "### lstm, 2 ranks" in capsys.readouterr().out
     outcomes = [json.loads(line) for line in store.read_text().splitlines()]

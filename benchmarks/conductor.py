@@ -1,0 +1,117 @@
+"""One process tells many what to do next, and hears what came of it: lines of JSON over TCP.
+
+The cells of a benchmark in which links are changed between arms, in a process outside of the namespaces, while those
+inside of them go on.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+
+class Conductor:
+    """The one that tells.
+
+    Attributes:
+        end: address and port at which it listens.
+    """
+
+    def __init__(self, address: str, limit: float):
+        """Listens.
+
+        Args:
+            address: numeric.
+            limit: seconds that it waits for anybody.
+        """
+        self._limit = limit
+        self._server = socket.create_server((address, 0), backlog=256)
+        self._server.settimeout(limit)
+        self._workers: dict[str, tuple[socket.socket, Any]] = {}
+        self.end: tuple[str, int] = self._server.getsockname()[:2]
+
+    def __enter__(self) -> Conductor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends the connections, and with them what the others wait for."""
+        for connection, lines in self._workers.values():
+            lines.close()
+            connection.close()
+        self._server.close()
+
+    def await_workers(self, count: int) -> dict[str, Any]:
+        """Waits until so many are there: what each says of itself, by name.
+
+        Raises:
+            TimeoutError: where they do not come.
+        """
+        said: dict[str, Any] = {}
+        while len(said) < count:
+            connection, _ = self._server.accept()
+            connection.settimeout(self._limit)
+            lines = connection.makefile("r")
+            name, told = json.loads(lines.readline())
+            self._workers[name] = connection, lines
+            said[name] = told
+        return said
+
+    def tell(self, names: Sequence[str], command: Mapping[str, Any]) -> None:
+        """Sends some the same command."""
+        line = json.dumps(command).encode() + b"\n"
+        for name in names:
+            self._workers[name][0].sendall(line)
+
+    def hear(self, names: Sequence[str]) -> list[Any]:
+        """Waits for the replies of some, in their order.
+
+        Raises:
+            RuntimeError: where one has ended.
+            TimeoutError: where one does not reply.
+        """
+        return [self._heard(name) for name in names]
+
+    def ask(self, names: Sequence[str], command: Mapping[str, Any]) -> list[Any]:
+        """Tells, and hears."""
+        self.tell(names, command)
+        return self.hear(names)
+
+    def _heard(self, name: str) -> Any:
+        line = self._workers[name][1].readline()
+        if not line:
+            raise RuntimeError(f"{name} has ended.")
+        return json.loads(line)
+
+
+class Worker:
+    """One of those that are told.
+
+    Attributes:
+        connection: readable when there is a command.
+    """
+
+    def __init__(self, end: Sequence[Any], name: str, told: Any = None):
+        """Connects.
+
+        Args:
+            end: the conductor's address and port.
+            name: unique.
+            told: what it says of itself.
+        """
+        self.connection = socket.create_connection(tuple(end))
+        self._lines = self.connection.makefile("r")
+        self.reply([name, told])
+
+    def commands(self) -> Iterator[dict[str, Any]]:
+        """Each as it comes, until the conductor has ended; `reply` is due before the next."""
+        for line in self._lines:
+            yield json.loads(line)
+
+    def reply(self, result: Any) -> None:
+        """Tells what came of a command."""
+        self.connection.sendall(json.dumps(result).encode() + b"\n")
