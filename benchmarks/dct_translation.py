@@ -264,7 +264,8 @@ def told(outcomes: Mapping[Run, Mapping[str, Any]], arms: Sequence[str]) -> Sect
             verdicts += [_verdict(arm, gaps[0])] if arm in JUDGED else []
     rates = {ARMS[run.arm].model: run.rate for run in outcomes}
     told_of = ", ".join(f"{rate:g} ({model})" for model, rate in sorted(rates.items()))
-    lines += ["", f"Learning rates in units of the script's, the same for all arms of a model: {told_of}."]
+    if rates:
+        lines += ["", f"Learning rates in units of the script's, the same for all arms of a model: {told_of}."]
     return Section(TITLE, lines, {**figures, "rates": rates}, verdicts)
 
 
