@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from benchmarks import averaging_convergence, report, timing, writing
+from benchmarks import averaging_convergence, averaging_steps, report, timing, writing
 from benchmarks.report import Section
 
-QUESTIONS: tuple[ModuleType, ...] = (averaging_convergence,)
+QUESTIONS: tuple[ModuleType, ...] = (averaging_convergence, averaging_steps)
 PICTURED = averaging_convergence  # whose picture is the report's
 
 

@@ -136,6 +136,10 @@ class Cluster:
         """The bridge's address, where the rendezvous server listens."""
         return f"{self._network}.254"
 
+    def outer(self, node: int) -> str:
+        """The host's end of a node's link."""
+        return f"{self._prefix}v{node}"
+
     def prefix(self, node: int) -> list[str]:
         """What is put before a command to run it on a node."""
         return ["ip", "netns", "exec", self.names[node]]
@@ -207,7 +211,7 @@ class Cluster:
             hosts = pathlib.Path("/etc/netns") / name / "hosts"
             hosts.parent.mkdir(parents=True)
             hosts.write_text(f"127.0.0.1 localhost\n{self.address(node)} {socket.gethostname()} {name}\n")
-            outer = self._outer(node)
+            outer = self.outer(node)
             _ip(f"netns add {name}")
             _ip(f"link add {outer} type veth peer name eth0 netns {name}")
             _ip(f"link set {outer} master {self.bridge} up")
@@ -230,11 +234,8 @@ class Cluster:
         group = ["tc", *where, "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb"]
         subprocess.run([*group, "rate", self.rate, "burst", str(burst), "cburst", str(burst)], check=True)
 
-    def _outer(self, node: int) -> str:
-        return f"{self._prefix}v{node}"
-
     def _counted(self, node: int) -> Traffic:
-        statistics = pathlib.Path("/sys/class/net") / self._outer(node) / "statistics"
+        statistics = pathlib.Path("/sys/class/net") / self.outer(node) / "statistics"
         return Traffic(int((statistics / "rx_bytes").read_text()), int((statistics / "rx_packets").read_text()))
 
     def _start_guard(self):

@@ -1,0 +1,56 @@
+"""What else the links of a cluster in a box may be told: segmentation offload, and how much their queues hold."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+from benchmarks.cluster import Cluster
+
+# ioctl's SIOCETHTOOL with ETHTOOL_STSO, ETHTOOL_SGSO and ETHTOOL_SGRO (linux/ethtool.h): as `ethtool -K`, which is not
+# on every machine. Run in the namespace of the interface.
+_SET_OFFLOAD = """
+import array, fcntl, socket, struct, sys
+name, on = sys.argv[1].encode(), int(sys.argv[2])
+with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
+    for set, get in ((0x1F, 0x1E), (0x24, 0x23), (0x2C, 0x2B)):
+        for command in (set, get):
+            value = array.array("I", [command, on])
+            fcntl.ioctl(own, 0x8946, struct.pack("16sP", name, value.buffer_info()[0]))
+        assert value[1] == on, "the interface did not take it"
+"""
+
+
+def set_offload(cluster: Cluster, on: bool) -> None:
+    """Has all interfaces of a cluster cut and join packets for TCP (TSO, GSO, GRO), or lets none of them.
+
+    Args:
+        cluster: within its `with` block.
+        on: whether they do.
+    """
+    for where, device in _ends(cluster):
+        subprocess.run([*where, sys.executable, "-c", _SET_OFFLOAD, device, str(int(on))], check=True)
+
+
+def set_queue(cluster: Cluster, seconds: float) -> None:
+    """Has each end of each link drop what would wait for longer.
+
+    Args:
+        cluster: shaped by tbf, within its `with` block.
+        seconds: that a packet waits at most.
+    """
+    for where, device in _ends(cluster):
+        listed = subprocess.run(
+            [*where, "tc", "qdisc", "show", "dev", device, "root"], check=True, capture_output=True, text=True
+        ).stdout.split()
+        if "tbf" not in listed:
+            raise ValueError(f"Expected links shaped by tbf, got {' '.join(listed)!r}.")
+        rate, burst = (listed[listed.index(word) + 1] for word in ("rate", "burst"))
+        change = ["tc", "qdisc", "change", "dev", device, "root", "tbf", "rate", rate, "burst", burst]
+        subprocess.run([*where, *change, "latency", f"{1e3 * seconds:g}ms"], check=True)
+
+
+def _ends(cluster: Cluster) -> list[tuple[list[str], str]]:
+    """Both interfaces of each link, each with what is put before a command on it."""
+    inside = [(cluster.prefix(node), "eth0") for node in range(cluster.nodes)]
+    return inside + [([], cluster.outer(node)) for node in range(cluster.nodes)]
