@@ -193,7 +193,7 @@ def measure_crowded(plan: Plan) -> dict[str, reports.Told]:
 def _run(cluster: Cluster, parts: Sequence[Steps | Training], rate: float, offload: bool) -> reports.Told:
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
-        np.zeros(cluster.nodes, np.int64).tofile(folder / "meeting")
+        np.zeros([2, cluster.nodes], np.int64).tofile(folder / "meeting")
         job: dict[str, Any] = {"rate": rate, "offload": offload, "meeting": str(folder / "meeting")}
         job["parts"] = [dataclasses.asdict(part) for part in parts]
         (folder / "job.json").write_text(json.dumps(job))

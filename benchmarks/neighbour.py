@@ -64,6 +64,15 @@ def beside(cluster, rate: float, burst: float, period: float, seed: int = 0) -> 
             each.wait()
 
 
+def listen(address: str) -> socket.socket:
+    """A socket for both: what comes is left in its buffer, which is soon full, and then costs next to nothing."""
+    own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    own.bind((address, PORT))
+    own.setsockopt(socket.SOL_SOCKET, _SEND_BUFFER_FORCED, _SEND_BUFFER)
+    own.setsockopt(_UDP, _SEGMENT, _PAYLOAD)
+    return own
+
+
 def fill(sender: socket.socket, other: str, rate: float, begin: float, end: float) -> None:
     """Sends at a rate from one moment of the monotonic clock to another."""
     data = bytes(_PAYLOAD * _RUN)
@@ -87,10 +96,7 @@ def main() -> None:
     parser.add_argument("--period", type=float, default=0.2, help="seconds")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
-        own.bind((options.own, PORT))  # its buffer is soon full, and what comes then costs next to nothing
-        own.setsockopt(socket.SOL_SOCKET, _SEND_BUFFER_FORCED, _SEND_BUFFER)
-        own.setsockopt(_UDP, _SEGMENT, _PAYLOAD)
+    with listen(options.own) as own:
         print("ready", flush=True)
         if options.other is None:
             signal.pause()
