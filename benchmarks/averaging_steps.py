@@ -9,8 +9,8 @@ Alone on their links: a vector of 25M elements, with segmentation offload (TSO, 
 UDP_SEGMENT and UDP_GRO of datagrams) off, as on links where each packet costs what it costs, and on. Processor time is
 that of the whole process, all threads, from a step's beginning until this rank has its result, on average over ranks.
 
-Beside a neighbour, who sends UDP from node 1 to node 0 in bursts at the links' full rate (neighbour.py): a smaller
-vector, so that there are enough steps to tell their 99th percentile of, and queues that hold as little as a switch
+Beside a neighbour, who sends UDP from node 1 to node 0 in bursts, at more than the link carries, so that its queue is
+full all the while (neighbour.py): a smaller vector, so that there are enough steps to tell their 99th percentile of, and queues that hold as little as a switch
 does; offload as it is by default. With and without him, on the same links: both arms, and the training of a small
 network on handwritten digits over datagrams, from the same weights with the same batches for each seed.
 """
@@ -85,7 +85,8 @@ class Plan(NamedTuple):
         nodes: of one rank each.
         crowded_elements: of the vector beside the neighbour, and `crowded_rounds` of both arms with him; without him
             there are `quiet_rounds`.
-        burst: seconds for which the neighbour sends, and `period` those from one beginning to the next, on average.
+        flood: bits per second of the neighbour, times the links' rate.
+        burst: seconds for which he sends, and `period` those from one beginning to the next, on average.
         queue: seconds that a packet waits at most, where there is a neighbour.
         trainings: seeds, and `epochs` of each.
     """
@@ -97,6 +98,7 @@ class Plan(NamedTuple):
     crowded_elements: int = 1_000_000
     crowded_rounds: int = 300
     quiet_rounds: int = 60
+    flood: float = 2.0
     burst: float = 0.02
     period: float = 0.2
     queue: float = 0.005
@@ -116,7 +118,8 @@ _OPTIONS = {
     "crowded_elements": "of the vector beside the neighbour",
     "crowded_rounds": "of both arms beside the neighbour",
     "quiet_rounds": "of both arms with the same vector without him",
-    "burst": "seconds for which the neighbour sends",
+    "flood": "bits per second of the neighbour, times the links' rate",
+    "burst": "seconds for which he sends",
     "period": "seconds from one burst's beginning to the next, on average",
     "queue": "seconds that a packet waits at most, where there is a neighbour",
     "trainings": "seeds of the training beside the neighbour",
@@ -151,8 +154,10 @@ def problem(options: argparse.Namespace) -> str | None:
         return "expected at least one element, round and epoch"
     if not 1 <= plan.trainings <= len(STUDENT):
         return f"expected 1 to {len(STUDENT)} trainings, got {plan.trainings}"
-    if not 0 < plan.burst < plan.period / 2 or plan.queue <= 0:
-        return f"expected bursts shorter than half a period, and a queue, got {plan.burst}, {plan.period}, {plan.queue}"
+    if not 0 < plan.burst < plan.period / 2:
+        return f"expected bursts shorter than half a period, got {plan.burst} of {plan.period} s"
+    if plan.queue <= 0 or plan.flood <= 0:
+        return f"expected a queue, and a neighbour who sends, got {plan.queue} s and {plan.flood} times the rate"
     return unavailable()
 
 
@@ -180,7 +185,7 @@ def measure_crowded(plan: Plan) -> dict[str, reports.Told]:
     told = {}
     with Cluster(plan.nodes, 1, plan.link) as cluster:
         links.set_queue(cluster, plan.queue)
-        someone = neighbour.beside(cluster, plan.rate, plan.burst, plan.period)
+        someone = neighbour.beside(cluster, plan.flood * plan.rate, plan.burst, plan.period)
         for name, beside, rounds in (
             (reports.QUIET, contextlib.nullcontext(), plan.quiet_rounds),
             (reports.CROWDED, someone, plan.crowded_rounds),
