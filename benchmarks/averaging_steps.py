@@ -10,9 +10,10 @@ UDP_SEGMENT and UDP_GRO of datagrams) off, as on links where each packet costs w
 that of the whole process, all threads, from a step's beginning until this rank has its result, on average over ranks.
 
 Beside a neighbour, who sends UDP from node 1 to node 0 in bursts, at more than the link carries, so that its queue is
-full all the while (neighbour.py): a smaller vector, so that there are enough steps to tell their 99th percentile of, and queues that hold as little as a switch
-does; offload as it is by default. With and without him, on the same links: both arms, and the training of a small
-network on handwritten digits over datagrams, from the same weights with the same batches for each seed.
+full all the while (neighbour.py): a smaller vector, so that there are enough steps to tell their 99th percentile of,
+and queues that hold as little as a switch does; offload as it is by default. With and without him, on the same links:
+both arms, and the training of a small network on handwritten digits over datagrams, from the same weights with the same
+batches for each seed.
 """
 
 from __future__ import annotations

@@ -206,10 +206,10 @@ def _lines_alone(plan: Mapping[str, Any], settings: Mapping[str, Mapping[str, Ar
 
 def _lines_crowded(plan: Mapping[str, Any], settings: Mapping[str, Mapping[str, ArmSteps]]) -> list[str]:
     lines = [
-        f"A neighbour sends from node 1 to node 0 at {plan['flood']:g} times the link's rate for {1e3 * plan['burst']:g} ms, "
-        f"{1e3 * plan['period'] / 2:g} to {1.5e3 * plan['period']:g} ms from one beginning to the next, "
-        f"{plan['burst'] / plan['period']:.0%} of the time. {plan['crowded_elements']:,} elements; queues that hold "
-        f"{1e3 * plan['queue']:g} ms; offload on. Milliseconds.",
+        f"A neighbour sends from node 1 to node 0 at {plan['flood']:g} times the link's rate for "
+        f"{1e3 * plan['burst']:g} ms, {1e3 * plan['period'] / 2:g} to {1.5e3 * plan['period']:g} ms from one beginning "
+        f"to the next, {plan['burst'] / plan['period']:.0%} of the time. {plan['crowded_elements']:,} elements; queues "
+        f"that hold {1e3 * plan['queue']:g} ms; offload on. Milliseconds.",
         "",
         "| | steps | median (quartiles) | 95th percentile | 99th percentile | longest | segments lost |",
         "|---|---|---|---|---|---|---|",
