@@ -9,45 +9,79 @@
 
 #include "datagrams/pacer.h"
 
+namespace {
+
+using hvds::kMillisecond;
+using hvds::Nanoseconds;
+
+constexpr Nanoseconds kEnd = 60'000 * kMillisecond, kStep = 250'000, kReported = 5 * kMillisecond;
+constexpr double kDatagram = 1514;  // bytes
+
+Nanoseconds milliseconds(const char* word) { return static_cast<Nanoseconds>(std::atof(word) * kMillisecond); }
+
+// Of a link in one step.
+class Link {
+ public:
+  explicit Link(double capacity) : drained_(capacity / 8 * kStep / hvds::kSecond) {}
+
+  double drained() const { return drained_; }
+
+  // Of these bytes so many are lost.
+  double take(double bytes, double others) {
+    const double coming = queue_ + bytes + others - drained_, gone = std::max(0.0, coming - 20 * drained_);
+    queue_ = std::clamp(coming, 0.0, 20 * drained_);
+    return bytes > 0 ? gone * bytes / (bytes + others) : 0;
+  }
+
+ private:
+  const double drained_;  // bytes
+  double queue_ = 0;
+};
+
+// What the receivers say every five milliseconds.
+class Receivers {
+ public:
+  void tell(hvds::Pacer& pacer, double sent, double lost, Nanoseconds time) {
+    sent_ += sent / kDatagram;
+    lost_ += lost / kDatagram;
+    if (time < told_at_ + kReported) return;
+    const auto whole_sent = static_cast<int64_t>(sent_), whole_lost = static_cast<int64_t>(lost_);
+    pacer.report(whole_sent - told_sent_, whole_lost - told_lost_, time);
+    told_sent_ = whole_sent;
+    told_lost_ = whole_lost;
+    told_at_ = time;
+  }
+
+ private:
+  double sent_ = 0, lost_ = 0;
+  int64_t told_sent_ = 0, told_lost_ = 0;
+  Nanoseconds told_at_ = 0;
+};
+
+}  // namespace
+
 int main(int, char** arguments) {
-  using hvds::kMillisecond;
-  const double ceiling = std::atof(arguments[1]), capacity = std::atof(arguments[2]);
-  hvds::Nanoseconds spans[4];
-  for (int i = 0; i < 4; ++i) spans[i] = static_cast<hvds::Nanoseconds>(std::atof(arguments[3 + i]) * kMillisecond);
-  const auto [period, burst, active, pause] = spans;
-  const hvds::Nanoseconds end = 60'000 * kMillisecond, step = 250'000;
-  constexpr int64_t kBytes = 1514;
-  hvds::Pacer pacer(ceiling);
-  hvds::Nanoseconds reported = 0;
-  double rates = 0, lost_all = 0, sent_all = 0, sent = 0, lost = 0;
-  int64_t told_sent = 0, told_lost = 0, counted = 0;
-  hvds::Nanoseconds next = 0;  // when the next datagram may go
-  const double drained = capacity / 8 * static_cast<double>(step) / hvds::kSecond, most = drained * 20;
-  double queue = 0;
-  for (hvds::Nanoseconds time = 0; time < end; time += step) {
+  const double capacity = std::atof(arguments[2]);
+  const Nanoseconds period = milliseconds(arguments[3]), burst = milliseconds(arguments[4]);
+  const Nanoseconds active = milliseconds(arguments[5]), pause = milliseconds(arguments[6]);
+  hvds::Pacer pacer(std::atof(arguments[1]));
+  Link link(capacity);
+  Receivers receivers;
+  double rates = 0, sending = 0, sent = 0, lost = 0;
+  Nanoseconds next = 0;  // when the next datagram may go
+  for (Nanoseconds time = 0; time < kEnd; time += kStep) {
     const bool sends = time % (active + pause) < active;
     double bytes = 0;
-    for (; sends && next < time + step; next = pacer.take(kBytes, time)) bytes += kBytes;
-    const double others = time % period < burst ? 2 * drained : 0;
-    const double gone = std::max(0.0, queue + bytes + others - drained - most);
-    const double lost_now = bytes > 0 ? gone * bytes / (bytes + others) : 0;
-    queue = std::clamp(queue + bytes + others - drained, 0.0, most);
-    sent += bytes / kBytes;
-    lost += lost_now / kBytes;
-    if (time >= end / 2) {
-      sent_all += bytes;
-      lost_all += lost_now;
-      rates += sends ? pacer.rate() : 0;
-      counted += sends ? 1 : 0;
+    for (; sends && next < time + kStep; next = pacer.take(kDatagram, time)) bytes += kDatagram;
+    const double gone = link.take(bytes, time % period < burst ? 2 * link.drained() : 0);
+    if (time >= kEnd / 2 && sends) {
+      rates += pacer.rate();
+      sending += 1;
+      sent += bytes;
+      lost += gone;
     }
-    if (time >= reported + 5 * kMillisecond) {  // what the receivers say
-      const auto now_sent = static_cast<int64_t>(sent), now_lost = static_cast<int64_t>(lost);
-      pacer.report(now_sent - told_sent, now_lost - told_lost, time);
-      told_sent = now_sent;
-      told_lost = now_lost;
-      reported = time;
-    }
+    receivers.tell(pacer, bytes, gone, time);
   }
-  std::printf("%.4f %.4f\n", rates / static_cast<double>(counted) / capacity, lost_all / sent_all);
+  std::printf("%.4f %.4f\n", rates / sending / capacity, lost / sent);
   return 0;
 }
