@@ -76,15 +76,12 @@ def listen(address: str) -> socket.socket:
 def fill(sender: socket.socket, other: str, rate: float, begin: float, end: float) -> None:
     """Sends at a rate from one moment of the monotonic clock to another."""
     data = bytes(_PAYLOAD * _RUN)
-    seconds = _WHOLE * _RUN * 8 / rate
-    count = 0
-    while (now := time.monotonic()) < end:
-        due = begin + count * seconds
-        if due > now:
-            time.sleep(due - now)
+    due, seconds = begin, _WHOLE * _RUN * 8 / rate
+    while max(due, now := time.monotonic()) < end:
+        time.sleep(max(0.0, due - now))
         with contextlib.suppress(OSError):  # what the queue does not take is lost
             sender.sendto(data, (other, PORT))
-        count += 1
+        due += seconds
 
 
 def main() -> None:

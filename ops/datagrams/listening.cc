@@ -1,4 +1,5 @@
 // The thread that listens.
+#include <algorithm>
 #include <cstring>
 #include <limits>
 
@@ -207,10 +208,10 @@ void Endpoint::look_at_phases() {
 // longer by a pass over the whole block, and the next would begin as much later.
 void Endpoint::end_scatter() {
   stage_ = kGather;
-  scattered_ = now();
+  scattered_ = time_;
   looked_at_ = 0;
   report_.scatter = static_cast<double>(scattered_ - begun_) / kSecond;
-  report_.gather_limit = static_cast<double>(gather_deadline_ - scattered_) / kSecond;
+  report_.gather_limit = static_cast<double>(std::max<Nanoseconds>(gather_deadline_ - scattered_, 0)) / kSecond;
 }
 
 void Endpoint::finish_some() {
