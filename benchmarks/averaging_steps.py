@@ -177,7 +177,7 @@ def measure_alone(plan: Plan, offload: bool) -> reports.Told:
     """Steps of both arms on links of their own: what every rank tells of each."""
     with Cluster(plan.nodes, 1, plan.link) as cluster:
         links.set_offload(cluster, offload)
-        return _run(cluster, [Steps("steps", plan.elements, plan.rounds)], plan.rate, offload)
+        return run(cluster, [Steps("steps", plan.elements, plan.rounds)], plan.rate, offload)
 
 
 def measure_crowded(plan: Plan) -> dict[str, reports.Told]:
@@ -192,11 +192,19 @@ def measure_crowded(plan: Plan) -> dict[str, reports.Told]:
             (reports.CROWDED, someone, plan.crowded_rounds),
         ):
             with beside:
-                told[name] = _run(cluster, [Steps("steps", plan.crowded_elements, rounds), training], plan.rate, True)
+                told[name] = run(cluster, [Steps("steps", plan.crowded_elements, rounds), training], plan.rate, True)
     return told
 
 
-def _run(cluster: Cluster, parts: Sequence[Steps | Training], rate: float, offload: bool) -> reports.Told:
+def run(cluster: Cluster, parts: Sequence[Steps | Training], rate: float, offload: bool) -> reports.Told:
+    """Starts ranks on a cluster's nodes, which do these parts one after the other: what every rank tells of each.
+
+    Args:
+        cluster: within its `with` block.
+        parts: by different names.
+        rate: bits per second at which datagrams are sent.
+        offload: whether the system may cut and join them.
+    """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         np.zeros([2, cluster.nodes], np.int64).tofile(folder / "meeting")

@@ -14,7 +14,7 @@ import pytest
 from benchmarks import averaging_steps, bench_averaging, links, neighbour
 from benchmarks import averaging_steps_report as reports
 from benchmarks.averaging_rank import ARMS, DATAGRAMS, HOROVOD, Meeting, Vectors
-from benchmarks.averaging_steps import Plan
+from benchmarks.averaging_steps import Plan, Steps, Training
 from benchmarks.cluster import Cluster
 from tests import threads
 from tests.benchmarks import needs
@@ -186,10 +186,15 @@ def test_queues_and_offload_are_as_they_were_told():
 @pytest.mark.thorough
 def test_a_small_run_answers_the_question():
     """Every result is checked on the ranks; how long it takes is nobody's business here."""
-    alone = {"off": averaging_steps.measure_alone(TINY, False)}
-    crowded = averaging_steps.measure_crowded(TINY)
-    assert {len(rank[arm]) for rank in alone["off"]["steps"] for arm in ARMS} == {2}
-    sent = np.median(reports.steps_of(alone["off"]["steps"], DATAGRAMS).sent)
-    assert 1.0 < sent / reports.vector_bytes(TINY.elements, 2) < 1.5
-    section = reports.summarise({**TINY._asdict(), "rate": TINY.rate}, alone, crowded)
-    assert len(section.verdicts) == 7 and len(crowded[reports.CROWDED]["training"][0]["scores"]) == 2
+    parts = [Steps("steps", TINY.elements, TINY.rounds), Training("training", TINY.trainings, TINY.epochs)]
+    with Cluster(TINY.nodes, 1, TINY.link) as cluster:
+        links.set_queue(cluster, TINY.queue)
+        with neighbour.beside(cluster, TINY.flood * TINY.rate, TINY.burst, TINY.period):
+            told = averaging_steps.run(cluster, parts, TINY.rate, True)
+    assert {len(rank[arm]) for rank in told["steps"] for arm in ARMS} == {TINY.rounds}
+    assert [len(rank["scores"]) for rank in told["training"]] == [TINY.trainings] * TINY.nodes
+    sent = np.median(reports.steps_of(told["steps"], HOROVOD).sent)
+    assert 1.0 < sent / reports.vector_bytes(TINY.elements, TINY.nodes)
+    settings = {name: told for name in (reports.QUIET, reports.CROWDED)}
+    section = reports.summarise({**TINY._asdict(), "rate": TINY.rate}, {"off": told, "on": told}, settings)
+    assert len(section.verdicts) == 7
