@@ -12,10 +12,10 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
-from benchmarks import averaging_convergence, averaging_service, report, timing, writing
+from benchmarks import averaging_convergence, averaging_service, averaging_steps, report, timing, writing
 from benchmarks.report import Section
 
-QUESTIONS: tuple[ModuleType, ...] = (averaging_convergence, averaging_service)
+QUESTIONS: tuple[ModuleType, ...] = (averaging_convergence, averaging_steps, averaging_service)
 PICTURES = {averaging_convergence: ".png", averaging_service: ".service.png"}  # and how their names end
 
 

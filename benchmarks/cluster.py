@@ -136,6 +136,10 @@ class Cluster:
         """The bridge's address, where the rendezvous server listens."""
         return f"{self._network}.254"
 
+    def outer(self, node: int) -> str:
+        """The host's end of a node's link."""
+        return f"{self._prefix}v{node}"
+
     def prefix(self, node: int) -> list[str]:
         """What is put before a command to run it on a node."""
         return ["ip", "netns", "exec", self.names[node]]
@@ -229,10 +233,6 @@ class Cluster:
         subprocess.run([*add, "htb", "default", "1"], check=True)
         group = ["tc", *where, "class", "add", "dev", device, "parent", "1:", "classid", "1:1", "htb"]
         subprocess.run([*group, "rate", self.rate, "burst", str(burst), "cburst", str(burst)], check=True)
-
-    def outer(self, node: int) -> str:
-        """The host's end of a node's link."""
-        return f"{self._prefix}v{node}"
 
     def _counted(self, node: int) -> Traffic:
         statistics = pathlib.Path("/sys/class/net") / self.outer(node) / "statistics"

@@ -74,6 +74,8 @@ class Endpoint {
   void look_at_phases();
   bool owes(int64_t rank, int phase);
   void end_scatter();
+  void finish_some();
+  Nanoseconds deadline() const;
   Nanoseconds next_look();
   void send_states(uint8_t extra = 0);
 
@@ -113,6 +115,7 @@ class Endpoint {
   Stage stage_ = kIdle;
   const float* vector_ = nullptr;
   float* mean_ = nullptr;
+  int64_t looked_at_ = 0;  // segments of the own block, in the all-gather: those before it have been averaged
   uint64_t expected_ = 0;  // ranks that had come when the round began
   uint8_t flags_ = 0;      // what this rank tells the others
   bool busy_ = false, joined_ = false;

@@ -1,5 +1,7 @@
 // The thread that listens.
+#include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "../common/float_mode.h"
 #include "endpoint.h"
@@ -12,6 +14,7 @@ constexpr Nanoseconds kStateIdle = 100 * kMillisecond;
 constexpr Nanoseconds kSettle = 2 * kMillisecond;  // what is on the way when all was sent may be overtaken
 constexpr Nanoseconds kGatherUp = 200'000;         // in a phase it sleeps so long rather than wake for each datagram
 constexpr int64_t kFew = 16;                       // datagrams
+constexpr int64_t kAtOnce = 128;                   // segments that are averaged between two looks at what has come
 
 }  // namespace
 
@@ -23,16 +26,18 @@ void Endpoint::listen() {
     const auto handle = [this](const uint8_t* datagrams, int64_t bytes, int64_t stride, int64_t count) {
       const std::lock_guard<std::mutex> lock(mutex_);
       time_ = now();
+      if (time_ >= deadline()) look_at_phases();  // there may be much to take
       take(datagrams, bytes, stride, count);
     };
     const int64_t received = socket_.receive(next, handle);
     {
       const std::lock_guard<std::mutex> lock(mutex_);
       time_ = now();
+      if (stage_ == kGather) finish_some();
       look_at_phases();
       if (time_ >= next_state_) send_states();
       next = next_look();
-      in_phase = stage_ == kScatter || stage_ == kGather;
+      in_phase = (stage_ == kScatter || stage_ == kGather) && next > time_;
     }
     if (in_phase && received > 0 && received < kFew) sleep_until(now() + kGatherUp);
   }
@@ -190,26 +195,40 @@ void Endpoint::look_at_phases() {
     waiting[0] = waiting[0] || owes(rank, 0);
     waiting[1] = waiting[1] || owes(rank, 1);
   }
-  if (stage_ == kScatter && (!waiting[0] || time_ >= scatter_deadline_)) end_scatter();
+  if (stage_ == kScatter && (!waiting[0] || time_ >= deadline())) end_scatter();
   const bool ended = (flags_ & kGatherSent) != 0 && !waiting[1];
-  if (stage_ == kGather && (ended || time_ >= gather_deadline_)) {
+  if (stage_ == kGather && (ended || time_ >= deadline())) {
     report_.gather = static_cast<double>(time_ - scattered_) / kSecond;
     stage_ = kOver;
   }
   changed_.notify_all();
 }
 
+// Segments that lack something are averaged from here on, as time allows: were it done at once, this phase would last
+// longer by a pass over the whole block, and the next would begin as much later.
 void Endpoint::end_scatter() {
-  for (int64_t number = 0; number < inbox_.segments(); ++number) inbox_.finish(number, vector_, mean_);
   stage_ = kGather;
-  scattered_ = now();
+  scattered_ = time_;
+  looked_at_ = 0;
   report_.scatter = static_cast<double>(scattered_ - begun_) / kSecond;
-  report_.gather_limit = static_cast<double>(gather_deadline_ - scattered_) / kSecond;
+  report_.gather_limit = static_cast<double>(std::max<Nanoseconds>(gather_deadline_ - scattered_, 0)) / kSecond;
+}
+
+void Endpoint::finish_some() {
+  const int64_t end = std::min(looked_at_ + kAtOnce, inbox_.segments());
+  for (; looked_at_ < end; ++looked_at_) inbox_.finish(looked_at_, vector_, mean_);
+}
+
+// When the phase ends at the latest; in none never.
+Nanoseconds Endpoint::deadline() const {
+  if (stage_ == kScatter) return scatter_deadline_;
+  return stage_ == kGather ? gather_deadline_ : std::numeric_limits<Nanoseconds>::max();
 }
 
 Nanoseconds Endpoint::next_look() {
   if (stage_ != kScatter && stage_ != kGather) return next_state_;
-  Nanoseconds next = std::min(next_state_, stage_ == kScatter ? scatter_deadline_ : gather_deadline_);
+  if (stage_ == kGather && looked_at_ < inbox_.segments()) return time_;
+  Nanoseconds next = std::min(next_state_, deadline());
   for (const Peer& each : peers_) {
     const Nanoseconds told = each.sent_all[stage_ == kScatter ? 0 : 1];
     if (told != 0 && told + kSettle > time_) next = std::min(next, told + kSettle);

@@ -45,6 +45,9 @@ class Pacer {
   // When this many bytes may go, from now on; they count as sent.
   Nanoseconds take(int64_t bytes, Nanoseconds time) {
     const double per_nanosecond = rate() / 8 / kSecond;
+    // A pause, such as a computation, is no time in which it could have sent more.
+    active_.fetch_add(std::clamp<Nanoseconds>(time - took_, 0, kPause), std::memory_order_relaxed);
+    took_ = time;
     // What a late wake-up has left unused is made up for, but not more of it than a queue will hold.
     free_at_ = std::max(free_at_, static_cast<double>(time - kMakeUp));
     const auto when = static_cast<Nanoseconds>(free_at_);
@@ -60,8 +63,9 @@ class Pacer {
     lost_ += lost;
     if (sent_ < kWorthALook || time < looked_ + kInterval) return;
     const double share = static_cast<double>(lost_) / static_cast<double>(sent_);
-    const double used = 8e9 * static_cast<double>(taken_.exchange(0, std::memory_order_relaxed)) /
-                        static_cast<double>(time - looked_);
+    const auto bytes = static_cast<double>(taken_.exchange(0, std::memory_order_relaxed));
+    const auto active = static_cast<double>(active_.exchange(0, std::memory_order_relaxed));
+    const double used = 8e9 * bytes / std::max(active, 1.0);
     sent_ = lost_ = 0;
     looked_ = time;
     if (share > tolerated_) {
@@ -82,6 +86,7 @@ class Pacer {
   static constexpr double kUsed = 0.7;
   static constexpr double kQuantumSeconds = 250e-6;
   static constexpr Nanoseconds kMakeUp = 2 * kMillisecond;
+  static constexpr Nanoseconds kPause = 5 * kMillisecond;  // between two runs: longer ones count as long as this
   static constexpr Nanoseconds kInterval = 10 * kMillisecond;
   static constexpr Nanoseconds kEcho = 50 * kMillisecond;  // reports are of what was sent before, for so long
   static constexpr int64_t kWorthALook = 50;               // datagrams
@@ -97,25 +102,31 @@ class Pacer {
       unhelped_ = 0;
       return;
     }
-    // What was sent counts, which may be less than was allowed; but not less than half, as there are pauses.
+    // What was sent counts, which may be less than was allowed; but not less than half, as others may have held it up.
     const double rate = std::clamp(used, this->rate() / 2, this->rate());
-    peak_ = std::max(rate, 0.8 * peak_);
+    peak_ = rate;
     rate_.store(std::max(rate * std::max(0.5, 1.0 - share), std::min(kLeastRate, ceiling_)), std::memory_order_relaxed);
     finding_out_ = false;
     deaf_until_ = time + kEcho;
   }
 
-  // By a quarter until something was lost; then from half of what was too much back to that in a quarter of a second.
+  // By a quarter until something was lost. Then half of the way back to where too much was lost, as a neighbour's burst
+  // is soon over (as BIC: Xu, Harfoush and Rhee 2004); where it is not, that place is a lower one each time. By 2%
+  // beyond.
   void increase() {
     const double rate = this->rate();
-    rate_.store(std::min(finding_out_ ? 1.25 * rate : rate + peak_ / 50, ceiling_), std::memory_order_relaxed);
+    double more = finding_out_ ? 1.25 * rate : 1.02 * rate;
+    if (!finding_out_ && rate < peak_) more = std::min(peak_, rate + std::max((peak_ - rate) / 2, peak_ / 50));
+    rate_.store(std::min(more, ceiling_), std::memory_order_relaxed);
   }
 
   const double ceiling_;
   bool finding_out_;
   std::atomic<double> rate_;
-  double peak_;            // the rate at which too much was lost; it fades
-  std::atomic<int64_t> taken_{0};  // bytes since the last look
+  double peak_;            // the rate at which too much was lost
+  std::atomic<int64_t> taken_{0};          // bytes since the last look
+  std::atomic<Nanoseconds> active_{0};     // in which they were sent
+  Nanoseconds took_ = 0;                   // the last time that something was
   double free_at_ = 0;     // when all that was sent will have left, in nanoseconds
   double before_ = 0;      // the share of loss at the last look, where that was too much
   double tolerated_ = kTolerated;

@@ -311,6 +311,7 @@ void Endpoint::conclude(int64_t* counts) {
     }
   }
   if (stage_ == kOver) {
+    for (int64_t number = 0; number < inbox_.segments(); ++number) inbox_.finish(number, vector_, mean_);
     inbox_.keep_own(vector_, mean_);
     limits_.remember(0, report_.scatter);
     limits_.remember(1, report_.gather);

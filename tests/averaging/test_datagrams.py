@@ -240,6 +240,21 @@ def test_a_phase_ends_at_its_limit_where_a_rank_falls_silent_in_it(ranks):
     check(group, own, made)
 
 
+def test_what_a_phase_cuts_off_is_averaged_all_the_same(ranks):
+    """Limits are over before anything can have been averaged: the mean of what has come is there, and is recorded.
+
+    A rank that hears of the others' next round before it has begun with this one goes there, and is alone.
+    """
+    size = 300_000  # blocks of more segments than are averaged at once
+    group = ranks(3, size, rate=1e12, multiple=1e-9, slack=1e-9, least=1e-6, patience=0.2)
+    own = simulation.vectors(3, size)
+    made = group.average(own, 0)
+    assert check(group, own, made) > 0
+    for rank in made:
+        contributors = group.channels[rank].recorded().contributors
+        assert ((contributors >> np.uint64(rank)) & np.uint64(1)).all()
+
+
 def _cut_off_in_mid_phase(group: Ranks, rank: int) -> None:
     while group.channels[rank].report()["sent"] < 40:
         os.sched_yield()

@@ -123,9 +123,11 @@ def build(tmp_path_factory):
             compiled(sanitizer, "-c", source, "-o", target)
         return made
 
-    def build_program(name: str, sanitizer: str = "") -> pathlib.Path:
+    @functools.cache
+    def build_program(name: str, sanitizer: str = "", alone: bool = False) -> pathlib.Path:
         program = folder / f"{sanitizer}.{name}"
-        compiled(sanitizer, ROOT / "tests" / "ops" / f"{name}.cc", *common(sanitizer), "-o", program)
+        objects = [] if alone else common(sanitizer)
+        compiled(sanitizer, ROOT / "tests" / "ops" / f"{name}.cc", *objects, "-o", program)
         return program
 
     folder = tmp_path_factory.mktemp("datagrams")
@@ -152,6 +154,34 @@ def test_ranks_average_as_they_must_and_clean_under_sanitizers(build, sanitizer,
 @pytest.mark.parametrize("lies", [20_000, pytest.param(200_000, marks=pytest.mark.thorough)])
 def test_no_lie_is_accepted(build, lies):
     run(build("datagram_lies", "address,undefined"), lies, 5_003)
+
+
+# ---- the rate ----
+
+
+@pytest.mark.parametrize(
+    "ceiling, capacity, period, burst, active, pause, least, lost",
+    [
+        (1e9, 1e9, 230, 20, 60, 45, 0.5, 0.05),  # a neighbour's bursts, and pauses as for a computation
+        (1e8, 1e8, 230, 20, 60, 45, 0.5, 0.05),
+        (1e9, 1e9, 200, 20, 1000, 0, 0.7, 0.06),
+        ("inf", 1e8, 200, 20, 1000, 0, 0.7, 0.1),
+        (1e9, 1e9, 200, 0, 50, 50, 1.0, 0.0),  # nobody else
+        (1e9, 7e8, 200, 0, 1000, 0, 0.9, 0.02),  # a ceiling that is too high
+        (1e9, 1e8, 200, 0, 1000, 0, 0.9, 0.02),
+        (1e9, 5e8, 200, 0, 50, 50, 0.9, 0.05),
+        ("inf", 1e9, 200, 0, 1000, 0, 0.9, 0.02),
+    ],
+)
+def test_the_rate_comes_back_after_a_burst_and_finds_what_a_link_carries(
+    build, ceiling, capacity, period, burst, active, pause, least, lost
+):
+    words = map(str, (ceiling, capacity, period, burst, active, pause))
+    told = subprocess.run(
+        [build("datagram_pacer", alone=True), *words], capture_output=True, text=True, check=True, timeout=LIMIT
+    )
+    rate, share = map(float, told.stdout.split())
+    assert rate >= least and share <= lost
 
 
 # ---- a queue that overflows ----

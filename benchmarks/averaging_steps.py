@@ -1,0 +1,218 @@
+"""What a step of averaging by datagrams takes beside Horovod's all-reduce over TCP, and what a neighbour does to both.
+
+Nodes of one rank are network namespaces behind links of 1 Gbit/s (benchmarks/cluster.py), so root is needed. Both arms,
+`Datagrams` at the links' rate and Horovod's all-reduce (Gloo) of the same vector, run in turn in the same processes, in
+an order drawn for each round; every result is checked, not timed (averaging_rank.py). A step lasts until the slowest
+rank has it. Ranks meet before it in a file, which no link carries.
+
+Alone on their links: a vector of 25M elements, with segmentation offload (TSO, GSO and GRO of all interfaces, and
+UDP_SEGMENT and UDP_GRO of datagrams) off, as on links where each packet costs what it costs, and on. Processor time is
+that of the whole process, all threads, from a step's beginning until this rank has its result, on average over ranks.
+
+Beside a neighbour, who sends UDP from node 1 to node 0 in bursts, at more than the link carries, so that its queue is
+full all the while (neighbour.py): a smaller vector, so that there are enough steps to tell their 99th percentile of,
+and queues that hold as little as a switch does; offload as it is by default. With and without him, on the same links:
+both arms, and the training of a small network on handwritten digits over datagrams, from the same weights with the same
+batches for each seed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from benchmarks import averaging_steps_report as reports
+from benchmarks import links, neighbour
+from benchmarks.cluster import Cluster, bits_per_second, unavailable
+from benchmarks.convergence_report import STUDENT
+from benchmarks.report import Section
+
+_LIMIT = 900.0  # seconds for one start of the ranks
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """A part in which both arms make steps.
+
+    Attributes:
+        name: of the part.
+        size: elements of the vector.
+        rounds: of both arms.
+        kind: of the part.
+    """
+
+    name: str
+    size: int
+    rounds: int
+    kind: str = "steps"
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """A part in which a small network is trained on the digits.
+
+    Attributes:
+        name: of the part.
+        seeds: how many trainings.
+        epochs: of each.
+        batch: samples of a rank in a step.
+        step: learning rate.
+        kind: of the part.
+    """
+
+    name: str
+    seeds: int
+    epochs: int
+    batch: int = 16
+    step: float = 0.1
+    kind: str = "training"
+
+
+class Plan(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        elements: of the vector alone on the links, and `rounds` of both arms there, for each setting of offload.
+        link: the rate of each node's link, as tc writes it.
+        nodes: of one rank each.
+        crowded_elements: of the vector beside the neighbour, and `crowded_rounds` of both arms with him; without him
+            there are `quiet_rounds`.
+        flood: bits per second of the neighbour, times the links' rate.
+        burst: seconds for which he sends, and `period` those from one beginning to the next, on average.
+        queue: seconds that a packet waits at most, where there is a neighbour.
+        trainings: seeds, and `epochs` of each.
+    """
+
+    elements: int = 25_000_000
+    rounds: int = 12
+    link: str = "1gbit"
+    nodes: int = 4
+    crowded_elements: int = 1_000_000
+    crowded_rounds: int = 300
+    quiet_rounds: int = 60
+    flood: float = 2.0
+    burst: float = 0.02
+    period: float = 0.2
+    queue: float = 0.005
+    trainings: int = 8
+    epochs: int = 20
+
+    @property
+    def rate(self) -> float:
+        """Of a link, in bits per second."""
+        return bits_per_second(self.link)
+
+
+_OPTIONS = {
+    "elements": "of the vector, alone on the links",
+    "rounds": "of both arms there, for each setting of offload",
+    "link": "the links' rate, as tc writes it",
+    "crowded_elements": "of the vector beside the neighbour",
+    "crowded_rounds": "of both arms beside the neighbour",
+    "quiet_rounds": "of both arms with the same vector without him",
+    "flood": "bits per second of the neighbour, times the links' rate",
+    "burst": "seconds for which he sends",
+    "period": "seconds from one burst's beginning to the next, on average",
+    "queue": "seconds that a packet waits at most, where there is a neighbour",
+    "trainings": "seeds of the training beside the neighbour",
+    "epochs": "of each training",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of this question."""
+    group = parser.add_argument_group("steps")
+    for name, told in _OPTIONS.items():
+        default = getattr(Plan(), name)
+        word = f"--steps-{name.replace('_', '-')}"
+        group.add_argument(word, type=type(default), default=default, help=f"{told} (%(default)s)")
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """What the options ask for."""
+    return Plan(**{name: getattr(options, f"steps_{name}") for name in _OPTIONS})
+
+
+def problem(options: argparse.Namespace) -> str | None:
+    """Why the options cannot be; None where they can."""
+    if "steps" not in options.questions.split(","):
+        return None
+    plan = plan_of(options)
+    try:
+        bits_per_second(plan.link)
+    except ValueError as error:
+        return str(error)
+    if min(plan.elements, plan.rounds, plan.crowded_elements, plan.crowded_rounds, plan.quiet_rounds, plan.epochs) < 1:
+        return "expected at least one element, round and epoch"
+    if not 1 <= plan.trainings <= len(STUDENT):
+        return f"expected 1 to {len(STUDENT)} trainings, got {plan.trainings}"
+    if not 0 < plan.burst < plan.period / 2:
+        return f"expected bursts shorter than half a period, got {plan.burst} of {plan.period} s"
+    if plan.queue <= 0 or plan.flood <= 0:
+        return f"expected a queue, and a neighbour who sends, got {plan.queue} s and {plan.flood} times the rate"
+    return unavailable()
+
+
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
+    """Measures all of it."""
+    plan = plan_of(options)
+    alone = {}
+    for name, offload in (("off", False), ("on", True)):
+        say(f"{plan.elements:,} elements, offload {name}")
+        alone[name] = measure_alone(plan, offload)
+    say(f"{plan.crowded_elements:,} elements and training, without a neighbour and with one")
+    return reports.summarise({**plan._asdict(), "rate": plan.rate}, alone, measure_crowded(plan))
+
+
+def measure_alone(plan: Plan, offload: bool) -> reports.Told:
+    """Steps of both arms on links of their own: what every rank tells of each."""
+    with Cluster(plan.nodes, 1, plan.link) as cluster:
+        links.set_offload(cluster, offload)
+        return run(cluster, [Steps("steps", plan.elements, plan.rounds)], plan.rate, offload)
+
+
+def measure_crowded(plan: Plan) -> dict[str, reports.Told]:
+    """Steps of both arms, and trainings, without a neighbour and beside one."""
+    training = Training("training", plan.trainings, plan.epochs)
+    told = {}
+    with Cluster(plan.nodes, 1, plan.link) as cluster:
+        links.set_queue(cluster, plan.queue)
+        someone = neighbour.beside(cluster, plan.flood * plan.rate, plan.burst, plan.period)
+        for name, beside, rounds in (
+            (reports.QUIET, contextlib.nullcontext(), plan.quiet_rounds),
+            (reports.CROWDED, someone, plan.crowded_rounds),
+        ):
+            with beside:
+                told[name] = run(cluster, [Steps("steps", plan.crowded_elements, rounds), training], plan.rate, True)
+    return told
+
+
+def run(cluster: Cluster, parts: Sequence[Steps | Training], rate: float, offload: bool) -> reports.Told:
+    """Starts ranks on a cluster's nodes, which do these parts one after the other: what every rank tells of each.
+
+    Args:
+        cluster: within its `with` block.
+        parts: by different names.
+        rate: bits per second at which datagrams are sent.
+        offload: whether the system may cut and join them.
+    """
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        np.zeros([2, cluster.nodes], np.int64).tofile(folder / "meeting")
+        job: dict[str, Any] = {"rate": rate, "offload": offload, "meeting": str(folder / "meeting")}
+        job["parts"] = [dataclasses.asdict(part) for part in parts]
+        (folder / "job.json").write_text(json.dumps(job))
+        files = [str(folder / "job.json"), str(folder / "results.json")]
+        statuses = cluster.run([sys.executable, "-m", "benchmarks.averaging_rank", *files], limit=_LIMIT)
+        if any(statuses):
+            raise RuntimeError(f"the ranks of benchmarks.averaging_rank ended with {statuses}")
+        return json.loads((folder / "results.json").read_text())
