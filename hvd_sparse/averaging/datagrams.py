@@ -9,10 +9,12 @@ import time
 import weakref
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.averaging import endpoints
+from hvd_sparse.averaging.blocks import Blocks
 from hvd_sparse.averaging.endpoints import Recorded
 from hvd_sparse.averaging.transports import Averaged, Channel, Transport
 from hvd_sparse.spec import describe
@@ -187,6 +189,31 @@ class Ticket(NamedTuple):
     def __repr__(self) -> str:
         return f"Ticket(rank {self.rank})"
 
+    def to_json(self) -> list[Any]:
+        """All of it, secret included, as lists, numbers and strings."""
+        return [self.rank, self.size, self.rotate, [list(end) for end in self.ends], self.secret]
+
+    @classmethod
+    def from_json(cls, told: list[Any]) -> Ticket:
+        """What `to_json` gave; ValueError, TypeError or LookupError where it is something else."""
+        rank, size, rotate, ends, secret = told
+        bytes.fromhex(secret)
+        ticket = cls(int(rank), int(size), bool(rotate), [End(*end) for end in ends], secret)
+        ticket.ends[ticket.rank]
+        return ticket
+
+
+class Listened(NamedTuple):
+    """What came of a round in which a rank had no vector.
+
+    Attributes:
+        round: which one it was.
+        came: [P, segments of a block at most] bool, by block: whether the mean of a segment came.
+    """
+
+    round: int
+    came: np.ndarray
+
 
 class DatagramsChannel(Channel):
     """One rank's endpoint.
@@ -211,6 +238,38 @@ class DatagramsChannel(Channel):
             vector=vector, round=round, endpoint=self._number, size=self.ticket.size, ranks=self._ranks
         )
         return Averaged(mean, counts[0::2], counts[1::2], averaged)
+
+    def segments(self) -> np.ndarray:
+        """Which segments there are, [P, segments of a block at most] bool, by block."""
+        recorded = self._recorded()
+        blocks = Blocks(self.ticket.size, self._ranks)
+        lengths = np.diff(np.minimum(np.arange(self._ranks + 1) * blocks.length, blocks.size))
+        counts = -(-lengths // recorded.segment)
+        return np.arange(recorded.came.shape[1]) < counts[:, None]
+
+    def listen(self, vector: np.ndarray, round: int) -> Listened | None:
+        """Takes part in a round without a vector: a rank that has come back takes over what the others have.
+
+        It averages the block that it owns as in any round, of what the others send.
+
+        Args:
+            vector: [d] float32; each segment whose mean comes is written there, and the rest stays.
+            round: at least 0; a later one where the others are there already.
+
+        Returns:
+            None where no other rank has come within the transport's patience.
+
+        Raises:
+            OSError: where the channel is closed, or datagrams are larger than the interface takes.
+        """
+        listened = endpoints.listen(self._number, vector, round, self._ranks)
+        return None if listened is None else Listened(listened, self._recorded().came)
+
+    def _recorded(self) -> Recorded:
+        recorded = self.recorded()
+        if recorded is None:
+            raise OSError("The channel is closed.")
+        return recorded
 
     def report(self) -> dict[str, Any]:
         """What this rank has seen, for telemetry.

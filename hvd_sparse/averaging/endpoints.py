@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -131,6 +132,30 @@ def record(number: int, ranks: int) -> Recorded | None:
     return Recorded(segment.value, contributors, came)
 
 
+def listen(number: int, vector: np.ndarray, round: int, ranks: int) -> int | None:
+    """Takes part in a round without a vector, see hvds_datagrams_average.
+
+    Args:
+        number: the endpoint.
+        vector: [d] float32; each segment whose mean comes is written there.
+        round: the one to begin with, or a later one where the others are there already.
+        ranks: P.
+
+    Returns:
+        The round; None where no other rank takes part.
+
+    Raises:
+        OSError: where the channel is closed, or datagrams are larger than the interface takes.
+    """
+    counts, message = np.zeros([4, ranks], np.int64), ctypes.create_string_buffer(_MESSAGE)
+    averaged = _native().hvds_datagrams_average(number, None, round, vector.ctypes, counts.ctypes, message)
+    if averaged == -errno.ETIMEDOUT:
+        return None
+    if averaged < 0:
+        raise OSError(-averaged, message.value.decode())
+    return averaged
+
+
 def close(number: int) -> None:
     """Says good-bye to the others, if that has not happened."""
     _native().hvds_datagrams_close(number)
@@ -146,5 +171,7 @@ def _native() -> ctypes.CDLL:
     kernels.hvds_datagrams_report_of.argtypes = [number, pointer]
     kernels.hvds_datagrams_record.argtypes = [number, pointer, pointer, pointer]
     kernels.hvds_datagrams_record.restype = number
+    kernels.hvds_datagrams_average.argtypes = [number, pointer, number, pointer, pointer, pointer]
+    kernels.hvds_datagrams_average.restype = number
     kernels.hvds_datagrams_close.argtypes = [number]
     return kernels

@@ -64,9 +64,12 @@ int32_t hvds_datagrams_fits(int64_t endpoint, int64_t size, int64_t ranks);
 
 // Averages a vector. One call at a time.
 //   round:  the one to be averaged, 0 to 2^32 - 1; a later one where the others are there already.
+//   vector: NULL where this rank has none yet: it contributes nothing, averages for the others what they send of its
+//           block, and gets the means in `mean`, which stays as it was where none came.
 //   mean:   [size], another memory than the vector.
 //   counts: [4][ranks], segments from each rank: expected and arrived in the reduce-scatter, in the all-gather.
-// Returns the round that was averaged; or -errno, with a message.
+// Returns the round that was averaged; or -errno, with a message: ETIMEDOUT where a rank without a vector has waited for
+// `patience` and no other rank takes part.
 int64_t hvds_datagrams_average(int64_t endpoint, const float* vector, int64_t round, float* mean, int64_t* counts,
                                char* message);
 

@@ -82,10 +82,11 @@ class Endpoint {
   void enter(const float* vector, int64_t round, float* mean);
   bool wait_for_others(Lock& lock);
   bool all_have_come();
+  bool nobody_has_come();
   void begin();
   void scatter();
   void gather();
-  void wait_for_means(int64_t place);
+  bool wait_for_means(int64_t place);
   int64_t send_run(int64_t rank, Kind kind, int64_t first, int64_t count);
   int64_t number_at(Kind kind, int64_t place) const;
   Run run_from(Kind kind, int64_t rank, int64_t first, int64_t count) const;
@@ -111,9 +112,10 @@ class Endpoint {
   Inbox inbox_;
   Limits limits_;
   Stage stage_ = kIdle;
-  const float* vector_ = nullptr;
+  const float* vector_ = nullptr;  // in a round: nullptr where this rank has none
   float* mean_ = nullptr;
   uint64_t expected_ = 0;  // ranks that had come when the round began
+  uint64_t giving_ = 0;    // those of them that have a vector
   uint8_t flags_ = 0;      // what this rank tells the others
   bool busy_ = false, joined_ = false;
   Nanoseconds time_ = 0;       // when the thread that listens last looked

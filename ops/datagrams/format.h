@@ -29,6 +29,7 @@ enum Flag : uint8_t {
   kScatterSent = 2,   // all that the sender has for the receiver in the reduce-scatter is on the way
   kGatherSent = 4,    // the same for the all-gather
   kLeaving = 8,       // the sender goes and will not be back
+  kEmpty = 16,        // the sender has no vector in this round, and takes what comes: it contributes nothing
 };
 
 struct Header {

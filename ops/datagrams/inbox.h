@@ -79,11 +79,13 @@ class Inbox {
     return (contributors_[number] & others) == others;
   }
 
-  // Averages what is there of a segment, with this rank's own, unless that has happened.
+  // Averages what is there of a segment, with this rank's own if it has a vector, unless that has happened. Of nothing
+  // there is no mean.
   void finish(int64_t number, const float* vector, float* result) {
     if (finished_[number]) return;
     finished_[number] = 1;
-    contributors_[number] |= uint64_t{1} << me_;
+    if (vector != nullptr) contributors_[number] |= uint64_t{1} << me_;
+    if (contributors_[number] == 0) return;
     const int64_t start = layout_.start_of(block_) + number * layout_.segment;
     const int64_t elements = layout_.elements_of(block_, number);
     float* mean = result + start;

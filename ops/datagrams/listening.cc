@@ -115,7 +115,7 @@ hvds_datagrams_fate Endpoint::take_content(const Header& header, const uint8_t* 
   Peer& from = peer(header.sender);
   if (header.kind == kState) {
     if (bytes != sizeof(State)) return HVDS_BAD_SIZE;
-    from.hear(header.round, header.flags & (kInRound | kScatterSent | kGatherSent), time_);
+    from.hear(header.round, header.flags & (kInRound | kScatterSent | kGatherSent | kEmpty), time_);
     take_state(from, payload);
     if ((header.flags & kLeaving) != 0) {
       from.silent = from.left = true;
@@ -175,7 +175,7 @@ hvds_datagrams_fate Endpoint::take_segment(const Header& header, const uint8_t* 
 
 // Whether more may come from a rank in a phase: 0 the reduce-scatter, 1 the all-gather.
 bool Endpoint::owes(int64_t rank, int phase) {
-  if ((expected_ >> rank & 1) == 0) return false;
+  if (((phase == 0 ? giving_ : expected_) >> rank & 1) == 0) return false;
   const Peer& from = peer(rank);
   const int64_t due = phase == 0 ? inbox_.segments() : layout_.segments_of(layout_.block_of(rank, inbox_.round()));
   if ((phase == 0 ? inbox_.scattered(rank) : inbox_.gathered(rank)) == due) return false;

@@ -84,8 +84,9 @@ int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64
            " bytes do not fit the interface: pass the mtu of the narrowest link between the ranks";
     return -EMSGSIZE;
   }
-  if (!ended) *why = "the channel was closed";
-  return ended ? averaged : -ECANCELED;
+  if (ended) return averaged;
+  *why = closing_ ? "the channel was closed" : "no other rank takes part";
+  return closing_ ? -ECANCELED : -ETIMEDOUT;
 }
 
 // ---- Beginning ----
@@ -95,7 +96,7 @@ void Endpoint::enter(const float* vector, int64_t round, float* mean) {
   vector_ = vector;
   mean_ = mean;
   stage_ = kWaiting;
-  flags_ = kInRound;
+  flags_ = vector != nullptr ? kInRound : kInRound | kEmpty;
   begun_ = now();
 }
 
@@ -106,8 +107,12 @@ bool Endpoint::all_have_come() {
   return true;
 }
 
+bool Endpoint::nobody_has_come() {
+  return std::none_of(peers_.begin(), peers_.end(), [this](const Peer& each) { return each.in_round(inbox_.round()); });
+}
+
 // Until all are in the same round, the latest that any of them is in; who does not come is silent from then on. False
-// where the endpoint is closed.
+// where the endpoint is closed, or this rank has no vector and nobody else is there.
 bool Endpoint::wait_for_others(Lock& lock) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings_.patience);
   const auto until = std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit);
@@ -121,21 +126,23 @@ bool Endpoint::wait_for_others(Lock& lock) {
       send_states();
       socket_.wake();  // it tells it again and again from now on
     }
-    if (all_have_come()) return true;
+    if (all_have_come() && (vector_ != nullptr || !nobody_has_come())) return true;
     if (changed_.wait_until(lock, until) == std::cv_status::timeout) {
       for (int64_t rank = 0; rank < ranks(); ++rank) {
         if (rank != me() && !peer(rank).in_round(inbox_.round())) peer(rank).silent = true;
       }
+      if (vector_ == nullptr && nobody_has_come()) return false;
     }
   }
   return false;
 }
 
 void Endpoint::begin() {
-  expected_ = 0;
+  expected_ = giving_ = 0;
   for (int64_t rank = 0; rank < ranks(); ++rank) {
     const bool here = rank != me() && peer(rank).in_round(inbox_.round());
     if (here) expected_ |= uint64_t{1} << rank;
+    if (here && (peer(rank).flags & kEmpty) == 0) giving_ |= uint64_t{1} << rank;
     peer(rank).served.store(here, std::memory_order_relaxed);
   }
   time_ = now();
@@ -180,7 +187,7 @@ void Endpoint::scatter() {
   const Nanoseconds start = now();
   int64_t bytes = 0;
   int64_t length = run_length();
-  bool in_time = true;
+  bool in_time = vector_ != nullptr;
   for (int64_t first = 0; in_time && first < layout_.most_segments(); first += length, length = run_length()) {
     for (int64_t step = 1; in_time && step < ranks(); ++step) {
       const int64_t rank = (me() + step) % ranks();
@@ -194,12 +201,9 @@ void Endpoint::scatter() {
 
 // Means in the order in which they were made.
 void Endpoint::gather() {
-  const int64_t all = inbox_.segments();
-  for (int64_t first = 0; first < all;) {
-    const int64_t ready = inbox_.finished_count() - first;
-    const int64_t count = std::min(ready, run_length());
-    if (count == 0) wait_for_means(first);
-    for (int64_t step = 1; step < ranks() && count > 0; ++step) {
+  for (int64_t first = 0; wait_for_means(first);) {
+    const int64_t count = std::min(inbox_.finished_count() - first, run_length());
+    for (int64_t step = 1; step < ranks(); ++step) {
       if (out_of_time(gather_deadline_)) return;
       send_run((me() + step) % ranks(), kMean, first, count);
     }
@@ -208,9 +212,12 @@ void Endpoint::gather() {
   }
 }
 
-void Endpoint::wait_for_means(int64_t place) {
+// Until there is one more; false where there will be none.
+bool Endpoint::wait_for_means(int64_t place) {
+  if (inbox_.finished_count() > place) return true;
   Lock lock(mutex_);
-  changed_.wait(lock, [&] { return closing_ || stage_ == kOver || inbox_.finished_count() > place; });
+  changed_.wait(lock, [&] { return closing_ || stage_ != kScatter || inbox_.finished_count() > place; });
+  return inbox_.finished_count() > place;
 }
 
 // Returns the bytes that went out, those of all headers included.
@@ -301,17 +308,17 @@ void Endpoint::say_sent(Flag flag) {
 void Endpoint::conclude(int64_t* counts) {
   const int64_t round = inbox_.round();
   for (int64_t rank = 0; rank < ranks(); ++rank) {
-    const bool expected = (expected_ >> rank & 1) != 0;
+    const bool expected[2] = {(giving_ >> rank & 1) != 0, (expected_ >> rank & 1) != 0};
     const int64_t due[2] = {rank == me() ? 0 : inbox_.segments(), layout_.segments_of(layout_.block_of(rank, round))};
     const int64_t came[2] = {inbox_.scattered(rank), inbox_.gathered(rank)};
     for (int phase = 0; phase < 2; ++phase) {
       // Of a rank that came too late to be waited for, something may have come.
-      counts[2 * phase * ranks() + rank] = expected || came[phase] > 0 ? due[phase] : 0;
+      counts[2 * phase * ranks() + rank] = expected[phase] || came[phase] > 0 ? due[phase] : 0;
       counts[(2 * phase + 1) * ranks() + rank] = came[phase];
     }
   }
   if (stage_ == kOver) {
-    inbox_.keep_own(vector_, mean_);
+    if (vector_ != nullptr) inbox_.keep_own(vector_, mean_);
     limits_.remember(0, report_.scatter);
     limits_.remember(1, report_.gather);
   }
