@@ -53,6 +53,9 @@ class Datagrams(Transport):
         slack: how many times the median of the last nine phases it may last.
         least: seconds that it may always last.
         patience: seconds that a round waits for ranks that are not there.
+        spread: whether what travels is a randomised Hadamard transform of each block over its segments, as in
+            OptiReduce (NSDI 2025): a segment that is lost takes a little of many elements in place of all of a stretch.
+            The result is the mean to rounding, not to the bit.
         offload: whether the system may cut and join datagrams (UDP_SEGMENT, UDP_GRO), where it can: half the processor
             time.
 
@@ -66,6 +69,7 @@ class Datagrams(Transport):
     slack: float = 1.5
     least: float = 0.05
     patience: float = 5.0
+    spread: bool = False
     offload: bool = True
 
     def __post_init__(self):
@@ -133,6 +137,7 @@ class Datagrams(Transport):
                 size=size,
                 rotate=rotate,
                 datagram=self.mtu - _HEADERS[_version(address)],
+                spread=self.spread,
                 offload=self.offload,
                 start=start,
                 rate=self.rate or 0.0,
@@ -150,7 +155,7 @@ class Datagrams(Transport):
         key = hashlib.blake2b(key=bytes.fromhex(ticket.secret), person=_PERSON, digest_size=16).digest()
         addresses, ports, starts, _ = zip(*ticket.ends, strict=True)
         endpoints.join(number, addresses, ports, starts, key)
-        return DatagramsChannel(number, ticket)
+        return DatagramsChannel(number, ticket, self.spread)
 
 
 class End(NamedTuple):
@@ -204,14 +209,16 @@ class Ticket(NamedTuple):
 
 
 class Listened(NamedTuple):
-    """What came of a round in which a rank had no vector.
+    """What came of a round to which a rank contributed nothing.
 
     Attributes:
         round: which one it was.
+        vector: [d] float32, the means, and what it had where none came.
         came: [P, segments of a block at most] bool, by block: whether the mean of a segment came.
     """
 
     round: int
+    vector: np.ndarray
     came: np.ndarray
 
 
@@ -220,11 +227,12 @@ class DatagramsChannel(Channel):
 
     Attributes:
         ticket: for a process that is to take this one's place.
+        spread: whether blocks are transformed.
     """
 
-    def __init__(self, number: int, ticket: Ticket):
+    def __init__(self, number: int, ticket: Ticket, spread: bool = False):
         """Takes an endpoint that has joined."""
-        self.ticket = ticket
+        self.ticket, self.spread = ticket, spread
         self._number, self._ranks = number, len(ticket.ends)
         self._close = weakref.finalize(self, endpoints.close, number)  # at the latest when the process ends
 
@@ -248,12 +256,12 @@ class DatagramsChannel(Channel):
         return np.arange(recorded.came.shape[1]) < counts[:, None]
 
     def listen(self, vector: np.ndarray, round: int) -> Listened | None:
-        """Takes part in a round without a vector: a rank that has come back takes over what the others have.
+        """Takes part in a round and contributes nothing: a rank that has come back takes over what the others have.
 
         It averages the block that it owns as in any round, of what the others send.
 
         Args:
-            vector: [d] float32; each segment whose mean comes is written there, and the rest stays.
+            vector: [d] float32, what stays where no mean comes.
             round: at least 0; a later one where the others are there already.
 
         Returns:
@@ -263,7 +271,7 @@ class DatagramsChannel(Channel):
             OSError: where the channel is closed, or datagrams are larger than the interface takes.
         """
         listened = endpoints.listen(self._number, vector, round, self._ranks)
-        return None if listened is None else Listened(listened, self._recorded().came)
+        return None if listened is None else Listened(*listened, self._recorded().came)
 
     def _recorded(self) -> Recorded:
         recorded = self.recorded()

@@ -9,6 +9,7 @@ import numpy as np
 
 from hvd_sparse.averaging.datagrams import Datagrams, DatagramsChannel, Ticket
 
+_LITTLE = 1e-6
 _ATTEMPTS = 30  # each of which waits for the transport's patience
 _FORM = "Expected what hvd.averaging.ticket gave, all of it, got something else."
 
@@ -82,23 +83,47 @@ def take_over(channel: DatagramsChannel) -> tuple[np.ndarray, int]:
         channel: that was reopened.
 
     Returns:
-        The vector [d] float32, each segment as it came last, and the round to take part in.
+        The vector [d] float32, each segment as it came last, and the round to take part in. Where losses are spread,
+        all but a millionth of the energy of each block, in expectation.
 
     Raises:
         RuntimeError: where no other rank takes part for 30 times the transport's patience.
     """
-    vector, missing = np.zeros(channel.ticket.size, np.float32), channel.segments()
-    round, attempts = 0, 0
-    while missing.any():
+    vector, round, attempts = np.zeros(channel.ticket.size, np.float32), 0, 0
+    lacks = _Lacks(channel)
+    while not lacks.nothing:
         listened = channel.listen(vector, round)
         if listened is None:
             attempts += 1
             _require_attempts(attempts, channel.ticket.rank)
             continue
         attempts = 0
-        missing &= ~listened.came
-        round = listened.round + 1
+        vector, round = listened.vector, listened.round + 1
+        lacks.take(listened.came)
     return vector, round
+
+
+class _Lacks:
+    """What of a model has not come yet.
+
+    Where losses are spread a segment is of another basis in each round. In expectation it is then the share of segments
+    lost by which the energy that a block lacks grows less, as that of a vector is that of its transform.
+    """
+
+    def __init__(self, channel: DatagramsChannel):
+        self._all, self._spread = channel.segments(), channel.spread
+        self._missing, self._shares = self._all, np.ones(len(self._all))
+
+    @property
+    def nothing(self) -> bool:
+        """Whether all has come, or all but a millionth of each block's energy."""
+        return bool((self._shares <= _LITTLE).all()) if self._spread else not self._missing.any()
+
+    def take(self, came: np.ndarray) -> None:
+        """Notes which segments came in a round."""
+        lost = self._all & ~came
+        self._missing = self._missing & lost
+        self._shares = self._shares * lost.sum(axis=1) / np.maximum(self._all.sum(axis=1), 1)
 
 
 def _require_attempts(attempts: int, rank: int) -> None:

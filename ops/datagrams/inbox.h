@@ -15,13 +15,21 @@
 
 namespace hvds {
 
+// Memory that is not touched before it is used.
+struct Free {
+  void operator()(float* memory) const { free(memory); }
+};
+using Floats = std::unique_ptr<float, Free>;
+
+inline Floats allocate(int64_t count) { return Floats(static_cast<float*>(malloc(count * sizeof(float)))); }
+
 class Inbox {
  public:
   Inbox(const Layout& layout, int64_t me)
       : layout_(layout),
         me_(me),
         most_(layout.most_segments()),
-        contributions_(static_cast<float*>(malloc(layout.ranks * layout.length() * sizeof(float)))),
+        contributions_(allocate(layout.ranks * layout.length())),
         contributors_(most_),
         finished_(most_),
         order_(most_),
@@ -79,7 +87,7 @@ class Inbox {
     return (contributors_[number] & others) == others;
   }
 
-  // Averages what is there of a segment, with this rank's own if it has a vector, unless that has happened. Of nothing
+  // Averages what is there of a segment, with this rank's own unless that is null, if that has not happened. Of nothing
   // there is no mean.
   void finish(int64_t number, const float* vector, float* result) {
     if (finished_[number]) return;
@@ -124,10 +132,6 @@ class Inbox {
   }
 
  private:
-  struct Free {
-    void operator()(float* memory) const { free(memory); }
-  };
-
   float* contribution(int64_t sender, int64_t number) const {
     return contributions_.get() + sender * layout_.length() + number * layout_.segment;
   }
@@ -135,7 +139,7 @@ class Inbox {
   const Layout layout_;
   const int64_t me_, most_;
   int64_t round_ = 0, block_ = 0;
-  std::unique_ptr<float, Free> contributions_;  // [ranks][length]; this rank's own are never touched
+  Floats contributions_;                        // [ranks][length]; this rank's own are never touched
   std::vector<uint64_t> contributors_;          // by segment of the own block
   std::vector<uint8_t> finished_;
   std::vector<int64_t> order_;

@@ -164,7 +164,7 @@ hvds_datagrams_fate Endpoint::take_segment(const Header& header, const uint8_t* 
   if (contribution) {
     if (stage_ == kGather || stage_ == kOver) return HVDS_LATE;
     const hvds_datagrams_fate fate = inbox_.put(header.sender, number, payload);
-    if (stage_ == kScatter && inbox_.has_all(number)) inbox_.finish(number, vector_, mean_);
+    if (stage_ == kScatter && inbox_.has_all(number)) inbox_.finish(number, given(), mean_);
     return fate;
   }
   if (stage_ == kIdle || stage_ == kOver) return HVDS_LATE;
@@ -200,7 +200,7 @@ void Endpoint::look_at_phases() {
 }
 
 void Endpoint::end_scatter() {
-  for (int64_t number = 0; number < inbox_.segments(); ++number) inbox_.finish(number, vector_, mean_);
+  for (int64_t number = 0; number < inbox_.segments(); ++number) inbox_.finish(number, given(), mean_);
   stage_ = kGather;
   scattered_ = now();
   report_.scatter = static_cast<double>(scattered_ - begun_) / kSecond;

@@ -28,14 +28,15 @@ Endpoint::Endpoint(const hvds_datagrams_settings& settings)
       last_contributors_(inbox_.most_segments()),
       last_came_(settings.ranks * inbox_.most_segments()),
       achieved_(std::numeric_limits<double>::infinity()),
-      run_(kRunBytes + settings.datagram) {
+      run_(kRunBytes + settings.datagram),
+      spread_(settings.spread != 0 ? allocate(settings.size) : nullptr) {
   inbox_.reset(0);
 }
 
 int Endpoint::join(const std::vector<Address>& addresses, const uint32_t* starts, const uint8_t* key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (joined_) return EALREADY;
-  if (!inbox_.has_memory()) return ENOMEM;
+  if (!inbox_.has_memory() || (settings_.spread != 0 && spread_ == nullptr)) return ENOMEM;
   std::memcpy(master_.bytes, key, sizeof master_.bytes);
   const Key job = derive(master_, 0, 0, 0, 0);  // no rank sends to itself: the key of no direction
   std::memcpy(&job_, job.bytes, sizeof job_);
@@ -49,7 +50,8 @@ int Endpoint::join(const std::vector<Address>& addresses, const uint32_t* starts
   return 0;
 }
 
-int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64_t* counts, std::string* why) {
+int64_t Endpoint::average(const float* vector, bool gives, int64_t round, float* mean, int64_t* counts,
+                          std::string* why) {
   const StandardFloats standard;
   Lock lock(mutex_);
   if (!joined_ || closing_) {
@@ -61,8 +63,9 @@ int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64
     return -EBUSY;
   }
   busy_ = true;
-  enter(vector, round, mean);
+  enter(vector, gives, round, mean);
   if (wait_for_others(lock)) {
+    if (spread_ != nullptr) spread_vector(lock);
     begin();
     lock.unlock();
     socket_.wake();
@@ -77,6 +80,11 @@ int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64
   const int64_t averaged = inbox_.round();
   const bool ended = stage_ == kOver;
   conclude(counts);
+  if (ended && spread_ != nullptr) {
+    lock.unlock();
+    gather_up(averaged, mean);
+    lock.lock();
+  }
   busy_ = false;
   changed_.notify_all();
   if (unfit_ != 0) {
@@ -91,12 +99,13 @@ int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64
 
 // ---- Beginning ----
 
-void Endpoint::enter(const float* vector, int64_t round, float* mean) {
+void Endpoint::enter(const float* vector, bool gives, int64_t round, float* mean) {
   if (round > inbox_.round()) inbox_.reset(round);
   vector_ = vector;
+  gives_ = gives;
   mean_ = mean;
   stage_ = kWaiting;
-  flags_ = vector != nullptr ? kInRound : kInRound | kEmpty;
+  flags_ = gives ? kInRound : kInRound | kEmpty;
   begun_ = now();
 }
 
@@ -112,7 +121,7 @@ bool Endpoint::nobody_has_come() {
 }
 
 // Until all are in the same round, the latest that any of them is in; who does not come is silent from then on. False
-// where the endpoint is closed, or this rank has no vector and nobody else is there.
+// where the endpoint is closed, or this rank contributes nothing and nobody else is there.
 bool Endpoint::wait_for_others(Lock& lock) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings_.patience);
   const auto until = std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit);
@@ -126,12 +135,12 @@ bool Endpoint::wait_for_others(Lock& lock) {
       send_states();
       socket_.wake();  // it tells it again and again from now on
     }
-    if (all_have_come() && (vector_ != nullptr || !nobody_has_come())) return true;
+    if (all_have_come() && (gives_ || !nobody_has_come())) return true;
     if (changed_.wait_until(lock, until) == std::cv_status::timeout) {
       for (int64_t rank = 0; rank < ranks(); ++rank) {
         if (rank != me() && !peer(rank).in_round(inbox_.round())) peer(rank).silent = true;
       }
-      if (vector_ == nullptr && nobody_has_come()) return false;
+      if (!gives_ && nobody_has_come()) return false;
     }
   }
   return false;
@@ -158,7 +167,7 @@ void Endpoint::begin() {
   report_.scatter_limit = static_cast<double>(limits[0]) / kSecond;
   stage_ = kScatter;
   for (int64_t number = 0; number < inbox_.segments(); ++number) {
-    if (inbox_.has_all(number)) inbox_.finish(number, vector_, mean_);
+    if (inbox_.has_all(number)) inbox_.finish(number, given(), mean_);
   }
   look_at_phases();
 }
@@ -187,7 +196,7 @@ void Endpoint::scatter() {
   const Nanoseconds start = now();
   int64_t bytes = 0;
   int64_t length = run_length();
-  bool in_time = vector_ != nullptr;
+  bool in_time = gives_;
   for (int64_t first = 0; in_time && first < layout_.most_segments(); first += length, length = run_length()) {
     for (int64_t step = 1; in_time && step < ranks(); ++step) {
       const int64_t rank = (me() + step) % ranks();
@@ -318,7 +327,7 @@ void Endpoint::conclude(int64_t* counts) {
     }
   }
   if (stage_ == kOver) {
-    if (vector_ != nullptr) inbox_.keep_own(vector_, mean_);
+    inbox_.keep_own(vector_, mean_);
     limits_.remember(0, report_.scatter);
     limits_.remember(1, report_.gather);
   }

@@ -47,7 +47,7 @@ class Ranks:
         ranks = len(starts)
         endpoints.join(number, ["127.0.0.1"] * ranks, self.relay.ports_for(rank), starts, key)
         ends = [End("127.0.0.1", port, 1, "") for port in self.ports]
-        return DatagramsChannel(number, Ticket(rank, self.size, True, ends, ""))
+        return DatagramsChannel(number, Ticket(rank, self.size, True, ends, ""), bool(self._settings.get("spread")))
 
     def begin_anew(self, rank: int) -> None:
         """Puts a new process, as it were, in the place of one that is gone."""

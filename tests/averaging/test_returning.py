@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import threading
+from collections.abc import Iterator
 
 import keras
 import numpy as np
@@ -26,37 +28,48 @@ from tests.simulation import same_bits
 TICKET = Ticket(1, 5, True, [End("127.0.0.1", 4000 + rank, 7, "") for rank in range(2)], "ab" * 32)
 
 
-def live(group: Ranks, rank: int, own: np.ndarray, over: threading.Event, expected: list[np.ndarray]) -> None:
-    """One rank that goes on averaging what it has, until it is over; notes what was to come in the reduce-scatter."""
-    round = 0
-    while not over.is_set():
-        averaged = group.channels[rank].average(tf.constant(own), tf.constant(round, tf.int64))
-        expected.append(averaged.expected.numpy())
-        round = int(averaged.round) + 1
+@contextlib.contextmanager
+def living(group: Ranks, own: np.ndarray, dead: int) -> Iterator[list[np.ndarray]]:
+    """Ranks that all have the same go on averaging it, and one of them has been started anew.
+
+    Yields:
+        What the first one expected in each round, as in `Averaged`; complete when the block has ended.
+    """
+    group.average(np.stack([own] * 3), 0)
+    group.channels[dead].close()
+    group.begin_anew(dead)
+    over = threading.Event()
+    expected: dict[int, list[np.ndarray]] = {rank: [] for rank in range(3) if rank != dead}
+
+    def live(rank: int) -> None:
+        round = 0
+        while not over.is_set():
+            averaged = group.channels[rank].average(tf.constant(own), tf.constant(round, tf.int64))
+            expected[rank].append(averaged.expected.numpy())
+            round = int(averaged.round) + 1
+
+    running = [threading.Thread(target=live, args=(rank,)) for rank in expected]
+    for thread in running:
+        thread.start()
+    try:
+        yield expected[min(expected)]
+    finally:
+        over.set()
+        for thread in running:
+            thread.join()
 
 
 @pytest.mark.parametrize("drops", [0.2, pytest.param(0.0, marks=pytest.mark.thorough)])
 def test_who_comes_back_takes_over_what_the_others_have_and_contributes_nothing_before(ranks, drops):  # noqa: F811
-    size = 20_001
-    group = ranks(3, size, Habits(drops=drops, seed=5), patience=0.3)
-    own = np.random.default_rng(3).integers(-1000, 1000, size).astype(np.float32)  # the mean of three is exact
-    group.average(np.stack([own] * 3), 0)
-    group.channels[2].close()
-    group.begin_anew(2)
-    over = threading.Event()
-    expected: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
-    living = [threading.Thread(target=live, args=(group, rank, own, over, expected[rank])) for rank in (0, 1)]
-    for thread in living:
-        thread.start()
-    vector, round = take_over(group.channels[2])
-    same_bits(vector, own)  # with a zero of its own in it, it would be less
-    averaged = group.channels[2].average(tf.constant(own), tf.constant(round, tf.int64))
-    over.set()
-    group.channels[2].close()
-    for thread in living:
-        thread.join()
+    group = ranks(3, 20_001, Habits(drops=drops, seed=5), patience=0.3)
+    own = np.random.default_rng(3).integers(-1000, 1000, 20_001).astype(np.float32)  # the mean of three is exact
+    with living(group, own, 2) as expected:
+        vector, round = take_over(group.channels[2])
+        same_bits(vector, own)  # with a zero of its own in it, it would be less
+        averaged = group.channels[2].average(tf.constant(own), tf.constant(round, tf.int64))
+        group.channels[2].close()
     assert int(averaged.round) >= round > 0
-    of_guest = np.stack([each[:, 2] for each in expected[0]])
+    of_guest = np.stack([each[:, 2] for each in expected])
     listened = (of_guest[:, 0] == 0) & (of_guest[:, 1] > 0)
     assert listened.any(), "it was there, and nothing of it was to come"
 
@@ -69,7 +82,7 @@ def test_where_nobody_takes_part_there_is_nothing_to_take_over():
         take_over(channel)
     channel.close()
     with pytest.raises(OSError, match="closed"):
-        channel.listen(np.zeros(5, np.float32), 0)
+        channel.segments()
 
 
 def test_a_ticket_is_whole_and_its_secret_is_not_shown():

@@ -3,7 +3,7 @@
 //   all:   ranks as threads over the loopback interface; each mean is what a sum in the order of the ranks gives, bit
 //          for bit.
 //   dies:  ranks as processes; rank 0 is killed in the middle of a phase, the others go on and say that it is silent,
-//          and it comes back as another process, in its first rounds without a vector.
+//          and it comes back as another process, which contributes nothing in its first rounds.
 //   stops: the same, but rank 0 is stopped for a while.
 // Ends with 0 where all was as it must be. In `dies` and `stops` each segment is compared with the mean of those whose
 // contributions the owner says are in it.
@@ -81,18 +81,20 @@ void check_own_block(int64_t endpoint, const Job& job, int rank, const Averaged&
   }
 }
 
-// One round without a vector, as of a rank that has just come back: no segment of the own block has its contribution.
+// One round as of a rank that has just come back: no segment of its own block has its contribution.
 int64_t listen_once(int64_t endpoint, const Job& job, int rank, int64_t round) {
-  std::vector<float> held(job.size, 0.0f);
+  const std::vector<float> nothing(job.size);
+  std::vector<float> mean(job.size);
   std::vector<int64_t> counts(4 * job.ranks);
   char message[HVDS_MESSAGE];
-  const int64_t listened = hvds_datagrams_average(endpoint, nullptr, round, held.data(), counts.data(), message);
+  const int64_t listened =
+      hvds_datagrams_average(endpoint, nothing.data(), 0, round, mean.data(), counts.data(), message);
   if (listened == -ETIMEDOUT) return round;
   if (listened < 0) fail(message, rank);
   std::vector<uint64_t> contributors(hvds_datagrams_record(endpoint, nullptr, nullptr, nullptr));
   hvds_datagrams_record(endpoint, nullptr, contributors.data(), nullptr);
   for (const uint64_t each : contributors) {
-    if ((each >> rank & 1) != 0) fail("it had no vector, and has contributed", rank);
+    if ((each >> rank & 1) != 0) fail("it had no model, and has contributed", rank);
   }
   return listened + 1;
 }
