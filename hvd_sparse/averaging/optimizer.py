@@ -187,7 +187,7 @@ def _begin(optimizer: Any, variables: Sequence[Any], loaded: Sequence[Any] = ())
     passes = optimizer.gradient_accumulation_steps or 1
     with tf.init_scope():
         if participant.comes_back:
-            optimizer._iterations.assign(participant.come_back(variables, passes))
+            slots.calls(optimizer).assign(participant.come_back(variables, passes))
         else:
             participant.begin(variables, loaded, topology.world(), f"averaging.{next(_numbers)}", passes)
 

@@ -16,6 +16,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from hvd_sparse.averaging import Datagrams, Lossy, ModelAveraging
 from hvd_sparse.averaging.datagrams import End, Ticket
+from hvd_sparse.averaging.optimizer import averaged
 from hvd_sparse.averaging.participant import Participant, Settings
 from hvd_sparse.averaging.returning import Return, take_over
 from tests import threads
@@ -161,6 +162,38 @@ def _return_and_ask(ticket: Return, transport: Datagrams, left: threading.Event)
         return calls
     finally:
         left.set()
+
+
+def test_an_optimizer_takes_over_the_model_and_where_schedules_are():
+    transport, back = Datagrams("127.0.0.1", least=LONG, patience=0.3), threading.Event()
+
+    def one_rank(grid):
+        held = keras.Variable(np.full(5, 3.0, "f4"))
+        participant = Participant(Settings(transport, every=2))
+        participant.begin([held], [], grid.world, "schedules", passes=2)
+        calls = 0
+        while not back.is_set() and (grid.world.rank == 0 or calls < 8):
+            participant.take_part()
+            calls += 1
+        participant.close()
+        return _returned(participant.ticket.to_bytes(), transport, held.name, back) if grid.world.rank else None
+
+    weights, steps, round = threads.run(2, 1, one_rank)[1]
+    assert weights == [3.0] * 5 and round >= 3
+    assert steps == 2 * round  # of two calls each, two to a round
+
+
+def _returned(ticket: bytes, transport: Datagrams, name: str, back: threading.Event) -> tuple[list[float], int, int]:
+    try:
+        inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+        optimizer = ModelAveraging(inner, transport, every=2)
+        hvd.averaging.return_with(optimizer, ticket)
+        variable = keras.Variable(np.zeros(5, "f4"), name=name)
+        optimizer.build([variable])
+        hvd.averaging.close(optimizer)
+        return variable.numpy().tolist(), int(optimizer.iterations), int(averaged(optimizer)._round)
+    finally:
+        back.set()
 
 
 @pytest.mark.thorough
