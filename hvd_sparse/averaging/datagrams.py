@@ -47,7 +47,7 @@ class Datagrams(Transport):
         interface: network interface, or address, of this host; None is the address by which others know it. It may be
             another one on every rank.
         rate: bits per second at which a rank sends at most, headers included: what the slowest link of a host carries,
-            divided by the ranks there. None finds out, from 200 Mbit/s on, and loses something meanwhile.
+            divided by the ranks there. None finds out, from 100 Mbit/s on, and loses something meanwhile.
         mtu: bytes of an IP packet on the narrowest link between the ranks.
         multiple: how many times bytes over rate a phase may last; the rate is that of the slowest rank.
         slack: how many times the median of the last nine phases it may last.

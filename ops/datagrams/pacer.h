@@ -74,7 +74,7 @@ class Pacer {
   }
 
  private:
-  static constexpr double kFirstRate = 200e6;
+  static constexpr double kFirstRate = 100e6;
   static constexpr double kLeastRate = 1e6;
   static constexpr double kTolerated = 0.02;  // a share of loss that changes nothing
   static constexpr double kBearable = 0.25;   // what else may be tolerated, where a lower rate does not help
@@ -105,10 +105,11 @@ class Pacer {
     deaf_until_ = time + kEcho;
   }
 
-  // By a quarter until something was lost; then from half of what was too much back to that in a quarter of a second.
+  // By a tenth until something was lost, as reports come when more was sent already; then from half of what was too much
+  // back to that in three quarters of a second.
   void increase() {
     const double rate = this->rate();
-    rate_.store(std::min(finding_out_ ? 1.25 * rate : rate + peak_ / 50, ceiling_), std::memory_order_relaxed);
+    rate_.store(std::min(finding_out_ ? 1.1 * rate : rate + peak_ / 150, ceiling_), std::memory_order_relaxed);
   }
 
   const double ceiling_;
