@@ -9,10 +9,12 @@ import time
 import weakref
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.averaging import endpoints
+from hvd_sparse.averaging.blocks import Blocks
 from hvd_sparse.averaging.endpoints import Recorded
 from hvd_sparse.averaging.transports import Averaged, Channel, Transport
 from hvd_sparse.spec import describe
@@ -45,12 +47,15 @@ class Datagrams(Transport):
         interface: network interface, or address, of this host; None is the address by which others know it. It may be
             another one on every rank.
         rate: bits per second at which a rank sends at most, headers included: what the slowest link of a host carries,
-            divided by the ranks there. None finds out, from 200 Mbit/s on, and loses something meanwhile.
+            divided by the ranks there. None finds out, from 100 Mbit/s on, and loses something meanwhile.
         mtu: bytes of an IP packet on the narrowest link between the ranks.
         multiple: how many times bytes over rate a phase may last; the rate is that of the slowest rank.
         slack: how many times the median of the last nine phases it may last.
         least: seconds that it may always last.
         patience: seconds that a round waits for ranks that are not there.
+        spread: whether what travels is a randomised Hadamard transform of each block over its segments, as in
+            OptiReduce (NSDI 2025): a segment that is lost takes a little of many elements in place of all of a stretch.
+            The result is the mean to rounding, not to the bit.
         offload: whether the system may cut and join datagrams (UDP_SEGMENT, UDP_GRO), where it can: half the processor
             time.
 
@@ -64,6 +69,7 @@ class Datagrams(Transport):
     slack: float = 1.5
     least: float = 0.05
     patience: float = 5.0
+    spread: bool = False
     offload: bool = True
 
     def __post_init__(self):
@@ -131,6 +137,7 @@ class Datagrams(Transport):
                 size=size,
                 rotate=rotate,
                 datagram=self.mtu - _HEADERS[_version(address)],
+                spread=self.spread,
                 offload=self.offload,
                 start=start,
                 rate=self.rate or 0.0,
@@ -148,7 +155,7 @@ class Datagrams(Transport):
         key = hashlib.blake2b(key=bytes.fromhex(ticket.secret), person=_PERSON, digest_size=16).digest()
         addresses, ports, starts, _ = zip(*ticket.ends, strict=True)
         endpoints.join(number, addresses, ports, starts, key)
-        return DatagramsChannel(number, ticket)
+        return DatagramsChannel(number, ticket, self.spread)
 
 
 class End(NamedTuple):
@@ -187,17 +194,45 @@ class Ticket(NamedTuple):
     def __repr__(self) -> str:
         return f"Ticket(rank {self.rank})"
 
+    def to_json(self) -> list[Any]:
+        """All of it, secret included, as lists, numbers and strings."""
+        return [self.rank, self.size, self.rotate, [list(end) for end in self.ends], self.secret]
+
+    @classmethod
+    def from_json(cls, told: list[Any]) -> Ticket:
+        """What `to_json` gave; ValueError, TypeError or LookupError where it is something else."""
+        rank, size, rotate, ends, secret = told
+        bytes.fromhex(secret)
+        ticket = cls(int(rank), int(size), bool(rotate), [End(*end) for end in ends], secret)
+        ticket.ends[ticket.rank]
+        return ticket
+
+
+class Listened(NamedTuple):
+    """What came of a round to which a rank contributed nothing.
+
+    Attributes:
+        round: which one it was.
+        vector: [d] float32, the means, and what it had where none came.
+        came: [P, segments of a block at most] bool, by block: whether the mean of a segment came.
+    """
+
+    round: int
+    vector: np.ndarray
+    came: np.ndarray
+
 
 class DatagramsChannel(Channel):
     """One rank's endpoint.
 
     Attributes:
         ticket: for a process that is to take this one's place.
+        spread: whether blocks are transformed.
     """
 
-    def __init__(self, number: int, ticket: Ticket):
+    def __init__(self, number: int, ticket: Ticket, spread: bool = False):
         """Takes an endpoint that has joined."""
-        self.ticket = ticket
+        self.ticket, self.spread = ticket, spread
         self._number, self._ranks = number, len(ticket.ends)
         self._close = weakref.finalize(self, endpoints.close, number)  # at the latest when the process ends
 
@@ -211,6 +246,38 @@ class DatagramsChannel(Channel):
             vector=vector, round=round, endpoint=self._number, size=self.ticket.size, ranks=self._ranks
         )
         return Averaged(mean, counts[0::2], counts[1::2], averaged)
+
+    def segments(self) -> np.ndarray:
+        """Which segments there are, [P, segments of a block at most] bool, by block."""
+        recorded = self._recorded()
+        blocks = Blocks(self.ticket.size, self._ranks)
+        lengths = np.diff(np.minimum(np.arange(self._ranks + 1) * blocks.length, blocks.size))
+        counts = -(-lengths // recorded.segment)
+        return np.arange(recorded.came.shape[1]) < counts[:, None]
+
+    def listen(self, vector: np.ndarray, round: int) -> Listened | None:
+        """Takes part in a round and contributes nothing: a rank that has come back takes over what the others have.
+
+        It averages the block that it owns as in any round, of what the others send.
+
+        Args:
+            vector: [d] float32, what stays where no mean comes.
+            round: at least 0; a later one where the others are there already.
+
+        Returns:
+            None where no other rank has come within the transport's patience.
+
+        Raises:
+            OSError: where the channel is closed, or datagrams are larger than the interface takes.
+        """
+        listened = endpoints.listen(self._number, vector, round, self._ranks)
+        return None if listened is None else Listened(*listened, self._recorded().came)
+
+    def _recorded(self) -> Recorded:
+        recorded = self.recorded()
+        if recorded is None:
+            raise OSError("The channel is closed.")
+        return recorded
 
     def report(self) -> dict[str, Any]:
         """What this rank has seen, for telemetry.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -36,6 +37,7 @@ class Settings(ctypes.Structure):
         ("size", ctypes.c_int64),
         ("rotate", ctypes.c_int32),
         ("datagram", ctypes.c_int32),
+        ("spread", ctypes.c_int32),
         ("offload", ctypes.c_int32),
         ("start", ctypes.c_uint32),
         ("rate", ctypes.c_double),
@@ -63,7 +65,7 @@ class Report(ctypes.Structure):
 
 
 class Recorded(NamedTuple):
-    """What the last round was made of, segment by segment.
+    """What the last round was made of, segment by segment; these are of transformed blocks where losses are spread.
 
     Attributes:
         segment: elements of a segment; the last one of a block may be shorter.
@@ -131,6 +133,31 @@ def record(number: int, ranks: int) -> Recorded | None:
     return Recorded(segment.value, contributors, came)
 
 
+def listen(number: int, vector: np.ndarray, round: int, ranks: int) -> tuple[int, np.ndarray] | None:
+    """Takes part in a round and contributes nothing, see hvds_datagrams_average.
+
+    Args:
+        number: the endpoint.
+        vector: [d] float32, what stays where no mean comes.
+        round: the one to begin with, or a later one where the others are there already.
+        ranks: P.
+
+    Returns:
+        The round and the new vector; None where no other rank takes part.
+
+    Raises:
+        OSError: where the channel is closed, or datagrams are larger than the interface takes.
+    """
+    mean, counts = np.empty_like(vector), np.zeros([4, ranks], np.int64)
+    message = ctypes.create_string_buffer(_MESSAGE)
+    averaged = _native().hvds_datagrams_average(number, vector.ctypes, 0, round, mean.ctypes, counts.ctypes, message)
+    if averaged == -errno.ETIMEDOUT:
+        return None
+    if averaged < 0:
+        raise OSError(-averaged, message.value.decode())
+    return averaged, mean
+
+
 def close(number: int) -> None:
     """Says good-bye to the others, if that has not happened."""
     _native().hvds_datagrams_close(number)
@@ -146,5 +173,15 @@ def _native() -> ctypes.CDLL:
     kernels.hvds_datagrams_report_of.argtypes = [number, pointer]
     kernels.hvds_datagrams_record.argtypes = [number, pointer, pointer, pointer]
     kernels.hvds_datagrams_record.restype = number
+    kernels.hvds_datagrams_average.argtypes = [
+        number,
+        pointer,
+        ctypes.c_int32,
+        number,
+        pointer,
+        pointer,
+        pointer,
+    ]
+    kernels.hvds_datagrams_average.restype = number
     kernels.hvds_datagrams_close.argtypes = [number]
     return kernels

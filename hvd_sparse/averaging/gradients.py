@@ -93,7 +93,7 @@ class _Gradients:
         """The mean gradient of each of `self.variables`, of its dtype; what has none counts as zero."""
         given = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
         own = flat([_dense(given.get(id(variable)), variable) for variable in self.variables])
-        with tf.control_dependencies(require_finite(own, self._channel, self._world, "gradients")):
+        with tf.control_dependencies(require_finite(own, self._channel, self._world.world_rank, "gradients")):
             own = tf.identity(own)
         averaged = self._channel.average(own, self._round.read_value())
         self._round.assign(averaged.round + 1)

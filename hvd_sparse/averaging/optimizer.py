@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse.averaging.participant import Participant, Settings
 from hvd_sparse.averaging.reliable import Reliable
+from hvd_sparse.averaging.returning import Return
 from hvd_sparse.averaging.telemetry import Telemetry
 from hvd_sparse.averaging.transports import Transport
 from hvd_sparse.exchange import slots
@@ -124,6 +125,44 @@ def close(optimizer: keras.optimizers.Optimizer) -> None:
     averaged(optimizer).close()
 
 
+def ticket(optimizer: keras.optimizers.Optimizer) -> bytes:
+    """With what this rank can come back where its process is gone and another one is started in its place.
+
+    It has the job's secret in it: hand it to the process that will start the other one, by a pipe that both have
+    inherited, and to nobody else; no file, environment variable or store of the launcher is a place for it.
+
+    Args:
+        optimizer: of `ModelAveraging` by `Datagrams`, from its first step on.
+
+    Raises:
+        ValueError: where it averages nothing, or by something else, or some rounds are exact.
+        RuntimeError: before the first step.
+    """
+    return averaged(optimizer).ticket.to_bytes()
+
+
+def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
+    """Has a rank that was gone come back in its first step: it takes over what the others have; no collective.
+
+    Without `hvd.init()`, as Horovod's ranks cannot take in another one: what asks Horovod, as `hvd.rank()`, fails. Of
+    some rounds it takes what comes and contributes nothing, until it has all of the model; from then on it takes part
+    as it did. Its slots and the statistics of batch normalisation begin anew, and `iterations` is about what the others
+    have. What is exact is a collective of Horovod and refused here in words: `mean`, `resynchronise`, saving the model
+    with its optimizer. The other ranks can do none of it either since one of Horovod's processes is gone.
+
+    Args:
+        optimizer: of `ModelAveraging` by `Datagrams`, with the settings of before, not used yet.
+        ticket: of this rank, whose former process has ended, by `ticket`.
+
+    Raises:
+        ValueError: where it is no ticket, the transport is not `Datagrams`, or some rounds are exact; in the first
+            step, where this process has built another model or has other settings than the job.
+        OSError: in the first step, where it cannot listen at its old address and port.
+        RuntimeError: where the optimizer was used already; in the first step, where no other rank takes part.
+    """
+    averaged(optimizer).return_with(Return.from_bytes(ticket))
+
+
 def require_new(optimizer: Any) -> Any:
     """The optimizer within loss scaling, if there is any; TypeError or ValueError where something else is around it."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
@@ -144,11 +183,13 @@ def _rounds(steps: int, every: int) -> int:
 
 
 def _begin(optimizer: Any, variables: Sequence[Any], loaded: Sequence[Any] = ()) -> None:
-    world = topology.world()
+    participant = averaged(optimizer)
     passes = optimizer.gradient_accumulation_steps or 1
-    name = f"averaging.{next(_numbers)}"
     with tf.init_scope():
-        averaged(optimizer).begin(variables, loaded, world, name, passes)
+        if participant.comes_back:
+            slots.calls(optimizer).assign(participant.come_back(variables, passes))
+        else:
+            participant.begin(variables, loaded, topology.world(), f"averaging.{next(_numbers)}", passes)
 
 
 def _averaged_class(base: Any) -> type:

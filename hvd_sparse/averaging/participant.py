@@ -10,8 +10,10 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse import ops
+from hvd_sparse.averaging.datagrams import DatagramsChannel
 from hvd_sparse.averaging.flat import FlatVariables, require_floats
 from hvd_sparse.averaging.reliable import Reliable
+from hvd_sparse.averaging.returning import Return, require_return, take_over
 from hvd_sparse.averaging.telemetry import Telemetry, distance
 from hvd_sparse.averaging.transports import Averaged, Channel, Transport
 from hvd_sparse.transport.communicator import Communicator
@@ -64,20 +66,33 @@ class Participant:
         self._mean_at: int | None = None
         self._postponed = False
         self._world: Communicator | None = None
+        self._channel: Channel | None = None
+        self._return: Return | None = None
 
     @property
     def has_begun(self) -> bool:
         """Whether it knows its variables and the other ranks."""
-        return self._world is not None
+        return self._channel is not None
 
     @property
     def world(self) -> Communicator:
-        """All ranks; RuntimeError before the first step."""
+        """All ranks; RuntimeError before the first step, and where this rank has come back without Horovod."""
+        self.channel  # noqa: B018 - raises before the first step
         if self._world is None:
+            raise RuntimeError(
+                "This rank has come back in the place of one that was gone, and Horovod's ranks cannot take it in: the "
+                "exact mean of all models, `resynchronise` and whatever else all ranks do together is refused here."
+            )
+        return self._world
+
+    @property
+    def channel(self) -> Channel:
+        """What carries the vectors; RuntimeError before the first step."""
+        if self._channel is None:
             raise RuntimeError(
                 "Averaging has not begun: it does with the first step, where all ranks agree on what it is."
             )
-        return self._world
+        return self._channel
 
     def begin(
         self, variables: Sequence[Any], loaded: Sequence[Any], world: Communicator, name: str, passes: int = 1
@@ -95,22 +110,95 @@ class Participant:
             ValueError: where a variable cannot be averaged, or, on every rank alike, where ranks have built other
                 models or have other settings.
         """
+        self._take(variables, passes)
+        world.agree(self._account, "what they average", f"{name}.agree")
+        share_first(world, [*variables, *loaded], name)
+        channel = self.settings.transport.open(self._flat.size, world, self.settings.rotate, name)
+        self._exact = Reliable().open(self._flat.size, world, False, f"{name}.exact")
+        self._start(channel, world.world_rank, world.size, 0)
+        self._name = name
+        self._world = world
+
+    def _take(self, variables: Sequence[Any], passes: int) -> None:
         require_floats(variables)
         self.variables = list(variables)
         self._flat = FlatVariables(variables)
-        settings = {**self.settings.account(), "passes of a step": passes}
-        world.agree({"variables": self._flat.account(), **settings}, "what they average", f"{name}.agree")
-        share_first(world, [*variables, *loaded], name)
         self._period = self.settings.every * passes
-        self._channel = self.settings.transport.open(self._flat.size, world, self.settings.rotate, name)
-        self._exact = Reliable().open(self._flat.size, world, False, f"{name}.exact")
+        self._account = {"variables": self._flat.account(), **self.settings.account(), "passes of a step": passes}
+
+    def _start(self, channel: Channel, rank: int, ranks: int, round: int) -> None:
         with tf.device("CPU:0"):
             self._calls = tf.Variable(0, dtype=tf.int64, trainable=False, name="averaging_calls")
-            self._round = tf.Variable(0, dtype=tf.int64, trainable=False, name="averaging_round")
+            self._round = tf.Variable(round, dtype=tf.int64, trainable=False, name="averaging_round")
         if self.telemetry is not None:
-            self.telemetry.create(world.size, self._channel)
-        self._name = name
-        self._world = world
+            self.telemetry.create(ranks, channel)
+        self._rank, self._channel = rank, channel
+
+    # ---- after the end of a process ----
+
+    @property
+    def ticket(self) -> Return:
+        """With what another process can take this one's place.
+
+        Raises:
+            ValueError: where ranks that are gone cannot come back.
+            RuntimeError: before the first step.
+        """
+        require_return(self.settings.transport, self._has_exact_rounds)
+        channel = self.channel
+        assert isinstance(channel, DatagramsChannel)
+        return Return(channel.ticket, self._account)
+
+    def return_with(self, ticket: Return) -> None:
+        """Has `come_back` take the place of a rank that is gone, where it would have begun with the others.
+
+        Raises:
+            ValueError: where ranks that are gone cannot come back.
+            RuntimeError: where it has begun already.
+        """
+        require_return(self.settings.transport, self._has_exact_rounds)
+        if self.has_begun:
+            raise RuntimeError("The optimizer was used already: come back with one that is not built.")
+        self._return = ticket
+
+    @property
+    def comes_back(self) -> bool:
+        """Whether it takes the place of a rank that is gone."""
+        return self._return is not None
+
+    def come_back(self, variables: Sequence[Any], passes: int = 1) -> int:
+        """Takes over the model of the ranks that live, and takes part from their next round on; no collective.
+
+        Args:
+            variables: that are averaged.
+            passes: how many calls of `take_part` make one step.
+
+        Returns:
+            How many calls of `take_part` a rank has made that was never gone.
+
+        Raises:
+            ValueError: where a variable cannot be averaged, or this process has built another model or has other
+                settings than the job.
+            OSError: where it cannot listen at its old address and port.
+            RuntimeError: where no other rank takes part.
+        """
+        assert self._return is not None
+        self._take(variables, passes)
+        self._return.require_alike(self._account)
+        ticket = self._return.channel
+        channel = require_return(self.settings.transport, self._has_exact_rounds).reopen(ticket)
+        try:
+            vector, round = take_over(channel)
+        except BaseException:
+            channel.close()
+            raise
+        self._flat.assign(tf.constant(vector))
+        self._start(channel, ticket.rank, len(ticket.ends), round)
+        return round * self._period
+
+    @property
+    def _has_exact_rounds(self) -> bool:
+        return self.settings.resynchronise_every is not None or self.settings.max_distance is not None
 
     @property
     def calls(self) -> int:
@@ -133,7 +221,7 @@ class Participant:
         """Counts a step of this rank, and averages where it is time; to be called by all ranks, after each step."""
         if self._postponed:
             return
-        self.world  # noqa: B018 - raises where it could not begin
+        self.channel  # noqa: B018 - raises where it could not begin
         calls = self._calls.assign_add(1)
         if self._period == 1:
             self._average()
@@ -142,11 +230,11 @@ class Participant:
 
     def _average(self) -> bool:
         own, round = self._flat.read(), self._round.read_value()
-        with tf.control_dependencies(require_finite(own, self._channel, self.world, "weights")):
+        with tf.control_dependencies(require_finite(own, self.channel, self._rank, "weights")):
             own = tf.identity(own)
         times = self._calls.read_value() // self._period
         due = self._is_due(times)
-        averaged = self._channel.average(own, round) if due is None else self._one_of(due, own, round)
+        averaged = self.channel.average(own, round) if due is None else self._one_of(due, own, round)
         stray = distance(own, averaged) if self.telemetry is not None else None
         vector, guarded = self._guarded(own, averaged, times)
         self._flat.assign(vector)
@@ -165,7 +253,7 @@ class Participant:
         return None if every is None else tf.equal(times % every, 0)
 
     def _one_of(self, exact: tf.Tensor, own: tf.Tensor, round: tf.Tensor) -> Averaged:
-        return Averaged(*tf.cond(exact, lambda: self._exactly(own, round), lambda: self._channel.average(own, round)))
+        return Averaged(*tf.cond(exact, lambda: self._exactly(own, round), lambda: self.channel.average(own, round)))
 
     def _exactly(self, own: tf.Tensor, round: tf.Tensor) -> Averaged:
         """The exact mean; it tells nothing of what the transport loses."""
@@ -192,7 +280,7 @@ class Participant:
 
     def close(self) -> None:
         """Gives back what the transport holds; nothing is averaged afterwards."""
-        if self.has_begun:
+        if self._channel is not None:
             self._channel.close()
 
     def resynchronise(self) -> None:
@@ -207,7 +295,7 @@ class Participant:
         own = flat.read()
         self.world.agree({"variables": flat.account()}, "what they average", f"{self._name}.{name}.agree")
         channel = Reliable().open(flat.size, self.world, False, f"{self._name}.{name}")
-        require_finite(own, channel, self.world, "weights, slots or statistics")
+        require_finite(own, channel, self._rank, "weights, slots or statistics")
         return channel.average(own, tf.constant(0, tf.int64)).vector
 
     def holds_mean(self, does: bool) -> None:
@@ -216,8 +304,13 @@ class Participant:
 
     def require_mean(self) -> None:
         """Raises RuntimeError where the model is trained and is about to be saved as this rank alone has it."""
-        if not self.has_begun or self.world.size == 1:
+        if not self.has_begun or (self._world is not None and self._world.size == 1):
             return
+        if self._world is None:
+            raise RuntimeError(
+                "This rank has come back in the place of one that was gone, and cannot gather the exact mean: save a "
+                "copy of the model, by keras.models.clone_model(model) and set_weights(model.get_weights())."
+            )
         if self.calls not in (0, self._mean_at):
             raise RuntimeError(
                 "The models of the ranks differ, and no mean of them was gathered since the last step: save inside of "
@@ -232,14 +325,14 @@ def share_first(world: Communicator, variables: Sequence[Any], name: str) -> Non
         variable.assign(world.broadcast(tf.convert_to_tensor(variable), 0, f"{name}.first.{number}"))
 
 
-def require_finite(vector: tf.Tensor, channel: Channel, world: Communicator, what: str) -> list[tf.Tensor]:
+def require_finite(vector: tf.Tensor, channel: Channel, rank: int, what: str) -> list[tf.Tensor]:
     """Raises InvalidArgumentError where a vector holds a NaN or an infinity, on all ranks where the channel asks them.
 
     Returns:
         What averaging has to depend on in a graph.
     """
     _, found = ops.sum_parts(vector[None])
-    culprit = channel.culprit(tf.where(found == 0, 0, world.world_rank + 1))
+    culprit = channel.culprit(tf.where(found == 0, 0, rank + 1))
     told = tf.strings.format(f"The {what} of rank {{}} hold a NaN or an infinity. {_REMEDY}", culprit - 1)
     checked = tf.debugging.Assert(culprit == 0, [told])
     return [] if checked is None else [checked]

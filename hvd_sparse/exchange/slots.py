@@ -44,6 +44,11 @@ def without_loss_scaling(optimizer: Any) -> Any:
     return optimizer.inner_optimizer if scales else optimizer
 
 
+def calls(optimizer: keras.optimizers.Optimizer) -> Any:
+    """The variable that counts calls of `apply`, of which `gradient_accumulation_steps` make one of `iterations`."""
+    return without_loss_scaling(optimizer)._iterations
+
+
 def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
     """The variables in which SGD and RMSprop with momentum add up past steps, learning rate included."""
     optimizer = without_loss_scaling(optimizer)

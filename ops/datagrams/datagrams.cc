@@ -126,8 +126,8 @@ int32_t hvds_datagrams_fits(int64_t endpoint, int64_t size, int64_t ranks) {
   return found != nullptr && found->size() == size && found->ranks() == ranks ? 1 : 0;
 }
 
-int64_t hvds_datagrams_average(int64_t endpoint, const float* vector, int64_t round, float* mean, int64_t* counts,
-                               char* message) {
+int64_t hvds_datagrams_average(int64_t endpoint, const float* vector, int32_t gives, int64_t round, float* mean,
+                               int64_t* counts, char* message) {
   const auto found = Endpoints::instance().find(endpoint);
   if (found == nullptr) {
     hvds::tell(message, "the channel is closed");
@@ -138,7 +138,7 @@ int64_t hvds_datagrams_average(int64_t endpoint, const float* vector, int64_t ro
     return -EINVAL;
   }
   std::string why;
-  const int64_t averaged = found->average(vector, round, mean, counts, &why);
+  const int64_t averaged = found->average(vector, gives != 0, round, mean, counts, &why);
   if (averaged < 0) hvds::tell(message, why);
   return averaged;
 }

@@ -37,6 +37,7 @@ typedef struct hvds_datagrams_settings {
   int64_t size;        // elements of a vector, at least 1
   int32_t rotate;      // whether owners change from round to round
   int32_t datagram;    // bytes of a datagram at most, without the headers of IP and UDP
+  int32_t spread;      // whether what travels is a Hadamard transform of each block (spread.h); signs change by round
   int32_t offload;     // whether the system may cut and join datagrams (UDP_SEGMENT, UDP_GRO)
   uint32_t start;      // when this process was started, in seconds; greater than that of a former one of this rank
   double rate;         // bits per second at most; 0: as many as arrive
@@ -64,11 +65,14 @@ int32_t hvds_datagrams_fits(int64_t endpoint, int64_t size, int64_t ranks);
 
 // Averages a vector. One call at a time.
 //   round:  the one to be averaged, 0 to 2^32 - 1; a later one where the others are there already.
+//   gives:  0 where this rank has no model yet: it contributes nothing, averages for the others what they send of its
+//           block, and its vector is only what stays where no mean comes.
 //   mean:   [size], another memory than the vector.
 //   counts: [4][ranks], segments from each rank: expected and arrived in the reduce-scatter, in the all-gather.
-// Returns the round that was averaged; or -errno, with a message.
-int64_t hvds_datagrams_average(int64_t endpoint, const float* vector, int64_t round, float* mean, int64_t* counts,
-                               char* message);
+// Returns the round that was averaged; or -errno, with a message: ETIMEDOUT where a rank that gives nothing has waited
+// for `patience` and no other rank takes part.
+int64_t hvds_datagrams_average(int64_t endpoint, const float* vector, int32_t gives, int64_t round, float* mean,
+                               int64_t* counts, char* message);
 
 // What an endpoint has seen; times in seconds.
 typedef struct hvds_datagrams_report {

@@ -73,7 +73,7 @@ class DatagramsAverageOp : public AsyncOpKernel {
     Waiters::instance().run([this, context, mean, counts, averaged, done = std::move(done)] {
       char message[HVDS_MESSAGE];
       const int64_t result = hvds_datagrams_average(
-          endpoint_, context->input(0).flat<float>().data(), context->input(1).scalar<int64_t>()(),
+          endpoint_, context->input(0).flat<float>().data(), 1, context->input(1).scalar<int64_t>()(),
           mean->flat<float>().data(), counts->flat<int64_t>().data(), message);
       averaged->scalar<int64_t>()() = result;
       if (result < 0) context->SetStatus(absl::AbortedError(absl::StrCat("Averaging by datagrams failed: ", message)));

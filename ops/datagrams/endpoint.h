@@ -40,7 +40,7 @@ class Endpoint {
   int64_t size() const { return settings_.size; }
 
   // The round, or -errno and why.
-  int64_t average(const float* vector, int64_t round, float* mean, int64_t* counts, std::string* why);
+  int64_t average(const float* vector, bool gives, int64_t round, float* mean, int64_t* counts, std::string* why);
 
   void report(hvds_datagrams_report* report);
   int64_t record(int64_t* segment, uint64_t* contributors, uint8_t* came);
@@ -58,6 +58,7 @@ class Endpoint {
   int64_t me() const { return settings_.me; }
   Peer& peer(int64_t rank) { return peers_[rank]; }
   bool in_round() const { return stage_ != kIdle; }
+  const float* given() const { return gives_ ? vector_ : nullptr; }
 
   // Listening; with the mutex held but for the first.
   void listen();
@@ -81,13 +82,16 @@ class Endpoint {
 
   // Sending; on the caller's thread, with the mutex held where they take its lock.
   using Lock = std::unique_lock<std::mutex>;
-  void enter(const float* vector, int64_t round, float* mean);
+  void enter(const float* vector, bool gives, int64_t round, float* mean);
+  void spread_vector(Lock& lock);
+  void gather_up(int64_t round, float* mean);
   bool wait_for_others(Lock& lock);
   bool all_have_come();
+  bool nobody_has_come();
   void begin();
   void scatter();
   void gather();
-  void wait_for_means(int64_t place);
+  bool wait_for_means(int64_t place);
   int64_t send_run(int64_t rank, Kind kind, int64_t first, int64_t count);
   int64_t number_at(Kind kind, int64_t place) const;
   Run run_from(Kind kind, int64_t rank, int64_t first, int64_t count) const;
@@ -114,9 +118,11 @@ class Endpoint {
   Limits limits_;
   Stage stage_ = kIdle;
   const float* vector_ = nullptr;
+  bool gives_ = true;  // whether this rank contributes its vector
   float* mean_ = nullptr;
   int64_t looked_at_ = 0;  // segments of the own block, in the all-gather: those before it have been averaged
   uint64_t expected_ = 0;  // ranks that had come when the round began
+  uint64_t giving_ = 0;    // those of them that contribute
   uint8_t flags_ = 0;      // what this rank tells the others
   bool busy_ = false, joined_ = false;
   Nanoseconds time_ = 0;       // when the thread that listens last looked
@@ -132,6 +138,7 @@ class Endpoint {
   std::atomic<double> achieved_;  // bits per second, in the last reduce-scatter
   std::atomic<int> unfit_{0};     // an errno: datagrams do not fit the interface
   std::vector<uint8_t> run_;      // what the caller's thread sends next
+  Floats spread_;                 // the transform of the vector, where that is what travels
   std::thread listener_;
 };
 

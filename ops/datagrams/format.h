@@ -29,6 +29,7 @@ enum Flag : uint8_t {
   kScatterSent = 2,   // all that the sender has for the receiver in the reduce-scatter is on the way
   kGatherSent = 4,    // the same for the all-gather
   kLeaving = 8,       // the sender goes and will not be back
+  kEmpty = 16,        // the sender has no model yet, and takes what comes: it contributes nothing
 };
 
 struct Header {
@@ -72,6 +73,15 @@ inline Key derive(const Key& master, uint32_t sender, uint32_t receiver, uint32_
   Key key;
   hvds_siphash(master.bytes, message, sizeof message, key.bytes);
   return key;
+}
+
+// Of the signs of a round (spread.h); a number that nobody can tell who does not know the secret.
+inline uint64_t seed_of(const Key& master, int64_t round) {
+  constexpr uint32_t kNoRank = UINT32_MAX;
+  const Key drawn = derive(master, kNoRank, kNoRank, static_cast<uint32_t>(round), 0);
+  uint64_t seed;
+  std::memcpy(&seed, drawn.bytes, sizeof seed);
+  return seed;
 }
 
 // Whether two tags are the same, in a time that does not tell where they differ.

@@ -15,13 +15,21 @@
 
 namespace hvds {
 
+// Memory that is not touched before it is used.
+struct Free {
+  void operator()(float* memory) const { free(memory); }
+};
+using Floats = std::unique_ptr<float, Free>;
+
+inline Floats allocate(int64_t count) { return Floats(static_cast<float*>(malloc(count * sizeof(float)))); }
+
 class Inbox {
  public:
   Inbox(const Layout& layout, int64_t me)
       : layout_(layout),
         me_(me),
         most_(layout.most_segments()),
-        contributions_(static_cast<float*>(malloc(layout.ranks * layout.length() * sizeof(float)))),
+        contributions_(allocate(layout.ranks * layout.length())),
         contributors_(most_),
         finished_(most_),
         order_(most_),
@@ -79,11 +87,13 @@ class Inbox {
     return (contributors_[number] & others) == others;
   }
 
-  // Averages what is there of a segment, with this rank's own, unless that has happened.
+  // Averages what is there of a segment, with this rank's own unless that is null, if that has not happened. Of nothing
+  // there is no mean.
   void finish(int64_t number, const float* vector, float* result) {
     if (finished_[number]) return;
     finished_[number] = 1;
-    contributors_[number] |= uint64_t{1} << me_;
+    if (vector != nullptr) contributors_[number] |= uint64_t{1} << me_;
+    if (contributors_[number] == 0) return;
     const int64_t start = layout_.start_of(block_) + number * layout_.segment;
     const int64_t elements = layout_.elements_of(block_, number);
     float* mean = result + start;
@@ -122,10 +132,6 @@ class Inbox {
   }
 
  private:
-  struct Free {
-    void operator()(float* memory) const { free(memory); }
-  };
-
   float* contribution(int64_t sender, int64_t number) const {
     return contributions_.get() + sender * layout_.length() + number * layout_.segment;
   }
@@ -133,7 +139,7 @@ class Inbox {
   const Layout layout_;
   const int64_t me_, most_;
   int64_t round_ = 0, block_ = 0;
-  std::unique_ptr<float, Free> contributions_;  // [ranks][length]; this rank's own are never touched
+  Floats contributions_;                        // [ranks][length]; this rank's own are never touched
   std::vector<uint64_t> contributors_;          // by segment of the own block
   std::vector<uint8_t> finished_;
   std::vector<int64_t> order_;

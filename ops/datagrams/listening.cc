@@ -120,7 +120,7 @@ hvds_datagrams_fate Endpoint::take_content(const Header& header, const uint8_t* 
   Peer& from = peer(header.sender);
   if (header.kind == kState) {
     if (bytes != sizeof(State)) return HVDS_BAD_SIZE;
-    from.hear(header.round, header.flags & (kInRound | kScatterSent | kGatherSent), time_);
+    from.hear(header.round, header.flags & (kInRound | kScatterSent | kGatherSent | kEmpty), time_);
     take_state(from, payload);
     if ((header.flags & kLeaving) != 0) {
       from.silent = from.left = true;
@@ -169,7 +169,7 @@ hvds_datagrams_fate Endpoint::take_segment(const Header& header, const uint8_t* 
   if (contribution) {
     if (stage_ == kGather || stage_ == kOver) return HVDS_LATE;
     const hvds_datagrams_fate fate = inbox_.put(header.sender, number, payload);
-    if (stage_ == kScatter && inbox_.has_all(number)) inbox_.finish(number, vector_, mean_);
+    if (stage_ == kScatter && inbox_.has_all(number)) inbox_.finish(number, given(), mean_);
     return fate;
   }
   if (stage_ == kIdle || stage_ == kOver) return HVDS_LATE;
@@ -180,7 +180,7 @@ hvds_datagrams_fate Endpoint::take_segment(const Header& header, const uint8_t* 
 
 // Whether more may come from a rank in a phase: 0 the reduce-scatter, 1 the all-gather.
 bool Endpoint::owes(int64_t rank, int phase) {
-  if ((expected_ >> rank & 1) == 0) return false;
+  if (((phase == 0 ? giving_ : expected_) >> rank & 1) == 0) return false;
   const Peer& from = peer(rank);
   const int64_t due = phase == 0 ? inbox_.segments() : layout_.segments_of(layout_.block_of(rank, inbox_.round()));
   if ((phase == 0 ? inbox_.scattered(rank) : inbox_.gathered(rank)) == due) return false;
@@ -216,7 +216,7 @@ void Endpoint::end_scatter() {
 
 void Endpoint::finish_some() {
   const int64_t end = std::min(looked_at_ + kAtOnce, inbox_.segments());
-  for (; looked_at_ < end; ++looked_at_) inbox_.finish(looked_at_, vector_, mean_);
+  for (; looked_at_ < end; ++looked_at_) inbox_.finish(looked_at_, given(), mean_);
 }
 
 // When the phase ends at the latest; in none never.

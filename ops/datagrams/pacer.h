@@ -78,15 +78,18 @@ class Pacer {
   }
 
  private:
-  static constexpr double kFirstRate = 200e6;
+  static constexpr double kFirstRate = 100e6;
   static constexpr double kLeastRate = 1e6;
   static constexpr double kTolerated = 0.02;  // a share of loss that changes nothing
   static constexpr double kBearable = 0.25;   // what else may be tolerated, where a lower rate does not help
   static constexpr double kMargin = 1.25;
   static constexpr double kUsed = 0.7;
+  static constexpr double kFirstStep = 1.0 / 150;  // of the rate, beyond where too much was lost
+  static constexpr double kGrows = 1.3, kLargestStep = 0.1;
+  static constexpr double kFades = 0.95;  // what is left of that place at another loss below it
   static constexpr double kQuantumSeconds = 250e-6;
   static constexpr Nanoseconds kMakeUp = 2 * kMillisecond;
-  static constexpr Nanoseconds kPause = 5 * kMillisecond;  // between two runs: longer ones count as long as this
+  static constexpr Nanoseconds kPause = 2 * kMillisecond;  // between two runs: longer ones count as long as this
   static constexpr Nanoseconds kInterval = 10 * kMillisecond;
   static constexpr Nanoseconds kEcho = 50 * kMillisecond;  // reports are of what was sent before, for so long
   static constexpr int64_t kWorthALook = 50;               // datagrams
@@ -104,26 +107,33 @@ class Pacer {
     }
     // What was sent counts, which may be less than was allowed; but not less than half, as others may have held it up.
     const double rate = std::clamp(used, this->rate() / 2, this->rate());
-    peak_ = rate;
+    peak_ = std::max(rate, kFades * peak_);
+    step_ = kFirstStep;
     rate_.store(std::max(rate * std::max(0.5, 1.0 - share), std::min(kLeastRate, ceiling_)), std::memory_order_relaxed);
     finding_out_ = false;
     deaf_until_ = time + kEcho;
   }
 
-  // By a quarter until something was lost. Then half of the way back to where too much was lost, as a neighbour's burst
-  // is soon over (as BIC: Xu, Harfoush and Rhee 2004); where it is not, that place is a lower one each time. By 2%
-  // beyond.
+  // By a tenth until something was lost, as reports come when more was sent already. Then half of the way back to where
+  // too much was lost, as a neighbour's burst is soon over (as BIC: Xu, Harfoush and Rhee 2004), and beyond that place by
+  // steps that begin small and grow.
   void increase() {
     const double rate = this->rate();
-    double more = finding_out_ ? 1.25 * rate : 1.02 * rate;
-    if (!finding_out_ && rate < peak_) more = std::min(peak_, rate + std::max((peak_ - rate) / 2, peak_ / 50));
+    double more = 1.1 * rate;
+    if (!finding_out_ && rate < peak_) {
+      more = std::min(peak_, rate + std::max((peak_ - rate) / 2, kFirstStep * peak_));
+    } else if (!finding_out_) {
+      more = (1 + step_) * rate;
+      step_ = std::min(kGrows * step_, kLargestStep);
+    }
     rate_.store(std::min(more, ceiling_), std::memory_order_relaxed);
   }
 
   const double ceiling_;
   bool finding_out_;
   std::atomic<double> rate_;
-  double peak_;            // the rate at which too much was lost
+  double peak_;            // the rate at which too much was lost; it fades
+  double step_ = kFirstStep;  // by how much the rate grows beyond it
   std::atomic<int64_t> taken_{0};          // bytes since the last look
   std::atomic<Nanoseconds> active_{0};     // in which they were sent
   Nanoseconds took_ = 0;                   // the last time that something was

@@ -28,14 +28,15 @@ Endpoint::Endpoint(const hvds_datagrams_settings& settings)
       last_contributors_(inbox_.most_segments()),
       last_came_(settings.ranks * inbox_.most_segments()),
       achieved_(std::numeric_limits<double>::infinity()),
-      run_(kRunBytes + settings.datagram) {
+      run_(kRunBytes + settings.datagram),
+      spread_(settings.spread != 0 ? allocate(settings.size) : nullptr) {
   inbox_.reset(0);
 }
 
 int Endpoint::join(const std::vector<Address>& addresses, const uint32_t* starts, const uint8_t* key) {
   const std::lock_guard<std::mutex> lock(mutex_);
   if (joined_) return EALREADY;
-  if (!inbox_.has_memory()) return ENOMEM;
+  if (!inbox_.has_memory() || (settings_.spread != 0 && spread_ == nullptr)) return ENOMEM;
   std::memcpy(master_.bytes, key, sizeof master_.bytes);
   const Key job = derive(master_, 0, 0, 0, 0);  // no rank sends to itself: the key of no direction
   std::memcpy(&job_, job.bytes, sizeof job_);
@@ -49,7 +50,8 @@ int Endpoint::join(const std::vector<Address>& addresses, const uint32_t* starts
   return 0;
 }
 
-int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64_t* counts, std::string* why) {
+int64_t Endpoint::average(const float* vector, bool gives, int64_t round, float* mean, int64_t* counts,
+                          std::string* why) {
   const StandardFloats standard;
   Lock lock(mutex_);
   if (!joined_ || closing_) {
@@ -61,8 +63,9 @@ int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64
     return -EBUSY;
   }
   busy_ = true;
-  enter(vector, round, mean);
+  enter(vector, gives, round, mean);
   if (wait_for_others(lock)) {
+    if (spread_ != nullptr) spread_vector(lock);
     begin();
     lock.unlock();
     socket_.wake();
@@ -77,6 +80,11 @@ int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64
   const int64_t averaged = inbox_.round();
   const bool ended = stage_ == kOver;
   conclude(counts);
+  if (ended && spread_ != nullptr) {
+    lock.unlock();
+    gather_up(averaged, mean);
+    lock.lock();
+  }
   busy_ = false;
   changed_.notify_all();
   if (unfit_ != 0) {
@@ -84,18 +92,20 @@ int64_t Endpoint::average(const float* vector, int64_t round, float* mean, int64
            " bytes do not fit the interface: pass the mtu of the narrowest link between the ranks";
     return -EMSGSIZE;
   }
-  if (!ended) *why = "the channel was closed";
-  return ended ? averaged : -ECANCELED;
+  if (ended) return averaged;
+  *why = closing_ ? "the channel was closed" : "no other rank takes part";
+  return closing_ ? -ECANCELED : -ETIMEDOUT;
 }
 
 // ---- Beginning ----
 
-void Endpoint::enter(const float* vector, int64_t round, float* mean) {
+void Endpoint::enter(const float* vector, bool gives, int64_t round, float* mean) {
   if (round > inbox_.round()) inbox_.reset(round);
   vector_ = vector;
+  gives_ = gives;
   mean_ = mean;
   stage_ = kWaiting;
-  flags_ = kInRound;
+  flags_ = gives ? kInRound : kInRound | kEmpty;
   begun_ = now();
 }
 
@@ -106,8 +116,12 @@ bool Endpoint::all_have_come() {
   return true;
 }
 
+bool Endpoint::nobody_has_come() {
+  return std::none_of(peers_.begin(), peers_.end(), [this](const Peer& each) { return each.in_round(inbox_.round()); });
+}
+
 // Until all are in the same round, the latest that any of them is in; who does not come is silent from then on. False
-// where the endpoint is closed.
+// where the endpoint is closed, or this rank contributes nothing and nobody else is there.
 bool Endpoint::wait_for_others(Lock& lock) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings_.patience);
   const auto until = std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit);
@@ -121,21 +135,23 @@ bool Endpoint::wait_for_others(Lock& lock) {
       send_states();
       socket_.wake();  // it tells it again and again from now on
     }
-    if (all_have_come()) return true;
+    if (all_have_come() && (gives_ || !nobody_has_come())) return true;
     if (changed_.wait_until(lock, until) == std::cv_status::timeout) {
       for (int64_t rank = 0; rank < ranks(); ++rank) {
         if (rank != me() && !peer(rank).in_round(inbox_.round())) peer(rank).silent = true;
       }
+      if (!gives_ && nobody_has_come()) return false;
     }
   }
   return false;
 }
 
 void Endpoint::begin() {
-  expected_ = 0;
+  expected_ = giving_ = 0;
   for (int64_t rank = 0; rank < ranks(); ++rank) {
     const bool here = rank != me() && peer(rank).in_round(inbox_.round());
     if (here) expected_ |= uint64_t{1} << rank;
+    if (here && (peer(rank).flags & kEmpty) == 0) giving_ |= uint64_t{1} << rank;
     peer(rank).served.store(here, std::memory_order_relaxed);
   }
   time_ = now();
@@ -151,7 +167,7 @@ void Endpoint::begin() {
   report_.scatter_limit = static_cast<double>(limits[0]) / kSecond;
   stage_ = kScatter;
   for (int64_t number = 0; number < inbox_.segments(); ++number) {
-    if (inbox_.has_all(number)) inbox_.finish(number, vector_, mean_);
+    if (inbox_.has_all(number)) inbox_.finish(number, given(), mean_);
   }
   look_at_phases();
 }
@@ -180,7 +196,7 @@ void Endpoint::scatter() {
   const Nanoseconds start = now();
   int64_t bytes = 0;
   int64_t length = run_length();
-  bool in_time = true;
+  bool in_time = gives_;
   for (int64_t first = 0; in_time && first < layout_.most_segments(); first += length, length = run_length()) {
     for (int64_t step = 1; in_time && step < ranks(); ++step) {
       const int64_t rank = (me() + step) % ranks();
@@ -194,12 +210,9 @@ void Endpoint::scatter() {
 
 // Means in the order in which they were made.
 void Endpoint::gather() {
-  const int64_t all = inbox_.segments();
-  for (int64_t first = 0; first < all;) {
-    const int64_t ready = inbox_.finished_count() - first;
-    const int64_t count = std::min(ready, run_length());
-    if (count == 0) wait_for_means(first);
-    for (int64_t step = 1; step < ranks() && count > 0; ++step) {
+  for (int64_t first = 0; wait_for_means(first);) {
+    const int64_t count = std::min(inbox_.finished_count() - first, run_length());
+    for (int64_t step = 1; step < ranks(); ++step) {
       if (out_of_time(gather_deadline_)) return;
       send_run((me() + step) % ranks(), kMean, first, count);
     }
@@ -208,9 +221,12 @@ void Endpoint::gather() {
   }
 }
 
-void Endpoint::wait_for_means(int64_t place) {
+// Until there is one more; false where there will be none.
+bool Endpoint::wait_for_means(int64_t place) {
+  if (inbox_.finished_count() > place) return true;
   Lock lock(mutex_);
-  changed_.wait(lock, [&] { return closing_ || stage_ == kOver || inbox_.finished_count() > place; });
+  changed_.wait(lock, [&] { return closing_ || stage_ != kScatter || inbox_.finished_count() > place; });
+  return inbox_.finished_count() > place;
 }
 
 // Returns the bytes that went out, those of all headers included.
@@ -301,17 +317,17 @@ void Endpoint::say_sent(Flag flag) {
 void Endpoint::conclude(int64_t* counts) {
   const int64_t round = inbox_.round();
   for (int64_t rank = 0; rank < ranks(); ++rank) {
-    const bool expected = (expected_ >> rank & 1) != 0;
+    const bool expected[2] = {(giving_ >> rank & 1) != 0, (expected_ >> rank & 1) != 0};
     const int64_t due[2] = {rank == me() ? 0 : inbox_.segments(), layout_.segments_of(layout_.block_of(rank, round))};
     const int64_t came[2] = {inbox_.scattered(rank), inbox_.gathered(rank)};
     for (int phase = 0; phase < 2; ++phase) {
       // Of a rank that came too late to be waited for, something may have come.
-      counts[2 * phase * ranks() + rank] = expected || came[phase] > 0 ? due[phase] : 0;
+      counts[2 * phase * ranks() + rank] = expected[phase] || came[phase] > 0 ? due[phase] : 0;
       counts[(2 * phase + 1) * ranks() + rank] = came[phase];
     }
   }
   if (stage_ == kOver) {
-    for (int64_t number = 0; number < inbox_.segments(); ++number) inbox_.finish(number, vector_, mean_);
+    for (int64_t number = 0; number < inbox_.segments(); ++number) inbox_.finish(number, given(), mean_);
     inbox_.keep_own(vector_, mean_);
     limits_.remember(0, report_.scatter);
     limits_.remember(1, report_.gather);

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,7 +48,7 @@ class Ranks:
         ranks = len(starts)
         endpoints.join(number, ["127.0.0.1"] * ranks, self.relay.ports_for(rank), starts, key)
         ends = [End("127.0.0.1", port, 1, "") for port in self.ports]
-        return DatagramsChannel(number, Ticket(rank, self.size, True, ends, ""))
+        return DatagramsChannel(number, Ticket(rank, self.size, True, ends, ""), bool(self._settings.get("spread")))
 
     def begin_anew(self, rank: int) -> None:
         """Puts a new process, as it were, in the place of one that is gone."""
@@ -320,6 +321,40 @@ def test_who_cannot_listen_is_told_of_on_every_rank():
         threads.run(3, 1, one_rank)
     for error in failed.value.errors:
         assert isinstance(error, OSError) and "rank 0 cannot listen at 192.0.2.1" in str(error)
+
+
+def _has_ipv6() -> bool:
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as made:
+            made.bind(("::1", 0))
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not _has_ipv6(), reason="this machine has no ::1")
+@pytest.mark.parametrize("offload", [True, False])
+def test_over_ipv6_it_is_the_same(offload):
+    """Datagrams of whole packets, whose headers are 20 bytes longer; and a rank that comes back to its address."""
+    size, count = 30_000, 3
+    transport = Datagrams("::1", slack=LONG, least=LONG, patience=LONG, offload=offload)
+    own = simulation.vectors(count, size)
+
+    def one_rank(grid):
+        channel = transport.open(size, grid.world, True, "six")
+        made = [channel.average(tf.constant(own[grid.world.rank]), tf.constant(round, tf.int64)) for round in (0, 1)]
+        seen, segment = channel.report()["datagrams"], channel.recorded().segment
+        channel.close()
+        transport.reopen(channel.ticket).close()
+        return made, seen, segment, channel.ticket.ends
+
+    for made, seen, segment, ends in threads.run(count, 1, one_rank):
+        for averaged in made:
+            same_bits(averaged.vector.numpy(), mean_of(own, 0b111))
+            np.testing.assert_array_equal(averaged.arrived, averaged.expected)
+        assert seen["accepted"] > 0 and not any(seen[fate] for fate in ("bad_size", "bad_header", "bad_tag")), seen
+        assert segment == (1500 - 48 - 56) // 4
+        assert [end.address for end in ends] == ["::1"] * count
 
 
 def test_addresses_must_be_of_one_kind():

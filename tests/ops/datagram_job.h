@@ -97,7 +97,7 @@ struct Averaged {
 Averaged average(int64_t endpoint, const Job& job, int rank, int64_t round, const std::vector<float>& vector) {
   Averaged averaged{std::vector<float>(job.size), std::vector<int64_t>(4 * job.ranks), 0};
   char message[HVDS_MESSAGE];
-  averaged.round = hvds_datagrams_average(endpoint, vector.data(), round, averaged.mean.data(),
+  averaged.round = hvds_datagrams_average(endpoint, vector.data(), 1, round, averaged.mean.data(),
                                           averaged.counts.data(), message);
   if (averaged.round < 0) fail(message, rank);
   return averaged;

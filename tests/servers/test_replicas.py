@@ -217,7 +217,7 @@ def test_ranks_are_killed_and_stopped_at_random():
 @pytest.mark.thorough
 def test_a_rank_of_horovod_s_that_is_killed_is_survived_and_comes_back(tmp_path):
     """A process that dies has a parent that ends well, as horovodrun would end the others else, and starts it again."""
-    ended = launch.horovodrun(3, ["-m", "tests.servers.keep_rank", str(tmp_path)], limit=200.0)
+    ended = launch.horovodrun(3, ["-m", "tests.keep_rank", "tests.servers.dying_rank", str(tmp_path)], limit=200.0)
     assert ended.status == 0, ended.output
     told = [json.loads(line.partition("told ")[2]) for line in ended.output.splitlines() if "told {" in line]
     assert sorted(each["rank"] for each in told) == [0, 1, 2], ended.output

@@ -1,8 +1,9 @@
 """The parent of a rank: ends well where the rank is killed, and starts another process in its place.
 
-horovodrun -np 3 python -m tests.servers.keep_rank FOLDER
+horovodrun -np 3 python -m tests.keep_rank MODULE FOLDER
 
-The rank tells it the ticket by a pipe, and the process that comes in its place gets it by another.
+Both run MODULE, such as `tests.servers.dying_rank`. The rank tells its parent the ticket by a pipe, and the process
+that comes in its place gets it by another.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import sys
 
 def main() -> None:
     """Keeps one rank."""
-    command = [sys.executable, "-m", "tests.servers.dying_rank", sys.argv[1]]
+    command = [sys.executable, "-m", *sys.argv[1:]]
     here, there = os.pipe()
     with subprocess.Popen([*command, str(there)], pass_fds=[there]) as rank:
         os.close(there)

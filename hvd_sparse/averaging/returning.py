@@ -1,0 +1,134 @@
+"""A rank whose process is gone comes back: by datagrams alone, as Horovod's ranks cannot take in another one."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from hvd_sparse.averaging.datagrams import Datagrams, DatagramsChannel, Ticket
+
+_LITTLE = 1e-6
+_ATTEMPTS = 30  # each of which waits for the transport's patience
+_FORM = "Expected what hvd.averaging.ticket gave, all of it, got something else."
+
+
+class Return(NamedTuple):
+    """With what a rank comes back into a job; there is a secret in it.
+
+    Attributes:
+        channel: of the channel that it had.
+        account: what all ranks have agreed on.
+    """
+
+    channel: Ticket
+    account: dict[str, Any]
+
+    def __repr__(self) -> str:
+        return f"Return({self.channel})"
+
+    def to_bytes(self) -> bytes:
+        """All of it, secret included."""
+        return json.dumps([self.channel.to_json(), self.account]).encode()
+
+    @classmethod
+    def from_bytes(cls, told: bytes) -> Return:
+        """What `to_bytes` gave; ValueError where it is something else, which is not repeated."""
+        try:
+            channel, account = json.loads(told)
+            return cls(Ticket.from_json(channel), dict(account))
+        except (ValueError, TypeError, LookupError):
+            raise ValueError(_FORM) from None
+
+    def require_alike(self, account: dict[str, Any]) -> None:
+        """Raises ValueError where this process has built another model, or has other settings, than the job."""
+        own = json.loads(json.dumps(account))
+        differences = [
+            f"this process has {key} = {json.dumps(own.get(key))}, the job has {json.dumps(self.account.get(key))}"
+            for key in sorted({*own, *self.account})
+            if own.get(key) != self.account.get(key)
+        ]
+        if differences:
+            raise ValueError(
+                f"This process cannot take the place of a rank of the job: {'; '.join(differences)}. Build the same "
+                "model and pass the same settings as the rank that is gone."
+            )
+
+
+def require_return(transport: Any, exact_rounds: bool) -> Datagrams:
+    """The transport, where ranks that are gone can come back; ValueError where they cannot.
+
+    Args:
+        transport: what carries the vectors.
+        exact_rounds: whether some rounds are exact.
+    """
+    if not isinstance(transport, Datagrams):
+        raise ValueError(
+            "A rank that is gone can come back where models travel by datagrams alone, as Horovod's collectives take "
+            f"nobody in: average by hvd.averaging.Datagrams(), not by {type(transport).__name__}."
+        )
+    if exact_rounds:
+        raise ValueError(
+            "A rank that is gone can come back where no round is exact, as exact rounds and the guard are collectives "
+            "of Horovod, which take nobody in: leave resynchronise_every and max_distance out."
+        )
+    return transport
+
+
+def take_over(channel: DatagramsChannel) -> tuple[np.ndarray, int]:
+    """The model of the ranks that live, from rounds in which this rank contributes nothing; no collective.
+
+    Args:
+        channel: that was reopened.
+
+    Returns:
+        The vector [d] float32, each segment as it came last, and the round to take part in. Where losses are spread,
+        all but a millionth of the energy of each block, in expectation.
+
+    Raises:
+        RuntimeError: where no other rank takes part for 30 times the transport's patience.
+    """
+    vector, round, attempts = np.zeros(channel.ticket.size, np.float32), 0, 0
+    lacks = _Lacks(channel)
+    while not lacks.nothing:
+        listened = channel.listen(vector, round)
+        if listened is None:
+            attempts += 1
+            _require_attempts(attempts, channel.ticket.rank)
+            continue
+        attempts = 0
+        vector, round = listened.vector, listened.round + 1
+        lacks.take(listened.came)
+    return vector, round
+
+
+class _Lacks:
+    """What of a model has not come yet.
+
+    Where losses are spread a segment is of another basis in each round. In expectation it is then the share of segments
+    lost by which the energy that a block lacks grows less, as that of a vector is that of its transform.
+    """
+
+    def __init__(self, channel: DatagramsChannel):
+        self._all, self._spread = channel.segments(), channel.spread
+        self._missing, self._shares = self._all, np.ones(len(self._all))
+
+    @property
+    def nothing(self) -> bool:
+        """Whether all has come, or all but a millionth of each block's energy."""
+        return bool((self._shares <= _LITTLE).all()) if self._spread else not self._missing.any()
+
+    def take(self, came: np.ndarray) -> None:
+        """Notes which segments came in a round."""
+        lost = self._all & ~came
+        self._missing = self._missing & lost
+        self._shares = self._shares * lost.sum(axis=1) / np.maximum(self._all.sum(axis=1), 1)
+
+
+def _require_attempts(attempts: int, rank: int) -> None:
+    if attempts >= _ATTEMPTS:
+        raise RuntimeError(
+            f"No rank takes part in averaging, so that rank {rank} has no model to take over. If all ranks have ended, "
+            "there is nothing to come back to; else start the job again from its last checkpoint."
+        )

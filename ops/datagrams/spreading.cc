@@ -1,0 +1,28 @@
+// What a round does to spread losses: blocks are transformed before it begins, and back when it has ended.
+#include "endpoint.h"
+#include "spread.h"
+
+namespace hvds {
+
+// Once it is known which round it is: signs are drawn for each. Nothing reads the vector before the round begins.
+void Endpoint::spread_vector(Lock& lock) {
+  const float* own = vector_;
+  lock.unlock();
+  const uint64_t seed = seed_of(master_, inbox_.round());
+  for (int64_t block = 0; block < ranks(); ++block) {
+    const int64_t start = layout_.start_of(block);
+    hvds_spread(own + start, spread_.get() + start, layout_.length_of(block), layout_.segment, seed + block);
+  }
+  lock.lock();
+  vector_ = spread_.get();
+}
+
+void Endpoint::gather_up(int64_t round, float* mean) {
+  const uint64_t seed = seed_of(master_, round);
+  for (int64_t block = 0; block < ranks(); ++block) {
+    float* start = mean + layout_.start_of(block);
+    hvds_gather_up(start, start, layout_.length_of(block), layout_.segment, seed + block);
+  }
+}
+
+}  // namespace hvds
