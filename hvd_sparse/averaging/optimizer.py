@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from hvd_sparse.averaging.participant import Participant, Settings
 from hvd_sparse.averaging.reliable import Reliable
@@ -15,6 +14,7 @@ from hvd_sparse.averaging.telemetry import Telemetry
 from hvd_sparse.averaging.transports import Transport
 from hvd_sparse.exchange import slots
 from hvd_sparse.transport import topology
+from hvd_sparse.transport.eager import making_variables
 
 _AVERAGED = "_hvd_sparse_averaging"
 _numbers = itertools.count()
@@ -147,7 +147,7 @@ def _begin(optimizer: Any, variables: Sequence[Any], loaded: Sequence[Any] = ())
     world = topology.world()
     passes = optimizer.gradient_accumulation_steps or 1
     name = f"averaging.{next(_numbers)}"
-    with tf.init_scope():
+    with making_variables():
         averaged(optimizer).begin(variables, loaded, world, name, passes)
 
 
@@ -159,8 +159,9 @@ def _averaged_class(base: Any) -> type:
 
         def build(self, variables):
             if not self.built:
-                base.build(self, variables)
-                _begin(self, list(variables))
+                with making_variables():
+                    base.build(self, variables)
+                    _begin(self, list(variables))
 
         def apply(self, grads, trainable_variables=None):
             base.apply(self, grads, trainable_variables)
