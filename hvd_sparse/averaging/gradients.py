@@ -15,6 +15,7 @@ from hvd_sparse.averaging.participant import require_finite, share_first
 from hvd_sparse.averaging.transports import Transport
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Communicator
+from hvd_sparse.transport.eager import making_variables
 
 _AVERAGED = "_hvd_sparse_averaged_gradients"
 _numbers = itertools.count()
@@ -108,8 +109,8 @@ def _averaged_class(base: Any) -> type:
 
         def build(self, variables):
             if not self.built:
-                base.build(self, variables)
-                with tf.init_scope():
+                with making_variables():
+                    base.build(self, variables)
                     name = f"gradient_averaging.{next(_numbers)}"
                     averaged_gradients(self).begin(list(variables), topology.world(), name)
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from hvd_sparse.averaging.participant import Participant, Settings
 from hvd_sparse.averaging.reliable import Reliable
@@ -16,6 +15,7 @@ from hvd_sparse.averaging.telemetry import Telemetry
 from hvd_sparse.averaging.transports import Transport
 from hvd_sparse.exchange import slots
 from hvd_sparse.transport import topology
+from hvd_sparse.transport.eager import making_variables
 
 _AVERAGED = "_hvd_sparse_averaging"
 _numbers = itertools.count()
@@ -185,7 +185,7 @@ def _rounds(steps: int, every: int) -> int:
 def _begin(optimizer: Any, variables: Sequence[Any], loaded: Sequence[Any] = ()) -> None:
     participant = averaged(optimizer)
     passes = optimizer.gradient_accumulation_steps or 1
-    with tf.init_scope():
+    with making_variables():
         if participant.comes_back:
             slots.calls(optimizer).assign(participant.come_back(variables, passes))
         else:
@@ -200,8 +200,9 @@ def _averaged_class(base: Any) -> type:
 
         def build(self, variables):
             if not self.built:
-                base.build(self, variables)
-                _begin(self, list(variables))
+                with making_variables():
+                    base.build(self, variables)
+                    _begin(self, list(variables))
 
         def apply(self, grads, trainable_variables=None):
             base.apply(self, grads, trainable_variables)

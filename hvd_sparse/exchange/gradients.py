@@ -23,6 +23,7 @@ from hvd_sparse.horovod_api.values import Average
 from hvd_sparse.spec import DTYPES, LocalOptimizer, Momentum, Rate
 from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Grid
+from hvd_sparse.transport.eager import making_variables
 
 Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
 _names: collections.Counter[str] = collections.Counter()
@@ -309,7 +310,7 @@ class GradientExchange(Renamed):
             size = usual if self._bucket_bytes is None else self._bucket_bytes
             apart = arguments.dense_apart(self.aggregator, shapes)
             plan = buckets.make_plan(gradients, shapes, size, self._first_bucket_bytes, apart)
-            with tf.init_scope():
+            with making_variables():
                 self._planned = self._begin(plan, variables)
         self._planned.plan.check(gradients)
         return self._planned

@@ -18,6 +18,7 @@ import tensorflow as tf
 from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.gradients import resource
 from hvd_sparse.keras import first_rank
+from hvd_sparse.transport.eager import making_variables
 
 _AHEAD = "_hvd_sparse_ahead"
 _WRAPPED = "_hvd_sparse_looks_ahead"
@@ -180,6 +181,7 @@ def wrap(model: keras.Model) -> None:
 
     @functools.wraps(own_step)
     def step(data):
+        build_optimizer(model)
         with looking_ahead(model.optimizer):
             return own_step(data)
 
@@ -187,6 +189,13 @@ def wrap(model: keras.Model) -> None:
     model.train_step = step
     if not hasattr(model.make_train_function, _WRAPPED):
         model.make_train_function = _guarded(model)
+
+
+def build_optimizer(model: keras.Model) -> None:
+    """What a trace of a train step reads has to be there before: where an optimizer looks, and how a loss is scaled."""
+    if model.built and not model.optimizer.built:
+        with making_variables():
+            model.optimizer.build(model.trainable_variables)
 
 
 def is_wrapped(model: keras.Model) -> bool:

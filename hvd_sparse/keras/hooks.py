@@ -34,6 +34,7 @@ from hvd_sparse.exchange import sender_side, slots
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import ahead, local_optimizer, momentum, train_step, without_slots
 from hvd_sparse.servers.optimizer import is_served
+from hvd_sparse.transport.eager import making_variables
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
@@ -183,11 +184,13 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             self.exchange.set_epoch(epoch)
 
         def build(self, variables):
-            if not self.exchange.sends_updates:
-                base.build(self, variables)
-            elif not self.built:
-                slots.build_without(self, variables)
-                _begin_updates(self)
+            # Where the first step of a loop builds what looks ahead, nobody has looked: another trace has to follow.
+            with contextlib.nullcontext() if self.exchange.looks_ahead else making_variables():
+                if not self.exchange.sends_updates:
+                    base.build(self, variables)
+                elif not self.built:
+                    slots.build_without(self, variables)
+                    _begin_updates(self)
 
         def apply(self, grads, trainable_variables=None):
             base.apply(self, ahead.landed(self, grads), trainable_variables)

@@ -45,7 +45,7 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
                 stacklevel=2,
             )
             return own_step(data)
-        _build_optimizer(model)
+        ahead.build_optimizer(model)
         taker = _GradientTaker(model.optimizer)
 
         # A new function for each trace of the step around it: what it returns belongs to that trace's variables.
@@ -110,10 +110,3 @@ def _stand_in(model: keras.Model, taker: _GradientTaker) -> Iterator[None]:
         yield
     finally:
         vars(model)["optimizer"] = optimizer
-
-
-def _build_optimizer(model: keras.Model) -> None:
-    """The scaled loss reads a variable of the optimizer, so that has to be there before it is traced."""
-    if model.built and not model.optimizer.built:
-        with tf.init_scope():
-            model.optimizer.build(model.trainable_variables)

@@ -1,8 +1,6 @@
 """The kernels of ops/lars by ctypes: any instruction set, any number of threads and any ranges give the same bits."""
 
 import itertools
-import shutil
-import subprocess
 from pathlib import Path
 
 import hypothesis
@@ -11,6 +9,7 @@ import numpy as np
 import pytest
 
 from tests.lars import native, passes
+from tests.ops import sanitizers
 from tests.ops.native import Parallel
 from tests.simulation import same_bits
 
@@ -212,28 +211,5 @@ def test_a_number_of_blocks_that_overflows_is_refused():
 @pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
-    compiler = shutil.which("c++")
-    program = tmp_path / "sanitize_passes"
-    sources = [
-        Path(__file__).with_name("sanitize_passes.cc"),
-        *OPS.glob("lars/kernels_*.cc"),
-        OPS / "lars" / "passes.cc",
-    ]
-    flags = "-std=c++17 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -ffp-contract=off".split()
-    built = subprocess.run(
-        [
-            compiler,
-            *flags,
-            f"-I{OPS}",
-            "-pthread",
-            *map(str, [*sources, OPS / "common" / "cpu_features.cc"]),
-            "-o",
-            str(program),
-        ],
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("checked ")
+    kernels = [*OPS.glob("lars/kernels_*.cc"), OPS / "lars" / "passes.cc"]
+    sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_passes.cc"), kernels, level="-O0")

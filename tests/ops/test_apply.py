@@ -2,8 +2,6 @@
 
 import ctypes
 import re
-import shutil
-import subprocess
 import types
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 from hvd_sparse import ops
-from tests.ops import native
+from tests.ops import native, sanitizers
 from tests.simulation import same_bits
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
@@ -316,16 +314,4 @@ def test_numbers_that_cannot_be_are_refused_when_a_graph_is_made(name):
 @pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
-    program = tmp_path / "sanitize_apply"
-    kernels = [*sorted((OPS / "servers").glob("apply_cpu*.cc")), OPS / "common" / "cpu_features.cc"]
-    sources = [OPS.parent / "tests" / "ops" / "sanitize_apply.cc", *kernels]
-    flags = "-std=c++17 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -ffp-contract=off".split()
-    built = subprocess.run(
-        [shutil.which("c++"), *flags, f"-I{OPS}", "-pthread", *map(str, sources), "-o", str(program)],
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("checked ")
+    sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_apply.cc"), OPS.glob("servers/apply_cpu*.cc"))

@@ -1,14 +1,12 @@
 """The kernels of ops/streams/merge.h by ctypes: any number of threads and any instruction set give the same bits."""
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.ops import native
+from tests.ops import native, sanitizers
 from tests.ops import stream_reference as reference
 from tests.ops.stream_reference import FLOATS
 from tests.simulation import same_bits
@@ -159,25 +157,4 @@ def test_streams_of_very_different_length(threads):
 )
 def test_the_kernels_keep_within_their_memory(tmp_path, program, sources):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
-    compiler = shutil.which("c++")
-    binary = tmp_path / program
-    files = [
-        OPS.parent / "tests" / "ops" / f"{program}.cc",
-        OPS / "common" / "cpu_features.cc",
-        *(OPS / name for name in sources),
-    ]
-    flags = [
-        "-std=c++17",
-        "-g1",
-        "-O1",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-        "-ffp-contract=off",
-    ]
-    built = subprocess.run(
-        [compiler, *flags, f"-I{OPS}", "-pthread", *map(str, files), "-o", str(binary)], capture_output=True, text=True
-    )
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(binary)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("checked ")
+    sanitizers.check(tmp_path, Path(__file__).with_name(f"{program}.cc"), [OPS / name for name in sources])

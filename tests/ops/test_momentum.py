@@ -2,8 +2,6 @@
 
 import ctypes
 import re
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +10,7 @@ import tensorflow as tf
 
 from hvd_sparse.compression.momentum import advanced, cleared
 from hvd_sparse.spec import MomentumRule
-from tests.ops import native
+from tests.ops import native, sanitizers
 from tests.ops.test_sparse import DTYPES, floats, names, reference_sum_parts
 from tests.simulation import same_bits
 
@@ -297,16 +295,4 @@ def test_nothing_has_a_gradient():
 @pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
-    program = tmp_path / "sanitize_momentum"
-    kernels = [*sorted((OPS / "momentum").glob("momentum_cpu*.cc")), OPS / "common" / "cpu_features.cc"]
-    sources = [OPS.parent / "tests" / "ops" / "sanitize_momentum.cc", *kernels]
-    flags = "-std=c++17 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -ffp-contract=off".split()
-    built = subprocess.run(
-        [shutil.which("c++"), *flags, f"-I{OPS}", "-pthread", *map(str, sources), "-o", str(program)],
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("checked ")
+    sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_momentum.cc"), OPS.glob("momentum/momentum_cpu*.cc"))

@@ -1,7 +1,5 @@
 """Values at places of variables: the operations, and the loops under the sanitizers."""
 
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse import ops
+from tests.ops import sanitizers
 from tests.simulation import same_bits
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
@@ -140,12 +139,4 @@ def test_shapes_and_types_that_do_not_fit_are_refused():
 @pytest.mark.thorough
 def test_the_loops_keep_within_their_memory(tmp_path):
     """Under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
-    program = tmp_path / "sanitize_places"
-    sources = [OPS.parent / "tests" / "ops" / "sanitize_places.cc", OPS / "servers" / "places_cpu.cc"]
-    flags = "-std=c++17 -g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all".split()
-    command = [shutil.which("c++"), *flags, f"-I{OPS}", "-pthread", *map(str, sources), "-o", str(program)]
-    built = subprocess.run(command, capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("checked ")
+    sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_places.cc"), [OPS / "servers" / "places_cpu.cc"])

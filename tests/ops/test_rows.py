@@ -1,8 +1,6 @@
 """The largest elements of rows: the operations, their gradients, and the loops under each instruction set."""
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +14,7 @@ from hvd_sparse.pipeline import rows
 from tests.gpu import reference
 from tests.gpu.rows_library import Shape
 from tests.gpu.vectors import KINDS, vector
-from tests.ops import native
+from tests.ops import native, sanitizers
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
 REFUSED = (ValueError, tf.errors.InvalidArgumentError)
@@ -309,12 +307,5 @@ def test_shapes_that_do_not_fit_are_refused():
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_loops_keep_within_their_memory(sanitizer, tmp_path):
     """Under sanitizers, without Python or TensorFlow."""
-    program = tmp_path / "sanitize_rows"
-    sources = [OPS.parent / "tests" / "ops" / "sanitize_rows.cc", *sorted(OPS.glob("pipeline/rows*_cpu*.cc"))]
-    flags = ["-std=c++17", "-g1", "-O0", f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all", f"-I{OPS}"]
-    command = [shutil.which("c++"), *flags, "-pthread", *map(str, [*sources, OPS / "common/cpu_features.cc"])]
-    built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("checked ")
+    main = Path(__file__).with_name("sanitize_rows.cc")
+    sanitizers.check(tmp_path, main, OPS.glob("pipeline/rows*_cpu*.cc"), sanitizer, "-O0")

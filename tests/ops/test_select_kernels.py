@@ -1,8 +1,6 @@
 """The kernels of ops/select by ctypes: any instruction set and number of threads give the bits of the reference."""
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import ml_dtypes
@@ -10,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.gpu import reference
-from tests.ops import native
+from tests.ops import native, sanitizers
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
 SIZES = [1, 2, 7, 63, 64, 65, 4095, 4096, 4097, pytest.param(100_000, marks=pytest.mark.thorough)]
@@ -268,23 +266,8 @@ def test_what_is_too_large_for_the_wire_is_a_fault(workspace):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
-def test_the_kernels_keep_within_their_memory(sanitizer, tmp_path):
+@pytest.mark.parametrize("sanitizer, level", [("address,undefined", "-O0"), ("thread", "-O1")])
+def test_the_kernels_keep_within_their_memory(sanitizer, level, tmp_path):
     """The same kernels under sanitizers, without Python or TensorFlow."""
-    program = tmp_path / "sanitize_select"
-    sources = [OPS.parent / "tests" / "ops" / "sanitize_select.cc", *sorted(OPS.glob("select/select_cpu*.cc"))]
-    checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]
-    flags = ["-std=c++17", "-g1", "-O1", *checks, "-ffp-contract=off"]
-    command = [
-        shutil.which("c++"),
-        *flags,
-        f"-I{OPS}",
-        "-pthread",
-        *map(str, sources),
-        str(OPS / "common/cpu_features.cc"),
-    ]
-    built = subprocess.run([*command, "-o", str(program)], capture_output=True, text=True)
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("checked ")
+    main = Path(__file__).with_name("sanitize_select.cc")
+    sanitizers.check(tmp_path, main, OPS.glob("select/select_cpu*.cc"), sanitizer, level)

@@ -1,14 +1,12 @@
 """The kernels of ops/exchange/sparse.h by ctypes: any number of threads and any instruction set give the same bits."""
 
 import ctypes
-import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.ops import native
+from tests.ops import native, sanitizers
 from tests.ops.test_sparse import DTYPES, floats, reference_sparse_sum, reference_sum_parts
 from tests.simulation import same_bits
 
@@ -92,26 +90,5 @@ def test_nothing_is_written_where_an_index_is_outside(bad):
 @pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
     """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
-    compiler = shutil.which("c++")
-    program = tmp_path / "sanitize_sparse"
-    kernels = [
-        OPS / name for name in ("exchange/sparse_cpu.cc", "exchange/float_passes_cpu.cc", "common/cpu_features.cc")
-    ]
-    sources = [OPS.parent / "tests" / "ops" / "sanitize_sparse.cc", *kernels]
-    flags = [
-        "-std=c++17",
-        "-g1",
-        "-O1",
-        "-fsanitize=address,undefined",
-        "-fno-sanitize-recover=all",
-        "-ffp-contract=off",
-    ]
-    built = subprocess.run(
-        [compiler, *flags, f"-I{OPS}", "-pthread", *map(str, sources), "-o", str(program)],
-        capture_output=True,
-        text=True,
-    )
-    assert built.returncode == 0, built.stderr
-    ran = subprocess.run([str(program)], capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    assert ran.stdout.splitlines()[-1].startswith("checked ")
+    kernels = [OPS / "exchange" / name for name in ("sparse_cpu.cc", "float_passes_cpu.cc")]
+    sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_sparse.cc"), kernels)

@@ -110,7 +110,7 @@ def test_all_end_with_the_same_parameters(settings):
     "chosen, updates",
     [
         pytest.param(SPARSE, 600, id="sparse-600"),
-        pytest.param(job.ASYNCHRONOUS, 10_000, id="dense-10000", marks=pytest.mark.thorough),
+        pytest.param(job.ASYNCHRONOUS, 2_000, id="dense-2000", marks=pytest.mark.thorough),
     ],
 )
 def test_the_bound_on_staleness_holds(chosen, updates):
