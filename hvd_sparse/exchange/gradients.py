@@ -323,8 +323,9 @@ class GradientExchange(Renamed):
 
     def _begin(self, plan: buckets.Plan, variables: Mapping[str, Any]) -> PlannedExchange:
         topology.size()  # raises where hvd.init() was forgotten, which would let every rank train for itself
+        name, of_optimizer = self._agreed_name(), self._of_optimizer
         planned = PlannedExchange(
-            self.aggregator, plan, self.grid(), self._agreed_name(), self.telemetry, self._returns_sum, *self._of_optimizer
+            self.aggregator, plan, self.grid(), name, self.telemetry, self._returns_sum, *of_optimizer
         )
         planned.watch(variables)
         state.begin(planned, self._pending)
