@@ -94,6 +94,7 @@ def serve(parameters: Callable[[int], Parameters], shards: Sequence[Spec], rank:
         adopted = hosting(number)
         adopted.shard.restore(*state_of(replica, adopted.shard.state(), len(shards)))
         adopted.keeper.write = own.keeper.write
+        adopted.keeper.begin()
         return adopted
 
     own = hosting(rank)

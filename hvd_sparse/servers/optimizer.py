@@ -272,6 +272,7 @@ class Participant:
         member.keeper.write = self._write
         if self._resumed is not None and self._resumed.unsent is not None:
             pushes.restore(self._resumed.unsent, self._resumed.memory)
+        member.keeper.begin()
         if self._resumed is not None or self._ticket is not None:
             self._assign(member.connections.copy.values)
             optimizer.iterations.assign(self.steps)

@@ -31,6 +31,9 @@ class _NotKept:
     memory: Callable[[], Mapping[str, np.ndarray]] = dict
     write: Write | None = None
 
+    def begin(self) -> None:
+        """Nobody waits for it."""
+
 
 def come_back(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Guest:
     """Begins at all servers as a rank that is gone, and pulls everything; no collective.

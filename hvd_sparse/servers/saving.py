@@ -111,6 +111,8 @@ class Keeper:
         unsent: gives what the client has not sent [d] float32; None where no client belongs to the shard.
         memory: gives what the client remembers besides.
         write: set by who saves.
+
+    A rank may be asked to save as soon as it has joined, before its client knows what it has; it is waited for.
     """
 
     def __init__(self, shard: Shard, number: int, shards: Sequence[Spec]):
@@ -121,6 +123,11 @@ class Keeper:
         self.unsent: Callable[[], np.ndarray] | None = None
         self.memory: Callable[[], Mapping[str, np.ndarray]] = dict
         self.write: Write | None = None
+        self._begun = threading.Event()
+
+    def begin(self) -> None:
+        """The client has begun: its attributes are what they are to be."""
+        self._begun.set()
 
     def keep(self, applied: Sequence[int]) -> None:
         """Takes down what is there, while all servers stand still.
@@ -129,8 +136,10 @@ class Keeper:
             applied: the last push of this rank's client that each server has applied.
 
         Raises:
-            TimeoutError: where the client does not rest.
+            TimeoutError: where the client does not begin, or does not rest.
         """
+        if not self._begun.wait(_REST):
+            raise TimeoutError("this rank has joined, and its model has not begun to train")
         state = self._shard.state()
         with self.flight.watched() as (number, parts):
             whole = np.zeros(sum(spec.size for spec in self._shards), np.float32)

@@ -34,6 +34,7 @@ class Saver:
         for rank, member in enumerate(members):
             member.keeper.unsent = lambda rank=rank: self._unsent(rank)
             member.keeper.write = lambda number, kept, rank=rank: self._write(rank, number, kept)
+            member.keeper.begin()
 
     def _unsent(self, rank):
         self._begun[rank] = self.members[rank].keeper.flight._number
@@ -101,6 +102,23 @@ def test_a_rank_that_cannot_write_is_named_and_training_goes_on():
         members[0].connections.save(2)
     for rank in range(2):
         job.step(members[rank], saver.pushes[rank], np.ones(SIZE, np.float32))
+    job.finish(members)
+
+
+def test_a_rank_that_has_joined_and_not_begun_is_waited_for(monkeypatch):
+    members = job.started(2)
+    saver = Saver(members[:1], job.ASYNCHRONOUS)
+    saves = threading.Thread(target=lambda: members[0].connections.save(1))
+    saves.start()
+    saves.join(0.2)
+    assert saves.is_alive() and saver.kept == [{}]
+    saver = Saver(members, job.ASYNCHRONOUS)
+    saves.join(30.0)
+    assert [list(kept) for kept in saver.kept] == [[1], [1]]
+    members[1].keeper._begun.clear()
+    monkeypatch.setattr("hvd_sparse.servers.saving._REST", 0.1)
+    with pytest.raises(SaveError, match="rank 1: .*has not begun to train"):
+        members[0].connections.save(2)
     job.finish(members)
 
 
