@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import json
 import pathlib
-import resource
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -116,19 +115,13 @@ class Used(NamedTuple):
     sent: int
 
 
-def processor_seconds() -> float:
-    """Of this process so far, user and system, all threads."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
 def measured(run: Callable[[], Any], meet: Callable[[], None]) -> tuple[Any, Used]:
     """Runs a call when all ranks are there; its result, and what it has taken."""
     meet()
-    processor, sent, began = processor_seconds(), sent_bytes(), time.perf_counter()
+    processor, sent, began = time.process_time(), sent_bytes(), time.perf_counter()
     result = run()
     seconds = time.perf_counter() - began
-    processor = processor_seconds() - processor
+    processor = time.process_time() - processor
     meet()
     return result, Used(seconds, processor, sent_bytes() - sent)
 
