@@ -76,6 +76,7 @@ class Endpoint {
   bool owes(int64_t rank, int phase);
   void end_scatter();
   void finish_some();
+  bool has_averaged() const { return stage_ == kOver || (stage_ == kGather && looked_at_ == inbox_.segments()); }
   Nanoseconds deadline() const;
   Nanoseconds next_look();
   void send_states(uint8_t extra = 0);

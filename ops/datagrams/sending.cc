@@ -225,7 +225,7 @@ void Endpoint::gather() {
 bool Endpoint::wait_for_means(int64_t place) {
   if (inbox_.finished_count() > place) return true;
   Lock lock(mutex_);
-  changed_.wait(lock, [&] { return closing_ || stage_ != kScatter || inbox_.finished_count() > place; });
+  changed_.wait(lock, [&] { return closing_ || has_averaged() || inbox_.finished_count() > place; });
   return inbox_.finished_count() > place;
 }
 
