@@ -35,6 +35,9 @@ from examples.training import arguments
 from hvd_sparse.transport.communicator import Grid
 from tests import threads
 
+WAITING = 64  # threads: each collective that waits for other ranks holds one
+BATCH = (*[tf.TensorSpec([None, None], tf.int32)] * 3, tf.TensorSpec([None, None], tf.float32))  # with weights
+
 
 class TranslationSimulation:
     """`convergence_tasks.TranslationLearner` among threads.
@@ -65,22 +68,24 @@ class TranslationSimulation:
         model.compile("sgd", translation.smoothed_crossentropy(options))
         steps = options.epochs * own[0].steps
         flat = FlatModel(model, arguments.recipe(options, steps).sends_all)
-        gradient = _compiled(flat)
+        gradient = _gradient(flat)
 
         def make_optimizer(telemetry: hvd.Telemetry) -> Any:
             rate = CompiledRate(translation.make_schedule(options, own[0]))
             return arguments.optimizer(options, rate, steps, telemetry=telemetry)
 
-        everyone = threads.grids(size, self._local)
+        everyone = threads.grids(size, self._local, in_order=False)
         ranks = [Rank(grid, flat.packed(), make_optimizer) for grid in everyone]
         validation, test = translation.evaluations(options, task, model)
         threads.run_on(everyone, lambda grid: ranks[grid.world.rank].agree())
+        for each in ranks:
+            each.compile(gradient, BATCH)
         lines = []
         for epoch in range(options.epochs):
 
             def train(grid: Grid, epoch: int = epoch) -> None:
                 rank = grid.world.rank
-                ranks[rank].train(epoch, (gradient(batch) for batch in own[rank].epoch(epoch)))
+                ranks[rank].train(epoch, map(_weighted, own[rank].epoch(epoch)))
                 ranks[rank].consolidate()
 
             threads.run_on(everyone, train)
@@ -95,8 +100,8 @@ class TranslationSimulation:
         return {**TranslationTask.scores(outcome), "across": across}
 
 
-def _compiled(flat: FlatModel) -> Callable[[batches.Batch], Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]:
-    """Makes of a batch what makes its gradient of the weights."""
+def _gradient(flat: FlatModel) -> Callable[..., Sequence[tf.Tensor]]:
+    """Compiles what makes the gradient of the weights from them and a batch."""
     model = flat.model
     others = [each.value for each in model.non_trainable_variables]
 
@@ -108,15 +113,12 @@ def _compiled(flat: FlatModel) -> Callable[[batches.Batch], Callable[[Sequence[t
         return flat.gradients(vectors, loss)
 
     begin = [tf.TensorSpec(each.shape, tf.float32) for each in flat.packed()]
-    tokens, weights = tf.TensorSpec([None, None], tf.int32), tf.TensorSpec([None, None], tf.float32)
-    run = tf.function(gradient, autograph=False).get_concrete_function(begin, *[tokens] * 3, weights)
+    return tf.function(gradient, autograph=False).get_concrete_function(begin, *BATCH)
 
-    def of(batch: batches.Batch) -> Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]:
-        weights = (batch.labels != PAD).astype(np.float32)
-        given = [tf.constant(each) for each in (*batch, weights)]
-        return lambda vectors: run(list(vectors), *given)
 
-    return of
+def _weighted(batch: batches.Batch) -> list[tf.Tensor]:
+    """A batch with the weight of each piece."""
+    return [tf.constant(each) for each in (*batch, (batch.labels != PAD).astype(np.float32))]
 
 
 def main() -> None:
@@ -126,6 +128,7 @@ def main() -> None:
     parser.add_argument("core", type=int, help="to run on: threads that take turns at Python do so sooner on one")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.core})  # before TensorFlow makes threads
+    tf.config.threading.set_inter_op_parallelism_threads(WAITING)
     job = json.loads(options.job.read_text())
     hvd.init(local_size=1)  # the ranks are threads
     for number, run in enumerate(job["runs"]):

@@ -1,9 +1,9 @@
 """Ranks of the convergence study that are threads of one process.
 
-Every rank has a distributed Keras optimizer, its exchange and its recipe's state, all the library's own. Two things
-differ from real ranks: a collective hands arrays over (tests/threads.py), and the variables of the model lie in one
-flat variable for each bucket of the exchange, which for optimizers that treat each element alone changes no bit and
-saves most of eager code's time. Gradients are computed by compiled functions, so that all cores work.
+Every rank has a distributed Keras optimizer, its exchange and its recipe's state, all the library's own, and a step is
+one compiled function. Two things differ from real ranks: a collective hands arrays over (tests/threads.py), and the
+variables of the model lie in one flat variable for each bucket of the exchange, which for optimizers that treat each
+element alone changes no bit.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.convergence_tasks import NORMS_EVERY
 from examples.training import arguments
 from hvd_sparse.exchange import plan
 from hvd_sparse.keras.consolidation import consolidate_slots
-from hvd_sparse.transport.communicator import Grid
+from hvd_sparse.transport.communicator import Communicator, Grid
 
 
 class FlatModel:
@@ -78,6 +78,39 @@ class CompiledRate(keras.optimizers.schedules.LearningRateSchedule):
         return self._run(tf.cast(step, tf.int64))
 
 
+class InGraph(Communicator):
+    """A thread's place in a group for compiled code too, in which a collective is a call of Python.
+
+    Args:
+        own: what meets the other threads.
+    """
+
+    def __init__(self, own: Communicator):
+        super().__init__(own.name, own.ranks, own.rank)
+        self._own = own
+
+    def _allreduce(self, tensor, op, name):
+        return _called(lambda given: self._own.allreduce(given, op, name), tensor)
+
+    def _allgather(self, tensor, name, lengths):
+        return _called(lambda given: self._own.allgather(given, name, lengths), tensor)
+
+    def _alltoall(self, tensor, splits, name):
+        return _called(lambda given: self._own.alltoall(given, splits, name), tensor)
+
+    def _alltoall_ragged(self, tensor, splits, name):
+        raise NotImplementedError("No recipe of the study sends pieces whose lengths are not known beforehand.")
+
+    def _broadcast(self, tensor, root, name):
+        return _called(lambda given: self._own.broadcast(given, root, name), tensor)
+
+
+def _called(collective: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
+    if tf.executing_eagerly():
+        return collective(tensor)
+    return tf.numpy_function(lambda given: collective(tf.constant(given)).numpy(), [tensor], tensor.dtype)
+
+
 class Rank:
     """One rank: flat weights, and the distributed optimizer that moves them.
 
@@ -90,7 +123,8 @@ class Rank:
     def __init__(self, grid: Grid, begin: Sequence[np.ndarray], make_optimizer: Callable[[hvd.Telemetry], Any]):
         self.telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
         self.optimizer = make_optimizer(self.telemetry)
-        self.optimizer.exchange.grid = lambda: grid
+        in_graph = Grid(*map(InGraph, grid))
+        self.optimizer.exchange.grid = lambda: in_graph
         self.weights = [keras.Variable(each, name=f"bucket{number}") for number, each in enumerate(begin)]
         self.optimizer.build(self.weights)
 
@@ -98,13 +132,26 @@ class Rank:
         """Exchanges zeros once, as a script does before its first step."""
         arguments.agree_on(self.optimizer, self.weights)
 
-    def train(self, epoch: int, steps: Iterable[Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]]) -> None:
-        """Takes steps, each given by what makes a gradient of the weights."""
-        self.optimizer.exchange.set_epoch(epoch)
-        for gradient in steps:
+    def compile(self, gradient: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]) -> None:
+        """Makes the function that is a step, after `agree`.
+
+        Args:
+            gradient: of the weights and a batch.
+            signature: of a batch.
+        """
+
+        def step(*batch):
             with hvd.looking_ahead(self.optimizer):
-                gradients = gradient([each.value.read_value() for each in self.weights])
+                gradients = gradient([each.value.read_value() for each in self.weights], *batch)
             self.optimizer.apply(list(gradients), self.weights)
+
+        self._step = tf.function(step, autograph=False).get_concrete_function(*signature)
+
+    def train(self, epoch: int, batches: Iterable[Sequence[tf.Tensor]]) -> None:
+        """Takes a step for each batch."""
+        self.optimizer.exchange.set_epoch(epoch)
+        for batch in batches:
+            self._step(*batch)
 
     def consolidate(self) -> None:
         """What the callbacks of hvd_sparse do at the end of an epoch: the optimizer's slots become what they would be.
