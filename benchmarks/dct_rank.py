@@ -1,8 +1,8 @@
 """What one rank does for dct_training.py: python -m benchmarks.dct_rank JOB RESULTS.
 
 JOB is a JSON file: {"trainers": 2, "stages": 2, "batch": B, "micro": M, "steps": n, "rounds": [[arm, ...], ...]}, with
-arms as `dct_training.Arm`. Rank 0 writes RESULTS: for each arm of each round what every rank has done. After each
-round trainers compare their weights.
+arms as `dct_training.Arm` or, where they name a "row_wire", `dct_training.Sharded`. Rank 0 writes RESULTS: for each arm
+of each round what every rank has done. At the end ranks that are to have the same weights compare them.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import json
 import pathlib
 import time
 import zlib
-from typing import Any
+from typing import Any, Protocol
 
 import keras
 import numpy as np
@@ -20,10 +20,11 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes, write_json
-from examples.recommenders.dlrm import dlrm
+from examples.recommenders.dlrm import BOTTOM, dlrm
 
 FEATURES, TABLES, ROWS = 13, 26, 4096
 AFTER = {2: ["bottom_2"], 3: ["bottom_2", "top_2"]}
+BATCHES = 8  # different ones
 WARM = 3  # steps that do not count
 
 
@@ -36,8 +37,32 @@ def made_up(batch: int, seed: int) -> tuple[dict[str, Any], Any]:
     return {"numbers": tf.constant(numbers), "categories": tf.constant(categories)}, tf.constant(labels[:, None])
 
 
-class Trained:
+class Trained(Protocol):
     """One arm's model, and its batches."""
+
+    losses: list[float]
+
+    def step(self, number: int) -> None:
+        """One step, as `fit` makes it."""
+
+    def begin(self) -> None:
+        """Forgets the metrics so far, as `fit` does at the end of an epoch."""
+
+    def split_bytes(self) -> int:
+        """Payload that this rank has sent of activations and their gradients."""
+
+    def embedding_bytes(self, number: int) -> int:
+        """Payload that this rank sends of embeddings, their gradients, and which rows they are, in a step."""
+
+    def own_weights(self) -> bytes:
+        """The weights that others have as well."""
+
+    def others(self) -> list[int]:
+        """The ranks that have them."""
+
+
+class InStages:
+    """DLRM in stages, with whole tables."""
 
     def __init__(self, arm: dict, job: dict, grid: hvd.pipeline.Grid):
         whole = dlrm(FEATURES, [ROWS] * TABLES)
@@ -45,47 +70,145 @@ class Trained:
         self._model = hvd.pipeline.Stages(
             parts, job["micro"], sparsity=arm["sparsity"], wire_dtype=arm["wire"], grid=grid
         )
-        dense = arm["density"] is None
-        recipe = hvd.recipes.dense() if dense else hvd.recipes.dct(sparsity=1.0 - arm["density"])
-        optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), aggregator=recipe, process_set=grid.process_set)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), aggregator=recipe_of(arm), process_set=grid.process_set
+        )
         self._model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
+        self._grid = grid
         trainer = grid.trainer_of(hvd.rank())
-        self._batches = [made_up(job["batch"], 100 * trainer + number) for number in range(8)]
+        self._batches = [made_up(job["batch"], 100 * trainer + number) for number in range(BATCHES)]
         self.losses: list[float] = []
 
     def step(self, number: int) -> None:
-        """One step, as `fit` makes it."""
-        self.losses.append(float(self._model.train_step(self._batches[number % len(self._batches)])["loss"]))
+        """See `Trained`; the loss is the mean since `begin`."""
+        self.losses.append(float(self._model.train_step(self._batches[number % BATCHES])["loss"]))
+
+    def begin(self) -> None:
+        """See `Trained`."""
         self._model.reset_metrics()
 
-    def telemetry(self) -> dict[str, Any]:
-        return self._model.telemetry()
+    def split_bytes(self) -> int:
+        """See `Trained`."""
+        told = self._model.telemetry()
+        return told["activation_bytes"] + told["gradient_bytes"]
 
-    def check(self, grid: hvd.pipeline.Grid) -> None:
-        """The loss falls, and trainers have the same weights."""
-        if not np.mean(self.losses[-5:]) < np.mean(self.losses[:5]):
-            raise AssertionError(f"The loss does not fall: {self.losses}")
-        own = zlib.crc32(b"".join(each.numpy().tobytes() for each in self._model.weights))
-        told = hvd.topology.world().gather_descriptions(own, "weights")
-        for stage in range(grid.stages):
-            if len({told[rank] for rank in grid.ranks_of_stage(stage)}) > 1:
-                raise AssertionError(f"Trainers differ in stage {stage}: {told}")
+    def embedding_bytes(self, number: int) -> int:
+        """The rows that a trainer's batch has touched go to the other trainers, each with its number."""
+        if self._model.stage < self._model.stages - 1:
+            return 0  # the tables are in the last one
+        touched = len(np.unique(row_numbers(self._batches[number % BATCHES])))
+        return (self._grid.trainers - 1) * touched * 4 * (1 + BOTTOM[-1])
+
+    def own_weights(self) -> bytes:
+        """See `Trained`."""
+        return b"".join(each.numpy().tobytes() for each in self._model.weights)
+
+    def others(self) -> list[int]:
+        """See `Trained`."""
+        return self._grid.ranks_of_stage(self._model.stage)
+
+
+class WithShardedTables:
+    """DLRM on all ranks, each with its share of the samples, and of the rows of all tables."""
+
+    def __init__(self, arm: dict, job: dict, grid: hvd.pipeline.Grid):
+        self._tables = hvd.pipeline.ShardedTables([ROWS] * TABLES, BOTTOM[-1], wire_dtype=arm["row_wire"])
+        self._model = with_tables(self._tables)
+        optimizer = hvd.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), aggregator=recipe_of(arm), local_layers=[self._tables]
+        )
+        self._model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
+        rows = job["batch"] * grid.trainers // grid.size
+        self._batches = [[made_up(rows, 100 * rank + number) for number in range(BATCHES)] for rank in range(grid.size)]
+        self._value_bytes = tf.as_dtype(arm["row_wire"]).size
+        self.losses: list[float] = []
+
+    def step(self, number: int) -> None:
+        """See `Trained`; the loss is the mean since `begin`."""
+        inputs, labels = self._batches[hvd.rank()][number % BATCHES]
+        self.losses.append(float(self._model.train_on_batch(inputs, labels)))
+
+    def begin(self) -> None:
+        """See `Trained`."""
+        self._model.reset_metrics()
+
+    def split_bytes(self) -> int:
+        """None: each rank computes all of the model."""
+        return 0
+
+    def embedding_bytes(self, number: int) -> int:
+        """As `ShardedTables` tells it: the numbers of rows, rows that others look up here, and gradients of theirs."""
+        world, own = hvd.size(), hvd.rank()
+        wanted = [np.unique(row_numbers(batches[number % BATCHES])) % world for batches in self._batches]
+        elsewhere = int(np.sum(wanted[own] != own))
+        of_others = sum(int(np.sum(each == own)) for rank, each in enumerate(wanted) if rank != own)
+        return 4 * (world - 1 + elsewhere) + (elsewhere + of_others) * BOTTOM[-1] * self._value_bytes
+
+    def own_weights(self) -> bytes:
+        """See `Trained`; rows are on one rank alone."""
+        return b"".join(each.numpy().tobytes() for each in self._model.weights if each is not self._tables.shard)
+
+    def others(self) -> list[int]:
+        """See `Trained`."""
+        return list(range(hvd.size()))
+
+
+def recipe_of(arm: dict) -> Any:
+    """How an arm's gradients are exchanged."""
+    return hvd.recipes.dense() if arm["density"] is None else hvd.recipes.dct(sparsity=1.0 - arm["density"])
+
+
+def with_tables(tables: hvd.pipeline.ShardedTables) -> keras.Model:
+    """DLRM, whose embeddings are looked up in these."""
+    whole = dlrm(FEATURES, [1] * TABLES)  # whole tables are never there
+    inputs = [keras.Input(each.shape[1:], dtype=each.dtype, name=each.name) for each in whole.inputs]
+    vectors = tables(inputs[1])
+    order = {f"table_{number + 1}": number for number in range(TABLES)}
+
+    def called(layer: Any, *given: Any, **how: Any) -> Any:
+        return vectors[:, order[layer.name]] if layer.name in order else layer(*given, **how)
+
+    return keras.models.clone_model(whole, inputs, clone_function=lambda own: own, call_function=called)
+
+
+def row_numbers(batch: tuple[dict[str, Any], Any]) -> np.ndarray:
+    """The rows that a batch looks up, of all tables, which count through."""
+    return batch[0]["categories"].numpy() + ROWS * np.arange(TABLES)
+
+
+def check(trained: Trained, name: str) -> None:
+    """The loss falls, and ranks that are to have the same weights have them.
+
+    Raises:
+        AssertionError: on every rank, where that is not so.
+    """
+    losses = trained.losses
+    told = hvd.topology.world().gather_descriptions(zlib.crc32(trained.own_weights()), "weights")
+    if not np.mean(losses[-5:]) < np.mean(losses[:5]):
+        raise AssertionError(f"{name}: the loss does not fall: {losses}")
+    if len({told[rank] for rank in trained.others()}) > 1:
+        raise AssertionError(f"{name}: ranks {trained.others()} differ in what they are to have alike: {told}")
 
 
 def run_arm(trained: Trained, steps: int, clock: Clock, idle: float) -> dict[str, Any]:
     """Seconds, bytes by the interface and by kind, and processor time of some steps."""
+    trained.begin()
     clock.meet()
-    told, processor, before = trained.telemetry(), time.process_time(), sent_bytes()
+    split, processor, before = trained.split_bytes(), time.process_time(), sent_bytes()
     began = time.monotonic()
     for number in range(steps):
         trained.step(number)
     seconds = time.monotonic() - began
     clock.meet()
     counted = sent_bytes() - before - idle * (time.monotonic() - began)
-    after = trained.telemetry()
-    split = sum(after[kind] - told[kind] for kind in ("activation_bytes", "gradient_bytes"))
-    busy = time.process_time() - processor
-    return {"steps": steps, "seconds": seconds, "counted": counted, "split": split, "processor": busy}
+    return {
+        "steps": steps,
+        "seconds": seconds,
+        "processor": time.process_time() - processor,
+        "counted": counted,
+        "split": trained.split_bytes() - split,
+        "embeddings": sum(trained.embedding_bytes(number) for number in range(steps)),
+    }
 
 
 def main() -> None:
@@ -99,7 +222,9 @@ def main() -> None:
     hvd.init(process_sets=grid.process_sets, local_size=1)
     clock = Clock()
     idle = idle_bytes_per_second(clock)[hvd.rank()]
-    arms = {arm["name"]: Trained(arm, job, grid) for arm in job["rounds"][0]}
+    arms: dict[str, Trained] = {
+        arm["name"]: (WithShardedTables if "row_wire" in arm else InStages)(arm, job, grid) for arm in job["rounds"][0]
+    }
     for trained in arms.values():
         for number in range(WARM):
             trained.step(number)
@@ -108,8 +233,8 @@ def main() -> None:
         for arm in order:
             own = run_arm(arms[arm["name"]], job["steps"], clock, idle)
             results.append({"arm": arm["name"], "ranks": hvd.topology.world().gather_descriptions(own, "arm")})
-    for trained in arms.values():
-        trained.check(grid)
+    for name, trained in arms.items():
+        check(trained, name)
     if hvd.rank() == 0:
         write_json(options.results, results)
 

@@ -135,11 +135,9 @@ class GradientExchange(Renamed):
                 changed.
         """
         names = buckets.unique_names(variables)
-        named = {
-            name: self._standardised(gradient)
-            for name, gradient in zip(names, gradients, strict=True)
-            if gradient is not None
-        }
+        named = self._standardised(
+            {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        )
         local = self._local_names(names, variables)
         shared = {name: gradient for name, gradient in named.items() if name not in local}
         own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local}
@@ -334,10 +332,15 @@ class GradientExchange(Renamed):
             planned.set_epoch(self._epoch)
         return planned
 
-    def _standardised(self, gradient: Gradient) -> Gradient:
-        if isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense and gradient.dtype in DTYPES:
-            return rows.merge(gradient)
-        return tf.convert_to_tensor(gradient)
+    def _standardised(self, gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
+        in_rows: dict[str, Any] = {name: each for name, each in gradients.items() if self._travels_in_rows(each)}
+        merged = dict(zip(in_rows, rows.merge_each(list(in_rows.values())), strict=True))
+        dense = {name: tf.convert_to_tensor(each) for name, each in gradients.items() if name not in merged}
+        standardised = {**dense, **merged}
+        return {name: standardised[name] for name in gradients}
+
+    def _travels_in_rows(self, gradient: Gradient) -> bool:
+        return isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense and gradient.dtype in DTYPES
 
     def _goes_apart(self, gradient: Gradient) -> bool:
         """Whether a gradient is of a dtype that buckets do not hold, and may travel by itself: float64."""

@@ -100,10 +100,9 @@ class PlannedExchange:
             return {}
         ready = self._time(gradients.values())
         in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
-        in_rows = [
-            rows.exchange(gradients[segment.name], segment, self.grid, f"{self.name}.slices{number}", self._returns_sum)
-            for number, (segment, _) in enumerate(self.plan.slices)
-        ]
+        segments = [segment for segment, _ in self.plan.slices]
+        of_rows: Any = [gradients[segment.name] for segment in segments]
+        in_rows = rows.exchange_each(of_rows, segments, self.grid, f"{self.name}.slices", self._returns_sum)
         exchanges = [*in_buckets, *in_rows]
         done = commit(exchanges, self._labels(), self.grid.world, f"{self.name}.commit")
         with tf.control_dependencies(done):

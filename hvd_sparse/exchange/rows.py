@@ -1,13 +1,17 @@
 """Gradients of embeddings, `tf.IndexedSlices`: the rows that were touched travel, exactly, and nothing else.
 
 A rank first adds up its own rows of equal index, so that none is sent twice; values and indices go in one message.
+The narrow rows of several variables go in one message together (`several.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from hvd_sparse.aggregators.transaction import Exchange, metrics, ring_traffic
+from hvd_sparse.exchange import several
 from hvd_sparse.indices import OUTSIDE, marked_int32
 from hvd_sparse.spec import Segment
 from hvd_sparse.transport.communicator import Grid
@@ -26,6 +30,38 @@ def merge(slices: tf.IndexedSlices) -> tf.IndexedSlices:
     """
     values, indices = _sum_equal(slices.values, slices.indices)
     return tf.IndexedSlices(tf.cast(values, slices.values.dtype), indices, slices.dense_shape)
+
+
+def merge_each(gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+    """What `merge` makes of each, with few operations where there are many of one dtype and form."""
+    merged: dict[int, tf.IndexedSlices] = {}
+    for places in several.alike([(each.values.dtype, tuple(each.values.shape[1:])) for each in gradients]):
+        own = [gradients[place] for place in places]
+        together = len(own) > 1 and own[0].values.shape[1:].is_fully_defined()
+        merged.update(zip(places, several.merge(own) if together else map(merge, own), strict=True))
+    return [merged[place] for place in range(len(gradients))]
+
+
+def exchange_each(
+    gradients: Sequence[tf.IndexedSlices],
+    segments: Sequence[Segment],
+    grid: Grid,
+    name: str,
+    returns_sum: bool = False,
+) -> list[Exchange]:
+    """What `exchange` makes of each, to the bit; arguments and results as of `exchange`, for each variable.
+
+    Steps and bytes sent per rank: those of `exchange`, but P - 1 steps for all narrow rows of one dtype and width.
+    """
+    ended: dict[int, Exchange] = {}
+    for places in several.in_one_message(segments, [each.values.dtype for each in gradients]):
+        own, of = [gradients[place] for place in places], [segments[place] for place in places]
+        called = f"{name}{places[0]}"
+        if len(own) > 1:
+            ended.update(zip(places, several.exchange(own, of, grid, called, returns_sum), strict=True))
+        else:
+            ended[places[0]] = exchange(own[0], of[0], grid, called, returns_sum)
+    return [ended[place] for place in range(len(gradients))]
 
 
 def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, returns_sum: bool = False) -> Exchange:

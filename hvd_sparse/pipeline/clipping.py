@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange import slots
+from hvd_sparse.pipeline.packing import Packed, each_value
 
 UNKNOWN = -1.0
 """The sum of squares of a stage that does not clip, and so has not computed it."""
@@ -36,32 +35,25 @@ def check(optimizer: keras.optimizers.Optimizer, trainers: int) -> None:
         )
 
 
-def squares(gradients: Sequence[Any], optimizer: keras.optimizers.Optimizer) -> float:
+def squares(gradients: Packed, optimizer: keras.optimizers.Optimizer) -> float:
     """The sum of the squares of gradients, without the scale of the loss; `UNKNOWN` where nothing is clipped by it.
 
     Of rows that come twice it takes each by itself, as Keras does; 0 where it is not finite.
     """
     if global_clipnorm(optimizer) is None:
         return UNKNOWN
-    values = [each.values if isinstance(each, tf.IndexedSlices) else each for each in gradients if each is not None]
-    total = sum(float(tf.reduce_sum(tf.square(tf.cast(each, tf.float64)))) for each in values)
+    total = sum(float(tf.reduce_sum(tf.square(tf.cast(values, tf.float64)))) for values, *_ in gradients.values())
     total /= float(optimizer.scale_loss(tf.ones([]))) ** 2
     return total if math.isfinite(total) else 0.0
 
 
-def clipped(gradients: Sequence[Any], total: float, optimizer: keras.optimizers.Optimizer) -> list[Any]:
+def clipped(gradients: Packed, total: float, optimizer: keras.optimizers.Optimizer) -> Packed:
     """Gradients of one stage, where those of all stages have this sum of squares.
 
     The optimizer then clips by the norm of these alone, which is no larger: that changes nothing.
     """
     most = global_clipnorm(optimizer)
     if most is None or math.sqrt(total) <= most:
-        return list(gradients)
+        return gradients
     factor = most / math.sqrt(total)
-    return [None if each is None else _times(each, factor) for each in gradients]
-
-
-def _times(gradient: Any, factor: float) -> Any:
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * factor, gradient.indices, gradient.dense_shape)
-    return gradient * factor
+    return each_value(gradients, lambda values: values * factor)

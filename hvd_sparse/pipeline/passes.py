@@ -1,4 +1,4 @@
-"""One stage's arithmetic: the forward pass of one micro-batch, and what the backward pass needs of it."""
+"""One stage's arithmetic: a micro-batch forward and backward."""
 
 from __future__ import annotations
 
@@ -8,21 +8,62 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange.gradients import resource
 from hvd_sparse.pipeline.chain import Chain
+from hvd_sparse.pipeline.packing import Packed, pack
 
 
-class Forward(NamedTuple):
-    """What the forward pass of a micro-batch leaves for the backward pass.
+class Recorded(NamedTuple):
+    """A micro-batch that went forward, and goes backward once the stage after this one has.
 
     Attributes:
         tape: that has watched it.
         source: the activation that came in; None in the first stage.
-        targets: what is differentiated.
+        targets: the activation that goes on, and the stage's own losses.
+        model: whose variables and loss scaling count.
     """
 
     tape: tf.GradientTape
     source: tf.Tensor | None
     targets: list[tf.Tensor]
+    model: keras.Model
+
+    def backward(self, gradient: tf.Tensor | None) -> tuple[Packed, tf.Tensor | None]:
+        """The gradients of the variables, and that of the activation that came in.
+
+        Args:
+            gradient: of the activation that went on.
+        """
+        variables = self.model.trainable_variables
+        sources = [*variables, *([] if self.source is None else [self.source])]
+        given = None
+        if gradient is not None:
+            output, penalty = self.targets
+            given = [tf.cast(gradient, output.dtype), self.model.optimizer.scale_loss(tf.ones_like(penalty))]
+        found = self.tape.gradient(self.targets, sources, given)
+        return pack(found[: len(variables)]), _of_source(self.source, found)
+
+
+class Finished(NamedTuple):
+    """A micro-batch that the last stage has taken forward and backward at once, with one call of one function.
+
+    Attributes:
+        gradients: of the variables.
+        of_source: the gradient of the activation that came in; None where this is the only stage.
+    """
+
+    gradients: Packed
+    of_source: tf.Tensor | None
+
+    def backward(self, gradient: tf.Tensor | None) -> tuple[Packed, tf.Tensor | None]:
+        """What was found."""
+        return self.gradients, self.of_source
+
+
+def _of_source(source: tf.Tensor | None, found: Sequence[Any]) -> tf.Tensor | None:
+    if source is None:
+        return None
+    return tf.zeros_like(source) if found[-1] is None else found[-1]
 
 
 class Middle:
@@ -33,7 +74,7 @@ class Middle:
         self._model, self._chain = model, chain
         self._forward = tf.function(self._run, reduce_retracing=True)
 
-    def forward(self, source: tf.Tensor | None, batch: Any, share: tf.Tensor) -> tuple[Forward, tf.Tensor, tf.Tensor]:
+    def forward(self, source: tf.Tensor | None, batch: Any, share: tf.Tensor) -> tuple[Recorded, tf.Tensor, tf.Tensor]:
         """One micro-batch in training.
 
         Args:
@@ -48,7 +89,7 @@ class Middle:
             if source is not None:
                 tape.watch(source)
             output, penalty = self._forward(source, batch, share, True)
-        return Forward(tape, source, [output, penalty]), output, penalty
+        return Recorded(tape, source, [output, penalty], self._model), output, penalty
 
     def infer(self, source: tf.Tensor | None, batch: Any) -> tf.Tensor:
         """One micro-batch in evaluation."""
@@ -72,11 +113,12 @@ class Last:
             measure: of loss, rows, y, y_pred and sample_weight.
         """
         self._model, self._chain, self._measure = model, chain, measure
-        self._forward = tf.function(self._run, reduce_retracing=True)
+        self._train = tf.function(self._run_both_ways, reduce_retracing=True)
+        self._evaluate = tf.function(self._run, reduce_retracing=True)
         self._infer = tf.function(chain, reduce_retracing=True)
 
     def forward(self, source: tf.Tensor | None, data: Sequence[Any], share: tf.Tensor, penalty: tf.Tensor):
-        """One micro-batch in training.
+        """One micro-batch in training, backward too: nothing has to be waited for.
 
         Args:
             source: the activation that came in; None where this is the only stage.
@@ -85,21 +127,31 @@ class Last:
             penalty: losses of the stages before.
 
         Returns:
-            What the backward pass needs, and the metrics so far.
+            The gradients, and the metrics so far.
         """
-        with tf.GradientTape() as tape:
-            if source is not None:
-                tape.watch(source)
-            objective, logs = self._forward(source, *data, share, penalty, True)
-        return Forward(tape, source, [objective]), logs
+        gradients, of_source, logs = self._train(source, *data, share, penalty)
+        return Finished(gradients, of_source), logs
 
     def evaluate(self, source: tf.Tensor | None, data: Sequence[Any]) -> dict[str, Any]:
         """One micro-batch in evaluation; the metrics so far."""
-        return self._forward(source, *data, tf.constant(1.0), tf.constant(0.0), False)[1]
+        return self._evaluate(source, *data, tf.constant(1.0), tf.constant(0.0), False)[1]
 
     def predict(self, source: tf.Tensor | None, batch: Any) -> Any:
         """What the model says of one micro-batch."""
         return self._infer(source, batch, False)
+
+    def _run_both_ways(self, source, x, y, weight, share, penalty):
+        with tf.GradientTape() as tape:
+            if source is not None:
+                tape.watch(source)
+            objective, logs = self._run(source, x, y, weight, share, penalty, True)
+        variables = [resource(each) for each in self._model.trainable_variables]
+        sources = [*variables, *([] if source is None else [source])]
+        # In a graph as for a stage that hands on, whose function's gradient TensorFlow makes so: sums of three
+        # gradients and more have the same order wherever a model is split. Functions that run eagerly need the tape.
+        eagerly = tf.executing_eagerly()
+        found = tape.gradient(objective, sources) if eagerly else tf.gradients(objective, sources)
+        return pack(found[: len(variables)]), _of_source(source, found), logs
 
     def _run(self, source, x, y, weight, share, penalty, training: bool):
         predicted = self._chain(source, x, training)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import hashlib
 import json
 import os
@@ -16,10 +15,10 @@ import tensorflow as tf
 
 from hvd_sparse.pipeline import clipping
 from hvd_sparse.pipeline.chain import Chain, Part, made
-from hvd_sparse.pipeline.gradients import apart, together
 from hvd_sparse.pipeline.grid import Grid
 from hvd_sparse.pipeline.messages import WIRE_DTYPES
 from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
+from hvd_sparse.pipeline.packing import Packed, each_value, unpack
 from hvd_sparse.pipeline.passes import Last, Middle
 from hvd_sparse.pipeline.schedules import SCHEDULES
 from hvd_sparse.pipeline.steps import End, Split, Steps
@@ -105,7 +104,7 @@ class Stages(keras.Model):
         self._neighbours = self._meet(world, grid, {**account, "schedule": schedule}, interface)
         self._peers: Communicator = subgrid.of(grid.process_set).world if grid.trainers > 1 else LoneCommunicator()
         self._steps: Steps | None = None
-        self._apply: Callable[[tuple[int, ...]], Callable[..., None]] | None = None
+        self._apply: Callable[[Packed], None] | None = None
         self.built = True
         atexit.register(self._close_at_exit)
 
@@ -260,14 +259,9 @@ class Stages(keras.Model):
             weight.assign(self._peers.broadcast(tf.convert_to_tensor(weight), 0, f"pipeline.begin.{number}"))
         self.optimizer.build(self.trainable_variables)
         variables, optimizer = list(self.trainable_variables), self.optimizer
+        self._apply = tf.function(lambda packed: optimizer.apply(unpack(packed, variables), variables))
 
-        @functools.lru_cache(maxsize=8)
-        def apply(forms):
-            return tf.function(lambda tensors: optimizer.apply(together(tensors, forms, variables), variables))
-
-        self._apply = apply
-
-    def _make_step(self, gradients: Sequence[Any], end: End) -> None:
+    def _make_step(self, gradients: Packed, end: End) -> None:
         """Applies gradients that all stages have found finite; who else has to hear of others gets NaN from all."""
         assert self._apply is not None
         hears = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer) or self._peers.size > 1
@@ -277,18 +271,10 @@ class Stages(keras.Model):
                 "logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
             )
         if end.culprit:
-            gradients = [_spoiled(each) for each in gradients]
+            gradients = each_value(gradients, lambda values: values * float("nan"))
         elif self._place.stages > 1:
             gradients = clipping.clipped(gradients, end.squares, self.optimizer)
-        tensors, forms = apart(gradients)
-        self._apply(forms)(tensors)
-
-
-def _spoiled(gradient: Any) -> Any:
-    """A gradient that is not finite, of the same form."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.IndexedSlices(gradient.values * float("nan"), gradient.indices, gradient.dense_shape)
-    return None if gradient is None else gradient * float("nan")
+        self._apply(gradients)
 
 
 class _Told(keras.metrics.Metric):

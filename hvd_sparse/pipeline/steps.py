@@ -14,7 +14,8 @@ from hvd_sparse.pipeline.batches import MicroBatch, cut
 from hvd_sparse.pipeline.gradients import Gradients
 from hvd_sparse.pipeline.messages import Activations, Wire
 from hvd_sparse.pipeline.neighbours import Neighbours, Place, StageError
-from hvd_sparse.pipeline.passes import Forward, Last, Middle
+from hvd_sparse.pipeline.packing import Packed
+from hvd_sparse.pipeline.passes import Finished, Last, Middle, Recorded
 from hvd_sparse.pipeline.schedules import Pass
 from hvd_sparse.pipeline.threshold import kept_of
 from link import Request, WireError
@@ -44,7 +45,7 @@ class Verdict(NamedTuple):
         end: the same on all stages.
     """
 
-    gradients: Sequence[Any]
+    gradients: Packed
     end: End
 
 
@@ -92,7 +93,7 @@ class Micro(NamedTuple):
     """
 
     incoming: Incoming
-    forward: Forward
+    forward: Recorded | Finished
     handed_on: Activations | None = None
     asked: Any = None
 
@@ -170,7 +171,7 @@ class Steps:
             else:
                 is_end = each.number == len(parts) - 1
                 end = self._backward(flying.pop(each.number), gradients, end, is_end)
-        return Verdict(gradients.sums, self._decided(end))
+        return Verdict(gradients.packed, self._decided(end))
 
     def _forward(self, number: int, parts: Sequence[MicroBatch]) -> tuple[Micro, Logs]:
         incoming, part = self._incoming("train", number, parts), parts[number]
@@ -180,8 +181,8 @@ class Steps:
                 self._begin(incoming.source, part.data[0])
                 self._begin = None
             if isinstance(self._passes, Last):
-                forward, logs = self._passes.forward(incoming.source, part.data, share, tf.constant(incoming.penalty))
-                return Micro(incoming, forward), logs
+                finished, logs = self._passes.forward(incoming.source, part.data, share, tf.constant(incoming.penalty))
+                return Micro(incoming, finished), logs
             forward, output, penalty = self._passes.forward(incoming.source, part.data[0], share)
         handed_on, asked = self._hand_on("train", number, parts, output, incoming.penalty + float(penalty))
         return Micro(incoming, forward, handed_on, asked), {}

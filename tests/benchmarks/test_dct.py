@@ -54,14 +54,36 @@ def test_differences_of_test_loss_are_paired_by_seed(tmp_path):
     assert len({arm.fingerprint(rows, 0) for arm in ARMS} | {ARMS[0].fingerprint("others", 0)}) == len(ARMS) + 1
 
 
-def test_the_table_of_a_training_has_all_arms():
-    ranks = [{"steps": 2, "seconds": 1.0, "counted": 100.0, "split": 40.0, "processor": 0.5}] * 4
-    results = [{"arm": arm.name, "ranks": ranks} for _ in range(7) for arm in dct_training.ARMS]
-    cell = dct_training.summarised(results, 1e8, 128)
+def trained(seconds, counted, split=40.0, embeddings=20.0):
+    """What `dct_rank` tells of one arm, at one node that sends much and three that send little."""
+    told = {"steps": 2, "seconds": seconds, "split": 0.0, "embeddings": 0.0, "processor": seconds / 2}
+    return [{**told, "counted": counted, "split": split, "embeddings": embeddings}, *[{**told, "counted": 1.0}] * 3]
+
+
+def test_the_table_of_a_training_has_all_arms_and_bytes_by_kind():
+    results = [{"arm": arm.name, "ranks": trained(1.0, 100.0)} for _ in range(7) for arm in dct_training.ARMS]
+    cell = dct_training.summarised(dct_training.ARMS, results, 1e8, 128)
     assert {each["samples_per_second"][0] for each in cell.values()} == {2 * 128 / 0.5}
-    assert {(each["bytes"], each["split"], each["processor"]) for each in cell.values()} == {(50.0, 40.0, 0.5)}
-    (verdict,) = dct_training._verdicts("100mbit", 128, cell)
-    assert verdict.measured.startswith("1.00 (1.00 to 1.00)") and not verdict.met
+    for each in cell.values():
+        assert [each[kind] for kind in ("bytes", *dct_training.KINDS)] == [50.0, 20.0, 10.0, 20.0]
+        assert (each["processor"], each["processor_seconds"]) == (0.5, 0.25)
+    verdicts = dct_training._verdicts("100mbit", 128, cell)
+    assert all(each.measured.startswith("1.00 (1.00 to 1.00)") and not each.met for each in verdicts)
+    assert all(each.met for each in dct_training._verdicts("1gbit", 128, cell))
+    assert len(dct_training._table(cell)) == 2 + len(dct_training.ARMS)
+
+
+@pytest.mark.parametrize("seconds, is_met", [(0.54, True), (0.57, False)])
+def test_a_large_batch_is_to_gain_what_its_bytes_allow(seconds, is_met):
+    """A second a step of which half is on the link: without the bytes there is half a second left, or .56 with a tenth
+    less."""
+    rate, names = 100e6, (dct_training.DENSE, dct_training.OURS)
+    ranks = {dct_training.DENSE: trained(2.0, 2 * 0.5 * rate / 8), dct_training.OURS: trained(2 * seconds, 0.0, 0, 0)}
+    arms = [arm for arm in dct_training.ARMS if arm.name in names]
+    results = [{"arm": name, "ranks": ranks[name]} for _ in range(7) for name in names]
+    cell = dct_training.summarised(arms, results, rate, 1024)
+    assert dct_training.allowed(cell, *names, rate) == pytest.approx(2.0)
+    assert dct_training._verdict("100mbit", 1024, cell, *names).met == is_met
 
 
 def test_thresholds_are_told_and_drawn(tmp_path):

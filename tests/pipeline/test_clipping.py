@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from hvd_sparse.pipeline import clipping
 from hvd_sparse.pipeline.neighbours import StageError
+from hvd_sparse.pipeline.packing import pack, unpack
 from tests.pipeline import staged
 
 
@@ -49,14 +50,16 @@ def test_all_stages_know_the_sum_of_squares_of_all(scaled):
         optimizer = lambda: keras.optimizers.LossScaleOptimizer(clipping_at(0.1)(), initial_scale=64.0)  # noqa: E731
     made, found = trained([optimizer, optimizer])
     scale = 64.0 if scaled else 1.0
-    norm = float(tf.linalg.global_norm([each for verdict in found for each in verdict.gradients])) / scale
+    all_of_them = [each for verdict in found for each in unpack(verdict.gradients, [None] * len(verdict.gradients))]
+    norm = float(tf.linalg.global_norm(all_of_them)) / scale
     assert [verdict.end.squares for verdict in found] == [pytest.approx(norm**2)] * 2
-    expected, _ = tf.clip_by_global_norm([each / scale for verdict in found for each in verdict.gradients], 0.1)
+    expected, _ = tf.clip_by_global_norm([each / scale for each in all_of_them], 0.1)
     moved = []
     for of, verdict in zip(made, found, strict=True):
         before = [each.numpy() for each in of.model.weights]
         gradients = clipping.clipped(verdict.gradients, verdict.end.squares, of.model.optimizer)
-        of.model.optimizer.apply(gradients, of.model.trainable_variables)
+        variables = of.model.trainable_variables
+        of.model.optimizer.apply(unpack(gradients, variables), variables)
         moved += [was - each.numpy() for was, each in zip(before, of.model.weights, strict=True)]
     assert norm > 0.1
     for own, wanted in zip(moved, expected, strict=True):
@@ -80,14 +83,16 @@ def test_what_is_no_longer_than_allowed_stays_as_it_is(pieces, most):
     optimizer = clipping_at(most)()
     gradients = [None, *(tf.constant(each) for each in pieces)]
     gradients[-1] = tf.IndexedSlices(gradients[-1][:, tf.newaxis], tf.range(len(pieces[-1])), [9, 1])
-    squares = clipping.squares(gradients, optimizer)
+    packed, variables = pack(gradients), [*pieces, [[0.0]] * 9]
+    squares = clipping.squares(packed, optimizer)
     assert squares == pytest.approx(sum(x**2 for each in pieces for x in each), rel=1e-6)
-    found = clipping.clipped(gradients, squares, optimizer)
+    clipped = clipping.clipped(packed, squares, optimizer)
+    found = unpack(clipped, [tf.constant(each) for each in variables])
     assert found[0] is None and isinstance(found[-1], tf.IndexedSlices)
     if squares <= most**2:
-        assert all(own is was for own, was in zip(found, gradients, strict=True))
+        assert clipped is packed
     else:
-        assert clipping.squares(found, optimizer) == pytest.approx(most**2, rel=1e-5)
+        assert clipping.squares(clipped, optimizer) == pytest.approx(most**2, rel=1e-5)
 
 
 def test_the_norm_of_a_mean_is_not_known():

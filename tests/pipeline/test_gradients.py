@@ -8,9 +8,11 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hvd_sparse.pipeline.gradients import DENSE, NONE, ROWS, Gradients, apart, together
-from hvd_sparse.pipeline.passes import Forward
+from hvd_sparse.pipeline.gradients import Gradients
+from hvd_sparse.pipeline.packing import pack, unpack
+from hvd_sparse.pipeline.passes import Recorded
 
+NONE, DENSE, ROWS = "none", "dense", "rows"
 FORMS = st.tuples(*[st.sampled_from((NONE, DENSE, ROWS))] * 3)
 
 
@@ -38,7 +40,7 @@ def test_sums_are_those_of_all_micro_batches(micro_batches, seed):
             ]
             loss = tf.add_n([each for each, _ in found])
         expected += [each for _, each in found]
-        gradients.backward(Forward(tape, None, [loss]), None)
+        gradients.backward(Recorded(tape, None, [loss], layer), None)
     for number, total in enumerate(gradients.sums):
         own = {forms[number] for forms in micro_batches} - {NONE}
         assert (total is None) == (not own) and isinstance(total, tf.IndexedSlices) == (own == {ROWS})
@@ -46,13 +48,29 @@ def test_sums_are_those_of_all_micro_batches(micro_batches, seed):
     assert gradients.are_finite()
 
 
-def test_what_is_taken_apart_is_put_together_again():
-    variables = [tf.Variable(tf.zeros([4, 2])) for _ in range(3)]
-    gradients = [None, tf.ones([4, 2]), tf.IndexedSlices(tf.ones([1, 2]), tf.constant([3]), tf.constant([4, 2]))]
-    tensors, forms = apart(gradients)
-    nothing, dense, rows = together(tensors, forms, variables)
-    assert nothing is None and dense is gradients[1] and isinstance(rows, tf.IndexedSlices)
-    np.testing.assert_array_equal(tf.convert_to_tensor(rows), tf.convert_to_tensor(gradients[2]))
+@given(
+    forms=st.lists(st.sampled_from((NONE, DENSE, ROWS, "wide rows", "many")), min_size=1, max_size=6),
+    in_graph=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_what_is_packed_is_unpacked_again(forms, in_graph, seed):
+    """Rows keep their order, and their bits."""
+    random, gradients = np.random.default_rng(seed), []
+    for form in forms:
+        width, count = 3 if form == "wide rows" else 2, random.integers(0, 5)
+        values = tf.constant(random.standard_normal((count, width)), tf.float32)
+        indices = tf.constant(random.integers(0, 4, count), tf.int64 if form == "many" else tf.int32)
+        rows = tf.IndexedSlices(values, indices, tf.constant([4, width]))
+        gradients.append({NONE: None, DENSE: tf.ones([4, 2])}.get(form, rows))
+    variables = [tf.zeros([4, 3 if form == "wide rows" else 2]) for form in forms]
+    packed = (tf.function(pack, autograph=False) if in_graph else pack)(gradients)
+    assert len(packed) == forms.count(DENSE) + len({*forms} - {NONE, DENSE})
+    for own, expected in zip(unpack(packed, variables), gradients, strict=True):
+        assert isinstance(own, tf.IndexedSlices) == isinstance(expected, tf.IndexedSlices)
+        for one, other in zip(
+            *(tf.nest.flatten(each, expand_composites=True) for each in (own, expected)), strict=True
+        ):
+            assert one is other is None or (one.dtype == other.dtype and np.array_equal(one, other))
 
 
 def test_a_gradient_that_is_not_finite_is_found_in_rows_too():
@@ -62,5 +80,5 @@ def test_a_gradient_that_is_not_finite_is_found_in_rows_too():
         gradients = Gradients(layer)
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(tf.gather(weight.value, [1, 2]) * [[1.0, 1.0], [1.0, factor]])
-        gradients.backward(Forward(tape, None, [loss]), None)
+        gradients.backward(Recorded(tape, None, [loss], layer), None)
         assert gradients.are_finite() == is_finite
