@@ -238,7 +238,7 @@ def test_callbacks_of_the_exchange_say_what_is_for_models_that_are_averaged(tmp_
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(hvd.averaging.ModelAveraging(keras.optimizers.SGD(0.1)), "mse")
     for callback, instead in (
-        (hvd.callbacks.CheckpointCallback(tmp_path / "saved"), "MeanOfModelsCallback.* ModelCheckpoint behind it"),
+        (hvd.callbacks.CheckpointCallback(tmp_path / "saved"), "MeanOfModelsCallback.*ModelCheckpoint behind it"),
         (hvd.callbacks.TelemetryCallback(), r"pass telemetry=hvd\.averaging\.Telemetry\(\)"),
     ):
         with pytest.raises(
