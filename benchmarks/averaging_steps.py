@@ -6,7 +6,9 @@ an order drawn for each round; every result is checked, not timed (averaging_ran
 rank has it. Ranks meet before it in a file, which no link carries.
 
 Alone on their links: a vector of 25M elements, with segmentation offload (TSO, GSO and GRO of all interfaces, and
-UDP_SEGMENT and UDP_GRO of datagrams) off, as on links where each packet costs what it costs, and on. Processor time is
+UDP_SEGMENT and UDP_GRO of datagrams) off, as on links where each packet costs what it costs, and on; and with that of
+the interfaces off alone, as `ethtool -K` leaves it: TCP is cut by the kernel then, always, and so are datagrams by
+UDP_SEGMENT. Beside each the floor: as many datagrams as of a step, with nothing but the system. Processor time is
 that of the whole process, all threads, from a step's beginning until this rank has its result, on average over ranks.
 
 Beside a neighbour, who sends UDP from node 1 to node 0 in bursts, at more than the link carries, so that its queue is
@@ -31,7 +33,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks import averaging_steps_report as reports
-from benchmarks import links, neighbour
+from benchmarks import datagram_floor, links, neighbour
 from benchmarks.cluster import Cluster, bits_per_second, unavailable
 from benchmarks.convergence_report import STUDENT
 from benchmarks.report import Section
@@ -166,18 +168,28 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
     """Measures all of it."""
     plan = plan_of(options)
     alone = {}
-    for name, offload in (("off", False), ("on", True)):
+    for name, interfaces, datagrams in (("off", False, False), (reports.KERNEL, False, True), ("on", True, True)):
         say(f"{plan.elements:,} elements, offload {name}")
-        alone[name] = measure_alone(plan, offload)
+        alone[name] = measure_alone(plan, interfaces, datagrams)
     say(f"{plan.crowded_elements:,} elements and training, without a neighbour and with one")
     return reports.summarise({**plan._asdict(), "rate": plan.rate}, alone, measure_crowded(plan))
 
 
-def measure_alone(plan: Plan, offload: bool) -> reports.Told:
-    """Steps of both arms on links of their own: what every rank tells of each."""
-    with Cluster(plan.nodes, 1, plan.link) as cluster:
-        links.set_offload(cluster, offload)
-        return run(cluster, [Steps("steps", plan.elements, plan.rounds)], plan.rate, offload)
+def measure_alone(plan: Plan, interfaces: bool, datagrams: bool) -> reports.Told:
+    """Steps of both arms on links of their own: what every rank tells of each, and the floor.
+
+    Args:
+        plan: of all.
+        interfaces: whether interfaces cut and join packets.
+        datagrams: whether the kernel may cut and join datagrams.
+    """
+    with Cluster(plan.nodes, 1, plan.link) as cluster, tempfile.TemporaryDirectory() as folder:
+        links.set_offload(cluster, interfaces)
+        told = run(cluster, [Steps("steps", plan.elements, plan.rounds)], plan.rate, datagrams)
+        program = datagram_floor.build(pathlib.Path(folder))
+        count = reports.datagrams_of(plan.elements, plan.nodes)
+        floor = datagram_floor.measure(program, cluster, plan.rate, count, datagrams)
+        return {**told, reports.FLOOR: [{"datagrams": count, "processor": floor}]}
 
 
 def measure_crowded(plan: Plan) -> dict[str, reports.Told]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -16,12 +17,14 @@ from benchmarks.report import Section, Verdict
 
 Told = dict[str, list[dict[str, Any]]]  # by part, what each rank tells
 
+KERNEL, FLOOR = "off, but for the kernel's", "floor"  # a setting of offload; a part of what is told of it
 QUIET, CROWDED = "without the neighbour", "beside the neighbour"
 WANTED_RATIO, WANTED_SHARE, WANTED_PROCESSOR = 1.10, 0.80, 1.5
 WANTED_TAIL, WANTED_LOST, WANTED_POINTS = 0.5, 0.05, 0.5
 EXCESS, GRACE = 1.10, 0.020  # a phase may last its limit times the one, and seconds of the other
 _DRAWS = 2_000
 _TAIL = 99  # percentile
+_SEGMENT = (1472 - 56) // 4  # elements of a datagram
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +73,11 @@ def vector_bytes(elements: int, ranks: int) -> float:
     return 2 * (ranks - 1) / ranks * 4 * elements
 
 
+def datagrams_of(elements: int, ranks: int) -> int:
+    """How many a rank sends in one step, of packets of 1,500 bytes: to each other rank a block's, in two phases."""
+    return 2 * (ranks - 1) * math.ceil(math.ceil(elements / ranks) / _SEGMENT)
+
+
 def tail_ratio(ones: np.ndarray, others: np.ndarray) -> tuple[float, float, float]:
     """The ratio of two arms' 99th percentiles, and its 95% interval by the bootstrap (2,000 draws of each)."""
     random = np.random.default_rng(0)
@@ -99,6 +107,7 @@ def summarise(plan: Mapping[str, Any], alone: Mapping[str, Told], crowded: Mappi
     ]
     lines = [
         *_lines_alone(plan, lone),
+        *_lines_floor({name: told[FLOOR][0] for name, told in alone.items()}),
         "",
         *_lines_crowded(plan, shared),
         "",
@@ -109,6 +118,7 @@ def summarise(plan: Mapping[str, Any], alone: Mapping[str, Told], crowded: Mappi
         "steps": {
             name: {arm: _figures(steps) for arm, steps in arms.items()} for name, arms in (lone | shared).items()
         },
+        "floor": {name: dict(told[FLOOR][0]) for name, told in alone.items()},
         "training": {name: {**told[0], "lost": _lost_in(told)} for name, told in training.items()},
     }
     return Section("Steps by datagrams", lines, figures, verdicts)
@@ -202,6 +212,16 @@ def _lines_alone(plan: Mapping[str, Any], settings: Mapping[str, Mapping[str, Ar
             f"{np.median(steps.processor):.2f} | {ratios[1]} | {_lost(arm, steps)} |"
         )
     return lines
+
+
+def _lines_floor(floors: Mapping[str, Mapping[str, float]]) -> list[str]:
+    told = ", ".join(f"{each['processor']:.2f} s with offload {name}" for name, each in floors.items())
+    count = next(iter(floors.values()))["datagrams"]
+    return [
+        "",
+        f"The floor: {count:,} datagrams, as many as a rank sends in a step, handed to the system and as many taken "
+        f"from it, paced as those, with no tag, no copy and no look at them, take of a rank's processor {told}.",
+    ]
 
 
 def _lines_crowded(plan: Mapping[str, Any], settings: Mapping[str, Mapping[str, ArmSteps]]) -> list[str]:

@@ -34,8 +34,8 @@ class Datagrams(Transport):
     Reduce-scatter and all-gather of section 4 of Yu et al. 2019, with loss by segment and not by block. A phase ends
     when all is there, when all ranks have said that they have sent all of theirs, or, as in OptiReduce (NSDI 2025), at
     its limit: the longer of `least`, and the shorter of `multiple` times bytes over rate and `slack` times the median
-    of recent phases. What a reduce-scatter leaves of its limit the all-gather may use, as other ranks may still be in
-    the first.
+    of recent phases, or times bytes over rate where that is more, as when the rate has just fallen. What a
+    reduce-scatter leaves of its limit the all-gather may use, as other ranks may still be in the first.
 
     A round begins when all ranks are in it. Who is not there after `patience` seconds is silent: nobody waits for it or
     sends it vectors until it takes part again, and then it goes on in the round that the others are in.
@@ -50,7 +50,7 @@ class Datagrams(Transport):
             divided by the ranks there. None finds out, from 100 Mbit/s on, and loses something meanwhile.
         mtu: bytes of an IP packet on the narrowest link between the ranks.
         multiple: how many times bytes over rate a phase may last; the rate is that of the slowest rank.
-        slack: how many times the median of the last nine phases it may last.
+        slack: how many times the median of the last nine phases, or bytes over rate if that is more, it may last.
         least: seconds that it may always last.
         patience: seconds that a round waits for ranks that are not there.
         spread: whether what travels is a randomised Hadamard transform of each block over its segments, as in

@@ -22,6 +22,13 @@ _REMEDY = (
     "Nothing of it was sent. Look for a learning rate that is too high or for bad input on that rank, go on from the "
     "last checkpoint, or train with loss scaling (keras.optimizers.LossScaleOptimizer), which skips such steps."
 )
+_NO_MEAN = (
+    "The exact mean of all models could not be gathered: it is a collective of Horovod, which has ended, as it does "
+    "when a rank's process is gone{}. Training by Datagrams goes on without it: leave hvd.averaging.mean and "
+    "MeanOfModelsCallback out from here on, and evaluate and save what this rank has, which is near the mean, as a "
+    "copy: copy = keras.models.clone_model(model); copy.set_weights(model.get_weights()). The rank that is gone can "
+    "come back by hvd.averaging.return_with, which does not bring Horovod back."
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -291,7 +298,21 @@ class Participant:
             self.telemetry.count_resynchronisation()
 
     def exact_mean(self, flat: FlatVariables, name: str) -> tf.Tensor:
-        """The exact mean of some variables over all ranks, [size] float32; a collective, and eager."""
+        """The exact mean of some variables over all ranks, [size] float32; a collective, and eager.
+
+        Raises:
+            RuntimeError: where Horovod has ended, as it does on all ranks when the process of one is gone.
+        """
+        try:
+            return self._gathered_mean(flat, name)
+        except tf.errors.InvalidArgumentError:  # of values that are not finite
+            raise
+        except tf.errors.OpError as error:
+            silent = self.channel.report().get("silent")
+            who = f"; of the ranks, {', '.join(map(str, silent))} have fallen silent" if silent else ""
+            raise RuntimeError(_NO_MEAN.format(who)) from error
+
+    def _gathered_mean(self, flat: FlatVariables, name: str) -> tf.Tensor:
         own = flat.read()
         self.world.agree({"variables": flat.account()}, "what they average", f"{self._name}.{name}.agree")
         channel = Reliable().open(flat.size, self.world, False, f"{self._name}.{name}")

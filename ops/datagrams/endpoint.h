@@ -92,7 +92,7 @@ class Endpoint {
   void begin();
   void scatter();
   void gather();
-  bool wait_for_means(int64_t place);
+  bool wait_for_means(int64_t place, int64_t wanted);
   int64_t send_run(int64_t rank, Kind kind, int64_t first, int64_t count);
   int64_t number_at(Kind kind, int64_t place) const;
   Run run_from(Kind kind, int64_t rank, int64_t first, int64_t count) const;

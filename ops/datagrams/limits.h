@@ -15,10 +15,12 @@ class Limits {
  public:
   explicit Limits(const hvds_datagrams_settings& settings) : settings_(settings) {}
 
-  // For phase 0 (reduce-scatter) or 1 (all-gather), in which each rank sends so many bytes.
+  // For phase 0 (reduce-scatter) or 1 (all-gather), in which each rank sends so many bytes. Where the rate has fallen,
+  // the recent phases tell too little: what the bytes take now counts as one of them, if it is more.
   Nanoseconds of(int phase, int64_t bytes, double rate) const {
-    double limit = settings_.multiple * static_cast<double>(bytes) * 8 / rate;
-    if (count_[phase] > 0) limit = std::min(limit, settings_.slack * median(phase));
+    const double needed = static_cast<double>(bytes) * 8 / rate;
+    double limit = settings_.multiple * needed;
+    if (count_[phase] > 0) limit = std::min(limit, settings_.slack * std::max(median(phase), needed));
     return static_cast<Nanoseconds>(std::max(limit, settings_.least) * kSecond);
   }
 

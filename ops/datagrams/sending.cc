@@ -208,10 +208,11 @@ void Endpoint::scatter() {
   if (bytes >= kWorthTiming) achieved_ = 8e9 * static_cast<double>(bytes) / static_cast<double>(now() - start);
 }
 
-// Means in the order in which they were made.
+// Means in the order in which they were made, as many at once as may be: one by one they would wake this thread, and
+// take it a call, for each datagram.
 void Endpoint::gather() {
-  for (int64_t first = 0; wait_for_means(first);) {
-    const int64_t count = std::min(inbox_.finished_count() - first, run_length());
+  for (int64_t first = 0, length = run_length(); wait_for_means(first, length); length = run_length()) {
+    const int64_t count = std::min(inbox_.finished_count() - first, length);
     for (int64_t step = 1; step < ranks(); ++step) {
       if (out_of_time(gather_deadline_)) return;
       send_run((me() + step) % ranks(), kMean, first, count);
@@ -221,12 +222,13 @@ void Endpoint::gather() {
   }
 }
 
-// Until there is one more; false where there will be none.
-bool Endpoint::wait_for_means(int64_t place) {
-  if (inbox_.finished_count() > place) return true;
+// Until there are `wanted` more, or no others will come; false where there is none.
+bool Endpoint::wait_for_means(int64_t place, int64_t wanted) {
+  const auto there = [&] { return inbox_.finished_count() - place; };
+  if (there() >= wanted) return true;
   Lock lock(mutex_);
-  changed_.wait(lock, [&] { return closing_ || has_averaged() || inbox_.finished_count() > place; });
-  return inbox_.finished_count() > place;
+  changed_.wait(lock, [&] { return closing_ || has_averaged() || there() >= wanted; });
+  return there() > 0;
 }
 
 // Returns the bytes that went out, those of all headers included.
@@ -287,7 +289,12 @@ void Endpoint::seal(const Run& run) {
   for (int64_t done = 0; done < run.count; done += HVDS_LANES) {
     const int64_t group = std::min<int64_t>(HVDS_LANES, run.count - done);
     uint8_t* start = run_.data() + done * run.bytes;
-    hvds_siphash_many(key.bytes, start, run.bytes, group, run.bytes - HVDS_TAG_BYTES, tags[0]);
+    const uint8_t *keys[HVDS_LANES], *messages[HVDS_LANES];
+    for (int64_t i = 0; i < group; ++i) {
+      keys[i] = key.bytes;
+      messages[i] = start + i * run.bytes;
+    }
+    hvds_siphash_many(keys, messages, group, run.bytes - HVDS_TAG_BYTES, tags[0]);
     for (int64_t i = 0; i < group; ++i) {
       std::memcpy(start + (i + 1) * run.bytes - HVDS_TAG_BYTES, tags[i], HVDS_TAG_BYTES);
     }

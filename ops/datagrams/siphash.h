@@ -16,9 +16,9 @@ enum { HVDS_KEY_BYTES = 16, HVDS_TAG_BYTES = 16, HVDS_LANES = 8 };
 // tag [16] of a message of any length under key [16].
 void hvds_siphash(const uint8_t* key, const uint8_t* message, int64_t bytes, uint8_t* tag);
 
-// The tags of `count` messages, 1 to HVDS_LANES, of equal length: message i begins at messages + i * stride, its tag is
-// tags + 16 * i. The same bits as one by one, sooner where the processor has AVX-512.
-void hvds_siphash_many(const uint8_t* key, const uint8_t* messages, int64_t stride, int64_t count, int64_t bytes,
+// The tags of `count` messages, 1 to HVDS_LANES, of equal length, each under a key of its own: that of messages[i] under
+// keys[i] is tags + 16 * i. The same bits as one by one, sooner where the processor has AVX-512.
+void hvds_siphash_many(const uint8_t* const* keys, const uint8_t* const* messages, int64_t count, int64_t bytes,
                        uint8_t* tags);
 
 #ifdef __cplusplus

@@ -61,11 +61,9 @@ __attribute__((always_inline)) inline void rounds(State<Word>& s, int count) {
 }
 
 template <typename Word>
-__attribute__((always_inline)) inline State<Word> begin(const uint8_t* key) {
-  const Word zero{};
-  const uint64_t k0 = word_at(key), k1 = word_at(key + 8);
-  return {zero + (k0 ^ 0x736f6d6570736575u), zero + (k1 ^ 0x646f72616e646f6du ^ 0xee),
-          zero + (k0 ^ 0x6c7967656e657261u), zero + (k1 ^ 0x7465646279746573u)};
+__attribute__((always_inline)) inline State<Word> begin(const Word& k0, const Word& k1) {
+  return {k0 ^ 0x736f6d6570736575u, k1 ^ (0x646f72616e646f6du ^ 0xee), k0 ^ 0x6c7967656e657261u,
+          k1 ^ 0x7465646279746573u};
 }
 
 template <typename Word>
@@ -88,21 +86,31 @@ __attribute__((always_inline)) inline void end(State<Word>& s, Word& low, Word& 
 #ifdef HVDS_SIDE_BY_SIDE
 typedef uint64_t Lanes __attribute__((vector_size(64)));
 
-// All HVDS_LANES messages at once.
-HVDS_WIDE void side_by_side(const uint8_t* key, const uint8_t* messages, int64_t stride, int64_t bytes, uint8_t* tags) {
-  State<Lanes> state = begin<Lanes>(key);
+constexpr int64_t kWorthLanes = 3;  // messages: all lanes take as long as two messages one by one
+
+// A word of each message, HVDS_LANES of them.
+HVDS_WIDE inline Lanes words_at(const uint8_t* const* messages, int64_t at) {
   Lanes words;
-  for (int64_t at = 0; at + 8 <= bytes; at += 8) {
-    for (int lane = 0; lane < HVDS_LANES; ++lane) words[lane] = word_at(messages + lane * stride + at);
-    take(state, words);
+  for (int lane = 0; lane < HVDS_LANES; ++lane) words[lane] = word_at(messages[lane] + at);
+  return words;
+}
+
+// All at once; lanes that are left over repeat the first message.
+HVDS_WIDE void side_by_side(const uint8_t* const* keys, const uint8_t* const* messages, int64_t count, int64_t bytes,
+                            uint8_t* tags) {
+  const uint8_t *whose[HVDS_LANES], *lanes[HVDS_LANES];
+  for (int64_t lane = 0; lane < HVDS_LANES; ++lane) {
+    whose[lane] = keys[lane < count ? lane : 0];
+    lanes[lane] = messages[lane < count ? lane : 0];
   }
-  for (int lane = 0; lane < HVDS_LANES; ++lane) {
-    words[lane] = last_word(messages + lane * stride + bytes / 8 * 8, bytes);
-  }
+  State<Lanes> state = begin(words_at(whose, 0), words_at(whose, 8));
+  for (int64_t at = 0; at + 8 <= bytes; at += 8) take(state, words_at(lanes, at));
+  Lanes words;
+  for (int lane = 0; lane < HVDS_LANES; ++lane) words[lane] = last_word(lanes[lane] + bytes / 8 * 8, bytes);
   take(state, words);
   Lanes low, high;
   end(state, low, high);
-  for (int lane = 0; lane < HVDS_LANES; ++lane) {
+  for (int64_t lane = 0; lane < count; ++lane) {
     const uint64_t tag[2] = {low[lane], high[lane]};
     std::memcpy(tags + HVDS_TAG_BYTES * lane, tag, sizeof tag);
   }
@@ -113,7 +121,7 @@ HVDS_WIDE void side_by_side(const uint8_t* key, const uint8_t* messages, int64_t
 }  // namespace hvds
 
 void hvds_siphash(const uint8_t* key, const uint8_t* message, int64_t bytes, uint8_t* tag) {
-  hvds::State<uint64_t> state = hvds::begin<uint64_t>(key);
+  hvds::State<uint64_t> state = hvds::begin(hvds::word_at(key), hvds::word_at(key + 8));
   for (int64_t at = 0; at + 8 <= bytes; at += 8) hvds::take(state, hvds::word_at(message + at));
   hvds::take(state, hvds::last_word(message + bytes / 8 * 8, bytes));
   uint64_t both[2];
@@ -121,13 +129,13 @@ void hvds_siphash(const uint8_t* key, const uint8_t* message, int64_t bytes, uin
   std::memcpy(tag, both, sizeof both);
 }
 
-void hvds_siphash_many(const uint8_t* key, const uint8_t* messages, int64_t stride, int64_t count, int64_t bytes,
+void hvds_siphash_many(const uint8_t* const* keys, const uint8_t* const* messages, int64_t count, int64_t bytes,
                        uint8_t* tags) {
 #ifdef HVDS_SIDE_BY_SIDE
-  if (count == HVDS_LANES && hvds_isa() == HVDS_AVX512) {
-    hvds::side_by_side(key, messages, stride, bytes, tags);
+  if (count >= hvds::kWorthLanes && hvds_isa() == HVDS_AVX512) {
+    hvds::side_by_side(keys, messages, count, bytes, tags);
     return;
   }
 #endif
-  for (int64_t i = 0; i < count; ++i) hvds_siphash(key, messages + i * stride, bytes, tags + HVDS_TAG_BYTES * i);
+  for (int64_t i = 0; i < count; ++i) hvds_siphash(keys[i], messages[i], bytes, tags + HVDS_TAG_BYTES * i);
 }

@@ -47,9 +47,9 @@ class Socket {
   // Returns how many there were.
   template <typename Handle>
   int64_t receive(Nanoseconds deadline, Handle&& handle) {
-    if (!more_ && !wait_readable(deadline)) return 0;
-    const int filled = fill();
-    more_ = filled == kBuffers;
+    int filled = more_ ? fill() : 0;
+    if (filled == 0 && wait_readable(deadline)) filled = fill();
+    more_ = filled > 0;
     int64_t received = 0;
     for (int first = 0; first < filled;) {
       const int64_t joined = piece_of(first);
@@ -98,7 +98,7 @@ class Socket {
   int fd_ = -1, bell_ = -1;
   std::atomic<bool> cuts_{false};  // whether the system cuts what is sent
   bool joins_ = false;             // whether it joins what is received
-  bool more_ = false;
+  bool more_ = false;              // whether there may be more than was received, which needs no wait
   int64_t buffer_bytes_ = 0;
   std::unique_ptr<uint8_t[]> memory_;
   std::vector<mmsghdr> messages_;

@@ -20,7 +20,7 @@ from hvd_sparse.averaging.optimizer import averaged
 from hvd_sparse.averaging.participant import Participant, Settings
 from hvd_sparse.averaging.returning import Return, take_over
 from tests import threads
-from tests.averaging import dying_rank
+from tests.averaging import dying_rank, orphaned_rank
 from tests.averaging.relay import Habits
 from tests.averaging.test_datagrams import LONG, Ranks, ranks  # noqa: F401 - the fixture
 from tests.parallel import launch
@@ -207,3 +207,16 @@ def test_a_rank_of_horovod_s_that_is_killed_is_survived_and_comes_back(tmp_path)
     alike = [number for number in shared if len({each["rounds"][number] for each in told}) == 1]
     assert len(alike) >= dying_rank.WHOLE - 1, (shared, alike)
     assert min(map(int, back["rounds"])) > dying_rank.STEPS and back["steps"] > dying_rank.STEPS
+
+
+@pytest.mark.thorough
+def test_the_exact_mean_after_the_end_of_a_rank_is_an_error_that_says_what_to_do(tmp_path):
+    """And no hang; averaging by datagrams goes on, and a copy of the model can be saved."""
+    command = ["-m", "tests.keep_rank", "tests.averaging.orphaned_rank", str(tmp_path)]
+    ended = launch.horovodrun(2, command, limit=200.0)
+    assert ended.status == 0, ended.output
+    told = (tmp_path / orphaned_rank.TOLD).read_text().splitlines()
+    assert len(told) == 2 and (tmp_path / "copy.keras").exists()
+    for each in told:
+        assert "could not be gathered" in each and f"the ranks, {dying_rank.DIES} have fallen silent" in each
+        assert "clone_model" in each and "return_with" in each

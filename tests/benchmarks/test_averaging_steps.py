@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from benchmarks import averaging_steps, bench_averaging, links, neighbour
+from benchmarks import averaging_steps, bench_averaging, datagram_floor, links, neighbour
 from benchmarks import averaging_steps_report as reports
 from benchmarks.averaging_rank import ARMS, DATAGRAMS, HOROVOD, Meeting, Vectors
 from benchmarks.averaging_steps import Plan, Steps, Training
@@ -72,7 +72,8 @@ def summary(datagrams: list[float], lasted: float = 0.1, arrived: int = 99, scor
     }
     plan = {**Plan(elements=31_250_000, nodes=2, trainings=3)._asdict(), "rate": 1e9}
     crowded = {name: {**told, "training": trained[name]} for name in trained}
-    return reports.summarise(plan, {"off": told, "on": told}, crowded)
+    alone = {**told, reports.FLOOR: [{"datagrams": 1000, "processor": 0.25}]}
+    return reports.summarise(plan, {"off": alone, "on": alone}, crowded)
 
 
 def test_what_is_wanted_is_judged():
@@ -87,6 +88,7 @@ def test_what_is_wanted_is_judged():
         for block in "\n".join(section.lines).split("\n\n"):
             rows = [line for line in block.split("\n") if line.startswith("|")]
             assert len({row.count("|") for row in rows}) == 1 or not rows
+    assert any("1,000 datagrams" in line and "0.25 s with offload off, 0.25 s" in line for line in good.lines)
     assert set(good.figures["steps"]) == {"offload off", "offload on", reports.QUIET, reports.CROWDED}
 
 
@@ -184,17 +186,21 @@ def test_queues_and_offload_are_as_they_were_told():
 
 @needs.namespaces
 @pytest.mark.thorough
-def test_a_small_run_answers_the_question():
+def test_a_small_run_answers_the_question(tmp_path):
     """Every result is checked on the ranks; how long it takes is nobody's business here."""
     parts = [Steps("steps", TINY.elements, TINY.rounds), Training("training", TINY.trainings, TINY.epochs)]
     with Cluster(TINY.nodes, 1, TINY.link) as cluster:
         links.set_queue(cluster, TINY.queue)
         with neighbour.beside(cluster, TINY.flood * TINY.rate, TINY.burst, TINY.period):
             told = averaging_steps.run(cluster, parts, TINY.rate, True)
+        program, count = datagram_floor.build(tmp_path), reports.datagrams_of(TINY.elements, TINY.nodes)
+        floors = [datagram_floor.measure(program, cluster, TINY.rate / 4, count, cut) for cut in (False, True)]
+    assert min(floors) > 0
     assert {len(rank[arm]) for rank in told["steps"] for arm in ARMS} == {TINY.rounds}
     assert [len(rank["scores"]) for rank in told["training"]] == [TINY.trainings] * TINY.nodes
     sent = np.median(reports.steps_of(told["steps"], HOROVOD).sent)
     assert 1.0 < sent / reports.vector_bytes(TINY.elements, TINY.nodes)
     settings = {name: told for name in (reports.QUIET, reports.CROWDED)}
-    section = reports.summarise({**TINY._asdict(), "rate": TINY.rate}, {"off": told, "on": told}, settings)
+    alone = {**told, reports.FLOOR: [{"datagrams": count, "processor": floors[0]}]}
+    section = reports.summarise({**TINY._asdict(), "rate": TINY.rate}, {"off": alone, "on": alone}, settings)
     assert len(section.verdicts) == 7

@@ -234,6 +234,20 @@ def test_telemetry_needs_a_distributed_optimizer():
         fit(model, hvd.callbacks.TelemetryCallback())
 
 
+def test_callbacks_of_the_exchange_say_what_is_for_models_that_are_averaged(tmp_path):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    model.compile(hvd.averaging.ModelAveraging(keras.optimizers.SGD(0.1)), "mse")
+    for callback, instead in (
+        (hvd.callbacks.CheckpointCallback(tmp_path / "saved"), "MeanOfModelsCallback.*ModelCheckpoint behind it"),
+        (hvd.callbacks.TelemetryCallback(), r"pass telemetry=hvd\.averaging\.Telemetry\(\)"),
+    ):
+        with pytest.raises(
+            ValueError, match=f"With hvd.averaging.ModelAveraging {type(callback).__name__} .*{instead}"
+        ):
+            fit(model, callback)
+    assert not (tmp_path / "saved").exists() and int(model.optimizer.iterations) == 0
+
+
 def test_norms_are_taken_every_so_many_steps():
     with pytest.raises(ValueError, match="norms_every of at least 1"):
         hvd.Telemetry(norms_every=0)

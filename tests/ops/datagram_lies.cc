@@ -1,4 +1,4 @@
-// Two ranks that average by datagrams, and a third party between them: datagram_lies LIES SIZE
+// Two ranks that average by datagrams, and a third party between them: datagram_lies LIES SIZE SPREAD
 //
 // It knows all that they say, and then says LIES other things to rank 0: what it makes up, alters, cuts short, replays,
 // signs by another key, or by the right one though it is about no segment. Ends with 0 where not one was accepted and
@@ -143,13 +143,13 @@ int64_t seen_by(int64_t endpoint, int64_t* accepted) {
   return seen;
 }
 
-void run(int64_t lies, int64_t size) {
+void run(int64_t lies, int64_t size, bool spread) {
   Eavesdropper third;
   int32_t ranks[2] = {0, 0};
   int64_t endpoints[2];
-  for (int rank = 0; rank < 2; ++rank) endpoints[rank] = open(settings_of({2, 0, size}, rank), &ranks[rank]);
+  for (int rank = 0; rank < 2; ++rank) endpoints[rank] = open(settings_of({2, 0, size, spread}, rank), &ranks[rank]);
   const int32_t for_zero[2] = {ranks[0], third.ports[0]}, for_one[2] = {third.ports[1], ranks[1]};
-  const Job pair{2, kRounds, size};
+  const Job pair{2, kRounds, size, spread};
   std::vector<std::thread> threads;
   std::atomic<int> done{0};
   for (int rank = 0; rank < 2; ++rank) {
@@ -181,6 +181,6 @@ void run(int64_t lies, int64_t size) {
 }  // namespace
 
 int main(int, char** arguments) {
-  run(std::atoll(arguments[1]), std::atoll(arguments[2]));
+  run(std::atoll(arguments[1]), std::atoll(arguments[2]), std::atoi(arguments[3]) != 0);
   return 0;
 }

@@ -1,4 +1,4 @@
-// Ranks that average by datagrams: datagram_ranks WHAT RANKS ROUNDS SIZE
+// Ranks that average by datagrams: datagram_ranks WHAT RANKS ROUNDS SIZE SPREAD
 //
 //   all:   ranks as threads over the loopback interface; each mean is what a sum in the order of the ranks gives, bit
 //          for bit.
@@ -6,7 +6,7 @@
 //          and it comes back as another process, which contributes nothing in its first rounds.
 //   stops: the same, but rank 0 is stopped for a while.
 // Ends with 0 where all was as it must be. In `dies` and `stops` each segment is compared with the mean of those whose
-// contributions the owner says are in it.
+// contributions the owner says are in it; but with SPREAD 1, as segments are then of another basis.
 #include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -62,6 +62,7 @@ hvds_datagrams_settings mortal(const Job& job, int rank, uint32_t start) {
 // What a segment's own owner made of those whose contributions it had.
 void check_own_block(int64_t endpoint, const Job& job, int rank, const Averaged& averaged,
                      const std::vector<float>& own, int64_t round) {
+  if (job.spread) return;
   int64_t segment = 0;
   const int64_t most = hvds_datagrams_record(endpoint, &segment, nullptr, nullptr);
   std::vector<uint64_t> contributors(most);
@@ -165,7 +166,8 @@ void run_until_hit(const Job& job, bool kill_it) {
 
 int main(int, char** arguments) {
   const std::string what = arguments[1];
-  const Job job{std::atoi(arguments[2]), std::atoll(arguments[3]), std::atoll(arguments[4])};
+  const bool spread = std::atoi(arguments[5]) != 0;
+  const Job job{std::atoi(arguments[2]), std::atoll(arguments[3]), std::atoll(arguments[4]), spread};
   if (what == "all") {
     run_all(job);
   } else {

@@ -55,25 +55,22 @@ def test_tags_are_the_published_ones(length):
 
 
 @hypothesis.given(
-    key=strategies.binary(min_size=16, max_size=16),
     count=strategies.integers(1, 8),
     length=strategies.integers(0, 1500),
     seed=strategies.integers(0, 2**32 - 1),
 )
-def test_several_at_once_have_the_tags_of_each(key, count, length, seed, examples):
-    stride = length + seed % 17
-    memory = np.random.default_rng(seed).integers(0, 256, 8 * (stride + 1), np.uint8)
+def test_several_at_once_have_the_tags_of_each_under_its_own_key(count, length, seed, examples):
+    random = np.random.default_rng(seed)
+    keys, messages = ([random.bytes(size) for _ in range(count)] for size in (16, length))
     for isa in native.isas():
         made = np.zeros(16 * count, np.uint8)
         with native.isa(native.ISAS[isa]):
             native.library().hvds_siphash_many(
-                key,
-                native.pointer(memory),
-                *(ctypes.c_int64(number) for number in (stride, count, length)),
+                *((ctypes.c_char_p * count)(*each) for each in (keys, messages)),
+                *(ctypes.c_int64(number) for number in (count, length)),
                 native.pointer(made),
             )
-        messages = [memory[at * stride : at * stride + length].tobytes() for at in range(count)]
-        assert made.tobytes() == b"".join(tag(key, message) for message in messages)
+        assert made.tobytes() == b"".join(tag(key, message) for key, message in zip(keys, messages, strict=True))
 
 
 # ---- counters ----
@@ -146,14 +143,30 @@ def test_ranks_average_as_they_must_and_clean_under_sanitizers(build, sanitizer,
     monkeypatch.setenv("TSAN_OPTIONS", "halt_on_error=1")
     program = build("datagram_ranks", sanitizer)
     for ranks, rounds, size in [(1, 2, 5), (2, 3, 1), (3, 4, 1421), (4, 3, 100_003), (5, 5, 357)]:
-        run(program, "all", ranks, rounds, size)
-    run(program, "dies", 3, 0, 300_000)
-    run(program, "stops", 3, 0, 300_000)
+        run(program, "all", ranks, rounds, size, 0)
+        run(program, "all", ranks, rounds, size, 1)
+    run(program, "dies", 3, 0, 300_000, 0)
+    run(program, "stops", 3, 0, 300_000, 0)
 
 
-@pytest.mark.parametrize("lies", [20_000, pytest.param(200_000, marks=pytest.mark.thorough)])
-def test_no_lie_is_accepted(build, lies):
-    run(build("datagram_lies", "address,undefined"), lies, 5_003)
+@pytest.mark.thorough
+@pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
+def test_ranks_that_spread_what_they_send_survive_the_end_of_one(build, sanitizer, monkeypatch):
+    monkeypatch.setenv("TSAN_OPTIONS", "halt_on_error=1")
+    for what in ("dies", "stops"):
+        run(build("datagram_ranks", sanitizer), what, 3, 0, 300_000, 1)
+
+
+@pytest.mark.parametrize(
+    "lies, spread",
+    [
+        (20_000, 0),
+        pytest.param(200_000, 0, marks=pytest.mark.thorough),
+        pytest.param(200_000, 1, marks=pytest.mark.thorough),
+    ],
+)
+def test_no_lie_is_accepted(build, lies, spread):
+    run(build("datagram_lies", "address,undefined"), lies, 5_003, spread)
 
 
 # ---- the rate ----
@@ -186,6 +199,27 @@ def test_the_rate_comes_back_after_a_burst_and_finds_what_a_link_carries(
     )
     rate, share = map(float, told.stdout.split())
     assert rate >= least and share <= lost
+
+
+# ---- how long a phase may last ----
+
+
+@hypothesis.given(
+    rates=strategies.lists(strategies.floats(1e6, 1e10), min_size=1, max_size=40),
+    bytes=strategies.integers(1, 10**9),
+    multiple=strategies.floats(1.1, 4),
+    slack=strategies.floats(1.1, 3),
+    least=strategies.floats(1e-3, 0.1),
+)
+@hypothesis.example(rates=[1e9] * 9 + [4e8], bytes=10**8, multiple=2.0, slack=1.5, least=0.05)
+def test_no_limit_cuts_a_phase_whose_rate_has_fallen(build, rates, bytes, multiple, slack, least, examples):
+    program = build("datagram_limits", alone=True)
+    words = [program, *map(str, (multiple, slack, least, bytes, *rates))]
+    told = subprocess.run(words, capture_output=True, text=True, check=True, timeout=LIMIT).stdout
+    lasts, limits = np.array([line.split() for line in told.splitlines()], float).T
+    near = 1 + 1e-6
+    assert (limits * near >= np.maximum(least, min(multiple, slack) * lasts)).all(), "it was cut"
+    assert (limits <= near * np.maximum(least, multiple * lasts)).all(), "longer than the stated multiple"
 
 
 # ---- a queue that overflows ----

@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from hvd_sparse.averaging.optimizer import is_averaged
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks
 from hvd_sparse.keras.consolidation import consolidate
@@ -17,13 +18,17 @@ class DistributedCallback(keras.callbacks.Callback):
 
     Attributes:
         waits: for what all ranks have to be there at the same time, in words; "" where they need not.
+        of_averaged: why it is not for models that are averaged, and what is, in words; "" where it is.
     """
 
     waits = ""
+    of_averaged = ""
 
     def set_model(self, model: keras.Model) -> None:
-        """Raises ValueError where all ranks have to be there at the same time and each trains at its own pace."""
+        """Raises ValueError where it is not for a model that is averaged, or waits for ranks of which none waits."""
         super().set_model(model)
+        if self.of_averaged and is_averaged(getattr(model, "optimizer", None)):
+            raise ValueError(f"With hvd.averaging.ModelAveraging {type(self).__name__} {self.of_averaged}.")
         if self.waits and is_served(getattr(model, "optimizer", None)):
             raise ValueError(
                 f"{type(self).__name__} waits for all ranks {self.waits}, and with hvd.servers.ShardedServers each "

@@ -47,9 +47,14 @@ class CheckpointCallback(DistributedCallback):
         FileNotFoundError: when `fit` begins, on every rank alike, where there is no whole checkpoint and one is
             required.
         OSError: on every rank alike where a checkpoint cannot be written, as on a full disk; those before it stay.
-        ValueError: on every rank alike where the model is not built, or not the one that was saved.
+        ValueError: on every rank alike where the model is not built, or not the one that was saved; where models are
+            averaged (`hvd.averaging.ModelAveraging`), as they differ between ranks.
     """
 
+    of_averaged = (
+        "would save one rank's model, as models differ while they train: leave it out, and list "
+        "hvd.callbacks.MeanOfModelsCallback() and, on rank 0, keras.callbacks.ModelCheckpoint behind it"
+    )
     waits = "to save (hvd.callbacks.ServersCheckpointCallback does not)"
 
     def __init__(self, directory: str | os.PathLike, every: int = 1, keep: int = 2, required: bool = False):

@@ -23,7 +23,15 @@ class TelemetryCallback(DistributedCallback):
     Args:
         log_dir: TensorBoard's folder; each rank writes into a folder of its own below it. None writes nothing.
         every: every so many steps.
+
+    Raises:
+        ValueError: when `fit` begins, where models are averaged, which `hvd.averaging.Telemetry` measures.
     """
+
+    of_averaged = (
+        "has no exchange of gradients to measure: leave it out, and pass telemetry=hvd.averaging.Telemetry() to "
+        "ModelAveraging, whose read() tells what was lost"
+    )
 
     def __init__(self, log_dir: str | os.PathLike | None = None, every: int = 100):
         super().__init__()

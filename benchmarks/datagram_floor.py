@@ -1,0 +1,70 @@
+"""What a rank's datagrams take of the processor where only the system touches them (native/datagram_floor.cc)."""
+
+from __future__ import annotations
+
+import pathlib
+import shutil
+import subprocess
+
+from benchmarks.cluster import Cluster
+
+_SOURCE = pathlib.Path(__file__).parent / "native" / "datagram_floor.cc"
+BYTES = 1472  # of a datagram
+
+
+def build(folder: pathlib.Path) -> pathlib.Path:
+    """Compiles the program into a folder.
+
+    Raises:
+        RuntimeError: where there is no compiler.
+    """
+    compiler = shutil.which("c++")
+    if compiler is None:
+        raise RuntimeError("Expected the command c++: install a compiler (package g++).")
+    program = folder / _SOURCE.stem
+    subprocess.run([compiler, "-O2", "-std=c++17", "-pthread", str(_SOURCE), "-o", str(program)], check=True)
+    return program
+
+
+def measure(program: pathlib.Path, cluster: Cluster, rate: float, datagrams: int, cut: bool) -> float:
+    """Processor seconds of a rank, on average, that sends so many datagrams to the others and takes as many.
+
+    Args:
+        program: as `build` has made it.
+        cluster: within its `with` block, of one rank a node.
+        rate: bits per second at which a rank sends.
+        datagrams: of a rank.
+        cut: whether the kernel cuts them out of runs (UDP_SEGMENT).
+
+    Raises:
+        RuntimeError: where a rank has failed, or the network has lost more than a tenth of them.
+    """
+    addresses = [cluster.address(node) for node in range(cluster.nodes)]
+    words = [str(program), *map(str, (rate, datagrams, BYTES, int(cut)))]
+    ranks = [
+        subprocess.Popen(
+            [*cluster.prefix(node), *words, str(node), *addresses],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for node in range(cluster.nodes)
+    ]
+    for rank in ranks:
+        assert rank.stdout is not None
+        rank.stdout.readline()  # it listens
+    told = [line.split() for line, _ in _begin(ranks)]
+    if any(rank.returncode for rank in ranks) or any(len(each) != 3 for each in told):
+        raise RuntimeError(f"the ranks of {program.name} ended with {[rank.returncode for rank in ranks]}")
+    came = sum(int(each[0]) for each in told)
+    if came < 0.9 * datagrams * len(ranks):
+        raise RuntimeError(f"of {datagrams * len(ranks)} datagrams {came} came: expected nine in ten")
+    return sum(float(seconds) for each in told for seconds in each[1:]) / len(ranks)
+
+
+def _begin(ranks: list[subprocess.Popen]) -> list[tuple[str, str]]:
+    for rank in ranks:
+        assert rank.stdin is not None
+        rank.stdin.write("\n")
+        rank.stdin.flush()
+    return [rank.communicate(timeout=300) for rank in ranks]
