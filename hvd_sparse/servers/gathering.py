@@ -82,8 +82,9 @@ class GradientSum:
         """Begins anew."""
         if not self._is_dense:
             for places in self._touched:
+                zeros = np.zeros(places.shape, np.float32)
                 ops.library().hvd_servers_put(
-                    variables=[self._sum.handle], values=tf.zeros(places.shape), places=places, everywhere=False
+                    variables=[self._sum.handle], values=zeros, places=places, everywhere=False
                 )
         self._touched, self._is_new, self.count = [], True, 0
 
