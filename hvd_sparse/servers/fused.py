@@ -128,7 +128,9 @@ def _sgd(optimizer: Any, rate: np.float32) -> _Rule:
 
 
 def _adam(optimizer: Any, rate: np.float32) -> _Rule:
-    one, number = np.float32(1), np.float32(optimizer.iterations.numpy() + 1)
+    count = optimizer.iterations.value
+    steps = tf.raw_ops.ReadVariableOp(resource=count.handle, dtype=count.dtype).numpy()
+    one, number = np.float32(1), np.float32(steps + 1)
     first, second = (
         tf.raw_ops.Pow(x=float(beta), y=float(number)).numpy() for beta in (optimizer.beta_1, optimizer.beta_2)
     )

@@ -75,7 +75,7 @@ class GradientSum:
 
     def mean(self) -> tf.Tensor:
         """Of what has been added, [size] float32; to be let go of before the next is added."""
-        total = self._sum.read_value()
+        total = tf.raw_ops.ReadVariableOp(resource=self._sum.handle, dtype=tf.float32)
         return total if self.count == 1 else total / float(self.count)
 
     def clear(self) -> None:
