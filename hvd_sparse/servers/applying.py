@@ -153,7 +153,8 @@ class ServedPieces(_Pieces):
             return
         with tf.device("CPU:0"):
             self._set(rate)
-            self._step(slices(gradient, [piece.shape[0] for piece in self._pieces]), self._pieces)
+            sizes = [piece.shape[0] for piece in self._pieces]
+            self._step([gradient] if len(sizes) == 1 else slices(gradient, sizes), self._pieces)
 
 
 class LazyPieces(_Pieces):

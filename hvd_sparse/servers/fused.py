@@ -2,8 +2,8 @@
 
 Keras's eager step of Adam reads and writes memory some fifteen times, once or more for each operation. The native one
 (ops/servers/apply.h) does the same operations in the same order, each rounded to float32; its numbers are computed here
-as Keras computes them: 1 - beta in Python's doubles, powers and the rate of Adam by TensorFlow in float32. A lazy step
-is the same of some elements alone: the others, and their slots, stay as they are.
+as Keras computes them: 1 - beta in Python's doubles, powers and the rate of Adam in float32. A lazy step is the same of
+some elements alone: the others, and their slots, stay as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse import ops
@@ -50,10 +51,10 @@ def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
 
     Returns:
         What takes dense float32 gradients on the CPU, and with them all variables that the optimizer was built for, in
-        that order, of float32 without constraints; settings and learning rate are read anew in each step. None where
-        there is none: for other classes than SGD, Adam, AdamW, Adagrad and RMSprop, for subclasses that override more
-        than which variables decay, and for settings that do more than the step (amsgrad, clipping, averages of
-        variables, accumulation of gradients, a scaled loss).
+        that order, of float32 without constraints; settings and learning rate are read anew in each step, which is
+        eager. None where there is none: for other classes than SGD, Adam, AdamW, Adagrad and RMSprop, for subclasses
+        that override more than which variables decay, and for settings that do more than the step (amsgrad, clipping,
+        averages of variables, accumulation of gradients, a scaled loss).
     """
     if not _has_step(optimizer):
         return None
@@ -61,7 +62,7 @@ def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
     def step(gradients: Sequence[tf.Tensor], variables: Sequence[Any]) -> None:
         for gradient, arguments in zip(gradients, _arguments(optimizer, variables), strict=True):
             ops.library().hvd_servers_apply(gradient=gradient, **arguments)
-        optimizer.iterations.value.assign_add(1)
+        optimizer.iterations.value.assign_add(1, read_value=False)
 
     return step
 
@@ -82,7 +83,7 @@ def lazy_step_of(optimizer: keras.optimizers.Optimizer) -> LazyStep | None:
     def step(gradients: Sequence[Touched], variables: Sequence[Any]) -> None:
         for gradient, arguments in zip(gradients, _arguments(optimizer, variables), strict=True):
             ops.library().hvd_servers_apply_places(gradient=gradient.values, places=gradient.indices, **arguments)
-        optimizer.iterations.value.assign_add(1)
+        optimizer.iterations.value.assign_add(1, read_value=False)
 
     return step
 
@@ -94,7 +95,7 @@ def _has_step(optimizer: keras.optimizers.Optimizer) -> bool:
 
 def _arguments(optimizer: Any, variables: Sequence[Any]) -> Iterator[dict[str, Any]]:
     """What the native step of each variable is given, but for its gradient."""
-    rate = tf.cast(optimizer.learning_rate, tf.float32)
+    rate = np.float32(optimizer.learning_rate.numpy())
     name, attributes, numbers = _RULES[_home(type(optimizer))](optimizer, rate)
     slots = [getattr(optimizer, attribute) for attribute in attributes]
     for variable, *own in zip(variables, *slots, strict=True):
@@ -102,9 +103,9 @@ def _arguments(optimizer: Any, variables: Sequence[Any]) -> Iterator[dict[str, A
         yield {
             "weights": variable.value.handle,
             "slots": [slot.value.handle for slot in own],
-            "numbers": numbers,
-            "decay": optimizer.weight_decay if decays else 0.0,
-            "decay_rate": rate,
+            "numbers": [float(number) for number in numbers],
+            "decay": float(optimizer.weight_decay) if decays else 0.0,
+            "decay_rate": float(rate),
             "optimizer": name,
             "decays": decays,
         }
@@ -116,25 +117,33 @@ def _home(cls: type) -> type:
     return cls.__base__ if own == _OWN and cls.__base__ is not None else cls
 
 
-def _sgd(optimizer: Any, rate: tf.Tensor) -> _Rule:
+# Numbers are Python's and NumPy's: one operation of TensorFlow takes as long as a step on thousands of elements, and to
+# hand it a number of NumPy's takes five times as long as one of Python's. Powers are TensorFlow's, to have its bits.
+
+
+def _sgd(optimizer: Any, rate: np.float32) -> _Rule:
     if optimizer.momentum == 0:
         return _Rule("SGD", [], [rate])
     return _Rule("Nesterov" if optimizer.nesterov else "Momentum", ["momentums"], [rate, optimizer.momentum])
 
 
-def _adam(optimizer: Any, rate: tf.Tensor) -> _Rule:
-    number = tf.cast(optimizer.iterations.value + 1, tf.float32)
-    first, second = (tf.pow(tf.constant(beta, tf.float32), number) for beta in (optimizer.beta_1, optimizer.beta_2))
-    alpha = rate * tf.sqrt(1 - second) / (1 - first)
+def _adam(optimizer: Any, rate: np.float32) -> _Rule:
+    count = optimizer.iterations.value
+    steps = tf.raw_ops.ReadVariableOp(resource=count.handle, dtype=count.dtype).numpy()
+    one, number = np.float32(1), np.float32(steps + 1)
+    first, second = (
+        tf.raw_ops.Pow(x=float(beta), y=float(number)).numpy() for beta in (optimizer.beta_1, optimizer.beta_2)
+    )
+    alpha = rate * np.sqrt(one - second) / (one - first)
     numbers = [alpha, 1 - optimizer.beta_1, 1 - optimizer.beta_2, optimizer.epsilon]
     return _Rule("Adam", ["_momentums", "_velocities"], numbers)
 
 
-def _adagrad(optimizer: Any, rate: tf.Tensor) -> _Rule:
+def _adagrad(optimizer: Any, rate: np.float32) -> _Rule:
     return _Rule("Adagrad", ["_accumulators"], [rate, optimizer.epsilon])
 
 
-def _rmsprop(optimizer: Any, rate: tf.Tensor) -> _Rule:
+def _rmsprop(optimizer: Any, rate: np.float32) -> _Rule:
     rule = _Rule("RMSprop", ["_velocities"], [rate, optimizer.epsilon, optimizer.rho, 1 - optimizer.rho])
     if optimizer.centered:
         rule = _Rule(f"{rule.name}Centered", [*rule.slots, "_average_gradients"], rule.numbers)
@@ -143,7 +152,7 @@ def _rmsprop(optimizer: Any, rate: tf.Tensor) -> _Rule:
     return rule
 
 
-_RULES: dict[type, Callable[[Any, tf.Tensor], _Rule]] = {
+_RULES: dict[type, Callable[[Any, np.float32], _Rule]] = {
     keras.optimizers.SGD: _sgd,
     keras.optimizers.Adam: _adam,
     keras.optimizers.AdamW: _adam,

@@ -75,15 +75,16 @@ class GradientSum:
 
     def mean(self) -> tf.Tensor:
         """Of what has been added, [size] float32; to be let go of before the next is added."""
-        total = self._sum.read_value()
+        total = tf.raw_ops.ReadVariableOp(resource=self._sum.handle, dtype=tf.float32)
         return total if self.count == 1 else total / float(self.count)
 
     def clear(self) -> None:
         """Begins anew."""
         if not self._is_dense:
             for places in self._touched:
+                zeros = np.zeros(places.shape, np.float32)
                 ops.library().hvd_servers_put(
-                    variables=[self._sum.handle], values=tf.zeros(places.shape), places=places, everywhere=False
+                    variables=[self._sum.handle], values=zeros, places=places, everywhere=False
                 )
         self._touched, self._is_new, self.count = [], True, 0
 

@@ -26,6 +26,7 @@ from hvd_sparse.servers.settings import Settings
 from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Grid
+from hvd_sparse.transport.eager import making_variables
 from hvd_sparse.transport.meeting import Ticket
 
 _SERVED = "_hvd_sparse_servers"
@@ -355,8 +356,8 @@ def _served_class(base: Any) -> type:
 
         def build(self, variables):
             if not self.built:
-                keras.optimizers.Optimizer.build(self, variables)
-                with tf.init_scope():
+                with making_variables():
+                    keras.optimizers.Optimizer.build(self, variables)
                     served(self).begin(self, list(variables))
 
         def apply(self, grads, trainable_variables=None):

@@ -8,7 +8,6 @@ namespace hvds {
 namespace {
 
 constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays
-constexpr int64_t kLine = 16;            // floats in 64 bytes
 constexpr int64_t kPlacesWorthATask = 16384;
 constexpr int64_t kBlock = 128;  // places whose elements are laid end to end: with all slots they fit the first cache
 constexpr int64_t kAhead = 32;   // places between one that is read and one that memory is asked for
@@ -62,7 +61,7 @@ void apply_at(const ApplyRun& whole, const int32_t* places, int64_t first, int64
       take(vectors[number], places + at, count, last - at, blocks[number]);
     }
     kernels_in_use().apply[whole.step.optimizer](
-        {whole.step, blocks[0], {blocks[1], blocks[2], blocks[3]}, whole.gradient + at, count});
+        {whole.step, blocks[0], {blocks[1], blocks[2], blocks[3]}, whole.gradient + at, count, 0});
     for (int32_t number = 0; number < used; ++number) put(blocks[number], places + at, count, vectors[number]);
   }
 }
@@ -77,7 +76,7 @@ extern "C" int32_t hvds_number_count(hvds_optimizer optimizer) { return hvds::kC
 extern "C" void hvds_apply(const hvds_step* step, float* weights, float* const* slots, const float* gradient,
                            int64_t size, const hvds_parallel* parallel) {
   using namespace hvds;
-  ApplyRun whole{*step, weights, {}, gradient, size};
+  ApplyRun whole{*step, weights, {}, gradient, size, hvds_bytes_ahead() / static_cast<int64_t>(sizeof(float))};
   std::copy_n(slots, kCounts[step->optimizer].slots, whole.slots);
   const auto apply = kernels_in_use().apply[step->optimizer];
   const int64_t lines = (size + kLine - 1) / kLine;
@@ -91,7 +90,7 @@ extern "C" void hvds_apply(const hvds_step* step, float* weights, float* const* 
 extern "C" void hvds_apply_places(const hvds_step* step, float* weights, float* const* slots, const float* gradient,
                                   const int32_t* places, int64_t count, const hvds_parallel* parallel) {
   using namespace hvds;
-  ApplyRun whole{*step, weights, {}, gradient, 0};
+  ApplyRun whole{*step, weights, {}, gradient, 0, 0};
   std::copy_n(slots, kCounts[step->optimizer].slots, whole.slots);
   const auto tasks = static_cast<int>(std::clamp<int64_t>(count / kPlacesWorthATask, 1, thread_count(parallel)));
   parallel_for(parallel, tasks, [&](int task) {

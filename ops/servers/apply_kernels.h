@@ -8,6 +8,8 @@
 
 namespace hvds {
 
+constexpr int64_t kLine = 16;  // floats in 64 bytes
+
 // A run of elements.
 struct ApplyRun {
   hvds_step step;
@@ -15,6 +17,7 @@ struct ApplyRun {
   float* slots[HVDS_MOST_SLOTS];  // the optimizer's; the others are null
   const float* gradient;
   int64_t length;
+  int64_t ahead;  // elements before it is read memory is asked for; 0 where all is in the cache
 };
 
 struct ApplyKernels {

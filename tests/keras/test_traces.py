@@ -20,6 +20,7 @@ WAYS = {
     "dense": exchanging(recipes.dense()),
     "residuals": exchanging(recipes.topk(0.5)),
     "ahead": exchanging(recipes.updates(recipes.hitopk(0.5), ahead=True)),
+    "servers": lambda optimizer: hvd.servers.ShardedServers(optimizer),
     "models": lambda optimizer: hvd.averaging.ModelAveraging(optimizer),
     "gradients": lambda optimizer: hvd.averaging.GradientAveraging(optimizer, hvd.averaging.Reliable()),
 }
@@ -43,6 +44,8 @@ def test_a_step_is_traced_once(way):
     model.compile(optimizer, "mse")
     losses = model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
     assert model.traces == 1 and losses[1] < losses[0]
+    if way == "servers":
+        hvd.servers.finish(optimizer)
 
 
 def test_a_loop_whose_first_step_builds_the_optimizer_looks_ahead():

@@ -119,6 +119,15 @@ def place_of(variable):
 # ---- the same bits ----
 
 
+def test_it_runs_in_a_graph():
+    values, gradient = problem("Adam", 30)
+    eager, graph = ([tf.Variable(value) for value in values] for _ in range(2))
+    apply("Adam", eager, gradient)
+    tf.function(lambda given: apply("Adam", graph, given))(gradient)
+    for one, other in zip(eager, graph, strict=True):
+        same_bits(one.numpy(), other.numpy())
+
+
 @EACH_NAME
 def test_any_threads_and_instructions_give_the_same_bits(name):
     values, gradient = problem(name, LARGE)

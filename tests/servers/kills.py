@@ -75,14 +75,15 @@ class Round(NamedTuple):
     pause: float
 
 
-def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
+def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any, insured: Settings = INSURED) -> None:
     """What each process does."""
-    shards = cut(whole_of(RANKS), RANKS)
+    ranks = len(meeting.addresses)
+    shards = cut(whole_of(ranks), ranks)
 
     def parameters(shard: int) -> ServedPieces:
         return ServedPieces(keras.optimizers.SGD(1.0), variables(np.random.default_rng(0)), shards[shard])
 
-    train(start(serve(parameters, shards, rank, INSURED), shards, rank, meeting, INSURED), rank, begun, told)
+    train(start(serve(parameters, shards, rank, insured), shards, rank, meeting, insured), rank, begun, told)
 
 
 def a_returned(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
@@ -144,9 +145,9 @@ def check(begun: list[int], found: list[Told]) -> None:
     living = sum(begun[each.place] for each in found)
     moved = {shard for each in found for shard, place in enumerate(each.places) if place != shard}
     assert (applied < sum(begun) + 0.01).all(), f"{applied} were applied of {begun}"
-    least = np.full(applied.shape, living, np.float32)
+    least, ranks = np.full(applied.shape, living, np.float32), len(found[0].places)
     for shard in moved:  # a rank that is slow enough may be taken for gone, too
-        spec = cut(whole_of(RANKS), RANKS)[shard]
+        spec = cut(whole_of(ranks), ranks)[shard]
         least[spec.offset : spec.offset + spec.size] -= INSURED.replicas.age
     assert all(each.updates_lost <= len(moved) * INSURED.replicas.age for each in found)
     assert (applied > least - 0.01).all(), f"{applied} were applied of {begun}, of which {living} by living ranks"

@@ -153,16 +153,6 @@ def test_settings_are_read_anew():
         same_bits(one, other)
 
 
-def test_it_runs_in_a_graph():
-    expected, found = (Trained("Adam", [30], 3) for _ in range(2))
-    step = tf.function(lambda gradient: step_of(found.optimizer)([gradient], found.variables))
-    for value in (1.0, -2.0):
-        step(tf.fill([30], value))
-        expected.optimizer.apply([tf.fill([30], value)], expected.variables)
-    for one, other in zip(found.state(), expected.state(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6)  # a graph may compute the rate's powers otherwise
-
-
 def test_variables_are_those_that_it_was_built_for():
     trained = Trained("Adam", [3, 4], 0)
     with pytest.raises(ValueError, match="zip"):

@@ -215,6 +215,15 @@ def test_ranks_are_killed_and_stopped_at_random():
 
 
 @pytest.mark.thorough
+def test_a_second_death_is_survived_or_ends_the_job_for_all():
+    """With both parts' replicas alive the others go on; where one has none, all others are told."""
+    command = [sys.executable, "-m", "tests.servers.second_deaths"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert done.stdout.count("ranks 1 and") == 3
+
+
+@pytest.mark.thorough
 def test_a_rank_of_horovod_s_that_is_killed_is_survived_and_comes_back(tmp_path):
     """A process that dies has a parent that ends well, as horovodrun would end the others else, and starts it again."""
     ended = launch.horovodrun(3, ["-m", "tests.keep_rank", "tests.servers.dying_rank", str(tmp_path)], limit=200.0)

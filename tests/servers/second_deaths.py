@@ -1,0 +1,92 @@
+"""Kills two ranks of a job on servers, the second when the first one's part has been taken over.
+
+    python -m tests.servers.second_deaths
+
+Rank 1 of four dies, and rank 2 takes over its part, of which there is no replica any more; nor is there one of rank 0's
+part, whose deputy it was. Of the second victim's parts either all have a replica, and the others go on with the loss
+that replicas allow; or one has none, and all others end by an error that says so. Gradients are as in `kills`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import os
+import secrets
+import signal
+import time
+from typing import Any
+
+from hvd_sparse.servers import ServerLostError
+from hvd_sparse.transport.meeting import Meeting
+from tests.datacache.node import free_addresses
+from tests.servers import kills
+
+RANKS, FIRST, BEFORE = 4, 1, 8
+SECONDS = (0, 2, 3)
+SURVIVED = 3  # whose neighbours live
+# A longer lease than there, as a living rank that is taken for gone is one death too many here.
+INSURED = kills.INSURED._replace(replicas=kills.INSURED.replicas._replace(lease=2.0))
+
+
+def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
+    """What each process does; it tells where a part is lost."""
+    try:
+        kills.a_rank(rank, meeting, begun, told, INSURED)
+    except ServerLostError as lost:
+        told.put(str(lost))
+
+
+def play(second: int) -> None:
+    """Kills both, and checks what the others tell."""
+    fork = multiprocessing.get_context("fork")
+    begun, told = fork.Array("i", RANKS, lock=False), fork.Queue()
+    meeting = Meeting(tuple(free_addresses(RANKS)), secrets.token_bytes(32), None)
+    ranks = [fork.Process(target=a_rank, args=(rank, meeting, begun, told)) for rank in range(RANKS)]
+    for each in ranks:
+        each.start()
+    try:
+        _kill(ranks[FIRST].pid, begun, range(RANKS), BEFORE)
+        living = [rank for rank in range(RANKS) if rank != FIRST]
+        _kill(ranks[second].pid, begun, living, 2)  # a step that began afterwards has ended: all parts are served
+        found = [told.get(timeout=kills.LIMIT) for _ in range(RANKS - 2)]
+        check(second, list(begun), found)
+    finally:
+        for each in ranks:
+            each.kill()
+            each.join()
+
+
+def _kill(process: int, begun: Any, ranks: Any, steps: int) -> None:
+    """Kills a process when ranks have begun so many steps more."""
+    before, ends = list(begun), time.monotonic() + kills.LIMIT
+    while any(begun[rank] < before[rank] + steps for rank in ranks):
+        assert time.monotonic() < ends, f"ranks stand still at {list(begun)}"
+        time.sleep(0.01)
+    os.kill(process, signal.SIGKILL)
+
+
+def check(second: int, begun: list[int], found: list[Any]) -> None:
+    """Raises AssertionError where the others have not ended as they are to."""
+    if second == SURVIVED:
+        assert all(isinstance(each, kills.Told) for each in found), found
+        assert all(each.places == [0, 2, 2, 0] for each in found), found
+        kills.check(begun, found)
+        return
+    for each in found:
+        assert isinstance(each, str) and f"The server of rank {second} does not answer" in each, found
+        assert "start the job again from its last checkpoint" in each
+
+
+def main() -> None:
+    """Plays a job for each second victim."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--second", type=int, choices=SECONDS, nargs="*", default=SECONDS)
+    for second in parser.parse_args().second:
+        began = time.monotonic()
+        play(second)
+        print(f"ranks {FIRST} and {second}: {time.monotonic() - began:.1f} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
