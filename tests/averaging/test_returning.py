@@ -21,8 +21,8 @@ from hvd_sparse.averaging.participant import Participant, Settings
 from hvd_sparse.averaging.returning import Return, take_over
 from tests import threads
 from tests.averaging import dying_rank, orphaned_rank
+from tests.averaging.group import LONG, Ranks
 from tests.averaging.relay import Habits
-from tests.averaging.test_datagrams import LONG, Ranks, ranks  # noqa: F401 - the fixture
 from tests.parallel import launch
 from tests.simulation import same_bits
 

@@ -15,8 +15,8 @@ from hvd_sparse.averaging.blocks import Blocks
 from hvd_sparse.averaging.returning import take_over
 from tests import threads
 from tests.averaging import simulation, spreading
+from tests.averaging.group import KEY, LONG, mean_of
 from tests.averaging.relay import Habits
-from tests.averaging.test_datagrams import KEY, LONG, mean_of, ranks  # noqa: F401 - the fixture
 from tests.averaging.test_returning import living
 from tests.ops import native
 from tests.simulation import same_bits
