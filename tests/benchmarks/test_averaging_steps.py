@@ -73,23 +73,24 @@ def summary(datagrams: list[float], lasted: float = 0.1, arrived: int = 99, scor
     plan = {**Plan(elements=31_250_000, nodes=2, trainings=3)._asdict(), "rate": 1e9}
     crowded = {name: {**told, "training": trained[name]} for name in trained}
     alone = {**told, reports.FLOOR: [{"datagrams": 1000, "processor": 0.25}]}
-    return reports.summarise(plan, {"off": alone, "on": alone}, crowded)
+    return reports.summarise(plan, {"off": alone, reports.KERNEL: alone, "on": alone}, crowded)
 
 
 def test_what_is_wanted_is_judged():
     good, bad = summary([1.0] * 8), summary([3.0] * 8, lasted=0.2, arrived=90, score=93.0)
-    assert [verdict.met for verdict in good.verdicts] == [True, True, True, True, False, True, True]
+    assert [verdict.met for verdict in good.verdicts] == [*[True] * 7, False, True, True]
     assert not any(verdict.met for verdict in bad.verdicts)
     told = [verdict.measured for verdict in good.verdicts]
     assert told[0] == "1.00 (1.00 to 1.00)" and told[1].startswith("0.91,")  # 1 Gbit at 1 Gbit/s in 1.1 s
-    assert told[3].startswith("0 of 128;") and told[5].startswith("1.00%;")
-    assert bad.verdicts[3].measured == "64 of 128; the worst +100.0 ms, 2.00 of its limit"
+    assert told[6].startswith("0 of 160;") and told[8].startswith("1.00%;")
+    assert bad.verdicts[6].measured == "80 of 160; the worst +100.0 ms, 2.00 of its limit"
     for section in (good, bad):
         for block in "\n".join(section.lines).split("\n\n"):
             rows = [line for line in block.split("\n") if line.startswith("|")]
             assert len({row.count("|") for row in rows}) == 1 or not rows
     assert any("1,000 datagrams" in line and "0.25 s with offload off, 0.25 s" in line for line in good.lines)
-    assert set(good.figures["steps"]) == {"offload off", "offload on", reports.QUIET, reports.CROWDED}
+    alone = {f"offload {name}" for name in ("off", reports.KERNEL, "on")}
+    assert set(good.figures["steps"]) == alone | {reports.QUIET, reports.CROWDED}
 
 
 # ---- the plan ----
