@@ -54,6 +54,29 @@ def test_differences_of_test_loss_are_paired_by_seed(tmp_path):
     assert len({arm.fingerprint(rows, 0) for arm in ARMS} | {ARMS[0].fingerprint("others", 0)}) == len(ARMS) + 1
 
 
+def test_a_quick_run_leaves_the_store_of_the_study_as_it_is(tmp_path, monkeypatch):
+    store, made = tmp_path / "runs.jsonl", []
+
+    def make(arm, seed, rows, store):
+        made.append(store)
+        append(store, {"fingerprint": arm.fingerprint(rows, seed), "loss": 0.3})
+        return arm.name
+
+    monkeypatch.setattr(dct_quality, "make", make)
+    monkeypatch.setattr(dct_quality.index, "read", lambda: argparse.Namespace(digest="of this index"))
+    options = argparse.Namespace(quick=True, finished=False, seeds=None)
+    section = dct_quality.measure(options, lambda line: None, store)
+    assert section.figures["losses"] == {arm.name: {0: 0.3} for arm in dct_quality.QUICK}
+    assert len(made) == 2 and not store.exists() and not made[0].exists()
+    options.quick, options.seeds = False, 1
+    dct_quality.measure(options, lambda line: None, store)
+    assert set(made[2:]) == {store} and len(dct_quality.load(store)) == len(made) - 2 == len(ARMS)
+    before = store.read_bytes()
+    options.quick = True
+    dct_quality.measure(options, lambda line: None, store)
+    assert store.read_bytes() == before
+
+
 def test_the_table_of_a_training_has_all_arms():
     ranks = [{"steps": 2, "seconds": 1.0, "counted": 100.0, "split": 40.0, "processor": 0.5}] * 4
     results = [{"arm": arm.name, "ranks": ranks} for _ in range(7) for arm in dct_training.ARMS]
