@@ -14,8 +14,10 @@ from types import ModuleType
 import tensorflow as tf
 
 from benchmarks import (
+    dct_appendix,
     dct_bytes,
     dct_quality,
+    dct_theorem,
     dct_threshold,
     dct_thresholds,
     dct_training,
@@ -33,6 +35,8 @@ QUESTIONS: tuple[ModuleType, ...] = (
     dct_quality,
     dct_translation,
     dct_thresholds,
+    dct_appendix,
+    dct_theorem,
 )
 
 
