@@ -16,6 +16,7 @@ import tensorflow as tf
 from benchmarks import (
     dct_appendix,
     dct_bytes,
+    dct_life,
     dct_quality,
     dct_theorem,
     dct_threshold,
@@ -35,6 +36,7 @@ QUESTIONS: tuple[ModuleType, ...] = (
     dct_quality,
     dct_translation,
     dct_thresholds,
+    dct_life,
     dct_appendix,
     dct_theorem,
 )

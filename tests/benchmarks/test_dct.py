@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import (
     bench_dct,
+    dct_life,
     dct_quality,
     dct_threshold,
     dct_thresholds,
@@ -97,6 +98,34 @@ def test_thresholds_are_told_and_drawn(tmp_path):
     assert "| 90% | 0.016 | 0.500 |" in section.lines  # of step 380, the last of twenty, and 360
     dct_thresholds.draw(watch, held, tmp_path / "dct.png")
     assert 5_000 < (tmp_path / "dct.png").stat().st_size <= writing.LARGEST_PICTURE
+
+
+def test_what_a_selection_sends_and_leaves_is_checked():
+    residual, gradient = np.random.default_rng(0).standard_normal((2, 1000), np.float32)
+    arm = dct_life.Selecting(dct_life.HeldThreshold(0.1, life=2), 1000)
+    arm.begin(residual, gradient[np.newaxis])
+    assert len(arm.step(gradient[np.newaxis])[0]) == arm.sent and arm.clamped == 0
+    total = residual + gradient
+    total[np.argsort(-np.abs(total))[:100]] = 0.0
+    total += gradient
+    reached = np.abs(total) >= np.sort(np.abs(residual + gradient))[-100]
+    assert arm.sent == np.count_nonzero(reached)
+    np.testing.assert_array_equal(arm.residual, np.where(reached, 0.0, total))
+
+
+@pytest.mark.thorough
+def test_selections_are_timed_by_the_life_of_their_thresholds(tmp_path):
+    """A step whose threshold is taken anew is told from one between."""
+    vectors = list(np.random.default_rng(0).standard_normal((4, 1000), np.float32))
+    cells = {0.95: dct_life.timed(0.95, vectors, 12, 20)}
+    section = dct_life.told(cells, 1000, 12)
+    cell = section.figures["0.95"]
+    assert set(cell) == {dct_life.ADD, dct_life.EXACT, *map(dct_life.name_of, dct_life.LIVES)}
+    assert cell["life 1"]["sent"] == cell[dct_life.EXACT]["sent"] == 1.0 != cell["life 10"]["sent"]
+    assert {"anew_ms", "between_ms"} <= set(cell["life 10"]) and "anew_ms" not in cell["life 100"]
+    assert "between_ms" not in cell["life 1"] and len(section.verdicts) == 1
+    dct_life.draw({0.9: cell, 0.95: cell}, tmp_path / "life.png")
+    assert 5_000 < (tmp_path / "life.png").stat().st_size <= writing.LARGEST_PICTURE
 
 
 # ---- translation ----
