@@ -1,6 +1,8 @@
 """What DCT reaches and what it costs (Gupta et al. 2021), each question in a section: `make bench-dct`.
 
-Each module of QUESTIONS answers one; how stands at its head.
+Each module of QUESTIONS answers one; how, and how long it takes, stands at its head. Two are studies of hours and days,
+`quality` and `translation`, which go on where they were stopped; with `--finished` they make no more trainings. The
+report is written after each question.
 """
 
 from __future__ import annotations
@@ -14,8 +16,11 @@ from types import ModuleType
 import tensorflow as tf
 
 from benchmarks import (
+    dct_appendix,
     dct_bytes,
+    dct_life,
     dct_quality,
+    dct_theorem,
     dct_threshold,
     dct_thresholds,
     dct_training,
@@ -33,6 +38,9 @@ QUESTIONS: tuple[ModuleType, ...] = (
     dct_quality,
     dct_translation,
     dct_thresholds,
+    dct_life,
+    dct_appendix,
+    dct_theorem,
 )
 
 

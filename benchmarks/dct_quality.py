@@ -6,7 +6,8 @@ exchange gradients, with half of the batch each. Differences of test loss to den
 paired by seed, with Student's 95% interval; "A/A" is dense with a learning rate that is larger by 1%.
 
 Each finished run is a line of benchmarks/results/dct_runs.jsonl, and is not made again as long as arm, rows and sources
-are the same. A study uses one snapshot of the index, whose digest is told.
+are the same. A study uses one snapshot of the index, whose digest is told. 12 seeds of 13 arms are 156 runs of minutes
+each, which is a matter of hours to a day; `--seeds` takes fewer, and `--finished` tells of those there are.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import os
 import pathlib
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -40,6 +42,7 @@ ROWS = 256  # of a batch of all trainers
 WANTED = 0.003  # of the loss
 _SOURCES = ["examples/recommender.py", *(f"examples/recommenders/{name}.py" for name in ("dlrm", "packages", "tables"))]
 _RATE = recommender.PRESETS["packages"]["learning_rate"]
+Make = Callable[["Arm", int, str, pathlib.Path], str]  # of arm, seed, digest of the index and store; a line to tell
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
 
@@ -89,6 +92,8 @@ ARMS = (
     Arm(HYBRID, ("--recipe", "dct(sparsity=0.99)", *_split(0.9, *_TWO)), trainers=2),
     Arm(AHEAD, ("--recipe", "updates(dct(sparsity=0.99), ahead=True)", *_split(0.9, *_TWO)), trainers=2),
 )
+QUICK = tuple(dataclasses.replace(arm, words=(*arm.words, "--width", "0.125")) for arm in ARMS[:2])
+"""Small models, which show that all goes through; their runs are not kept."""
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None], store: pathlib.Path = STORE) -> Section:
@@ -97,23 +102,42 @@ def measure(options: argparse.Namespace, say: Callable[[str], None], store: path
         rows = index.read().digest
     except RuntimeError as problem:
         return Section(TITLE, [f"Not measured: {problem}"], {}, [])
-    seeds, arms = (1, ARMS[:2]) if options.quick else (options.seeds or SEEDS, ARMS)
+    if options.quick:
+        with tempfile.TemporaryDirectory() as folder:
+            kept = pathlib.Path(folder) / store.name
+            return told(trained(QUICK, 1, rows, kept, make, say), QUICK, rows)
+    one = None if options.finished else make
+    return told(trained(ARMS, options.seeds or SEEDS, rows, store, one, say), ARMS, rows)
+
+
+def trained(
+    arms: Sequence[Arm], seeds: int, rows: str, store: pathlib.Path, one: Make | None, say: Callable[[str], None]
+) -> dict[str, dict[int, float]]:
+    """Test losses by arm and seed.
+
+    Args:
+        arms: to be trained.
+        seeds: of each.
+        rows: digest of the index.
+        store: of finished runs.
+        one: makes a run and adds it to the store; None leaves out what it does not have.
+        say: gets a line for each.
+    """
     kept = load(store)
     missing = [[each for each in arms if each.fingerprint(rows, seed) not in kept] for seed in range(seeds)]
     say(f"{seeds * len(arms)} runs, {sum(map(len, missing))} of them to be made")
-    for seed, of_seed in enumerate([] if options.finished else missing):
+    for seed, of_seed in enumerate(missing if one else []):
         with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
             alone = [each for each in of_seed if each.trainers == 1]
-            for each in pool.map(lambda arm, seed=seed: make(arm, seed, rows, store), alone):
+            for each in pool.map(lambda arm, seed=seed: one(arm, seed, rows, store), alone):
                 say(each)
         for arm in (each for each in of_seed if each.trainers > 1):
-            say(make(arm, seed, rows, store))
+            say(one(arm, seed, rows, store))
     kept = load(store)
-    losses = {
+    return {
         arm.name: {seed: kept[key]["loss"] for seed in range(seeds) if (key := arm.fingerprint(rows, seed)) in kept}
         for arm in arms
     }
-    return told(losses, arms, rows)
 
 
 def make(arm: Arm, seed: int, rows: str, store: pathlib.Path) -> str:

@@ -3,7 +3,7 @@
 All arms run in turn on one thread, and every result is checked; before each arm the matrix is read once. The unit is
 the median of reading it once (the sum of |x|). The arms are TensorFlow's operations with their outputs, zeros included;
 the rival is what TensorFlow offers: `tf.math.top_k` of the magnitudes, then a scatter of what it found into zeros.
-"A/A" is the reading once more.
+"A/A" is the reading once more. It takes some minutes.
 """
 
 from __future__ import annotations

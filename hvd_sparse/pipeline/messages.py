@@ -16,7 +16,8 @@ import tensorflow as tf
 from hvd_sparse.pipeline import rows as of_rows
 from link import WireError
 
-WIRE_DTYPES = ("float32", "float16", "bfloat16", "int8")
+_LARGEST = {"int8": 127, "int4": 7}  # codes of whole numbers
+WIRE_DTYPES = ("float32", "float16", "bfloat16", *_LARGEST)
 _SCALE = np.dtype("<f4")
 _MOST_AXES = 8
 
@@ -25,7 +26,7 @@ class Wire(NamedTuple):
     """How values travel over one split.
 
     Attributes:
-        dtype: of `WIRE_DTYPES`; "int8" has a scale for each row, its largest magnitude / 127.
+        dtype: of `WIRE_DTYPES`; "int8" and "int4" have a scale for each row, its largest magnitude / 127 or 7.
         kept: of each row; None for all.
     """
 
@@ -84,21 +85,21 @@ def taken(rows: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
 
 def value_bytes(rows: int, kept: int, dtype: str) -> int:
     """Bytes of the values of so many rows."""
-    if dtype == "int8":
-        return rows * (_SCALE.itemsize + kept)
+    if dtype in _LARGEST:
+        return rows * (_SCALE.itemsize + _code_bytes(kept, dtype))
     return rows * kept * tf.as_dtype(dtype).size
 
 
 @np.errstate(invalid="ignore", over="ignore")  # what is not finite is to come out so
 def encode_values(values: tf.Tensor, dtype: str) -> np.ndarray:
     """The bytes of values [..., k], uint8 [n]."""
-    if dtype != "int8":
+    if dtype not in _LARGEST:
         return np.ascontiguousarray(tf.cast(values, dtype).numpy()).reshape(-1).view(np.uint8)
     rows = tf.cast(values, tf.float32).numpy().reshape(-1, values.shape[-1])
-    scales = (np.abs(rows).max(axis=1, initial=0.0) / 127.0).astype(_SCALE)
+    scales = (np.abs(rows).max(axis=1, initial=0.0) / np.float32(_LARGEST[dtype])).astype(_SCALE)
     codes = np.rint(rows / np.where(scales > 0.0, scales, 1.0)[:, None])
     finite = np.where(np.isfinite(codes), codes, 0.0).astype(np.int8)  # a scale that is not finite spoils the row
-    return np.concatenate([scales.view(np.uint8), finite.reshape(-1).view(np.uint8)])
+    return np.concatenate([scales.view(np.uint8), _packed(finite, dtype).reshape(-1)])
 
 
 @np.errstate(invalid="ignore", over="ignore")
@@ -106,16 +107,43 @@ def decode_values(payload: memoryview, shape: tuple[int, ...], dtype: str, to: s
     """What `encode_values` has made bytes of, of this shape, as a tensor of the dtype `to`.
 
     Raises:
-        WireError: where that are not so many bytes.
+        WireError: where that are not so many bytes, or there is something behind the last code of a row.
     """
     rows, kept = math.prod(shape[:-1]), shape[-1]
     if len(payload) != value_bytes(rows, kept, dtype):
         raise WireError(f"{len(payload)} bytes of values where {value_bytes(rows, kept, dtype)} were expected")
-    if dtype != "int8":
+    if dtype not in _LARGEST:
         return tf.cast(np.frombuffer(payload, tf.as_dtype(dtype).as_numpy_dtype).reshape(shape), to)
     scales = np.frombuffer(payload[: rows * _SCALE.itemsize], _SCALE)
-    codes = np.frombuffer(payload[rows * _SCALE.itemsize :], np.int8).reshape(rows, kept)
-    return tf.cast((codes * scales[:, None]).reshape(shape), to)
+    packed = np.frombuffer(payload[rows * _SCALE.itemsize :], np.uint8).reshape(rows, _code_bytes(kept, dtype))
+    return tf.cast((_unpacked(packed, kept, dtype) * scales[:, None]).reshape(shape), to)
+
+
+def _code_bytes(kept: int, dtype: str) -> int:
+    """Of a row; a row begins with a byte of its own."""
+    return kept if dtype == "int8" else -(-kept // 2)
+
+
+def _packed(codes: np.ndarray, dtype: str) -> np.ndarray:
+    """The bytes of codes int8 [rows, kept]; of two of 4 bits, the lower half is the first."""
+    if dtype == "int8":
+        return codes.view(np.uint8)
+    halves = np.pad(codes.view(np.uint8) & 15, ((0, 0), (0, codes.shape[1] % 2)))
+    return halves[:, ::2] | halves[:, 1::2] << 4
+
+
+def _unpacked(packed: np.ndarray, kept: int, dtype: str) -> np.ndarray:
+    """What `_packed` has made bytes of, int8 [rows, kept].
+
+    Raises:
+        WireError: where there is something behind the last one.
+    """
+    if dtype == "int8":
+        return packed.view(np.int8)
+    halves = np.stack([packed << 4, packed & 240], axis=-1).reshape(len(packed), -1)  # each times 16
+    if halves[:, kept:].any():
+        raise WireError(f"something behind the last of {kept} codes of a row")
+    return halves[:, :kept].view(np.int8) >> 4
 
 
 # ---- activations ----

@@ -49,8 +49,8 @@ class Stages(keras.Model):
             [rows, ..., d] to the next. A functional model may take further inputs of the whole model, by name.
         micro_batches: into which a batch is cut.
         sparsity: the share of each row that is dropped at each split, or one for each split; 0 sends all.
-        wire_dtype: how values travel: "float32", "float16", "bfloat16", or "int8" with a scale for each row. With
-            "float32" activations of half precision stay as they are.
+        wire_dtype: how values travel: "float32", "float16", "bfloat16", or "int8" or "int4" with a scale for each
+            row. With "float32" activations of half precision stay as they are.
         schedule: "one_forward_one_backward" or "fill_drain".
         grid: trainers and stages; the default is one trainer of as many stages as there are ranks.
         interface: network interface, or address, of this host at which its stage listens, and nowhere else.

@@ -9,6 +9,7 @@ import pytest
 
 from benchmarks import (
     bench_dct,
+    dct_life,
     dct_quality,
     dct_threshold,
     dct_thresholds,
@@ -54,6 +55,29 @@ def test_differences_of_test_loss_are_paired_by_seed(tmp_path):
     assert len({arm.fingerprint(rows, 0) for arm in ARMS} | {ARMS[0].fingerprint("others", 0)}) == len(ARMS) + 1
 
 
+def test_a_quick_run_leaves_the_store_of_the_study_as_it_is(tmp_path, monkeypatch):
+    store, made = tmp_path / "runs.jsonl", []
+
+    def make(arm, seed, rows, store):
+        made.append(store)
+        append(store, {"fingerprint": arm.fingerprint(rows, seed), "loss": 0.3})
+        return arm.name
+
+    monkeypatch.setattr(dct_quality, "make", make)
+    monkeypatch.setattr(dct_quality.index, "read", lambda: argparse.Namespace(digest="of this index"))
+    options = argparse.Namespace(quick=True, finished=False, seeds=None)
+    section = dct_quality.measure(options, lambda line: None, store)
+    assert section.figures["losses"] == {arm.name: {0: 0.3} for arm in dct_quality.QUICK}
+    assert len(made) == 2 and not store.exists() and not made[0].exists()
+    options.quick, options.seeds = False, 1
+    dct_quality.measure(options, lambda line: None, store)
+    assert set(made[2:]) == {store} and len(dct_quality.load(store)) == len(made) - 2 == len(ARMS)
+    before = store.read_bytes()
+    options.quick = True
+    dct_quality.measure(options, lambda line: None, store)
+    assert store.read_bytes() == before
+
+
 def trained(seconds, counted, split=40.0, embeddings=20.0):
     """What `dct_rank` tells of one arm, at one node that sends much and three that send little."""
     told = {"steps": 2, "seconds": seconds, "split": 0.0, "embeddings": 0.0, "processor": seconds / 2}
@@ -96,6 +120,34 @@ def test_thresholds_are_told_and_drawn(tmp_path):
     assert "| 90% | 0.016 | 0.500 |" in section.lines  # of step 380, the last of twenty, and 360
     dct_thresholds.draw(watch, held, tmp_path / "dct.png")
     assert 5_000 < (tmp_path / "dct.png").stat().st_size <= writing.LARGEST_PICTURE
+
+
+def test_what_a_selection_sends_and_leaves_is_checked():
+    residual, gradient = np.random.default_rng(0).standard_normal((2, 1000), np.float32)
+    arm = dct_life.Selecting(dct_life.HeldThreshold(0.1, life=2), 1000)
+    arm.begin(residual, gradient[np.newaxis])
+    assert len(arm.step(gradient[np.newaxis])[0]) == arm.sent and arm.clamped == 0
+    total = residual + gradient
+    total[np.argsort(-np.abs(total))[:100]] = 0.0
+    total += gradient
+    reached = np.abs(total) >= np.sort(np.abs(residual + gradient))[-100]
+    assert arm.sent == np.count_nonzero(reached)
+    np.testing.assert_array_equal(arm.residual, np.where(reached, 0.0, total))
+
+
+@pytest.mark.thorough
+def test_selections_are_timed_by_the_life_of_their_thresholds(tmp_path):
+    """A step whose threshold is taken anew is told from one between."""
+    vectors = list(np.random.default_rng(0).standard_normal((4, 1000), np.float32))
+    cells = {0.95: dct_life.timed(0.95, vectors, 12, 20)}
+    section = dct_life.told(cells, 1000, 12)
+    cell = section.figures["0.95"]
+    assert set(cell) == {dct_life.ADD, dct_life.EXACT, *map(dct_life.name_of, dct_life.LIVES)}
+    assert cell["life 1"]["sent"] == cell[dct_life.EXACT]["sent"] == 1.0 != cell["life 10"]["sent"]
+    assert {"anew_ms", "between_ms"} <= set(cell["life 10"]) and "anew_ms" not in cell["life 100"]
+    assert "between_ms" not in cell["life 1"] and len(section.verdicts) == 1
+    dct_life.draw({0.9: cell, 0.95: cell}, tmp_path / "life.png")
+    assert 5_000 < (tmp_path / "life.png").stat().st_size <= writing.LARGEST_PICTURE
 
 
 # ---- translation ----

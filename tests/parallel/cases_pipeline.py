@@ -134,7 +134,7 @@ def stages_are_the_model_in_one_process(schedule, sparsity):
     model.close()
 
 
-@case(ranks=(2,), over=lambda ranks: [{"dtype": dtype} for dtype in ("float16", "int8")], quick=thorough)
+@case(ranks=(2,), over=lambda ranks: [{"dtype": dtype} for dtype in ("float16", "int8", "int4")], quick=thorough)
 def fewer_bits_on_the_wire_train_all_the_same(dtype):
     """And the payloads are as many bytes as is claimed."""
     x, y = data(64)
@@ -142,7 +142,7 @@ def fewer_bits_on_the_wire_train_all_the_same(dtype):
     model.compile(keras.optimizers.Adam(0.02), "mse")
     losses = model.fit(x, y, batch_size=32, epochs=8, shuffle=False, verbose=0).history["loss"]
     assert losses[-1] < 0.7 * losses[0]
-    told, value = model.telemetry(), {"float16": 2 * 16, "int8": 4 + 16}[dtype]
+    told, value = model.telemetry(), {"float16": 2 * 16, "int8": 4 + 16, "int4": 4 + 8}[dtype]
     positions = min(64 // 8, 2 * 16)
     expected = (16 * 32 * (value + positions), 0) if hvd.rank() == 0 else (0, 16 * 32 * value)
     assert (told["activation_bytes"], told["gradient_bytes"]) == expected

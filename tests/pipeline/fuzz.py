@@ -42,6 +42,7 @@ TYPES = (
     "float64",
     "bfloat16",
     "int8",
+    "int4",
     "int64",
     "string",
     "resource",

@@ -28,10 +28,11 @@ def sent(x: tf.Tensor, of: Wire) -> tuple[messages.Activations, bytes]:
 
 def rounded(values: tf.Tensor, dtype: str) -> np.ndarray:
     """What values become on the wire."""
-    if dtype != "int8":
+    largest = {"int8": 127, "int4": 7}.get(dtype)
+    if largest is None:
         return tf.cast(tf.cast(values, dtype), tf.float32).numpy()
     own = values.numpy()
-    scales = (np.abs(own).max(axis=-1, keepdims=True) / np.float32(127)).astype("f4")
+    scales = (np.abs(own).max(axis=-1, keepdims=True) / np.float32(largest)).astype("f4")
     return (np.rint(own / np.where(scales > 0, scales, 1)) * scales).astype("f4")
 
 
@@ -79,13 +80,24 @@ def test_positions_are_sent_in_fewer_bytes():
     assert [2 * 4 * 4000 / each for each in both] == [16.0, pytest.approx(26.67, abs=0.01)]
 
 
+def test_two_values_of_four_bits_are_a_byte():
+    """The lower half is the first; a row of an odd number ends in a half that is empty, and has to be."""
+    x = tf.constant([[7.0, -7.0, 1.0], [0.0, -0.5, 3.5]])
+    payload = messages.encode_values(x, "int4").tobytes()
+    assert payload == np.float32([1.0, 0.5]).tobytes() + bytes([0x97, 0x01, 0xF0, 0x07])
+    assert len(payload) == messages.value_bytes(2, 3, "int4")
+    np.testing.assert_array_equal(messages.decode_values(memoryview(payload), (2, 3), "int4", "float32"), x)
+    with pytest.raises(WireError, match="behind the last of 3 codes"):
+        messages.decode_values(memoryview(payload[:-1] + b"\x17"), (2, 3), "int4", "float32")
+
+
 def test_other_bytes_are_refused(count=2_000):
     """Cut, longer, altered or made up: a `WireError`, or activations of the shape; nothing else."""
     generator = np.random.default_rng(0)
     told = 0
     for number in range(count):
         shape = tuple(int(each) for each in generator.integers(1, 30, 2))
-        of = Wire(messages.WIRE_DTYPES[number % 4], int(generator.integers(1, shape[-1] + 1)))
+        of = Wire(messages.WIRE_DTYPES[number % 5], int(generator.integers(1, shape[-1] + 1)))
         length = messages.activation_bytes(shape[0], shape[1], of) + int(generator.integers(-2, 3)) * (number % 3 == 0)
         payload = generator.bytes(max(0, length))
         try:

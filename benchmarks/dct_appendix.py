@@ -1,0 +1,360 @@
+"""Schemes that do not work where DCT-MP does (appendix A): `--questions appendix`; two minutes.
+
+A perceptron of four layers learns the digits of scikit-learn, split after its second layer, at a row of 256 elements.
+Beside DCT-MP at 50, 75 and 90%, which sends the largest of each row forward and the gradient at the same places
+backward, stand schemes with as many bytes in both directions together:
+
+- Gaussian sketch of activations (Table 6): X S goes forward, S normal with variance 1 / m, drawn once, and X S S^T
+  comes out. The paper does not say how one comes back to rows of the same length, nor whether S is drawn anew, and does
+  not compress the gradient; that of what was computed here has m elements as well, and is exact;
+- forward as DCT-MP, and backward the largest of the whole gradient, with error feedback;
+
+and schemes that send all forward, as in Table 7, and backward as many bytes as DCT-MP does there:
+
+- the largest of the gradient, with error feedback, and without. Feedback belongs to a place in the batch, as the
+  gradient of a split is a matrix of other samples in each step; the paper says no more than that there is some;
+- count sketch of the gradient, three rows of counters, of which the receiver takes the largest estimates, as many as a
+  row has counters: not in the paper, but what is nearest to a sketch for what travels backward.
+
+Positions count, which the paper's factors leave out. The data is small and easy: its images have 64 pixels, so that
+activations may well be of low rank, and what costs nothing here may cost elsewhere.
+
+The same seed gives all schemes the same first weights and batches, and all have Adam's usual rate, which is dense
+training's. Models of all seeds are trained side by side, as one. Differences are paired by seed, with Student's 95%
+interval; "A/A" is dense with a rate that is larger by 1%.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from benchmarks.convergence_report import difference
+from benchmarks.report import Section, Verdict
+from examples import digits
+from hvd_sparse.pipeline import rows
+from hvd_sparse.pipeline.messages import Wire, activation_bytes, value_bytes
+from hvd_sparse.pipeline.threshold import kept_of
+
+TITLE = "Schemes that do not work"
+WIDTHS, SPLIT = (64, 128, 256, 128, 10), 2  # units of the layers, and after how many of them the split is
+WIDTH = WIDTHS[SPLIT]
+SPARSITIES, JUDGED = (0.5, 0.75, 0.9), 0.9
+SEEDS, EPOCHS, BATCH = 8, 25, 32
+FEW_SEEDS, FEW_EPOCHS = 2, 3  # of a quick run
+RATE = 1e-3
+HASHES = 3  # rows of a count sketch
+DENSE, AGAIN, OURS = "dense", "dense, A/A", "DCT-MP"
+
+
+# ---- what crosses the split ----
+
+
+class Scheme(Protocol):
+    """How activations and their gradients cross the split, [seeds, rows, WIDTH] each.
+
+    Attributes:
+        bytes_of_row: forward and backward.
+    """
+
+    bytes_of_row: tuple[int, int]
+
+    def forward(self, x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        """What arrives, and what the backward pass needs."""
+
+    def backward(self, gradient: tf.Tensor, kept: Any) -> tf.Tensor:
+        """What arrives of the gradient."""
+
+
+_ALL = value_bytes(1, WIDTH, "float32")
+
+
+class Dense:
+    """All goes both ways."""
+
+    bytes_of_row = (_ALL, _ALL)
+
+    def forward(self, x):
+        return x, None
+
+    def backward(self, gradient, kept):
+        return gradient
+
+
+class SameMask:
+    """DCT-MP, Algorithm 2."""
+
+    def __init__(self, sparsity: float):
+        self._count = kept_of(WIDTH, sparsity)
+        self.bytes_of_row = bytes_of(sparsity)
+
+    def forward(self, x):
+        return rows.threshold_rows(x, self._count)
+
+    def backward(self, gradient, kept):
+        return rows.mask_rows(gradient, kept)
+
+
+class GaussianSketch:
+    """Activations times a random matrix, and back by its transpose; so their gradient."""
+
+    def __init__(self, sparsity: float):
+        count = sum(bytes_of(sparsity)) // 8
+        drawn = np.random.default_rng(0).normal(0.0, count**-0.5, (WIDTH, count))
+        self._there_and_back = tf.constant(drawn @ drawn.T, tf.float32)
+        self.bytes_of_row = (4 * count, 4 * count)
+
+    def forward(self, x):
+        return x @ self._there_and_back, None
+
+    def backward(self, gradient, kept):
+        return gradient @ self._there_and_back
+
+
+class LargestOfGradient(Dense):
+    """The largest elements of the gradient's rows, with their positions."""
+
+    def __init__(self, sparsity: float, feeds_back: bool, seeds: int):
+        self._count = _most_with_positions(bytes_of(sparsity)[1])
+        self.bytes_of_row = (_ALL, activation_bytes(1, WIDTH, Wire("float32", self._count)))
+        self.residual = tf.Variable(tf.zeros([seeds, BATCH, WIDTH])) if feeds_back else None
+
+    def backward(self, gradient, kept):
+        total = gradient if self.residual is None else gradient + self.residual
+        sent = rows.threshold_rows(total, self._count)[0]
+        if self.residual is not None:
+            self.residual.assign(total - sent)
+        return sent
+
+
+class LargestBothWays(LargestOfGradient):
+    """The largest elements of activations, and those of gradients, which are others."""
+
+    def __init__(self, sparsity: float, seeds: int):
+        super().__init__(sparsity, True, seeds)
+        self._forward = SameMask(sparsity)
+        self.bytes_of_row = (self._forward.bytes_of_row[0], self.bytes_of_row[1])
+
+    def forward(self, x):
+        return self._forward.forward(x)
+
+
+class CountSketch(Dense):
+    """Counters into which elements of the gradient's rows are added with random signs (Charikar et al. 2002)."""
+
+    def __init__(self, sparsity: float):
+        counters, random = bytes_of(sparsity)[1] // 4 // HASHES, np.random.default_rng(0)
+        self._places = random.integers(counters, size=(HASHES, WIDTH))
+        self._signs = tf.constant(random.choice([-1.0, 1.0], (HASHES, WIDTH)), tf.float32)
+        self._counters = counters
+        self.bytes_of_row = (_ALL, 4 * HASHES * counters)
+
+    def backward(self, gradient, kept):
+        estimates = [self._estimate(gradient, number) for number in range(HASHES)]
+        middle = tf.sort(tf.stack(estimates), axis=0)[HASHES // 2]
+        return rows.threshold_rows(middle, self._counters)[0]
+
+    def _estimate(self, gradient: tf.Tensor, number: int) -> tf.Tensor:
+        """Of all elements, by one row of counters."""
+        signs, places = self._signs[number], self._places[number]
+        counted = (gradient * signs) @ tf.one_hot(places, self._counters)
+        return tf.gather(counted, places, axis=-1) * signs
+
+
+def bytes_of(sparsity: float) -> tuple[int, int]:
+    """What DCT-MP sends of a row, forward and backward."""
+    kept = kept_of(WIDTH, sparsity)
+    return activation_bytes(1, WIDTH, Wire("float32", kept)), value_bytes(1, kept, "float32")
+
+
+def _most_with_positions(given: int) -> int:
+    """How many values go into so many bytes with their positions."""
+    fitting = [kept for kept in range(1, WIDTH) if activation_bytes(1, WIDTH, Wire("float32", kept)) <= given]
+    return max(fitting)
+
+
+AS_MANY: dict[str, Callable[[float, int], Scheme]] = {
+    "Gaussian sketch": lambda sparsity, seeds: GaussianSketch(sparsity),
+    "largest of both, error feedback": LargestBothWays,
+}
+"""Schemes with the bytes of DCT-MP, by name: of its sparsity, and the number of seeds."""
+BACKWARD: dict[str, Callable[[float, int], Scheme]] = {
+    "largest of the gradient, error feedback": lambda sparsity, seeds: LargestOfGradient(sparsity, True, seeds),
+    "largest of the gradient": lambda sparsity, seeds: LargestOfGradient(sparsity, False, seeds),
+    "count sketch of the gradient": lambda sparsity, seeds: CountSketch(sparsity),
+}
+"""Schemes with its bytes backward, which send all forward."""
+SCHEMES = {OURS: lambda sparsity, seeds: SameMask(sparsity), **AS_MANY, **BACKWARD}
+
+
+# ---- training ----
+
+
+class Ends(NamedTuple):
+    """How models end, a value for each seed.
+
+    Attributes:
+        loss: of the test.
+        accuracy: of the test, in percent.
+        fitted: loss of the training data.
+    """
+
+    loss: list[float]
+    accuracy: list[float]
+    fitted: list[float]
+
+
+class Models:
+    """A perceptron for each seed, all of them trained at once."""
+
+    def __init__(self, scheme: Scheme, seeds: int):
+        self._scheme = scheme
+        self.layers = [
+            [keras.Variable(_first(seeds, number, each)), keras.Variable(np.zeros([seeds, 1, each[1]], np.float32))]
+            for number, each in enumerate(itertools.pairwise(WIDTHS))
+        ]
+
+    def gradients(self, images: tf.Tensor, labels: tf.Tensor) -> list[tf.Tensor]:
+        """Of all variables, layer by layer.
+
+        Args:
+            images: [seeds, rows, 64].
+            labels: [seeds, rows].
+        """
+        before, after = (
+            [variable.value for layer in part for variable in layer]
+            for part in (self.layers[:SPLIT], self.layers[SPLIT:])
+        )
+        with tf.GradientTape() as tape_before:
+            x = self._through(images, self.layers[:SPLIT])
+        arrived, kept = self._scheme.forward(x)
+        with tf.GradientTape() as tape_after:
+            tape_after.watch(arrived)
+            loss = tf.reduce_sum(self._losses(arrived, labels))
+        gradient, *of_after = tape_after.gradient(loss, [arrived, *after])
+        came_back = self._scheme.backward(gradient, kept)
+        return [*tape_before.gradient(x, before, came_back), *of_after]
+
+    def judge(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Loss and accuracy of each seed, of what arrives in training too."""
+        arrived, _ = self._scheme.forward(self._through(images, self.layers[:SPLIT]))
+        right = tf.argmax(self._through(arrived, self.layers[SPLIT:]), -1) == tf.cast(labels, tf.int64)
+        return self._losses(arrived, labels), tf.reduce_mean(tf.cast(right, tf.float32), 1)
+
+    def _losses(self, arrived: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        logits = self._through(arrived, self.layers[SPLIT:])
+        return tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), 1)
+
+    def _through(self, x: tf.Tensor, layers: Sequence[Sequence[keras.Variable]]) -> tf.Tensor:
+        for kernel, bias in layers:
+            x = x @ kernel + bias
+            x = x if kernel is self.layers[-1][0] else tf.nn.relu(x)
+        return x
+
+
+def _first(seeds: int, number: int, shape: tuple[int, int]) -> tf.Tensor:
+    return tf.stack([keras.initializers.GlorotUniform(seed=100 * seed + number)(shape) for seed in range(seeds)])
+
+
+@functools.cache
+def _data() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    read = digits.load(seed=0)
+    flat = [each.reshape(len(each), -1) for each in (read.train_images, read.test_images)]
+    return flat[0], read.train_labels.astype(np.int32), flat[1], read.test_labels.astype(np.int32)
+
+
+def train(scheme: Scheme, seeds: int, epochs: int, rate: float = RATE) -> Ends:
+    """Trains models of all seeds.
+
+    Args:
+        scheme: at the split.
+        seeds: how many.
+        epochs: of each.
+        rate: of Adam.
+    """
+    images, labels, test_images, test_labels = _data()
+    models, optimizer = Models(scheme, seeds), keras.optimizers.Adam(rate)
+    variables = [variable for layer in models.layers for variable in layer]
+    optimizer.build(variables)
+
+    @tf.function
+    def step(chosen: tf.Tensor) -> None:
+        found = models.gradients(tf.gather(images, chosen), tf.gather(labels, chosen))
+        optimizer.apply(found, variables)
+
+    random = [np.random.default_rng(1000 + seed) for seed in range(seeds)]
+    for _ in range(epochs):
+        orders = np.stack([each.permutation(len(labels)) for each in random])
+        for begin in range(0, len(labels) - BATCH + 1, BATCH):
+            step(tf.constant(orders[:, begin : begin + BATCH]))
+    told = [models.judge(*_for_all(*each, seeds)) for each in ((test_images, test_labels), (images, labels))]
+    (loss, accuracy), (fitted, _) = told
+    return Ends(loss.numpy().tolist(), (100.0 * accuracy.numpy()).tolist(), fitted.numpy().tolist())
+
+
+def _for_all(images: np.ndarray, labels: np.ndarray, seeds: int) -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.tile(images[None], [seeds, 1, 1]), tf.tile(labels[None], [seeds, 1])
+
+
+# ---- what came out ----
+
+
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
+    """Trains with all schemes at all numbers of bytes."""
+    seeds, epochs = (FEW_SEEDS, FEW_EPOCHS) if options.quick else (options.seeds or SEEDS, EPOCHS)
+    cells = []
+    for name, rate in ((DENSE, RATE), (AGAIN, 1.01 * RATE)):
+        say(name)
+        cells.append(_cell(name, 0.0, Dense(), train(Dense(), seeds, epochs, rate)))
+    for sparsity in SPARSITIES[-1:] if options.quick else SPARSITIES:
+        for name, make in SCHEMES.items():
+            say(f"{name}, bytes of {sparsity:.0%}")
+            scheme = make(sparsity, seeds)
+            cells.append(_cell(name, sparsity, scheme, train(scheme, seeds, epochs)))
+    return told(cells)
+
+
+def _cell(name: str, sparsity: float, scheme: Scheme, ends: Ends) -> dict[str, Any]:
+    return {"name": name, "sparsity": sparsity, "bytes": list(scheme.bytes_of_row), **ends._asdict()}
+
+
+def told(cells: list[dict[str, Any]]) -> Section:
+    """The table and the verdicts."""
+    dense = cells[0]
+    seeds = len(dense["loss"])
+    lines = [
+        f"Rows of {WIDTH} elements, {seeds} seeds; bytes are those of a row at the split, forward and backward.",
+        "",
+        "| | bytes of | forward | backward | test loss | more than dense | accuracy, % | more than dense "
+        "| loss more than DCT-MP's |",
+        "|---|---|---|---|---|---|---|---|---|",
+    ]
+    verdicts = []
+    ours = {each["sparsity"]: each for each in cells if each["name"] == OURS}
+    for each in cells:
+        is_dense, rival = each is dense, ours.get(each["sparsity"]) if each["name"] in AS_MANY else None
+        more = [difference(each[what], dense[what]) for what in ("loss", "accuracy")]
+        beyond = difference(each["loss"], rival["loss"]) if rival else None
+        shown = [
+            each["name"],
+            f"{each['sparsity']:.0%}" if each["sparsity"] else "all",
+            *map(str, each["bytes"]),
+            f"{np.mean(each['loss']):.4f}",
+            "" if is_dense else more[0].told(4),
+            f"{np.mean(each['accuracy']):.2f}",
+            "" if is_dense else more[1].told(2),
+            beyond.told(4) if beyond else "",
+        ]
+        lines.append(f"| {' | '.join(shown)} |")
+        if each["sparsity"] == JUDGED and each["name"] != OURS:
+            gap, against = (beyond, OURS) if beyond else (more[0], "dense training")
+            what = f"test loss, {each['name']} with the bytes of {JUDGED:.0%}, less that of {against}"
+            verdicts.append(Verdict(what, "> 0", gap.told(4), gap.low > 0.0))
+    return Section(TITLE, lines, {"cells": cells}, verdicts)

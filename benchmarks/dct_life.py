@@ -1,0 +1,207 @@
+"""What a selection takes by the life of thresholds and by sparsity (Fig. 7): `--questions life`; twenty minutes.
+
+Fig. 7 shows whole trainings; what life changes of them is the time of the selection, which is measured here alone. One
+rank selects of a gradient of 25M elements, one variable, with error feedback: `HeldThreshold` with lives of 1, 10, 100
+and 1,000 steps, and the exact `TopK`, beside the bare addition of gradient and residual. All arms make a step in turn,
+a thousand times, on one thread, by TensorFlow's operations and with the state's assignment, so that each life has the
+share of steps in which its threshold is taken anew. Four Gaussian gradients take turns, and all arms begin with what
+hundreds of steps have left, as a threshold that is taken when nothing waits yet is soon too low. Times are means, as a
+median would not see the steps that take it anew; medians of these and of those between stand among the figures.
+
+What was selected and what is left are checked to be the gradient in each arm's first step. How many elements went out,
+as a multiple of those that were asked for, and how often their number was clamped, is told as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+from matplotlib.figure import Figure
+
+from benchmarks import timing, writing
+from benchmarks.report import Section, Verdict
+from benchmarks.selection import Rivals, aligned
+from hvd_sparse.compression.base import Compressor
+from hvd_sparse.compression.error_feedback import ErrorFeedback
+from hvd_sparse.compression.held import HeldThreshold, held_count
+from hvd_sparse.compression.selectors import TopK
+from hvd_sparse.spec import Spec
+from hvd_sparse.transport.communicator import Grid
+
+TITLE = "Selections by the life of thresholds"
+SIZE, STEPS, BEFORE = 25_000_000, 1_000, 400  # elements; steps of each arm; steps whose residual they begin with
+FEW_ELEMENTS, FEW_STEPS, FEW_BEFORE = 200_000, 20, 50  # of a quick run
+LIVES, SPARSITIES = (1, 10, 100, 1_000), (0.75, 0.9, 0.95, 0.99, 0.995)
+JUDGED = 0.95  # the sparsity of Fig. 7 (a)
+GRADIENTS = 4
+ADD, EXACT = "add", "exact, each step"
+PICTURE = pathlib.Path(__file__).parent / "results" / "dct.life.png"
+
+
+def name_of(life: int) -> str:
+    """Of the arm with a life."""
+    return f"life {life:,}"
+
+
+class Selecting:
+    """One arm: what selects, step after step, and its state.
+
+    Attributes:
+        sent: elements of all steps.
+    """
+
+    def __init__(self, compressor: Compressor, size: int):
+        self._compressor, self.sent = ErrorFeedback(compressor), 0
+        self._state: Any = self._compressor.create(Spec(size, Grid.lone()))
+        self._run = tf.function(self._selected)
+
+    @property
+    def residual(self) -> tf.Variable:
+        """What was not sent."""
+        return self._state.residual
+
+    def step(self, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Values and places of what is sent of [1, size]; the rest is kept."""
+        values, indices = self._run(gradient)
+        self.sent += len(values)
+        return values, indices
+
+    def begin(self, residual: tf.Tensor, gradient: tf.Tensor) -> None:
+        """Makes the first step; what was sent and what is left are the gradient and what was left before."""
+        self.residual.assign(residual)
+        values, indices = self.step(gradient)
+        whole = self.residual.numpy()
+        assert not whole[indices.numpy()].any()
+        whole[indices.numpy()] = values.numpy()
+        assert np.array_equal(whole, gradient[0] + residual)
+        self.sent = 0
+
+    @property
+    def clamped(self) -> int:
+        """How often more, or fewer, elements reached the threshold than may be sent."""
+        clamped = getattr(self._state.inner, "clamped", None)
+        return 0 if clamped is None else int(clamped)
+
+    def _selected(self, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        selection = self._compressor.compress(gradient, self._state)
+        for variable, value in selection.updates:
+            variable.assign(value)
+        return selection.slices.values, selection.slices.indices
+
+
+def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
+    """Times all arms at all sparsities."""
+    size, steps, before = (FEW_ELEMENTS, FEW_STEPS, FEW_BEFORE) if options.quick else (SIZE, STEPS, BEFORE)
+    random, vectors = np.random.default_rng(0), []
+    for _ in range(GRADIENTS):
+        vectors.append(aligned(size))
+        vectors[-1][:] = random.standard_normal(size, dtype=np.float32)
+    cells = {}
+    for sparsity in SPARSITIES[1::2] if options.quick else SPARSITIES:
+        say(f"{sparsity:.1%} dropped")
+        cells[sparsity] = timed(sparsity, vectors, steps, before)
+    if not (options.quick or options.dry):
+        draw(cells)
+    return told(cells, size, steps)
+
+
+def timed(sparsity: float, vectors: Sequence[np.ndarray], steps: int, before: int) -> dict[str, dict[str, Any]]:
+    """What each arm took, and sent.
+
+    Args:
+        sparsity: the share that is not asked for.
+        vectors: gradients, which take turns.
+        steps: of each arm that count, after its first one.
+        before: steps whose residual all arms begin with.
+    """
+    size, density, rivals = vectors[0].size, 1.0 - sparsity, Rivals()
+    tensors = [tf.constant(each[np.newaxis]) for each in vectors]
+    arms = {name_of(life): Selecting(HeldThreshold(density, life=life), size) for life in LIVES}
+    arms[EXACT] = Selecting(TopK(density), size)
+    residual, out = aligned(size), aligned(size)
+    residual[:] = _left_after(tensors, density, before)
+    for arm in arms.values():
+        arm.begin(tf.constant(residual), tensors[0])
+    seconds: dict[str, list[float]] = {name: [] for name in (ADD, *arms)}
+    for step in range(1, steps + 1):
+        runs = {name: functools.partial(arm.step, tensors[step % GRADIENTS]) for name, arm in arms.items()}
+        runs[ADD] = functools.partial(rivals.add, vectors[step % GRADIENTS], residual, out)
+        for name in timing.shuffled(runs, step):
+            began = time.perf_counter()
+            runs[name]()
+            seconds[name].append(time.perf_counter() - began)
+    asked = steps * held_count(density, size)
+    found = {name: {"ms": 1e3 * float(np.mean(taken))} for name, taken in seconds.items()}
+    for life in LIVES:
+        found[name_of(life)] |= _by_kind(seconds[name_of(life)], life)
+    for name, arm in arms.items():
+        found[name] |= {"sent": arm.sent / asked, "clamped": arm.clamped}
+    return found
+
+
+def _left_after(tensors: Sequence[tf.Tensor], density: float, steps: int) -> tf.Tensor:
+    """The residual of so many steps."""
+    arm = Selecting(HeldThreshold(density, life=1), tensors[0].shape[1])
+    for step in range(steps):
+        arm.step(tensors[step % len(tensors)])
+    return arm.residual.read_value()
+
+
+def _by_kind(seconds: Sequence[float], life: int) -> dict[str, float]:
+    """Medians of steps that take the threshold anew, and of those between, where there are such."""
+    kinds: dict[str, list[float]] = {"anew_ms": [], "between_ms": []}
+    for step, taken in enumerate(seconds, start=1):
+        kinds["between_ms" if step % life else "anew_ms"].append(taken)
+    return {kind: 1e3 * float(np.median(taken)) for kind, taken in kinds.items() if taken}
+
+
+def told(cells: dict[float, dict[str, dict[str, Any]]], size: int, steps: int) -> Section:
+    """Tables and the verdict."""
+    names = [*map(name_of, LIVES), EXACT]
+    lines = [
+        f"{size:,} elements, {steps:,} steps of each arm; ms, mean (times the addition).",
+        "",
+        "| dropped | add | " + " | ".join(names) + " |",
+        "|---" * (len(names) + 2) + "|",
+    ]
+    for sparsity, cell in cells.items():
+        unit = cell[ADD]["ms"]
+        taken = [f"{cell[name]['ms']:.2f} ({cell[name]['ms'] / unit:.2f})" for name in names]
+        lines.append(f"| {sparsity:.1%} | {unit:.2f} | {' | '.join(taken)} |")
+    lines += ["", "Elements sent, as a multiple of those asked for (steps in which their number was clamped):", ""]
+    lines += ["| dropped | " + " | ".join(names) + " |", "|---" * (len(names) + 1) + "|"]
+    for sparsity, cell in cells.items():
+        sent = [f"{cell[name]['sent']:.3f} ({cell[name]['clamped']})" for name in names]
+        lines.append(f"| {sparsity:.1%} | {' | '.join(sent)} |")
+    verdicts = []
+    if JUDGED in cells:
+        first, last = (cells[JUDGED][name_of(life)]["ms"] for life in (LIVES[0], LIVES[-1]))
+        what = f"time of a selection with a life of {LIVES[0]} over that of {LIVES[-1]:,}, {JUDGED:.0%}"
+        verdicts.append(Verdict(what, "> 1", f"{first / last:.2f}", first > last))
+    return Section(TITLE, lines, {str(sparsity): cell for sparsity, cell in cells.items()}, verdicts)
+
+
+def draw(cells: dict[float, dict[str, dict[str, Any]]], path: pathlib.Path = PICTURE) -> None:
+    """The picture: times by life, a line for each sparsity, and by sparsity, a line for each life."""
+    figure = Figure(figsize=(11.0, 4.0), layout="constrained")
+    left, right = figure.subplots(1, 2, sharey=True)
+    for number, (sparsity, cell) in enumerate(cells.items()):
+        taken = [cell[name_of(life)]["ms"] for life in LIVES]
+        left.semilogx(LIVES, taken, "o-", color=f"C{number}", label=f"{sparsity:.1%}")
+    for number, name in enumerate([*map(name_of, LIVES), EXACT, ADD]):
+        taken = [cell[name]["ms"] for cell in cells.values()]
+        right.plot([f"{each:.1%}" for each in cells], taken, "o-", color=f"C{number}", label=name)
+    left.set(title="By life, for each sparsity (Fig. 7 a)", xlabel="life, steps", ylabel="ms a step, mean")
+    right.set(title="By sparsity, for each life (Fig. 7 c)", xlabel="share dropped")
+    for axes in (left, right):
+        axes.set_ylim(bottom=0.0)
+        axes.legend(fontsize=8)
+        axes.grid(alpha=0.3)
+    writing.save_picture(figure, path)
