@@ -6,8 +6,8 @@ exchange gradients, with half of the batch each. Differences of test loss to den
 paired by seed, with Student's 95% interval; "A/A" is dense with a learning rate that is larger by 1%.
 
 Each finished run is a line of benchmarks/results/dct_runs.jsonl, and is not made again as long as arm, rows and sources
-are the same. A study uses one snapshot of the index, whose digest is told. 12 seeds of 13 arms are 156 runs of minutes
-each, which is a matter of hours to a day; `--seeds` takes fewer, and `--finished` tells of those there are.
+are the same. A study uses one snapshot of the index, whose digest is told. 12 seeds of 13 arms are 156 runs of half a
+minute or more each, which is a matter of hours; `--seeds` takes fewer, and `--finished` tells of those there are.
 """
 
 from __future__ import annotations
@@ -175,15 +175,19 @@ def told(losses: dict[str, dict[int, float]], arms: Sequence[Arm], rows: str) ->
         seeds = sorted(set(own) & set(reference))
         mean, half = difference([own[seed] for seed in seeds], [reference[seed] for seed in seeds])
         figures["differences"][arm.name] = [mean, half]
-        compared = "" if arm.name == arm.reference else f"{mean:+.2%} ({mean - half:+.2%} to {mean + half:+.2%})"
+        compared = "" if arm.name == arm.reference else _shown(mean, half)
         lines.append(f"| {arm.name} | {np.mean([*own.values()]):.5f} | {compared} | {len(seeds)} |")
     verdicts = []
     for name in (each for each in (HYBRID, AHEAD) if each in figures["differences"]):
         mean, half = figures["differences"][name]
         what = f"test loss, {name}, against dense with two trainers"
-        measured = f"{mean:+.2%} ({mean - half:+.2%} to {mean + half:+.2%})"
-        verdicts.append(Verdict(what, f"<= +{WANTED:.1%}", measured, mean <= WANTED))
+        verdicts.append(Verdict(what, f"<= +{WANTED:.1%}", _shown(mean, half), mean <= WANTED))
     return Section(TITLE, lines, figures, verdicts)
+
+
+def _shown(mean: float, half: float) -> str:
+    """With its interval, which a single seed has none of."""
+    return f"{mean:+.2%} ({mean - half:+.2%} to {mean + half:+.2%})" if math.isfinite(half) else f"{mean:+.2%}"
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:

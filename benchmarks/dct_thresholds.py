@@ -3,7 +3,7 @@
 One process trains the DLRM of examples/recommender.py for one epoch. Every few steps the thresholds of several
 sparsities are taken: of the gradient of one layer, which DCT-DP holds for a thousand steps, and of the activations
 after the second layer, row by row, whose mean is drawn. The activations' are taken without thresholds, and in trainings
-of their own with a `Threshold` layer of that sparsity there: four trainings in all, of some minutes each.
+of their own with a `Threshold` layer of that sparsity there: four trainings in all, of half a minute or more each.
 """
 
 from __future__ import annotations

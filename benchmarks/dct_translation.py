@@ -13,8 +13,8 @@ rate that is larger by 1%.
 
 The study is a queue. Each finished run is a line of benchmarks/results/dct_translation_runs.jsonl, and is not made
 again as long as its options, sources and messages are the same. 8 seeds of 15 arms, and the choice of a rate, are some
-120 runs of ten epochs, which is a matter of days; `--seeds`, `--arms` and `--epochs` take fewer, and `--finished` tells
-of those there are.
+120 runs of ten epochs, which is a matter of a day or more; `--seeds`, `--arms` and `--epochs` take fewer, and
+`--finished` tells of those there are.
 """
 
 from __future__ import annotations

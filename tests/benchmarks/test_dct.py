@@ -68,6 +68,7 @@ def test_a_quick_run_leaves_the_store_of_the_study_as_it_is(tmp_path, monkeypatc
     options = argparse.Namespace(quick=True, finished=False, seeds=None)
     section = dct_quality.measure(options, lambda line: None, store)
     assert section.figures["losses"] == {arm.name: {0: 0.3} for arm in dct_quality.QUICK}
+    assert section.lines[-1].endswith("| +0.00% | 1 |")  # one seed has no interval
     assert len(made) == 2 and not store.exists() and not made[0].exists()
     options.quick, options.seeds = False, 1
     dct_quality.measure(options, lambda line: None, store)
