@@ -203,5 +203,6 @@ def test_a_small_run_answers_the_question(tmp_path):
     assert 1.0 < sent / reports.vector_bytes(TINY.elements, TINY.nodes)
     settings = {name: told for name in (reports.QUIET, reports.CROWDED)}
     alone = {**told, reports.FLOOR: [{"datagrams": count, "processor": floors[0]}]}
-    section = reports.summarise({**TINY._asdict(), "rate": TINY.rate}, {"off": alone, "on": alone}, settings)
+    lone = dict.fromkeys(("off", reports.KERNEL, "on"), alone)
+    section = reports.summarise({**TINY._asdict(), "rate": TINY.rate}, lone, settings)
     assert len(section.verdicts) == 7
