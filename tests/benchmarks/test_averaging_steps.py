@@ -205,4 +205,4 @@ def test_a_small_run_answers_the_question(tmp_path):
     alone = {**told, reports.FLOOR: [{"datagrams": count, "processor": floors[0]}]}
     lone = dict.fromkeys(("off", reports.KERNEL, "on"), alone)
     section = reports.summarise({**TINY._asdict(), "rate": TINY.rate}, lone, settings)
-    assert len(section.verdicts) == 7
+    assert len(section.verdicts) == 10
