@@ -27,7 +27,7 @@ import hvd_sparse as hvd
 from benchmarks.convergence_rank import keep
 from benchmarks.convergence_settings import ARMS, MODELS, TranslationSettings
 from benchmarks.convergence_tasks import TranslationTask
-from benchmarks.convergence_threads import CompiledRate, FlatModel, Rank
+from benchmarks.convergence_threads import FlatModel, Rank
 from examples import translation
 from examples.text import batches
 from examples.text.batches import PAD
@@ -71,7 +71,7 @@ class TranslationSimulation:
         gradient = _gradient(flat)
 
         def make_optimizer(telemetry: hvd.Telemetry) -> Any:
-            rate = CompiledRate(translation.make_schedule(options, own[0]))
+            rate = translation.make_schedule(options, own[0])
             return arguments.optimizer(options, rate, steps, telemetry=telemetry)
 
         everyone = threads.grids(size, self._local, in_order=False)

@@ -64,20 +64,6 @@ class FlatModel:
         return [bucket.pack(found) for bucket in reversed(self._buckets)]
 
 
-class CompiledRate(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule whose rates have the bits that they have in a graph, where divisions by constants are rewritten.
-
-    Args:
-        schedule: of the learning rate.
-    """
-
-    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule):
-        self._run = tf.function(schedule, autograph=False).get_concrete_function(tf.TensorSpec([], tf.int64))
-
-    def __call__(self, step: Any) -> Any:
-        return self._run(tf.cast(step, tf.int64))
-
-
 class InGraph(Communicator):
     """A thread's place in a group for compiled code too, in which a collective is a call of Python.
 

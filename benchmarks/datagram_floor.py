@@ -8,7 +8,8 @@ import subprocess
 
 from benchmarks.cluster import Cluster
 
-_SOURCE = pathlib.Path(__file__).parent / "native" / "datagram_floor.cc"
+_ROOT = pathlib.Path(__file__).parents[1]
+_SOURCE = _ROOT / "benchmarks" / "native" / "datagram_floor.cc"
 BYTES = 1472  # of a datagram
 
 
@@ -22,7 +23,8 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     if compiler is None:
         raise RuntimeError("Expected the command c++: install a compiler (package g++).")
     program = folder / _SOURCE.stem
-    subprocess.run([compiler, "-O2", "-std=c++17", "-pthread", str(_SOURCE), "-o", str(program)], check=True)
+    flags = ["-O2", "-std=c++17", "-pthread", f"-I{_ROOT / 'ops'}"]
+    subprocess.run([compiler, *flags, str(_SOURCE), "-o", str(program)], check=True)
     return program
 
 

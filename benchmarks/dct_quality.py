@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.convergence_report import STUDENT
+from benchmarks import convergence_report
 from benchmarks.convergence_runs import append
 from benchmarks.report import Section, Verdict
 from examples import recommender
@@ -192,10 +192,8 @@ def _shown(mean: float, half: float) -> str:
 
 def difference(one: Sequence[float], other: Sequence[float]) -> tuple[float, float]:
     """The mean paired difference, and half of its 95% interval, as shares of the other's mean."""
-    gaps = np.subtract(one, other) / np.mean(other)
-    if len(gaps) < 2:
-        return float(np.mean(gaps)), math.inf
-    return float(np.mean(gaps)), STUDENT[len(gaps) - 1] * float(np.std(gaps, ddof=1)) / math.sqrt(len(gaps))
+    found = convergence_report.difference(np.divide(one, np.mean(other)), np.divide(other, np.mean(other)))
+    return found.mean, found.half
 
 
 def main() -> None:

@@ -6,7 +6,6 @@
 // line of its input, and prints the datagrams that came and the processor seconds of the thread that sends and of the
 // one that receives. The constants are those of ops/datagrams.
 #include <arpa/inet.h>
-#include <netinet/udp.h>
 #include <poll.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -17,9 +16,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <thread>
 #include <vector>
+
+#include "datagrams/cut.h"
 
 namespace {
 
@@ -27,7 +27,6 @@ constexpr uint16_t kPort = 7073;
 constexpr int64_t kHeaders = 42;              // bytes of Ethernet, IP and UDP
 constexpr double kQuantum = 250e-6;           // seconds of which the datagrams go out at once
 constexpr int kMostRun = 43, kBuffers = 64;   // datagrams
-constexpr int kFew = 16;
 constexpr int64_t kGatherUp = 200'000;        // nanoseconds
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int kOver = 1000;                   // milliseconds in which nothing comes
@@ -82,18 +81,11 @@ class Run {
   }
 
   int send_cut(const sockaddr_in& to, int count) {
-    alignas(cmsghdr) uint8_t control[CMSG_SPACE(sizeof(uint16_t))] = {};
     iovec place{memory_.data(), static_cast<size_t>(count * bytes_)};
     msghdr message{};
     aim(message, to, &place);
-    message.msg_control = control;
-    message.msg_controllen = sizeof control;
-    cmsghdr* header = CMSG_FIRSTHDR(&message);
-    header->cmsg_level = IPPROTO_UDP;
-    header->cmsg_type = UDP_SEGMENT;
-    header->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-    const auto each = static_cast<uint16_t>(bytes_);
-    std::memcpy(CMSG_DATA(header), &each, sizeof each);
+    hvds::Cut cut(bytes_);
+    cut.apply(&message);
     if (sendmsg(fd_, &message, 0) >= 0) return count;
     std::perror("sendmsg");
     std::_Exit(1);
@@ -130,7 +122,7 @@ int64_t receive(int fd, int64_t wanted, int64_t bytes) {
     const int came = std::max(recvmmsg(fd, messages.data(), kBuffers, MSG_DONTWAIT, nullptr), 0);
     received += came;
     more = came == kBuffers;
-    if (came > 0 && came < kFew) sleep_until(now() + kGatherUp);
+    if (came > 0 && !more) sleep_until(now() + kGatherUp);
   }
   return received;
 }

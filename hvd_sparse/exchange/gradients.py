@@ -13,7 +13,7 @@ import tensorflow as tf
 from hvd_sparse import recipes
 from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.exchange import arguments, rows, state
+from hvd_sparse.exchange import arguments, several, state
 from hvd_sparse.exchange import plan as buckets
 from hvd_sparse.exchange.plan import Gradient
 from hvd_sparse.exchange.planned import PlannedExchange, tensors
@@ -334,7 +334,7 @@ class GradientExchange(Renamed):
 
     def _standardised(self, gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
         in_rows: dict[str, Any] = {name: each for name, each in gradients.items() if self._travels_in_rows(each)}
-        merged = dict(zip(in_rows, rows.merge_each(list(in_rows.values())), strict=True))
+        merged = dict(zip(in_rows, several.merge(list(in_rows.values())), strict=True))
         dense = {name: tf.convert_to_tensor(each) for name, each in gradients.items() if name not in merged}
         standardised = {**dense, **merged}
         return {name: standardised[name] for name in gradients}

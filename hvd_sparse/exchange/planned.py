@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, commit
-from hvd_sparse.exchange import arguments, rows
+from hvd_sparse.exchange import arguments, several
 from hvd_sparse.exchange.bucket import BucketExchange
 from hvd_sparse.exchange.pairing import Label, compare
 from hvd_sparse.exchange.plan import Gradient, Plan
@@ -102,7 +102,7 @@ class PlannedExchange:
         in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
         segments = [segment for segment, _ in self.plan.slices]
         of_rows: Any = [gradients[segment.name] for segment in segments]
-        in_rows = rows.exchange_each(of_rows, segments, self.grid, f"{self.name}.slices", self._returns_sum)
+        in_rows = several.exchange(of_rows, segments, self.grid, f"{self.name}.slices", self._returns_sum)
         exchanges = [*in_buckets, *in_rows]
         done = commit(exchanges, self._labels(), self.grid.world, f"{self.name}.commit")
         with tf.control_dependencies(done):

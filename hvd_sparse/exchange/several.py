@@ -7,13 +7,15 @@ each variable by itself, since equal rows are added up in the same order.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+import functools
+from collections.abc import Hashable, Sequence
 
 import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.aggregators.transaction import Exchange, metrics, ring_traffic
-from hvd_sparse.indices import OUTSIDE, marked_int32
+from hvd_sparse.exchange import rows
+from hvd_sparse.indices import marked_int32
 from hvd_sparse.spec import Segment
 from hvd_sparse.transport.communicator import Grid
 
@@ -24,7 +26,39 @@ _SPAN = 2**32  # from the numbers of one table's rows to those of the next, what
 _MOST_ROWS = 2**31
 
 
-def alike(kinds: Sequence[Hashable]) -> list[list[int]]:
+def merge(gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+    """What `rows.merge` makes of each, with few operations where there are many of one dtype and form."""
+    merged: dict[int, tf.IndexedSlices] = {}
+    for places in _alike([(each.values.dtype, tuple(each.values.shape[1:])) for each in gradients]):
+        own = [gradients[place] for place in places]
+        together = len(own) > 1 and own[0].values.shape[1:].is_fully_defined()
+        merged.update(zip(places, _merge_together(own) if together else map(rows.merge, own), strict=True))
+    return [merged[place] for place in range(len(gradients))]
+
+
+def exchange(
+    gradients: Sequence[tf.IndexedSlices],
+    segments: Sequence[Segment],
+    grid: Grid,
+    name: str,
+    returns_sum: bool = False,
+) -> list[Exchange]:
+    """What `rows.exchange` makes of each, to the bit; arguments and results as there, for each variable.
+
+    Steps and bytes sent per rank: those of `rows.exchange`, but P - 1 steps for all narrow rows of one dtype and width.
+    """
+    ended: dict[int, Exchange] = {}
+    for places in in_one_message(segments, [each.values.dtype for each in gradients]):
+        own, of = [gradients[place] for place in places], [segments[place] for place in places]
+        called = f"{name}{places[0]}"
+        if len(own) > 1:
+            ended.update(zip(places, _exchange_together(own, of, grid, called, returns_sum), strict=True))
+        else:
+            ended[places[0]] = rows.exchange(own[0], of[0], grid, called, returns_sum)
+    return [ended[place] for place in range(len(gradients))]
+
+
+def _alike(kinds: Sequence[Hashable]) -> list[list[int]]:
     """The places of what is of one kind, kind by kind, in their order."""
     groups: dict[Hashable, list[int]] = {}
     for place, kind in enumerate(kinds):
@@ -34,45 +68,45 @@ def alike(kinds: Sequence[Hashable]) -> list[list[int]]:
 
 def in_one_message(segments: Sequence[Segment], dtypes: Sequence[tf.DType]) -> list[list[int]]:
     """Which variables' rows travel together: the narrow ones of one dtype and width, whose rows int32 can count."""
-    groups = alike([(dtype, _width(each)) for each, dtype in zip(segments, dtypes, strict=True)])
+    groups = _alike([(dtype, rows.width_of(each)) for each, dtype in zip(segments, dtypes, strict=True)])
     return [part for group in groups for part in _parted(group, segments)]
 
 
 def _parted(group: list[int], segments: Sequence[Segment]) -> list[list[int]]:
-    if _width(segments[group[0]]) >= NARROW:
+    if rows.width_of(segments[group[0]]) >= NARROW:
         return [[place] for place in group]
-    parts, rows = [[group[0]]], segments[group[0]].shape[0]
+    parts, total = [[group[0]]], segments[group[0]].shape[0]
     for place in group[1:]:
-        rows += segments[place].shape[0]
-        if rows >= _MOST_ROWS:
+        total += segments[place].shape[0]
+        if total >= _MOST_ROWS:
             parts.append([])
-            rows = segments[place].shape[0]
+            total = segments[place].shape[0]
         parts[-1].append(place)
     return parts
 
 
-def merge(gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
+def _merge_together(gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
     """Adds up the rows of equal index of each; all are of one dtype, and their rows of one known form."""
     inner = gradients[0].values.shape[1:]
     lengths = [tf.shape(each.indices)[0] for each in gradients]
     tables = tf.repeat(tf.range(len(gradients), dtype=tf.int64), tf.stack(lengths))
     indices = tf.concat([marked_int32(each.indices, "indices") for each in gradients], 0)
     values = tf.concat([tf.reshape(each.values, [-1, inner.num_elements()]) for each in gradients], 0)
-    summed, keys = _sum_equal(tf.cast(values, tf.float32), tables * _SPAN + tf.cast(indices, tf.int64))
+    summed, keys = rows.sum_equal(values, tables * _SPAN + tf.cast(indices, tf.int64))
     owners = tf.cast(tf.math.floordiv(keys + _SPAN // 2, _SPAN), tf.int32)
     own = tf.cast(keys - tf.cast(owners, tf.int64) * _SPAN, tf.int32)
-    rows = _by_table(tf.cast(summed, gradients[0].values.dtype), owners, len(gradients))
-    numbers = _by_table(own, owners, len(gradients))
+    own_values = tf.dynamic_partition(tf.cast(summed, gradients[0].values.dtype), owners, len(gradients))
+    numbers = tf.dynamic_partition(own, owners, len(gradients))
     return [
         tf.IndexedSlices(tf.reshape(mine, [-1, *inner]), indices, each.dense_shape)
-        for each, mine, indices in zip(gradients, rows, numbers, strict=True)
+        for each, mine, indices in zip(gradients, own_values, numbers, strict=True)
     ]
 
 
-def exchange(
+def _exchange_together(
     gradients: Sequence[tf.IndexedSlices], segments: Sequence[Segment], grid: Grid, name: str, returns_sum: bool
 ) -> list[Exchange]:
-    """Averages the rows of several variables of one dtype and width; see `rows.exchange_each`.
+    """Averages the rows of several variables of one dtype and width; see `exchange`.
 
     The number of a row that its variable does not have travels in the place of the row's first value, and in its own
     place -1 - the variable's: it must not be taken for another variable's.
@@ -81,20 +115,20 @@ def exchange(
     lengths = [tf.size(each.indices) for each in gradients]
     gathered = world.allgather(_message(gradients, segments, lengths), f"{name}.rows")
     with tf.control_dependencies([_require_inside(gathered, segments)]):
-        summed, found = _sum_equal(tf.bitcast(gathered[:, 1:], tf.float32), gathered[:, 0])
+        summed, found = rows.sum_equal(tf.bitcast(gathered[:, 1:], tf.float32), gathered[:, 0])
     starts = tf.constant(_starts(segments))
     owners = tf.searchsorted(starts, found, side="right") - 1
     divisor = 1.0 if returns_sum else float(world.size)
-    means = _by_table(tf.cast(summed / divisor, gradients[0].values.dtype), owners, count)
-    numbers = _by_table(found - tf.gather(starts, owners), owners, count)
+    means = tf.dynamic_partition(tf.cast(summed / divisor, gradients[0].values.dtype), owners, count)
+    numbers = tf.dynamic_partition(found - tf.gather(starts, owners), owners, count)
     faults = tf.cast(~tf.reduce_all(tf.math.is_finite(summed), axis=1), tf.int32)
     nonfinite = tf.unstack(tf.math.unsorted_segment_sum(faults, owners, count) > 0)
-    sent = [(world.size - 1) * length * 4 * (1 + _width(segments[0])) for length in lengths]
-    chosen = [length * _width(segments[0]) for length in lengths]
+    sent = [(world.size - 1) * length * 4 * (1 + rows.width_of(segments[0])) for length in lengths]
+    chosen = [length * rows.width_of(segments[0]) for length in lengths]
     return [
         Exchange(
             mean=tf.IndexedSlices(tf.reshape(mean, [-1, *of.shape[1:]]), own, tf.constant(of.shape)),
-            culprit=_culprit(each.values, world.world_rank),
+            culprit=functools.partial(rows.culprit, each.values, world.world_rank),
             nonfinite=fault,
             updates=(),
             metrics=metrics(ring_traffic(world, grid, bytes_sent), elements, elements),
@@ -111,10 +145,10 @@ def _message(
     """The rows of all, int32 [rows, 1 + width]: the number of each, then the bits of its values."""
     tables = tf.repeat(tf.range(len(segments)), tf.stack(lengths))
     indices = tf.concat([marked_int32(each.indices, "indices") for each in gradients], 0)
-    values = tf.concat([tf.reshape(each.values, [-1, _width(segments[0])]) for each in gradients], 0)
+    values = tf.concat([tf.reshape(each.values, [-1, rows.width_of(segments[0])]) for each in gradients], 0)
     bits = tf.bitcast(tf.cast(values, tf.float32), tf.int32)
-    rows = tf.constant([each.shape[0] for each in segments], tf.int32)
-    inside = (indices >= 0) & (indices < tf.gather(rows, tables))
+    heights = tf.constant([each.shape[0] for each in segments], tf.int32)
+    inside = (indices >= 0) & (indices < tf.gather(heights, tables))
     numbers = tf.where(inside, indices + tf.gather(tf.constant(_starts(segments)), tables), -1 - tables)
     first = tf.where(inside, bits[:, 0], indices)
     return tf.concat([numbers[:, tf.newaxis], first[:, tf.newaxis], bits[:, 1:]], 1)
@@ -125,34 +159,10 @@ def _starts(segments: Sequence[Segment]) -> np.ndarray:
     return np.cumsum([0, *(each.shape[0] for each in segments[:-1])]).astype(np.int32)
 
 
-def _culprit(values: tf.Tensor, rank: int) -> Callable[[], tf.Tensor]:
-    return lambda: tf.where(tf.reduce_all(tf.math.is_finite(values)), 0, rank + 1)
-
-
 def _require_inside(gathered: tf.Tensor, segments: Sequence[Segment]) -> tf.Operation:
     """Raises where an index is not one of its variable's; all ranks look at all, and tell of the first variable."""
-    remedy = (
-        f"and a rank brings others ({OUTSIDE} stands for one that int32 cannot hold). Look for ids in the input that "
-        "are not below input_dim of that embedding. Nothing was written."
-    )
-    told = [f"The gradient of {each.name}: expected row numbers in [0, {each.shape[0]}), {remedy}" for each in segments]
+    told = [rows.outside_told(each) for each in segments]
     outside = tf.boolean_mask(gathered[:, :2], gathered[:, 0] < 0)
     named = tf.maximum(tf.reduce_max(outside[:, 0]), -len(segments))  # the first variable's that has one
     its = tf.boolean_mask(outside[:, 1], tf.equal(outside[:, 0], named))
     return tf.debugging.Assert(tf.equal(tf.size(outside), 0), [tf.gather(tf.constant(told), -1 - named), its])
-
-
-def _by_table(rows: tf.Tensor, owners: tf.Tensor, count: int) -> list[tf.Tensor]:
-    """The rows of each table, in their order."""
-    return tf.dynamic_partition(rows, owners, count)
-
-
-def _sum_equal(values: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    # On a GPU segments are added in no fixed order, and replicas would drift apart.
-    with tf.device("CPU"):
-        unique, places = tf.unique(numbers)
-        return tf.math.unsorted_segment_sum(values, places, tf.size(unique)), unique
-
-
-def _width(segment: Segment) -> int:
-    return segment.size // segment.shape[0]

@@ -10,9 +10,8 @@
 #include <algorithm>
 #include <cstring>
 
-#ifndef UDP_SEGMENT
-#define UDP_SEGMENT 103
-#endif
+#include "cut.h"
+
 #ifndef UDP_GRO
 #define UDP_GRO 104
 #endif
@@ -117,21 +116,14 @@ int Socket::send(const Address& to, const uint8_t* datagrams, int64_t bytes, int
 }
 
 int Socket::send_run(const Address& to, const uint8_t* datagrams, int64_t bytes, int64_t total) {
-  alignas(cmsghdr) uint8_t control[CMSG_SPACE(sizeof(uint16_t))] = {};
   iovec place{const_cast<uint8_t*>(datagrams), static_cast<size_t>(total)};
   msghdr message{};
   message.msg_name = const_cast<sockaddr_storage*>(&to.storage);
   message.msg_namelen = to.bytes;
   message.msg_iov = &place;
   message.msg_iovlen = 1;
-  message.msg_control = control;
-  message.msg_controllen = sizeof control;
-  cmsghdr* header = CMSG_FIRSTHDR(&message);
-  header->cmsg_level = IPPROTO_UDP;
-  header->cmsg_type = UDP_SEGMENT;
-  header->cmsg_len = CMSG_LEN(sizeof(uint16_t));
-  const auto each = static_cast<uint16_t>(bytes);
-  std::memcpy(CMSG_DATA(header), &each, sizeof each);
+  Cut cut(bytes);
+  cut.apply(&message);
   return sendmsg(fd_, &message, MSG_DONTWAIT | MSG_NOSIGNAL) < 0 ? errno : 0;
 }
 

@@ -41,7 +41,7 @@ def test_merging_all_is_merging_each(sizes, dtype, seed):
         return random.choice(odd, count) if count % 2 else random.integers(-1, size, count)
 
     given_rows = gradients_of(np.random.default_rng(seed), sizes, 3, dtype, some)
-    for own, expected in zip(rows.merge_each(given_rows), map(rows.merge, given_rows), strict=True):
+    for own, expected in zip(several.merge(given_rows), map(rows.merge, given_rows), strict=True):
         same(own, expected)
 
 
@@ -58,11 +58,11 @@ def test_one_message_brings_what_many_do(ranks, sizes, width, dtype, spoiled, se
     segments = [Segment(f"table_{number}", (size, width)) for number, size in enumerate(sizes)]
 
     def one_rank(grid):
-        given_rows = rows.merge_each(gradients_of(np.random.default_rng([seed, grid.world.rank]), sizes, width, dtype))
+        given_rows = several.merge(gradients_of(np.random.default_rng([seed, grid.world.rank]), sizes, width, dtype))
         if spoiled and grid.world.rank == 0:
             first = given_rows[1]
             given_rows[1] = tf.IndexedSlices(first.values * float("nan"), first.indices, first.dense_shape)
-        together = rows.exchange_each(given_rows, segments, grid, "rows")
+        together = several.exchange(given_rows, segments, grid, "rows")
         pairs = zip(given_rows, segments, strict=True)
         apart = [rows.exchange(*each, grid, f"rows{number}") for number, each in enumerate(pairs)]
         return together, apart
@@ -84,7 +84,7 @@ def test_a_row_that_its_table_does_not_have_is_not_taken_for_anothers(row):
         indices = [[1], [row if grid.world.rank else 4], [2]]
         given_rows = [tf.IndexedSlices(tf.ones([1, 2]), tf.constant(each), tf.constant([9, 2])) for each in indices]
         with pytest.raises(tf.errors.InvalidArgumentError, match=r"second: expected row numbers in \[0, 5\)") as told:
-            rows.exchange_each(given_rows, segments, grid, "rows")
+            several.exchange(given_rows, segments, grid, "rows")
         return str(told.value)
 
     assert all(str(row) in told for told in threads.run(2, 2, one_rank))
