@@ -188,18 +188,20 @@ class Connections:
             return self._client.ask(self._places[shard], kind, bodies[shard], check=answer, **own, **fields[shard])
 
         asked = {shard: ask(shard) for shard in range(len(fields))}
+        why: dict[int, Any] = {}
         attempts, pause = self._patience()
         for _ in range(attempts):
             failed = _failed(asked)
             if not failed:
                 return [asked[shard].result() for shard in range(len(fields))]
-            why = {shard: asked[shard].exception() for shard in failed}
+            why |= {shard: asked[shard].exception() for shard in failed}
             time.sleep(pause)
             for shard in failed:
                 pull = self._begin_again(shard) if self._replicas is not None else None
                 has_arrived = kind == "push" and pull is not None and pull.number == self.number + 1
                 asked[shard] = _done(pull) if has_arrived else ask(shard)
-        raise self._lost_all(why)
+        # The last attempt may have ended with the first of several that fail in each.
+        raise self._lost_all({shard: each for shard, each in why.items() if not _has_answered(asked[shard])})
 
     def _patience(self) -> tuple[int, float]:
         """How often an answer is asked for, and after how many seconds again."""
@@ -233,7 +235,10 @@ class Connections:
 
     def _lost_all(self, why: Mapping[int, Any]) -> ServerLostError:
         """Remembers for all that is asked from now on that servers are lost."""
-        told = [f"The server of rank {self._places[shard]} does not answer: {each}" for shard, each in why.items()]
+        told = [
+            f"The server of rank {self._places[shard]} does not answer: {str(each).rstrip('.')}"
+            for shard, each in sorted(why.items())
+        ]
         self._lost = ServerLostError(
             f"{'; '.join(told)}. Its part of the parameters is lost with it: start the job again from its last "
             "checkpoint, or from what was saved last."
@@ -245,7 +250,7 @@ class _MovedError(Exception):
     """Who was asked does not serve the shard any more."""
 
     def __str__(self) -> str:
-        return "another one serves its part now"
+        return "it serves this part of the parameters no more"
 
 
 def _of_who_serves(check: Callable[..., Any]) -> Callable[..., Any]:
@@ -279,6 +284,10 @@ def _failed(asked: Mapping[int, concurrent.futures.Future[Any]]) -> list[int]:
     """Waits until all have answered, or one cannot; those that could not."""
     concurrent.futures.wait(asked.values(), return_when=concurrent.futures.FIRST_EXCEPTION)
     return [place for place, each in asked.items() if each.done() and isinstance(each.exception(), _RETRIED)]
+
+
+def _has_answered(asked: concurrent.futures.Future[Any]) -> bool:
+    return asked.done() and asked.exception() is None
 
 
 def _pull(decode: wire.Decode | None, kind: str, fields: dict[str, Any], received: Any) -> Pull:

@@ -15,7 +15,7 @@ import pytest
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.quantizers import TwoBits
 from hvd_sparse.compression.selectors import Quantized, TopK
-from hvd_sparse.servers import ServerLostError
+from hvd_sparse.servers import ServerLostError, connections
 from hvd_sparse.servers.replicas import Deputy, Replica, Replicas, deputy_of, guarded_by, payload_of, state_of
 from hvd_sparse.servers.returning import come_back
 from hvd_sparse.servers.rules import Together
@@ -146,6 +146,19 @@ def test_two_that_are_gone_end_the_job():
     die(members[0])
 
 
+def test_all_that_does_not_answer_is_told(monkeypatch):
+    """An attempt ends with the first that fails: a server that is gone, before one that answers that it serves no more."""
+    monkeypatch.setattr(connections, "_PAUSE", 0.05)
+    members = job.started(3)
+    with members[1]._service.lock:
+        members[1]._service.depose()
+    members[2]._server.close()
+    with pytest.raises(ServerLostError, match="server of rank 1 .* serves this part .*; The server of rank 2 does not"):
+        job.step(members[0], job.pushing(members[0], job.ASYNCHRONOUS), ONES)
+    for member in members:
+        die(member)
+
+
 def test_a_server_makes_no_more_updates_than_its_replica_may_lack():
     members = job.started(2, INSURED)
     pushes = job.pushing(members[0], INSURED)
@@ -220,7 +233,7 @@ def test_a_second_death_is_survived_or_ends_the_job_for_all():
     command = [sys.executable, "-m", "tests.servers.second_deaths"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
-    assert done.stdout.count("ranks 1 and") == 3
+    assert done.stdout.count("ranks 1 and") == 4
 
 
 @pytest.mark.thorough
