@@ -31,6 +31,7 @@ from benchmarks.selection import Rivals, aligned
 from hvd_sparse.compression.base import Compressor
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.held import HeldThreshold, held_count
+from hvd_sparse.compression.selection import Steps
 from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Grid
@@ -74,8 +75,13 @@ class Selecting:
         return values, indices
 
     def begin(self, residual: tf.Tensor, gradient: tf.Tensor) -> None:
-        """Makes the first step; what was sent and what is left are the gradient and what was left before."""
+        """Makes a step that takes the threshold anew; what is sent and left are the gradient and what was left before.
+
+        It is step 1,000, as thresholds live shorter in the first steps.
+        """
         self.residual.assign(residual)
+        if isinstance(self._state.inner, Steps):
+            self._state.inner.step.assign(LIVES[-1])
         values, indices = self.step(gradient)
         whole = self.residual.numpy()
         assert not whole[indices.numpy()].any()

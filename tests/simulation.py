@@ -85,7 +85,7 @@ class Held:
     """The selection of HeldThreshold: it remembers thresholds, in the order in which the vectors of a step come.
 
     Args:
-        life: steps from one threshold to the next.
+        life: steps from one threshold to the next; before that many steps at each power of two.
         ends: where variables end in the whole vector, the last one but for that.
     """
 
@@ -103,7 +103,7 @@ class Held:
         for number, end in enumerate([*inside, total.size]):
             key, count = (self._vector, number), self.kept(density, end - last_end)
             last, threshold = self._known.get(key, (0, None))
-            due = step % self.life == 0 or count != last
+            due = step % self.life == 0 or (step < self.life and step.bit_count() == 1) or count != last
             chosen, threshold, acted = reference.held(total[last_end:end], count, None if due else threshold)
             self._known[key] = count, threshold
             self.clamped[self._vector] += acted

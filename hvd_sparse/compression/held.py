@@ -27,14 +27,15 @@ class HeldThreshold(Compressor):
 
     Each variable in the vector, or the shard, has a threshold of its own: every `life` steps the k-th largest
     magnitude, k = N - floor(N (1 - density)) of its N elements, and 0 where k = N; in between it costs no more than
-    one pass. How many reach it differs between ranks and steps. All of equal magnitudes do, but no zeros. Where fewer
-    than k / 4 do, or more than 4 k, it is out of date, and the k / 4, or the 4 k, elements of largest magnitude are
-    sent; telemetry counts how often that was so. Where k changes, the threshold is taken anew at once.
+    one pass. The first are taken sooner, at steps 1, 2, 4, 8 and so on, as at step 0 nothing waits yet. How many reach
+    it differs between ranks and steps. All of equal magnitudes do, but no zeros. Where fewer than k / 4 do, or more
+    than 4 k, it is out of date, and the k / 4, or the 4 k, elements of largest magnitude are sent; telemetry counts
+    how often that was so. Where k changes, the threshold is taken anew at once.
 
     Attributes:
         density: 1 - eta, eta the paper's sparsity factor; else as in `TopK`, whose k is at most one less.
         wire_dtype: as in `TopK`.
-        life: L, steps from one threshold to the next.
+        life: L, steps from one threshold to the next, but for those before step `life`.
         drain: the probability, in each step, that what was not sent before is forgotten: the paper's 10^-6, against
             stale updates of asynchronous trainers (Remark 2). For what feeds back; for servers' `pull=` leave it 0.
         seed: of the steps in which that happens: the same ones on every rank, for one vector.
@@ -70,7 +71,7 @@ class HeldThreshold(Compressor):
 
     def compress(self, parts, state, residual=None):
         counts = state.kept(self.density)
-        due = (state.step % self.life == 0) | (counts != state.counts)
+        due = self._is_due(state.step) | (counts != state.counts)
         values, indices, new_residual, culprit, thresholds, clamped = ops.library().hvd_sparse_feedback_held(
             parts=parts,
             residual=self._not_drained(or_zeros(residual, parts), state),
@@ -87,6 +88,12 @@ class HeldThreshold(Compressor):
             *state.next_step(),
         )
         return Selection(slices_of(values, indices, state.size), new_residual, culprit, updates)
+
+    def _is_due(self, step: tf.Tensor) -> tf.Tensor:
+        """Whether thresholds are taken anew in a step: each `life`-th, and powers of two before the first of these."""
+        step = tf.convert_to_tensor(step)
+        is_power = tf.bitwise.bitwise_and(step, step - 1) == 0
+        return (step % self.life == 0) | (is_power & (step < self.life))
 
     def _not_drained(self, residual: tf.Tensor, state: Thresholds) -> tf.Tensor:
         """The residual, or zeros where this step drains it."""

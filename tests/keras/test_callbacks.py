@@ -169,11 +169,12 @@ def test_the_norm_is_that_of_the_own_gradient():
 
 
 def test_thresholds_that_were_overruled_are_counted():
-    """Ten of forty are sent, then what waits lies below the threshold."""
+    """Ten of forty are sent, by a threshold taken anew in steps 1, 2 and 4; in step 3 what waits lies below it."""
     variable = keras.Variable(np.zeros(40, "f4"))
     recipe = hvd.recipes.dct(sparsity=0.75, life=10)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), aggregator=recipe, telemetry=hvd.Telemetry())
-    for scale, clamped, sent in ((1.0, 0, 10), (0.0, 1, 3), (0.0, 2, 3), (100.0, 2, 40)):
+    steps = (1.0, 0, 10), (0.0, 0, 10), (0.0, 0, 10), (0.0, 1, 3), (1.0, 1, 10), (100.0, 1, 40)
+    for scale, clamped, sent in steps:
         optimizer.apply([tf.constant(scale * np.arange(1, 41), tf.float32)], [variable])
         figures = optimizer.exchange.read_telemetry()
         assert figures["clamped"] == clamped and figures["density"] == sent / 40
