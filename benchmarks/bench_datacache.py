@@ -11,7 +11,6 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +28,7 @@ from benchmarks import (
 )
 from benchmarks.report import Section
 
+TITLE = "The cache of the input"
 QUESTIONS: tuple[ModuleType, ...] = (datacache_files, datacache_memory, datacache_peers)
 PICTURES = {datacache_files: datacache_files_report.draw}  # those that have one
 
@@ -36,11 +36,6 @@ PICTURES = {datacache_files: datacache_files_report.draw}  # those that have one
 def name_of(question: ModuleType) -> str:
     """The name by which a question is asked for: "files" for benchmarks.datacache_files."""
     return question.__name__.rpartition("datacache_")[2]
-
-
-def render(sections: Sequence[Section], seconds: float, command: str) -> str:
-    """The report as Markdown."""
-    return report.of_questions("The cache of the input", timing.machine(), sections, seconds, command)
 
 
 def write(sections: dict[ModuleType, Section], text: str) -> pathlib.Path:
@@ -73,15 +68,17 @@ def main() -> None:
     if reason is not None and "files" in asked:
         sys.exit(reason)
     sections: dict[ModuleType, Section] = {}
-    began, text = time.perf_counter(), ""
+    made, text = [], ""
     for question in QUESTIONS:
         if name_of(question) not in asked:
             continue
         print(f"{name_of(question)} ...", flush=True)
+        began = time.perf_counter()
         with tempfile.TemporaryDirectory(dir=options.folder) as folder:
             sections[question] = question.measure(pathlib.Path(folder), lambda line: print(f"  {line}", flush=True))
         command = "make bench-datacache" if asked == names else f"bench_datacache --questions {options.questions}"
-        text = render(list(sections.values()), time.perf_counter() - began, command)
+        made.append(report.made(timing.machine(), time.perf_counter() - began, command))
+        text = report.of_questions(TITLE, list(sections.values()), made)
         if not options.dry:  # after each, so that what fails later loses nothing
             print(f"Written to {write(sections, text)}.json, .md and .png", flush=True)
     print(text)

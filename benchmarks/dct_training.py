@@ -218,7 +218,8 @@ def main() -> None:
     began = time.perf_counter()
     section = measured(OF_TARGETS, rates, batches, options.rounds, options.steps, lambda line: print(line, flush=True))
     command = " ".join(["python -m benchmarks.dct_training", *sys.argv[1:]])
-    print(report.of_questions("DLRM on slow links", timing.machine(), [section], time.perf_counter() - began, command))
+    made = report.made(timing.machine(), time.perf_counter() - began, command)
+    print(report.of_questions("DLRM on slow links", [section], [made]))
 
 
 if __name__ == "__main__":

@@ -48,32 +48,40 @@ def table(verdicts: list[Verdict]) -> list[str]:
     return ["| what | wanted | measured | |", "|---|---|---|---|", *rows]
 
 
-def of_questions(
-    title: str, machine: Mapping[str, str], sections: Sequence[Section], seconds: float, command: str
-) -> str:
+def of_questions(title: str, sections: Sequence[Section], made: Sequence[str]) -> str:
     """The report of a benchmark of several questions, as Markdown.
 
     Args:
         title: of the report.
-        machine: as `timing.machine` tells it.
         sections: one a question.
-        seconds: that they took.
-        command: that made them.
+        made: how each came about, as `made` tells it.
     """
     text = [
-        f"# {title}, {machine['date']}",
+        f"# {title}",
         "",
-        f"`{command}` on {machine['processor']}; commit {machine['commit']}; "
-        f"{machine['stolen']} of the cores' time stolen by the host; {seconds / 60:.0f} minutes. What is measured "
-        "and how stands at the head of each section's module in benchmarks/.",
+        "What is measured and how stands at the head of each section's module in benchmarks/.",
         "",
         "## Targets",
         "",
         *table([verdict for section in sections for verdict in section.verdicts]),
     ]
-    for section in sections:
-        text += ["", f"## {section.title}", "", *section.lines]
+    for section, how in zip(sections, made, strict=True):
+        text += ["", f"## {section.title}", "", how, "", *section.lines]
     return "\n".join([*text, ""])
+
+
+def made(machine: Mapping[str, str], seconds: float, command: str) -> str:
+    """When and by what a section was made.
+
+    Args:
+        machine: as `timing.machine` tells it.
+        seconds: that it took.
+        command: that made it.
+    """
+    return (
+        f"`{command}`, {machine['date']}, on {machine['processor']}; commit {machine['commit']}; "
+        f"{machine['stolen']} of the cores' time stolen by the host; {seconds / 60:.0f} minutes."
+    )
 
 
 def command(benchmark: str, words: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import averaging_data, averaging_report, bench_averaging, report, timing, writing
+from benchmarks import averaging_data, averaging_report, bench_averaging, report, writing
 from benchmarks.averaging_convergence import Study
 from benchmarks.averaging_runs import Run
 from benchmarks.averaging_settings import ARMS, ARRIVALS, BASE, MODELS, WANTED, Arm, Schedule
@@ -218,7 +218,7 @@ def test_the_report_pairs_by_seed_and_judges(tmp_path):
     assert (gradients.wanted, gradients.measured, gradients.met) == ("> 0", "+0.101 (+0.099 to +0.103)", True)
     line = next(line for line in section.lines if line.startswith("| 80% |"))
     assert "| x 1 | 3 | 20.00% | 0.120 | +0.020 (+0.020 to +0.021) |" in line and "| -0.40 (-0.41 to -0.40) |" in line
-    text = report.of_questions("T", timing.machine(), [section], 60.0, "c")
+    text = report.of_questions("T", [section], ["By hand."])
     assert text.count("One. Two.") == 1 and text.count("### resnet") == 2
     for block in text.split("\n\n"):
         if block.startswith("|"):

@@ -112,7 +112,7 @@ def test_what_cannot_be_measured_is_refused(words, complaint):
         wrong = averaging_steps.problem(argparse.Namespace(**vars(parser.parse_args(words)), questions=questions))
         assert wrong is None if told is None else told in (wrong or "")
     assert averaging_steps.plan_of(parser.parse_args([])) == Plan()
-    assert averaging_steps in bench_averaging.QUESTIONS
+    assert averaging_steps in bench_averaging.QUESTIONS.values()
 
 
 # ---- what runs on the nodes ----

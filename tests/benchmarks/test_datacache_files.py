@@ -105,7 +105,7 @@ def test_a_small_run_reads_each_byte_once_and_is_reported(tmp_path, monkeypatch)
     assert section.verdicts[0].met and section.verdicts[1].met
     assert [line.split(":")[0] for line in told][1:] == ["round 1 of 1, 100MB/s", "2 ranks"]
 
-    text = bench_datacache.render([section], 60.0, "make bench-datacache")
+    text = report.of_questions(bench_datacache.TITLE, [section], ["By hand."])
     stem = bench_datacache.write({datacache_files: section}, text)
     assert report.table(section.verdicts)[-1] in stem.with_suffix(".md").read_text()
     assert json.loads(stem.with_suffix(".json").read_text())["files"]["figures"]["files"] == FILES

@@ -1,0 +1,116 @@
+"""Benchmarks of several questions: each can be asked by itself, and the report keeps what others have given before.
+
+benchmarks/results/BENCHMARK.md has a section for each question that was asked here, with the command, the date and the
+commit of its own; BENCHMARK.json has its figures and its verdicts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from benchmarks import report, timing, writing
+from benchmarks.report import Section, Verdict
+
+Measure = Callable[[Callable[[str], None]], Section]  # called with what prints a line of progress
+
+
+class Answer(NamedTuple):
+    """What a question gave, and when.
+
+    Attributes:
+        section: of the report.
+        made: by which command, where and when.
+    """
+
+    section: Section
+    made: str
+
+
+def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
+    """Which questions are asked, and whether the report is written."""
+    parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
+    parser.add_argument("--dry", action="store_true", help="write no report")
+
+
+def asked(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> list[str]:
+    """The questions of the command line, in their own order; others end the command."""
+    chosen = options.questions.split(",")
+    if not set(chosen) <= set(names):
+        parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")
+    return [name for name in names if name in chosen]
+
+
+def ask(
+    benchmark: str,
+    title: str,
+    names: Sequence[str],
+    measures: Mapping[str, Measure],
+    words: Sequence[str],
+    keeps: bool = True,
+    draw: Callable[[str, Section], None] | None = None,
+) -> None:
+    """Asks questions one after the other, and prints what they gave.
+
+    Args:
+        benchmark: its name, "averaging".
+        title: of the report.
+        names: of all its questions, in the order of the report.
+        measures: the questions that are asked.
+        words: of the command line.
+        keeps: whether the report is written.
+        draw: what draws the picture of one that was answered, where questions have not drawn their own.
+    """
+    answers, command = kept(benchmark, names), report.command(benchmark, words)
+    for name, measure in measures.items():
+        print(f"{name} ...", flush=True)
+        began = time.perf_counter()
+        section = measure(lambda line: print(f"  {line}", flush=True))
+        answers[name] = Answer(section, report.made(timing.machine(), time.perf_counter() - began, command))
+        if keeps:  # after each, so that what fails later loses nothing
+            write(benchmark, title, {each: answers[each] for each in names if each in answers})
+        if keeps and draw is not None:
+            draw(name, section)
+    fresh = {name: answers[name] for name in measures}
+    print(render(title, list(fresh.values())))
+
+
+def render(title: str, answers: Sequence[Answer]) -> str:
+    """The report as Markdown."""
+    return report.of_questions(title, [answer.section for answer in answers], [answer.made for answer in answers])
+
+
+def write(benchmark: str, title: str, answers: Mapping[str, Answer]) -> None:
+    """Writes BENCHMARK.md and .json."""
+    data: dict[str, Any] = {}
+    for name, (section, made) in answers.items():
+        verdicts = [verdict._asdict() for verdict in section.verdicts]
+        data[name] = {"title": section.title, "made": made, "verdicts": verdicts, "figures": section.figures}
+    stem = writing.write_results(benchmark, data, render(title, list(answers.values())))
+    print(f"Written to {stem}.md and .json", flush=True)
+
+
+def kept(benchmark: str, names: Sequence[str]) -> dict[str, Answer]:
+    """What the report has of questions already."""
+    stem = writing.RESULTS / benchmark
+    if not stem.with_suffix(".json").exists():
+        return {}
+    told = json.loads(stem.with_suffix(".json").read_text())
+    texts = _sections(stem.with_suffix(".md").read_text())
+    return {name: _answer(told[name], texts) for name in names if told.get(name, {}).get("title") in texts}
+
+
+def _sections(text: str) -> dict[str, str]:
+    """What stands below each heading of the second level."""
+    parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def _answer(told: Mapping[str, Any], texts: Mapping[str, str]) -> Answer:
+    text = texts[told["title"]].strip("\n").removeprefix(told["made"]).strip("\n")
+    verdicts = [Verdict(**each) for each in told["verdicts"]]
+    return Answer(Section(told["title"], text.split("\n"), told["figures"], verdicts), told["made"])

@@ -1,0 +1,74 @@
+"""A benchmark of several questions: what one gives is kept while others are asked again."""
+
+import argparse
+import json
+
+import pytest
+
+from benchmarks import questions, writing
+from benchmarks.report import Section, Verdict
+
+NAMES = ["first", "second", "third"]
+
+
+def section_of(name: str, value: float) -> Section:
+    verdict = Verdict(f"{name}, seconds", "<= 1", f"{value}", value <= 1)
+    return Section(
+        f"The {name} one",
+        ["Words.", "", "### Its table", "", "| a |", "|---|", f"| {value} |"],
+        {"value": value},
+        [verdict],
+    )
+
+
+def ask(words, keeps=True, drawn=None, **values):
+    measures = {name: lambda say, name=name: section_of(name, values[name]) for name in NAMES if name in values}
+    draw = None if drawn is None else lambda name, section: drawn.append((name, section.figures["value"]))
+    questions.ask("some", "Some", NAMES, measures, words, keeps, draw)
+
+
+def test_what_was_not_asked_again_stays_and_what_was_takes_its_place(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(writing, "RESULTS", tmp_path)
+    drawn = []
+    ask(["--once"], third=0.5, first=2.0)
+    ask(["--questions", "second"], second=3.0)
+    ask(["--questions", "first"], first=0.25, drawn=drawn)
+    text, told = (tmp_path / "some.md").read_text(), json.loads((tmp_path / "some.json").read_text())
+    assert list(told) == NAMES and [told[name]["figures"]["value"] for name in NAMES] == [0.25, 3.0, 0.5]
+    assert [line for line in text.splitlines() if line.startswith("#")] == [
+        "# Some",
+        "## Targets",
+        *(line for name in NAMES for line in (f"## The {name} one", "### Its table")),
+    ]
+    assert text.count("| first, seconds | <= 1 | 0.25 | met |") == 1 and "**missed**" in text
+    assert text.count("`bench_some --once`") == text.count("`bench_some --questions first`") == 1
+    assert drawn == [("first", 0.25)]
+    printed = capsys.readouterr().out
+    assert "The second one" not in printed[printed.rindex("# Some") :], "what was asked is told"
+    ask([], first=0.25)
+    again = (tmp_path / "some.md").read_text()
+    assert again == text.replace("`bench_some --questions first`", "`make bench-some`")
+
+
+def test_a_dry_run_writes_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "RESULTS", tmp_path)
+    ask([], keeps=False, first=1.0)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_report_without_sections_of_their_own_dates_is_made_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "RESULTS", tmp_path)
+    (tmp_path / "some.json").write_text(json.dumps({"machine": {}, "second": {"verdicts": [], "figures": {}}}))
+    (tmp_path / "some.md").write_text("# Some\n\n## The second one\n\nWords.\n")
+    ask([], first=1.0)
+    assert "The second one" not in (tmp_path / "some.md").read_text()
+
+
+def test_questions_are_asked_in_their_own_order_and_others_refused(capsys):
+    parser = argparse.ArgumentParser()
+    questions.add_arguments(parser, NAMES)
+    assert questions.asked(parser, parser.parse_args([]), NAMES) == NAMES
+    assert questions.asked(parser, parser.parse_args(["--questions", "third,first"]), NAMES) == ["first", "third"]
+    with pytest.raises(SystemExit):
+        questions.asked(parser, parser.parse_args(["--questions", "first,last"]), NAMES)
+    assert "expected some of the questions first, second, third, got first,last" in capsys.readouterr().err
