@@ -41,6 +41,7 @@ TITLE = "Test loss of the recommender"
 ROWS = 256  # of a batch of all trainers
 WANTED = 0.003  # of the loss
 _SOURCES = ["examples/recommender.py", *(f"examples/recommenders/{name}.py" for name in ("dlrm", "packages", "tables"))]
+_OF_RECIPES = ["hvd_sparse/compression/held.py"]
 _RATE = recommender.PRESETS["packages"]["learning_rate"]
 Make = Callable[["Arm", int, str, pathlib.Path], str]  # of arm, seed, digest of the index and store; a line to tell
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
@@ -68,7 +69,7 @@ class Arm:
     def fingerprint(self, rows: str, seed: int) -> str:
         """Changes with whatever makes a run of it another one."""
         digest = hashlib.sha256(json.dumps([self.words, self.trainers, ROWS, rows, seed]).encode())
-        for name in _SOURCES:
+        for name in [*_SOURCES, *(_OF_RECIPES if "--recipe" in self.words else [])]:
             digest.update((ROOT / name).read_bytes())
         return digest.hexdigest()[:16]
 

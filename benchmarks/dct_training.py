@@ -80,6 +80,7 @@ ARMS: tuple[Arm | Sharded, ...] = (
     Arm(AGAIN),
     Arm("float16 activations", wire="float16"),
     Arm("int8 activations", wire="int8"),
+    Arm("int4 activations", wire="int4"),
     Arm("90% of activations", sparsity=0.9),
     Arm("99% of gradients", density=0.01),
     Arm(OURS, sparsity=0.9, density=0.01),
