@@ -63,18 +63,15 @@ class LAMB(LayerwiseOptimizer):
         self.beta_2 = _below_one(beta_2, "beta_2")
         self.epsilon = at_least_zero(epsilon, "epsilon")
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Makes the moments."""
-        if self.built:
-            return
-        super().build(variables)
-        self.first_moments, self.second_moments = self.add_optimizer_variables(
-            variables, ["first_moment", "second_moment"]
-        )
-
     def get_config(self) -> dict[str, Any]:
         """All arguments."""
         return {**super().get_config(), "beta_1": self.beta_1, "beta_2": self.beta_2, "epsilon": self.epsilon}
+
+    def _make_slots(self, variables: Sequence[Any]) -> None:
+        """The moments."""
+        self.first_moments, self.second_moments = self.add_optimizer_variables(
+            variables, ["first_moment", "second_moment"]
+        )
 
     def _partials(self, group: Group, gradients: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:
         return ops.lamb_partials(

@@ -80,17 +80,14 @@ class LARS(LayerwiseOptimizer, keras.optimizers.SGD):
         self.trust_coefficient = at_least_zero(trust_coefficient, "trust_coefficient")
         self.epsilon = at_least_zero(epsilon, "epsilon")
 
-    def build(self, variables: Sequence[Any]) -> None:
-        """Makes the velocities, also where momentum is 0: they are a part of the update."""
-        if self.built:
-            return
-        super().build(variables)
-        if not self.momentums:
-            self.momentums = self.add_optimizer_variables(variables, "momentum")
-
     def get_config(self) -> dict[str, Any]:
         """All arguments."""
         return {**super().get_config(), "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon}
+
+    def _make_slots(self, variables: Sequence[Any]) -> None:
+        """The velocities, also where momentum is 0: they are a part of the update."""
+        if not self.momentums:
+            self.momentums = self.add_optimizer_variables(variables, "momentum")
 
     def _partials(self, group: Group, gradients: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:
         return ops.lars_partials(group.weights, gradients, first, last)

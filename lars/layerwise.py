@@ -110,7 +110,9 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         if self.built:
             return
         self._begin(variables)
-        super().build(variables)
+        with tf.init_scope():  # in a user's tf.function slots would have no values yet when the first step is planned
+            super().build(variables)
+            self._make_slots(variables)
 
     def build_without_slots(self, variables: Sequence[Any]) -> None:
         """As `build`, but for the slots, where somebody else keeps them: see `shard_step`."""
@@ -192,6 +194,10 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         self._update_all(grads, trainable_variables, learning_rate)
+
+    @abc.abstractmethod
+    def _make_slots(self, variables: Sequence[Any]) -> None:
+        """Makes the slots that Keras has not made."""
 
     @abc.abstractmethod
     def _partials(self, group: Group, gradients: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 
 import keras
@@ -109,6 +110,23 @@ def every_recipe_around_shared_norms(name, recipe):
         results.append(_stepped(optimizer, "transformer", own=True))
         assert_replicas_equal(results[-1])
     for first, second in zip(*results, strict=True):
+        assert first.numpy().tobytes() == second.numpy().tobytes()
+
+
+@case(ranks=(2,), over=lambda ranks: [{"name": name} for name in ("LARS", "LAMB")])
+def a_loop_of_one_s_own_makes_the_slots_in_its_graph(name):
+    made, kept = [MEMBERS[name].make(parallel=True) for _ in range(2)], []
+    for optimizer, early in zip(made, (True, False), strict=True):
+        variables = layers.variables_of("transformer")
+        gradients = [tf.constant(each) for each in layers.gradients_of("transformer", 0)]
+        if early:
+            optimizer.build(variables)
+        step = tf.function(functools.partial(optimizer.apply, gradients, variables), autograph=False)
+        step()
+        step()
+        kept.append(variables)
+    assert_replicas_equal(kept[0])
+    for first, second in zip(*kept, strict=True):
         assert first.numpy().tobytes() == second.numpy().tobytes()
 
 

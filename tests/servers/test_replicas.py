@@ -147,7 +147,7 @@ def test_two_that_are_gone_end_the_job():
 
 
 def test_all_that_does_not_answer_is_told(monkeypatch):
-    """An attempt ends with the first that fails: a server that is gone, before one that answers that it serves no more."""
+    """An attempt ends with the first that fails: a server that is gone fails before one says that it serves no more."""
     monkeypatch.setattr(connections, "_PAUSE", 0.05)
     members = job.started(3)
     with members[1]._service.lock:
