@@ -161,8 +161,8 @@ def test_ranks_that_spread_what_they_send_survive_the_end_of_one(build, sanitize
     "lies, spread",
     [
         (20_000, 0),
-        pytest.param(200_000, 0, marks=pytest.mark.thorough),
-        pytest.param(200_000, 1, marks=pytest.mark.thorough),
+        pytest.param(1_000_000, 0, marks=pytest.mark.thorough),
+        pytest.param(1_000_000, 1, marks=pytest.mark.thorough),
     ],
 )
 def test_no_lie_is_accepted(build, lies, spread):
