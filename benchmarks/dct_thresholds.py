@@ -114,7 +114,7 @@ def told(title: str, free: Watch, held: dict[float, list[float]]) -> Section:
 
 def draw(free: Watch, held: dict[float, list[float]], path: pathlib.Path = PICTURE) -> None:
     """The picture of both."""
-    figure = Figure(figsize=(11.0, 4.0), layout="constrained")
+    figure = Figure(figsize=(13.0, 4.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, (sparsity, thresholds) in enumerate(free.gradients.items()):
         left.semilogy(free.steps, thresholds, color=f"C{number}", label=f"{sparsity:.0%}")
@@ -123,7 +123,8 @@ def draw(free: Watch, held: dict[float, list[float]], path: pathlib.Path = PICTU
         right.plot(free.steps, free.activations[sparsity], color=f"C{number}", label=f"{sparsity:.0%}, nothing dropped")
         right.plot(free.steps, thresholds, "--", color=f"C{number}", label=f"{sparsity:.0%}, as much dropped")
     right.set(title=f"Activations after {SPLIT} (Fig. 5)", xlabel="step", ylabel="mean threshold of a row")
+    left.legend(fontsize=8)
+    right.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
     for axes in (left, right):
-        axes.legend(fontsize=8)
         axes.grid(alpha=0.3)
     writing.save_picture(figure, path)
