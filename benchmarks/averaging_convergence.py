@@ -21,8 +21,9 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from benchmarks import averaging_data
 from benchmarks import averaging_report as reports
@@ -31,7 +32,7 @@ from benchmarks.averaging_runs import Outcomes, Run
 from benchmarks.averaging_settings import ARMS, BASE, MODELS, RANKS, TRAINED, MessageSettings
 from benchmarks.averaging_tasks import programs_of
 from benchmarks.convergence_report import STUDENT, rates_of
-from benchmarks.convergence_runs import Make, finished
+from benchmarks.convergence_runs import Make, finished, load
 from benchmarks.dropping_report import best_rate
 from benchmarks.report import Section
 
@@ -45,7 +46,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--models", default=",".join(TRAINED), help=f"some of {','.join(MODELS)} ({','.join(TRAINED)})")
     group.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all)")
     group.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks (%(default)s)")
-    group.add_argument("--seeds", type=int, default=SEEDS, help="how many (%(default)s)")
+    group.add_argument(
+        "--seeds", type=int, default=SEEDS, help="that are made; all that there are, are told (%(default)s)"
+    )
     group.add_argument("--rates", default=RATES, help="grid, in units of the model's learning rate (%(default)s)")
     group.add_argument("--epochs", type=int, default=0, help="in place of the model's")
     group.add_argument("--finished", action="store_true", help="make no more runs, and tell of those that there are")
@@ -103,7 +106,7 @@ class Study:
     def outcomes(self, models: Sequence[str], arms: Sequence[str]) -> tuple[Outcomes, dict[str, list[float]]]:
         """Those of the arms at each model's best learning rate, and the rates that were tried for it.
 
-        Makes the runs that the store does not have.
+        Makes the runs that the store does not have; what it has of more seeds is there as well.
         """
         fewest = min(self.ranks)
         searched = [
@@ -112,14 +115,13 @@ class Study:
         found = finished(searched, self.store, self.make) if len(self.rates) > 1 else {}
         tried = {model: rates_of(found, model, BASE) for model in models}
         best = {model: best_rate(found, model, BASE) if tried[model] else self.rates[0] for model in models}
-        runs = [
-            Run(model, arm, ranks, best[model], seed, self.epochs)
-            for model in models
-            for arm in arms
-            for ranks in self.ranks
-            for seed in self.seeds
-        ]
-        return finished(runs, self.store, self.make), tried
+
+        def runs(seeds: Iterable[int]) -> list[Run]:
+            order = itertools.product(models, arms, self.ranks, seeds)
+            return [Run(model, arm, ranks, best[model], seed, self.epochs) for model, arm, ranks, seed in order]
+
+        finished(runs(self.seeds), self.store, self.make)
+        return load(self.store, runs(range(len(STUDENT)))), tried
 
 
 def about(model: str, tried: Sequence[float], epochs: int) -> list[str]:

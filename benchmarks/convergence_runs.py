@@ -151,7 +151,7 @@ def finished(wanted: Sequence[Any], store: pathlib.Path, make: Make | None) -> d
     """All of these runs, made where the store does not have them; without `make` those that it has."""
     found = load(store, wanted)
     missing = [run for run in wanted if run not in found]
-    print(f"{len(wanted)} runs, {len(missing)} of them to be made", flush=True)
+    print(f"{len(wanted)} runs, {len(missing)} of them {'to be made' if make else 'not there'}", flush=True)
     if missing and make is not None:
         began = time.perf_counter()
         make(missing, store)

@@ -185,6 +185,8 @@ def test_all_arms_take_the_rate_that_is_best_without_loss_and_finished_runs_are_
     )
     assert {run.rate for run in outcomes} == {2.0}
     assert study.outcomes(["resnet"], [BASE, "arrival99"])[0] == outcomes and len(made) == 2
+    fewer = dataclasses.replace(study, seeds=[0])
+    assert fewer.outcomes(["resnet"], [BASE, "arrival99"])[0] == outcomes, "finished seeds are told, too"
 
 
 @pytest.mark.parametrize(
