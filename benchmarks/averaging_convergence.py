@@ -46,9 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--models", default=",".join(TRAINED), help=f"some of {','.join(MODELS)} ({','.join(TRAINED)})")
     group.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all)")
     group.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks (%(default)s)")
-    group.add_argument(
-        "--seeds", type=int, default=SEEDS, help="that are made; all that there are, are told (%(default)s)"
-    )
+    group.add_argument("--seeds", type=int, default=SEEDS, help="to make; all finished ones are told (%(default)s)")
     group.add_argument("--rates", default=RATES, help="grid, in units of the model's learning rate (%(default)s)")
     group.add_argument("--epochs", type=int, default=0, help="in place of the model's")
     group.add_argument("--finished", action="store_true", help="make no more runs, and tell of those that there are")

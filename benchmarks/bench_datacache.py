@@ -21,6 +21,7 @@ from benchmarks import (
     datacache_files_report,
     datacache_memory,
     datacache_peers,
+    questions,
     report,
     slow_files,
     timing,
@@ -57,13 +58,10 @@ def write(sections: dict[ModuleType, Section], text: str) -> pathlib.Path:
 def main() -> None:
     names = [name_of(question) for question in QUESTIONS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
+    questions.add_arguments(parser, names)
     parser.add_argument("--folder", type=pathlib.Path, help="for caches, on a local disk (a temporary one)")
-    parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
-    asked = options.questions.split(",")
-    if not set(asked) <= set(names):
-        parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")
+    asked = questions.asked(parser, options, names)
     reason = slow_files.unavailable()
     if reason is not None and "files" in asked:
         sys.exit(reason)
