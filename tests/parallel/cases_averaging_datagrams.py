@@ -52,16 +52,17 @@ def a_rank_that_is_stopped_is_silent_and_goes_on_where_the_others_are():
     np.testing.assert_array_equal(averaged.vector.numpy(), np.ones(1000, np.float32))
     if hvd.rank() == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
-    rounds, missed = [0], False
+    rounds, missed, while_stopped = [0], False, 20
     while not over.exists():
         averaged = channel.average(own, tf.constant(rounds[-1] + 1, tf.int64))
         rounds.append(int(averaged.round))
-        if hvd.rank() == 0 and channel.report()["silent"] == [2]:
+        if hvd.rank() == 0 and rounds[-1] >= while_stopped and channel.report()["silent"] == [2]:
             missed = True
             os.kill(processes[2], signal.SIGCONT)
         others = np.delete(averaged.expected.numpy()[0], hvd.rank())
         if missed and others.all():
             over.touch()
     assert rounds == sorted(set(rounds)), "rounds only grow"
-    assert hvd.rank() != 2 or rounds[1] > 1, "it was to begin where the others were by then"
+    # What came while it was stopped waits in its socket, so that it may still take part in the first of them.
+    assert hvd.rank() != 2 or len(rounds) <= rounds[-1], "it was to leave out rounds that the others had without it"
     channel.close()
