@@ -9,8 +9,9 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks import dct_appendix, dct_theorem, report
-from benchmarks.dct_appendix import OURS, SCHEMES, SPARSITIES, WIDTH
+from benchmarks import dct_appendix, dct_schemes, dct_theorem, report
+from benchmarks.dct_schemes import BATCH, IN_FEWER_BITS, OURS, SCHEMES, SPARSITIES, WIDTH
+from hvd_sparse.pipeline import messages
 from hvd_sparse.pipeline.threshold import Threshold
 
 
@@ -25,28 +26,28 @@ def drawn(seed, *shape):
 def test_schemes_have_the_bytes_of_ours(sparsity):
     """In both directions together, or backward; or what is left of them where one more value would be too many."""
     told = {name: make(sparsity, 1).bytes_of_row for name, make in SCHEMES.items()}
-    assert told[OURS] == dct_appendix.bytes_of(sparsity)
-    for name in dct_appendix.AS_MANY:
+    assert told[OURS] == dct_schemes.bytes_of(sparsity)
+    for name in dct_schemes.AS_MANY:
         assert sum(told[OURS]) - 8 < sum(told[name]) <= sum(told[OURS])
-    for name in dct_appendix.BACKWARD:
+    for name in dct_schemes.BACKWARD:
         assert told[name][0] == 4 * WIDTH
-        assert told[OURS][1] - 4 * dct_appendix.HASHES < told[name][1] <= told[OURS][1]
+        assert told[OURS][1] - 4 * dct_schemes.HASHES < told[name][1] <= told[OURS][1]
 
 
 @pytest.mark.parametrize("name", [name for name in SCHEMES if name.endswith("error feedback")])
 @given(sparsity=st.sampled_from(SPARSITIES), seed=st.integers(0, 2**32))
 def test_what_feeds_back_loses_nothing(sparsity, seed, name):
     made = SCHEMES[name](sparsity, 2)
-    left = np.zeros([2, dct_appendix.BATCH, WIDTH], np.float32)
+    left = np.zeros([2, BATCH, WIDTH], np.float32)
     for step in range(2):
-        gradient = drawn(seed + step, 2, dct_appendix.BATCH, WIDTH)
+        gradient = drawn(seed + step, 2, BATCH, WIDTH)
         sent = made.backward(gradient, None).numpy()
         total = gradient.numpy() + left
         left = made.residual.numpy()
         np.testing.assert_array_equal(sent + left, total)
         assert not (sent * left).any()
         kept = np.count_nonzero(sent, axis=-1)
-        assert (kept == kept[0, 0]).all() and kept[0, 0] * 4 < dct_appendix.bytes_of(sparsity)[1]
+        assert (kept == kept[0, 0]).all() and kept[0, 0] * 4 < dct_schemes.bytes_of(sparsity)[1]
         assert np.abs(sent).max(-1).min() >= np.abs(left).max(-1).min()
 
 
@@ -73,10 +74,38 @@ def test_the_gradient_of_a_gaussian_sketch_is_that_of_what_was_computed(sparsity
     assert norms / WIDTH == pytest.approx(1.0, abs=0.25)  # on average it changes nothing
 
 
+@given(seed=st.integers(0, 2**32), dtype=st.sampled_from(["int8", "int4"]))
+def test_whole_numbers_are_those_that_travel_between_stages(seed, dtype):
+    made, x = dct_schemes.WholeNumbers(dtype), drawn(seed, 3, WIDTH)
+    payload = messages.encode_values(x, dtype)
+    assert made.bytes_of_row == (payload.nbytes // 3,) * 2
+    travelled = messages.decode_values(memoryview(payload), (3, WIDTH), dtype, "float32")
+    for arrived in (made.forward(x)[0], made.backward(x, None)):
+        np.testing.assert_allclose(arrived, travelled, rtol=1e-6, atol=1e-7)
+
+
+@given(seed=st.integers(0, 2**32))
+def test_a_sample_goes_whole_once_and_then_by_its_changes(seed):
+    """Both sides have the same activations of each sample, and what is not sent yet is in the next change."""
+    made, usual = dct_schemes.Changes("int4", 2, 10), dct_schemes.WholeNumbers("int4")
+    samples, x = tf.constant([[3, 1, 4], [1, 5, 9]]), drawn(seed, 2, 3, WIDTH)
+    np.testing.assert_array_equal(made.forward(x, samples)[0], x)
+    known = x
+    for step in range(3):
+        x = x + 0.01 * drawn(seed + 1 + step, 2, 3, WIDTH)
+        arrived = made.forward(x, samples)[0]
+        np.testing.assert_array_equal(arrived, known + usual.forward(x - known)[0])
+        np.testing.assert_array_equal(tf.gather(made.known, samples, batch_dims=1), arrived)
+        known = arrived
+    untouched = np.setdiff1d(np.arange(10), samples[0])
+    assert not made.known.numpy()[0, untouched].any()
+    np.testing.assert_array_equal(made.forward(x)[0], x)  # of the test there is no sample that was sent before
+
+
 @pytest.mark.parametrize("sparsity", [0.0, 0.9])
 def test_gradients_of_the_halves_are_those_of_the_whole(sparsity):
     """As a tape takes them through a `Threshold` layer."""
-    scheme = SCHEMES[OURS](sparsity, 2) if sparsity else dct_appendix.Dense()
+    scheme = SCHEMES[OURS](sparsity, 2) if sparsity else dct_schemes.Dense()
     models, images = dct_appendix.Models(scheme, 2), drawn(3, 2, 5, 64)
     labels, layer = tf.constant([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]]), Threshold(sparsity)
     variables = [variable.value for each in models.layers for variable in each]
@@ -97,7 +126,7 @@ def test_gradients_of_the_halves_are_those_of_the_whole(sparsity):
 def test_a_quick_run_of_the_appendix_trains_all_schemes():
     options = argparse.Namespace(quick=True, seeds=None)
     section = dct_appendix.measure(options, lambda line: None)
-    assert [each["name"] for each in section.figures["cells"]] == ["dense", "dense, A/A", *SCHEMES]
+    assert [each["name"] for each in section.figures["cells"]] == ["dense", "dense, A/A", *SCHEMES, *IN_FEWER_BITS]
     assert all(loss < math.log(10) for each in section.figures["cells"] for loss in each["fitted"])
     assert len(section.verdicts) == len(SCHEMES) - 1
     assert "| DCT-MP | 90% | 136 | 104 |" in report.of_questions("T", [section], ["By hand."])
