@@ -141,7 +141,7 @@ def pytest_runtest_logreport(report):
     """Notes the processor time of a multi-rank case."""
     for name, value in report.user_properties:
         if name == SECONDS and report.when == "call":
-            case = report.nodeid.partition("[")[2].partition("]@")[0]
+            case = report.nodeid.partition("[")[2].rpartition("]")[0]
             _spent.add_case("thorough" if "thorough" in report.keywords else "quick", case, value)
 
 
