@@ -140,7 +140,7 @@ class Wrapper(Compressor):
 
     @property
     def wire_dtype(self) -> str:  # type: ignore[override]
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.wire_dtype
 
     def count(self, size):
@@ -160,23 +160,23 @@ class Wrapper(Compressor):
 
     @property
     def counts_differ(self) -> bool:  # type: ignore[override]
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.counts_differ
 
     def residual(self, state: Any) -> tf.Variable | None:
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.residual(state.inner)
 
     def waiting(self, state: Any) -> tf.Tensor | None:
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.waiting(state.inner)
 
     def progress(self, state: Any) -> tf.Tensor | None:
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.progress(state.inner)
 
     def cleared(self, state: Any) -> NewValues:
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.cleared(state.inner)
 
     def hold(self, parts: tf.Tensor, state: Any) -> tuple[tf.Tensor, NewValues]:

@@ -20,8 +20,8 @@ from hvd_sparse.spec import Segment
 from hvd_sparse.transport.communicator import Grid
 
 NARROW = 128
-"""Elements of a row, below which rows of several variables go in one message. Wide ones, as of a language model's
-tables, are much to carry: they leave as soon as they are there."""
+"""Elements per row below which rows of several variables go in one message. Wide rows, as in a language model's tables,
+take long to send, so they are sent as soon as they are ready."""
 _SPAN = 2**32  # distance between the row numbers of two tables, enough for any int32 index
 _MOST_ROWS = 2**31
 

@@ -138,7 +138,7 @@ class Timed(Wrapper):
 
     @property
     def feeds_back(self) -> bool:  # type: ignore[override]
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.feeds_back
 
     def create(self, spec):
