@@ -85,7 +85,7 @@ def dropping(
 
     Args:
         density: the share that is sent, 1 - R, where R is the paper's drop rate.
-        wire_dtype: the dtype in which values travel, as for `topk`.
+        wire_dtype: "float32", "float16" or "bfloat16", in which values travel.
         sample: the share of the vector that is sampled; see `SampledThreshold`.
         seed: seed of the sample and of a quantizer's rounding.
         quantizer: encodes the values in fewer bits, for example `OneBit("column")` or `TwoBits()` (5.4); the rounding
@@ -105,7 +105,7 @@ def dct(sparsity: float = 0.99, life: int = 1000, wire_dtype: str = "float32", d
     Args:
         sparsity: eta, the share of each variable that is not sent, in [0, 1); 1 - density in the other recipes.
         life: L, the number of steps for which the threshold of each variable is kept.
-        wire_dtype: the dtype in which values travel, as for `topk`.
+        wire_dtype: "float32", "float16" or "bfloat16", in which values travel.
         drain: the probability, in each step, that residuals are discarded (Remark 2); see `HeldThreshold`.
 
     Raises:
@@ -152,7 +152,7 @@ def sparcml_buckets(
     as_published: bool = False,
     seed: int = 0,
 ) -> Aggregator:
-    """Like `sparcml`, with the k largest elements of every bucket: SparCML's setting for neural networks (8.3).
+    """Like `sparcml`, with the k largest elements of every bucket, as SparCML does for neural networks (8.3).
 
     Args:
         k: the number of elements sent from each bucket.
@@ -317,13 +317,13 @@ def diloco(every: int = 30, rate: float = 0.7, momentum: float = 0.9) -> Aggrega
 
 
 def sparseloco(every: int = 30, k: int = 64, bucket: int = 4096, bits: int = 2, decay: float = 0.95) -> Aggregator:
-    """SparseLoCo (Sarfi et al. 2025): like `diloco`, without outer step, sending each bucket's k largest in few bits.
+    """SparseLoCo (Sarfi et al. 2025): like `diloco`, but without the outer step, and with the k largest of each bucket.
 
     Args:
         every: H, the number of steps from one exchange to the next.
         k: the number of elements sent from each bucket.
         bucket: the number of consecutive elements in a bucket.
-        bits: bits per value: 2, 4 or 8.
+        bits: bits per value that is sent: 2, 4 or 8.
         decay: factor by which what was not sent is multiplied at each exchange.
 
     Raises:

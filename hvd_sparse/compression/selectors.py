@@ -105,7 +105,7 @@ class MSTopK(Compressor):
 class BucketTopK(Compressor):
     """The k elements of largest magnitude of every bucket of consecutive elements, exactly (SparCML 8.3).
 
-    Every part of the vector is sent from, and each bucket is selected on its own.
+    Every part of the vector contributes, and each bucket is processed independently of the others.
 
     Attributes:
         k: elements sent from each bucket, in [1, bucket]; a shorter last bucket sends min(k, its length). Of equal

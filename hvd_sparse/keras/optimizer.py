@@ -60,8 +60,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     would compile the train step by XLA, the exchange is kept out of it (`compiled_train_step`).
 
     Args:
-        optimizer: any Keras optimizer that has not been used yet; from a loss-scaling one, the inner optimizer is
-            taken. It is changed in place and returned.
+        optimizer: any Keras optimizer that has not been used yet; in a loss-scaling one, the inner optimizer is made
+            distributed. It is changed in place and returned.
         name: prefix of the names of collectives; the default is the optimizer's name.
         device_dense: must be "", as collectives run where their tensors are.
         device_sparse: must be "", likewise.

@@ -28,7 +28,7 @@ FAR = 2.0  # a candidate is dropped if its best round takes more than this many 
 TIE = 0.03  # relative difference in time below which two candidates count as equally fast
 ROUND_SHARE = 0.1  # share of the budget that a round of the fastest candidate may take with several vectors in flight
 AT_ONCE = 4  # most vectors in flight: these fill the links, and each needs memory for its residuals
-LARGE = 1 << 18  # elements of a vector whose residuals are freed without waiting for the garbage collector
+LARGE = 1 << 18  # elements of a vector from which trials end with a garbage collection, to free the residuals
 
 
 class TrialTimes(NamedTuple):
