@@ -1,13 +1,13 @@
 """Fast distributed training on networks that are slower than the GPUs, for TensorFlow, Keras and Horovod.
 
-A Horovod script changes its import line and adds a recipe:
+In a Horovod script, change the import line and add a recipe:
 
     import hvd_sparse as hvd
 
     hvd.init()
     optimizer = hvd.DistributedOptimizer(optimizer, aggregator=hvd.recipes.hitopk(density=0.001))
 
-What a Horovod user knows keeps its name; README.md has the rest.
+Horovod's functions and classes keep their names; see README.md for the rest.
 """
 
 from hvd_sparse import _command as _command  # isort: skip - first: see there

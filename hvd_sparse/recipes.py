@@ -1,6 +1,6 @@
-"""Every named system as one expression of the parts.
+"""The recipes: named methods of exchanging gradients, each one expression of the library's parts.
 
-A recipe is what `DistributedOptimizer(..., aggregator=...)` takes.
+Pass a recipe as `aggregator=` to `DistributedOptimizer` or `DistributedGradientTape`.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.costs import CANDIDATES
 from hvd_sparse.tuning.auto import BUDGET, Auto
 
-DGC_DENSITIES = (0.25, 0.0625, 0.015625)  # of its warm-up, as far as they lie above 1%
+DGC_DENSITIES = (0.25, 0.0625, 0.015625)  # the stages of DGC's warm-up that lie above 1%
 
 
 def mean(wire_dtype: str | None = None) -> Aggregator:
-    """The dense mean, as `torus2d` on several nodes of several ranks each and else as `dense`: the default."""
+    """The dense mean: `torus2d` if there are several nodes of several ranks each, otherwise `dense`; the default."""
     return Mean(wire_dtype)
 
 
@@ -61,7 +61,7 @@ def topk(density: Density, wire_dtype: str = "float32") -> Aggregator:
 
 
 def mstopk(density: Density, wire_dtype: str = "float32", samplings: int = 30, seed: int = 0) -> Aggregator:
-    """As `topk`, with MSTopK selection (CommLib Algorithm 1)."""
+    """Like `topk`, with MSTopK selection (CommLib Algorithm 1)."""
     return Compressed(ErrorFeedback(MSTopK(density, wire_dtype, samplings, seed)))
 
 
@@ -80,20 +80,20 @@ def dropping(
 ) -> Aggregator:
     """Gradient dropping (Aji and Heafield 2017, Algorithm 1) among ranks that send to each other, without servers.
 
-    Each rank sends what exceeds a threshold that it takes from a sample, about `density` of the gradient, and keeps the
-    rest; all is gathered from all ranks.
+    Each rank estimates a threshold from a sample, sends the elements that exceed it, about `density` of the gradient,
+    to all ranks, and keeps the rest.
 
     Args:
-        density: 1 - R, R the paper's drop rate, of `topk`.
-        wire_dtype: as of `topk`.
-        sample: as of `SampledThreshold`.
-        seed: of the sample, and of a quantizer's rounding.
-        quantizer: codes what is sent in fewer bits, as `OneBit("column")` or `TwoBits()` (5.4); what that takes away
-            joins the residual. None sends values of the wire's dtype.
-        scope: "global", or "variable" for a threshold for each variable (5.2); see `SampledThreshold`.
+        density: the share that is sent, 1 - R, where R is the paper's drop rate.
+        wire_dtype: "float32", "float16" or "bfloat16", in which values travel.
+        sample: the share of the vector that is sampled; see `SampledThreshold`.
+        seed: seed of the sample and of a quantizer's rounding.
+        quantizer: encodes the values in fewer bits, for example `OneBit("column")` or `TwoBits()` (5.4); the rounding
+            error joins the residual. None sends values in `wire_dtype`.
+        scope: "global", or "variable" for one threshold per variable (5.2); see `SampledThreshold`.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     sent: Compressor = SampledThreshold(density, wire_dtype, sample, seed, scope)
     return Compressed(ErrorFeedback(sent if quantizer is None else Quantized(sent, quantizer, seed=seed)))
@@ -103,13 +103,13 @@ def dct(sparsity: float = 0.99, life: int = 1000, wire_dtype: str = "float32", d
     """DCT-DP (Gupta et al. 2021, Algorithm 1) among ranks that send to each other, without servers.
 
     Args:
-        sparsity: eta, the share of each variable that is not sent, in [0, 1): 1 - the density of `topk`.
-        life: L, steps for which the threshold of each variable holds.
-        wire_dtype: as of `topk`.
-        drain: the probability, in each step, that residuals are forgotten (Remark 2); see `HeldThreshold`.
+        sparsity: eta, the share of each variable that is not sent, in [0, 1); 1 - density in the other recipes.
+        life: L, the number of steps for which the threshold of each variable is kept.
+        wire_dtype: "float32", "float16" or "bfloat16", in which values travel.
+        drain: the probability, in each step, that residuals are discarded (Remark 2); see `HeldThreshold`.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     if not 0.0 <= sparsity < 1.0:
         raise ValueError(f"Expected a sparsity in [0, 1), got {sparsity}: 0.99 sends 1% of the gradient.")
@@ -126,20 +126,20 @@ def sparcml(
     """Exact top-k with error feedback, added up by sparse all-reduce: SparCML's Quantized TopK SGD (section 4, 5.3).
 
     Args:
-        density: as of `topk`.
-        bits: 2, 4 or 8: sums are gathered by `dynamic` in so many bits (section 6), and their rounding is kept; None
-            sends them as float32. It pays where ranks together fill more than about bits / 64 of the vector: below that
-            sparse sums are fewer bytes.
-        collective: without bits "auto", "recursive_doubling", "split_allgather", "dynamic" or "allgather"; see
+        density: the share of the gradient that each rank selects, as for `topk`.
+        bits: 2, 4 or 8: the collective `dynamic` gathers the sums with this many bits per value (section 6), and the
+            rounding error is kept; None sends float32. Bits save bytes if the ranks' selections together fill more
+            than about bits / 64 of the vector; below that, sparse sums are smaller.
+        collective: if bits is None: "auto", "recursive_doubling", "split_allgather", "dynamic" or "allgather"; see
             `SparseAllReduce`.
-        as_published: follows Algorithm 1 to the letter: the learning rate inside the accumulator, what each rank sends
-            quantized before the sum and that error dropped, the sum over the ranks and not the mean; see
-            `SparCMLAlgorithm1`. It needs a distributed optimizer. Values then travel as float32 whatever the bits: the
-            paper's own system quantizes the gathered sums, as this recipe does without `as_published`.
-        seed: of the rounding.
+        as_published: follows Algorithm 1 to the letter: the learning rate is applied inside the accumulator, each
+            rank's values are quantized before the sum and the error is dropped, and the result is the sum over the
+            ranks, not the mean; see `SparCMLAlgorithm1`. It needs a distributed optimizer. Values then travel as
+            float32 whatever the bits; the paper's system quantizes the gathered sums, as this recipe otherwise does.
+        seed: seed of the rounding.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     return _sparcml(TopK(density), bits, collective, as_published, seed)
 
@@ -152,33 +152,33 @@ def sparcml_buckets(
     as_published: bool = False,
     seed: int = 0,
 ) -> Aggregator:
-    """As `sparcml`, with the k largest of every bucket of consecutive elements: SparCML's way with networks (8.3).
+    """Like `sparcml`, with the k largest elements of every bucket, as SparCML does for neural networks (8.3).
 
     Args:
-        k: elements sent of each bucket.
-        bucket: elements of a bucket.
-        bits: as of `sparcml`.
-        collective: as of `sparcml`.
-        as_published: as of `sparcml`.
-        seed: as of `sparcml`.
+        k: the number of elements sent from each bucket.
+        bucket: the number of consecutive elements in a bucket.
+        bits: as for `sparcml`.
+        collective: as for `sparcml`.
+        as_published: as for `sparcml`.
+        seed: as for `sparcml`.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     return _sparcml(BucketTopK(k, bucket), bits, collective, as_published, seed)
 
 
 def momentum_corrected(recipe: Aggregator, momentum: float | None = None, masking: bool = True) -> Aggregator:
-    """A sparse recipe that keeps momentum where gradients are, before what is sent is chosen (DGC 3.2 and 3.3).
+    """Changes a sparse recipe so that each sender applies momentum before it selects (DGC 3.2 and 3.3).
 
     Args:
-        recipe: of one vector and one density, as `hitopk(0.01)`; not of `auto` nor of a schedule.
-        momentum: None takes over that of the optimizer, which then runs without it; a number is for an optimizer that
-            has none.
-        masking: whether momentum is cleared where a value was sent.
+        recipe: a recipe with error feedback and one density, such as `hitopk(0.01)`; not `auto` or a schedule.
+        momentum: None takes over the optimizer's momentum, and the optimizer then runs without it; give a number if
+            the optimizer has none.
+        masking: whether momentum is set to zero where a value was sent.
 
     Raises:
-        ValueError: where the recipe has no error feedback, or an argument cannot be.
+        ValueError: if the recipe has no error feedback, or an argument is invalid.
     """
     changed = around_feedback(recipe, lambda feedback: MomentumCorrection(feedback, momentum, masking))
     if changed == recipe:
@@ -190,24 +190,24 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
 
 
 def updates(recipe: Aggregator, ahead: bool = False, every: int = 1) -> Aggregator:
-    """A sparse recipe that exchanges by how much the optimizer moves the weights, in place of gradients.
+    """Changes a sparse recipe so that the optimizer's updates of the weights are exchanged instead of gradients.
 
-    Each node runs the optimizer on its own mean gradient, with moments of its own: locally accumulated Adam (Chen and
-    Deligiannis 2023), for SGD, RMSprop, Adam, AdamW, Adamax, Adagrad, Adadelta and Lion, and for LARS and LAMB of the
-    package `lars` (You et al. 2017, 2020), whose norms are those of a node's gradients.
+    Each node runs the optimizer on its own mean gradient, with its own moments: locally accumulated Adam (Chen and
+    Deligiannis 2023), extended to SGD, RMSprop, Adam, AdamW, Adamax, Adagrad, Adadelta and Lion, and to LARS and LAMB
+    of the package `lars` (You et al. 2017, 2020), which use the norms of a node's gradients.
 
     Args:
-        recipe: of one vector and one density, as `hitopk(0.01)`; or `auto(0.01)`, whose dense candidates then exchange
-            updates, too: each node's, as a whole; not a schedule.
-        ahead: take gradients where the node's own updates that were not sent yet would have the weights. `fit` does so;
-            in a loop of your own take them in `with hvd.looking_ahead(optimizer)`. What is evaluated and saved are the
+        recipe: a recipe with error feedback and one density, such as `hitopk(0.01)`; or `auto(0.01)`, whose dense
+            candidates then exchange all of each node's updates; not a schedule.
+        ahead: compute gradients at the weights that the node would have if its unsent updates were applied. `fit` does
+            so; in your own loop, compute them in `with hvd.looking_ahead(optimizer)`. Evaluation and saving use the
             weights that all ranks share. It costs an all-gather in the node and two more copies of the weights.
-        every: H, steps from one exchange to the next; more than one need `ahead`. In between each node goes on by
-            itself, and what it does waits with what was not sent.
+        every: H, the number of steps from one exchange to the next; more than one needs `ahead`. In between, each node
+            trains on its own, and its updates wait with what was not sent.
 
     Raises:
-        ValueError: where the recipe has no error feedback, or an argument cannot be.
-        TypeError: where more than one step is asked for and the recipe cannot wait.
+        ValueError: if the recipe has no error feedback, or an argument is invalid.
+        TypeError: if `every` is more than one and the recipe cannot wait.
     """
     if isinstance(recipe, Auto):
         candidates = ((name, _updates_of(part, ahead)) for name, part in recipe.candidates)
@@ -228,17 +228,17 @@ def warmup(
     dense_steps: int = 0,
     steps: int | None = None,
 ) -> Aggregator:
-    """A sparse recipe that sends more in the first steps: DGC's warm-up training (3.3).
+    """Changes a sparse recipe so that it sends more in the first steps: DGC's warm-up training (3.3).
 
     Args:
-        recipe: what goes on after it; residual and momentum stay where they are.
-        stage_steps: how many exchanges are made at each of the densities, an epoch in DGC; None is a tenth of `steps`.
-        densities: falling; by default 25%, 6.25% and 1.5625%, a quarter each time, as DGC's.
-        dense_steps: how many exchanges of all of the gradient are made before that.
-        steps: of the whole training: epochs times steps in an epoch.
+        recipe: the sparse recipe to use after the warm-up; it takes over the residual and the momentum.
+        stage_steps: the number of exchanges at each density, an epoch in DGC; None means a tenth of `steps`.
+        densities: in falling order; by default DGC's 25%, 6.25% and 1.5625%.
+        dense_steps: the number of exchanges of the whole gradient before the first density.
+        steps: the steps of the whole training: epochs times steps per epoch.
 
     Raises:
-        ValueError: where an argument cannot be, or the recipe sends all of the gradient.
+        ValueError: if an argument is invalid, or the recipe sends the whole gradient.
     """
     if stage_steps is None:
         if steps is None:
@@ -253,16 +253,16 @@ def dgc(
 ) -> Aggregator:
     """Deep Gradient Compression (Lin et al. 2018): exact top-k of each rank's own momentum, with warm-up.
 
-    Gradients are clipped on each rank, at 1 / sqrt(P) of the optimizer's threshold, as for all sparse recipes.
+    As with all sparse recipes, gradients are clipped on each rank, at 1 / sqrt(P) of the optimizer's threshold.
 
     Args:
-        density: what is sent after the warm-up; DGC's is 0.1%.
+        density: the share that is sent after the warm-up; DGC's is 0.1%.
         stage_steps: as for `warmup`.
         momentum: as for `momentum_corrected`.
-        masking: whether momentum is cleared where a value was sent.
+        masking: whether momentum is set to zero where a value was sent.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     recipe = momentum_corrected(topk(density), momentum, masking)
     densities = [each for each in DGC_DENSITIES if each > density]
@@ -270,47 +270,46 @@ def dgc(
 
 
 def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
-    """What to begin with: HiTopKComm of each node's own updates, with gradients taken ahead of what is not sent yet.
+    """The recipe to start with: HiTopKComm of each node's updates, with gradients computed ahead (see `updates`).
 
-    In a loop of your own take gradients in `with hvd.looking_ahead(optimizer)`; `fit` does so.
+    In your own loop, compute gradients in `with hvd.looking_ahead(optimizer)`; `fit` does so.
 
     Args:
-        density: what is sent.
-        seed: of MSTopK.
+        density: the share of the updates that is sent.
+        seed: seed of MSTopK.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     return updates(hitopk(density, seed=seed), ahead=True)
 
 
 def dense_below(recipe: Aggregator, elements: int = 1024) -> Aggregator:
-    """A sparse recipe beside which small variables, as biases and normalisations, travel whole.
+    """Changes a sparse recipe so that small variables, such as biases and normalizations, are sent whole.
 
     Args:
-        recipe: for all other variables. What is to be around it comes first: `dense_below(warmup(...))` and
-            `warmup(dense_below(...))` are the same.
-        elements: of a variable, from which it is not small.
+        recipe: for all other variables. `dense_below(warmup(...))` and `warmup(dense_below(...))` are the same.
+        elements: variables with fewer elements than this are sent whole.
 
     Raises:
-        ValueError: where an argument cannot be, or the recipe sends all of the gradient.
+        ValueError: if an argument is invalid, or the recipe sends the whole gradient.
     """
     return DenseBelow(recipe, elements)
 
 
 def diloco(every: int = 30, rate: float = 0.7, momentum: float = 0.9) -> Aggregator:
-    """DiLoCo (Douillard et al. 2023): each node takes H steps by itself, then all move by an outer Nesterov step.
+    """DiLoCo (Douillard et al. 2023): each node trains on its own for H steps, then all take an outer Nesterov step.
 
-    Nodes are DiLoCo's workers; inside a node gradients are averaged in every step. In a loop of your own gradients are
-    taken in `with hvd.looking_ahead(optimizer)`; `fit` does so.
+    Nodes are DiLoCo's workers; inside a node gradients are averaged in every step. In your own loop, compute gradients
+    in `with hvd.looking_ahead(optimizer)`; `fit` does so.
 
     Args:
-        every: H, steps from one exchange to the next.
-        rate: of the outer step.
-        momentum: of the outer step.
+        every: H, the number of steps from one exchange to the next.
+        rate: learning rate of the outer step.
+        momentum: momentum of the outer step.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     feedback = ErrorFeedback(TopK(1.0))
     whole = Hierarchical(Accumulated(LocalUpdates(feedback, ahead=True, gathers=True)))
@@ -318,24 +317,24 @@ def diloco(every: int = 30, rate: float = 0.7, momentum: float = 0.9) -> Aggrega
 
 
 def sparseloco(every: int = 30, k: int = 64, bucket: int = 4096, bits: int = 2, decay: float = 0.95) -> Aggregator:
-    """SparseLoCo (Sarfi et al. 2025): as `diloco`, with the k largest of every bucket in few bits, and no outer step.
+    """SparseLoCo (Sarfi et al. 2025): like `diloco`, but without the outer step, and with the k largest of each bucket.
 
     Args:
-        every: H, steps from one exchange to the next.
-        k: elements sent of each bucket.
-        bucket: elements of a bucket.
-        bits: 2, 4 or 8 of each value.
-        decay: of what was not sent, at each exchange.
+        every: H, the number of steps from one exchange to the next.
+        k: the number of elements sent from each bucket.
+        bucket: the number of consecutive elements in a bucket.
+        bits: bits per value that is sent: 2, 4 or 8.
+        decay: factor by which what was not sent is multiplied at each exchange.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     feedback = ErrorFeedback(Quantized(BucketTopK(k, bucket), QSGD(bits)), decay)
     return LocalSteps(Hierarchical(Compressed(LocalUpdates(feedback, ahead=True, gathers=True))), every)
 
 
 def schedule(stages: Sequence[tuple[int, Aggregator]]) -> Aggregator:
-    """A recipe for each range of epochs, as [(0, hitopk(0.01)), (13, torus2d())] (CommLib 5.6)."""
+    """One recipe per range of epochs, for example [(0, hitopk(0.01)), (13, torus2d())] (CommLib 5.6)."""
     return Schedule(tuple((int(start), aggregator) for start, aggregator in stages))
 
 
@@ -345,16 +344,16 @@ def auto(
     wire_dtype: str | None = None,
     budget: float = BUDGET,
 ) -> Aggregator:
-    """Whichever of the other recipes exchanges a bucket fastest on this cluster, dense ones included; see `Auto`.
+    """For each bucket, the recipe that exchanges it fastest on this cluster, dense ones included; see `Auto`.
 
     Args:
-        density: of the sparse candidates; a number.
-        candidates: of "dense", "torus2d", "topk", "mstopk", "dropping" and "hitopk", the preferred ones first.
-        wire_dtype: how values travel; by default sparse ones as float32, dense ones as the vector's dtype.
-        budget: seconds to be spent on trying the candidates for a bucket; see `Auto`.
+        density: the density of the sparse candidates; a number.
+        candidates: any of "dense", "torus2d", "topk", "mstopk", "dropping" and "hitopk", preferred ones first.
+        wire_dtype: the dtype in which values travel; by default float32 for sparse ones, the vector's for dense ones.
+        budget: seconds that may be spent on trying the candidates for a bucket; see `Auto`.
 
     Raises:
-        ValueError: where a candidate is unknown, named twice or there is none, or an argument cannot be.
+        ValueError: if a candidate is unknown or named twice, there is none, or an argument is invalid.
     """
     sparse_wire = wire_dtype or "float32"
     known: dict[str, Aggregator] = {
@@ -376,7 +375,7 @@ def _every(recipe: Aggregator, every: int) -> Aggregator:
 
 
 def _updates_of(part: Any, ahead: bool) -> Aggregator:
-    """A candidate of `auto` that exchanges updates; they stay whole where it sends all of the gradient."""
+    """A candidate of `auto`, changed to exchange updates; a dense candidate exchanges all of them."""
     if isinstance(part, Hierarchical):
         return dataclasses.replace(part, inner=_updates_of(part.inner, ahead))
     if isinstance(part, AllReduce):

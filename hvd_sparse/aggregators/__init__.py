@@ -1,4 +1,4 @@
-"""A gradient goes in, its mean over all ranks comes out; one file a member of the role."""
+"""Aggregators average a gradient over all ranks; each kind has its own file."""
 
 from hvd_sparse.aggregators.allreduce import AllReduce
 from hvd_sparse.aggregators.base import Aggregator

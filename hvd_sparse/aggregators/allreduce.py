@@ -1,4 +1,4 @@
-"""The dense mean."""
+"""The dense mean by one all-reduce."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class AllReduce(Aggregator):
     """The dense mean: CommLib's Dense, and the middle step of 2DTAR.
 
     Attributes:
-        wire_dtype: "float32", "float16" or "bfloat16": how values travel and are added; by default the vector's.
+        wire_dtype: "float32", "float16" or "bfloat16", in which values travel and are added; by default the vector's.
 
     Steps and bytes sent per rank: 2 (P - 1) and 2 (P - 1) / P of the vector, as a ring.
     """
@@ -44,7 +44,7 @@ class AllReduce(Aggregator):
 
     @property
     def sends_all(self):
-        """It does."""
+        """True."""
         return True
 
     def reduce(self, parts, divisor, state):
@@ -68,14 +68,14 @@ class AllReduce(Aggregator):
         )
 
     def takes_apart(self, spec):
-        """It does where Horovod can add the gradients as they are."""
+        """True if Horovod can add the gradients as they are."""
         return spec.dtype in _ADDED and self.wire_dtype in (None, spec.dtype.name)
 
     def exchange_apart(self, tensors, state, residual):
         spec, world = state.spec, state.communicator
         with tf.name_scope(SCOPE):
             totals = world.allreduce_each(tensors, "sum", f"{spec.name}.allreduce")
-            # Each rank carries the same share, so that the sum over all ranks is P times as much.
+            # Every rank adds the same residual, so the sum over all ranks holds it P times.
             means, nonfinite = _means(totals, spec.divisor, residual * (world.size / spec.divisor))
 
         def culprit() -> tf.Tensor:
@@ -87,7 +87,7 @@ class AllReduce(Aggregator):
         return Exchange(means, culprit, nonfinite, (), metrics(traffic, spec.size, spec.size))
 
     def _own_sum(self, parts: Parts, spec: Spec) -> tuple[tf.Tensor, tf.Tensor]:
-        """The sum of this rank's parts, and the fault that is seen on the way; a single part is not looked at."""
+        """The sum of this rank's parts, and the fault found while adding; a single part is not checked."""
         if len(parts.sources) == 1:
             return tf.reshape(parts.rows, [spec.size]), tf.constant(0)
         summed, culprit = ops.sum_parts(parts.rows)
@@ -107,15 +107,15 @@ class AllReduce(Aggregator):
 
 
 def _means(totals: Sequence[tf.Tensor], divisor: int, residual: tf.Tensor) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """Divides sums in their place, and looks in the same pass whether they are finite.
+    """Divides sums in place and checks in the same pass whether they are finite.
 
     Args:
-        totals: float32 or float16, all of one dtype, of any shapes.
-        divisor: of all of them.
-        residual: float32 [0], or as many elements as all totals have together, which are added to the quotients.
+        totals: the sums, all float32 or all float16, of any shapes.
+        divisor: the divisor of every sum.
+        residual: float32, empty or with as many elements as all totals together; it is added to the quotients.
 
     Returns:
-        The means, in the shapes of the totals, and whether one of them is not finite, [] bool.
+        The means, in the shapes of the totals, and whether any of them is not finite, [] bool.
     """
     divisor = tf.constant(divisor, tf.float32)
     return ops.library().hvd_sparse_means(totals=totals, divisor=divisor, residual=residual)

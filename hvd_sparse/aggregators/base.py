@@ -1,4 +1,4 @@
-"""The role: a gradient goes in, its mean over all ranks comes out."""
+"""The base class of aggregators, which average a gradient over all ranks."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.communicator import Communicator
 
-# XLA refuses a function that holds an exchange, and names the operations: so their names say what to do.
+# XLA refuses to compile a function with an exchange and prints the operations' names, so the names say what to do.
 SCOPE = "hvd_sparse_cannot_be_compiled_by_XLA.leave_out_jit_compile_or_use_hvd.compiled_train_step"
 
 
 class AggregatorState(tf.Module):
-    """The state of one aggregator for one vector: whom it talks to about what, and what it keeps."""
+    """The state of one aggregator for one vector: the vector's spec, the communicator, and the inner state."""
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: tf.Module | None = None):
         super().__init__()
@@ -29,21 +29,21 @@ class AggregatorState(tf.Module):
 
 
 class Aggregator(Renamed, abc.ABC):
-    """Averages a vector over all ranks, again and again.
+    """Averages a vector over all ranks, once per step.
 
-    A member of this role implements the abstract methods; the others are final but for `set_epoch`, `running`,
-    `decided`, `at_density`, `holding`, `node_residual`, `uneven_contributions`, the two about tensors apart and the
-    properties.
+    A subclass implements the abstract methods. It may override `set_epoch`, `running`, `decided`, `at_density`,
+    `holding`, `node_residual`, `uneven_contributions`, `takes_apart`, `exchange_apart` and the properties; the other
+    methods are final.
     """
 
     old_names = {"owed": "residual", "sums": "returns_sum"}
-    has_own_code = False  # whether values travel in a form that no dtype names
-    sends_nothing = False  # whether what it gets waits for a later step
-    goes_by_nodes = False  # whether it needs to know the nodes of all ranks, as no process set does
+    has_own_code = False  # whether values travel encoded, not in a plain dtype
+    sends_nothing = False  # whether its input waits for a later step
+    goes_by_nodes = False  # whether it needs to know the nodes of all ranks, which process sets do not
 
     @property
     def sends_all(self) -> bool:
-        """Whether every mean holds the whole gradient, so that clipping can follow the exchange."""
+        """Whether every mean contains the whole gradient, so that clipping can follow the exchange."""
         return False
 
     @property
@@ -53,20 +53,19 @@ class Aggregator(Renamed, abc.ABC):
 
     @property
     def returns_sum(self) -> bool:
-        """Whether it hands on the sum over all ranks in place of the mean."""
+        """Whether it returns the sum over all ranks instead of the mean."""
         return False
 
-    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
+    # AutoGraph would spend seconds on rewriting everything called in here, to no effect.
     @tf.autograph.experimental.do_not_convert
     def init(self, spec: int | Spec) -> AggregatorState:
-        """Makes the state for one vector; a collective: every rank calls it.
+        """Creates the state for one vector; a collective that every rank must call.
 
         Args:
-            spec: the vector; a plain size stands for float32, exchanged by all ranks.
+            spec: the vector; a plain size means float32, exchanged by all ranks.
 
         Raises:
-            ValueError: where the vector cannot be, or, on every rank alike, where the ranks disagree on the vector or
-                on the recipe.
+            ValueError: if the vector is invalid; or, on every rank, if the ranks disagree on the vector or the recipe.
         """
         full = spec if isinstance(spec, Spec) else Spec(int(spec), topology.grid())
         full.validate()
@@ -74,12 +73,12 @@ class Aggregator(Renamed, abc.ABC):
         return self.create(full)
 
     def account(self, spec: Spec) -> dict[str, Any]:
-        """What all ranks must have in common, JSON-serialisable."""
+        """What must be the same on all ranks, JSON-serializable."""
         segments = [[segment.name, segment.size] for segment in spec.segments]
         return {"recipe": describe(self), "size": spec.size, "dtype": spec.dtype.name, "segments": segments}
 
     def create(self, spec: Spec) -> AggregatorState:
-        """Makes the state without asking the other ranks whether they make the same."""
+        """Creates the state without checking that the other ranks create the same."""
         return self._create(spec, spec.grid.world)
 
     @tf.autograph.experimental.do_not_convert
@@ -91,11 +90,11 @@ class Aggregator(Renamed, abc.ABC):
             state: what `init` returned; it is advanced by one step.
 
         Returns:
-            The mean [size] in the same dtype, with the same bits on every rank; where the spec says so, the sum.
+            The mean, or the sum if the spec says so, [size] in the same dtype, with the same bits on every rank.
 
         Raises:
-            tf.errors.InvalidArgumentError: on every rank alike where a rank's vector is not finite; the state is then
-                as before.
+            tf.errors.InvalidArgumentError: on every rank, if any rank's vector is not finite; the state then stays as
+                it was.
         """
         exchange = self.exchange(vector, state)
         name = state.spec.name
@@ -125,66 +124,66 @@ class Aggregator(Renamed, abc.ABC):
         )
 
     def takes_apart(self, spec: Spec) -> bool:
-        """Whether `exchange_apart` can exchange the tensors that such a vector consists of."""
+        """Whether `exchange_apart` can exchange the tensors that make up such a vector."""
         return False
 
     def exchange_apart(self, tensors: Sequence[tf.Tensor], state: AggregatorState, residual: tf.Tensor) -> Exchange:
-        """Averages the tensors that the vector consists of, each large one as soon as it is there; in a graph.
+        """Averages the tensors that make up the vector, each large one as soon as it is computed; only in a graph.
 
-        Only members that say so by `takes_apart` do.
+        Only aggregators whose `takes_apart` returns True support it.
 
         Args:
             tensors: in the order and with the sizes of the spec's segments, in any shapes.
             state: what `create` returned.
-            residual: float32 [0], or [size]: what each rank adds to the vector, the same on every rank.
+            residual: float32 [0] or [size]: what each rank adds to the vector, the same on every rank.
 
         Returns:
-            As `exchange`; its mean is a list of tensors in the shapes of `tensors`.
+            As for `exchange`; the mean is a list of tensors in the shapes of `tensors`.
         """
         raise TypeError(f"{type(self).__name__} exchanges vectors only: call exchange(vector, state).")
 
     def at_density(self, density: float) -> Aggregator:
-        """The same aggregator that sends another share of each vector; one that sends all of it stays as it is.
+        """The same aggregator at another density; one that sends everything stays as it is.
 
-        States fit both: what one keeps the other goes on with.
+        Both can use the same state: either continues from what the other kept.
 
         Raises:
-            TypeError: where it has no density of its own.
+            TypeError: if it has no density of its own.
         """
         if self.sends_all:
             return self
         raise TypeError(f"{type(self).__name__} has no density: give one to each recipe in it.")
 
     def holding(self) -> Aggregator:
-        """The same aggregator in a step without an exchange: what it gets waits. States fit both.
+        """The same aggregator in a step without an exchange, in which its input waits; both can use the same state.
 
         Raises:
-            TypeError: where nothing can wait.
+            TypeError: if its input cannot wait.
         """
         raise TypeError(f"{type(self).__name__} exchanges in each step.")
 
     def restore(self, state: AggregatorState, residual: tf.Tensor) -> None:
-        """Puts back residuals.
+        """Restores residuals.
 
         Args:
             state: what `init` returned.
-            residual: float32 [size], the same on every rank: the sum of what the method `residual` gave on all ranks,
-                scaled by the caller where the number of ranks has changed.
+            residual: float32 [size], the same on every rank: the sum of what the method `residual` returned on all
+                ranks, scaled by the caller if the number of ranks has changed.
         """
         for update in self.restored(state, residual):
             update.variable.assign(update.value)
 
     def set_epoch(self, state: AggregatorState, epoch: int) -> None:  # noqa: B027 - most members have nothing to do
-        """Tells the number of the epoch that begins; only a schedule listens."""
+        """Sets the number of the epoch that begins; only a schedule uses it."""
 
     def running(self, state: AggregatorState) -> tuple[Aggregator, AggregatorState]:
-        """The aggregator that has exchanged this vector last, and its state: the part that was chosen, else itself."""
+        """The aggregator that last exchanged this vector, and its state: the part that was chosen, or itself."""
         return self, state
 
     def decided(self, state: AggregatorState) -> Any:
-        """What was decided for this vector when its state was made, JSON-serialisable, the same on every rank.
+        """What was decided for this vector when its state was created, JSON-serializable, the same on every rank.
 
-        None where there was nothing to decide. States of which this differs do not fit each other.
+        None if there was nothing to decide. States with different decisions are not interchangeable.
         """
         return None
 
@@ -194,12 +193,12 @@ class Aggregator(Renamed, abc.ABC):
 
     @abc.abstractmethod
     def residual(self, state: AggregatorState) -> tf.Tensor:
-        """What this rank has not sent yet, float32 [size]; the next means are to make up for the sum over all ranks."""
+        """What this rank has not sent yet, float32 [size]; later means make up for the sum of it over all ranks."""
 
     def node_residual(self, state: AggregatorState) -> tf.Tensor:
-        """What the sender that this rank belongs to has not sent yet, a rank's share of it, float32 [size].
+        """This rank's share of what its sender (the rank or its node) has not sent yet, float32 [size].
 
-        A collective within the node where the ranks of a node are one sender.
+        It is a collective within the node if the ranks of a node are one sender.
         """
         return self.residual(state)
 
@@ -208,12 +207,12 @@ class Aggregator(Renamed, abc.ABC):
         """The updates after which the residuals of all ranks add up to `residual` ([size] float32)."""
 
     def uneven_contributions(self, size: int, members: int) -> int | None:
-        """About how many entries `reduce` leaves to be added, where ranks leave different numbers; None elsewhere."""
+        """The expected number of entries that `reduce` leaves to be added; None unless it differs between ranks."""
         return None
 
     @abc.abstractmethod
     def contributions(self, size: int, members: int) -> int | None:
-        """How many entries `reduce` leaves to be added for a vector of this size; None where it gives a dense sum."""
+        """How many entries `reduce` leaves to be added for a vector of this size; None if it returns a dense sum."""
 
     @abc.abstractmethod
     def _create(self, spec: Spec, communicator: Communicator) -> AggregatorState:

@@ -1,4 +1,4 @@
-"""An exchange in one branch of a switch: what all branches have to return alike, and what they share."""
+"""Exchanges as the branches of a switch: the form in which every branch returns its result, and what they share."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Outputs(NamedTuple):
 
     Attributes:
         total: [size] in the spec's dtype, divided.
-        culprit: as of `Reduced`.
-        nonfinite: as of `Reduced`, and never None.
-        counts: bytes inside and across, elements selected and considered, [4] int64.
+        culprit: as in `Reduced`.
+        nonfinite: as in `Reduced`, but never None.
+        counts: bytes inside the node and across nodes, elements selected and considered, [4] int64.
         values: the new values of variables.
     """
 
@@ -33,7 +33,7 @@ class Outputs(NamedTuple):
 
 
 def pack(reduced: Reduced, spec: Spec, divisor: int, variables: Sequence[tf.Variable]) -> Outputs:
-    """What a branch returns; a variable that the exchange does not write gets the value that it has."""
+    """The result of one branch; a variable that the exchange does not write keeps its value."""
     new = {update.variable.ref(): update.value for update in reduced.updates}
     nonfinite, asking = _told(reduced, spec)
     counts = [*reduced.traffic.plus(asking), reduced.selected, reduced.considered]
@@ -47,7 +47,7 @@ def pack(reduced: Reduced, spec: Spec, divisor: int, variables: Sequence[tf.Vari
 
 
 def unpack(outputs: Outputs, spec: Spec, updates: tuple[Update, ...]) -> Reduced:
-    """What the switch as a whole hands on, in the dtype of a spec."""
+    """The result of the whole switch, in the dtype of a spec."""
     inside, across, selected, considered = tf.unstack(outputs.counts)
     return Reduced(
         total=tf.cast(tf.ensure_shape(outputs.total, [spec.size]), spec.dtype),
@@ -61,7 +61,7 @@ def unpack(outputs: Outputs, spec: Spec, updates: tuple[Update, ...]) -> Reduced
 
 
 def _told(reduced: Reduced, spec: Spec) -> tuple[tf.Tensor, Traffic]:
-    """Whether what a branch has exchanged is not finite; where it does not tell, all ranks ask, which costs bytes."""
+    """Whether what a branch exchanged is not finite; if unknown, the ranks ask each other, which costs bytes."""
     if reduced.nonfinite is not None:
         return reduced.nonfinite, Traffic()
     counted = CountingCommunicator(spec.grid.world, spec.grid)
@@ -70,22 +70,22 @@ def _told(reduced: Reduced, spec: Spec) -> tuple[tf.Tensor, Traffic]:
 
 
 class Switch(Aggregator):
-    """An aggregator that runs one of several forms of its inner one, which share its state, `state.inner`."""
+    """An aggregator that runs one of several forms of its inner one; all forms share the state `state.inner`."""
 
     inner: Aggregator
 
     @property
     def nests(self):
-        """It is outermost: its branches hold whole exchanges."""
+        """False: its branches hold whole exchanges, so it must be outermost."""
         return False
 
     @property
     def returns_sum(self):
-        """As the inner."""
+        """As for the inner."""
         return self.inner.returns_sum
 
     def at_density(self, density):
-        """The inner's last form at that density."""
+        """The last form of the inner, at that density."""
         whole: Any = self
         return dataclasses.replace(whole, inner=self.inner.at_density(density))
 
@@ -109,12 +109,12 @@ class Switch(Aggregator):
 
     @staticmethod
     def _run(form: Aggregator, parts: Parts, divisor: int, state: Any) -> Outputs:
-        """What one branch returns."""
+        """The result of one branch."""
         return pack(form.reduce(parts, divisor, state.inner), state.spec, divisor, state.inner.variables)
 
     @staticmethod
     def _written(outputs: Outputs, state: Any) -> list[Update]:
-        """The new values of the inner's state, whichever branch it was."""
+        """The updates of the inner's state, whichever branch ran."""
         return [
             Update(variable, tf.ensure_shape(value, variable.shape))
             for variable, value in zip(state.inner.variables, outputs.values, strict=True)

@@ -1,4 +1,4 @@
-"""Each rank sends what its compressor keeps."""
+"""Aggregators in which each rank sends what its compressor selects."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ from hvd_sparse.transport.communicator import Communicator
 
 @dataclasses.dataclass(frozen=True)
 class Compressed(Aggregator):
-    """Each rank sends what its compressor keeps, and all contributions are added in rank order.
+    """Each rank sends what its compressor selects, and all contributions are added in rank order.
 
     With exact or MSTopK selection and error feedback this is CommLib's NaiveAG (3.2, Eq. 3).
 
     Attributes:
         compressor: usually wrapped in `ErrorFeedback`.
 
-    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes of a value); where values are quantized, codes
-    and scales in place of them; where k or the number of scales differs between ranks, 8 bytes more a message, and 16
-    where values are quantized.
+    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes per value). If values are quantized, codes and scales
+    take their place. If k or the number of scales differs between ranks, each message has 8 more bytes, or 16 if values
+    are quantized.
     """
 
     disk_name = "Compressed"
@@ -81,7 +81,7 @@ class Compressed(Aggregator):
         return None if count is None else members * count
 
     def at_density(self, density):
-        """All of the vector goes by an all-reduce."""
+        """At density 1 an `Accumulated`, which sends the whole vector by an all-reduce."""
         kind = Accumulated if density == 1.0 else Compressed
         return kind(self.compressor.at_density(density))
 
@@ -98,13 +98,12 @@ class Compressed(Aggregator):
 
 @dataclasses.dataclass(frozen=True)
 class Accumulated(Compressed):
-    """All that a compressor accumulates, added up by an all-reduce: `Compressed` in steps that are dense.
+    """Adds up all that a compressor accumulates by an all-reduce: `Compressed` in dense steps.
 
-    A state of `Compressed` is one of this, so that residual and momentum go on. Sums are the all-reduce's, in the
-    wire's dtype.
+    It can use a state of `Compressed`, so residual and momentum continue. The all-reduce adds in the wire dtype.
 
     Attributes:
-        compressor: selects everything.
+        compressor: one that selects everything.
 
     Steps and bytes sent per rank: 2 (P - 1) and 2 (P - 1) / P of the vector, as a ring.
     """
@@ -141,12 +140,12 @@ class Accumulated(Compressed):
 
 @dataclasses.dataclass(frozen=True)
 class Held(Compressed):
-    """Nothing is sent; what a compressor accumulates waits for a later step.
+    """Sends nothing; what a compressor accumulates waits for a later step.
 
-    A state of `Compressed` is one of this. Whether a gradient is finite has to be asked.
+    It can use a state of `Compressed`. As nothing is exchanged, ranks have to ask whether all gradients are finite.
 
     Attributes:
-        compressor: of updates, ahead.
+        compressor: one that can wait: `LocalUpdates` with ahead=True.
 
     Steps and bytes sent per rank: none.
     """
@@ -181,7 +180,7 @@ def _or_zeros(values: tf.Tensor | None, size: int) -> tf.Tensor:
 
 
 def _gathered(selection: Selection, communicator: Communicator, name: str):
-    """The contributions of all ranks, whether one is not finite, and the bytes of this rank's."""
+    """The contributions of all ranks, whether any is not finite, and the bytes of this rank's own."""
     slices, coded = selection.slices, selection.coded
     if coded is None:
         values = ops.mark_nonfinite(slices.values, selection.culprit != 0)
@@ -193,7 +192,7 @@ def _gathered(selection: Selection, communicator: Communicator, name: str):
 
 
 def _gathered_by_count(selection: Selection, communicator: Communicator, name: str):
-    """As `_gathered`, of ranks whose messages differ in length."""
+    """Like `_gathered`, for ranks whose messages differ in length."""
     slices, coded, nonfinite = selection.slices, selection.coded, selection.culprit != 0
     if coded is None:
         total, told = collectives.allgather_counted(slices, nonfinite, communicator, name)

@@ -1,4 +1,4 @@
-"""A communicator that adds up what it sends, for exchanges whose bytes only the data tell."""
+"""A communicator that counts the bytes it sends, for exchanges whose bytes depend on the data."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from hvd_sparse.transport.communicator import Communicator, Grid
 
 
 class CountingCommunicator(Communicator):
-    """Does what another communicator does, and knows the payload bytes of all calls so far.
+    """Passes calls on to another communicator and counts the payload bytes of all calls so far.
 
-    It is made anew for each exchange: in a graph the bytes are tensors of that graph. Collectives count as their
-    docstrings say, rings and trees to the next rank.
+    Make a new one for each exchange: in a graph the bytes are tensors of that graph. Each collective counts what its
+    docstring states; rings and trees count as sent to the next rank.
 
     Attributes:
-        traffic: what this rank has sent.
+        traffic: what this rank has sent so far.
     """
 
     def __init__(self, communicator: Communicator, grid: Grid):
@@ -62,6 +62,6 @@ class CountingCommunicator(Communicator):
 
 
 def _bytes(tensor: tf.Tensor) -> int | tf.Tensor:
-    """The bytes of a tensor, a number where its shape is known."""
+    """The bytes of a tensor; a number if its shape is known."""
     elements = tensor.shape.num_elements()
     return (tf.size(tensor, tf.int64) if elements is None else elements) * tensor.dtype.size

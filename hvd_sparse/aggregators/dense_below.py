@@ -1,4 +1,4 @@
-"""Small variables travel whole, beside a recipe that sends a part of the others."""
+"""Small variables are sent whole, next to a sparse recipe for the others."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ from hvd_sparse.spec import Spec
 
 @dataclasses.dataclass(frozen=True)
 class DenseBelow(Aggregator):
-    """Averages all of the small variables, and leaves the others to a sparse recipe.
+    """Averages small variables densely and leaves the others to a sparse recipe.
 
-    Biases and normalisations are few elements and move all of a layer; DGC's and PowerSGD's users send them whole. The
-    exchange puts them into buckets of their own, so that each vector is of one kind or the other. A small variable's
-    momentum and slots stay with the optimizer.
+    Biases and normalizations have few elements but affect a whole layer; users of DGC and PowerSGD send them whole. The
+    exchange puts them into buckets of their own, so each vector holds variables of one kind only. The momentum and
+    slots of a small variable stay with the optimizer.
 
     Attributes:
-        inner: for vectors of which a variable has at least so many elements.
-        elements: of a variable, from which it is not small.
-        dense: for all other vectors.
+        inner: exchanges vectors that contain a variable with at least `elements` elements.
+        elements: variables with fewer elements than this are small.
+        dense: exchanges all other vectors.
 
-    Steps and bytes sent per rank: those of the one that exchanges the vector.
+    Steps and bytes sent per rank: those of the aggregator that exchanges the vector.
     """
 
     disk_name = "DenseBelow"
@@ -42,20 +42,20 @@ class DenseBelow(Aggregator):
 
     @property
     def nests(self):
-        """It is outermost, or in a warm-up: `Hierarchical` is in its parts."""
+        """False: it must be outermost or inside a warm-up; its parts may contain `Hierarchical`."""
         return False
 
     @property
     def returns_sum(self):
-        """As the inner, which has to hand on means as the dense recipe does."""
+        """As for the inner, which must return means like the dense recipe."""
         return self.inner.returns_sum
 
     def small(self, shapes: Mapping[str, Sequence[int]]) -> set[str]:
-        """The variables that travel whole, by their shapes."""
+        """The names of the variables that are sent whole, from the shapes of all variables by name."""
         return {name for name, shape in shapes.items() if math.prod(shape) < self.elements}
 
     def part(self, spec: Spec) -> Aggregator:
-        """What exchanges a vector."""
+        """The aggregator that exchanges a vector."""
         sizes = [segment.size for segment in spec.segments] or [spec.size]
         return self.dense if max(sizes) < self.elements else self.inner
 

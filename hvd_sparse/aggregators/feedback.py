@@ -1,4 +1,4 @@
-"""What goes around the error feedback of a recipe."""
+"""Wraps the error feedback inside a recipe."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 
 
 def around_feedback(part: Any, wrap: Callable[[ErrorFeedback], Compressor]) -> Any:
-    """A recipe, or a part of it, with something around each of its error feedbacks."""
+    """A copy of a recipe, or of a part of one, in which `wrap` is applied to every `ErrorFeedback`."""
     if isinstance(part, ErrorFeedback):
         return wrap(part)
     if not isinstance(part, (Compressed, DenseBelow, Hierarchical, SparseAllReduce, SparCMLAlgorithm1)):

@@ -1,4 +1,4 @@
-"""Dense inside the node, anything across nodes."""
+"""Dense exchange inside the node, any other aggregator across nodes."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ class Hierarchical(Aggregator):
     With a dense inner it is 2DTAR (CommLib 5.3), with a sparse one HiTopKComm (CommLib Algorithm 2). A vector is cut
     into n shards of ceil(size / n) elements, the last ones shorter or empty; nothing is padded. The reduce-scatter is
     an all-to-all and a local sum in rank order, in the inner's own pass over memory. The last all-gather carries
-    indices and values where these are fewer bytes than the dense shards; where nobody knows how many another rank has,
-    where as many as are expected would be, and each tells its number.
+    indices and values if these are fewer bytes than the dense shards. If the ranks' numbers of entries differ, the
+    expected number decides, and each rank sends its own number along.
 
     Attributes:
-        inner: what the ranks with the same place in their nodes do; its residual is a shard, summed over the node.
+        inner: exchanges each shard among the ranks with the same local rank; its residual is a shard of the node's sum.
 
     Steps and bytes sent per rank: n - 1 and (n - 1) / n of the vector, then the inner's, then n - 1 and (n - 1) times
-    the smaller of the dense shard and its contributions, with 8 bytes more where their numbers differ.
+    the smaller of the dense shard and its contributions, plus 8 bytes per message if their numbers differ.
     """
 
     disk_name = "Hierarchical"
@@ -44,12 +44,12 @@ class Hierarchical(Aggregator):
 
     @property
     def sends_all(self):
-        """As the inner."""
+        """As for the inner."""
         return self.inner.sends_all
 
     @property
     def nests(self):
-        """A node has no nodes in it."""
+        """False: a node contains no nodes."""
         return False
 
     def at_density(self, density):
@@ -72,7 +72,7 @@ class Hierarchical(Aggregator):
         return tf.pad(self.inner.residual(state.inner), [[own.offset, after]])
 
     def node_residual(self, state):
-        """Steps and bytes sent per rank: an all-gather of float32 shards in the node, n - 1 and 4 d (n - 1) / n."""
+        """As in the base class, by an all-gather of float32 shards in the node: n - 1 steps, 4 d (n - 1) / n bytes."""
         spec, node = state.spec, state.communicator
         sizes = [shard.size for shard in shards(spec.size, node.size)]
         own = self.inner.node_residual(state.inner)
@@ -93,7 +93,7 @@ class Hierarchical(Aggregator):
         return AggregatorState(spec, node, self.inner._create(shard, cross))
 
     def _scatter(self, parts: Parts, spec: Spec, node: Communicator) -> tuple[Parts, int]:
-        """This rank's shard of every local rank's vector, and the bytes sent for it."""
+        """This rank's shard of every local rank's vector, and the bytes sent."""
         if node.size == 1:
             return parts, 0
         sizes = [shard.size for shard in shards(spec.size, node.size)]
@@ -103,7 +103,7 @@ class Hierarchical(Aggregator):
         return Parts(rows, node.ranks), (spec.size - own) * spec.dtype.size
 
     def _gather(self, reduced: Reduced, divisor: int, state: AggregatorState):
-        """The whole vector's total out of its shards, whether it is finite, and the bytes sent for it."""
+        """The whole vector's total gathered from its shards, whether it is not finite, and the bytes sent."""
         spec, node = state.spec, state.communicator
         if node.size == 1:
             return reduced.total, reduced.nonfinite, 0
@@ -114,7 +114,7 @@ class Hierarchical(Aggregator):
         name = f"{spec.name}.all_gather"
         if self._goes_by_count(spec):
             return _gathered_by_count(reduced, _placed(reduced, own, spec), node, name)
-        told = reduced.nonfinite if min(sizes) > 0 else None  # an empty shard has no value that could tell
+        told = reduced.nonfinite if min(sizes) > 0 else None  # an empty shard has no value to mark
         counts = self._sparse_counts(spec)
         if counts is None:
             shard = _marked_as(told, dense(reduced.total, own.size, divisor, spec.dtype))
@@ -126,18 +126,18 @@ class Hierarchical(Aggregator):
         return total, _seen(told, total.values, counts), (node.size - 1) * collectives.message_bytes(placed)
 
     def _sparse_counts(self, spec: Spec) -> list[int] | None:
-        """Entries of each shard's sum where index and value pairs are fewer bytes than dense shards, else None."""
+        """Entries in each shard's sum if index and value pairs are fewer bytes than dense shards, else None."""
         counts = _of_shards(spec, self.inner.contributions)
         return counts if counts is not None and _is_sparse(counts, spec) else None
 
     def _goes_by_count(self, spec: Spec) -> bool:
-        """Whether as many pairs as are expected are fewer bytes, where nobody knows how many another rank has."""
+        """Whether numbers of pairs differ between ranks and the expected number is fewer bytes than dense shards."""
         counts = _of_shards(spec, self.inner.uneven_contributions)
         return counts is not None and _is_sparse(counts, spec)
 
 
 def _of_shards(spec: Spec, count_of: Callable[[int, int], int | None]) -> list[int] | None:
-    """Entries of each shard's sum; None where that is not known of all."""
+    """Entries in each shard's sum; None unless the number is known for all shards."""
     members = spec.grid.cross.size
     counts = [count_of(shard.size, members) if shard.size else 0 for shard in shards(spec.size, spec.grid.node.size)]
     known = [count for count in counts if count is not None]
@@ -150,22 +150,22 @@ def _is_sparse(counts: Sequence[int], spec: Spec) -> bool:
 
 
 def _placed(reduced: Reduced, own: Shard, spec: Spec) -> tf.IndexedSlices:
-    """The entries of this rank's shard, where they are in the vector."""
+    """The entries of this rank's shard, with their indices in the vector."""
     return tf.IndexedSlices(reduced.total.values, reduced.total.indices + own.offset, tf.constant([spec.size]))
 
 
 def _gathered_by_count(reduced: Reduced, placed: tf.IndexedSlices, node: Communicator, name: str):
-    """All entries, whether any rank's are not finite, and the bytes sent; an empty shard is finite."""
+    """All entries, whether any rank's are not finite, and the bytes sent; an empty shard counts as finite."""
     nonfinite = tf.constant(False) if reduced.nonfinite is None else reduced.nonfinite
     total, told = collectives.allgather_counted(placed, nonfinite, node, name)
     return total, told, (node.size - 1) * collectives.counted_bytes(placed)
 
 
 def _marked_as(nonfinite: tf.Tensor | None, values: tf.Tensor) -> tf.Tensor:
-    """What a rank hands on: marked as not finite, where that is known."""
+    """The values that a rank passes on, marked if they are known not to be finite."""
     return values if nonfinite is None else ops.mark_nonfinite(values, nonfinite)
 
 
 def _seen(nonfinite: tf.Tensor | None, gathered: tf.Tensor, lengths: Sequence[int]) -> tf.Tensor | None:
-    """Whether any of what was handed on is marked; None where that was not told."""
+    """Whether any of the gathered values are marked; None if they cannot show it."""
     return None if nonfinite is None else marked(gathered, [0, *itertools.accumulate(lengths[:-1])])

@@ -1,4 +1,4 @@
-"""Many steps of each node between two exchanges."""
+"""Several local steps of each node between two exchanges."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from hvd_sparse.transport.communicator import Communicator
 
 @dataclasses.dataclass(frozen=True)
 class Outer:
-    """What is done with the mean of the nodes' updates: SGD, with u that mean and v a velocity that all ranks share.
+    """The outer step: SGD on u, the mean of the nodes' updates, with a velocity v that all ranks share.
 
-        v' = momentum v + u;  weights are lowered by rate v', with Nesterov by rate (u + momentum v')
+        v' = momentum v + u;  rate v' is subtracted from the weights, or rate (u + momentum v') with Nesterov
 
     Attributes:
-        rate: 1 takes the mean as it is.
-        momentum: 0 for none.
-        nesterov: see above.
+        rate: the outer learning rate; 1 applies the mean as it is.
+        momentum: the outer momentum; 0 for none.
+        nesterov: whether to use Nesterov momentum.
     """
 
     disk_name = "Outer"
@@ -36,7 +36,7 @@ class Outer:
 
 
 class _Stepping(AggregatorState):
-    """The state of the inner, the velocity [size] float32 of all ranks alike, and how many steps there have been."""
+    """The inner's state, the velocity [size] float32, the same on all ranks, and the number of steps so far."""
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState, momentum: float):
         super().__init__(spec, communicator, inner)
@@ -47,19 +47,19 @@ class _Stepping(AggregatorState):
 
 @dataclasses.dataclass(frozen=True)
 class LocalSteps(branches.Switch):
-    """Exchanges every H-th step; in between each node goes on by itself, at its own weights.
+    """Exchanges every H-th step; in between each node trains on its own, at its own weights.
 
     With all of each node's updates and an outer Nesterov step it is DiLoCo (Douillard et al. 2023); with top-k of
-    buckets, a residual that decays and 2 bits it is SparseLoCo (Sarfi et al. 2025). Inside a node gradients are still
+    buckets, a decaying residual and 2 bits it is SparseLoCo (Sarfi et al. 2025). Inside a node, gradients are still
     averaged in every step.
 
     Attributes:
-        inner: exchanges updates that gather, `LocalUpdates(..., ahead=True, gathers=True)`.
-        every: H, at least 1.
-        outer: what is done with the mean of what the nodes have done.
+        inner: exchanges accumulated updates, `LocalUpdates(..., ahead=True, gathers=True)`.
+        every: H, the number of steps from one exchange to the next, at least 1.
+        outer: how the mean of the nodes' updates is applied.
 
-    Steps and bytes sent per rank: in every H-th step the inner's; in the others what it does inside the node, and one
-    all-reduce of 4 bytes, by which ranks ask each other whether all gradients are finite.
+    Steps and bytes sent per rank: in every H-th step the inner's; in the others the inner's inside the node, and one
+    all-reduce of 4 bytes by which the ranks check that all gradients are finite.
     """
 
     disk_name = "LocalSteps"
@@ -70,7 +70,7 @@ class LocalSteps(branches.Switch):
     def __post_init__(self):
         if self.every < 1:
             raise ValueError(f"Expected an exchange every 1 or more steps, got every={self.every}.")
-        self.inner.holding()  # raises where nothing can wait
+        self.inner.holding()  # raises if its input cannot wait
 
     def reduce(self, parts, divisor, state):
         meets = (state.step + 1) % self.every == 0
@@ -88,7 +88,7 @@ class LocalSteps(branches.Switch):
         return _Stepping(spec, communicator, self.inner._create(spec, communicator), self.outer.momentum)
 
     def _outer(self, mean: tf.Tensor, state: _Stepping, meets: tf.Tensor) -> tuple[tf.Tensor, tuple[Update, ...]]:
-        """By how much weights are lowered, and the new velocity."""
+        """What is subtracted from the weights, and the update of the velocity."""
         outer = self.outer
         if not outer.momentum:
             return outer.rate * mean, ()

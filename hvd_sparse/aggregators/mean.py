@@ -1,4 +1,4 @@
-"""The dense mean by whichever way the grid makes shorter."""
+"""The dense mean by the method that suits the grid of nodes and ranks."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hvd_sparse.transport.communicator import Grid
 
 @dataclasses.dataclass(frozen=True)
 class Mean(Aggregator):
-    """2DTAR (CommLib 5.3) where there are several nodes of several ranks each, else one all-reduce over all ranks.
+    """2DTAR (CommLib 5.3) if there are several nodes of several ranks each, otherwise one all-reduce over all ranks.
 
-    A ring over all ranks sends 2 (P - 1) / P of the vector from each node to the next one, 2DTAR 2 (m - 1) / m of it
-    with m nodes: two thirds on 2 nodes of 2 ranks. The choice follows from the grid alone, so nothing is measured and
-    every run on the same grid adds in the same order.
+    A ring over all ranks sends 2 (P - 1) / P of the vector from each node to the next one; 2DTAR on m nodes sends
+    2 (m - 1) / m, two thirds as much on 2 nodes of 2 ranks. The choice depends on the grid alone: nothing is measured,
+    and every run on the same grid adds in the same order.
 
     Attributes:
-        wire_dtype: "float32", "float16" or "bfloat16": how values travel between nodes and are added; by default the
-            vector's.
+        wire_dtype: "float32", "float16" or "bfloat16", in which values travel between nodes and are added; by default
+            the vector's.
 
     Steps and bytes sent per rank: those of `Hierarchical` around `AllReduce`, or of `AllReduce`.
     """
@@ -37,16 +37,16 @@ class Mean(Aggregator):
 
     @property
     def sends_all(self):
-        """It does."""
+        """True."""
         return True
 
     @property
     def nests(self):
-        """It takes all ranks, and looks for their nodes itself."""
+        """False: it takes all ranks and finds their nodes itself."""
         return False
 
     def on(self, grid: Grid) -> Aggregator:
-        """What exchanges on a grid."""
+        """The aggregator that is used on a grid."""
         across = AllReduce(self.wire_dtype)
         return Hierarchical(across) if grid.node.size > 1 and grid.cross.size > 1 else across
 
@@ -57,7 +57,7 @@ class Mean(Aggregator):
         return self.on(state.spec.grid).reduce(parts, divisor, state)
 
     def takes_apart(self, spec):
-        """As what exchanges on this grid."""
+        """As for the aggregator that is used on this grid."""
         return self.on(spec.grid).takes_apart(spec)
 
     def exchange_apart(self, tensors, state, residual):

@@ -28,10 +28,10 @@ class _Stages(AggregatorState):
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(Aggregator):
-    """Exchanges by the stage that the epoch has reached, as the DAWNBench run does (CommLib 5.6).
+    """Exchanges with the aggregator of the current epoch, as in the DAWNBench run (CommLib 5.6).
 
-    When the stage changes, the residual of the former one is added to the first exchange of the new one: nothing is
-    lost. The epoch is told by any callback of `hvd.callbacks`, or by `set_epoch` in a loop of one's own.
+    When the stage changes, the residual of the old stage is added to the first exchange of the new one, so nothing is
+    lost. Any callback of `hvd.callbacks` sets the epoch; in your own loop, call `set_epoch`.
 
     Attributes:
         stages: (first epoch, aggregator), the first from epoch 0, in ascending order.
@@ -53,17 +53,17 @@ class Schedule(Aggregator):
 
     @property
     def sends_all(self):
-        """Whether every stage does."""
+        """Whether every stage sends everything."""
         return all(aggregator.sends_all for _, aggregator in self.stages)
 
     @property
     def returns_sum(self):
-        """Whether any stage does."""
+        """Whether any stage returns the sum."""
         return any(aggregator.returns_sum for _, aggregator in self.stages)
 
     @property
     def nests(self):
-        """Stages of `Hierarchical` are stages of a schedule, not the reverse."""
+        """False: put `Hierarchical` into the stages, not a schedule into `Hierarchical`."""
         return False
 
     def set_epoch(self, state, epoch):
@@ -97,7 +97,7 @@ class Schedule(Aggregator):
         return tf.switch_case(state.holder.read_value(), branches)
 
     def restored(self, state, residual):
-        """Given to the first stage that can keep it; where another one is on, that takes it over as at any switch."""
+        """Restores into the first stage that keeps a residual; another current stage takes it over as at any switch."""
         pairs = [(aggregator, level) for (_, aggregator), level in zip(self.stages, state.levels, strict=True)]
         holder = next((index for index, (part, level) in enumerate(pairs) if part.restored(level, residual)), None)
         if holder is None:
@@ -113,7 +113,7 @@ class Schedule(Aggregator):
         return None
 
     def _create(self, spec, communicator):
-        # A flush adds float32 residuals, which a narrower vector could not hold.
+        # A flush adds float32 residuals, which a narrower dtype could not hold.
         levels = []
         for index, (_, aggregator) in enumerate(self.stages):
             stage = spec._replace(dtype=tf.float32, name=f"{spec.name}.stage{index}")
@@ -132,7 +132,7 @@ class Schedule(Aggregator):
             return tf.reduce_sum(tf.cast(state.epoch >= starts, tf.int32)) - 1
 
     def _outputs(self, index: int, parts: Parts, divisor: int, state: _Stages) -> branches.Outputs:
-        """One stage's exchange, in the form that all stages share; the variables of the others get no value."""
+        """The exchange of one stage, in the form common to all stages; the variables of the others get no value."""
         _, aggregator = self.stages[index]
         level = state.levels[index]
         packed = branches.pack(aggregator.reduce(parts, divisor, level), level.spec, divisor, level.variables)
@@ -151,7 +151,7 @@ class Schedule(Aggregator):
         return branches.unpack(outputs, state.spec, (*advanced, *self._flushes(stage, switched, state)))
 
     def _flushes(self, stage: tf.Tensor, switched: tf.Tensor, state: _Stages) -> list[Update]:
-        """Where the stage has changed, the former one's residual is gone: this exchange has taken it along."""
+        """Clears the residual of the old stage after a change of stage: this exchange has sent it."""
         size = state.spec.size
         no_residual = tf.cond(switched, lambda: tf.zeros([size]), lambda: tf.zeros([0]))
         cleared = [

@@ -1,4 +1,4 @@
-"""SparCML's training step as its Algorithm 1 prints it."""
+"""SparCML's training step exactly as in its Algorithm 1."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from hvd_sparse.transport.communicator import Communicator
 
 
 class _Scaled(AggregatorState):
-    """The inner's state, in units of learning rate times gradient, and the last learning rate that was not 0."""
+    """The inner's state, in units of learning rate times gradient, and the last nonzero learning rate."""
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState):
         super().__init__(spec, communicator, inner)
         self.last_rate = tf.Variable(1.0, trainable=False, name=f"{spec.name}_last_rate")
 
     def rate(self) -> tf.Tensor:
-        """The optimizer's learning rate now, [] float32."""
-        assert self.spec.learning_rate is not None  # `SparCMLAlgorithm1` has seen to it
+        """The optimizer's current learning rate, [] float32."""
+        assert self.spec.learning_rate is not None  # checked by `SparCMLAlgorithm1`
         return tf.cast(self.spec.learning_rate(), tf.float32)
 
 
 @dataclasses.dataclass(frozen=True)
 class SparCMLAlgorithm1(Aggregator):
-    """Puts the learning rate inside the accumulator and sums, as SparCML's Algorithm 1 does.
+    """Applies the learning rate inside the accumulator and returns the sum, as SparCML's Algorithm 1 does.
 
-    With the learning rate alpha every rank accumulates acc = eps + alpha * gradient; g, the sum over all ranks of what
-    the inner sends of acc, is what the model moves by. The optimizer is handed g / alpha, so that plain SGD subtracts g
-    up to the rounding of that division. Two things differ from all other aggregators:
+    With learning rate alpha, every rank accumulates acc = eps + alpha * gradient. The model is to move by g, the sum
+    over all ranks of what the inner sends of acc. The optimizer gets g / alpha, so that plain SGD subtracts g up to the
+    rounding of that division. Two things differ from all other aggregators:
 
-    - It is the sum over the ranks and not the mean: the learning rate has to be 1 / P of that for the others.
-    - The residual is in units of the learning rate of its time, so that it is not scaled by a later one.
+    - It returns the sum over the ranks, not the mean: use 1 / P of the learning rate for the others.
+    - The residual already contains the learning rate of its step, so a later learning rate does not scale it.
 
-    At a learning rate of 0 nothing can be applied: the step hands on zeros, and the residual stays as it was.
+    At a learning rate of 0 nothing can be applied: the step returns zeros, and the residual stays as it was.
 
     Attributes:
-        inner: what exchanges acc; its residual is eps.
+        inner: the aggregator that exchanges acc; its residual is eps.
 
     Steps and bytes sent per rank: the inner's.
     """
@@ -57,12 +57,12 @@ class SparCMLAlgorithm1(Aggregator):
 
     @property
     def nests(self):
-        """It is outermost: what is around it would see sums of another unit."""
+        """False: it must be outermost, as its sums contain the learning rate."""
         return False
 
     @property
     def returns_sum(self):
-        """It does."""
+        """True."""
         return True
 
     def at_density(self, density):
@@ -79,7 +79,7 @@ class SparCMLAlgorithm1(Aggregator):
         return reduced._replace(total=tf.cast(total, state.spec.dtype), updates=(*updates, last_rate))
 
     def residual(self, state):
-        """In units of the gradient, as if it were to be averaged: what another recipe needs to apply the same."""
+        """In units of the gradient and to be averaged, so that another recipe can continue with it."""
         return self.inner.residual(state.inner) * (float(state.spec.grid.world.size) / state.last_rate)
 
     def restored(self, state, residual):
@@ -103,6 +103,6 @@ class SparCMLAlgorithm1(Aggregator):
 
 
 def _only_if(moves: tf.Tensor, update: Update) -> Update:
-    """The update, which changes nothing where nothing moves."""
+    """The update, or the old value if nothing moves."""
     value = tf.cond(moves, lambda: tf.identity(update.value), update.variable.read_value)
     return update._replace(value=tf.ensure_shape(value, update.variable.shape))

@@ -1,4 +1,4 @@
-"""Sparse contributions are added up on the way, not only at the end."""
+"""Sparse contributions that are added up on the way, not only at the end."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _SPARSE = {
     "allgather": combine_gathered,
 }
 COLLECTIVES = ("auto", *CANDIDATES)
-_FILLS_IN = 1 / 16  # a density at which the sums of a few ranks are hardly sparse any more
+_FILLS_IN = 1 / 16  # a density at which the sums of a few ranks are hardly sparse
 
 
 class _Summing(AggregatorState):
-    """The compressor's state, the collective that is taken, and where sums are quantized the error of this piece."""
+    """The compressor's state, the chosen collective and, if sums are quantized, the rounding error of this piece."""
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: tf.Module, choice: str, rounds: bool):
         super().__init__(spec, communicator, inner)
@@ -41,36 +41,35 @@ class _Summing(AggregatorState):
         begin, end = self.piece
         self.error: tf.Variable | None = None
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_summing_step")
-        if rounds and communicator.size > 1:  # a lone rank sends nothing, and so need not round
+        if rounds and communicator.size > 1:  # a single rank sends nothing, so it does not round
             zeros = tf.zeros([end - begin], tf.float32)
             self.error = tf.Variable(zeros, trainable=False, name=f"{spec.name}_error")
 
     @property
     def piece(self) -> tuple[int, int]:
-        """Begin and end of the piece of the vector that this rank adds up for all."""
+        """Begin and end of the piece of the vector that this rank sums for all ranks."""
         rank, ranks = self.communicator.rank, self.communicator.size
         return rank * self.spec.size // ranks, (rank + 1) * self.spec.size // ranks
 
 
 @dataclasses.dataclass(frozen=True)
 class SparseAllReduce(Aggregator):
-    """Each rank sends what its compressor keeps, and a sparse all-reduce of SparCML adds the contributions up.
+    """Each rank sends what its compressor selects, and one of SparCML's sparse all-reduces adds up the contributions.
 
-    Against `Compressed`, whose ranks get P k elements, ranks get the sum: fewer elements where index sets overlap, and
-    never more than a vector. Values travel as float32, whatever they were rounded to before.
+    With `Compressed`, every rank receives P k elements; here it receives the sum: fewer elements if the index sets
+    overlap, and never more than a vector. Values travel as float32, whatever they were rounded to before.
 
-    With a quantizer the sums of `dynamic` are gathered in a few bits. A rank that adds up a piece of the vector keeps
-    what rounding takes away from its sums, adds it to the next ones, and applies what the others decode: so all ranks
-    get the same bits, and nothing is lost but float32's rounding.
+    With a quantizer, the sums of `dynamic` are gathered in a few bits. The rank that sums a piece of the vector keeps
+    the rounding error, adds it to its next sums, and applies what the others decode. So all ranks get the same bits,
+    and nothing is lost but float32's rounding.
 
     Attributes:
         compressor: usually wrapped in `ErrorFeedback`.
         collective: "recursive_doubling", "split_allgather", "dynamic", "allgather", or "auto": the one that is expected
-            to be fastest among these ranks, whose calls are timed once, for index sets that are drawn at random
-            (SparCML's appendix B; those of gradients overlap more). It is chosen when the state is made; `decided`
-            tells it.
-        quantizer: of the sums of "dynamic", which is what "auto" then stands for; None sends them as float32.
-        seed: of the quantizer's rounding; it advances with the step and differs between vectors and ranks.
+            to be fastest among these ranks, from calls that are timed once, for random index sets (SparCML's appendix
+            B; those of gradients overlap more). It is chosen when the state is created; `decided` returns it.
+        quantizer: quantizer of the sums of "dynamic", which "auto" then means; None sends them as float32.
+        seed: seed of the quantizer's rounding; it advances with the step and differs between vectors and ranks.
 
     Steps and bytes sent per rank: the collective's.
     """
@@ -104,7 +103,7 @@ class SparseAllReduce(Aggregator):
         total, culprit, updates = self._sum(message, counted, state)
         own_culprit = blame(selection.culprit, parts.sources, spec.grid)
         return Reduced(
-            # A plain division by a constant TensorFlow's graphs turn into a product with its rounded reciprocal.
+            # TensorFlow's graphs would turn a plain division by a constant into a product with a rounded reciprocal.
             total=tf.cast(tf.math.divide_no_nan(tf.reshape(total, [spec.size]), float(divisor)), spec.dtype),
             culprit=tf.where(own_culprit == 0, culprit, own_culprit),
             updates=(*(Update(variable, value) for variable, value in selection.updates), *updates),
@@ -130,30 +129,30 @@ class SparseAllReduce(Aggregator):
         return (share,) if state.error is None else (share, Update(state.error, tf.zeros([end - begin])))
 
     def at_density(self, density):
-        """Where sums fill in, by `dynamic`."""
+        """At densities at which sums fill in, the collective becomes `dynamic`."""
         collective = "dynamic" if density >= _FILLS_IN else self.collective
         return dataclasses.replace(self, compressor=self.compressor.at_density(density), collective=collective)
 
     def decided(self, state):
-        """The name of the collective, where it was for "auto" to choose."""
+        """The name of the collective that "auto" chose; None if it was given."""
         return state.choice if self.collective == "auto" else None
 
     def contributions(self, size, members):
         return None
 
     def _create(self, spec, communicator):
-        with tf.init_scope():  # calls are timed at once, also while a function is traced
+        with tf.init_scope():  # calls are timed immediately, even while a function is traced
             choice = self._choose(spec.size, communicator)
         inner = self.compressor.create(spec)
         return _Summing(spec, communicator, inner, choice, self.quantizer is not None)
 
     def _choose(self, size: int, communicator: Communicator) -> str:
-        """The collective for a vector; where it has to be timed, a collective itself."""
+        """The collective for a vector; a collective call if candidates have to be timed."""
         if self.collective != "auto":
             return self.collective
         kept = self.compressor.expected(size)
         if self.quantizer is not None or kept is None or size == 0:
-            return "dynamic"  # whatever the density becomes, it sends hardly more than a dense ring
+            return "dynamic"  # at any density, it sends hardly more than a dense ring
         if communicator.size == 1:
             return "split_allgather"
         transport = collectives.auto.transport(communicator)
@@ -163,7 +162,7 @@ class SparseAllReduce(Aggregator):
     def _sum(
         self, message: tf.Tensor, counted: CountingCommunicator, state: _Summing
     ) -> tuple[tf.Tensor, tf.Tensor, tuple[Update, ...]]:
-        """The sum over all ranks, 0 or 1 + a rank whose sums are not finite, and the new state of rounding."""
+        """The sum over all ranks, 0 or 1 + a rank whose sums are not finite, and the updates of the rounding state."""
         layout, name = _layout(state.spec.size), f"{state.spec.name}.sparse_allreduce"
         if self.quantizer is not None and state.error is not None:
             seed = state.step + (self.seed + (state.spec.number << 32))
@@ -177,5 +176,5 @@ class SparseAllReduce(Aggregator):
 
 
 def _layout(size: int) -> Layout:
-    """A flat vector of float32 that is summed."""
+    """The layout of a flat float32 vector that is summed."""
     return Layout(size, (), tf.float32, "sum", None)

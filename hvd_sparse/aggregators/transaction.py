@@ -1,13 +1,13 @@
-"""What passes between the levels of an exchange, and how an exchange ends.
+"""What passes between the levels of an exchange, and how an exchange is committed.
 
 An exchange is a transaction: it computes the mean and the new state, and the state is written only after all
-ranks agree that nobody's gradient held a NaN or an infinity. So a step that fails, fails on every rank and leaves
-every residual as it was.
+ranks agree that no gradient held a NaN or an infinity. So a step that fails, fails on every rank and leaves every
+residual as it was.
 
-Ranks agree on it by what they exchange anyway, wherever they can: a NaN or an infinity of one rank is one in a dense
-sum, and a rank that sends a selection, or hands on a part of the mean, makes its first value NaN when it knows of
-one. All ranks receive the same bits and look at the same places. Only once something is wrong do they ask each other
-whose fault it is; a collective of its own in every step would cost as much as the smallest exchange.
+If possible, ranks agree by what they exchange anyway: a NaN or an infinity of one rank makes a dense sum not finite,
+and a rank that knows of one and sends a selection, or passes on a part of the mean, sets its first value to NaN. All
+ranks receive the same bits and look at the same places. Only after a fault do they ask each other which rank it was;
+a separate collective in every step would cost as much as the smallest exchange.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ REMEDY = (
 
 
 class Parts(NamedTuple):
-    """Vectors that are to be added: rows [n, size], and the world rank that each row comes from."""
+    """Vectors to be added: rows [n, size], and the world rank that each row comes from."""
 
     rows: tf.Tensor
     sources: tuple[int, ...]
 
 
 class Update(NamedTuple):
-    """A value [..] that a variable takes on commit, where `when` ([] bool) holds or is None."""
+    """A value that a variable takes on commit if `when` ([] bool) is true or None."""
 
     variable: tf.Variable
     value: tf.Tensor
@@ -50,23 +50,23 @@ class Traffic(NamedTuple):
     across: int | tf.Tensor = 0
 
     def plus(self, other: Traffic) -> Traffic:
-        """The traffic of both."""
+        """The sum of both."""
         return Traffic(self.inside + other.inside, self.across + other.across)
 
 
 class Reduced(NamedTuple):
-    """What one level of an exchange hands to the level around it.
+    """What one level of an exchange returns to the level around it.
 
     Attributes:
         total: the sum over ranks, divided, dense [size] in the spec's dtype; or contributions that are still to be
-            added, in the order in which they stand, and divided.
+            added in their order and divided.
         culprit: [] int32, 0, or 1 + the world rank whose vector is not finite, as far as this rank can tell.
         updates: the state to be written on commit.
         traffic: what this rank sent.
         selected: elements that this rank chose to send.
         considered: elements among which it chose.
         nonfinite: [] bool, whether any rank's vector is not finite, the same on every rank that has exchanged; None
-            where what was exchanged does not tell it, and ranks have to ask each other.
+            if what was exchanged does not show it, and ranks have to ask each other.
     """
 
     total: tf.Tensor | tf.IndexedSlices
@@ -82,8 +82,9 @@ class Exchange(NamedTuple):
     """An exchange that has run but is not committed yet.
 
     Attributes:
-        mean: [size], in the vector's dtype, the same bits on every rank; or a list of tensors that it consists of.
-        culprit: computes, [] int32, 0, or 1 + the world rank whose vector is not finite, as far as this rank can tell.
+        mean: [size] in the vector's dtype, the same bits on every rank; or a list of the tensors that make it up.
+        culprit: function that returns, [] int32, 0, or 1 + the world rank whose vector is not finite, as far as this
+            rank can tell.
         nonfinite: see `Reduced`.
         updates: what `commit` writes.
         metrics: bytes_inside, bytes_across, selected, considered; each a number or a scalar tensor.
@@ -97,11 +98,11 @@ class Exchange(NamedTuple):
 
 
 def commit(exchanges: Sequence[Exchange], labels: Sequence[str], world: Communicator, name: str) -> list[tf.Tensor]:
-    """Ends several exchanges together: all ranks write all new state, or none writes any.
+    """Commits several exchanges together: all ranks write all new state, or none writes any.
 
     Args:
         exchanges: what `Aggregator.exchange` returned.
-        labels: what each one exchanged, for the message.
+        labels: a name for what each one exchanged, for the error message.
         world: all ranks.
         name: the same on every rank, unique among the collectives in flight.
 
@@ -109,10 +110,10 @@ def commit(exchanges: Sequence[Exchange], labels: Sequence[str], world: Communic
         Tensors on which everything that uses the means must depend.
 
     Raises:
-        tf.errors.InvalidArgumentError: on every rank alike where a rank's vector was not finite, or the sum over the
-            ranks; it names label, rank and remedy, and nothing is written.
+        tf.errors.InvalidArgumentError: on every rank, if any rank's vector or the sum over the ranks is not finite; it
+            names label, rank and remedy, and nothing is written.
 
-    Steps and bytes: none while all is well and every exchange tells it; else one all-reduce of 4 bytes an exchange.
+    Steps and bytes: none if every exchange shows that all is finite; else one all-reduce of 4 bytes per exchange.
     """
     checked = ops.check_faults(_culprits(exchanges, world, name), list(labels), REMEDY)
     with tf.control_dependencies([checked]):
@@ -123,7 +124,7 @@ def commit(exchanges: Sequence[Exchange], labels: Sequence[str], world: Communic
 
 
 def _culprits(exchanges: Sequence[Exchange], world: Communicator, name: str) -> tf.Tensor:
-    """What `ops.check_faults` takes, [exchanges] int32, the same on every rank."""
+    """The input of `ops.check_faults`, [exchanges] int32, the same on every rank."""
 
     def asked() -> tf.Tensor:
         return world.allreduce(tf.stack([exchange.culprit() for exchange in exchanges]), "max", name)
@@ -141,7 +142,7 @@ def _culprits(exchanges: Sequence[Exchange], world: Communicator, name: str) -> 
 
 
 def marked(values: tf.Tensor, starts: Sequence[int | tf.Tensor]) -> tf.Tensor:
-    """Whether any of the vectors that lie one after the other in `values`, from `starts` on, is marked, [] bool."""
+    """Whether any of the vectors that lie one after another in `values`, beginning at `starts`, is marked, [] bool."""
     return tf.reduce_any(tf.math.is_nan(tf.gather(values, tf.stack(list(starts)))))
 
 
@@ -151,7 +152,7 @@ def _assign(update: Update) -> None:
         return
 
     def write():
-        # The values of stages that are not on are empty, so the shape is only known in here.
+        # The values of inactive stages are empty, so the shape is only known in here.
         update.variable.assign(tf.ensure_shape(update.value, update.variable.shape))
         return True
 
@@ -159,7 +160,7 @@ def _assign(update: Update) -> None:
 
 
 def dense(total: tf.Tensor | tf.IndexedSlices, size: int, divisor: int, dtype: tf.DType) -> tf.Tensor:
-    """The mean [size]: contributions added in the order in which they stand, divided once; a dense total as it is."""
+    """The mean [size]: contributions are added in their order and divided once; a dense total is returned as it is."""
     if isinstance(total, tf.IndexedSlices):
         return ops.sparse_sum(total.values, total.indices, size, divisor=divisor, dtype=dtype)
     return total
@@ -171,29 +172,29 @@ def attended(parts: Parts, compressor: Compressor, state: Any) -> Parts:
 
 
 def nothing(parts: Parts, total: tf.Tensor | tf.IndexedSlices) -> Reduced:
-    """What becomes of an empty shard: nobody sends anything.
+    """The result for an empty shard, for which no rank sends anything.
 
-    All of it, `total` too, has to be made of the parts. TensorFlow runs an operation whose inputs are constants when
-    it optimises the graph, and so a collective that is given a constant would wait, on this rank alone, for others that
-    have yet to begin the step.
+    All of it, including `total`, has to be computed from the parts. TensorFlow runs operations with constant inputs
+    when it optimizes a graph, so a collective with a constant input would wait, on this rank alone, for ranks that
+    have not begun the step.
     """
     return Reduced(total, tf.size(parts.rows), (), Traffic(), 0, 0)
 
 
 def own_culprit(row: tf.Tensor, rank: int) -> tf.Tensor:
-    """0, or 1 + this world rank where its own vector, [1, size], is not finite; [] int32."""
+    """0, or 1 + this world rank if its own vector [1, size] is not finite; [] int32."""
     _, culprit = ops.sum_parts(row)
     return tf.where(culprit == 0, 0, rank + 1)
 
 
 def blame(culprit: tf.Tensor, sources: Sequence[int], grid: Grid) -> tf.Tensor:
-    """Turns the number of a faulty part into that of a world rank; an overflow of the sum is put to this rank."""
+    """Converts the number of a faulty part to that of a world rank; an overflow of the sum counts as this rank's."""
     codes = [0, *(source + 1 for source in sources), grid.world.world_rank + 1]
     return tf.gather(tf.constant(codes, tf.int32), culprit)
 
 
 def metrics(traffic: Traffic, selected: int | tf.Tensor, considered: int | tf.Tensor) -> dict[str, Any]:
-    """Those of an `Exchange`."""
+    """The metrics of an `Exchange`."""
     return {
         "bytes_inside": traffic.inside,
         "bytes_across": traffic.across,

@@ -1,4 +1,4 @@
-"""A density that begins high."""
+"""Warm-up: a density that begins high."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hvd_sparse.transport.communicator import Communicator
 
 
 class _Warming(AggregatorState):
-    """The state of the inner, which all stages share, and how many exchanges there have been."""
+    """The inner's state, which all stages share, and the number of exchanges so far."""
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState):
         super().__init__(spec, communicator, inner)
@@ -26,15 +26,15 @@ class _Warming(AggregatorState):
 class Warmup(branches.Switch):
     """Sends more of the gradient in the first steps (DGC 3.3, warm-up training).
 
-    Every stage is the inner at a constant density, so that what it sends is known when the graph is made; all stages
-    share one state. So residual and momentum go on from stage to stage: nothing is flushed, nothing is sent twice. At
-    density 1 everything goes by an all-reduce.
+    Every stage is the inner at a constant density, so the amount sent is known when the graph is built. All stages
+    share one state, so residual and momentum continue from stage to stage: nothing is flushed, nothing is sent twice.
+    At density 1 everything is sent by an all-reduce.
 
-    Stages are counted in exchanges of this vector, which all ranks make alike and a checkpoint keeps.
+    Stages are counted in exchanges of this vector; the count is the same on all ranks and is kept in checkpoints.
 
     Attributes:
-        inner: what exchanges after the last stage.
-        stages: (steps, density), the first one first: how many exchanges are made at which density.
+        inner: the aggregator that is used after the last stage.
+        stages: (steps, density) in order: how many exchanges are made at each density.
 
     Steps and bytes sent per rank: the inner's at that density.
     """
@@ -52,11 +52,11 @@ class Warmup(branches.Switch):
             raise ValueError("Expected at least one stage of (steps, density), as [(100, 0.25), (100, 0.0625)].")
         if self.inner.sends_all:
             raise ValueError(f"{type(self.inner).__name__} sends all of the gradient, and so needs no warm-up.")
-        self.inner.at_density(1.0)  # raises where it has none
+        self.inner.at_density(1.0)  # raises if it has no density
 
     @property
     def starts(self) -> list[int]:
-        """The number of the exchange with which each stage begins, and with which the inner goes on."""
+        """The number of the exchange with which each stage begins, and the one with which the inner takes over."""
         return [sum(steps for steps, _ in self.stages[:number]) for number in range(len(self.stages) + 1)]
 
     def running(self, state):
@@ -73,7 +73,7 @@ class Warmup(branches.Switch):
         return _Warming(spec, communicator, self.inner._create(spec, communicator))
 
     def _parts(self) -> list[Aggregator]:
-        """What exchanges in each stage, and after the last one."""
+        """The aggregator of each stage, and the one after the last stage."""
         return [*(self.inner.at_density(density) for _, density in self.stages), self.inner]
 
     def _stage(self, state: _Warming) -> tf.Tensor:

@@ -1,20 +1,20 @@
-"""How the sparse contributions of several ranks meet, one file an algorithm.
+"""Collectives that gather or combine the sparse contributions of several ranks; each algorithm has its own file.
 
-`allgather_sum` and its kin hand contributions on as they are. All others combine them, by SparCML's algorithms (5.3)
-and by what they are compared with:
+`allgather_sum` and its variants return the contributions as they are. All others combine them, by SparCML's algorithms
+(5.3) or by the algorithms that these are compared with:
 
     collective(slices, communicator, op="sum", name=..., dense_above=None)
 
 slices: tf.IndexedSlices, values [k] or [k, ...] of float16, float32 or float64, indices [k] int32 or int64 in any order
 (rows of the same index are combined first), and a dense_shape that is known when the collective is called. k may differ
-between ranks, and be 0. op: "sum", "max", "min" or "product"; a row that no rank brings is the neutral element.
-dense_above: rows above which a message is dense; by default the count from which that is fewer bytes.
+between ranks, and be 0. op: "sum", "max", "min" or "product"; a row that no rank contributes is the neutral element.
+dense_above: rows above which a message is dense; by default the count above which that is fewer bytes.
 
-What comes back has the same bits on every rank: tf.IndexedSlices with ascending indices, or a tensor of the dense
-shape. All ranks check that they were called alike; bad input on one of them is the same ValueError on all. That check
-is an all-gather of 16 bytes a rank before each call in eager code. In a graph it is made while the graph is made, and
-an index outside the shape, which is known only when the graph runs, is a tf.errors.InvalidArgumentError on all ranks,
-told by an all-reduce of 4 bytes beside the exchange. Neither is counted in the steps and bytes of the collectives.
+The result has the same bits on every rank: tf.IndexedSlices with ascending indices, or a tensor of the dense shape. All
+ranks check that their calls agree; invalid input on one of them raises the same ValueError on all. In eager code this
+check is an all-gather of 16 bytes per rank before each call. In a graph it is done when the graph is built; an index
+outside the shape, which is known only when the graph runs, raises tf.errors.InvalidArgumentError on all ranks, by means
+of an additional all-reduce of 4 bytes. Neither is counted in the steps and bytes of the collectives.
 """
 
 from hvd_sparse.collectives.allgather import allgather

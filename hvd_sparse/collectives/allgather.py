@@ -15,24 +15,24 @@ def allgather(
     name: str = "allgather",
     dense_above: int | None = None,
 ) -> Result:
-    """Gives the slices of all ranks to every rank, which combines them; for sets that do not overlap (SparCML 5.3).
+    """Gathers the slices of all ranks on every rank, which combines them; for disjoint index sets (SparCML 5.3).
 
     Args:
-        slices: what this rank brings, see `hvd_sparse.collectives`.
+        slices: this rank's contribution, see `hvd_sparse.collectives`.
         communicator: the ranks that take part.
         op: "sum", "max", "min" or "product".
         name: the same on every rank, unique among the collectives in flight.
         dense_above: rows above which a message is dense.
 
     Returns:
-        tf.IndexedSlices; in eager code a tensor where the result has more rows than `dense_above`. Rows are combined in
+        tf.IndexedSlices, or in eager code a tensor if the result has more rows than `dense_above`. Rows are combined in
         rank order.
 
     Raises:
-        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+        ValueError: on every rank, if any rank's slices are invalid or the ranks' calls differ.
 
     Steps and bytes sent per rank: P - 1 (as a ring), and P - 1 times k rows of 4 bytes and their values. In eager code
-    they go with the check of the call, in one message.
+    they travel in the same message as the check of the call.
     """
     prepared = prepare("allgather", slices, communicator, op, name, dense_above, along=2**31)
     if communicator.size == 1:
@@ -43,5 +43,5 @@ def allgather(
 
 
 def combine_gathered(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:
-    """The same on messages."""
+    """The same for messages."""
     return layout.reduce(communicator.allgather(message, f"{name}.gather"))

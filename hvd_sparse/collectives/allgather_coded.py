@@ -1,4 +1,4 @@
-"""The all-gathers of values in a few bits each."""
+"""All-gathers of quantized values."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ _HEADER_BYTES = 16
 def allgather_coded(
     slices: tf.IndexedSlices, coded: Coded, communicator: Communicator, name: str = "allgather_coded"
 ) -> tf.IndexedSlices:
-    """As `allgather_sum`, with codes in place of the values: indices, scales and codes in one message.
+    """Like `allgather_sum`, with quantized values: indices, scales and codes travel in one message.
 
     Args:
-        slices: indices [k] int32, and the values [k] float32 that the codes stand for.
-        coded: the codes of the values, by a quantizer that does not go by place.
+        slices: indices [k] int32, and the values [k] float32 that the codes decode to.
+        coded: the quantized values, by a quantizer whose `by_place` is False.
         communicator: the ranks that take part; k is the same on all of them.
         name: the same on every rank, unique among the collectives in flight.
 
     Returns:
-        Values [P * k] float32 and indices, rank after rank, as `allgather_sum` gives them.
+        Values [P * k] float32 and indices, rank after rank, as from `allgather_sum`.
 
-    Steps and bytes sent per rank: P - 1 and (P - 1) times 4 k, 4 bytes a scale and the codes, rounded up to 4.
+    Steps and bytes sent per rank: P - 1 and (P - 1) times 4 k, 4 bytes per scale and the codes, rounded up to 4.
     """
     if communicator.size == 1:
         return slices
@@ -49,27 +49,27 @@ def allgather_coded_counted(
     communicator: Communicator,
     name: str = "allgather_coded_counted",
 ) -> tuple[tf.IndexedSlices, tf.Tensor]:
-    """As `allgather_counted`, with codes in place of the values, of any quantizer.
+    """Like `allgather_counted`, with values quantized by any quantizer.
 
-    A message begins with how many elements a rank sends, whether something is not finite, how many scales there are and
-    how many bytes of codes.
+    A message begins with the number of elements, whether something is not finite, the number of scales and the number
+    of bytes of codes.
 
     Args:
-        slices: unique indices [k] int32, and the values [k] float32 that the codes stand for; k differs between ranks,
-            and may be 0.
-        coded: the codes of the values.
-        nonfinite: [] bool, whether what this rank sends is of no use.
+        slices: unique indices [k] int32, and the values [k] float32 that the codes decode to; k may differ between
+            ranks and be 0.
+        coded: the quantized values.
+        nonfinite: [] bool, whether what this rank sends is invalid.
         communicator: the ranks that take part.
         name: the same on every rank, unique among the collectives in flight.
 
     Returns:
-        Values [sum of k] float32 and indices, rank after rank, as of `allgather_sum`; and whether any rank's are of no
-        use, [] bool, the same on every rank.
+        Values [sum of k] float32 and indices, rank after rank, as from `allgather_sum`; and whether any rank's are
+        invalid, [] bool, the same on every rank.
 
     Raises:
-        tf.errors.InvalidArgumentError: where what has come is no message of this quantizer from each of the ranks.
+        tf.errors.InvalidArgumentError: if the received data are not one message of this quantizer from each rank.
 
-    Steps and bytes sent per rank: P - 1 and (P - 1) times 16, 4 k, 4 bytes a scale and the codes, rounded up to 4.
+    Steps and bytes sent per rank: P - 1 and (P - 1) times 16, 4 k, 4 bytes per scale and the codes, rounded up to 4.
     """
     if communicator.size == 1:
         return slices, nonfinite
@@ -88,13 +88,13 @@ def allgather_coded_counted(
 
 
 def coded_bytes(slices: tf.IndexedSlices, coded: Coded) -> int | tf.Tensor:
-    """Bytes of the message that carries these indices, scales and codes."""
+    """Bytes of the message with these indices, scales and codes."""
     indices, scales, codes = (_length(part) for part in (slices.indices, coded.scales, coded.codes))
     return 4 * indices + 4 * scales + (codes + 3) // 4 * 4
 
 
 def coded_counted_bytes(slices: tf.IndexedSlices, coded: Coded) -> int | tf.Tensor:
-    """Bytes of the message that tells its lengths, too."""
+    """Bytes of the message with these indices, scales and codes, and their lengths."""
     return _HEADER_BYTES + coded_bytes(slices, coded)
 
 

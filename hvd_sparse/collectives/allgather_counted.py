@@ -1,4 +1,4 @@
-"""NaiveAG of ranks that send as many elements as each finds worth it."""
+"""NaiveAG for ranks that send different numbers of elements."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ _HEADER_BYTES = 8
 def allgather_counted(
     slices: tf.IndexedSlices, nonfinite: tf.Tensor, communicator: Communicator, name: str = "allgather_counted"
 ) -> tuple[tf.IndexedSlices, tf.Tensor]:
-    """Gives every rank the contributions of all, where no rank knows how many elements another one sends.
+    """Gathers the contributions of all ranks, which need not know how many elements the others send.
 
-    Count and whether something is not finite stand before values and indices, in the same message: so a rank that has
-    nothing to send can tell it, too.
+    The message begins with the count and with whether something is not finite, so that a rank with nothing else to
+    send can report a fault, too.
 
     Args:
-        slices: values [k] float32, float16 or bfloat16 and unique indices [k] int32; k differs between ranks, and may
-            be 0.
-        nonfinite: [] bool, whether what this rank sends is of no use.
+        slices: values [k] float32, float16 or bfloat16 and unique indices [k] int32; k may differ between ranks and be
+            0.
+        nonfinite: [] bool, whether what this rank sends is invalid.
         communicator: the ranks that take part.
         name: the same on every rank, unique among the collectives in flight.
 
     Returns:
-        Values [sum of k] and indices, rank after rank, as of `allgather_sum`; and whether any rank's are of no use, []
+        Values [sum of k] and indices, rank after rank, as from `allgather_sum`; and whether any rank's are invalid, []
         bool, the same on every rank.
 
     Raises:
-        tf.errors.InvalidArgumentError: where what has come is no message of this dtype from each of the ranks.
+        tf.errors.InvalidArgumentError: if the received data are not one message of this dtype from each rank.
 
-    Steps and bytes sent per rank: P - 1 and (P - 1) (8 + k (4 + bytes of a value, rounded up to 4 in all)).
+    Steps and bytes sent per rank: P - 1 and (P - 1) (8 + k (4 + bytes per value)), each message rounded up to 4.
     """
     if communicator.size == 1:
         return slices, nonfinite
@@ -47,5 +47,5 @@ def allgather_counted(
 
 
 def counted_bytes(slices: tf.IndexedSlices) -> int | tf.Tensor:
-    """Bytes of the message that carries these slices."""
+    """Bytes of the message with these slices."""
     return _HEADER_BYTES + message_bytes(slices)

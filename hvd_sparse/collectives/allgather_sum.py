@@ -1,4 +1,4 @@
-"""NaiveAG: every rank gets the contributions of all, as they are."""
+"""NaiveAG: every rank gets the contributions of all ranks as they are."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ def allgather_sum(
     name: str = "allgather_sum",
     counts: Sequence[int] | None = None,
 ) -> tf.IndexedSlices:
-    """Gives every rank the contributions of all, values and indices in one message (CommLib Algorithm 2, lines 11-14).
+    """Gathers the contributions of all ranks, values and indices in one message (CommLib Algorithm 2, lines 11-14).
 
     Args:
         slices: values [k] float32, float16 or bfloat16 and unique indices [k] int32.
         communicator: the ranks that take part.
         name: the same on every rank, unique among the collectives in flight.
-        counts: k of each rank, where they differ; by default all ranks have this rank's k.
+        counts: k of each rank, if they differ; by default all ranks have this rank's k.
 
     Returns:
-        Values [sum of k] and indices, rank after rank. An index may occur once for each rank; as everywhere in
-        TensorFlow its values are to be added, here in the order in which they stand.
+        Values [sum of k] and indices, rank after rank. An index may occur once per rank; as everywhere in TensorFlow,
+        its values are to be added, here in their order.
 
-    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes of a value, rounded up to 4 in all).
+    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + bytes per value), each message rounded up to 4.
     """
     if communicator.size == 1:
         return slices
@@ -42,12 +42,12 @@ def allgather_sum(
 
 
 def message_bytes(slices: tf.IndexedSlices) -> int | tf.Tensor:
-    """Bytes of the message that carries these slices: 4 an index, and the values padded to a multiple of 4."""
+    """Bytes of the message with these slices: 4 per index, and the values padded to a multiple of 4."""
     return _message_bytes(count(slices), slices.values.dtype)
 
 
 def count(slices: tf.IndexedSlices) -> int | tf.Tensor:
-    """How many entries the slices hold, a number where it is known when the graph is made."""
+    """The number of entries in the slices; a Python number if it is known when the graph is built."""
     static = slices.indices.shape[0]
     return tf.size(slices.indices) if static is None else static
 

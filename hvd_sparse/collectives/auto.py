@@ -1,4 +1,4 @@
-"""The collective that is expected to be fastest, as all ranks agree."""
+"""Chooses the collective that is expected to be fastest, the same on all ranks."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ _SPARSE = {
     "allgather": combine_gathered,
 }
 _NEUTRAL = {"sum": 0.0, "product": 1.0, "max": -np.inf, "min": np.inf}
-_SIZES = timing.Sizes(1 << 6, 1 << 21, 16, long=0.02)  # words that a rank sends to each other one while calls are timed
+_SIZES = timing.Sizes(1 << 6, 1 << 21, 16, long=0.02)  # words that a rank sends to each other rank in timed calls
 _TIMED = 1 << 16  # rows of the streams whose combining is timed
 _GATHER = CANDIDATES.index("allgather")
-_MORE = 2  # times the rows of a call that the next one may bring, if they are to be gathered at once
+_MORE = 2  # the next call's rows may be this many times those of a call, if they are to be gathered with its check
 
 
 class Auto:
-    """Picks recursive_doubling, split_allgather, dynamic or allgather for each call; called as they are.
+    """Chooses recursive_doubling, split_allgather, dynamic or allgather for each call; it is called like these.
 
-    The expected time is that of `costs.collectives`: what the four send follows from the rows that ranks bring and
-    from how the union of their index sets grows. At first that is taken as of uniform index sets (SparCML B.1, the
-    worst case); afterwards as it was found in former calls of the same name, by which all ranks choose alike. Once
-    the all-gather has been chosen in eager code, the messages of the next calls of that name go with the check of the
-    call, so that it is the only one.
+    The expected time is that of `costs.collectives`: what the four send follows from the rows that the ranks contribute
+    and from how the union of their index sets grows. The first call assumes uniform index sets (SparCML B.1, the worst
+    case); later calls use what earlier calls of the same name found, so all ranks choose the same. Once the all-gather
+    has been chosen in eager code, the messages of the next calls of that name travel with the check of the call, so no
+    other call is needed.
 
     Args:
-        transport: what calls take, the same on every rank, which is then relied on; measured on the first call where it
-        is None, in about a second.
+        transport: the cost of calls, the same on every rank, which is not checked; None measures it on the first call,
+            in about a second.
 
-    Steps and bytes sent per rank: those of what is chosen. In a graph one all-gather of 4 bytes before it, by which the
-    ranks tell each other how much they bring; in eager code the check of all calls tells it.
+    Steps and bytes sent per rank: those of the chosen collective. In a graph, one all-gather of 4 bytes before it, by
+    which the ranks learn how much the others contribute; in eager code the check of the call includes this.
     """
 
     def __init__(self, transport: Transport | None = None):
@@ -70,17 +70,17 @@ class Auto:
         """Combines the slices of all ranks by the algorithm that is expected to be fastest.
 
         Args:
-            slices: what this rank brings, see `hvd_sparse.collectives`.
+            slices: this rank's contribution, see `hvd_sparse.collectives`.
             communicator: the ranks that take part.
             op: "sum", "max", "min" or "product".
-            name: the same on every rank, unique among the collectives in flight; the history of calls is kept by it.
+            name: the same on every rank, unique among the collectives in flight; the history of calls is kept per name.
             dense_above: rows above which a message of the whole vector is dense.
 
         Returns:
-            In eager code what the chosen collective returns; in a graph a tensor of the dense shape.
+            In eager code, what the chosen collective returns; in a graph, a tensor of the dense shape.
 
         Raises:
-            ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+            ValueError: on every rank, if any rank's slices are invalid or the ranks' calls differ.
         """
         history = self._history_of(communicator, name)
         along = history.along if tf.executing_eagerly() else -1
@@ -98,12 +98,12 @@ class Auto:
         return _eagerly(prepared, communicator, name, chooser, history)
 
     def chosen(self, communicator: Communicator, name: str = "auto") -> str | None:
-        """What the last call of this name took, None where there was none."""
+        """The collective chosen by the last call of this name; None if there was none."""
         history = self._history_of(communicator, name).read()
         return CANDIDATES[int(history.choice)] if history.calls else None
 
     def transport(self, communicator: Communicator) -> Transport:
-        """What calls take among these ranks; a collective where that is not known yet."""
+        """The cost of calls among these ranks; a collective if it has not been measured yet."""
         if self._transport is not None:
             return self._transport
         with self._lock:
@@ -122,7 +122,7 @@ class Auto:
 
 
 class _Chooser:
-    """The arithmetic of one vector: numbers that are the same on all ranks in, the same choice out."""
+    """The choice for one vector, computed from numbers that are the same on all ranks."""
 
     def __init__(self, layout: Layout, ranks: int, transport: Transport):
         self._layout = layout
@@ -136,11 +136,11 @@ class _Chooser:
         return link.latency + 4 * HEAD * (self._ranks - 1) / link.bandwidth
 
     def choose(self, kept: float, spread: float) -> int:
-        """The number of the candidate to be taken; of equal ones the first."""
+        """The number of the fastest candidate; the first of equal ones."""
         return int(np.argmin(self.expected(kept, spread)))
 
     def expected(self, kept: float, spread: float) -> list[float]:
-        """Seconds of each candidate."""
+        """Expected seconds of each candidate."""
         layout = self._layout
         universe = max(spread * kept, kept) if spread else layout.size
         load = Load(
@@ -149,7 +149,7 @@ class _Chooser:
         return [collective_costs.seconds(each, load, self._transport) for each in CANDIDATES]
 
     def spread(self, kept: float, union: int, before: float) -> float:
-        """`universe / kept` after a call whose union had `union` rows, -1 where it did not tell."""
+        """`universe / kept` after a call whose union had `union` rows; -1 if that is not known."""
         if union < 0 or kept == 0:
             return before
         return collective_costs.universe(kept, union, self._ranks) / kept
@@ -158,11 +158,11 @@ class _Chooser:
 def _eagerly(
     prepared: Prepared, communicator: Communicator, name: str, chooser: _Chooser, history: CallHistory
 ) -> Result:
-    """The result, by an algorithm that is chosen now."""
+    """The result, by an algorithm that is chosen immediately."""
     assert prepared.counts is not None
     kept, (calls, spread, _) = float(prepared.counts.mean()), history.read()
     expected = chooser.expected(kept, spread)
-    expected[_GATHER] -= chooser.greeting  # which it can do without
+    expected[_GATHER] -= chooser.greeting  # the all-gather needs no separate check
     choice = int(np.argmin(expected))
     history.along = _MORE * int(prepared.counts.max()) if choice == _GATHER else -1
     if prepared.gathered is not None:
@@ -175,17 +175,17 @@ def _eagerly(
 
 
 def _taking(choice: int, prepared: Prepared, communicator: Communicator, name: str, calls: int) -> tuple[Result, int]:
-    """The result by one candidate, and the rows of the union, -1 where they are not known."""
+    """The result of one candidate, and the rows of the union, -1 if they are not known."""
     if CANDIDATES[choice] != "dynamic":
         message = _SPARSE[CANDIDATES[choice]](prepared.layout, prepared.message, communicator, name)
         return _combined(prepared, message)
     vector = combine_prepared(prepared, communicator, name)
-    tells = not prepared.full and _looks(calls)  # full vectors say nothing of how index sets overlap
+    tells = not prepared.full and _looks(calls)  # full vectors do not show how index sets overlap
     return prepared.vector(vector), int(_rows_there(prepared.layout, vector)) if tells else -1
 
 
 def _combined(prepared: Prepared, message: tf.Tensor) -> tuple[Result, int]:
-    """The result that a combined message is, and its rows, -1 where it is dense."""
+    """The result in a combined message, and its rows, -1 if it is dense."""
     form, rows = (int(word) for word in np.asarray(message)[:2])
     return prepared.result(message), rows if form == 0 else -1
 
@@ -224,12 +224,12 @@ def _in_graph(
 
 
 def _looks(calls: int) -> bool:
-    """Whether the rows of a dense result are counted after this many calls: it is one more pass over all of it."""
+    """Whether to count the rows of a dense result after this many calls, which takes one more pass over it."""
     return calls & (calls - 1) == 0
 
 
 def _rows_there(layout: Layout, vector: tf.Tensor) -> tf.Tensor:
-    """Rows of a vector [size, width] that are not neutral, [] int32."""
+    """The number of rows of a vector [size, width] that are not neutral, [] int32."""
     return tf.math.count_nonzero(tf.reduce_any(vector != _NEUTRAL[layout.op], axis=1), dtype=tf.int32)
 
 
@@ -240,7 +240,7 @@ def measure(communicator: Communicator) -> Transport:
         communicator: the ranks that take part, at least 2.
 
     Returns:
-        The same on every rank: each figure is the median of a few rounds of the slowest rank.
+        The costs, the same on every rank: each is the median over a few rounds of the slowest rank's time.
     """
     ranks, half = communicator.size, communicator.size // 2
     partner = communicator.rank + half if communicator.rank < half else communicator.rank - half
@@ -275,7 +275,7 @@ def _link(communicator: Communicator, call: Callable[[tf.Tensor], None], others:
 
 
 def _combining(communicator: Communicator) -> float:
-    """Seconds a byte of two streams of which every other row meets."""
+    """Seconds per byte to combine two streams that share every other row."""
     layout = Layout(4 * _TIMED, (), tf.float32, "sum", None)
     rows = tf.range(_TIMED)
     values = tf.ones([_TIMED])

@@ -1,4 +1,4 @@
-"""The history of `auto`: what it knows of former calls of a name."""
+"""The history of `auto`: what it knows of earlier calls of a name."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import tensorflow as tf
 
 
 class Calls(NamedTuple):
-    """What is known of former calls.
+    """What is known of earlier calls.
 
     Attributes:
-        calls: how many there were.
-        spread: `universe / kept` of the last one that told, or 0.
-        choice: what the last one took.
+        calls: the number of calls.
+        spread: `universe / kept` of the last call that determined it, or 0.
+        choice: the number of the candidate that the last call used.
     """
 
     calls: float = 0.0
@@ -22,30 +22,30 @@ class Calls(NamedTuple):
 
 
 class CallHistory:
-    """What is known of former calls, in a variable [3] where a graph changes it, too.
+    """What is known of earlier calls, kept in a variable [3] once a graph changes it, too.
 
     Attributes:
-        along: rows up to which a rank's message goes along with the next call's greeting.
+        along: rows up to which a rank's message travels with the greeting of the next call.
     """
 
     def __init__(self) -> None:
         self.along = -1
         self._own = Calls()  # until there is a variable
-        self._shared: tf.Variable | None = None  # half a millisecond of an eager call
+        self._shared: tf.Variable | None = None  # costs half a millisecond in an eager call
 
     def read(self) -> Calls:
-        """Of eager code and graphs together; in eager code."""
+        """Returns the history of eager code and graphs together; call it in eager code."""
         return self._own if self._shared is None else Calls(*self._shared.numpy().tolist())
 
     def write(self, calls: Calls) -> None:
-        """Takes in another call; in eager code."""
+        """Records another call; call it in eager code."""
         if self._shared is None:
             self._own = calls
         else:
             self._shared.assign(calls)
 
     def variable(self) -> tf.Variable:
-        """For graphs: the three numbers [3], which eager calls read and change from now on."""
+        """The three numbers [3] for use in graphs; from now on eager calls read and change it, too."""
         if self._shared is None:
             with tf.init_scope():
                 self._shared = tf.Variable(self._own, trainable=False, dtype=tf.float64, name="auto_history")

@@ -1,4 +1,4 @@
-"""DSAR_Split_allgather: pieces are combined sparse and gathered dense, in low precision if so wished."""
+"""DSAR_Split_allgather: pieces are combined sparse and gathered dense, in low precision if desired."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class QuantizedTotal(NamedTuple):
 
     Attributes:
         total: tensor of the dense shape, the same bits on every rank.
-        error: [own rows * width] float32, what the receivers lack of this rank's piece: to be brought to the next call.
+        error: [own rows * width] float32, the rounding error of this rank's piece, to be passed to the next call.
         culprit: [] int32, 0, or 1 + the world rank whose piece held a NaN or an infinity; the same on every rank. That
-            piece is then of no use.
+            piece is then invalid.
     """
 
     total: tf.Tensor
@@ -28,7 +28,7 @@ class QuantizedTotal(NamedTuple):
 
 
 def own_rows(size: int, communicator: Communicator) -> int:
-    """How many rows of a vector this rank combines for all; its quantization error has as many."""
+    """The number of rows that this rank combines for all ranks, which is also that of its rounding error."""
     return Layout(size, (), tf.float32, "sum", None).rows_of(communicator.rank, communicator.size)
 
 
@@ -40,29 +40,29 @@ def dynamic(
     dense_above: int | None = None,
     quantizer: Quantizer | None = None,
 ) -> tf.Tensor:
-    """Combines the slices of all ranks where the result fills in (SparCML 5.3.3, DSAR_Split_allgather, and section 6).
+    """Combines the slices of all ranks if the result fills in (SparCML 5.3.3, DSAR_Split_allgather, and section 6).
 
     Args:
-        slices: what this rank brings, see `hvd_sparse.collectives`.
+        slices: this rank's contribution, see `hvd_sparse.collectives`.
         communicator: the ranks that take part.
         op: "sum", "max", "min" or "product".
         name: the same on every rank, unique among the collectives in flight.
-        dense_above: rows above which a message of the whole vector is dense; one of a piece has its share of them.
-        quantizer: codes the values that are gathered, with seed 0, and what is lost is lost; of sums only. Where calls
-            follow one another `dynamic_quantized` keeps it.
+        dense_above: rows above which a message of the whole vector is dense; for a piece, its share of them.
+        quantizer: encodes the values that are gathered, with seed 0, and drops the rounding error; only for sums. For
+            repeated calls, `dynamic_quantized` keeps the error.
 
     Returns:
-        A tensor of the dense shape; with a quantizer every rank, the owner of a piece too, has what the codes say.
-        Rows are combined in rank order.
+        A tensor of the dense shape. With a quantizer, every rank, including the owner of a piece, gets the decoded
+        values. Rows are combined in rank order.
 
     Raises:
-        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
-        tf.errors.InvalidArgumentError: on every rank alike where values that are to be quantized are not finite.
+        ValueError: on every rank, if any rank's slices are invalid or the ranks' calls differ.
+        tf.errors.InvalidArgumentError: on every rank, if values that are to be quantized are not finite.
 
     Steps and bytes sent per rank: P - 1 to split and P - 1 to gather (as a ring); at most k rows of 4 bytes and their
-    values (a piece in which that is more than all its values travels dense), and (P - 1) / P of all values or codes.
-    In eager code, where each rank brings as many rows as would travel dense, vectors are all-reduced, in as many steps
-    and bytes; an element that is -0 on all ranks may then be -0.
+    values (a piece for which that is more than all its values travels dense), and (P - 1) / P of all values or codes.
+    In eager code, if each rank contributes so many rows that they would travel dense, vectors are all-reduced, in as
+    many steps and bytes; an element that is -0 on all ranks may then be -0.
     """
     if quantizer is None:
         prepared = prepare("dynamic", slices, communicator, op, name, dense_above)
@@ -84,26 +84,26 @@ def dynamic_quantized(
     dense_above: int | None = None,
     op: str = "sum",
 ) -> QuantizedTotal:
-    """`dynamic` in low precision, whose quantization error the owner of each piece keeps (SparCML section 6).
+    """`dynamic` in low precision, where the owner of each piece keeps the rounding error (SparCML section 6).
 
     Args:
-        slices: what this rank brings, see `hvd_sparse.collectives`.
+        slices: this rank's contribution, see `hvd_sparse.collectives`.
         communicator: the ranks that take part.
-        quantizer: codes the values that are gathered, by a number of scales that does not depend on their places.
-        error: [own_rows * width] float32, what former calls have left over; or [0] for none.
-        seed: [] of the rounding, the same on every rank, another one for each call.
+        quantizer: encodes the values that are gathered; its number of scales must not depend on their positions.
+        error: [own_rows * width] float32, the rounding error of earlier calls; or [0] for none.
+        seed: [], seed of the rounding, the same on every rank and different for each call.
         name: the same on every rank, unique among the collectives in flight.
-        dense_above: as of `dynamic`.
-        op: "sum" and no other.
+        dense_above: as for `dynamic`.
+        op: must be "sum".
 
     Returns:
-        The sum as every rank decodes it, and this rank's new error: sum of all slices and errors == total and new
-        errors, but for the rounding of float32.
+        The sum as every rank decodes it, and this rank's new error: the sum of all slices and errors == total + new
+        errors, up to the rounding of float32.
 
     Raises:
-        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+        ValueError: on every rank, if any rank's slices are invalid or the ranks' calls differ.
 
-    Steps and bytes sent per rank: those of `dynamic`; what is gathered is the codes and 4 bytes a scale.
+    Steps and bytes sent per rank: those of `dynamic`, where codes and 4 bytes per scale are gathered.
     """
     prepared = prepare(f"dynamic with {quantizer!r}", slices, communicator, op, name, dense_above)
     if op != "sum":
@@ -114,7 +114,7 @@ def dynamic_quantized(
 
 
 def check_of_sums(quantizer: Quantizer) -> None:
-    """Raises ValueError where a quantizer cannot code dense sums."""
+    """Raises ValueError if a quantizer cannot encode dense sums."""
     if quantizer.by_place:
         raise ValueError(
             f"Expected a quantizer of sums whose scales do not depend on places, as QSGD(4), got {quantizer!r}: it is "
@@ -131,7 +131,7 @@ def combine_quantized(
     communicator: Communicator,
     name: str,
 ) -> QuantizedTotal:
-    """The same on messages; the total is [size * width] float32."""
+    """The same for messages; the total is [size * width] float32."""
     values = tf.cast(tf.reshape(_own_values(layout, message, communicator, name), [-1]), tf.float32)
     error = tf.convert_to_tensor(error, tf.float32)
     values = values if error.shape[0] == 0 else values + tf.ensure_shape(error, values.shape)
@@ -139,21 +139,21 @@ def combine_quantized(
     values = tf.where(finite, values, 0.0)
     codes, scales = quantizer.encode(values, tf.cast(seed, tf.int64) * communicator.size + communicator.rank)
     decoded = quantizer.decode(codes, scales, layout.rows_of(communicator.rank, communicator.size) * layout.width)
-    # A scale that is no number tells all ranks, without another message, that a piece is of no use.
+    # A NaN scale tells all ranks, without another message, that a piece is invalid.
     scales = tf.where(finite, scales, float("nan"))
     total, culprit = _gather_codes(layout, codes, scales, quantizer, communicator, name)
     return QuantizedTotal(total, values - decoded, culprit)
 
 
 def combine_prepared(prepared: Prepared, communicator: Communicator, name: str) -> tf.Tensor:
-    """The vector [size, width] of what this rank and all others bring."""
+    """The vector [size, width] combined from the contributions of all ranks."""
     if prepared.full and prepared.layout.op in REDUCTIONS:
         return communicator.allreduce(prepared.dense(), prepared.layout.op, f"{name}.reduce")
     return combine_dense(prepared.layout, prepared.message, communicator, name)
 
 
 def combine_dense(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:
-    """The vector [size, width] of this rank's message and those of all others."""
+    """The vector [size, width] combined from the messages of all ranks."""
     own = _own_values(layout, message, communicator, name)
     rows = [layout.rows_of(part, communicator.size) for part in range(communicator.size)]
     return communicator.allgather(own, f"{name}.gather", rows)
@@ -168,7 +168,7 @@ def _own_values(layout: Layout, message: tf.Tensor, communicator: Communicator, 
 def _gather_codes(
     layout: Layout, codes: tf.Tensor, scales: tf.Tensor, quantizer: Quantizer, communicator: Communicator, name: str
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """The whole vector [size * width] float32 as all decode it, and 1 + the world rank whose piece is of no use."""
+    """The vector [size * width] float32 as all ranks decode it, and 0 or 1 + the world rank whose piece is invalid."""
     counts = [layout.rows_of(part, communicator.size) * layout.width for part in range(communicator.size)]
     shapes = [(quantizer.code_bytes(count), quantizer.scale_count(count)) for count in counts]
     own = tf.concat([codes, tf.reshape(tf.bitcast(scales, tf.uint8), [-1])], 0)

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from hvd_sparse.transport.communicator import Communicator
 
-NUMBERED = 64  # names that are given to calls that bring none; each is made ready once, see Communicator.in_background
+NUMBERED = 64  # default names for calls without one; each is prepared once, see Communicator.in_background
 
 _numbers: weakref.WeakKeyDictionary[Communicator, itertools.count[int]] = weakref.WeakKeyDictionary()
 _in_flight: dict[tuple[Communicator, str], Handle] = {}
@@ -20,10 +20,10 @@ _lock = threading.Lock()
 
 
 class Handle:
-    """A collective that was started; `start` makes it.
+    """A collective in the background, as returned by `start`.
 
-    In eager code it runs in a thread of its own: however many are in flight, none waits for one that another rank has
-    started in another order. In a graph it is a part of the graph, which runs when its inputs are there.
+    In eager code it runs in its own thread, so any number may be in flight and ranks may start them in different
+    orders. In a graph it is a part of the graph, which runs when its inputs are available.
     """
 
     def __init__(self, name: str, run: Callable[[], Any]):
@@ -34,18 +34,18 @@ class Handle:
         self._done = threading.Event()
 
     def ready(self) -> bool:
-        """Whether `wait` would return, or raise, at once; True in a graph, where nothing waits while it is made."""
+        """Whether `wait` would return, or raise, immediately; always True in a graph."""
         return self._done.is_set()
 
     def settle(self) -> None:
-        """Waits until it is ready, whatever the result."""
+        """Waits until the collective has returned or raised."""
         self._done.wait()
 
     def wait(self) -> Any:
-        """What the collective returns, when it is there; may be called again.
+        """Waits for the collective and returns its result; may be called again.
 
         Raises:
-            Exception: what the collective has raised.
+            Exception: whatever the collective raised.
         """
         self.settle()
         if self._error is not None:
@@ -67,22 +67,22 @@ def start(
     name: str | None = None,
     **arguments: Any,
 ) -> Handle:
-    """Starts a collective and returns at once; any number may be in flight.
+    """Starts a collective and returns immediately; any number may be in flight.
 
     Args:
         collective: one of `hvd_sparse.collectives`.
-        slices: what this rank brings.
+        slices: this rank's contribution.
         communicator: the ranks that take part.
-        name: the same on every rank, unique among the collectives in flight, and best the same again in the next step:
-            the first call of a name takes longer. The default numbers the calls, from 0 again after 64, so that
-            all ranks must then start in the same order; with names of their own the order does not matter.
-        arguments: the collective's others.
+        name: the same on every rank and unique among the collectives in flight. Use the same name in every step: the
+            first call of a name takes longer. The default numbers the calls modulo 64, so all ranks must then start
+            them in the same order; with explicit names the order does not matter.
+        arguments: further arguments of the collective.
 
     Returns:
-        A handle; its `wait` gives what the collective returns.
+        A handle whose `wait` returns what the collective returns.
 
     Raises:
-        ValueError: where a collective of that name is in flight.
+        ValueError: if a collective of that name is in flight.
     """
     given = name if name is not None else _numbered(communicator)
     if not tf.executing_eagerly():
@@ -103,13 +103,13 @@ def start(
         if key in _in_flight:
             raise ValueError(f"Expected a name that is not in flight, got {given!r} again: wait for its handle first.")
         _in_flight[key] = handle
-    # A daemon: a process that ends does not wait for ranks that may be gone.
+    # A daemon thread, so that a process can exit without waiting for ranks that may be gone.
     threading.Thread(target=handle._complete, name=f"hvd_sparse {given}", daemon=True).start()
     return handle
 
 
 def _numbered(communicator: Communicator) -> str:
-    """The next of the names in turn, once whoever had it is done."""
+    """The next default name, after waiting for the last call that used it."""
     with _lock:
         number = next(_numbers.setdefault(communicator, itertools.count()))
         name = f"started.{number % NUMBERED}"

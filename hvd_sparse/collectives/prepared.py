@@ -1,4 +1,4 @@
-"""The input of a collective, prepared: checked, agreed on by all ranks, and made a stream (SparCML 5.1)."""
+"""Prepares the input of a collective: it is checked, agreed on by all ranks, and packed as a stream (SparCML 5.1)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hvd_sparse.transport.communicator import Communicator
 
 Result: TypeAlias = "tf.IndexedSlices | tf.Tensor"
 
-HEAD = 4  # words before each message that goes along with a greeting; even, as messages begin at even words
+HEAD = 4  # words before each message that travels with a greeting; even, as messages begin at even words
 
 _INDICES = (tf.int32, tf.int64)
 _PIECE = 1 << 14
 
 
 class Layout(NamedTuple):
-    """The vector that a collective is about, the same on every rank.
+    """The vector that a collective combines, the same on every rank.
 
     Attributes:
-        size: its rows.
-        row: the shape of a row, () of a flat vector.
-        dtype: of its elements.
+        size: the number of rows.
+        row: the shape of a row, () for a flat vector.
+        dtype: dtype of the elements.
         op: how rows are combined.
-        given: rows above which a message is dense, as the caller has it, or None.
+        given: the caller's `dense_above`, or None.
     """
 
     size: int
@@ -40,7 +40,7 @@ class Layout(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Elements of a row."""
+        """Elements per row."""
         return math.prod(self.row)
 
     @property
@@ -49,52 +49,52 @@ class Layout(NamedTuple):
         return streams.delta(self.size, self.width, self.dtype) if self.given is None else self.given
 
     def rows_of(self, part: int, parts: int) -> int:
-        """How many rows piece `part` of `parts` has."""
+        """The number of rows in piece `part` of `parts`."""
         return streams.piece_sizes(self.size, parts)[part]
 
     def piece(self, part: int, parts: int) -> Layout:
-        """The vector that piece `part` of `parts` is."""
+        """The layout of piece `part` of `parts`."""
         rows = self.rows_of(part, parts)
         given = None if self.given is None else self.given * rows // max(self.size, 1)
         return self._replace(size=rows, given=given)
 
     def pack(self, values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-        """The message of rows in any order."""
+        """Packs rows in any order into a message."""
         flat = tf.reshape(values, [-1, self.width])
         return streams.pack(flat, tf.cast(indices, tf.int32), self.size, self.op, self.given)
 
     def split(self, message: tf.Tensor, parts: int) -> tuple[tf.Tensor, tf.Tensor]:
-        """The messages of all pieces, one after the other, and their words [parts] int32."""
+        """The messages of all pieces, one after another, and the words of each, [parts] int32."""
         limits = [self.piece(part, parts).dense_above for part in range(parts)]
         return streams.split(message, self.size, self.width, self.dtype, parts, self.op, limits)
 
     def reduce(self, messages: tf.Tensor, before: int = 0) -> tf.Tensor:
-        """One message of several of this vector, with `before` words of something else before each."""
+        """Combines several messages of this vector into one; `before` other words stand before each."""
         return streams.reduce(messages, self.size, self.width, self.dtype, self.op, self.given, before)
 
     def concat(self, messages: tf.Tensor, parts: int) -> tf.Tensor:
-        """One message of those of all pieces."""
+        """Joins the messages of all pieces into one."""
         return streams.concat(messages, self.size, self.width, self.dtype, parts, self.op, self.given)
 
     def dense(self, message: tf.Tensor) -> tf.Tensor:
-        """The vector [size, width]."""
+        """The vector in a message, [size, width]."""
         return streams.dense(message, self.size, self.width, self.dtype, self.op)
 
     def shaped(self, vector: tf.Tensor) -> tf.Tensor:
-        """The vector in the shape that the caller knows."""
+        """The vector in the caller's dense shape."""
         return tf.reshape(vector, [self.size, *self.row])
 
 
 class Prepared(NamedTuple):
-    """The rows of one rank, agreed on by all.
+    """One rank's rows, after all ranks have agreed on the call.
 
     Attributes:
-        slices: as they came.
-        layout: of the vector.
-        packed: the message of all rows of this rank; None where they are the vector itself, all rows in order.
-        counts: [P], the rows of each rank's message; None in a graph.
-        checks: what has to have run before a result may be used.
-        gathered: the messages of all ranks, HEAD words before each, where every rank sent its own with its greeting.
+        slices: the caller's slices.
+        layout: the layout of the vector.
+        packed: the message with all rows of this rank; None if they are the vector itself, all rows in order.
+        counts: [P], the rows in each rank's message; None in a graph.
+        checks: operations that must run before a result may be used.
+        gathered: the messages of all ranks, HEAD words before each, if every rank sent its own with its greeting.
     """
 
     slices: tf.IndexedSlices
@@ -106,12 +106,12 @@ class Prepared(NamedTuple):
 
     @property
     def message(self) -> tf.Tensor:
-        """Of all rows of this rank."""
+        """The message with all rows of this rank."""
         return self.layout.pack(self.slices.values, self.slices.indices) if self.packed is None else self.packed
 
     @property
     def full(self) -> bool:
-        """Whether every rank is known to bring as many rows as would travel dense; the same on all ranks."""
+        """Whether every rank is known to have so many rows that they would travel dense; the same on all ranks."""
         return self.counts is not None and bool(self.counts.min() >= self.layout.dense_above)
 
     def dense(self) -> tf.Tensor:
@@ -121,7 +121,7 @@ class Prepared(NamedTuple):
         return self.layout.dense(self.packed)
 
     def result(self, message: tf.Tensor) -> Result:
-        """What the caller gets of the combined message: slices, or a tensor where it is dense and code is eager."""
+        """The caller's result from the combined message: slices, or a tensor if it is dense and code is eager."""
         if tf.executing_eagerly() and np.asarray(message)[0] == 1:
             return self.vector(self.layout.dense(message))
         with tf.control_dependencies(self.checks):
@@ -130,7 +130,7 @@ class Prepared(NamedTuple):
         return tf.IndexedSlices(shaped, tf.cast(indices, self.slices.indices.dtype), self.slices.dense_shape)
 
     def vector(self, vector: tf.Tensor) -> tf.Tensor:
-        """What the caller gets of the combined vector [size, width]."""
+        """The caller's result from the combined vector [size, width]."""
         with tf.control_dependencies(self.checks):
             return self.layout.shaped(tf.identity(vector))
 
@@ -144,19 +144,19 @@ def prepare(
     dense_above: int | None,
     along: int = -1,
 ) -> Prepared:
-    """Checks slices, lets all ranks agree that they were called alike, and packs; a collective.
+    """Checks and packs slices, and checks that all ranks' calls agree; a collective.
 
     Args:
-        collective: what is called, which has to be the same on every rank.
-        slices: what this rank brings.
+        collective: the name of the collective, which has to be the same on every rank.
+        slices: this rank's contribution.
         communicator: the ranks that take part.
         op: one of `streams.OPERATIONS`.
         name: the same on every rank, unique among the collectives in flight.
         dense_above: rows above which a message is dense, or None.
-        along: rows up to which a message goes to all ranks with the greeting, in eager code.
+        along: rows up to which a message travels to all ranks with the greeting, in eager code.
 
     Raises:
-        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+        ValueError: on every rank, if any rank's slices are invalid or the ranks' calls differ.
     """
     eager = tf.executing_eagerly()
     fault = _fault(slices, op, dense_above)
@@ -180,7 +180,7 @@ def prepare(
 
 
 class _Greeted(NamedTuple):
-    """What all ranks have told each other, see `Prepared`."""
+    """The result of the greeting, see `Prepared`."""
 
     counts: np.ndarray
     gathered: tf.Tensor | None
@@ -194,7 +194,7 @@ def _greet(
     communicator: Communicator,
     name: str,
 ) -> _Greeted:
-    """Lets all ranks know whether one of them brings a fault or was called otherwise, and how many rows each brings."""
+    """Tells all ranks whether one of them has a fault or a different call, and how many rows each has."""
     if communicator.size == 1:
         if fault:
             raise ValueError(f"{name}: {fault}")
@@ -216,7 +216,7 @@ def _greet(
 
 
 def _heads(words: np.ndarray, ranks: int) -> np.ndarray:
-    """What stands before the message of each rank, [P, HEAD]."""
+    """The words before the message of each rank, [P, HEAD]."""
     heads, at = [], 0
     for _ in range(ranks):
         heads.append(words[at : at + HEAD])
@@ -225,7 +225,7 @@ def _heads(words: np.ndarray, ranks: int) -> np.ndarray:
 
 
 def _row_count(layout: Layout | None, packed: tf.Tensor | None, whole: bool) -> int:
-    """How many rows this rank brings, -1 where that is not known yet."""
+    """The number of this rank's rows, -1 if it is not known yet."""
     if layout is not None and whole:
         return layout.size
     return -1 if packed is None else int(np.asarray(packed)[1])
@@ -247,7 +247,7 @@ def _layout(slices: tf.IndexedSlices, op: str, dense_above: int | None) -> Layou
 
 
 def _fault(slices: Any, op: str, dense_above: int | None) -> str | None:
-    """What is wrong with a rank's arguments, as far as it is known now; None where nothing is."""
+    """What is wrong with a rank's arguments, as far as that is known now; None if nothing is."""
     if op not in streams.OPERATIONS:
         return f"expected op as one of {', '.join(streams.OPERATIONS)}, got {op!r}"
     if dense_above is not None and (isinstance(dense_above, bool) or not isinstance(dense_above, int)):
@@ -283,8 +283,8 @@ def _shape_fault(slices: tf.IndexedSlices, shape: list[int]) -> str | None:
 
 
 def _is_whole(slices: tf.IndexedSlices) -> bool:
-    """Whether the indices are 0, 1, 2 and so on, of all rows; looks at each once, in pieces that a cache holds."""
-    numbers = np.asarray(slices.indices)  # no copy, as numpy() makes
+    """Whether the indices are 0, 1, 2 and so on for all rows; reads each once, in pieces that fit in a cache."""
+    numbers = np.asarray(slices.indices)  # does not copy, unlike numpy()
     if not len(numbers) or len(numbers) != int(tf.get_static_value(slices.dense_shape)[0]):
         return False
     counted = np.arange(min(len(numbers), _PIECE), dtype=numbers.dtype)
@@ -304,7 +304,7 @@ def _index_fault(slices: tf.IndexedSlices) -> str | None:
 
 
 def _bounded(indices: tf.Tensor, size: int, communicator: Communicator, name: str) -> tuple[tf.Tensor, Any]:
-    """Indices that can be packed, and what fails on every rank where those of one cannot."""
+    """Indices that can be packed, and an operation that fails on every rank if any rank's are out of range."""
     inside = tf.reduce_all((indices >= 0) & (indices < size))
     fault = communicator.allreduce(tf.where(inside, 0, communicator.world_rank + 1), "max", f"{name}.faults")
     told = f"{name}: expected indices in [0, {size}); there were others on rank"

@@ -1,4 +1,4 @@
-"""SSAR_Recursive_double: whole vectors, between pairs whose distance doubles."""
+"""SSAR_Recursive_double: whole vectors are exchanged between pairs whose distance doubles."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def recursive_doubling(
     """Combines the slices of all ranks in log2 P rounds, for little data (SparCML 5.3.1, SSAR_Recursive_double).
 
     Args:
-        slices: what this rank brings, see `hvd_sparse.collectives`.
+        slices: this rank's contribution, see `hvd_sparse.collectives`.
         communicator: the ranks that take part.
         op: "sum", "max", "min" or "product".
         name: the same on every rank, unique among the collectives in flight.
         dense_above: rows above which a message is dense.
 
     Returns:
-        tf.IndexedSlices; in eager code a tensor where the result has more rows than `dense_above`. Rows are combined in
+        tf.IndexedSlices, or in eager code a tensor if the result has more rows than `dense_above`. Rows are combined in
         rank order, pairs first.
 
     Raises:
-        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+        ValueError: on every rank, if any rank's slices are invalid or the ranks' calls differ.
 
-    Steps and bytes sent per rank: log2 P, and from log2 P to P - 1 times k rows of 4 bytes and their values, by how
-    much the index sets overlap. Where P is not a power of two two steps more (appendix A): each surplus rank first
-    hands its rows to the rank before it, which gives it the result at last. Between two ranks, whose one exchange is an
-    all-gather, it goes with the check of the call in eager code, in one message.
+    Steps and bytes sent per rank: log2 P, and from log2 P to P - 1 times k rows of 4 bytes and their values, depending
+    on how much the index sets overlap. If P is not a power of two, two more steps (appendix A): each surplus rank first
+    sends its rows to the rank before it, which sends it the result at the end. Between two ranks, the only exchange is
+    an all-gather, which in eager code travels in the same message as the check of the call.
     """
     along = 2**31 if communicator.size == 2 else -1
     prepared = prepare("recursive_doubling", slices, communicator, op, name, dense_above, along=along)
@@ -44,9 +44,9 @@ def recursive_doubling(
 
 
 def combine_pairs(layout: Layout, message: tf.Tensor, communicator: Communicator, name: str) -> tf.Tensor:
-    """The same on messages."""
+    """The same for messages."""
     place = _Place.of(communicator.rank, communicator.size)
-    if place.surplus:  # the first 2 * surplus ranks are pairs, of which the even one takes part for both
+    if place.surplus:  # the first 2 * surplus ranks form pairs; the even one takes part for both
         handed = communicator.exchange(message, place.hands_to, place.handed_by, f"{name}.before")
         if place.handed_by is not None:
             message = layout.reduce(tf.concat([message, handed], 0))
@@ -62,13 +62,13 @@ def combine_pairs(layout: Layout, message: tf.Tensor, communicator: Communicator
 
 
 class _Place:
-    """Where a rank stands among P: with whom it exchanges in each round, None where it only looks on.
+    """A rank's partners in each round among P ranks; None if it only looks on.
 
     Attributes:
-        surplus: ranks above the largest power of two.
-        hands_to: who takes part for this rank, which gets the result from it.
-        handed_by: for whom this rank takes part.
-        partners: one for each round.
+        surplus: the number of ranks above the largest power of two.
+        hands_to: the rank that takes part for this rank and sends it the result, or None.
+        handed_by: the rank for which this rank takes part, or None.
+        partners: the partner in each round.
     """
 
     def __init__(self, surplus: int, hands_to: int | None, handed_by: int | None, partners: list[int | None]):

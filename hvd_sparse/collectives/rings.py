@@ -19,25 +19,25 @@ def sparse_ring(
     name: str = "sparse_ring",
     dense_above: int | None = None,
 ) -> Result:
-    """Combines the slices of all ranks as a ring all-reduce does, of pieces that are sparse.
+    """Combines the slices of all ranks by a ring all-reduce of sparse pieces.
 
     Args:
-        slices: what this rank brings, see `hvd_sparse.collectives`.
+        slices: this rank's contribution, see `hvd_sparse.collectives`.
         communicator: the ranks that take part.
         op: "sum", "max", "min" or "product".
         name: the same on every rank, unique among the collectives in flight.
-        dense_above: rows above which a message of the whole vector is dense; one of a piece has its share of them.
+        dense_above: rows above which a message of the whole vector is dense; for a piece, its share of them.
 
     Returns:
-        tf.IndexedSlices; in eager code a tensor where the result has more rows than `dense_above`. Piece p is
-        combined in the order of the ring, from rank p + 1 on. Where a piece
-        has travelled dense all its rows are there, neutral ones too.
+        tf.IndexedSlices, or in eager code a tensor if the result has more rows than `dense_above`. Piece p is combined
+        in the order of the ring, from rank p + 1 on. If a piece has travelled dense, all its rows are present, neutral
+        ones included.
 
     Raises:
-        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+        ValueError: on every rank, if any rank's slices are invalid or the ranks' calls differ.
 
     Steps and bytes sent per rank: 2 (P - 1), and from 2 (P - 1) / P to (P - 1) / 2 + P - 1 times k rows of 4 bytes
-    and their values, by how much the index sets overlap.
+    and their values, depending on how much the index sets overlap.
     """
     prepared = prepare("sparse_ring", slices, communicator, op, name, dense_above)
     layout, ranks = prepared.layout, communicator.size
@@ -59,20 +59,20 @@ def dense_ring(
     name: str = "dense_ring",
     dense_above: int | None = None,
 ) -> tf.Tensor:
-    """Combines the slices of all ranks as a ring all-reduce does, of the whole vector.
+    """Combines the slices of all ranks by a ring all-reduce of the whole vector.
 
     Args:
-        slices: what this rank brings, see `hvd_sparse.collectives`.
+        slices: this rank's contribution, see `hvd_sparse.collectives`.
         communicator: the ranks that take part.
         op: "sum", "max", "min" or "product".
         name: the same on every rank, unique among the collectives in flight.
-        dense_above: makes no difference, as everything is dense.
+        dense_above: has no effect, as everything is dense.
 
     Returns:
         A tensor of the dense shape. Piece p is combined in the order of the ring, from rank p + 1 on.
 
     Raises:
-        ValueError: on every rank alike where a rank's slices cannot be used or the ranks were called differently.
+        ValueError: on every rank, if any rank's slices are invalid or the ranks' calls differ.
 
     Steps and bytes sent per rank: 2 (P - 1), and 2 (P - 1) / P times all values.
     """
@@ -92,7 +92,7 @@ def _ring(
     communicator: Communicator,
     name: str,
 ) -> list[tf.Tensor]:
-    """Piece `rank` of every rank goes round and is joined with that of each; then all pieces go round once more."""
+    """Sends piece `rank` of every rank round the ring, joining each rank's; then sends all pieces round once more."""
     ranks, rank = communicator.size, communicator.rank
     following, preceding = (rank + 1) % ranks, (rank - 1) % ranks
     pieces = list(pieces)

@@ -1,21 +1,20 @@
-"""Sparse streams: vectors of which some rows are there, as messages, and how several become one (SparCML 5.1).
+"""Sparse streams: vectors with some rows present, as messages, and how messages are combined (SparCML 5.1).
 
 A vector has `size` rows of `width` elements; a flat one has width 1. A row that is absent is the operation's neutral
 element: 0 for "sum", -inf for "max", +inf for "min", 1 for "product". A message is an int32 tensor [words], sparse or
 dense, whose content ops/streams/merge.h describes; its length is even and follows from its content, so messages may
-lie one after the other in one tensor. Size, width, dtype and operation are not sent: all ranks must give the same.
+lie one after another in one tensor. Size, width, dtype and operation are not sent: all ranks must pass the same.
 
-Every element of a result is ((neutral o x_0) o x_1) o ... in the order in which the x_j stand or the messages come,
-whatever the form of the messages; so a lone -0 becomes +0 in a sum. float16 is computed in float32 and rounded after
-each operation.
+Every element of a result is ((neutral o x_0) o x_1) o ... in the order of the x_j or of the messages, whatever the form
+of the messages; so a single -0 becomes +0 in a sum. float16 is computed in float32 and rounded after each operation.
 
-A message is dense where it has more than `dense_above` rows, by default `delta`. It is the exact number of rows in the
-result that decides, where the paper takes an upper bound, the sum of the counts: with that, the form would depend on
-the algorithm and the number of ranks, and identical index sets would turn dense for nothing. The exact number costs a
-pass over the indices, and only where the sum exceeds `dense_above`.
+A message is dense if it has more than `dense_above` rows, by default `delta`. The exact number of rows in the result
+decides; the paper uses an upper bound, the sum of the counts. With that bound, the form would depend on the algorithm
+and the number of ranks, and identical index sets would turn dense needlessly. The exact number costs a pass over the
+indices, and only if the sum exceeds `dense_above`.
 
-Arguments that cannot be, and messages that are not such, are refused with `ValueError` or `TypeError` when a graph is
-made, and with `tf.errors.InvalidArgumentError` when an operation runs.
+Invalid arguments and messages raise `ValueError` or `TypeError` when a graph is built, and
+`tf.errors.InvalidArgumentError` when an operation runs.
 """
 
 from __future__ import annotations
@@ -33,18 +32,18 @@ _INDEX_BYTES = 4
 
 
 def delta(size: int, width: int, dtype: tf.DType) -> int:
-    """The most rows with which a sparse message is no longer than a dense one (SparCML 5.1).
+    """The largest number of rows at which a sparse message is no longer than a dense one (SparCML 5.1).
 
     Args:
         size: rows of the vector.
-        width: elements of a row.
-        dtype: of the elements.
+        width: elements per row.
+        dtype: dtype of the elements.
 
     Returns:
-        floor(size * r / (4 + r)), r being the bytes of a row; 4 bytes are those of its index.
+        floor(size * r / (4 + r)), where r is the bytes per row and 4 the bytes of its index.
 
     Raises:
-        ValueError: where size or width cannot be.
+        ValueError: if size or width is invalid.
     """
     if size < 0 or width < 1:
         raise ValueError(f"Expected a size of at least 0 and a width of at least 1, got size {size} and width {width}.")
@@ -53,20 +52,20 @@ def delta(size: int, width: int, dtype: tf.DType) -> int:
 
 
 def piece_sizes(size: int, parts: int) -> list[int]:
-    """The rows of each piece of a vector that is cut: piece p begins at floor(p * size / parts)."""
+    """The number of rows in each piece of a vector: piece p begins at floor(p * size / parts)."""
     return [(part + 1) * size // parts - part * size // parts for part in range(parts)]
 
 
 def pack(
     values: tf.Tensor, indices: tf.Tensor, size: int, op: str = "sum", dense_above: int | tf.Tensor | None = None
 ) -> tf.Tensor:
-    """Makes a message.
+    """Packs rows into a message.
 
     Args:
         values: [k] or [k, ...] float16, float32 or float64; the width is the product of the dimensions after the first,
             which must be known.
-        indices: [k] int32 or int64 in any order. Rows of the same index are combined in the order in which they stand.
-            Ascending, unique indices are the fast path.
+        indices: [k] int32 or int64 in any order. Rows of the same index are combined in their order. Ascending, unique
+            indices are the fast path.
         size: rows of the vector; size * width < 2^31.
         op: "sum", "max", "min" or "product".
         dense_above: rows; `delta` by default.
@@ -75,7 +74,7 @@ def pack(
         int32 [words].
 
     Raises:
-        tf.errors.InvalidArgumentError: where an index is outside [0, size), or shapes do not fit together.
+        tf.errors.InvalidArgumentError: if an index is outside [0, size), or shapes do not match.
     """
     values = tf.convert_to_tensor(values)
     width = _width(values.shape)
@@ -102,18 +101,18 @@ def split(
     Args:
         message: int32 [words].
         size: rows of the vector.
-        width: elements of a row.
-        dtype: of the elements.
-        parts: how many pieces; piece p has rows [floor(p * size / parts), floor((p + 1) * size / parts)), and indices
-            that count from its own begin.
+        width: elements per row.
+        dtype: dtype of the elements.
+        parts: the number of pieces; piece p has rows [floor(p * size / parts), floor((p + 1) * size / parts)), and its
+            indices count from its own beginning.
         op: "sum", "max", "min" or "product".
         dense_above: rows [parts]; each piece's own `delta` by default.
 
     Returns:
-        The pieces' messages, one after the other, int32 [words], and the words of each, int32 [parts].
+        The pieces' messages, one after another, int32 [words], and the words of each, int32 [parts].
 
     Raises:
-        tf.errors.InvalidArgumentError: where the message is not one of this size, width and dtype.
+        tf.errors.InvalidArgumentError: if the message is not one of this size, width and dtype.
     """
     if parts < 1:
         raise ValueError(f"Expected at least 1 part, got {parts}.")
@@ -139,19 +138,19 @@ def reduce(
     """Combines messages of the same vector, in their order, in one pass over all of them (SparCML 5.1).
 
     Args:
-        messages: int32 [words], at least one message, one after the other.
+        messages: int32 [words], at least one message, one after another.
         size: rows of the vector.
-        width: elements of a row.
-        dtype: of the elements.
+        width: elements per row.
+        dtype: dtype of the elements.
         op: "sum", "max", "min" or "product".
         dense_above: rows; `delta` by default.
-        before: words of something else that stand before each message; even.
+        before: other words that stand before each message; even.
 
     Returns:
         int32 [words].
 
     Raises:
-        tf.errors.InvalidArgumentError: where a message is not one of this size, width and dtype.
+        tf.errors.InvalidArgumentError: if a message is not one of this size, width and dtype.
     """
     return ops.library().hvd_stream_reduce(
         messages=messages,
@@ -173,14 +172,14 @@ def concat(
     op: str = "sum",
     dense_above: int | tf.Tensor | None = None,
 ) -> tf.Tensor:
-    """Puts the pieces of a vector together; the reverse of `split`.
+    """Joins the pieces of a vector; the reverse of `split`.
 
     Args:
         messages: int32 [words], the messages of all pieces in order.
         size: rows of the whole vector.
-        width: elements of a row.
-        dtype: of the elements.
-        parts: how many pieces.
+        width: elements per row.
+        dtype: dtype of the elements.
+        parts: the number of pieces.
         op: "sum", "max", "min" or "product".
         dense_above: rows; `delta` of the whole vector by default.
 
@@ -188,7 +187,7 @@ def concat(
         int32 [words].
 
     Raises:
-        tf.errors.InvalidArgumentError: where there are fewer or more messages, or one is not that of its piece.
+        tf.errors.InvalidArgumentError: if there are fewer or more messages, or one is not that of its piece.
     """
     return ops.library().hvd_stream_concat(
         messages=messages,
@@ -209,21 +208,21 @@ def dense(
     op: str = "sum",
     divisor: float | tf.Tensor = 1,
 ) -> tf.Tensor:
-    """Gives the whole vector.
+    """Unpacks a message into the whole vector.
 
     Args:
         message: int32 [words].
         size: rows of the vector.
-        width: elements of a row.
-        dtype: of the elements.
+        width: elements per row.
+        dtype: dtype of the elements.
         op: "sum", "max", "min" or "product".
-        divisor: what rows that are there are divided by, once, in float32 for float16 and float32.
+        divisor: the divisor of the rows that are present, applied once, in float32 for float16 and float32.
 
     Returns:
         [size, width] of dtype; absent rows are neutral.
 
     Raises:
-        tf.errors.InvalidArgumentError: where the message is not one of this size, width and dtype.
+        tf.errors.InvalidArgumentError: if the message is not one of this size, width and dtype.
     """
     return ops.library().hvd_stream_dense(
         message=message,
@@ -236,19 +235,19 @@ def dense(
 
 
 def slices(message: tf.Tensor, size: int, width: int, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Gives the rows that are there.
+    """Unpacks the rows that are present in a message.
 
     Args:
         message: int32 [words].
         size: rows of the vector.
-        width: elements of a row.
-        dtype: of the elements.
+        width: elements per row.
+        dtype: dtype of the elements.
 
     Returns:
         Values [count, width] of dtype and indices [count] int32, ascending and unique; all rows of a dense message.
 
     Raises:
-        tf.errors.InvalidArgumentError: where the message is not one of this size, width and dtype.
+        tf.errors.InvalidArgumentError: if the message is not one of this size, width and dtype.
     """
     return ops.library().hvd_stream_slices(message=message, size=size, width=width, T=_dtype(dtype))
 

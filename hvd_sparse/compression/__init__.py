@@ -1,6 +1,6 @@
-"""What is sent of a gradient: which elements (`selectors`, with `error_feedback` for the others), in how many bits.
+"""Compressors: which elements of a gradient are sent, in how many bits, and what happens to the rest.
 
-Beside them stand Horovod's own casts, under the names of `horovod.tensorflow.compression`.
+This module itself exports Horovod's casts, under the names of `horovod.tensorflow.compression`.
 """
 
 from hvd_sparse.compression.horovod import Compression, Compressor, FP16Compressor, NoneCompressor

@@ -1,4 +1,4 @@
-"""The role: a vector goes in, what one rank sends of it comes out."""
+"""The base classes of compressors, which choose what one rank sends of a vector."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from hvd_sparse._renamed import Renamed
 from hvd_sparse.compression.quantizers import Quantizer
 from hvd_sparse.spec import Matrix, Spec
 
-NewValues = tuple[tuple[tf.Variable, tf.Tensor], ...]  # variables and what they take on commit
+NewValues = tuple[tuple[tf.Variable, tf.Tensor], ...]  # variables and the values that they take on commit
 
 
 class Coded(NamedTuple):
-    """How the values of a selection can travel: what `quantizer.decode` turns into them.
+    """The values of a selection in quantized form, as `quantizer.decode` takes them.
 
     Attributes:
         codes: uint8, see `Quantizer`.
         scales: float32.
-        quantizer: what made them, the same on every rank.
-        matrices: what the vector consists of, as the quantizer was told.
+        quantizer: the quantizer that encoded them, the same on every rank.
+        matrices: the matrices that make up the vector, as they were passed to the quantizer.
     """
 
     codes: tf.Tensor
@@ -32,15 +32,15 @@ class Coded(NamedTuple):
 
 
 class Selection(NamedTuple):
-    """What a compressor hands on.
+    """What a compressor returns.
 
     Attributes:
-        slices: the kept elements: values [k] in the wire's dtype, unique indices [k] int32.
-        residual: [size] float32, what is not sent: input - what the receivers decode.
+        slices: the selected elements: values [k] in the wire dtype, unique indices [k] int32.
+        residual: [size] float32, what is not sent: the input minus what the receivers decode.
         culprit: [] int32, 0, or 1 + the number of the first part that holds a NaN or an infinity, or 1 + the number of
-            parts where only their sum overflows.
+            parts if only their sum overflows.
         updates: (variable, new value) of the compressor's own state, to be assigned when the exchange is committed.
-        coded: the values in fewer bits, to the bit the same when decoded; None where there is no such form.
+        coded: the values in fewer bits, which decode to exactly the same bits; None if there is no such form.
     """
 
     slices: tf.IndexedSlices
@@ -51,69 +51,69 @@ class Selection(NamedTuple):
 
 
 class Compressor(Renamed, abc.ABC):
-    """Chooses which elements of a vector are sent; `wire_dtype` names the dtype in which their values travel."""
+    """Selects the elements of a vector that are sent; `wire_dtype` is the dtype in which their values travel."""
 
     old_names = {"kept_back": "residual"}
     feeds_back = False
     holds = False  # whether there may be steps without an exchange
-    has_own_code = False  # whether values travel in a form that no dtype names
+    has_own_code = False  # whether values travel encoded, not in a plain dtype
     counts_differ = False  # whether ranks send different numbers of elements in the same step
     wire_dtype: str
 
     @abc.abstractmethod
     def create(self, spec: Spec) -> tf.Module:
-        """Makes the state for one vector."""
+        """Creates the state for one vector."""
 
     @abc.abstractmethod
     def count(self, size: int) -> int | None:
-        """How many elements of a vector of this size are sent; None where that varies from step to step or by rank."""
+        """The number of elements sent of a vector of this size; None if it differs between steps or ranks."""
 
     def expected(self, size: int) -> int | None:
-        """About how many elements of a vector of this size are sent; None where that varies from step to step."""
+        """The expected number of elements sent of a vector of this size; None if it differs between steps."""
         return self.count(size)
 
     @abc.abstractmethod
     def at_density(self, density: float) -> Compressor:
-        """The same compressor with another share to be sent; its states fit both."""
+        """The same compressor at another density; both can use the same state."""
 
     def residual(self, state: tf.Module) -> tf.Variable | None:
-        """The variable [size] float32 that holds what was not sent, or None where it is dropped."""
+        """The variable [size] float32 that holds what was not sent; None if that is dropped."""
         return None
 
     def waiting(self, state: tf.Module) -> tf.Tensor | None:
-        """All that was not sent [size] float32, wherever it is kept; None where it is dropped."""
+        """All that was not sent, [size] float32, wherever it is kept; None if it is dropped."""
         kept = self.residual(state)
         return None if kept is None else kept.read_value()
 
     def progress(self, state: tf.Module) -> tf.Tensor | None:
-        """By how much the sender is ahead of what all ranks share [size] float32; None where it never is."""
+        """How far the sender is ahead of the weights that all ranks share, [size] float32; None if it never is."""
         return self.waiting(state)
 
     def cleared(self, state: tf.Module) -> NewValues:
-        """The new values of all but the residual in which something waits, when the residual takes it up."""
+        """The new values of state other than the residual, for when its content has moved into the residual."""
         return ()
 
     def hold(self, parts: tf.Tensor, state: tf.Module) -> tuple[tf.Tensor, NewValues]:
-        """A step without an exchange: what is to blame, as `Selection.culprit`, and the new values of the state.
+        """Takes a step without an exchange and returns the culprit, as in `Selection`, and the state's new values.
 
         Args:
             parts: as for `compress`.
             state: what `create` returned.
 
         Raises:
-            TypeError: where nothing can wait, as `holds` says.
+            TypeError: if nothing can wait, that is, `holds` is False.
         """
         raise TypeError(f"{type(self).__name__} cannot let anything wait for a later step.")
 
     def attend(self, parts: tf.Tensor, state: tf.Module) -> tf.Tensor:
-        """Does on a rank whose shard is empty what the ranks of a node do together while the others `compress`.
+        """Takes part, on a rank with an empty shard, in the node's collectives while the other ranks `compress`.
 
         Args:
-            parts: [n, 0]; the graph is not told that there is nothing.
+            parts: [n, 0]; the graph does not know that it is empty.
             state: what `create` returned.
 
         Returns:
-            [n, 0], after it: made of what came of it, so that no graph leaves it out.
+            [n, 0], computed from the result of the collectives, so that the graph does not prune them.
         """
         return parts
 
@@ -131,16 +131,16 @@ class Compressor(Renamed, abc.ABC):
 
 
 class Wrapper(Compressor):
-    """A compressor around another one, `compressor`, which answers for all that this one does not change.
+    """A compressor around another one, `compressor`, to which it passes on all that it does not change.
 
-    The state of the one within is the attribute `inner` of this one's.
+    The state of the inner compressor is the attribute `inner` of this one's state.
     """
 
     compressor: Compressor
 
     @property
     def wire_dtype(self) -> str:  # type: ignore[override]
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.wire_dtype
 
     def count(self, size):
@@ -160,23 +160,23 @@ class Wrapper(Compressor):
 
     @property
     def counts_differ(self) -> bool:  # type: ignore[override]
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.counts_differ
 
     def residual(self, state: Any) -> tf.Variable | None:
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.residual(state.inner)
 
     def waiting(self, state: Any) -> tf.Tensor | None:
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.waiting(state.inner)
 
     def progress(self, state: Any) -> tf.Tensor | None:
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.progress(state.inner)
 
     def cleared(self, state: Any) -> NewValues:
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.cleared(state.inner)
 
     def hold(self, parts: tf.Tensor, state: Any) -> tuple[tf.Tensor, NewValues]:

@@ -1,4 +1,4 @@
-"""What was not sent is kept and added to the next gradient."""
+"""Error feedback: what was not sent is kept and added to the next gradient."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from hvd_sparse.spec import UNLESS_DEFAULT, Spec
 
 @dataclasses.dataclass(frozen=True)
 class ErrorFeedback(Wrapper):
-    """Wraps a compressor: residual + gradient goes in, the input minus what the receivers decode is kept.
+    """Wraps a compressor: its input is residual + gradient; the input minus what the receivers decode is kept.
 
-    Law: sent + residual == input; the rounding of the wire's dtype stays in the residual. The new residual is
-    among the selection's updates: it takes effect when the exchange is committed, on all ranks or on none.
+    Law: sent + residual == input; the rounding to the wire dtype stays in the residual. The new residual is one of
+    the selection's updates: it takes effect when the exchange is committed, on all ranks or on none.
 
     Attributes:
-        compressor: any compressor that does not feed back already.
-        decay: what the residual is multiplied by before it is added, so that what is old is forgotten; 1 forgets
-            nothing.
+        compressor: any compressor without error feedback.
+        decay: factor by which the residual is multiplied before it is added, so that old values fade; 1 keeps them.
     """
 
     disk_name = "ErrorFeedback"

@@ -1,4 +1,4 @@
-"""Momentum on the sender's side, before what is sent is chosen."""
+"""Momentum on the sender's side, before the selection."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ VELOCITY = "velocity"
 
 @dataclasses.dataclass(frozen=True)
 class MomentumCorrection(Sender):
-    """Wraps error feedback: what is accumulated, chosen and sent is the momentum, not the gradient (DGC 3.2).
+    """Wraps error feedback: the momentum is accumulated, selected and sent instead of the gradient (DGC 3.2).
 
-    Each sender keeps a velocity of its own beside its residual:
+    Each sender keeps its own velocity next to its residual:
 
         velocity' = decay * velocity + gain * sum of the parts
-        residual + velocity' goes into the selection (with Nesterov: decay * velocity' + gain * sum in its place)
+        residual + velocity' goes into the selection (with Nesterov: residual + decay * velocity' + gain * sum)
         velocity' = 0 where a value was sent (momentum factor masking, DGC 3.3)
 
-    The optimizer that applies the means has to run without momentum; `hvd.DistributedOptimizer` sees to that, and hands
-    its own momentum over. Why: momentum on what arrives sees each value once, as the sum of many steps, in place of
-    every step's gradient, and with Adam moves a weight that is seldom sent too little.
+    The optimizer that applies the means has to run without momentum; `hvd.DistributedOptimizer` arranges that and hands
+    its momentum over. Why: momentum after the exchange sees each value once, as the sum of many steps, instead of every
+    step's gradient, and with Adam it moves rarely sent weights too little.
 
-    Where all is sent, nothing is masked, so that SGD and Nesterov are what they are without an exchange.
+    If everything is sent, nothing is masked, so SGD and Nesterov work as they do without an exchange.
 
     Attributes:
-        compressor: feeds back, as `ErrorFeedback`.
-        momentum: m for velocity' = m * velocity + sum, where no optimizer hands over its own; None takes that.
-        masking: whether the velocity is cleared where a value was sent.
+        compressor: one with error feedback, such as `ErrorFeedback`.
+        momentum: m in velocity' = m * velocity + sum; None takes the momentum that the optimizer hands over.
+        masking: whether the velocity is set to zero where a value was sent.
     """
 
     disk_name = "MomentumCorrection"
@@ -68,12 +68,12 @@ class MomentumCorrection(Sender):
     def _rule(self, spec: Spec) -> MomentumRule:
         if self.momentum is not None:
             return MomentumRule(self.momentum)
-        assert spec.momentum is not None  # `create` has seen to it
+        assert spec.momentum is not None  # checked by `create`
         return spec.momentum.rule()
 
 
 class Velocity(Slots):
-    """The velocity [size] float32, in units of the sum of the parts, and the state of what is wrapped."""
+    """The velocity [size] float32, in units of the sum of the parts, and the state of the wrapped compressor."""
 
     def __init__(self, spec: Spec, inner: tf.Module):
         variable = tf.Variable(tf.zeros([spec.size], tf.float32), trainable=False, name=f"{spec.name}_velocity")
@@ -82,7 +82,7 @@ class Velocity(Slots):
 
     @property
     def velocity(self) -> tf.Variable:
-        """The one slot."""
+        """The only slot."""
         return self.slots[VELOCITY]
 
     @property
@@ -92,23 +92,23 @@ class Velocity(Slots):
 
 
 def advanced(parts: tf.Tensor, velocity: tf.Tensor, rule: MomentumRule) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Takes a gradient into a velocity, in one pass over memory (momentum correction, DGC 3.2; Lin et al. 2018).
+    """Updates a velocity with a gradient, in one pass over memory (momentum correction, DGC 3.2; Lin et al. 2018).
 
     Args:
         parts: [n, size] float32, float16 or bfloat16, n at least 1; the gradient is their sum, in order, in float32.
         velocity: [size] float32; a variable is not written.
-        rule: decay and gain, and whether Nesterov's step is wanted.
+        rule: decay, gain, and whether to use Nesterov momentum.
 
     Returns:
         velocity: [size] float32, decay * velocity + gain * gradient, each product and the sum rounded to float32.
         moves: [size] float32, what goes into the selection: the new velocity, uncopied, or with Nesterov decay * new
             velocity + gain * gradient.
-        culprit: [] int32: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + n where all parts
-            are finite but `moves` is not. With a culprit, velocity and moves are of no use.
+        culprit: [] int32: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + n if all parts
+            are finite but `moves` is not. Unless it is 0, velocity and moves are meaningless.
 
     Raises:
-        tf.errors.InvalidArgumentError: where parts is no matrix or has no row, the velocity does not fit it, or decay
-            or gain is no scalar.
+        tf.errors.InvalidArgumentError: if parts is not a matrix or has no row, the velocity does not fit it, or decay
+            or gain is not a scalar.
     """
     return ops.library().hvd_sparse_momentum(
         parts=parts,
@@ -120,17 +120,17 @@ def advanced(parts: tf.Tensor, velocity: tf.Tensor, rule: MomentumRule) -> tuple
 
 
 def cleared(vector: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-    """Sets what is at the indices to zero (momentum factor masking, DGC 3.3; Lin et al. 2018).
+    """Sets the elements at the indices to zero (momentum factor masking, DGC 3.3; Lin et al. 2018).
 
     Args:
-        vector: [size] float32. The result takes its place where nobody else holds it; a variable is not written.
+        vector: [size] float32. Its memory is reused if nothing else refers to it; a variable is not written.
         indices: [k] int32, all different.
 
     Returns:
         [size] float32.
 
     Raises:
-        tf.errors.InvalidArgumentError: where an index is outside [0, size), and it says which, or one of both is no
-            vector.
+        tf.errors.InvalidArgumentError: if an index is outside [0, size), which the message names, or an argument is
+            not a vector.
     """
     return ops.library().hvd_sparse_clear(vector=vector, indices=indices)

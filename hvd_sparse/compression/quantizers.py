@@ -1,4 +1,4 @@
-"""How values are coded in fewer bits."""
+"""Quantizers, which encode values in fewer bits."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from hvd_sparse.spec import Matrix
 
 
 class Where(NamedTuple):
-    """Where values lie in a vector.
+    """The positions of values in a vector.
 
     Attributes:
-        indices: [n] int32, of the values in the vector.
-        matrices: what the vector consists of, see `Spec.matrices`; none where all of it is one column.
+        indices: [n] int32, the indices of the values in the vector.
+        matrices: the matrices that make up the vector, see `Spec.matrices`; empty if all of it is one column.
     """
 
     indices: tf.Tensor
@@ -26,13 +26,13 @@ class Where(NamedTuple):
 
 
 class Quantizer(abc.ABC):
-    """The role: values go in, codes of a few bits each and a few scales come out, and from these values again.
+    """Encodes values as codes of a few bits each and a few scales, and decodes them again.
 
-    Whoever decodes has the codes and the scales, and knows where the values lie; he needs nothing else.
+    Decoding needs the codes, the scales and the positions of the values, and nothing else.
 
     Attributes:
-        by_place: whether how many scales there are depends on where values lie; `encode` and `decode` are then told.
-        headroom: values times it have to be finite, so that scales are.
+        by_place: whether the number of scales depends on the positions; `encode` and `decode` then need `where`.
+        headroom: values times this factor have to be finite, so that the scales are.
     """
 
     by_place = False
@@ -44,45 +44,45 @@ class Quantizer(abc.ABC):
 
     @abc.abstractmethod
     def scale_count(self, count: int) -> int:
-        """How many scales `count` values have; where that depends on where they lie, at most."""
+        """The number of scales of `count` values; the maximum if it depends on their positions."""
 
     @abc.abstractmethod
     def encode(self, values: tf.Tensor, seed: Number, where: Where | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Codes values.
+        """Encodes values.
 
         Args:
             values: [n] float32, finite, n < 2^31.
-            seed: of what is drawn, if anything is: a number or a scalar int64 tensor.
-            where: where they lie; None where it is not known, and they are all of one column.
+            seed: seed of random rounding, if there is any: a number or a scalar int64 tensor.
+            where: their positions; None treats them as one column.
 
         Returns:
             Codes [code_bytes(n)] uint8 and scales [scale_count(n)] float32.
 
         Raises:
-            tf.errors.InvalidArgumentError: where a value is not finite (it says where), or an index is outside of all
-                matrices.
+            tf.errors.InvalidArgumentError: if a value is not finite (the message says which), or an index is outside
+                all matrices.
         """
 
     @abc.abstractmethod
     def decode(self, codes: tf.Tensor, scales: tf.Tensor, count: Number, where: Where | None = None) -> tf.Tensor:
-        """Gives the values that codes stand for.
+        """Decodes values.
 
         Args:
-            codes: as `encode` made them.
-            scales: as `encode` made them.
+            codes: as `encode` returned them.
+            scales: as `encode` returned them.
             count: n, a number or a scalar tensor.
-            where: as it was told to `encode`.
+            where: as it was passed to `encode`.
 
         Returns:
             [n] float32.
 
         Raises:
-            tf.errors.InvalidArgumentError: where codes and scales are not those of n values, a scale is negative or not
-                finite, or an index is outside of all matrices.
+            tf.errors.InvalidArgumentError: if codes and scales are not those of n values, a scale is negative or not
+                finite, or an index is outside all matrices.
         """
 
     def decode_rows(self, codes: tf.Tensor, scales: tf.Tensor, count: Number) -> tf.Tensor:
-        """Gives the values of several senders of equally many, of quantizers that do not go by place.
+        """Decodes the values of several senders with equally many each; only if `by_place` is False.
 
         Args:
             codes: [senders, code_bytes(n)] uint8.
@@ -98,17 +98,17 @@ class Quantizer(abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class QSGD(Quantizer):
-    """Values rounded at random to a few levels of their bucket's scale, so that the expectation is the value itself.
+    """Rounds values at random to a few levels of their bucket's scale, so that the expectation is the value itself.
 
-    Each bucket of consecutive values has one scale; with s = 2^(bits - 1) - 1 levels, |x| / scale * s is rounded up
-    with the probability of its fraction f, so that the variance is (scale / s)^2 f (1 - f) (SparCML 6, after QSGD,
-    which takes L2 norms). Zeros, and buckets whose scale is below s * 2^-104 (5e-32 s), decode to zeros.
+    Each bucket of consecutive values has one scale. With s = 2^(bits - 1) - 1 levels, |x| / scale * s is rounded up
+    with a probability equal to its fraction f, so the variance is (scale / s)^2 f (1 - f) (SparCML 6, after QSGD,
+    which uses L2 norms). Zeros, and buckets whose scale is below s * 2^-104 (5e-32 s), decode to zeros.
 
     Attributes:
-        bits: of a value with its sign, 2, 4 or 8: 1, 7 or 127 levels.
-        bucket: values with one scale, at least 1; the last bucket may be shorter.
-        norm: what a scale is: "max", the largest magnitude, or "l2", the root of the sum of squares, with which most
-            values of a long bucket become 0 at few bits.
+        bits: bits per value including the sign: 2, 4 or 8, for 1, 7 or 127 levels.
+        bucket: values per scale, at least 1; the last bucket may be shorter.
+        norm: the scale: "max", the largest magnitude, or "l2", the root of the sum of squares, with which most values
+            of a long bucket become 0 at few bits.
     """
 
     disk_name = "QSGD"
@@ -135,28 +135,28 @@ class QSGD(Quantizer):
         return self.bucket**0.5 if self.norm == "l2" else 1.0
 
     def scale_count(self, count):
-        """One of each bucket."""
+        """One per bucket."""
         return -(-count // self.bucket)
 
     def code_bytes(self, count):
-        """Each bucket is padded to whole bytes."""
+        """The bytes of the codes of `count` values; each bucket is padded to whole bytes."""
         return count // self.bucket * self._packed(self.bucket) + self._packed(count % self.bucket)
 
     def encode(self, values: tf.Tensor, seed: Number, where: Where | None = None) -> tuple[tf.Tensor, tf.Tensor]:
-        """Codes values.
+        """Encodes values.
 
         Args:
             values: [n] float32, finite, n < 2^31.
-            seed: of what is drawn, a number or a scalar int64 tensor; what is drawn for an element depends on it and on
-                the element's position alone.
-            where: of no matter.
+            seed: seed of the rounding, a number or a scalar int64 tensor; the rounding of an element depends only on
+                it and on the element's position.
+            where: ignored.
 
         Returns:
             Codes [code_bytes(n)] uint8 and scales [scale_count(n)] float32.
 
         Raises:
-            tf.errors.InvalidArgumentError: where a value is not finite (it says where), or a bucket's L2 norm is too
-                large for float32.
+            tf.errors.InvalidArgumentError: if a value is not finite (the message says which), or a bucket's L2 norm is
+                too large for float32.
         """
         return ops.library().hvd_quantize(
             values=values, seed=_integer(seed), bits=self.bits, bucket=self.bucket, norm=self.norm
@@ -168,7 +168,7 @@ class QSGD(Quantizer):
         )
 
     def decode_rows(self, codes, scales, count):
-        """By one call, with all buckets made whole."""
+        """Decodes all senders in one call, after padding every sender's last bucket."""
         senders = tf.shape(scales)[0]
         whole = tf.shape(scales)[1] * self._packed(self.bucket)
         padded = tf.pad(codes, [[0, 0], [0, whole - tf.shape(codes)[1]]])
@@ -181,20 +181,20 @@ class QSGD(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class OneBit(Quantizer):
-    """The sign of each value, and one magnitude for many: 1-bit quantization behind gradient dropping.
+    """Sends the sign of each value and one magnitude for many: 1-bit quantization behind gradient dropping.
 
-    (Aji and Heafield 2017, 5.4: to the dropping threshold as Strom 2015 does, to the average of the column as Dryden et
-    al. 2016, or to that of all.) Zeros are sent as positive. Means are taken in float64 in the order of the values and
-    rounded once; equal magnitudes are kept as they are.
+    The magnitude is the dropping threshold (Strom 2015), the mean of the column (Dryden et al. 2016) or the mean of all
+    (Aji and Heafield 2017, 5.4). Zeros are sent as positive. Means are computed in float64 in the order of the values
+    and rounded once; equal magnitudes stay exactly as they are.
 
-    Bytes: 1/8 a value and 4 a scale. The scales of columns travel only for those columns that have a value, in their
-    order, as receivers know which these are by the indices.
+    Bytes: 1/8 per value and 4 per scale. Only columns that have a value send a scale, in their order; receivers know
+    from the indices which these are.
 
     Attributes:
-        scale: "threshold", the least magnitude that is sent and is not zero, for selections by one threshold (where
-            each variable has its own, the smallest of these would be for all); "column", the mean magnitude of what is
-            sent of the column of a variable, by its last dimension, where a vector is one column; or "global", of all
-            that is sent of a vector, or a shard of one.
+        scale: "threshold", the smallest nonzero magnitude that is sent, for selection by one threshold (with a
+            threshold per variable, the smallest would apply to all); "column", the mean magnitude of what is sent of
+            each column of a variable, by its last dimension, where a vector is one column; or "global", the mean
+            magnitude of all that is sent of a vector, or a shard of one.
     """
 
     disk_name = "OneBit"
@@ -206,7 +206,7 @@ class OneBit(Quantizer):
 
     @property
     def by_place(self) -> bool:  # type: ignore[override]
-        """Where each column has a scale."""
+        """True if each column has a scale."""
         return self.scale == "column"
 
     def code_bytes(self, count):
@@ -227,7 +227,7 @@ class OneBit(Quantizer):
         )
 
     def _columns(self, where: Where | None) -> tuple[tf.Tensor, dict[str, list[int]]]:
-        """The indices and the matrices, where these matter."""
+        """The indices and the matrices, empty unless each column has a scale."""
         if where is None or not self.by_place or not where.matrices:
             return tf.zeros([0], tf.int32), {}
         ends, starts, columns = (list(each) for each in zip(*where.matrices, strict=True))
@@ -236,14 +236,14 @@ class OneBit(Quantizer):
 
 @dataclasses.dataclass(frozen=True)
 class TwoBits(Quantizer):
-    """The sign of each value and one of two magnitudes for it: large movers are told from small changes.
+    """Sends the sign of each value and one of two magnitudes, which separates large movers from small changes.
 
-    (Aji and Heafield 2017, 5.4 and 6, where 2 bits are "likely to be sufficient"; how is left open.) The magnitudes of
-    each sign are split in two parts, and each value becomes the mean of its part. The split begins at the mean and is
-    put midway between the two means, four times (Lloyd 1982): with each the squared error becomes less, and it is this
-    that stays in the residual. Of exponentially distributed magnitudes, the split at the mean leaves 18% more.
+    Aji and Heafield 2017 (5.4 and 6) call 2 bits "likely to be sufficient" and leave the method open. Here the
+    magnitudes of each sign are split in two parts, and each value becomes the mean of its part. The split begins at the
+    mean and is moved four times to the midpoint of the two means (Lloyd 1982); each move reduces the squared error,
+    which stays in the residual. For exponentially distributed magnitudes, a split at the mean would leave 18% more.
 
-    Bytes: 1/4 a value, and 16 for the scales: of the small and of the large ones, positive before negative.
+    Bytes: 1/4 per value, and 16 for the scales of the small and the large ones, positive before negative.
     """
 
     disk_name = "TwoBits"

@@ -1,4 +1,4 @@
-"""What selectors share: how many elements are sent, and in which form."""
+"""What selectors share: the number of elements that are sent, and the step count."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Density = float | Callable[[tf.Tensor], tf.Tensor]
 
 
 def check_density(density: Density) -> None:
-    """Raises ValueError where a density is a number outside (0, 1]."""
+    """Raises ValueError if a density is a number outside (0, 1]."""
     if not callable(density) and not 0.0 < float(density) <= 1.0:
         raise ValueError(
             f"Expected a density in (0, 1], got {density}. It is the share of the gradient that is sent: 0.01 sends 1%."
@@ -20,7 +20,7 @@ def check_density(density: Density) -> None:
 
 
 def check_wire_dtype(wire_dtype: str) -> None:
-    """Raises ValueError where values cannot travel in this dtype."""
+    """Raises ValueError if values cannot travel in this dtype."""
     if wire_dtype not in ("float32", "float16", "bfloat16"):
         raise ValueError(f"Expected wire_dtype 'float32', 'float16' or 'bfloat16', got {wire_dtype!r}.")
 
@@ -31,7 +31,7 @@ def kept_count(density: float, size: int) -> int:
 
 
 class Steps(tf.Module):
-    """The state of the selectors: how often they have selected."""
+    """The state of a selector: the number of its selections so far."""
 
     def __init__(self, spec: Spec):
         super().__init__()
@@ -40,7 +40,7 @@ class Steps(tf.Module):
         self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_step")
 
     def kept(self, density: Density) -> int | tf.Tensor:
-        """k for this step: a number, or a tensor where the density is a schedule."""
+        """k for this step: a number, or a tensor if the density is a function of the step."""
         if not callable(density):
             return kept_count(density, self.size)
         share = tf.cast(density(self.step), tf.float64)
@@ -52,7 +52,7 @@ class Steps(tf.Module):
         return self.step + (base + (self.number << 32))
 
     def next_step(self) -> tuple[tuple[tf.Variable, tf.Tensor], ...]:
-        """What is assigned when the exchange is committed."""
+        """The values to assign when the exchange is committed."""
         return ((self.step, self.step + 1),)
 
 

@@ -1,4 +1,4 @@
-"""What one rank sends of a vector: k of its d elements."""
+"""Selectors, which choose k elements of a vector for one rank to send."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class TopK(Compressor):
     """The k elements of largest magnitude, exactly (CommLib Eq. 2).
 
     Attributes:
-        density: k / size, in (0, 1]; or a function of the step ([] int64) that gives it. k = max(1, round(density *
+        density: k / size, in (0, 1]; or a function of the step ([] int64) that returns it. k = max(1, round(density *
             size)), halves to even.
-        wire_dtype: "float32", "float16" or "bfloat16": how values travel; the rounding stays in the residual.
+        wire_dtype: "float32", "float16" or "bfloat16", in which values travel; the rounding stays in the residual.
     """
 
     disk_name = "TopK"
@@ -59,13 +59,13 @@ class TopK(Compressor):
 
 @dataclasses.dataclass(frozen=True)
 class MSTopK(Compressor):
-    """Approximately the k elements of largest magnitude, by a search for two thresholds (CommLib Algorithm 1).
+    """Approximately the k elements of largest magnitude, found by two thresholds (CommLib Algorithm 1).
 
     Attributes:
         density: as in `TopK`.
         wire_dtype: as in `TopK`.
-        samplings: the number N of thresholds that are tried; the paper uses 30.
-        seed: of the random window between the two thresholds; it advances with the step and differs between vectors.
+        samplings: N, the number of thresholds that are tried; the paper uses 30.
+        seed: seed of the random window between the thresholds; it advances with the step and differs between vectors.
     """
 
     disk_name = "MSTopK"
@@ -105,12 +105,12 @@ class MSTopK(Compressor):
 class BucketTopK(Compressor):
     """The k elements of largest magnitude of every bucket of consecutive elements, exactly (SparCML 8.3).
 
-    Every part of the vector is heard, and nobody has to look at all of it to send some.
+    Every part of the vector contributes, and each bucket is processed independently of the others.
 
     Attributes:
-        k: elements sent of each bucket, in [1, bucket]; a shorter last bucket sends min(k, its length). Of equal
+        k: elements sent from each bucket, in [1, bucket]; a shorter last bucket sends min(k, its length). Of equal
             magnitudes the lower index wins.
-        bucket: elements of a bucket.
+        bucket: the number of consecutive elements in a bucket.
         wire_dtype: as in `TopK`.
     """
 
@@ -131,7 +131,7 @@ class BucketTopK(Compressor):
         return size // self.bucket * self.k + min(size % self.bucket, self.k)
 
     def at_density(self, density):
-        """As near to the density as whole elements of a bucket come."""
+        """The same compressor with the whole number k that comes closest to the density."""
         return dataclasses.replace(self, k=kept_count(density, self.bucket))
 
     def compress(self, parts, state, residual=None):
@@ -143,16 +143,16 @@ class BucketTopK(Compressor):
 
 @dataclasses.dataclass(frozen=True)
 class Quantized(Wrapper):
-    """Sends the values that another compressor chooses in a few bits each (SparCML 4, 6; Aji and Heafield 2017, 5.4).
+    """Quantizes the values that another compressor selects (SparCML 4, 6; Aji and Heafield 2017, 5.4).
 
-    What is sent is what the receivers decode; where feedback is around it, what rounding takes away stays in the
-    residual, up to float32's rounding of the difference.
+    The selection holds what the receivers decode. Inside error feedback, the rounding error stays in the residual, up
+    to float32's rounding of the difference.
 
     Attributes:
-        compressor: sends float32 and does not feed back: `ErrorFeedback` goes around this, not inside.
-        quantizer: codes the chosen values, in the order in which they stand.
-        keeps_error: whether what rounding takes away is kept; SparCML's Algorithm 1 drops it.
-        seed: of the rounding, if it is random; it advances with the step and differs between vectors and ranks.
+        compressor: one that sends float32, without error feedback: `ErrorFeedback` goes around this, not inside.
+        quantizer: encodes the selected values, in their order.
+        keeps_error: whether the rounding error is kept; SparCML's Algorithm 1 drops it.
+        seed: seed of random rounding; it advances with the step and differs between vectors and ranks.
     """
 
     disk_name = "Quantized"
@@ -199,29 +199,29 @@ class Quantized(Wrapper):
         )
 
     def _codable(self, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The values, and whether a scale of theirs may not be finite; then zeros in their place."""
+        """The values and whether any scale may overflow; if so, zeros replace the values."""
         overflow = ~tf.reduce_all(tf.math.is_finite(values * self.quantizer.headroom))
         return tf.where(overflow, tf.zeros_like(values), values), overflow
 
 
 def harmless(selection: Selection) -> tf.Tensor:
-    """The values [k] float32 that are safe to be computed with: zeros in place of all where there is a fault."""
+    """The values [k] float32, safe to compute with: all are zero if there is a culprit."""
     values = tf.cast(selection.slices.values, tf.float32)
     return tf.where(selection.culprit == 0, values, tf.zeros_like(values))
 
 
 def rounding_seed(base: int, spec: Spec, step: tf.Tensor) -> tf.Tensor:
-    """The seed of stochastic rounding, [] int64: another one for each step, vector and rank, the same on a resumed run.
+    """The seed of stochastic rounding, [] int64: different for each step, vector and rank, the same on a resumed run.
 
-    base + 2^48 * rank + 2^32 * number of the vector + step, modulo 2^64. Were it the same on all ranks, their errors
-    would not cancel.
+    It is base + 2^48 * rank + 2^32 * number of the vector + step, modulo 2^64. With the same seed on all ranks, their
+    errors would not cancel.
     """
     offset = (base + (spec.grid.world.world_rank << 48) + (spec.number << 32)) % 2**64
     return step + (offset - 2**64 if offset >= 2**63 else offset)
 
 
 class _Rounding(tf.Module):
-    """The state of `Quantized`: how often it has rounded, and the state of what it wraps."""
+    """The state of `Quantized`: the number of roundings so far, and the state of the wrapped compressor."""
 
     def __init__(self, spec: Spec, inner: tf.Module):
         super().__init__()

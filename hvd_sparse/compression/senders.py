@@ -1,4 +1,4 @@
-"""What runs on the sender's side before error feedback, and the part of an optimizer that it keeps there."""
+"""Momentum and optimizers that run on the sender's side before error feedback: the base class and their slots."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hvd_sparse.spec import Spec
 
 
 class Slots(tf.Module):
-    """What an optimizer remembers of past gradients, kept for a vector or a shard of one.
+    """An optimizer's slots, which hold its memory of past gradients, for a vector or a shard of one.
 
     Attributes:
-        spec: of the vector.
-        slots: [size] float32 each, by a name that says what it is.
-        begins: what a slot holds in the beginning, 0 where it is not named.
+        spec: the spec of the vector.
+        slots: the slots by name, [size] float32 each.
+        begins: the initial values of slots by name; 0 for those that are missing.
     """
 
     def __init__(self, spec: Spec, slots: Mapping[str, tf.Variable], begins: Mapping[str, float] = {}):
@@ -29,17 +29,17 @@ class Slots(tf.Module):
 
     @property
     def scale(self) -> float:
-        """What the slots of a mean over nodes are multiplied by to be those of this rank."""
+        """The factor that converts the slots of a mean over nodes to those of this rank."""
         return 1.0
 
 
 def slots_of(state: tf.Module) -> list[Slots]:
-    """All that the state of an exchange keeps in place of an optimizer."""
+    """All slots that the state of an exchange keeps instead of an optimizer."""
     return [part for part in state.submodules if isinstance(part, Slots)]
 
 
 class Sender(Wrapper):
-    """Turns the sum of the parts into what is accumulated, chosen and sent; goes around error feedback, once."""
+    """Transforms the sum of the parts before error feedback; it goes around `ErrorFeedback`, once."""
 
     compressor: Compressor
     feeds_back = True
@@ -54,7 +54,7 @@ class Sender(Wrapper):
 
     @abc.abstractmethod
     def moves(self, parts: tf.Tensor, state: Any) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]], tf.Tensor]:
-        """What goes into error feedback [size] float32, the new values of slots, and what is to blame.
+        """The input of error feedback, [size] float32, the new values of the slots, and the culprit.
 
         Args:
             parts: as for `compress`.
@@ -62,7 +62,7 @@ class Sender(Wrapper):
         """
 
     def sent(self, updates: list, selection: Selection, state: Any) -> list[tuple[tf.Variable, tf.Tensor]]:
-        """The new values of slots, once it is known what is sent."""
+        """The new values of the slots after the selection."""
         return updates
 
     def compress(self, parts, state, residual=None):

@@ -1,4 +1,4 @@
-"""What one rank sends of a vector: what exceeds a threshold, as many elements as that may be."""
+"""Selection by a sampled threshold: all elements that exceed it are sent, however many there are."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from hvd_sparse.spec import UNLESS_DEFAULT, Spec
 
 @dataclasses.dataclass(frozen=True)
 class SampledThreshold(Compressor):
-    """What exceeds the threshold that a random sample gives (gradient dropping, Aji and Heafield 2017, section 3).
+    """Selects what exceeds a threshold from a random sample (gradient dropping, Aji and Heafield 2017, section 3).
 
-    With k as `TopK` has it, the threshold is the magnitude in the sample that so many exceed as k would of the whole.
-    How many then exceed it differs between ranks and steps. Where fewer than k / 2 do, or more than 2 k, the sample has
-    misled, and the k elements of largest magnitude are sent.
+    With k as in `TopK`, the threshold is the magnitude that the share k / size of the sample exceeds. The number of
+    elements that exceed it differs between ranks and steps. If it is less than k / 2 or more than 2 k, the sample was
+    misleading, and the k elements of largest magnitude are sent.
 
     Attributes:
         density: as in `TopK`.
         wire_dtype: as in `TopK`.
-        sample: the share of the vector that is drawn, in (0, 1]; of a short vector at least 1,024 elements, or all.
-        seed: of what is drawn; it advances with the step and differs between vectors.
-        scope: of a threshold: "global", one for the vector, or the shard; or "variable", one for each variable in it,
-            with a sample and a k of its own, at least 1: the paper's local thresholds (4 and 5.2), for variables whose
-            gradients are of different scales.
+        sample: the share of the vector that is drawn, in (0, 1]; at least 1,024 elements, or all of a shorter vector.
+        seed: seed of the sample; it advances with the step and differs between vectors.
+        scope: "global" for one threshold for the vector or shard; or "variable" for one per variable in it, each with
+            its own sample and its own k, at least 1: the paper's local thresholds (4 and 5.2), for variables whose
+            gradients differ in scale.
     """
 
     disk_name = "SampledThreshold"
@@ -81,13 +81,13 @@ class SampledThreshold(Compressor):
 
 
 class _OfAll(Steps):
-    """The state of one threshold."""
+    """The state with one threshold for all."""
 
     ends: tuple[int, ...] = ()
 
 
 class ByVariable(Steps):
-    """The state of thresholds for each variable: where these end in the vector, and their k."""
+    """The state with one threshold per variable: where each variable ends in the vector, and its k."""
 
     def __init__(self, spec: Spec):
         super().__init__(spec)

@@ -1,4 +1,4 @@
-"""An optimizer on the sender's side: what it would do with a node's gradients is what the nodes exchange."""
+"""An optimizer on the sender's side: nodes exchange its updates of the weights instead of gradients."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from hvd_sparse.spec import Spec
 
 @dataclasses.dataclass(frozen=True)
 class LocalUpdates(Sender):
-    """Wraps error feedback: what is accumulated, chosen and sent is by how much an optimizer would move the weights.
+    """Wraps error feedback: the optimizer's updates are accumulated, selected and sent instead of gradients.
 
-    Each node runs the optimizer on its own mean gradient, each rank on its shard of it, with moments of its own:
+    Each node runs the optimizer on its own mean gradient, each rank on its shard of it, with its own moments:
 
         update = learning rate * direction(mean gradient of the node)
         residual + update goes into the selection; what all nodes have sent is averaged and subtracted from the weights
 
-    (Locally accumulated Adam, Chen and Deligiannis 2023, for any optimizer that works element by element, and for those
-    that compare norms of variables, which the ranks of a node add up: LARS and LAMB, You et al. 2017, 2020.) Why: an
-    optimizer with second moments, run on what arrives, sees each value once as the sum of many steps, and moves a
-    weight that is seldom sent too little. Here each step is scaled before it waits.
+    This is locally accumulated Adam (Chen and Deligiannis 2023), for any element-wise optimizer, and for LARS and LAMB
+    (You et al. 2017, 2020), whose norms of variables the ranks of a node add up. Why: an optimizer with second moments
+    that runs after the exchange sees each value once, as the sum of many steps, and moves rarely sent weights too
+    little. Here each step is scaled before it waits.
 
     A vector is sent as update times the ranks of a node, so that residuals of ranks add up as those of gradients do.
 
     Attributes:
-        compressor: feeds back, as `ErrorFeedback`.
-        ahead: whether gradients are to be taken where the node's own unsent updates would have the weights, as
-            `keras/ahead.py` does.
-        gathers: whether updates of steps without an exchange, as `LocalSteps` has them, gather beside the residual, and
-            it is these alone that the node is ahead by: each exchange puts all nodes back on the weights that they
-            share. Otherwise they join the residual, and a node never forgets what it has not sent.
+        compressor: one with error feedback, such as `ErrorFeedback`.
+        ahead: whether gradients are computed at the weights that the node would have if its unsent updates were
+            applied; `keras/ahead.py` arranges that.
+        gathers: whether updates of steps without an exchange, as in `LocalSteps`, accumulate next to the residual, and
+            the node is ahead by these alone: each exchange returns all nodes to the weights that they share. Otherwise
+            they join the residual, and a node keeps all that it has not sent.
     """
 
     disk_name = "LocalUpdates"
@@ -50,7 +50,7 @@ class LocalUpdates(Sender):
 
     @property
     def holds(self) -> bool:  # type: ignore[override]
-        """Where a node goes on at its own weights."""
+        """True if a node continues at its own weights."""
         return self.ahead
 
     def create(self, spec):
@@ -88,7 +88,7 @@ class LocalUpdates(Sender):
         return () if state.gathered is None else ((state.gathered, tf.zeros_like(state.gathered)),)
 
     def _moved(self, total: tf.Tensor, state: Any) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
-        """This step's update and what has gathered before it, and the new values of slots."""
+        """This step's update plus what was gathered before it, and the new values of the slots."""
         ranks = tf.constant(float(state.spec.parts), tf.float32)
         progress = self.progress(state) if self.ahead else None
         update, slots = state.optimizer.update(total / ranks, None if progress is None else progress / ranks)
@@ -97,22 +97,22 @@ class LocalUpdates(Sender):
 
 
 class LocalSlots(Slots):
-    """An optimizer's slots for a shard, and what it does with a gradient."""
+    """An optimizer's slots for a shard, and its update rule."""
 
     def update(
         self, gradient: tf.Tensor, ahead: tf.Tensor | None
     ) -> tuple[tf.Tensor, list[tuple[tf.Variable, tf.Tensor]]]:
-        """By how much weights are to be lowered [size] float32, and the new values of the slots; writes nothing.
+        """What to subtract from the weights, [size] float32, and the new values of the slots; writes nothing.
 
         Args:
             gradient: [size] float32, the mean over a node.
-            ahead: [size] float32, how much lower the weights were at which it was taken than those that all ranks
-                share; None where it was taken at these.
+            ahead: [size] float32, the shared weights minus the weights at which the gradient was computed; None if it
+                was computed at the shared weights.
         """
         raise NotImplementedError
 
     def attend(self, parts: tf.Tensor) -> tf.Tensor:
-        """Does for an empty shard what the ranks of a node do together in `update`; see `Compressor.attend`."""
+        """Takes part, for an empty shard, in the node's collectives of `update`; see `Compressor.attend`."""
         return parts
 
 

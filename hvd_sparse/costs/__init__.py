@@ -1,4 +1,4 @@
-"""What an exchange takes, by formulas: of whole recipes, and in `costs.collectives` of the sums of sparse vectors."""
+"""Cost models: the time of whole recipes and, in `costs.collectives`, of sums of sparse vectors."""
 
 from hvd_sparse.costs.recipes import (
     CANDIDATES,

@@ -1,4 +1,4 @@
-"""What SparCML's collectives send and take, by the alpha-beta model (5.2) and the expected fill-in (appendix B)."""
+"""Bytes and seconds of SparCML's collectives, by the alpha-beta model (5.2) and the expected fill-in (appendix B)."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from hvd_sparse.costs.recipes import Link
 
 INDEX = 4  # bytes of an index
 HEADER = 8  # bytes before the rows of a message
-_DISJOINT = 1e30  # rows of a vector so large that index sets drawn from it do not meet
-_PRECISE = 1e-6  # relative, of a size that is looked for
+_DISJOINT = 1e30  # rows of a vector so large that index sets drawn from it do not overlap
+_PRECISE = 1e-6  # relative precision to which `universe` is searched
 
 
 class Load(NamedTuple):
-    """What the ranks bring.
+    """The ranks' input to a collective.
 
     Attributes:
         ranks: P.
         size: rows of the vector.
-        width: elements of a row.
-        element: bytes of an element.
-        kept: rows that a rank brings, the mean over the ranks.
-        universe: rows from which index sets that were drawn at random would meet as these do; `size` of uniform ones.
+        width: elements per row.
+        element: bytes per element.
+        kept: rows that a rank contributes, the mean over the ranks.
+        universe: rows from which index sets drawn at random would overlap as these do; `size` if they are uniform.
         dense_above: rows above which a message of the whole vector is dense.
     """
 
@@ -36,7 +36,7 @@ class Load(NamedTuple):
     dense_above: float
 
     def rows(self, ranks: int) -> float:
-        """Rows of the union of the index sets of some of the ranks, as expected."""
+        """The expected number of rows in the union of the index sets of this many ranks."""
         return min(expected_union(self.kept, self.universe, ranks), self.size)
 
     @property
@@ -45,19 +45,19 @@ class Load(NamedTuple):
         return float(self.size * self.width * self.element)
 
     def message(self, rows: float, parts: int = 1) -> float:
-        """Bytes of the message of a piece, one of `parts`, of a vector that has `rows` rows."""
+        """Bytes of the message with one of `parts` pieces of a vector that has `rows` rows."""
         sparse = rows * (INDEX + self.width * self.element)
         return HEADER + (self.values if rows > self.dense_above else sparse) / parts
 
 
 class Transport(NamedTuple):
-    """What one call of each kind takes, all ranks taking part, and what combining rows takes.
+    """The time of each kind of call, with all ranks taking part, and of combining rows.
 
     Attributes:
-        exchange: between pairs; its bytes are those of the message.
-        alltoall: its bytes are those that a rank sends to all others.
-        allgather: the same, as a ring.
-        byte: seconds a byte of messages that a rank reads to combine them.
+        exchange: an exchange between pairs; its bytes are those of the message.
+        alltoall: an all-to-all; its bytes are those that a rank sends to all others.
+        allgather: a ring all-gather; its bytes are those that a rank sends to all others.
+        byte: seconds per byte of the messages that a rank reads to combine them.
     """
 
     exchange: Link
@@ -67,9 +67,9 @@ class Transport(NamedTuple):
 
 
 def expected_union(kept: float, size: float, ranks: int) -> float:
-    """E[K]: rows of the union of `ranks` index sets, each of `kept` rows of `size` drawn uniformly (SparCML B.1).
+    """E[K], the rows in the union of `ranks` index sets of `kept` rows each, drawn uniformly from `size` (SparCML B.1).
 
-    The closed form of its alternating sum, N (1 - (1 - k / N)^P).
+    It is the closed form of the paper's alternating sum, N (1 - (1 - k / N)^P).
     """
     if size <= 0 or kept <= 0:
         return 0.0
@@ -78,9 +78,9 @@ def expected_union(kept: float, size: float, ranks: int) -> float:
 
 
 def universe(kept: float, union: float, ranks: int) -> float:
-    """Rows from which `ranks` sets of `kept` rows, drawn uniformly, are expected to have a union of `union` rows.
+    """The number of rows from which `ranks` uniform sets of `kept` rows have an expected union of `union` rows.
 
-    The inverse of `expected_union`: `kept` where the sets are the same, without bound where they do not meet.
+    This is the inverse of `expected_union`: `kept` if the sets are the same, without bound if they do not overlap.
     """
     if kept <= 0 or ranks == 1 or union <= kept:
         return kept
@@ -94,7 +94,7 @@ def universe(kept: float, union: float, ranks: int) -> float:
 
 
 def steps(collective: str, ranks: int) -> int:
-    """Messages of one rank that wait for one another, those of a ring or of an all-to-all one after the other."""
+    """Messages of one rank that wait for one another; those of a ring or an all-to-all count one by one."""
     if collective not in SENT:
         raise ValueError(f"Expected one of {', '.join(SENT)}, got {collective!r}.")
     if collective == "recursive_doubling":
@@ -104,16 +104,17 @@ def steps(collective: str, ranks: int) -> int:
 
 
 def sent(collective: str, load: Load) -> float:
-    """Bytes that one rank sends, as expected: the mean, of recursive doubling the most."""
+    """Expected bytes that one rank sends: the mean over the ranks; for recursive doubling, the maximum."""
     if collective not in SENT:
         raise ValueError(f"Expected one of {', '.join(SENT)}, got {collective!r}.")
     return sum(SENT[collective](load)) if load.ranks > 1 else 0.0
 
 
 def seconds(collective: str, load: Load, transport: Transport) -> float:
-    """What a collective takes, as expected: its calls one after the other, and the combining in between.
+    """Expected seconds of a collective: its calls one after another, and the combining in between.
 
-    Of those that auto chooses from; ValueError of others.
+    Raises:
+        ValueError: if `auto` does not choose from this collective.
     """
     if collective not in CANDIDATES:
         raise ValueError(f"Expected one of {', '.join(CANDIDATES)}, got {collective!r}.")
@@ -134,7 +135,7 @@ def seconds(collective: str, load: Load, transport: Transport) -> float:
 
 
 def _recursive_doubling(load: Load) -> list[float]:
-    """What rank 0 sends, which stands for another one from the first round on where P is no power of two."""
+    """Bytes that rank 0 sends, in each round; if P is not a power of two, it also represents a surplus rank."""
     rounds = load.ranks.bit_length() - 1
     surplus = load.ranks - 2**rounds
     members = [2**number + min(surplus, 2**number) for number in range(rounds)]

@@ -1,8 +1,8 @@
-"""What an exchange takes, by the alpha-beta model: a message of b bytes takes latency + b / bandwidth.
+"""The time of an exchange by the alpha-beta model: a message of b bytes takes latency + b / bandwidth.
 
-The formulas are those of CommLib (3.2, Eq. 3 and 7 to 10) with two amendments: values travel with their indices, so a
-kept element is 8 bytes, and the ranks of a node share its link to the others. `element` is the bytes of a value that is
-sent: 4, or 2 where gradients are 16-bit numbers, as in CommLib's Fig. 7.
+The formulas are those of CommLib (3.2, Eq. 3 and 7 to 10) with two changes: values travel with their indices, so a
+kept element is 8 bytes, and the ranks of a node share its link to the others. `element` is the bytes per value that is
+sent: 4, or 2 if gradients are 16-bit numbers, as in CommLib's Fig. 7.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from typing import NamedTuple
 ELEMENT = 4  # bytes of a float32
 INDEX = 4  # bytes of an int32
 KEPT = ELEMENT + INDEX  # bytes of a float32 and its index
-COUNTED = 8  # bytes before the message of a rank whose count no other knows
-# Recipes that are compared where no others are named. Where two are as fast the first is taken: a dense one, and of the
-# sparse ones that which sends less across nodes, as it gains more where several buckets are in flight.
+COUNTED = 8  # bytes before a message whose count the other ranks do not know
+# The recipes that are compared by default. Of equally fast ones the first is chosen: dense ones before sparse ones, and
+# of these the one that sends less across nodes, as it gains more when several buckets are in flight.
 CANDIDATES = ("dense", "torus2d", "hitopk", "topk")
-FEEDBACK = 12  # bytes an element: gradient and residual read, residual written
+FEEDBACK = 12  # bytes per element: gradient and residual are read, the residual is written
 
 
 class Link(NamedTuple):
-    """How two ranks are joined.
+    """The link between two ranks.
 
     Attributes:
         latency: seconds before the first byte of a message arrives (alpha).
         bandwidth: bytes per second (1 / beta).
-        stream: bytes per second that one connection carries, where several are needed to fill the link.
-        call: seconds that a collective takes beside its messages, however many: until the ranks have agreed on it.
+        stream: bytes per second that one connection carries, if several are needed to fill the link.
+        call: fixed seconds that a collective takes besides its messages, until the ranks have agreed on it.
     """
 
     latency: float
@@ -37,7 +37,7 @@ class Link(NamedTuple):
     call: float = 0.0
 
     def shared_by(self, senders: int) -> Link:
-        """What each of several ranks that send at once has of it."""
+        """The link as each of several ranks sees it that send at the same time."""
         return Link(self.latency, min(self.stream, self.bandwidth / senders), call=self.call)
 
     def message(self, size: float) -> float:
@@ -46,17 +46,17 @@ class Link(NamedTuple):
 
 
 class Cluster(NamedTuple):
-    """Nodes of equal size.
+    """A cluster of nodes of equal size.
 
     Attributes:
-        nodes: m.
-        local: ranks on each node, n.
-        inside: joins two ranks of a node; each rank has one of its own.
-        across: joins a node to the others; its ranks share it.
-        memory: bytes per second at which one rank passes over its memory while all do.
-        entry: seconds for which a rank is busy with one index and value, when it selects it and again when it adds it.
-        reducing: `across` as all-reduces fill it, and all-gathers over all ranks: Gloo's all-gather between two nodes'
-            ranks sends in one direction at a time, a longer ring in both. None where there is no difference.
+        nodes: m, the number of nodes.
+        local: n, the ranks on each node.
+        inside: the link between two ranks of a node; each rank has its own.
+        across: the link from a node to the others; its ranks share it.
+        memory: bytes per second at which one rank reads and writes memory while all ranks do.
+        entry: seconds that a rank spends on one index and value when it selects it, and again when it adds it.
+        reducing: `across` as all-reduces, and all-gathers over all ranks, use it: Gloo's all-gather between ranks of
+            two nodes sends in one direction at a time, a longer ring in both. None if there is no difference.
     """
 
     nodes: int
@@ -69,7 +69,7 @@ class Cluster(NamedTuple):
 
     @property
     def rings(self) -> Link:
-        """The link across, for rings."""
+        """The link across nodes, for rings."""
         return self.reducing or self.across
 
     @property
@@ -79,7 +79,7 @@ class Cluster(NamedTuple):
 
 
 def kept(size: float, density: float) -> int:
-    """k = max(1, round(density * size)), 0 of an empty vector."""
+    """k = max(1, round(density * size)), or 0 for an empty vector."""
     return max(1, round(density * size)) if size > 0 else 0
 
 
@@ -91,13 +91,13 @@ def dense(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEM
 def tree(cluster: Cluster, size: int, density: float = 1.0, element: int = ELEMENT) -> dict[str, float]:
     """A double binary tree over the nodes, as NCCL builds it (CommLib's TreeAR and Dense).
 
-    Each of two trees carries one half down a chain of a node's ranks and then over the nodes, up and down again; a rank
-    inside a tree receives its half from two children, which is what its link has to carry. One rank of a node drives
-    it, so that the link's `stream` bounds it.
+    Each of two trees carries one half down a chain of a node's ranks and then over the nodes, up and down again. A rank
+    inside a tree receives its half from two children, and its link has to carry both. One rank of a node drives the
+    link, so the link's `stream` is the limit.
     """
     height = math.ceil(math.log2(cluster.nodes)) if cluster.nodes > 1 else 0
     latency = 2 * ((cluster.local - 1) * cluster.inside.latency + height * cluster.across.latency)
-    carried = (1 if cluster.nodes == 2 else 2) * element * size  # of two nodes each has one child in one of the trees
+    carried = (1 if cluster.nodes == 2 else 2) * element * size  # each of two nodes has one child in one of the trees
     slowest = cluster.across if cluster.nodes > 1 else cluster.inside
     return {"all-reduce": slowest.call + latency + carried / min(slowest.stream, slowest.bandwidth)}
 
@@ -124,7 +124,7 @@ def topk(cluster: Cluster, size: int, density: float, element: int = ELEMENT) ->
 
 
 def dropping(cluster: Cluster, size: int, density: float, element: int = ELEMENT) -> dict[str, float]:
-    """Gradient dropping: as `topk`, with as many elements in the mean, and the count before each message."""
+    """Gradient dropping: like `topk`, with the same mean number of elements, and a count before each message."""
     message = (element + INDEX) * kept(size, density) + COUNTED
     return {**topk(cluster, size, density, element), "all-gather": _flat_ring(cluster, message)}
 
@@ -156,10 +156,10 @@ MODELS: dict[str, Callable[[Cluster, int, float, int], dict[str, float]]] = {
 
 
 def seconds(recipe: str, cluster: Cluster, size: int, density: float, element: int = ELEMENT) -> float:
-    """The whole exchange of a vector of `size` elements, of which each that is sent takes `element` bytes.
+    """Seconds of the whole exchange of a vector of `size` elements, at `element` bytes per value that is sent.
 
     Raises:
-        ValueError: where there is no model of the recipe.
+        ValueError: if there is no model of the recipe.
     """
     if recipe not in MODELS:
         raise ValueError(f"Expected one of {', '.join(MODELS)}, got {recipe!r}.")
@@ -167,7 +167,7 @@ def seconds(recipe: str, cluster: Cluster, size: int, density: float, element: i
 
 
 def link_bytes(recipe: str, nodes: int, local: int, size: int, density: float) -> float:
-    """Payload bytes that a node sends to the others in one exchange, over all of its ranks."""
+    """Payload bytes that all ranks of a node together send to other nodes in one exchange."""
     ranks = nodes * local
     if nodes == 1:
         return 0.0
@@ -185,12 +185,12 @@ def link_bytes(recipe: str, nodes: int, local: int, size: int, density: float) -
 
 
 def _ring(link: Link, members: int, each: float, passes: int = 1) -> float:
-    """An all-gather or a reduce-scatter, of an all-reduce both: members - 1 messages a pass, one after the other."""
+    """Seconds of ring passes (all-gather or reduce-scatter 1, all-reduce 2), each of members - 1 messages in turn."""
     return link.call + passes * (members - 1) * link.message(each) if members > 1 else 0.0
 
 
 def _flat_ring(cluster: Cluster, each: float, passes: int = 1) -> float:
-    """The same over all ranks, node after node: every message waits for the slowest link on its way."""
+    """The same over all ranks, node after node: every message waits for the slowest link of the ring."""
     if cluster.ranks == 1:
         return 0.0
     links = [cluster.rings] if cluster.nodes > 1 else []
@@ -200,5 +200,5 @@ def _flat_ring(cluster: Cluster, each: float, passes: int = 1) -> float:
 
 
 def _scatter(cluster: Cluster, size: int, entries: int) -> float:
-    """The dense mean is written, and every contribution read and added."""
+    """Seconds to write the dense mean and to read and add every contribution."""
     return (ELEMENT * size + (KEPT + ELEMENT) * entries) / cluster.memory + cluster.entry * entries

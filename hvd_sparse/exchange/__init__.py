@@ -1,1 +1,1 @@
-"""One step's exchange: all gradients go in, in buckets, and their means over all ranks come out."""
+"""The exchange of a step's gradients, in buckets, for their means over all ranks."""

@@ -1,4 +1,4 @@
-"""Arguments of an exchange: Horovod's operation and process set, and a recipe that wants the optimizer's momentum."""
+"""Arguments of an exchange: Horovod's operation and process set, and what a recipe needs from the optimizer."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from hvd_sparse.horovod_api import values
 from hvd_sparse.spec import LocalOptimizer
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
 
-SHARD = "hvd_sparse_shard"  # set on a variable of which each rank has another part
+SHARD = "hvd_sparse_shard"  # set on a variable of which each rank has a different part
 
 
 def refuse_shards(variables: Iterable[Any]) -> None:
-    """Checks that no variable whose gradient is to be exchanged is another one on each rank.
+    """Checks that no variable whose gradient is to be exchanged is a different one on each rank.
 
     Raises:
-        ValueError: where one is.
+        ValueError: if one is.
     """
     shards = [str(getattr(each, "path", each.name)) for each in variables if getattr(each, SHARD, False)]
     if shards:
@@ -35,10 +35,10 @@ def refuse_shards(variables: Iterable[Any]) -> None:
 
 
 def is_sum(op: Any) -> bool:
-    """Whether gradients are added up, and not averaged.
+    """Whether gradients are summed instead of averaged.
 
     Raises:
-        ValueError: where it is another of Horovod's operations, or none.
+        ValueError: if it is another of Horovod's operations, or not an operation.
     """
     name = None if isinstance(op, bool) else values.NAMES.get(op) if isinstance(op, int) else None
     if op is None or name == "Average":
@@ -62,8 +62,8 @@ def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
     """The process set in which gradients are exchanged; None for all ranks.
 
     Raises:
-        TypeError: where it is no process set.
-        ValueError: where the recipe exchanges by nodes, which a process set does not have.
+        TypeError: if it is not a process set.
+        ValueError: if the recipe needs nodes, which a process set does not have.
     """
     if process_set is None or process_set is global_process_set:
         return None
@@ -87,19 +87,19 @@ def is_deterministic() -> bool:
 
 
 def takes_momentum(recipe: Any) -> bool:
-    """Whether a part of a recipe takes over the momentum of the optimizer.
+    """Whether a part of a recipe takes over the optimizer's momentum.
 
     Raises:
-        ValueError: where it is a stage of a schedule that does.
+        ValueError: if a stage of a schedule does so.
     """
     return any(isinstance(part, MomentumCorrection) and part.momentum is None for part in _parts(recipe))
 
 
 def sends_updates(recipe: Any, op: Any = None) -> bool:
-    """Whether a recipe runs the optimizer itself, and its means are what the weights are lowered by.
+    """Whether a recipe runs the optimizer itself and returns means to be subtracted from the weights.
 
     Raises:
-        ValueError: as `takes_momentum`; or where `op` asks for sums of what has none.
+        ValueError: as for `takes_momentum`; or if `op` asks for sums, which such a recipe does not have.
     """
     found = any(isinstance(part, LocalUpdates) for part in _parts(recipe))
     if found and is_sum(op):
@@ -110,27 +110,27 @@ def sends_updates(recipe: Any, op: Any = None) -> bool:
 
 
 def dense_apart(recipe: Any, shapes: Mapping[str, Sequence[int]]) -> set[str]:
-    """The variables that a recipe sends whole, while it sends a part of the others."""
+    """The variables that a recipe sends whole while it sends a part of the others."""
     found = (part for part in _parts(recipe) if isinstance(part, DenseBelow))
     return {name for part in found for name in part.small(shapes)}
 
 
 def looks_ahead(recipe: Any) -> bool:
-    """Whether gradients are to be taken where a node's own unsent updates would have the weights."""
+    """Whether gradients are computed at the weights that a node would have if its unsent updates were applied."""
     return any(isinstance(part, LocalUpdates) and part.ahead for part in _parts(recipe))
 
 
 def takes_over(recipe: Any) -> bool:
-    """Whether a recipe takes over momentum, or all of the optimizer's work.
+    """Whether a recipe takes over the optimizer's momentum or its whole step.
 
     Raises:
-        ValueError: as `takes_momentum`.
+        ValueError: as for `takes_momentum`.
     """
     return takes_momentum(recipe) or sends_updates(recipe)
 
 
 def _parts(recipe: Any) -> list[Any]:
-    """All that a recipe is made of; raises where a stage of a schedule keeps what the next one would not have."""
+    """All parts of a recipe; raises ValueError if a stage of a schedule keeps state that the next one would lack."""
     found = list(wire.parts(recipe))
     if any(isinstance(part, Schedule) for part in found) and any(isinstance(part, Sender) for part in found):
         raise ValueError(
@@ -141,7 +141,7 @@ def _parts(recipe: Any) -> list[Any]:
 
 
 def described(optimizer: Any) -> LocalOptimizer | None:
-    """Returns the description of an optimizer; TypeError where it is the optimizer itself."""
+    """Returns the description of an optimizer; raises TypeError if it is the optimizer itself."""
     if optimizer is None or isinstance(optimizer, LocalOptimizer):
         return optimizer
     raise TypeError(

@@ -16,10 +16,10 @@ from hvd_sparse.spec import Gathered, Spec
 
 
 class BucketExchange:
-    """Averages one bucket again and again.
+    """Averages one bucket, once per step.
 
-    A recipe without a residual cannot take over that of a checkpoint of another recipe: it is held here, and added to
-    the first exchange.
+    A recipe without a residual cannot take over the residual from a checkpoint of another recipe: it is held here and
+    added to the first exchange.
     """
 
     def __init__(self, bucket: Bucket, spec: Spec, aggregator: Aggregator):
@@ -31,22 +31,22 @@ class BucketExchange:
         self._apart = aggregator.takes_apart(spec) and not arguments.is_deterministic()
         self._residual: tf.Variable | None = None
         if not aggregator.restored(self.state, tf.zeros([spec.size])):
-            # [0] while there is none, else [size]: this rank's share.
+            # [0] if there is none, else [size]: this rank's share.
             self._residual = tf.Variable(tf.zeros([0]), shape=[None], trainable=False, name=f"{spec.name}_residual")
 
     @property
     def label(self) -> str:
-        """What the message of a fault calls this bucket."""
+        """The name of this bucket in error messages."""
         first, last = self.bucket.segments[0].name, self.bucket.segments[-1].name
         return f"{self._prefix} ({first})" if first == last else f"{self._prefix} ({first} .. {last})"
 
     def exchange(self, gradients: Mapping[str, tf.Tensor]) -> Exchange:
         """Averages the bucket over all ranks, without writing the new state.
 
-        Where the recipe can, large gradients are not laid end to end in a graph: Horovod sends them as they become
-        ready, as it does without this package. Eager calls wait for each other, so there they are. So they are where
-        TensorFlow is told to be deterministic: Horovod puts small messages together as they are ready, and so the order
-        in which it adds may differ from run to run.
+        If the recipe supports it, large gradients are not concatenated in a graph: Horovod sends them as they become
+        ready, as it does without this package. They are concatenated in eager code, where calls wait for each other,
+        and if TensorFlow is set to be deterministic: Horovod fuses small messages as they become ready, so the order in
+        which it adds may differ from run to run.
         """
         residual = self._residual
         if self._apart and residual is not None and not tf.executing_eagerly():
@@ -78,12 +78,12 @@ class BucketExchange:
         return self.bucket.unpack(self.aggregator.node_residual(self.state))
 
     def residual_sum(self) -> dict[str, np.ndarray]:
-        """The residuals of all ranks together, by variable; nothing where there are none. A collective."""
+        """The sum of the residuals of all ranks, by variable; empty if there are none. A collective."""
         total = self._total()
         return {} if total is None else {name: piece.numpy() for name, piece in self.bucket.unpack(total).items()}
 
     def restore(self, residuals: Mapping[str, np.ndarray]) -> None:
-        """Gives each rank an equal share of the residuals; a variable that is not named gets zero."""
+        """Gives each rank an equal share of the residuals; a variable that is missing gets zero."""
         pieces = [np.ravel(residuals.get(segment.name, np.zeros(segment.shape))) for segment in self.bucket.segments]
         total = tf.constant(np.concatenate(pieces), tf.float32)
         if self._residual is None:
@@ -93,7 +93,7 @@ class BucketExchange:
             self._residual.assign(share if tf.reduce_any(total != 0) else tf.zeros([0]))
 
     def gather_slots(self) -> dict[str, dict[str, np.ndarray]]:
-        """The mean over all nodes of each slot that is kept here, by variable; {} where none is. A collective."""
+        """The mean over all nodes of each slot that is kept here, by variable; {} if none is. A collective."""
         found: dict[str, dict[str, np.ndarray]] = {}
         for slots in slots_of(self.state):
             weight = slots.spec.parts / (slots.scale * self._world.size)
@@ -104,7 +104,7 @@ class BucketExchange:
         return found
 
     def give_slots(self, gathered: Gathered) -> None:
-        """Has every rank go on with rank 0's slots; one of a variable that is not named begins anew. A collective."""
+        """Gives every rank the slots of rank 0; a slot that is missing gets its initial value. A collective."""
         for slots in slots_of(self.state):
             begin, end = slots.spec.offset, slots.spec.offset + slots.spec.size
             for name, slot in slots.slots.items():
@@ -112,7 +112,7 @@ class BucketExchange:
                 slot.assign(vector[begin:end] * slots.scale)
 
     def _whole(self, slots: Slots, name: str, gathered: Gathered) -> tf.Tensor:
-        """A slot of all of the bucket's variables, in units of the mean over nodes."""
+        """A slot of all variables in the bucket, in units of the mean over nodes."""
         values, begins = gathered.get(name, {}), slots.begins.get(name, 0.0)
         pieces = [
             np.ravel(values.get(segment.name, np.full(segment.shape, begins))) for segment in self.bucket.segments
@@ -120,27 +120,27 @@ class BucketExchange:
         return tf.constant(np.concatenate(pieces), tf.float32)
 
     def counters(self) -> dict[str, tf.Variable]:
-        """How often each selector has selected, which seeds and densities follow; by its name in the bucket."""
+        """The number of selections of each selector, which seeds and densities depend on; by its name in the bucket."""
         found = [part.step for part in self.state.submodules if hasattr(part, "step")]
         return {self._short_name(counter): counter for counter in found}
 
     def variables(self) -> dict[str, tf.Variable]:
-        """All that makes up this rank's state, by its name in the bucket."""
+        """All variables of this rank's state, by name in the bucket."""
         in_state = [variable for variable in self.state.variables if not telemetry.is_figure(variable)]
         found = in_state if self._residual is None else [*in_state, self._residual]
         return {self._short_name(variable): variable for variable in found}
 
     def _short_name(self, variable: tf.Variable) -> str:
-        """The part of a name that does not depend on what else the process has named, as ".shard_step"."""
+        """The part of a name that does not depend on other names in the process, such as ".shard_step"."""
         return variable.name.rpartition(self._prefix)[2].removesuffix(":0")
 
     def _total(self) -> tf.Tensor | None:
         if self._residual is None:
             return self._world.allreduce(self.aggregator.residual(self.state), "sum", f"{self._prefix}.residual_sum")
-        # Every rank has the same share, so that no collective is needed.
+        # Every rank has the same share, so no collective is needed.
         return self._residual.read_value() * float(self._world.size) if tf.size(self._residual) > 0 else None
 
 
 def _around(spec: Spec, size: int) -> list[list[int]]:
-    """What is missing on both sides of a shard."""
+    """The number of elements before and after a shard, as padding."""
     return [[spec.offset, size - spec.offset - spec.size]]

@@ -1,4 +1,4 @@
-"""All gradients of a step go in, their means over all ranks come out; the optimizer and the tape share it."""
+"""Averages all gradients of a step over all ranks; the optimizer and the tape share it."""
 
 from __future__ import annotations
 
@@ -32,39 +32,39 @@ _names: collections.Counter[str] = collections.Counter()
 class GradientExchange(Renamed):
     """Averages the gradients of a set of variables over all ranks, step after step.
 
-    The first call makes a plan: gradients of one dtype are laid end to end in buckets, in the order in which they
-    become ready; all ranks compare their plans; each bucket gets the aggregator's state (its residual). From then on
-    each call exchanges all buckets at once and ends them in one transaction (`aggregators.commit`).
+    The first call makes a plan: gradients of one dtype are concatenated in buckets, in the order in which they become
+    ready; all ranks compare their plans; each bucket gets an aggregator state (its residual). From then on each call
+    exchanges all buckets at once and commits them in one transaction (`aggregators.commit`).
 
-    Gradients of float64 have no buckets: dense recipes average each by an all-reduce of its own, as Horovod does, and
-    nobody looks whether they are finite; other recipes refuse them.
+    Gradients of float64 are not put into buckets: dense recipes average each by an all-reduce of its own, as Horovod
+    does, without checking that they are finite; other recipes refuse them.
 
-    It works eagerly and inside a `tf.function`; the state is never part of a model or of an optimizer's variables, so
-    no broadcast touches it.
+    It works eagerly and inside a `tf.function`. The state is never part of a model or of an optimizer's variables, so
+    broadcasts do not affect it.
 
     Args:
         aggregator: a recipe; the default is `recipes.mean()`.
-        name: collectives are named after it; a number is added where the process has used it already.
+        name: prefix of the names of collectives; a number is added if the process has already used it.
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors, in the buckets; by default their rows travel
             exactly, whatever the aggregator.
-        bucket_bytes: size of a bucket; a larger variable has one of its own. By default 25 MiB, and an eighth of all
-            gradients, at least 1 MiB, where the recipe sends all of them (`plan.usual_bucket_bytes`).
-        first_bucket_bytes: the first one is closed once it holds this much.
+        bucket_bytes: size of a bucket; a larger variable has its own. By default 25 MiB, or an eighth of all gradients,
+            at least 1 MiB, if the recipe sends all of them (`plan.usual_bucket_bytes`).
+        first_bucket_bytes: the first bucket is closed once it holds this much.
         scale_local_gradients: divide the gradients of local variables by the number of ranks, as Horovod does.
         telemetry: measures the exchanges.
-        learning_rate: gives that of the optimizer that applies the means, as `lambda: optimizer.learning_rate`; only
-            recipes with `as_published` ask for it, and a distributed optimizer brings its own.
-        momentum: of the optimizer that applies the means, which then has to run without it; only recipes with
-            `MomentumCorrection` ask for it, and a distributed optimizer brings its own.
-        optimizer: the same, for recipes that run it, as a distributed optimizer describes itself; what they give back
-            is by how much weights are to be lowered.
+        learning_rate: returns the learning rate of the optimizer that applies the means, for example
+            `lambda: optimizer.learning_rate`; only for recipes with `as_published`. A distributed optimizer sets it.
+        momentum: the momentum of the optimizer that applies the means, which then has to run without it; only for
+            recipes with `MomentumCorrection`. A distributed optimizer sets it.
+        optimizer: a distributed optimizer's description of itself, for recipes that run it; these return what to
+            subtract from the weights.
         op: `hvd.Average`, or `hvd.Sum` for P times the mean; residuals are in units of the gradient in both.
-        process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all others keep their own gradients and
-            are not waited for. It takes recipes of one level; None is all ranks.
+        process_set: an `hvd.ProcessSet`: its ranks exchange with each other; all other ranks keep their own gradients
+            and are not waited for. Only for recipes without nodes; None means all ranks.
 
     Raises:
-        TypeError: where the aggregator or the process set is none, or an optimizer is handed over itself.
-        ValueError: where `op` is another operation, or the recipe cannot work in a process set.
+        TypeError: if an argument is not an aggregator or process set, or `optimizer` is the optimizer itself.
+        ValueError: if `op` is another operation, or the recipe does not work in a process set.
     """
 
     old_names = {"kept": "residual_sum", "own": "rank_state"}
@@ -109,7 +109,7 @@ class GradientExchange(Renamed):
         self._planned: PlannedExchange | None = None
         self._agreed: str | None = None
 
-    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
+    # AutoGraph would spend seconds on rewriting everything called in here, to no effect.
     @tf.autograph.experimental.do_not_convert
     def __call__(
         self, gradients: Iterable[Gradient | None], variables: Sequence[Any], clip: Clip | None = None
@@ -117,22 +117,21 @@ class GradientExchange(Renamed):
         """Averages gradients over all ranks.
 
         Args:
-            gradients: one for each variable, or None: a variable that has none must never have one.
-            variables: Keras or TensorFlow variables; always the same ones.
-            clip: called as clip(gradients, factor) to clip at factor times its thresholds: dense recipes clip the mean
-                at factor 1; sparse ones clip each rank's own gradient, before the residual is added, at 1 / sqrt(P),
-                so that the norm of what a threshold lets through is about the same. Of sums it is the sum that is
-                clipped, or what makes it up.
+            gradients: one per variable, or None; a variable without a gradient must never have one.
+            variables: Keras or TensorFlow variables, the same ones in every call.
+            clip: called as clip(gradients, factor) to clip at factor times its thresholds. Dense recipes clip the mean
+                at factor 1; sparse ones clip each rank's own gradient, before the residual is added, at 1 / sqrt(P), so
+                that the norm that passes a threshold is about the same. With `op=hvd.Sum` the threshold is meant for
+                the sum.
 
         Returns:
-            The means, in the same order; None where there was none; a local variable's own gradient. With `op=hvd.Sum`
-            the sums.
+            The means, or the sums with `op=hvd.Sum`, in the same order; None for no gradient; for a local variable its
+            own gradient.
 
         Raises:
-            ValueError: on every rank alike where the ranks' first exchanges differ; on this rank where the gradients
-                are not those of the first exchange, or `init` was forgotten.
-            tf.errors.InvalidArgumentError: on every rank alike where a rank's gradient is not finite; no state has
-                changed.
+            ValueError: on every rank, if the ranks' first exchanges differ; on this rank, if the gradients are not
+                those of the first exchange, or `init` was not called.
+            tf.errors.InvalidArgumentError: on every rank, if any rank's gradient is not finite; no state has changed.
         """
         names = buckets.unique_names(variables)
         named = self._standardised(
@@ -152,17 +151,17 @@ class GradientExchange(Renamed):
             ranks = planned.grid.world.size
             means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)))
         if clip is not None:
-            # Apart from the others: a norm over both would differ between ranks, and the replicas would drift.
+            # Clipped separately: a norm over both would differ between ranks, and the replicas would drift apart.
             own = _clipped(own, clip, 1.0)
         return [means.get(name, own.get(name)) for name in names]
 
     def register_local_var(self, variable: Any) -> None:
-        """Keeps a variable local: its gradient is not exchanged. To be called before the first exchange."""
+        """Keeps a variable local, so its gradient is not exchanged; call it before the first exchange."""
         self._require_unplanned("Local variables")
         self._local.append(variable)
 
     def register_local_layers(self, layers: Iterable[keras.layers.Layer]) -> None:
-        """Keeps all trainable variables of layers local, those included that they do not have yet."""
+        """Keeps all trainable variables of layers local, including those that are not created yet."""
         self._require_unplanned("Local layers")
         layers = list(layers)
         for layer in layers:
@@ -171,7 +170,7 @@ class GradientExchange(Renamed):
         self._local_layers.extend(layers)
 
     def local_variables(self) -> list[Any]:
-        """The variables that were registered as local, one by one or by their layers."""
+        """The variables that were registered as local, directly or through their layers."""
         return [*self._local, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
@@ -180,25 +179,25 @@ class GradientExchange(Renamed):
         return [id(resource(variable)) in local for variable in variables]
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells which epoch begins, from 0; recipes that change by epoch need it, and nothing else does.
+        """Sets the epoch that begins, from 0; only recipes that change by epoch need it.
 
-        The callbacks of `hvd.callbacks` call it; in a loop of one's own it is called at the start of each epoch.
+        The callbacks of `hvd.callbacks` call it; in your own loop, call it at the start of each epoch.
         """
         self._epoch = epoch
         if self._planned is not None:
             self._planned.set_epoch(epoch)
 
     def measure(self, telemetry: Telemetry) -> None:
-        """Measures all exchanges; to be called before the first one.
+        """Measures all exchanges with this telemetry; call it before the first one.
 
         Raises:
-            RuntimeError: where there has been an exchange already.
+            RuntimeError: if there has already been an exchange.
         """
         self._require_unplanned("Telemetry")
         self.telemetry = telemetry
 
     def read_telemetry(self) -> dict[str, Any]:
-        """The figures of the last exchange, see `Telemetry`; {} where there are none."""
+        """The figures of the last exchange, see `Telemetry`; {} if there are none."""
         if self.telemetry is None or self._planned is None:
             return {}
         return self.telemetry.read([(bucket.aggregator, bucket.state) for bucket in self._planned.buckets])
@@ -211,14 +210,14 @@ class GradientExchange(Renamed):
 
     @tf.autograph.experimental.do_not_convert
     def reduce_tensor(self, gradient: Gradient | None) -> tf.Tensor | None:
-        """Averages the gradient of a tensor that is no variable, by an all-reduce of its own; None stays None.
+        """Averages the gradient of a tensor that is not a variable, by an all-reduce of its own; None stays None.
 
         Args:
-            gradient: of the same shape on every rank; `tf.IndexedSlices` are exchanged as the dense tensor. Ranks have
-                to bring their tensors in the same order.
+            gradient: of the same shape on every rank; `tf.IndexedSlices` are exchanged as a dense tensor. All ranks
+                have to pass their tensors in the same order.
 
         Raises:
-            TypeError: where the recipe keeps something back, which belongs to a variable.
+            TypeError: if the recipe has a residual, which needs a variable.
         """
         if not self.aggregator.sends_all:
             raise TypeError(
@@ -227,18 +226,18 @@ class GradientExchange(Renamed):
             )
         if gradient is None:
             return None
-        topology.size()  # raises where hvd.init() was forgotten
+        topology.size()  # raises if hvd.init() was not called
         world = self.grid().world
         dense = tf.convert_to_tensor(gradient)
         wire = getattr(self.aggregator, "wire_dtype", None) or dense.dtype
-        # In eager code one follows the other, and a name for each step would fill the tables of Horovod.
+        # Eager calls follow one another; a new name in each step would fill Horovod's tables.
         number = 0 if tf.executing_eagerly() else next(self._tensors)
         total = world.allreduce(tf.cast(dense, wire), "sum", f"{self._agreed_name()}.tensor{number}")
         total = tf.cast(total, dense.dtype)
         return total if self._returns_sum else total / world.size
 
     def scaled(self, gradient: Gradient) -> Gradient:
-        """A local variable's gradient, which enters the model as if the other ranks' were zero."""
+        """A local variable's gradient, scaled as if the other ranks' gradients were zero."""
         if not self._scale_local_gradients:
             return gradient
         size = self.grid().world.size
@@ -252,7 +251,7 @@ class GradientExchange(Renamed):
 
     @property
     def step(self) -> int:
-        """How many exchanges were committed."""
+        """The number of committed exchanges."""
         return 0 if self._planned is None else int(self._planned.step)
 
     @property
@@ -261,39 +260,39 @@ class GradientExchange(Renamed):
         return () if self._planned is None else tuple(bucket.state for bucket in self._planned.buckets)
 
     def account(self) -> dict[str, Any]:
-        """The recipe, the grid and where the variables lie; RuntimeError before the first exchange."""
+        """The recipe, the grid and the variables' placement; RuntimeError before the first exchange."""
         return state.account(self.planned)
 
     def residual_sum(self) -> ResidualSum:
-        """The residuals of all ranks together; a collective: every rank calls it, at the same step.
+        """The sum of the residuals of all ranks; a collective that every rank calls at the same step.
 
         Raises:
             RuntimeError: before the first exchange, when nothing is known yet.
-            ValueError: where a process set exchanges: checkpoints hold the residuals of all ranks.
+            ValueError: if a process set exchanges, as checkpoints hold the residuals of all ranks.
         """
         self._require_all_ranks()
         return state.residual_sum(self.planned)
 
     def rank_state(self) -> RankState:
-        """This rank's state to the bit; RuntimeError before the first exchange."""
+        """This rank's exact state; RuntimeError before the first exchange."""
         return state.rank_state(self.planned)
 
     def restore(self, total: ResidualSum, own: RankState | None = None) -> bool | None:
-        """Puts back what `residual_sum` and `rank_state` gave, before or after the first exchange; a collective.
+        """Restores the results of `residual_sum` and `rank_state`, before or after the first exchange; a collective.
 
-        Where every rank brings its own state, taken under the same recipe, plan and grid, training goes on to the bit
-        as if it had not stopped. Otherwise each rank gets an equal share of the residuals: nothing is lost.
+        If every rank passes its own state, saved under the same recipe, plan and grid, training continues bit for bit
+        as if it had not stopped. Otherwise each rank gets an equal share of the residuals, and nothing is lost.
 
         Args:
-            total: the same on every rank; scaled by the caller where the number of ranks has changed.
-            own: this rank's, where it has one.
+            total: the same on every rank; scaled by the caller if the number of ranks has changed.
+            own: this rank's own state, if there is one.
 
         Returns:
-            Whether training goes on to the bit; None before the first exchange, when that is not known yet.
+            Whether training continues bit for bit; None before the first exchange, when that is not known yet.
 
         Raises:
-            ValueError: where the variables are not those of this exchange, neither by name nor by their order and their
-                shapes; before the first exchange it is raised by that. Also where a process set exchanges.
+            ValueError: if the variables match those of this exchange neither by name nor by order and shape (before the
+                first exchange, that exchange raises it), or a process set exchanges.
         """
         self._require_all_ranks()
         if self._planned is None:
@@ -314,13 +313,13 @@ class GradientExchange(Renamed):
         return self._planned
 
     def _agreed_name(self) -> str:
-        """The name that rank 0 has given: others may have made other exchanges before, and have counted on."""
+        """The name on rank 0, as other ranks may have made more exchanges before and use another number."""
         if self._agreed is None:
             self._agreed = self.grid().world.gather_descriptions(self._name, "gradients.name")[0]
         return self._agreed
 
     def _begin(self, plan: buckets.Plan, variables: Mapping[str, Any]) -> PlannedExchange:
-        topology.size()  # raises where hvd.init() was forgotten, which would let every rank train for itself
+        topology.size()  # raises if hvd.init() was not called; otherwise every rank would train on its own
         name, of_optimizer = self._agreed_name(), self._of_optimizer
         planned = PlannedExchange(
             self.aggregator, plan, self.grid(), name, self.telemetry, self._returns_sum, *of_optimizer
@@ -343,7 +342,7 @@ class GradientExchange(Renamed):
         return isinstance(gradient, tf.IndexedSlices) and not self._sparse_as_dense and gradient.dtype in DTYPES
 
     def _goes_apart(self, gradient: Gradient) -> bool:
-        """Whether a gradient is of a dtype that buckets do not hold, and may travel by itself: float64."""
+        """Whether a gradient is float64, which buckets do not hold, and may travel by itself."""
         return gradient.dtype not in DTYPES and self.aggregator.sends_all
 
     def _reduced(self, wide: Mapping[str, Gradient]) -> dict[str, Any]:
@@ -356,7 +355,7 @@ class GradientExchange(Renamed):
 
     @property
     def planned(self) -> PlannedExchange:
-        """The exchange by the plan that all ranks have agreed on; RuntimeError before the first one."""
+        """The exchange by the plan that all ranks agreed on; RuntimeError before the first exchange."""
         if self._planned is None:
             raise RuntimeError("Nothing is known before the first exchange: train at least one step first.")
         return self._planned
@@ -376,7 +375,7 @@ class GradientExchange(Renamed):
 
 
 def _unique(name: str) -> str:
-    """The name, with a number where this process has used it already; alike on all ranks that do the same."""
+    """The name, with a number if this process has already used it; the same on all ranks that do the same."""
     _names[name] += 1
     return name if _names[name] == 1 else f"{name}_{_names[name] - 1}"
 
@@ -384,7 +383,7 @@ def _unique(name: str) -> str:
 def _clipped(gradients: Mapping[str, Gradient], clip: Clip, factor: float) -> dict[str, Gradient]:
     if not gradients:
         return {}
-    # The indices of slices are unique here, so that the norm of their values is that of the gradient.
+    # The indices of slices are unique here, so the norm of their values is that of the gradient.
     clipped = clip(tensors(gradients.values()), factor)
     return {
         name: tf.IndexedSlices(value, gradient.indices, gradient.dense_shape)
@@ -395,5 +394,5 @@ def _clipped(gradients: Mapping[str, Gradient], clip: Clip, factor: float) -> di
 
 
 def resource(variable: Any) -> Any:
-    """The TensorFlow variable that a Keras variable holds; any other as it is."""
+    """The TensorFlow variable inside a Keras variable; any other variable as it is."""
     return variable.value if isinstance(variable, keras.Variable) else variable

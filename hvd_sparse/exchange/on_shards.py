@@ -1,9 +1,9 @@
-"""What an optimizer offers that the exchange can run on shards although it looks at whole variables: LARS and LAMB.
+"""The interface of optimizers that need whole variables but can run on shards, such as LARS and LAMB.
 
 The exchange cuts the flat vector of all gradients into shards without regard to variables. So an optimizer gets the
-pieces of variables that lie in a shard, says what it has to know of whole variables as sums over their pieces, and
-moves the pieces once these are added up over the ranks of a node. It brings the methods of `RunsOnShards`; this
-package does not know it.
+pieces of variables that lie in a shard, computes what it needs of whole variables as sums over their pieces, and
+moves the pieces once these sums are added up over the ranks of a node. It implements the methods of `RunsOnShards`;
+this package need not know its class.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import tensorflow as tf
 
 
 class Piece(NamedTuple):
-    """What a shard has of one variable, [k] float32 each.
+    """The part of one variable that lies in a shard, [k] float32 each.
 
     Attributes:
-        variable: the whole one, to tell by its name what is to be done with it.
-        weight: its elements.
-        gradient: of these.
-        slots: of these, by the name of the optimizer's attribute.
+        variable: the whole variable, whose name decides how it is treated.
+        weight: its elements in the shard.
+        gradient: the gradients of these elements.
+        slots: the slots of these elements, by the name of the optimizer's attribute.
     """
 
     variable: Any
@@ -32,34 +32,34 @@ class Piece(NamedTuple):
 
 @runtime_checkable
 class RunsOnShards(Protocol):
-    """An optimizer whose step consists of sums over each variable, and of what follows from them element by element."""
+    """An optimizer whose step consists of sums over each variable and of element-wise operations that use them."""
 
     @property
     def runs_on_shards(self) -> bool:
-        """Whether `shard_step` is the step of this very class; False of one that is derived with another step."""
+        """Whether `shard_step` is the step of exactly this class; False for a subclass with another step."""
 
     def build_without_slots(self, variables: Sequence[Any]) -> None:
-        """As `build`, but for the slots."""
+        """Like `build`, without the slots."""
 
     def settings_alone(self) -> dict[str, Any]:
-        """Arguments with which another one of this class takes the same step on a variable that one rank alone has."""
+        """Arguments with which another optimizer of this class takes the same step on a variable of one rank only."""
 
     def shard_sums(self, pieces: Sequence[Piece]) -> tuple[tf.Tensor, Sequence[Any]]:
-        """What is added up over all pieces of a variable, float64 [pieces, 2], and what `shard_step` is to have."""
+        """What to add up over all pieces of a variable, float64 [pieces, 2], and values to pass to `shard_step`."""
 
     def shard_step(
         self, pieces: Sequence[Piece], begun: Sequence[Any], sums: tf.Tensor, learning_rate: Any
     ) -> list[tuple[tf.Tensor, dict[str, tf.Tensor]]]:
-        """By how much each piece is to be lowered [k] float32, and its new slots; writes nothing.
+        """What to subtract from each piece, [k] float32, and its new slots; writes nothing.
 
         Args:
             pieces: at least one.
-            begun: what `shard_sums` has returned with its sums.
-            sums: float64 [pieces, 2], for each what all pieces of its variable have given in `shard_sums`.
-            learning_rate: of this step.
+            begun: what `shard_sums` returned with its sums.
+            sums: float64 [pieces, 2], for each piece the total of `shard_sums` over all pieces of its variable.
+            learning_rate: the learning rate of this step.
         """
 
 
 def offered(optimizer: Any) -> RunsOnShards | None:
-    """The optimizer, where it brings these methods and its class has the step that they take."""
+    """The optimizer, if it has these methods and its class has the step that they take; else None."""
     return optimizer if isinstance(optimizer, RunsOnShards) and optimizer.runs_on_shards else None

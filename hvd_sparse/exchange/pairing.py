@@ -1,7 +1,7 @@
 """Compares the variables of all ranks, paired by their order.
 
-Their names say nothing: Keras numbers the names of layers by what else a process has made, so that a rank that has
-loaded a model has other names for the same variables.
+Names cannot be compared: Keras numbers layer names by what else a process has created, so a rank that has loaded a
+model has other names for the same variables.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from hvd_sparse.transport.communicator import Communicator
 
 
 class Label(NamedTuple):
-    """What one rank tells of one variable.
+    """One rank's description of one variable.
 
     Attributes:
-        name: on this rank, for messages only.
-        kind: what must be alike on all ranks, such as dtype and shape; JSON-serialisable.
+        name: the name on this rank, for messages only.
+        kind: what must be the same on all ranks, such as dtype and shape; JSON-serializable.
     """
 
     name: str
@@ -27,17 +27,17 @@ class Label(NamedTuple):
 
 
 def compare(labels: Sequence[Label], group: Communicator, subject: str, remedy: str, name: str) -> None:
-    """Checks that all ranks bring variables of the same kinds in the same order; a collective that runs at once.
+    """Checks that all ranks have variables of the same kinds in the same order; a collective that runs immediately.
 
     Args:
-        labels: of this rank's variables, in order.
+        labels: the labels of this rank's variables, in order.
         group: the ranks.
-        subject: what they are, for the message.
-        remedy: a sentence for the message, what to do.
+        subject: what the variables are, for the message.
+        remedy: a sentence for the message that says what to do.
         name: the same on every rank, unique among the collectives in flight.
 
     Raises:
-        ValueError: on every rank alike, naming the first pair of variables of each rank that differ.
+        ValueError: on every rank, naming the first pair of variables of each rank that differ.
     """
     kinds = json.dumps([label.kind for label in labels])
     digests = group.gather_descriptions(hashlib.sha256(kinds.encode()).hexdigest(), f"{name}.digests")
@@ -55,7 +55,7 @@ def compare(labels: Sequence[Label], group: Communicator, subject: str, remedy: 
 
 
 def _differences(rank: int, labels: Sequence[Label], other_rank: int, others: Sequence[Label]) -> list[str]:
-    """How two ranks' variables differ: in their number, and in the first pair."""
+    """How two ranks' variables differ: in number, and in the first pair that differs."""
     told = []
     if len(labels) != len(others):
         told.append(f"rank {rank} has {len(labels)} of them, rank {other_rank} has {len(others)}")

@@ -1,8 +1,8 @@
-"""Variables <-> flat buckets, in the order in which their gradients become ready.
+"""The layout of variables in flat buckets, in the order in which their gradients become ready.
 
-Many small vectors cost many round trips, and selection among few elements is poor; one large vector is ready
-only when the last gradient is. So gradients of one dtype are laid end to end in buckets: the first one small, that
-its exchange starts early in the backward pass, the later ones large.
+Many small vectors cost many round trips, and selection among few elements is poor; one large vector is ready only
+when the last gradient is. So gradients of one dtype are concatenated in buckets: the first one is small, so that its
+exchange starts early in the backward pass, the later ones are large.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 
 
 class Bucket(NamedTuple):
-    """Gradients of one dtype, end to end."""
+    """Gradients of one dtype, concatenated."""
 
     dtype: tf.DType
     segments: tuple[Segment, ...]
@@ -37,19 +37,19 @@ class Bucket(NamedTuple):
         return sum(segment.size for segment in self.segments)
 
     def spec(self, name: str, number: int, grid: Grid, in_flight: int = 1) -> Spec:
-        """What an aggregator is told about this bucket."""
+        """The description of this bucket for an aggregator."""
         return Spec(self.size, grid, self.dtype, self.segments, name, number, in_flight)
 
     def pack(self, gradients: Mapping[str, tf.Tensor]) -> tf.Tensor:
-        """Lays this bucket's gradients end to end: a vector [size]."""
+        """Concatenates this bucket's gradients to a vector [size]."""
         flat = [tf.reshape(gradients[segment.name], [segment.size]) for segment in self.segments]
         return flat[0] if len(flat) == 1 else tf.concat(flat, 0)
 
     def unpack(self, vector: tf.Tensor) -> dict[str, tf.Tensor]:
-        """Takes a vector [size] apart into tensors of the variables' shapes.
+        """Splits a vector [size] into tensors of the variables' shapes.
 
-        TensorFlow copies no slice that begins and ends at multiples of 64 bytes, as most do: sizes of layers are
-        multiples of 16. `tf.split` copies each piece.
+        TensorFlow does not copy slices that begin and end at multiples of 64 bytes, as most do: sizes of layers are
+        multiples of 16. `tf.split` would copy each piece.
         """
         if len(self.segments) == 1:
             return {self.segments[0].name: tf.reshape(vector, self.segments[0].shape)}
@@ -64,9 +64,9 @@ class Plan(NamedTuple):
     """How a set of gradients is exchanged.
 
     Attributes:
-        buckets: dense gradients, in the order in which they are to be exchanged.
+        buckets: the dense gradients, in the order in which they are exchanged.
         slices: the variables whose gradients are `tf.IndexedSlices`, exchanged row by row, with their dtypes.
-        order: the names of all of them in the order of the model's variables.
+        order: the names of all variables in the order of the model.
     """
 
     buckets: tuple[Bucket, ...]
@@ -74,7 +74,7 @@ class Plan(NamedTuple):
     order: tuple[str, ...]
 
     def placement(self) -> dict[str, list[Any]]:
-        """For each variable its shape, its dtype and where it is, JSON-serialisable, in the order of the variables."""
+        """The shape, dtype and position of each variable, JSON-serializable, in the order of the variables."""
         in_buckets = {
             segment.name: [list(segment.shape), bucket.dtype.name, f"place {place} of bucket {number}"]
             for number, bucket in enumerate(self.buckets)
@@ -85,10 +85,10 @@ class Plan(NamedTuple):
         return {name: places[name] for name in self.order}
 
     def check(self, gradients: Mapping[str, Gradient]) -> None:
-        """Refuses gradients that this plan was not made for.
+        """Checks that this plan was made for these gradients.
 
         Raises:
-            ValueError: naming the variables whose gradients came or went, or changed their kind.
+            ValueError: naming the variables whose gradients were added or removed, or changed their kind.
         """
         rows = {segment.name for segment, _ in self.slices}
         planned = rows | {segment.name for bucket in self.buckets for segment in bucket.segments}
@@ -110,15 +110,15 @@ class Plan(NamedTuple):
 
 
 def usual_bucket_bytes(gradients: Mapping[str, Gradient], shapes: Mapping[str, Sequence[int]], sends_all: bool) -> int:
-    """The size of buckets where none is asked for: an eighth of all if all of it is sent, within bounds.
+    """The default size of buckets: an eighth of all gradients if they are sent whole, within bounds.
 
-    A bucket leaves when its last gradient is ready, and what the last bucket takes on the wire nothing hides; so what
-    is sent whole goes in several buckets, however small the model. Of a selection little is on the wire, and each
-    bucket costs the latency of a call; so there the buckets are large.
+    A bucket is sent when its last gradient is ready, and nothing hides the transfer of the last bucket; so gradients
+    that are sent whole go in several buckets, however small the model. A selection takes little time on the wire, and
+    each bucket costs the latency of a call; so its buckets are large.
 
     Args:
-        gradients: by unique name.
-        shapes: of the variables.
+        gradients: the gradients by unique name.
+        shapes: the shapes of the variables by name.
         sends_all: whether the recipe sends all of each gradient.
     """
     if not sends_all:
@@ -135,15 +135,15 @@ def make_plan(
     first_bucket_bytes: int = FIRST_BUCKET_BYTES,
     apart: Collection[str] = (),
 ) -> Plan:
-    """Lays out gradients in the order in which they become ready.
+    """Lays out gradients in buckets, in the order in which they become ready.
 
     Args:
-        gradients: by unique name, in the order of the model's variables.
-        shapes: of the variables.
-        bucket_bytes: a bucket is closed before it would pass this; a larger variable has a bucket of its own.
-        first_bucket_bytes: the first bucket of all is closed once it holds this much. (If it were closed before it
-            would pass this, the bias of the last layer alone would cost a call in each step.)
-        apart: names of variables that are in no bucket with others.
+        gradients: the gradients by unique name, in the order of the model's variables.
+        shapes: the shapes of the variables by name.
+        bucket_bytes: a bucket is closed before it would exceed this; a larger variable has its own bucket.
+        first_bucket_bytes: the very first bucket is closed once it holds this much. (If it were closed before it would
+            exceed this, the bias of the last layer alone would cost a call in each step.)
+        apart: names of variables that share buckets only with each other.
     """
     done: list[list[str]] = []
     open_buckets: dict[tuple[tf.DType, bool], list[str]] = {}
@@ -175,8 +175,8 @@ def make_plan(
 def ready_order(gradients: Mapping[str, tf.Tensor]) -> list[str]:
     """The names of gradients in the order in which a backward pass computes them.
 
-    In a graph this is the order in which the operations were made. Where that does not tell them apart (eager mode,
-    or gradients that leave one compiled call together) it is the reverse of the variables' order.
+    In a graph this is the order in which the operations were created. If that does not distinguish them (in eager code,
+    or for gradients that leave one compiled call together), it is the reverse of the variables' order.
     """
     positions: dict[int, dict[str, int]] = {}
 
@@ -192,7 +192,7 @@ def ready_order(gradients: Mapping[str, tf.Tensor]) -> list[str]:
 
 
 def unique_names(variables: Sequence[Any]) -> list[str]:
-    """A name for each variable: its path in the model; equal ones get a number, alike on all ranks."""
+    """A name for each variable: its path in the model, numbered if it repeats, the same on all ranks."""
     seen: dict[str, int] = {}
     names = []
     for variable in variables:

@@ -1,4 +1,4 @@
-"""The exchange of gradients by a plan that all ranks have agreed on."""
+"""The exchange of gradients by a plan that all ranks agreed on."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ _REMEDY = (
 
 
 class PlannedExchange:
-    """Averages gradients bucket by bucket, all at once, and ends all of them in one transaction.
+    """Averages gradients bucket by bucket, all at once, and commits all of them in one transaction.
 
-    Making one is a collective: the ranks compare what they are about to do. Variables are paired by their order.
+    Creating one is a collective: the ranks compare their plans. Variables are paired by their order.
 
     Args:
-        aggregator: what exchanges the buckets.
-        plan: which gradients there are, and where they lie.
-        grid: who exchanges.
-        name: collectives are named after it; the same on every rank.
+        aggregator: exchanges the buckets.
+        plan: the gradients and their layout.
+        grid: the ranks that exchange.
+        name: prefix of the names of collectives; the same on every rank.
         telemetry: measures the exchanges; None measures nothing, at no cost.
-        returns_sum: hand on the sums over all ranks in place of the means.
-        learning_rate: of the optimizer that applies the means, where there is one.
-        momentum: of the optimizer that applies the means, where there is one.
-        optimizer: the same, for an exchange that runs it.
+        returns_sum: return the sums over all ranks instead of the means.
+        learning_rate: returns the learning rate of the optimizer that applies the means, if there is one.
+        momentum: the momentum of the optimizer that applies the means, if there is one.
+        optimizer: the optimizer's description, for an exchange that runs it.
 
     Raises:
-        ValueError: on every rank alike where plans or recipes differ, or the recipe cannot work with the plan.
+        ValueError: on every rank, if plans or recipes differ, or the recipe does not work with the plan.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class PlannedExchange:
         forbid_join()
 
     def exchange(self, gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
-        """The means of gradients that the plan was made for; all state is written by then, or an error raised."""
+        """The means of the plan's gradients; by then all state is written, or an error is raised."""
         if not gradients:
             return {}
         ready = self._time(gradients.values())
@@ -125,18 +125,18 @@ class PlannedExchange:
         return {name: value for bucket in self.buckets for name, value in bucket.unsent().items()}
 
     def watch(self, variables: Mapping[str, Any]) -> None:
-        """Tells the variables that the gradients are of, by name; it does not keep them alive."""
+        """Sets the variables of the gradients, by name; it does not keep them alive."""
         self._weights = weakref.WeakValueDictionary(variables)
 
     def apply_residuals(self, residuals: Mapping[str, np.ndarray], of_gradients: bool) -> None:
-        """Lowers the weights by residuals that this recipe cannot take up, as they are in another unit.
+        """Subtracts residuals from the weights that this recipe cannot take over, as they are in another unit.
 
         Args:
             residuals: the sum over all ranks, the same on every rank.
-            of_gradients: whether they are to be multiplied by the learning rate.
+            of_gradients: whether to multiply them by the learning rate.
 
         Raises:
-            ValueError: where the learning rate is not known.
+            ValueError: if the learning rate is not known.
         """
         factor = 1.0 / self.grid.world.size
         if of_gradients:
@@ -155,9 +155,9 @@ class PlannedExchange:
             bucket.aggregator.set_epoch(bucket.state, epoch)
 
     def _taking_over(self) -> set[str]:
-        """The variables of buckets whose exchange has taken over momentum or all of the optimizer's work.
+        """The variables of buckets whose exchange has taken over the optimizer's momentum or its whole step.
 
-        `auto` chooses for each bucket.
+        With `auto` this may differ between buckets.
         """
         if not arguments.takes_over(self.aggregator):
             return set()
@@ -166,11 +166,11 @@ class PlannedExchange:
         return {segment.name for bucket in taking for segment in bucket.segments}
 
     def _time(self, gradients: Iterable[Gradient]) -> Any:
-        """The time at which all of these are there, where it is measured."""
+        """The time at which all of these are computed, if it is measured."""
         return None if self._telemetry is None else self._telemetry.time(tensors(gradients))
 
     def _labels(self) -> list[str]:
-        """What the message of a fault calls each exchange."""
+        """The name of each exchange in error messages."""
         in_rows = [f"the rows of {segment.name}" for segment, _ in self.plan.slices]
         return [*(bucket.label for bucket in self.buckets), *in_rows]
 
@@ -178,12 +178,12 @@ class PlannedExchange:
 def _taken_over(
     recipe: Aggregator, momentum: Momentum | None, optimizer: LocalOptimizer | None
 ) -> Momentum | LocalOptimizer | None:
-    """What of an optimizer the recipe keeps itself."""
+    """The part of the optimizer that the recipe keeps itself: its momentum, all of it, or None."""
     if arguments.sends_updates(recipe):
         return optimizer
     return momentum if arguments.takes_momentum(recipe) else None
 
 
 def tensors(gradients: Iterable[Gradient]) -> list[tf.Tensor]:
-    """The gradients as tensors: of slices the values."""
+    """The gradients as tensors; for slices, their values."""
     return [gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient for gradient in gradients]

@@ -1,6 +1,6 @@
-"""Gradients of embeddings, `tf.IndexedSlices`: the rows that were touched travel, exactly, and nothing else.
+"""Gradients of embeddings, `tf.IndexedSlices`: only the rows that were touched travel, exactly.
 
-A rank first adds up its own rows of equal index, so that none is sent twice; values and indices go in one message.
+A rank first adds up its own rows with equal indices, so that none is sent twice; values and indices go in one message.
 """
 
 from __future__ import annotations
@@ -14,15 +14,14 @@ from hvd_sparse.transport.communicator import Grid
 
 
 def merge(slices: tf.IndexedSlices) -> tf.IndexedSlices:
-    """Adds up rows of equal index.
+    """Adds up rows with equal indices.
 
     Args:
-        slices: values [t, ...] and indices [t], in which an index may occur again.
+        slices: values [t, ...] and indices [t], in which an index may be repeated.
 
     Returns:
-        Values [k, ...] of the same dtype, added in float32 in the order in which they stand; unique indices [k] int32,
-        in the order of their first occurrence. Those that int32 cannot hold become `indices.OUTSIDE`: whoever uses them
-        finds that they are none.
+        Values [k, ...] of the same dtype, added in float32 in their order; unique indices [k] int32, in the order of
+        their first occurrence. Indices that int32 cannot hold become `indices.OUTSIDE`, which later checks refuse.
     """
     values, indices = sum_equal(slices.values, marked_int32(slices.indices, "indices"))
     return tf.IndexedSlices(tf.cast(values, slices.values.dtype), indices, slices.dense_shape)
@@ -32,20 +31,20 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, 
     """Averages the rows of all ranks; a row that a rank did not touch counts as zero there.
 
     Args:
-        slices: values [k, ...] and unique indices [k], as `merge` gives them; k may differ between ranks.
+        slices: values [k, ...] and unique indices [k], as returned by `merge`; k may differ between ranks.
         segment: the variable.
         grid: all ranks.
         name: the same on every rank, unique among the exchanges in flight.
-        returns_sum: add the rows up, and do not divide by P.
+        returns_sum: return the sum instead of the mean.
 
     Returns:
         An exchange without updates, whose mean is a `tf.IndexedSlices` with unique indices, the same bits on every
         rank: rows are added in rank order, in float32, and divided once by P.
 
     Raises:
-        tf.errors.InvalidArgumentError: on every rank alike where a rank brings an index outside of the variable.
+        tf.errors.InvalidArgumentError: on every rank, if any rank has an index outside the variable.
 
-    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + 4 bytes an element of a row).
+    Steps and bytes sent per rank: P - 1 and (P - 1) k (4 + 4 bytes per element of a row).
     """
     world = grid.world
     width = width_of(segment)
@@ -68,13 +67,13 @@ def exchange(slices: tf.IndexedSlices, segment: Segment, grid: Grid, name: str, 
 
 
 def _inside(indices: tf.Tensor, segment: Segment) -> tf.Operation:
-    """Raises where an index is not one of the variable's; all ranks look at the indices of all."""
+    """Raises if an index is outside the variable; every rank checks the indices of all ranks."""
     inside = (indices >= 0) & (indices < segment.shape[0])
     return tf.debugging.Assert(tf.reduce_all(inside), [outside_told(segment), tf.boolean_mask(indices, ~inside)])
 
 
 def outside_told(segment: Segment) -> str:
-    """What is said of row numbers that a variable does not have; they follow."""
+    """The beginning of the message about row numbers outside a variable; the numbers follow."""
     return (
         f"The gradient of {segment.name}: expected row numbers in [0, {segment.shape[0]}), and a rank brings others "
         f"({OUTSIDE} stands for one that int32 cannot hold). Look for ids in the input that are not below input_dim of "
@@ -83,20 +82,20 @@ def outside_told(segment: Segment) -> str:
 
 
 def culprit(values: tf.Tensor, rank: int) -> tf.Tensor:
-    """Who brings values that are not finite: 0 for nobody, else 1 + this rank."""
+    """0, or 1 + this rank if its values are not finite."""
     return tf.where(_finite(values), 0, rank + 1)
 
 
 def sum_equal(values: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Adds up, in float32, the rows of equal number, in their order; the sums [u, ...] and their numbers [u]."""
-    # On a GPU segments are added in no fixed order, and replicas would drift apart.
+    """Adds up rows with equal numbers, in float32 and in order; returns the sums [u, ...] and their numbers [u]."""
+    # On a GPU, segments are added in no fixed order, and replicas would drift apart.
     with tf.device("CPU"):
         unique, places = tf.unique(numbers)
         return tf.math.unsorted_segment_sum(tf.cast(values, tf.float32), places, tf.size(unique)), unique
 
 
 def width_of(segment: Segment) -> int:
-    """Elements of a row."""
+    """Elements per row."""
     return segment.size // segment.shape[0]
 
 

@@ -1,4 +1,4 @@
-"""What an exchange keeps in place of the optimizer, by the variables of the model."""
+"""What an exchange keeps instead of the optimizer, by the variables of the model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hvd_sparse.exchange.plan import unique_names
 
 
 def taking_over(exchange: GradientExchange, variables: Sequence[Any]) -> list[bool]:
-    """For each variable, whether the exchange keeps its momentum or slots; never of local ones, nor of rows."""
+    """For each variable, whether the exchange keeps its momentum or slots; never for local variables or rows."""
     return [name in exchange.planned.taking_over for name in unique_names(variables)]
 
 
 def gather_slots(exchange: GradientExchange) -> dict[str, dict[str, np.ndarray]]:
-    """The mean over nodes of each slot that was taken over, by its name and that of the variable; a collective."""
+    """The mean over nodes of each slot that was taken over, by slot name and variable name; a collective."""
     return state.slots(exchange.planned)
 
 

@@ -1,8 +1,8 @@
-"""Gradients of many tables of embeddings, whose rows are merged together and travel in one message.
+"""Gradients of many embedding tables, whose rows are merged together and travel in one message.
 
-A recommender has a table for each field. A message, and a dozen small operations, for each of them would take longer
-than all else of a small batch. Rows of all tables count through; what comes out has the bits that `rows.exchange` gives
-each variable by itself, since equal rows are added up in the same order.
+A recommender has a table per field. A message and a dozen small operations for each of them would take longer than the
+rest of a small batch. The rows of all tables are numbered consecutively; the results have the same bits as those of
+`rows.exchange` for each variable by itself, since equal rows are added up in the same order.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from hvd_sparse.spec import Segment
 from hvd_sparse.transport.communicator import Grid
 
 NARROW = 128
-"""Elements of a row, below which rows of several variables go in one message. Wide ones, as of a language model's
-tables, are much to carry: they leave as soon as they are there."""
-_SPAN = 2**32  # from the numbers of one table's rows to those of the next, whatever int32 an index is
+"""Elements per row below which rows of several variables go in one message. Wide rows, as in a language model's tables,
+take long to send, so they are sent as soon as they are ready."""
+_SPAN = 2**32  # distance between the row numbers of two tables, enough for any int32 index
 _MOST_ROWS = 2**31
 
 
 def merge(gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-    """What `rows.merge` makes of each, with few operations where there are many of one dtype and form."""
+    """Like `rows.merge` for each, with few operations if there are many of one dtype and form."""
     merged: dict[int, tf.IndexedSlices] = {}
     for places in _alike([(each.values.dtype, tuple(each.values.shape[1:])) for each in gradients]):
         own = [gradients[place] for place in places]
@@ -43,9 +43,9 @@ def exchange(
     name: str,
     returns_sum: bool = False,
 ) -> list[Exchange]:
-    """What `rows.exchange` makes of each, to the bit; arguments and results as there, for each variable.
+    """Like `rows.exchange` for each variable, with the same bits; arguments and results as there, one per variable.
 
-    Steps and bytes sent per rank: those of `rows.exchange`, but P - 1 steps for all narrow rows of one dtype and width.
+    Steps and bytes sent per rank: as for `rows.exchange`, but P - 1 steps for all narrow rows of one dtype and width.
     """
     ended: dict[int, Exchange] = {}
     for places in in_one_message(segments, [each.values.dtype for each in gradients]):
@@ -59,7 +59,7 @@ def exchange(
 
 
 def _alike(kinds: Sequence[Hashable]) -> list[list[int]]:
-    """The places of what is of one kind, kind by kind, in their order."""
+    """The positions of items of the same kind, one list per kind, in order."""
     groups: dict[Hashable, list[int]] = {}
     for place, kind in enumerate(kinds):
         groups.setdefault(kind, []).append(place)
@@ -67,7 +67,7 @@ def _alike(kinds: Sequence[Hashable]) -> list[list[int]]:
 
 
 def in_one_message(segments: Sequence[Segment], dtypes: Sequence[tf.DType]) -> list[list[int]]:
-    """Which variables' rows travel together: the narrow ones of one dtype and width, whose rows int32 can count."""
+    """The groups of variables whose rows travel together: narrow, of one dtype and width, with int32 row numbers."""
     groups = _alike([(dtype, rows.width_of(each)) for each, dtype in zip(segments, dtypes, strict=True)])
     return [part for group in groups for part in _parted(group, segments)]
 
@@ -86,7 +86,7 @@ def _parted(group: list[int], segments: Sequence[Segment]) -> list[list[int]]:
 
 
 def _merge_together(gradients: Sequence[tf.IndexedSlices]) -> list[tf.IndexedSlices]:
-    """Adds up the rows of equal index of each; all are of one dtype, and their rows of one known form."""
+    """Adds up rows with equal indices in each; all have one dtype, and their rows one known form."""
     inner = gradients[0].values.shape[1:]
     lengths = [tf.shape(each.indices)[0] for each in gradients]
     tables = tf.repeat(tf.range(len(gradients), dtype=tf.int64), tf.stack(lengths))
@@ -108,8 +108,8 @@ def _exchange_together(
 ) -> list[Exchange]:
     """Averages the rows of several variables of one dtype and width; see `exchange`.
 
-    The number of a row that its variable does not have travels in the place of the row's first value, and in its own
-    place -1 - the variable's: it must not be taken for another variable's.
+    A row number outside its variable travels in place of the row's first value, and in its own place stands -1 - the
+    variable's number, so that it is not taken for a row of another variable.
     """
     world, count = grid.world, len(segments)
     lengths = [tf.size(each.indices) for each in gradients]
@@ -142,7 +142,7 @@ def _exchange_together(
 def _message(
     gradients: Sequence[tf.IndexedSlices], segments: Sequence[Segment], lengths: Sequence[tf.Tensor]
 ) -> tf.Tensor:
-    """The rows of all, int32 [rows, 1 + width]: the number of each, then the bits of its values."""
+    """The rows of all variables, int32 [rows, 1 + width]: the number of each row, then the bits of its values."""
     tables = tf.repeat(tf.range(len(segments)), tf.stack(lengths))
     indices = tf.concat([marked_int32(each.indices, "indices") for each in gradients], 0)
     values = tf.concat([tf.reshape(each.values, [-1, rows.width_of(segments[0])]) for each in gradients], 0)
@@ -155,14 +155,14 @@ def _message(
 
 
 def _starts(segments: Sequence[Segment]) -> np.ndarray:
-    """How many rows there are before those of each variable."""
+    """The number of rows before those of each variable."""
     return np.cumsum([0, *(each.shape[0] for each in segments[:-1])]).astype(np.int32)
 
 
 def _require_inside(gathered: tf.Tensor, segments: Sequence[Segment]) -> tf.Operation:
-    """Raises where an index is not one of its variable's; all ranks look at all, and tell of the first variable."""
+    """Raises if an index is outside its variable; every rank checks all of them and reports the first variable."""
     told = [rows.outside_told(each) for each in segments]
     outside = tf.boolean_mask(gathered[:, :2], gathered[:, 0] < 0)
-    named = tf.maximum(tf.reduce_max(outside[:, 0]), -len(segments))  # the first variable's that has one
+    named = tf.maximum(tf.reduce_max(outside[:, 0]), -len(segments))  # of the first variable that has one
     its = tf.boolean_mask(outside[:, 1], tf.equal(outside[:, 0], named))
     return tf.debugging.Assert(tf.equal(tf.size(outside), 0), [tf.gather(tf.constant(told), -1 - named), its])

@@ -1,4 +1,4 @@
-"""The slots of an optimizer for one shard, and the optimizer's step there, which writes nothing."""
+"""The slots of an optimizer for one shard, and its step on the shard, which writes nothing."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from hvd_sparse.exchange.gradients import resource
 from hvd_sparse.exchange.on_shards import Piece
 from hvd_sparse.spec import Spec
 
-# Those that treat each element alone, whatever the weights are.
+# Optimizers that treat each element on its own, independent of the weights.
 ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion")
 
 
 class TwinSlots(LocalSlots):
-    """The slots of an optimizer's twin for a shard, [size] float32 each, and its step, element by element."""
+    """The slots of an optimizer's twin for a shard, [size] float32 each, and its element-wise step."""
 
     def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer, steps: tf.Variable | None = None):
-        """Takes the vector, the optimizer, and how many steps were taken, where that is not `iterations`."""
+        """Takes the vector, the optimizer, and the number of steps taken, if that is not `iterations`."""
         self._optimizer = weakref.ref(optimizer)
         self._twin = slots.twin(optimizer, _Moved([spec.size], spec.name), steps)
         self._variables = {name: held[spec.name] for name, held in slots.by_name(self._twin).items()}
@@ -42,16 +42,15 @@ class TwinSlots(LocalSlots):
 
     def _alive(self) -> Any:
         optimizer = self._optimizer()
-        assert optimizer is not None  # it applies what this gives
+        assert optimizer is not None  # alive, as it applies the update returned here
         return optimizer
 
 
 class PieceSlots(TwinSlots):
-    """The slots of an optimizer that looks at whole variables, of which this shard has pieces.
+    """The slots of an optimizer that needs whole variables, of which this shard has pieces.
 
-    Where the vector is cut into shards, the ranks of the node add up what each piece gives, in 2 (n - 1) steps and
-    32 (n - 1) / n bytes for each variable of the vector. A rank whose shard is empty has nothing to give and takes
-    part all the same.
+    If the vector is cut into shards, the ranks of the node add up the sums of the pieces, in 2 (n - 1) steps and
+    32 (n - 1) / n bytes per variable of the vector. A rank with an empty shard contributes zeros and takes part, too.
     """
 
     def update(self, gradient, ahead):
@@ -63,7 +62,7 @@ class PieceSlots(TwinSlots):
         return lowered, [(slot, tf.concat([new[name] for _, new in moved], 0)) for name, slot in self.slots.items()]
 
     def attend(self, parts):
-        # Made of the parts, as a collective that is given a constant would run when the graph is optimised.
+        # Computed from the parts, as a collective with a constant input would run when the graph is optimized.
         nothing = tf.zeros([len(self.spec.segments), 2], tf.float64) + tf.cast(tf.size(parts), tf.float64)
         return parts + tf.cast(tf.reduce_sum(self._added_up(nothing)), parts.dtype)
 
@@ -80,7 +79,7 @@ class PieceSlots(TwinSlots):
         return pieces
 
     def _over_node(self, own: tf.Tensor) -> tf.Tensor:
-        """What all pieces of a variable have given, for each piece of this shard, float64 [pieces, 2]."""
+        """For each piece of this shard, the sum over all pieces of its variable, float64 [pieces, 2]."""
         if self.spec.holders is None:
             return own
         numbers = [place.segment for place in self.spec.places]
@@ -100,13 +99,13 @@ def made(spec: Spec, optimizer: keras.optimizers.Optimizer) -> TwinSlots:
 
 
 def is_element_wise(optimizer: keras.optimizers.Optimizer) -> bool:
-    """Whether the step itself is one of Keras's that treat each element alone; a subclass may have another step."""
+    """Whether the step is one of Keras's element-wise ones; a subclass may have another step."""
     home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
     return home.__module__.partition(".")[0] == "keras" and home.__name__ in ELEMENT_WISE
 
 
 class _Moved:
-    """Stands for a flat variable that an optimizer moves, and knows by how much."""
+    """Stands for a flat variable that an optimizer moves, and records by how much."""
 
     dtype = "float32"
 
@@ -115,13 +114,13 @@ class _Moved:
         self._lowered: list[tf.Tensor] = []
 
     def assign_add(self, value: Any) -> None:
-        """The variable is moved up."""
-        self._lowered.append(-tf.convert_to_tensor(value))  # now, as it may be a slot that is about to change
+        """Records an addition."""
+        self._lowered.append(-tf.convert_to_tensor(value))  # read now, as it may be a slot that is about to change
 
     def assign_sub(self, value: Any) -> None:
-        """The variable is moved down."""
+        """Records a subtraction."""
         self._lowered.append(tf.convert_to_tensor(value))
 
     def lowered(self) -> tf.Tensor:
-        """By how much, [size] float32."""
+        """The total that was subtracted, [size] float32."""
         return tf.add_n(self._lowered)

@@ -1,6 +1,6 @@
-"""What Keras's optimizers remember of past gradients: where they keep it, and copies of them that keep it elsewhere.
+"""The slots of Keras's optimizers: where they are kept, and copies of optimizers that keep them elsewhere.
 
-With `keras/hooks.py` the only file that knows Keras's insides.
+This file and `keras/hooks.py` are the only ones that depend on Keras's internals.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import tensorflow as tf
 from hvd_sparse.exchange import on_shards
 from hvd_sparse.exchange.plan import unique_names
 
-# By class: where momentum is in units of gradients, but for a factor that is alike for all of it.
+# By class, the attribute with the momentum, in units of gradients up to a common factor.
 _MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}
 THRESHOLDS = ("clipnorm", "global_clipnorm", "clipvalue")
-# Lists of variables that are no slots.
+# Lists of variables that are not slots.
 _NO_SLOTS = ("_variables", "_trainable_variables", "_accumulated_gradients", "_model_variables_moving_average")
-# Settings that act on gradients or weights, outside of the step itself.
+# Settings that act on gradients or weights outside the step itself.
 _OUTSIDE = (
     *THRESHOLDS,
     "learning_rate",
@@ -39,18 +39,18 @@ def of_variables(optimizer: keras.optimizers.Optimizer, variables: Iterable[Any]
 
 
 def without_loss_scaling(optimizer: Any) -> Any:
-    """The optimizer inside one that scales the loss; any other as it is."""
+    """The optimizer inside a loss-scaling one; any other as it is."""
     scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
     return optimizer.inner_optimizer if scales else optimizer
 
 
 def calls(optimizer: keras.optimizers.Optimizer) -> Any:
-    """The variable that counts calls of `apply`, of which `gradient_accumulation_steps` make one of `iterations`."""
+    """The variable that counts calls of `apply`; `gradient_accumulation_steps` calls count as one of `iterations`."""
     return without_loss_scaling(optimizer)._iterations
 
 
 def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables in which SGD and RMSprop with momentum add up past steps, learning rate included."""
+    """The variables in which SGD and RMSprop with momentum accumulate past steps, including the learning rate."""
     optimizer = without_loss_scaling(optimizer)
     if isinstance(optimizer, keras.optimizers.SGD) and optimizer.built:
         return [velocity for velocity in getattr(optimizer, "momentums", ()) if velocity is not None]
@@ -60,7 +60,7 @@ def velocities(optimizer: keras.optimizers.Optimizer) -> list[Any]:
 
 
 def momenta(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The slots of SGD's momentum and of Adam's first moment, by variable name as an exchange has it; {} of others."""
+    """The slots of SGD's momentum or Adam's first moment, by the exchange's variable names; {} for others."""
     attribute = next((_MOMENTA[cls.__name__] for cls in type(optimizer).__mro__ if cls.__name__ in _MOMENTA), None)
     slots = getattr(optimizer, attribute, []) if attribute else []
     names = unique_names(optimizer._trainable_variables) if slots else []
@@ -68,7 +68,7 @@ def momenta(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 
 def by_name(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, Any]]:
-    """All slots of an optimizer, by the name of its attribute, and by variable name as an exchange has it."""
+    """All slots of an optimizer, by the name of its attribute and by the exchange's variable names."""
     variables = optimizer._trainable_variables
     names = unique_names(variables)
     return {
@@ -80,19 +80,19 @@ def by_name(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, Any]]:
 
 
 def variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The variables that an optimizer was built for, by their names as an exchange has them."""
+    """The variables that an optimizer was built for, by the exchange's variable names."""
     return dict(zip(unique_names(optimizer._trainable_variables), optimizer._trainable_variables, strict=True))
 
 
 def floats(optimizer: keras.optimizers.Optimizer) -> list[Any]:
-    """The variables of any float that an optimizer makes steps with, but for the learning rate."""
+    """The floating-point variables that an optimizer uses in its steps, except the learning rate."""
     optimizer = without_loss_scaling(optimizer)
     held = [each for each in optimizer.variables if "float" in str(each.dtype)]
     return [each for each in held if each is not optimizer._learning_rate]
 
 
 def build_without(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Tells an optimizer its variables, and makes no slots."""
+    """Builds an optimizer for its variables without creating slots."""
     if on_shards.offered(optimizer) is None:
         keras.optimizers.Optimizer.build(optimizer, variables)
     else:
@@ -100,7 +100,7 @@ def build_without(optimizer: Any, variables: Sequence[Any]) -> None:
 
 
 def names(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
-    """The names of an optimizer's variables as an exchange has them, by their `id`."""
+    """The exchange's names of an optimizer's variables, by their `id`."""
     variables = optimizer._trainable_variables
     return dict(zip(map(id, variables), unique_names(variables), strict=True))
 
@@ -114,14 +114,14 @@ def _alive(reference: Any) -> Any:
 def twin(
     optimizer: keras.optimizers.Optimizer, vector: Any, steps: tf.Variable | None = None
 ) -> keras.optimizers.Optimizer:
-    """An optimizer of the same class and settings that has slots for a vector, and writes by `assign` of variables.
+    """An optimizer of the same class and settings, with slots for a vector, that writes by `assign` of variables.
 
     So its `update_step` can run in a `keras.StatelessScope`, where it writes nothing.
 
     Args:
-        optimizer: works element by element, or is one of `on_shards.py`, whose twin is there for its slots alone.
+        optimizer: an element-wise optimizer, or one of `on_shards.py`, whose twin is used only for its slots.
         vector: stands for a variable: has `shape`, `dtype`, `name`, `assign_add` and `assign_sub`.
-        steps: how many it has taken, [] int64; None is as many as the optimizer, which has to live on.
+        steps: the number of steps taken, [] int64; None uses that of the optimizer, which has to stay alive.
     """
     base: Any = optimizer.__class__
     reference = weakref.ref(optimizer)
@@ -151,7 +151,7 @@ def twin(
 
 
 def apart(optimizer: keras.optimizers.Optimizer, variable: Any) -> keras.optimizers.Optimizer:
-    """An optimizer of the same class and settings for one variable; its number of steps is that of the optimizer."""
+    """An optimizer of the same class and settings for one variable; it shares the optimizer's number of steps."""
     base: Any = optimizer.__class__
     reference = weakref.ref(optimizer)
 
@@ -164,7 +164,7 @@ def apart(optimizer: keras.optimizers.Optimizer, variable: Any) -> keras.optimiz
 
 
 def whole(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """An optimizer of the same class and settings with all of its slots, in the memory of the host."""
+    """An optimizer of the same class and settings with all slots, in host memory."""
     base: Any = optimizer.__class__
     with tf.init_scope(), tf.device("CPU:0"):
         made = base.from_config(_settings(optimizer))
@@ -173,7 +173,7 @@ def whole(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
 
 
 def strip(optimizer: keras.optimizers.Optimizer) -> None:
-    """Takes an optimizer's slots away."""
+    """Removes an optimizer's slots."""
     for attribute, held in by_name(optimizer).items():
         for slot in held.values():
             optimizer._untrack_variable(slot)
@@ -186,14 +186,14 @@ def step(optimizer: keras.optimizers.Optimizer, gradient: Any, variable: Any, le
 
 
 def _of_the_step(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The settings that the step itself follows."""
+    """The settings that the step itself uses."""
     offered = on_shards.offered(optimizer)
     own = {} if offered is None else offered.settings_alone()
     return {**{key: value for key, value in _settings(optimizer).items() if key not in _OUTSIDE}, **own}
 
 
 def _settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """An optimizer's config, with a schedule as it is: one that nobody saves need not be one that can be saved."""
+    """An optimizer's config with a schedule object as it is, as it need not be serializable here."""
     rate = optimizer._learning_rate
     vars(optimizer)["_learning_rate"] = 0.0
     try:
@@ -204,7 +204,7 @@ def _settings(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 
 def follow(twin: keras.optimizers.Optimizer, optimizer: keras.optimizers.Optimizer) -> None:
-    """Gives a twin those settings that a callback may have changed, as beta_1."""
+    """Copies to a twin the settings that a callback may have changed, such as beta_1."""
     for key, value in list(vars(twin).items()):
         if isinstance(value, float) and key not in _OUTSIDE:
             setattr(twin, key, getattr(optimizer, key))

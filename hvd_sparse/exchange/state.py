@@ -1,10 +1,10 @@
-"""What an exchange holds from step to step: as a checkpoint saves it, and as it is put back.
+"""The state of an exchange, as it is saved in checkpoints and restored.
 
-Two forms are saved. The sum over all ranks of their residuals fits any recipe, any buckets and any number of ranks. The
-state of each rank goes on to the bit, under the same recipe, plan and grid.
+Two forms are saved. The sum of all ranks' residuals fits any recipe, any buckets and any number of ranks. With the
+state of each rank, training continues bit for bit, under the same recipe, plan and grid.
 
-Names of parts and of variables that are saved are fixed strings, apart from those in the code: see `spec.describe`,
-and `_VARIABLES` for names that older versions wrote.
+Saved names of parts and variables are fixed strings, independent of those in the code: see `spec.describe`, and
+`_VARIABLES` for names that older versions wrote.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from hvd_sparse.exchange.arguments import sends_updates
 from hvd_sparse.exchange.planned import PlannedExchange
 from hvd_sparse.spec import describe, described_now
 
-GRADIENTS, WEIGHTS = "gradients", "weights"  # on disk, too
-_VARIABLES = {"_carried": "_residual"}  # how names ended that older versions wrote -> how they end now
+GRADIENTS, WEIGHTS = "gradients", "weights"  # also on disk
+_VARIABLES = {"_carried": "_residual"}  # old ending of names, as older versions wrote them -> new ending
 
 
 @dataclasses.dataclass(frozen=True)
 class ResidualSum:
-    """The residuals of all ranks together, and how far they are: what fits any recipe and any number of ranks.
+    """The sum of all ranks' residuals, and their progress, which fits any recipe and any number of ranks.
 
     Attributes:
-        shapes: of all variables in buckets, by name, in the order of the model's variables.
+        shapes: the shapes of all variables in buckets, by name, in the order of the model's variables.
         residuals: float32, by variable name, in the variable's shape: the sum over all ranks. A variable without a
             residual may be left out.
-        step: how many exchanges there have been.
-        counters: how often the selectors have selected, by their names in a bucket.
-        unit: `GRADIENTS`, or `WEIGHTS` where updates were exchanged.
+        step: the number of exchanges so far.
+        counters: the number of selections of each selector, by its name in a bucket.
+        unit: `GRADIENTS`, or `WEIGHTS` if updates were exchanged.
     """
 
     shapes: dict[str, tuple[int, ...]]
@@ -46,11 +46,11 @@ class ResidualSum:
 
 @dataclasses.dataclass(frozen=True)
 class RankState:
-    """The state of one rank to the bit; of use only to the same rank under the same recipe, plan and grid.
+    """The exact state of one rank, for the same rank under the same recipe, plan and grid only.
 
     Attributes:
-        account: what `account` said when it was taken.
-        values: by name of the state's variable.
+        account: the result of `account` when it was saved.
+        values: the values of the state's variables by name.
     """
 
     account: dict[str, Any]
@@ -58,9 +58,9 @@ class RankState:
 
 
 def account(exchange: PlannedExchange) -> dict[str, Any]:
-    """The recipe, what it decided, the grid and where the variables lie; JSON-serialisable, alike on every rank.
+    """The recipe, its decisions, the grid and the variables' placement; JSON-serializable, the same on every rank.
 
-    Variables go by their number: Keras numbers the names of layers, so that they differ between equal models.
+    Variables are identified by number, as Keras numbers the names of layers and they differ between equal models.
     """
     return {
         "recipe": describe(exchange.aggregator),
@@ -71,24 +71,24 @@ def account(exchange: PlannedExchange) -> dict[str, Any]:
 
 
 def residual_sum(exchange: PlannedExchange) -> ResidualSum:
-    """The residuals of all ranks together; a collective."""
+    """The sum of the residuals of all ranks; a collective."""
     residuals = {name: value for bucket in exchange.buckets for name, value in bucket.residual_sum().items()}
     counters = {name: int(counter) for bucket in exchange.buckets for name, counter in bucket.counters().items()}
     return ResidualSum(_shapes(exchange), residuals, int(exchange.step), counters, unit(exchange))
 
 
 def unit(exchange: PlannedExchange) -> str:
-    """What residuals are measured in."""
+    """The unit of the residuals."""
     return WEIGHTS if sends_updates(exchange.aggregator) else GRADIENTS
 
 
 def rank_state(exchange: PlannedExchange) -> RankState:
-    """This rank's state to the bit."""
+    """This rank's exact state."""
     return RankState(account(exchange), {name: variable.numpy() for name, variable in _variables(exchange).items()})
 
 
 def slots(exchange: PlannedExchange) -> dict[str, dict[str, np.ndarray]]:
-    """The mean over all nodes of each slot that was taken over, by its name and that of the variable; a collective."""
+    """The mean over all nodes of each slot that was taken over, by slot name and variable name; a collective."""
     found: dict[str, dict[str, np.ndarray]] = {}
     for bucket in exchange.buckets:
         for name, values in bucket.gather_slots().items():
@@ -97,7 +97,7 @@ def slots(exchange: PlannedExchange) -> dict[str, dict[str, np.ndarray]]:
 
 
 def begin(exchange: PlannedExchange, pending: tuple[ResidualSum, RankState | None] | None) -> None:
-    """Puts back what was saved, where that is pending; else slots go on from the optimizer's. A collective."""
+    """Restores a pending saved state; without one, slots continue from the optimizer's. A collective."""
     if pending is None:
         _give_slots(exchange)
     else:
@@ -105,7 +105,7 @@ def begin(exchange: PlannedExchange, pending: tuple[ResidualSum, RankState | Non
 
 
 def _give_slots(exchange: PlannedExchange) -> None:
-    """Has all ranks go on with the slots of rank 0's optimizer, where they were taken over; a collective."""
+    """Gives all ranks the slots of rank 0's optimizer, as far as they were taken over; a collective."""
     if exchange.taken_over is None:
         return
     gathered = exchange.taken_over.gathered()
@@ -117,7 +117,7 @@ def _give_slots(exchange: PlannedExchange) -> None:
 
 
 def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None) -> bool:
-    """Puts back what was saved; a collective. Returns whether it is to the bit, see `GradientExchange.restore`.
+    """Restores a saved state and returns whether exactly, see `GradientExchange.restore`; a collective.
 
     Residuals in another unit than the recipe's are applied to the weights, once.
     """
@@ -137,7 +137,7 @@ def restore(exchange: PlannedExchange, total: ResidualSum, own: RankState | None
 
 
 def _put_back(exchange: PlannedExchange, own: RankState | None) -> bool:
-    """Puts back each rank's own state where every rank has one that fits; says whether."""
+    """Restores each rank's own state if every rank has one that fits; returns whether it did."""
     variables = _variables(exchange)
     values: dict[str, np.ndarray] = {}
     if own is not None and described_now(own.account) == account(exchange):
@@ -151,7 +151,7 @@ def _put_back(exchange: PlannedExchange, own: RankState | None) -> bool:
 
 
 def _name_now(name: str) -> str:
-    """What a variable of a state is called now, by the name that some version wrote."""
+    """The current name of a state's variable, from the name that any version wrote."""
     old = next((end for end in _VARIABLES if name.endswith(end)), None)
     return name if old is None else name.removesuffix(old) + _VARIABLES[old]
 
@@ -172,7 +172,7 @@ def _shapes(exchange: PlannedExchange) -> dict[str, tuple[int, ...]]:
 
 
 def _matched(total: ResidualSum, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
-    """Residuals under the names that the variables have here; other names are matched by order where shapes agree."""
+    """The residuals by this exchange's variable names; other names are matched by order if the shapes agree."""
     if total.shapes == dict(shapes):
         return total.residuals
     if list(total.shapes.values()) != list(shapes.values()):

@@ -1,4 +1,4 @@
-"""What the exchange costs and what it leaves behind, step by step; nothing is measured unless it is asked for."""
+"""Measures the cost of the exchange and what it leaves unsent, step by step, if requested."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ _SPAN = "_span"
 class Telemetry:
     """Measures the exchanges of one optimizer or tape; pass it as `telemetry=`, or use `callbacks.TelemetryCallback`.
 
-    `read` gives, for the last exchange that was committed:
+    `read` returns, for the last committed exchange:
 
-    - step: how many exchanges there have been, those before a restart included.
-    - recipe: the aggregator that ran, for a schedule its present stage; where `recipes.auto` has chosen several, each.
+    - step: the number of exchanges so far, including those before a restart.
+    - recipe: the aggregator that ran; for a schedule its current stage; if `recipes.auto` has chosen several, each.
     - bytes_inside, bytes_across: payload that this rank sent to ranks of its own node, and to other nodes. Horovod's
-      own control messages and the all-reduce that agrees on faults (4 bytes a bucket) are not in it.
-    - total_bytes_inside, total_bytes_across: the same of all exchanges since this object began to measure.
-    - density: elements that this rank chose to send / elements among which it chose; 1 for dense recipes.
-    - compression_ms: from when the input of a selection is there until its output is, summed over buckets. Buckets may
-      be selected side by side, so this is work, not elapsed time. 0 for dense recipes.
-    - exposed_communication_ms: from when this rank's last gradient is there until every mean is: what a step waits for
-      the exchange. It holds the waiting for slower ranks, and the selection in so far as it falls in this time.
-    - gradient_norm: Euclidean norm of this rank's own gradient as it entered the exchange (clipped, where the recipe
-      is sparse; without the residual), of the last step whose number is a multiple of `norms_every`.
+      own control messages and the all-reduce that agrees on faults (4 bytes per bucket) are not included.
+    - total_bytes_inside, total_bytes_across: the same over all exchanges since this object began to measure.
+    - density: elements that this rank selected / elements among which it selected; 1 for dense recipes.
+    - compression_ms: from when the input of a selection is ready until its output is, summed over buckets. Buckets may
+      be selected in parallel, so this is work, not elapsed time. 0 for dense recipes.
+    - exposed_communication_ms: from when this rank's last gradient is ready until every mean is: the time that a step
+      waits for the exchange. It includes waiting for slower ranks, and the part of the selection within this time.
+    - gradient_norm: Euclidean norm of this rank's own gradient as it entered the exchange (clipped if the recipe is
+      sparse; without the residual), of the last step whose number is a multiple of `norms_every`.
     - residual_norm: Euclidean norm of this rank's own residual after the step; 0 for dense recipes.
-    - clamped: how often, since training began, the threshold of a variable was so far out of date that more or fewer
-      elements were sent than reached it (`HeldThreshold`); 0 for all else.
+    - clamped: how often, since training began, a variable's threshold was so far out of date that more or fewer
+      elements were sent than reached it (`HeldThreshold`); 0 for all other recipes.
 
     Args:
-        norms_every: the gradient's norm costs a pass over the gradient, so it is taken every so many steps.
+        norms_every: steps from one gradient norm to the next, as each costs a pass over the gradient.
     """
 
     def __init__(self, norms_every: int = 1):
@@ -54,12 +54,12 @@ class Telemetry:
         self._record: Any = None
 
     def create(self) -> None:
-        """Makes the variable that holds the last step's figures."""
+        """Creates the variable that holds the last step's figures."""
         self._record = tf.Variable(tf.zeros([len(_FIELDS)], tf.float64), trainable=False, name="telemetry")
 
     @property
     def step(self) -> int:
-        """The number of the last exchange that was measured, from 1; 0 before the first."""
+        """The number of the last measured exchange, from 1; 0 before the first."""
         return 0 if self._record is None else int(self._record[0].numpy())
 
     @property
@@ -68,7 +68,7 @@ class Telemetry:
         return 0 if self._record is None else int(self._record[_FIELDS.index("total_bytes_across")].numpy())
 
     def time(self, after: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The time at which all of these tensors are there, [] float64 in seconds from an arbitrary start."""
+        """The time at which all of these tensors are computed, [] float64 in seconds from an arbitrary start."""
         return _time(after, self._record.read_value()[0])
 
     def record(
@@ -78,12 +78,12 @@ class Telemetry:
         gradients: Mapping[str, Gradient],
         exposed: tf.Tensor,
     ) -> None:
-        """Writes the figures of a step, to be called where its exchanges are committed.
+        """Writes the figures of a step; call it when its exchanges are committed.
 
         Args:
-            step: [] int64, the number of exchanges with this one.
-            exchanges: of all buckets and rows.
-            gradients: what went in.
+            step: [] int64, the number of exchanges including this one.
+            exchanges: the exchanges of all buckets and rows.
+            gradients: the gradients that were exchanged.
             exposed: [] float64, seconds that the step waited for the exchange.
         """
         last = self._record.read_value()
@@ -97,7 +97,7 @@ class Telemetry:
         """The figures of the last step, see the class; {} before the first one.
 
         Args:
-            buckets: what exchanges each bucket, and its state.
+            buckets: the aggregator of each bucket, and its state.
         """
         if self.step == 0:
             return {}
@@ -120,25 +120,25 @@ class Telemetry:
 
 
 def _time(after: Sequence[tf.Tensor], unknown: tf.Tensor) -> tf.Tensor:
-    """The time at which all of these tensors are there, [] float64 in seconds."""
+    """The time at which all of these tensors are computed, [] float64 in seconds."""
     with tf.control_dependencies(list(after)):
         return ops.clock(unknown)
 
 
 @dataclasses.dataclass(frozen=True)
 class Timed(Wrapper):
-    """A compressor that notes when it begins and ends, and else does what the one within does."""
+    """A compressor that records when the one inside it begins and ends."""
 
     compressor: Compressor
 
     @property
     def described_as(self) -> Compressor:
-        """Whether anybody measures makes no difference to what is sent."""
+        """The inner compressor, as measuring does not change what is sent."""
         return self.compressor
 
     @property
     def feeds_back(self) -> bool:  # type: ignore[override]
-        """As the compressor's."""
+        """As for the compressor."""
         return self.compressor.feeds_back
 
     def create(self, spec):
@@ -162,7 +162,7 @@ class _Stopwatch(tf.Module):
 
 
 def is_figure(variable: tf.Variable) -> bool:
-    """Whether a variable of a state only holds something measured."""
+    """Whether a variable of a state only holds a measurement."""
     return variable.name.removesuffix(":0").endswith(_SPAN)
 
 
@@ -180,7 +180,7 @@ def timed(part: Any) -> Any:
 
 
 def part_names(aggregator: Aggregator) -> str:
-    """The names of the parts of an aggregator, outermost first, as "Hierarchical/Compressed/ErrorFeedback/MSTopK"."""
+    """An aggregator's part names, outermost first, such as "Hierarchical/Compressed/ErrorFeedback/MSTopK"."""
     names = []
     part: Any = aggregator
     while part is not None:
@@ -191,7 +191,7 @@ def part_names(aggregator: Aggregator) -> str:
 
 
 def spans(state: tf.Module) -> list[tf.Variable]:
-    """When each selection of an exchange that is measured began and ended last, [2] float64 each, by `ops.clock`."""
+    """The last begin and end of each selection of a measured exchange, [2] float64 each, by `ops.clock`."""
     return [part.span for part in state.submodules if isinstance(part, _Stopwatch)]
 
 

@@ -11,7 +11,7 @@ from hvd_sparse.compression.base import Compressor
 
 
 def parts(recipe: Any) -> Iterator[Any]:
-    """A recipe and all that it is made of."""
+    """A recipe and all of its parts."""
     if isinstance(recipe, tuple):
         for member in recipe:
             yield from parts(member)
@@ -23,14 +23,14 @@ def parts(recipe: Any) -> Iterator[Any]:
 
 
 def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
-    """A recipe whose values travel in another dtype; what was float32, or the gradient's own dtype, becomes it.
+    """A copy of a recipe whose values travel in another dtype instead of float32 or the gradient's own dtype.
 
     Args:
         part: a recipe or a part of one.
         wire_dtype: "float32", "float16" or "bfloat16".
 
     Raises:
-        ValueError: where a part has a code of its own for what it sends, or was given another dtype.
+        ValueError: if a part encodes what it sends, or was given another dtype.
     """
     if isinstance(part, tuple):
         return tuple(with_wire_dtype(member, wire_dtype) for member in part)

@@ -1,4 +1,4 @@
-"""All public names: `import hvd_sparse.keras as hvd` is `import hvd_sparse as hvd`, as `horovod.keras` has its own."""
+"""All public names: `import hvd_sparse.keras as hvd`, in place of `horovod.keras`, is `import hvd_sparse as hvd`."""
 
 from hvd_sparse import aggregators, averaging, collectives, compression, ops, pipeline, recipes, servers
 from hvd_sparse.compression import Compression, error_feedback, quantizers

@@ -1,8 +1,8 @@
-"""Gradients are taken where a node's own updates that were not sent yet would have the weights.
+"""Looking ahead: gradients are computed at the weights that a node would have if its unsent updates were applied.
 
-A recipe of updates with `ahead` evaluates, saves and shares the replicated weights w. But from the begin of a step
-until its gradients are there, the variables hold w - what this rank's node has not sent, as if it had been sent. Then
-they get w back, the very bits, and the update is applied to that. A step that fails in between gives them back, too.
+A recipe of updates with `ahead` evaluates, saves and shares the replicated weights w. But from the beginning of a step
+until its gradients are computed, the variables hold w minus what this rank's node has not sent yet. Then they get back
+exactly w, and the update is applied to that. If a step fails in between, they get back w, too.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _WRAPPED = "_hvd_sparse_looks_ahead"
 
 
 class Ahead:
-    """Lowers variables while gradients are taken.
+    """Subtracts offsets from variables while gradients are computed.
 
     Attributes:
-        offsets: by how much, in each variable's shape and dtype.
+        offsets: what is subtracted, in each variable's shape and dtype.
     """
 
     def __init__(self, variables: Sequence[Any]):
@@ -41,38 +41,38 @@ class Ahead:
             self._lowered = tf.Variable(False, trainable=False, name="looking_ahead")
 
     def lower(self) -> None:
-        """Puts the variables where the node would have them."""
+        """Subtracts the offsets from the variables."""
         self._in_trace, self._told = not tf.executing_eagerly(), True
         values = [tf.convert_to_tensor(each) for each in self._variables]
         with _after([held.assign(value, read_value=False) for held, value in zip(self._held, values, strict=True)]):
             noted = self._lowered.assign(True, read_value=False)
         with _after([noted]):
             for variable, value, offset in zip(self._variables, values, self.offsets, strict=True):
-                resource(variable).assign(value - offset)  # memory of its own: what is held is not copied
+                resource(variable).assign(value - offset)  # a new buffer, so that the held value is not copied
 
     def land(self) -> list[Any]:
-        """Gives the variables back what they held, where they were lowered; what follows has to wait for the result."""
+        """Restores the variables if they were lowered; what follows has to depend on the result."""
         if tf.executing_eagerly():
             self.recover()
             return []
         if self._in_trace:
             self._in_trace = False
             return self._give_back()
-        return [tf.cond(self._lowered, self._given_back, lambda: False)]  # who calls this graph may have lowered them
+        return [tf.cond(self._lowered, self._given_back, lambda: False)]  # its caller may have lowered them
 
     def leave(self) -> None:
-        """Lands where gradients were not applied."""
+        """Restores the variables after a step whose gradients were not applied."""
         if self._in_trace or tf.executing_eagerly():
             self.land()
 
     def recover(self) -> None:
-        """Gives them back where nobody has; in eager code, as after a step that has failed."""
+        """Restores the variables if that was not done, as after a failed step; call it in eager code."""
         self._in_trace = False
         if self._lowered.numpy():
             self._give_back()
 
     def warn_if_never_lowered(self) -> None:
-        """Tells once where gradients arrive and nobody has looked ahead."""
+        """Warns once if gradients arrive that were not computed ahead."""
         if not self._told:
             first_rank.warn(
                 "The recipe looks ahead, and gradients were taken at the weights that all ranks share: take them in "
@@ -81,7 +81,7 @@ class Ahead:
         self._told = True
 
     def move(self, unsent: Mapping[int, tf.Tensor]) -> None:
-        """Takes in what is not sent yet, by the `id` of the variable."""
+        """Sets the offsets to what is not sent yet, by the `id` of the variable."""
         for variable, offset in zip(self._variables, self.offsets, strict=True):
             if id(variable) in unsent:
                 offset.assign(tf.cast(unsent[id(variable)], offset.dtype))
@@ -94,7 +94,7 @@ class Ahead:
         lowered = [tf.convert_to_tensor(each) for each in self._variables]
         pairs = zip(self._variables, self._held, strict=True)
         with _after([resource(variable).assign(held, read_value=False) for variable, held in pairs]):
-            # Else the same memory would be held, and the update of the variable would copy all of it.
+            # Otherwise the same memory would be held, and the update of the variable would copy all of it.
             released = [held.assign(each, read_value=False) for held, each in zip(self._held, lowered, strict=True)]
         with _after(released):
             return [self._lowered.assign(False, read_value=False)]
@@ -106,7 +106,7 @@ def _zeros_like(variable: Any, name: str) -> tf.Variable:
 
 
 def _after(operations: Sequence[Any]) -> Any:
-    """A context after operations of a graph; eager code gives none, and comes after them anyway."""
+    """A context that runs after operations of a graph; in eager code there are none to wait for."""
     return tf.control_dependencies([each for each in operations if each is not None])
 
 
@@ -122,13 +122,13 @@ def begin(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> No
 
 
 def of(optimizer: Any) -> Ahead | None:
-    """What an optimizer looks ahead by, also where a loss-scaling one is around it; None where it does not."""
+    """The `Ahead` of an optimizer, also inside a loss-scaling one; None if it does not look ahead."""
     inner = slots.without_loss_scaling(optimizer)
     return vars(inner).get(_AHEAD) if isinstance(inner, keras.optimizers.Optimizer) else None
 
 
 def landed(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
-    """The gradients, once the variables hold again what these are to be applied to."""
+    """The gradients, after the variables are restored to the values to which these are to be applied."""
     found = of(optimizer)
     if found is None:
         return list(gradients)
@@ -141,25 +141,25 @@ def landed(optimizer: Any, gradients: Sequence[Any]) -> list[Any]:
 
 
 def offsets(optimizer: Any) -> list[tf.Variable]:
-    """What differs between nodes, for checkpoints."""
+    """The offsets, which differ between nodes, for checkpoints."""
     found = of(optimizer)
     return [] if found is None else found.offsets
 
 
 @contextlib.contextmanager
 def looking_ahead(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """Variables are where this rank's node would have them, until the optimizer gets the gradients.
+    """Context in which gradients are computed at this rank's node's own weights, for recipes with `ahead`.
 
-    `fit` does it by itself; in a loop of one's own:
+    The variables hold these weights until the optimizer gets the gradients. `fit` does this itself; in your own loop:
 
         with hvd.looking_ahead(optimizer), tf.GradientTape() as tape:
             loss = ...
         optimizer.apply(tape.gradient(loss, variables), variables)
 
-    Where the recipe does not look ahead nothing happens.
+    If the recipe does not look ahead, nothing happens.
 
     Args:
-        optimizer: distributed, and built on the model's variables.
+        optimizer: a distributed optimizer, built on the model's variables.
     """
     found = of(optimizer)
     if found is None:
@@ -173,7 +173,7 @@ def looking_ahead(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 
 def wrap(model: keras.Model) -> None:
-    """Lets the train step of a model look ahead, where its optimizer does; a second call changes nothing."""
+    """Makes the train step of a model look ahead if its optimizer does; a second call changes nothing."""
     vars(model)[_WRAPPED] = True
     own_step = model.train_step
     if hasattr(own_step, _WRAPPED):
@@ -192,19 +192,19 @@ def wrap(model: keras.Model) -> None:
 
 
 def build_optimizer(model: keras.Model) -> None:
-    """What a trace of a train step reads has to be there before: where an optimizer looks, and how a loss is scaled."""
+    """Builds the optimizer before a train step is traced, as the trace reads its offsets and its loss scale."""
     if model.built and not model.optimizer.built:
         with making_variables():
             model.optimizer.build(model.trainable_variables)
 
 
 def is_wrapped(model: keras.Model) -> bool:
-    """Whether the train step of a model was to look ahead, also where it has another by now."""
+    """Whether the train step of a model was made to look ahead, even if it has been replaced since."""
     return _WRAPPED in vars(model)
 
 
 def _guarded(model: keras.Model) -> Any:
-    """Its `make_train_function`; what that makes gives the variables back when it fails."""
+    """The model's `make_train_function`, whose functions restore the variables when they fail."""
     own_make = model.make_train_function
 
     def make_train_function(*args, **options):

@@ -1,8 +1,8 @@
-"""Arrays with a manifest in one file, of which every byte is checked before any of it is believed.
+"""Archives of arrays with a manifest in one file, in which every byte is checked before any is used.
 
-A NumPy archive (.npz) without pickled objects, which numpy.load(path, allow_pickle=False) reads anywhere: a JSON
-manifest, the arrays, and a SHA-256 of both. Its last bytes, the comment of the zip file that it is, hold the SHA-256 of
-all bytes before them. Files of the first format have no such seal; they are read with a warning.
+An archive is a NumPy file (.npz) without pickled objects, which numpy.load(path, allow_pickle=False) can read: a JSON
+manifest, the arrays, and a SHA-256 of both. Its last bytes, the comment of the zip file, hold the SHA-256 of all bytes
+before them. Files of the first format have no such seal; they are read with a warning.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Path = str | os.PathLike
 
 
 class Archive(NamedTuple):
-    """What an archive holds, and whether its bytes were checked."""
+    """The content of an archive, and whether its bytes were checked."""
 
     manifest: dict[str, Any]
     arrays: dict[str, np.ndarray]
@@ -38,18 +38,18 @@ class Archive(NamedTuple):
 
 
 def write(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """Writes an archive, which gets its name when all of it is on the disk.
+    """Writes an archive under a temporary name, and renames it when all of it is on the disk.
 
     Args:
-        path: ends in .npz, or in what follows that.
-        manifest: JSON-serialisable; its "format" is `FORMAT`.
-        arrays: of any shape and dtype that NumPy stores without pickling.
+        path: the file, ending in .npz or in .npz and a suffix.
+        manifest: JSON-serializable; its "format" is `FORMAT`.
+        arrays: arrays of any shape and dtype that NumPy stores without pickling.
 
     Returns:
         The SHA-256 of the file.
 
     Raises:
-        OSError: where it cannot be written; what was under its name before is still there.
+        OSError: if it cannot be written; an earlier file of this name is then unchanged.
     """
     text = np.frombuffer(json.dumps(manifest).encode(), np.uint8)
     numbered = {f"array{number}": array for number, array in enumerate(arrays.values())}
@@ -61,10 +61,10 @@ def write(path: Path, manifest: dict[str, Any], arrays: Mapping[str, np.ndarray]
 
 
 def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """The manifest and the arrays of an archive; warns where it is of the format that had no seal.
+    """The manifest and the arrays of an archive; warns if its format has no seal.
 
     Raises:
-        OSError: where it is not there, not whole, or not what was written; it names the file.
+        OSError: if it is missing, incomplete or damaged; the message names the file.
     """
     archive = load(path)
     if not archive.sealed:
@@ -73,13 +73,13 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def load(path: Path) -> Archive:
-    """As `read`, without a warning."""
+    """Like `read`, without a warning."""
     with open(path, "rb") as file:
         try:
             sealed = _is_sealed(file)
             file.seek(0)
             manifest, arrays = _parsed(file)
-        except Exception as error:  # a damaged byte makes the parsers raise nearly anything
+        except Exception as error:  # a damaged byte can make the parsers raise almost any exception
             told = str(error) or type(error).__name__
             raise OSError(f"{path} is not a whole archive of residuals ({told}); {_REMEDY}.") from error
     if manifest.get("format") not in (FORMAT, _UNSEALED_FORMAT):
@@ -90,7 +90,7 @@ def load(path: Path) -> Archive:
 
 
 def digest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str:
-    """The SHA-256 of contents, whatever file they are in."""
+    """The SHA-256 of a manifest and arrays, independent of the file they are in."""
     made = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
     for name, array in arrays.items():
         made.update(json.dumps([name, array.dtype.str, array.shape]).encode())
@@ -99,7 +99,7 @@ def digest(manifest: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> str
 
 
 def _seal(file: BinaryIO) -> str:
-    """Appends the SHA-256 of a zip file as its comment, whose length stands before it; gives that of the whole."""
+    """Appends the SHA-256 of a zip file as its comment, after the comment's length; returns that of the whole file."""
     file.seek(-2, os.SEEK_END)
     file.write(struct.pack("<H", len(_SEAL) + _HEXADECIMALS) + _SEAL)
     made = files.sha256_of_start(file, file.tell())
@@ -110,7 +110,7 @@ def _seal(file: BinaryIO) -> str:
 
 
 def _is_sealed(file: BinaryIO) -> bool:
-    """Whether a file ends with a seal; ValueError where that is not the one of its bytes."""
+    """Whether a file ends with a seal; raises ValueError if the seal does not match its bytes."""
     length = file.seek(0, os.SEEK_END) - _HEXADECIMALS
     file.seek(max(0, length - len(_SEAL)))
     end = file.read()
@@ -122,7 +122,7 @@ def _is_sealed(file: BinaryIO) -> bool:
 
 
 def _parsed(file: BinaryIO) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Manifest and arrays, whose own SHA-256 is right."""
+    """The manifest and the arrays, after checking their SHA-256."""
     with np.load(file, allow_pickle=False) as archive:
         manifest = json.loads(archive[_MANIFEST].tobytes())
         names = json.loads(archive[_NAMES].tobytes())

@@ -1,15 +1,15 @@
 """Residuals on disk: they survive a restart, another recipe, other buckets and another number of ranks.
 
-Keras saves variables of the model and of the optimizer, which are the same on every rank. Residuals are not, and
-is saved here, in two parts:
+Keras saves variables of the model and of the optimizer, which are the same on every rank. Residuals are not, and are
+saved here, in two parts:
 
-- PATH, written by rank 0: for each variable the sum of the residuals of all ranks. It fits any recipe,
-  buckets and number of ranks P'; scaled by P' / P, each rank gets an equal share.
-- PATH.rank3of8, written by every rank: its own state, to the bit. Used where everything is as it was, so that training
-  goes on as if it had not stopped; where one is missing or damaged, all ranks use PATH, and a warning says so.
+- PATH, written by rank 0: for each variable, the sum of the residuals of all ranks. It fits any recipe, buckets and
+  number of ranks P'; scaled by P' / P, each rank gets an equal share.
+- PATH.rank3of8, written by every rank: its own exact state. It is used if nothing has changed, so that training
+  continues as if it had not stopped; if one is missing or damaged, all ranks use PATH, and a warning says so.
 
-Both are archives that numpy.load(path, allow_pickle=False) reads anywhere, whose every byte is checked: see
-`hvd_sparse/keras/archives.py`. They get their names when they are whole and on the disk.
+Both are archives that numpy.load(path, allow_pickle=False) can read and whose every byte is checked: see
+`hvd_sparse/keras/archives.py`. They get their names when they are complete and on the disk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hvd_sparse.transport import topology
 
 __all__ = ["read", "restore", "save", "write"]
 Path = str | os.PathLike
-_OWN = "own "  # begins the names of variables that are not the same on every rank
+_OWN = "own "  # prefix of the names of variables that differ between ranks
 WITHOUT_OWN = (
     "The residuals are shared equally by all ranks, and what else those ranks had of their own, such as random "
     "seeds and local variables, begins anew."
@@ -39,26 +39,26 @@ WITHOUT_OWN = (
 
 
 def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] = ()) -> dict[str, str]:
-    """Saves the residuals; a collective: every rank calls it, at the same step.
+    """Saves the residuals; a collective that every rank calls at the same step.
 
     Args:
-        path: ends in .npz; the same on every rank.
+        path: the file, ending in .npz; the same on every rank.
         of: a distributed optimizer or a `GradientExchange`.
-        exact: also save each rank's own state, a file a rank.
-        own_variables: variables that are not the same on every rank, to be saved beside it.
+        exact: also save each rank's own state, one file per rank.
+        own_variables: variables that differ between ranks, to be saved with it.
 
     Returns:
-        The SHA-256 of each file that this rank wrote, by the file's name.
+        The SHA-256 of each file that this rank wrote, by file name.
 
     Raises:
-        OSError: on every rank alike where a rank cannot write, naming it.
+        OSError: on every rank, if any rank cannot write; the message names the rank.
         RuntimeError: before the first exchange.
     """
     exchange = _exchange_of(of)
     world = topology.world()
     total = exchange.residual_sum()
     manifest, arrays = _written(total, world.size, exact)
-    # Rank 0's, as it is that which is written: other ranks may have other names for the same variables.
+    # Rank 0's digest, as rank 0 writes the file; other ranks may have other names for the same variables.
     digest, *_ = world.gather_descriptions(archives.digest(manifest, arrays), "checkpoint.digest")
     written, problem = {}, None
     try:
@@ -67,28 +67,28 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
         if exact:
             own = _written_own(exchange.rank_state(), digest, own_variables)
             written[own_path(path).name] = write(own_path(path), *own)
-    except Exception as error:  # the other ranks wait for what has become of it
+    except Exception as error:  # reported below, as the other ranks wait for the outcome
         problem = f"{type(error).__name__}: {error}"
     raise_together(problem, "write the residuals")
     return written
 
 
 def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | None:
-    """Restores what `save` saved; a collective. PATH is read by rank 0 only.
+    """Restores what `save` saved; a collective. Only rank 0 reads PATH.
 
-    Where a rank's own state cannot be had, rank 0 warns of it, and all ranks go on from the sums.
+    If any rank's own state is not available, rank 0 warns, and all ranks continue from the sums.
 
     Args:
-        path: what `save` got.
+        path: as for `save`.
         of: a distributed optimizer or a `GradientExchange`, before or after its first exchange.
-        own_variables: what `save` got; they are written only where this rank's own file is there.
+        own_variables: as for `save`; they are restored only if this rank's own file is available.
 
     Returns:
-        Whether training goes on to the bit; None before the first exchange, when that is not known yet.
+        Whether training continues bit for bit; None before the first exchange, when that is not known yet.
 
     Raises:
-        OSError: on every rank alike where PATH cannot be read, or is damaged.
-        ValueError: where its variables are not those of the optimizer.
+        OSError: on every rank, if PATH cannot be read or is damaged.
+        ValueError: if its variables are not those of the optimizer.
     """
     taken = take_up(path, of, own_variables)
     if taken.lacking and topology.world().rank == 0:
@@ -101,12 +101,12 @@ def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | No
 
 
 class TakenUp(NamedTuple):
-    """How a restoring went.
+    """The outcome of restoring.
 
     Attributes:
-        goes_on: what `restore` returns.
-        lacking: for each rank whose own state was to be had and could not be, why; the same on every rank.
-        sealed: False on rank 0 where PATH is of the format whose bytes have no checksum.
+        goes_on: the return value of `restore`.
+        lacking: for each rank whose own state was expected but is not available, why; the same on every rank.
+        sealed: False on rank 0 if the format of PATH has no checksum of its bytes.
     """
 
     goes_on: bool | None
@@ -115,7 +115,7 @@ class TakenUp(NamedTuple):
 
 
 def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: bool = True) -> TakenUp:
-    """As `restore`, without warnings: it hands back what there is to warn of.
+    """Like `restore`, but returns what to warn about instead of warning.
 
     Args:
         path: as for `restore`.
@@ -127,7 +127,7 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: boo
     world = topology.world()
     manifest, arrays, sealed = _read_together(path)
     found = _read_own(own_path(path), archives.digest(manifest, arrays), own_variables) if use_own else _Found()
-    # Files of their own are there for as many ranks as there were, and not at all where `exact` was False.
+    # Each rank that saved has its own file, unless `exact` was False.
     expected = manifest["ranks"] == world.size and manifest.get("exact", found.there)
     lacking = collect(found.problem if expected else None, "checkpoint.own")
     for variable, value in found.values:
@@ -141,7 +141,7 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: boo
 
 
 def own_path(path: Path) -> pathlib.Path:
-    """Where this rank's own state is."""
+    """The path of this rank's own state."""
     world = topology.world()
     return files.of_rank(path, world.rank, world.size)
 
@@ -181,7 +181,7 @@ def _plain(variable: Any) -> np.ndarray:
 
 
 class _Found(NamedTuple):
-    """What a rank has of its own state: the state and the values of variables, or why it has none."""
+    """A rank's own state and the values of its variables, or why there is none."""
 
     own: RankState | None = None
     values: Sequence[tuple[Any, np.ndarray]] = ()
@@ -190,7 +190,7 @@ class _Found(NamedTuple):
 
 
 def _read_own(path: pathlib.Path, beside: str, variables: Sequence[Any]) -> _Found:
-    """This rank's own state where it is there, whole, and belongs to the archive of all ranks."""
+    """This rank's own state, if it exists, is intact, and belongs to the archive of all ranks."""
     there = path.exists()
     try:
         manifest, arrays, _ = archives.load(path)
@@ -205,7 +205,7 @@ def _read_own(path: pathlib.Path, beside: str, variables: Sequence[Any]) -> _Fou
 
 
 def _read_together(path: Path) -> archives.Archive:
-    """What rank 0 reads, on every rank."""
+    """Returns on every rank what rank 0 reads."""
     world = topology.world()
     manifest: dict[str, Any] = {}
     arrays: dict[str, np.ndarray] = {}
@@ -233,7 +233,7 @@ def collect(problem: str | None, name: str) -> list[str]:
 
 
 def raise_together(problem: str | None, verb: str, kind: type[Exception] = OSError) -> None:
-    """Raises an error on every rank where one of them has a problem; a collective."""
+    """Raises an error on every rank if any of them has a problem; a collective."""
     faulty = collect(problem, "checkpoint.problems")
     if faulty:
         raise kind(f"Could not {verb}. {'; '.join(faulty)}")

@@ -1,4 +1,4 @@
-"""What the exchange keeps for the optimizer is given back to it, so that a model can be saved."""
+"""Returns to the optimizer what the exchange keeps for it, so that a model can be saved."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from hvd_sparse.transport import topology
 
 
 def consolidate(model: keras.Model) -> None:
-    """Writes what the exchange keeps for a model's optimizer into its slots, so that it can be saved.
+    """Writes what the exchange keeps for a model's optimizer into the optimizer's slots, so that it can be saved.
 
-    A collective: every rank calls it, at the same step. The callbacks of `hvd.callbacks` do so at the end of each
-    epoch; a script that saves at other times calls it before. Where the recipe keeps neither momentum nor slots, or
-    nothing has changed since, it does nothing. The slots get the mean over all nodes; where the exchange runs the
-    optimizer, they are gathered on rank 0, for files of the .keras format.
+    It is a collective that every rank calls at the same step. The callbacks of `hvd.callbacks` call it at the end of
+    each epoch; if you save at other times, call it before. It does nothing if the recipe keeps neither momentum nor
+    slots, or nothing has changed since the last call. The slots get the mean over all nodes; if the exchange runs the
+    optimizer, they are gathered on rank 0, for files in .keras format.
 
-    Where only momentum was taken over, SGD's becomes its velocity at the present learning rate, that of Adam, AdamW,
-    Adamax and LAMB their first moment. RMSprop's and LARS's momentum hold their scaling of the time, so that theirs
+    If only momentum was taken over, it becomes SGD's velocity at the current learning rate, or the first moment of
+    Adam, AdamW, Adamax and LAMB. The momentum of RMSprop and LARS contains the scaling of earlier steps, so theirs
     begins at zero after loading.
 
     Args:
-        model: compiled with a distributed optimizer.
+        model: a model compiled with a distributed optimizer.
 
-    Steps and bytes sent per rank: for each slot those of a dense all-reduce of all variables that the exchange keeps.
+    Steps and bytes sent per rank: for each slot, those of a dense all-reduce of all variables that the exchange keeps.
     """
     consolidate_slots(slots.without_loss_scaling(model.optimizer))
 
 
 def consolidate_slots(optimizer: keras.optimizers.Optimizer) -> None:
-    """`consolidate` for a distributed optimizer, or one that is none and stays as it is."""
+    """`consolidate` for an optimizer; one that is not distributed stays as it is."""
     exchange = hooks.exchange_of(optimizer)
     if exchange is None or not exchange.takes_over:
         return

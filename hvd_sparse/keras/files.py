@@ -1,4 +1,4 @@
-"""Files that get their names when they are whole and on the disk, and what tells whether they still are."""
+"""Files that get their names only when they are complete and on the disk, and their checksums."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from typing import Any, BinaryIO
 
 _CHUNK = 1 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what some network file systems say of a folder
+_CANNOT_SYNC = (errno.EINVAL, errno.ENOTSUP)  # what some network file systems return for a folder
 
 
 @contextlib.contextmanager
 def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
-    """Opens a file to write (and to read), which takes the place of `path` at the end, when all of it is on the disk.
+    """Opens a file to write (and read), which replaces `path` at the end, when all of it is on the disk.
 
-    Folders that are missing are made. Where anything fails, `path` is as it was, and nothing is left beside it.
+    Missing folders are created. If anything fails, `path` stays as it was, and no other file is left behind.
 
     Raises:
-        OSError: where it cannot be written, naming it.
+        OSError: if it cannot be written; the message names the file.
     """
     path = pathlib.Path(path)
     temporary = path.with_name(f"{path.name}.{os.getpid()}.tmp")
@@ -40,13 +40,13 @@ def replacing(path: str | os.PathLike) -> Iterator[BinaryIO]:
 
 
 def of_rank(path: str | os.PathLike, rank: int, ranks: int) -> pathlib.Path:
-    """The name of a rank's own file beside one of this name."""
+    """The name of a rank's own file that goes with a file of this name."""
     return pathlib.Path(f"{os.fspath(path)}.rank{rank}of{ranks}")
 
 
 @contextlib.contextmanager
 def _naming(path: pathlib.Path) -> Iterator[None]:
-    """Tells of a full disk which file had no room, which the system's own error leaves out."""
+    """Adds the name of the file to the error of a full disk, which the system leaves out."""
     try:
         yield
     except OSError as error:
@@ -57,7 +57,7 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
 
 
 def make_folder(folder: pathlib.Path) -> None:
-    """Makes a folder, and those above it, whose names are on the disk then; does nothing where it is there."""
+    """Creates a folder and those above it, and syncs their names to the disk; does nothing if it exists."""
     if folder.is_dir():
         return
     make_folder(folder.parent)
@@ -66,7 +66,7 @@ def make_folder(folder: pathlib.Path) -> None:
 
 
 def sync_folder(folder: pathlib.Path) -> None:
-    """Makes the names in a folder last, where its file system can."""
+    """Syncs the names in a folder to the disk, if its file system can."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -78,7 +78,7 @@ def sync_folder(folder: pathlib.Path) -> None:
 
 
 def sha256(path: str | os.PathLike) -> str:
-    """The SHA-256 of a file; OSError where it cannot be read."""
+    """The SHA-256 of a file; raises OSError if it cannot be read."""
     with open(path, "rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

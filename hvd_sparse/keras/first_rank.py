@@ -1,4 +1,4 @@
-"""What one rank says for all of them."""
+"""Messages that rank 0 prints for all ranks."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from hvd_sparse.transport import topology
 
 
 def is_here() -> bool:
-    """Whether this is rank 0, of ranks that have been started."""
+    """Whether `init` was called and this is rank 0."""
     return topology.is_initialized() and topology.rank() == 0
 
 
 def warn(text: str) -> None:
-    """Warns, on rank 0 alone."""
+    """Warns, on rank 0 only."""
     if is_here():
         warnings.warn(text, stacklevel=6)

@@ -1,18 +1,18 @@
-"""Where Keras is made to exchange gradients; tests/keras/test_hooks.py names the versions that it was tested with.
+"""Hooks that make Keras exchange gradients; tests/keras/test_hooks.py names the versions that it was tested with.
 
-This file and `slots.py`, which knows what optimizers remember, are the only ones that know Keras's insides.
+This file and `exchange/slots.py`, which handles slots, are the only ones that depend on Keras's internals.
 
-Five places are touched, and nothing else of Keras:
+Keras is changed in five places:
 
 - `_backend_update_step` of an optimizer, where Keras has accumulated gradients and is about to apply them: the
   exchange happens here. `_clip_gradients` and `_apply_weight_decay`, which Keras calls just before, move behind it.
 - `compile` of a model: XLA cannot compile Horovod's collectives, so a model with a distributed optimizer gets a train
-  step whose exchange stays outside (see `train_step.py`), or is refused in words. What Keras 3 dropped of its
-  arguments and Horovod's scripts still pass is dropped there, with a warning.
+  step whose exchange stays outside (see `train_step.py`), or is refused with an error message. Arguments that Horovod's
+  scripts still pass and Keras 3 has removed are dropped, with a warning.
 - `check_finite` of Keras's loss-scaling optimizer: whether a step is skipped decides whether gradients are exchanged,
-  so around a distributed optimizer all ranks decide together; and its `apply`, as models are averaged after a step that
-  a rank has skipped, too.
-- `save` and `save_weights` of a model: where the models of ranks differ, they ask for their mean.
+  so around a distributed optimizer all ranks decide together; and its `apply`, as models are averaged even after a step
+  that a rank has skipped.
+- `save` and `save_weights` of a model: if the models of ranks differ, they require the mean of the models.
 - `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`.
 """
 
@@ -39,7 +39,7 @@ from hvd_sparse.transport.eager import making_variables
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
 
-# Arguments of `compile` that scripts for Horovod pass and Keras 3 does not know: of some only None asks for nothing.
+# Arguments of `compile` that Horovod scripts pass and Keras 3 does not know; for some, only None is ignored.
 _GONE = frozenset(
     ("cloning", "experimental_run_tf_function", "experimental_steps_per_execution", "pss_evaluation_shards")
 )
@@ -47,11 +47,11 @@ _GONE_IF_NONE = frozenset(("distribute", "sample_weight_mode", "target_tensors")
 
 
 class Passes(NamedTuple):
-    """How gradients of several backward passes are put together, by Horovod's rules; one pass leaves it to Keras.
+    """How gradients of several backward passes are accumulated, by Horovod's rules; one pass leaves it to Keras.
 
     Attributes:
-        number: of passes in one step.
-        averaged: whether their sum is divided by that.
+        number: the number of passes in one step.
+        averaged: whether their sum is divided by that number.
     """
 
     number: int = 1
@@ -67,15 +67,15 @@ def distribute(
     passes: Passes = _KERASS_OWN,
     again: Callable[[keras.optimizers.Optimizer], None] | None = None,
 ) -> None:
-    """Makes an optimizer exchange its gradients from now on; the object, its variables and its config stay.
+    """Makes an optimizer exchange its gradients from now on; the object, its variables and its config stay the same.
 
     Args:
-        optimizer: not distributed yet.
-        exchange: what averages its gradients.
+        optimizer: an optimizer that is not distributed yet.
+        exchange: averages its gradients.
         passes: how they are accumulated before.
-        again: makes another optimizer distributed as this one is; `from_config` calls it.
+        again: makes another optimizer distributed in the same way; `from_config` calls it.
     """
-    # Not by setattr, which would make the residuals a part of checkpoints that one rank writes for all.
+    # Not by setattr, which would add the residuals to checkpoints that one rank writes for all.
     vars(optimizer)[_EXCHANGE] = exchange
     if passes.number > 1:
         optimizer.gradient_accumulation_steps = passes.number
@@ -85,13 +85,13 @@ def distribute(
 
 
 def exchange_of(optimizer: Any) -> GradientExchange | None:
-    """The exchange of a distributed optimizer, also where a loss-scaling one is around it; None for any other."""
+    """The exchange of a distributed optimizer, also inside a loss-scaling one; None for any other."""
     inner = slots.without_loss_scaling(optimizer)
     return vars(inner).get(_EXCHANGE) if isinstance(inner, keras.optimizers.Optimizer) else None
 
 
 def install() -> None:
-    """Hooks Keras; a second call does nothing."""
+    """Installs the hooks in Keras; a second call does nothing."""
     owner = next(cls for cls in keras.Model.__mro__ if "compile" in vars(cls))
     if not hasattr(owner.compile, _HOOKED):
         # On the class that defines it: loading a model checks that `compile` was not overridden in a subclass.
@@ -106,9 +106,9 @@ def install() -> None:
 
 
 def adopt(model: keras.Model) -> None:
-    """Makes a compiled model fit for a distributed optimizer: where it is to run under XLA, the exchange stays outside.
+    """Adapts a compiled model to a distributed optimizer: if it is to run under XLA, the exchange stays outside.
 
-    A train step of the user's own is not compiled: it may do what XLA cannot, and is told so by a warning.
+    A user-defined train step is not compiled, as it may contain what XLA cannot compile; a warning says so.
     """
     exchange = exchange_of(model.optimizer)
     if exchange is not None and exchange.looks_ahead:
@@ -129,15 +129,15 @@ def adopt(model: keras.Model) -> None:
 
 
 def resume_at(model: keras.Model, epoch: int | None) -> None:
-    """Makes the `fit` that is about to begin start at this epoch; to be called in `on_train_begin`.
+    """Makes the `fit` that is about to begin start at this epoch; call it in `on_train_begin`.
 
-    Keras keeps it for each `fit` that follows: None, in `on_train_end`, lets these begin where they are told to.
+    Keras keeps the epoch for every later `fit`; call it with None in `on_train_end`, so that these begin as asked.
     """
     model._initial_epoch = epoch
 
 
 class _Variables(list):
-    """An optimizer's variables: Keras's list, and Horovod's, which its scripts call."""
+    """An optimizer's variables: a list, as in Keras, that can also be called, as in Horovod scripts."""
 
     def __call__(self) -> list[Any]:
         return self
@@ -146,10 +146,10 @@ class _Variables(list):
 def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimizers.Optimizer], None] | None) -> type:
     """A subclass that exchanges gradients, under the same name.
 
-    Its instances say by `__class__` that they are of the base class, so that whatever saves them (config, registered
-    name, module) writes what can be loaded without this package.
+    The `__class__` of its instances is the base class, so that whatever saves them (config, registered name, module)
+    writes what can be loaded without this package.
     """
-    factor = 1 if passes.averaged else passes.number  # Keras hands on the mean of the passes
+    factor = 1 if passes.averaged else passes.number  # Keras passes on the mean of the passes
 
     class Distributed(base):
         __class__ = property(lambda self: base)
@@ -172,19 +172,19 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
 
         @property
         def exchange(self) -> GradientExchange:
-            """What averages the gradients, and holds their residuals."""
+            """The exchange, which averages the gradients and holds their residuals."""
             return vars(self)[_EXCHANGE]
 
         def register_local_var(self, variable: Any) -> None:
-            """Keeps a variable local: its gradient is not exchanged, only divided by the number of ranks."""
+            """Keeps a variable local, so its gradient is not exchanged, only divided by the number of ranks."""
             self.exchange.register_local_var(variable)
 
         def set_epoch(self, epoch: int) -> None:
-            """Tells which epoch begins, from 0; recipes that change by epoch need it outside of `fit`."""
+            """Sets the epoch that begins, from 0; recipes that change by epoch need it outside `fit`."""
             self.exchange.set_epoch(epoch)
 
         def build(self, variables):
-            # Where the first step of a loop builds what looks ahead, nobody has looked: another trace has to follow.
+            # If the first step of a loop builds the optimizer, it has not looked ahead, so another trace must follow.
             with contextlib.nullcontext() if self.exchange.looks_ahead else making_variables():
                 if not self.exchange.sends_updates:
                     base.build(self, variables)
@@ -254,7 +254,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
 
 
 def _begin_updates(optimizer: Any) -> None:
-    """Lets the exchange run the step of an optimizer that knows its variables."""
+    """Lets the exchange run the step of an optimizer that has been built."""
     variables = list(optimizer._trainable_variables)
     local = optimizer.exchange.are_local(variables)
     without_slots.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if own])
@@ -268,7 +268,7 @@ def _clips(optimizer: keras.optimizers.Optimizer) -> bool:
 
 @contextlib.contextmanager
 def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> Iterator[None]:
-    """While Keras's own clipping is traced, its threshold is multiplied."""
+    """Context in which Keras's clipping thresholds are multiplied by a factor, while the clipping is traced."""
     thresholds = {name: getattr(optimizer, name) for name in slots.THRESHOLDS}
     try:
         for name, threshold in thresholds.items():
@@ -309,7 +309,7 @@ def _hooked_compile(original: Any) -> Any:
 
 
 def _without_the_gone(asked: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `compile` that Keras 3 knows; a warning names the others."""
+    """The arguments of `compile` without those that Keras 3 has removed; a warning names these."""
     gone = [name for name, value in asked.items() if name in _GONE or (name in _GONE_IF_NONE and value is None)]
     if gone:
         warnings.warn(
@@ -362,5 +362,5 @@ def _hooked_apply(original: Any) -> Any:
     return apply
 
 
-# On import, as model.compile(hvd.DistributedOptimizer(...)) looks up `compile` before it makes the optimizer.
+# On import, as model.compile(hvd.DistributedOptimizer(...)) looks up `compile` before it creates the optimizer.
 install()

@@ -1,4 +1,4 @@
-"""Horovod's arguments: what they mean here, and what to do instead of those that cannot be had."""
+"""Horovod's arguments: what they mean here, and what to use instead of those that are not supported."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from hvd_sparse.exchange import wire
 from hvd_sparse.exchange.arguments import is_sum, own_set
 from hvd_sparse.horovod_api.values import Average, Sum
 
-_HALVES = ("float16",)  # whose sums over many ranks can overflow
-# The order of horovod.tensorflow's DistributedOptimizer; that of horovod.tensorflow.keras is our own.
+_HALVES = ("float16",)  # dtypes whose sums over many ranks can overflow
+# The argument order of horovod.tensorflow's DistributedOptimizer; ours is that of horovod.tensorflow.keras.
 _WITH_LOCKING = (
     "optimizer",
     "name",
@@ -49,12 +49,12 @@ def exchange_options(
     device_dense: Any = "",
     device_sparse: Any = "",
 ) -> dict[str, Any]:
-    """The arguments of `GradientExchange` that Horovod's ask for.
+    """The arguments of `GradientExchange` that correspond to Horovod's.
 
     Raises:
-        ValueError: where an argument cannot be had, with what to do instead.
+        ValueError: if an argument is not supported; the message says what to do instead.
     """
-    if not isinstance(device_dense, str):  # where a recipe stood before Horovod's arguments were all taken
+    if not isinstance(device_dense, str):  # older versions took a recipe in this position
         aggregator, device_dense = _in_place_of_device(aggregator, device_dense), ""
     for name, device in (("device_dense", device_dense), ("device_sparse", device_sparse)):
         if device != "":
@@ -75,7 +75,7 @@ def choose(aggregator: Any, compression: Any) -> Any:
     """The recipe that Horovod's `compression` and our `aggregator` ask for together; None is the default.
 
     Raises:
-        ValueError: where it is none of Horovod's own, or the recipe cannot send values as float16.
+        ValueError: if it is not one of Horovod's own, or the recipe cannot send values as float16.
     """
     if compression is Compression.none:
         return aggregator
@@ -88,9 +88,9 @@ def choose(aggregator: Any, compression: Any) -> Any:
 
 
 def in_either_order(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Lets a function of horovod.tensorflow.keras's order be called in that of horovod.tensorflow, known by its bool.
+    """Lets a function in horovod.tensorflow.keras's argument order be called in that of horovod.tensorflow, too.
 
-    The third argument is `use_locking` there, and the name of a device here.
+    The third argument tells them apart: it is the bool `use_locking` there, and the name of a device here.
     """
 
     @functools.wraps(function)
@@ -109,7 +109,7 @@ def in_either_order(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _in_place_of_device(aggregator: Any, given: Any) -> Any:
-    """What was given in the place of a device, by who passes a recipe by position."""
+    """The argument that was passed in place of a device, by callers that pass a recipe by position."""
     if aggregator is not None or not isinstance(given, Aggregator):
         raise TypeError(
             f"Expected the name of a device for device_dense, got {type(given).__name__}: pass a recipe by its name, "
@@ -119,7 +119,7 @@ def _in_place_of_device(aggregator: Any, given: Any) -> Any:
 
 
 def _check_predivide(factor: Any, op: Any, aggregator: Aggregator | None) -> None:
-    """Raises where the mean with this factor is not the one without, up to rounding."""
+    """Raises ValueError unless the factor leaves the mean unchanged, up to rounding."""
     if factor == 1.0:
         return
     if isinstance(factor, bool) or not isinstance(factor, (int, float)) or not 0.0 < factor < math.inf:

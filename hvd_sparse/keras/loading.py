@@ -1,4 +1,4 @@
-"""Models that were saved with any optimizer, loaded to train on distributed."""
+"""Loads models that were saved with any optimizer, to continue training distributed."""
 
 from __future__ import annotations
 
@@ -27,27 +27,27 @@ def load_model(
     aggregator: Aggregator | None = None,
     **options: Any,
 ) -> keras.Model:
-    """Loads a compiled model and makes its optimizer distributed; momentum and step counts go on from the file.
+    """Loads a compiled model and makes its optimizer distributed; momentum and step counts continue from the file.
 
     The residuals are not in the file: see `hvd.checkpoint`.
 
-    It is no collective: each rank that calls it reads the file itself, and where that fails raises by itself, so that
-    all raise the same where all call it and see the same file. Rank 0 may call it alone, where the others build the
-    same model and `hvd.callbacks.BroadcastGlobalVariablesCallback` follows.
+    It is not a collective: each rank that calls it reads the file itself and raises its own errors, which are the same
+    on all ranks if all call it and see the same file. Rank 0 may call it alone if the others build the same model and
+    `hvd.callbacks.BroadcastGlobalVariablesCallback` follows.
 
     Args:
-        filepath: what `model.save` wrote, with any optimizer; Keras's own format (.keras) has checksums, HDF5 has none.
-        custom_optimizers: optimizer classes of one's own that the model may have.
+        filepath: a file written by `model.save`, with any optimizer; Keras's format (.keras) has checksums, HDF5 none.
+        custom_optimizers: your own optimizer classes that the model may use.
         custom_objects: as for `keras.models.load_model`.
         compression: as for `DistributedOptimizer`.
-        legacy_opts: False, as Keras 3 has no legacy optimizers.
+        legacy_opts: must be False, as Keras 3 has no legacy optimizers.
         aggregator: as for `DistributedOptimizer`.
         **options: the other arguments of `DistributedOptimizer`.
 
     Raises:
-        FileNotFoundError: where it is not there.
-        OSError: where a file of Keras's own format is damaged.
-        ValueError: where the model was saved without an optimizer, or an argument cannot be had.
+        FileNotFoundError: if the file does not exist.
+        OSError: if a file in Keras's format is damaged.
+        ValueError: if the model was saved without an optimizer, or an argument is not supported.
     """
     if legacy_opts:
         raise ValueError(
@@ -70,7 +70,7 @@ def load_model(
 
 
 def _say_how_it_accumulates(optimizer: keras.optimizers.Optimizer, options: Mapping[str, Any]) -> None:
-    """Warns where a file leaves open whether the gradients of several passes are added up or averaged."""
+    """Warns if a file leaves open whether the gradients of several passes are summed or averaged."""
     passes = optimizer.gradient_accumulation_steps
     if passes and "backward_passes_per_step" not in options:
         warnings.warn(
@@ -82,9 +82,9 @@ def _say_how_it_accumulates(optimizer: keras.optimizers.Optimizer, options: Mapp
 
 
 def _check(path: str) -> None:
-    """Makes sure that a file on this machine is there, and whole where it tells that by itself.
+    """Checks that a file on this machine exists, and is intact if its format has checksums.
 
-    Otherwise what Keras raises is of any kind, and it goes on without the checksums where memory is short.
+    Otherwise Keras may raise any kind of error, and it skips the checksums if memory is short.
     """
     if "://" in path:
         return
@@ -95,7 +95,7 @@ def _check(path: str) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except Exception as error:  # a damaged byte makes the parsers raise nearly anything
+    except Exception as error:  # a damaged byte can make the parsers raise almost any exception
         damaged = str(error) or type(error).__name__
     if damaged is not None:
         raise OSError(f"{path} is damaged ({damaged}): load an older file, or copy it anew.")

@@ -1,12 +1,12 @@
-"""Keras's optimizers run on the sender's side, on this rank's shard of its node's mean gradient.
+"""Runs Keras's optimizers on the sender's side, on this rank's shard of its node's mean gradient.
 
-A recipe with `LocalUpdates` exchanges what an optimizer does with a node's gradients. A twin of the optimizer, of the
-same class and settings, has slots for the shard alone; its step runs in a `keras.StatelessScope`, so that nothing is
-written before all ranks have committed. Optimizers that look at whole variables bring a step for shards themselves
-(`exchange/on_shards.py`). What acts on weights stays with the optimizer itself: decoupled weight decay,
+A recipe with `LocalUpdates` exchanges the updates that an optimizer computes from a node's gradients. A twin of the
+optimizer, of the same class and settings, has slots for the shard only; its step runs in a `keras.StatelessScope`, so
+that nothing is written before all ranks have committed. Optimizers that need whole variables provide a step for shards
+themselves (`exchange/on_shards.py`). Whatever acts on weights stays with the optimizer itself: decoupled weight decay,
 constraints, the moving average. Gradients are clipped before.
 
-The optimizer has no slots of its own then; `without_slots.py` has what stands in for them in files.
+The optimizer then has no slots of its own; `without_slots.py` provides what stands in for them in files.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ _LAYER_WISE = ("LARS", "LAMB")  # of the package lars
 
 
 def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
-    """An optimizer as an exchange runs it, for `Spec.optimizer`; None where that cannot be.
+    """The description of an optimizer for an exchange that runs it, for `Spec.optimizer`; None if that is impossible.
 
-    It does not keep the optimizer alive, which holds the exchange that asks.
+    It does not keep the optimizer alive, as the optimizer itself holds the exchange.
 
     Args:
-        optimizer: not distributed yet.
+        optimizer: an optimizer that is not distributed yet.
     """
     if not _runs_on_shards(optimizer):
         return None
@@ -57,7 +57,7 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
 
 
 def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
-    """Raises ValueError where a recipe exchanges updates that this optimizer cannot make on a shard."""
+    """Raises ValueError if a recipe exchanges updates that this optimizer cannot compute on a shard."""
     if sends_updates(recipe) and not _runs_on_shards(optimizer):
         raise ValueError(
             f"The exchange cannot run {type(optimizer).__name__} on a shard of a node's gradient, but "
@@ -68,29 +68,29 @@ def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
 
 
 def lower(optimizer: Any, exchanged: Sequence[tuple[Any, Any, bool]], learning_rate: Any) -> None:
-    """Lowers weights by what an exchange has given back.
+    """Applies the result of an exchange to the weights.
 
     Args:
-        optimizer: distributed, by a recipe that sends updates.
-        exchanged: for each variable what was given back, the variable, and whether that is an update; else it is a
-            gradient, for the optimizer's own step.
-        learning_rate: of this step.
+        optimizer: an optimizer that is distributed by a recipe that sends updates.
+        exchanged: for each variable, the result, the variable, and whether the result is an update, to be subtracted,
+            or a gradient, for the optimizer's own step.
+        learning_rate: the learning rate of this step.
     """
     stand_in = without_slots.of(optimizer)
-    assert stand_in is not None  # `build` has made it
+    assert stand_in is not None  # created by `build`
     for given, variable, is_update in exchanged:
         if is_update:
             variable.assign_sub(tf.cast(given, variable.dtype))
         else:
             stand_in.step(optimizer, given, variable, learning_rate)
-    stand_in.gathered = None  # by now the exchange has taken it up, and this step makes it old
+    stand_in.gathered = None  # the exchange has taken it over, and this step makes it outdated
     looking = ahead.of(optimizer)
     if looking is not None:
         looking.move(sender_side.unsent(optimizer.exchange, [variable for _, variable, _ in exchanged]))
 
 
 def velocities(optimizer: Any) -> list[tf.Variable]:
-    """The slots in which the exchange adds up past steps, learning rate included, as SGD and RMSprop do."""
+    """The slots in which the exchange accumulates past steps, including the learning rate, as SGD and RMSprop do."""
     optimizer = slots.without_loss_scaling(optimizer)
     name = {keras.optimizers.SGD: "momentums", keras.optimizers.RMSprop: "_momentums"}
     wanted = next((slot for kind, slot in name.items() if isinstance(optimizer, kind)), None)

@@ -8,20 +8,20 @@ from hvd_sparse.keras import hooks
 
 
 class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
-    """Keras's loss scaling; whether gradients are finite is agreed over all ranks before any of them is exchanged.
+    """Keras's loss scaling, in which all ranks agree whether gradients are finite before any is exchanged.
 
-    A step on which one rank's gradient overflows is skipped by all: variables, momentum, accumulated gradients and
-    residuals stay as they were, and every rank halves its scale. Keras's own class is made to do the same around a
-    distributed optimizer, so under `mixed_float16` `compile` needs no help; this one is for loops of one's own:
+    A step in which one rank's gradient overflows is skipped by all ranks: variables, momentum, accumulated gradients
+    and residuals stay as they were, and every rank halves its scale. Around a distributed optimizer, Keras's own class
+    does the same, so `compile` under `mixed_float16` needs no change; this class is for your own loops:
 
         optimizer = hvd.LossScaleOptimizer(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1)))
 
-    with a plain `tf.GradientTape`. It is saved as Keras's. As the decision comes first, the exchange does not overlap
-    with the backward pass.
+    with a plain `tf.GradientTape`. It is saved as Keras's class. As the decision comes first, the exchange does not
+    overlap with the backward pass.
 
     Args: those of `keras.optimizers.LossScaleOptimizer`.
 
-    Steps and bytes: one all-reduce of 4 bytes a step.
+    Steps and bytes: one all-reduce of 4 bytes per step.
     """
 
     def __init__(self, inner_optimizer, *args, **kwargs):
@@ -32,5 +32,5 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
             )
         super().__init__(inner_optimizer, *args, **kwargs)
 
-    # What saves it is to see Keras's class, so that it can be loaded without this package.
+    # It is saved as Keras's class, so that it can be loaded without this package.
     __class__ = property(lambda self: keras.optimizers.LossScaleOptimizer)

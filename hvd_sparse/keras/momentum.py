@@ -1,13 +1,13 @@
-"""Keras's optimizers hand their momentum over to the exchange, and run without it.
+"""Hands the momentum of Keras's optimizers over to the exchange, so that they run without it.
 
-A recipe with `MomentumCorrection` keeps momentum where gradients are, before what is sent is chosen. An optimizer's
-`momentum` or `beta_1` then says what the exchange does: it stays in the config, and 0 stands in its place while the
-step is traced. Biases of Adam's first moment are corrected by the exchange, in the velocity itself: with b = beta_1 and
-t the number of the step, m^_t = ((b - b^t) m^_{t-1} + (1 - b) g_t) / (1 - b^t).
+A recipe with `MomentumCorrection` applies momentum on the sender's side, before the selection. An optimizer's
+`momentum` or `beta_1` then sets what the exchange does: it stays in the config, and is replaced by 0 while the step is
+traced. The exchange corrects the bias of Adam's first moment in the velocity itself: with b = beta_1 and t the number
+of the step, m^_t = ((b - b^t) m^_{t-1} + (1 - b) g_t) / (1 - b^t).
 
-The optimizer's own slots are not used while it trains so. `hvd.consolidate` writes into them what they would hold, the
-mean over all ranks, so that a file of the model can be trained on by any optimizer; and what a file has left in them is
-where the exchange begins.
+The optimizer's own slots are not used during such training. `hvd.consolidate` writes into them what they would hold,
+the mean over all ranks, so that training can continue from a file of the model with any optimizer; and the exchange
+begins with what a file has in them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from hvd_sparse.exchange.wire import parts
 from hvd_sparse.keras import first_rank
 from hvd_sparse.spec import Gathered, Momentum, MomentumRule
 
-# By the name of the class, of Keras or of `lars`: which of its attributes is the momentum.
+# The attribute that holds the momentum, by the name of the class, of Keras or of `lars`.
 _HEAVY_BALL = ("SGD", "RMSprop", "LARS")
 _FIRST_MOMENT = ("Adam", "Adamax", "Lamb", "LAMB")
 _NONE = ("Adagrad", "Adadelta")
@@ -40,13 +40,13 @@ _HOMES = ("keras", "lars")
 
 
 def of(optimizer: keras.optimizers.Optimizer, momentum_slots: Slots) -> Momentum | None:
-    """An optimizer's momentum, for `Spec.momentum`; None where it cannot be handed over.
+    """An optimizer's momentum, for `Spec.momentum`; None if it cannot be handed over.
 
-    It does not keep the optimizer alive, which holds the exchange that asks.
+    It does not keep the optimizer alive, as the optimizer itself holds the exchange.
 
     Args:
-        optimizer: not distributed yet.
-        momentum_slots: gives the slots of its momentum.
+        optimizer: an optimizer that is not distributed yet.
+        momentum_slots: returns the slots of its momentum.
     """
     name = _attribute(optimizer)
     if name is None:
@@ -68,7 +68,7 @@ def of(optimizer: keras.optimizers.Optimizer, momentum_slots: Slots) -> Momentum
         alive = reference()
         factor = per_slot(alive) if alive is not None and alive.built else 0.0
         slots = momentum_slots(alive) if factor else {}
-        # What was made in the very trace that asks has no value yet, and nothing gathered in it.
+        # A slot that was created in the current trace has no value yet, so nothing has accumulated in it.
         begun = {name: slot for name, slot in slots.items() if slot.value.is_initialized()}
         return {VELOCITY: {name: slot.value.numpy() * factor for name, slot in begun.items()}}
 
@@ -76,7 +76,7 @@ def of(optimizer: keras.optimizers.Optimizer, momentum_slots: Slots) -> Momentum
 
 
 def require_consolidated(optimizer: keras.optimizers.Optimizer, exchange: Any) -> None:
-    """Raises RuntimeError where an optimizer is about to be saved without the momentum that the exchange keeps."""
+    """Raises RuntimeError if an optimizer is about to be saved without the momentum that the exchange keeps."""
     if exchange.takes_over and exchange.step not in (0, vars(optimizer).get(CONSOLIDATED)):
         raise RuntimeError(
             f"The exchange keeps the momentum of {type(optimizer).__name__}, and each rank has its part: before the "
@@ -86,10 +86,10 @@ def require_consolidated(optimizer: keras.optimizers.Optimizer, exchange: Any) -
 
 
 def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
-    """Says on rank 0 what a recipe takes over, and what is known to go wrong.
+    """Prints on rank 0 what a recipe takes over, and warns of combinations that are known to train badly.
 
     Raises:
-        ValueError: where momentum cannot be taken over, or would be there twice.
+        ValueError: if momentum cannot be taken over, or would be applied twice.
     """
     if takes_momentum(recipe):
         _check_taken(optimizer, recipe)
@@ -135,7 +135,7 @@ def _check_left(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> No
 
 
 def _loses_with_adam(recipe: Aggregator) -> bool:
-    """Whether it sends a constant share of gradients, from the first step on."""
+    """Whether a recipe sends a constant share of gradients from the first step on."""
     kinds = tuple(type(part) for part in parts(recipe))
     safe = {Warmup, Schedule, MomentumCorrection, LocalUpdates, SparCMLAlgorithm1}
     return not recipe.sends_all and not safe & set(kinds)
@@ -151,7 +151,7 @@ def _densities(recipe: Aggregator) -> list[float]:
 
 @contextlib.contextmanager
 def left_out(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
-    """While a step is traced, the optimizer has no momentum."""
+    """Context in which the optimizer has no momentum, while a step is traced."""
     name = _attribute(optimizer)
     if not name:
         yield
@@ -165,7 +165,7 @@ def left_out(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
 
 
 def _attribute(optimizer: keras.optimizers.Optimizer) -> str | None:
-    """The name of what holds the momentum; "" where there is none, None where it is of a kind that is not known."""
+    """The name of the attribute with the momentum; "" if there is none, None for an unknown kind of optimizer."""
     for cls in type(optimizer).__mro__:
         if cls.__module__.partition(".")[0] not in _HOMES:
             continue
@@ -179,7 +179,7 @@ def _attribute(optimizer: keras.optimizers.Optimizer) -> str | None:
 
 
 def per_slot(optimizer: keras.optimizers.Optimizer) -> float:
-    """What a slot is multiplied by to be in units of the mean gradient; 0 where it says nothing."""
+    """The factor that converts a slot to units of the mean gradient; 0 if it cannot be converted."""
     if _attribute(optimizer) == "momentum":
         rate = float(optimizer.learning_rate)
         return -1.0 / rate if rate else 0.0

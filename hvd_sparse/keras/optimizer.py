@@ -48,51 +48,51 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
 ) -> keras.optimizers.Optimizer:
     """Makes a Keras optimizer average its gradients over all ranks.
 
-    Arguments may stand in the order of `horovod.tensorflow.keras`, or in that of `horovod.tensorflow`; what is not
-    Horovod's goes by name.
+    Positional arguments may be in the order of `horovod.tensorflow.keras` or of `horovod.tensorflow`; arguments that
+    Horovod does not have are keyword-only.
 
-    The exchange runs after gradients were accumulated. Dense recipes clip the mean, as Horovod does; sparse ones
-    clip each rank's own gradient before the residual is added, at threshold / sqrt(P). The optimizer keeps its class,
-    its config and its variables, so that a model saved with it loads without this package (`hvd.load_model` makes it
-    distributed again). New on it are `exchange`, `register_local_var(variable)` and `set_epoch(epoch)`.
+    The exchange runs after gradients are accumulated. Dense recipes clip the mean, as Horovod does; sparse ones clip
+    each rank's own gradient before the residual is added, at threshold / sqrt(P). The optimizer keeps its class, its
+    config and its variables, so a model saved with it loads without this package (`hvd.load_model` makes it distributed
+    again). It gains `exchange`, `register_local_var(variable)` and `set_epoch(epoch)`.
 
-    Under `mixed_float16` Keras wraps it in loss scaling, whose decision to skip a step is then agreed on by all
-    ranks. Where Keras would compile the train step by XLA, the exchange is kept out of it (`compiled_train_step`).
+    Under `mixed_float16` Keras wraps it in loss scaling, and all ranks then agree on which steps to skip. If Keras
+    would compile the train step by XLA, the exchange is kept out of it (`compiled_train_step`).
 
     Args:
-        optimizer: any Keras optimizer, not used yet; one with loss scaling around it is taken apart. It is changed in
-            place and returned.
-        name: collectives are named after it; the default is the optimizer's name.
-        device_dense: "", as collectives run where their tensors are.
-        device_sparse: "", likewise.
-        compression: `hvd.Compression.fp16` sends values as float16: dense gradients, or those of the recipe, as its
+        optimizer: any Keras optimizer that has not been used yet; in a loss-scaling one, the inner optimizer is made
+            distributed. It is changed in place and returned.
+        name: prefix of the names of collectives; the default is the optimizer's name.
+        device_dense: must be "", as collectives run where their tensors are.
+        device_sparse: must be "", likewise.
+        compression: `hvd.Compression.fp16` sends values as float16: dense gradients, or those of the recipe, like its
             `wire_dtype="float16"`.
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors; by default their rows travel exactly.
-        gradient_predivide_factor: makes no difference but for rounding, and can be had with `hvd.Average` alone, and
-            not where values travel as float16.
+        gradient_predivide_factor: affects only the rounding; other values than 1.0 need `hvd.Average`, and values that
+            do not travel as float16.
         op: `hvd.Average`; or `hvd.Sum` for P times the mean, whatever the recipe. The residual of a sparse recipe is in
-            units of the gradient in both. With `clipnorm` and its kin it is the sum that the threshold is for.
-        backward_passes_per_step: n > 1 lets the gradients of n passes add up before they are exchanged and applied; it
-            becomes the optimizer's `gradient_accumulation_steps`. `iterations` counts passes, as in Horovod, and so
-            do learning rate schedules. A file of the model tells of the n passes but not that they are added up: pass
-            this to `hvd.load_model`, too.
+            units of the gradient in both. Thresholds such as `clipnorm` then apply to the sum.
+        backward_passes_per_step: if n > 1, the gradients of n passes are summed before they are exchanged and applied;
+            n becomes the optimizer's `gradient_accumulation_steps`. `iterations` and learning rate schedules count
+            passes, as in Horovod. A saved model contains n but not that the gradients are summed: pass this to
+            `hvd.load_model`, too.
         average_aggregated_gradients: divide the sum of n passes by n.
-        num_groups: makes no difference: gradients are always fused, in buckets of `bucket_bytes`.
-        groups: makes no difference, likewise: a number above 0, or lists of variables.
+        num_groups: has no effect: gradients are always fused, in buckets of `bucket_bytes`.
+        groups: has no effect, likewise: a number above 0, or lists of variables.
         process_set: the ranks that exchange with each other; all others apply their own gradients and are not waited
-            for. For recipes of one level: `dense`, `topk`, `mstopk`, `sparcml`. None is all ranks.
+            for. Only for recipes without nodes: `dense`, `topk`, `mstopk`, `sparcml`. None means all ranks.
         scale_local_gradients: divide the gradients of local variables by P, as Horovod does.
         aggregator: a recipe of `hvd.recipes`; the default is dense.
-        bucket_bytes: gradients are exchanged in buckets of this size; by default 25 MiB, and an eighth of all gradients
-            where the recipe sends all of them (`GradientExchange`).
+        bucket_bytes: gradients are exchanged in buckets of this size; by default 25 MiB, or an eighth of all gradients
+            if the recipe sends all of them (`GradientExchange`).
         first_bucket_bytes: the first bucket is closed once it holds this much; a small one starts earlier.
         local_layers: layers whose variables are not exchanged.
         telemetry: measures the exchanges.
-        use_locking: makes no difference: Keras's optimizers have no locks.
+        use_locking: has no effect: Keras's optimizers have no locks.
 
     Raises:
-        TypeError: where it is no Keras optimizer, or an argument is unknown.
-        ValueError: where it is distributed or used already, or an argument cannot be had.
+        TypeError: if it is not a Keras optimizer, or an argument is unknown.
+        ValueError: if it is already distributed or used, or an argument is not supported.
     """
     inner = slots.without_loss_scaling(optimizer)
     _require_new(inner)
@@ -141,10 +141,10 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
     scale_local_gradients: bool = True,
     **options: Any,
 ) -> keras.optimizers.Optimizer:
-    """Makes a Keras optimizer average its gradients over all ranks, but for those of some layers.
+    """Makes a Keras optimizer average its gradients over all ranks, except those of some layers.
 
     Args:
-        optimizer: as for `DistributedOptimizer`, and so are all others but for their order.
+        optimizer: as for `DistributedOptimizer`, like all arguments except for their order.
         name: see there.
         device_dense: see there.
         device_sparse: see there.
@@ -154,12 +154,12 @@ def PartialDistributedOptimizer(  # noqa: N802 - Horovod's name
         op: see there.
         groups: see there.
         process_set: see there.
-        local_layers: a layer, or several; their gradients stay this rank's own, divided by P. They need not be built.
+        local_layers: one layer or several; their gradients stay this rank's own, divided by P. They need not be built.
         scale_local_gradients: whether they are divided.
-        **options: the other arguments of `DistributedOptimizer`, as `aggregator`.
+        **options: the other arguments of `DistributedOptimizer`, such as `aggregator`.
 
     Raises:
-        TypeError, ValueError: as `DistributedOptimizer`.
+        TypeError, ValueError: as for `DistributedOptimizer`.
     """
     return DistributedOptimizer(
         optimizer,
@@ -187,7 +187,7 @@ def distribute(
     average_aggregated_gradients: bool = False,
     **options: Any,
 ) -> None:
-    """Makes an optimizer distributed that may have been used; see `DistributedOptimizer`."""
+    """Makes an optimizer distributed that may already have been used; see `DistributedOptimizer`."""
     again = functools.partial(
         distribute,
         aggregator=aggregator,
@@ -218,7 +218,7 @@ def distribute(
 
 
 def as_layers(local_layers: Layers) -> list[keras.layers.Layer]:
-    """One layer, several or None as a list; ValueError where one of them is none."""
+    """One layer, several or None as a list; raises ValueError if one of them is not a layer."""
     layers = [local_layers] if isinstance(local_layers, keras.layers.Layer) else list(local_layers or ())
     for layer in layers:
         if not isinstance(layer, keras.layers.Layer):
@@ -227,7 +227,7 @@ def as_layers(local_layers: Layers) -> list[keras.layers.Layer]:
 
 
 def _rate_of(optimizer: keras.optimizers.Optimizer) -> Rate:
-    """Gives the optimizer's learning rate without keeping it alive: it holds the exchange that asks."""
+    """Returns a function for the optimizer's learning rate that does not keep it alive, as it holds the exchange."""
     reference = weakref.ref(optimizer)
 
     def rate() -> Any:
@@ -240,13 +240,13 @@ def _rate_of(optimizer: keras.optimizers.Optimizer) -> Rate:
 
 
 def _taken_by(function: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Those of the arguments that a function takes."""
+    """The options that are arguments of a function."""
     known = inspect.signature(function).parameters
     return {name: value for name, value in options.items() if name in known}
 
 
 def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -> hooks.Passes:
-    """How Horovod would accumulate, for an optimizer that may accumulate so already, as one out of a file."""
+    """How Horovod would accumulate, for an optimizer that may already do so, such as one from a file."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ValueError(f"Expected backward_passes_per_step to be a whole number, at least 1, got {count!r}.")
     if count > 1 and optimizer.built and optimizer.gradient_accumulation_steps != count:

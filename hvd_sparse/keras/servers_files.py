@@ -1,7 +1,7 @@
-"""Files of sharded servers: one for each rank, with its shard and what its client had not sent.
+"""Files of sharded servers: one per rank, with its shard and what its client has not sent.
 
-Any number of ranks can go on from them: shards are cut anew, and what was not sent keeps its sum. What clients remember
-besides, as an optimizer's slots, goes on where there are as many of them, and begins anew on another number.
+Any number of ranks can continue from them: shards are cut again, and the sum of what was not sent is kept. Other state
+of clients, such as an optimizer's slots, is restored on the same number of ranks, and reset on another number.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ _PUSHED = {GRADIENTS: "gradients", WEIGHTS: "updates"}  # by unit
 
 
 class Account(NamedTuple):
-    """What ranks that save and ranks that go on must have in common.
+    """What must be the same for the ranks that save and the ranks that continue.
 
     Attributes:
-        optimizer: its class.
-        shapes: of the variables, in order. Their names are not looked at, as Keras numbers layers anew each time.
-        unit: of what is pushed: `GRADIENTS`, or `WEIGHTS` where clients run the optimizer.
+        optimizer: the class of the optimizer.
+        shapes: the shapes of the variables, in order. Names are ignored, as Keras numbers layers anew each time.
+        unit: the unit of what is pushed: `GRADIENTS`, or `WEIGHTS` if clients run the optimizer.
     """
 
     optimizer: str
@@ -39,7 +39,7 @@ class Account(NamedTuple):
 
     @classmethod
     def of(cls, optimizer: Any, variables: Sequence[Any], sends_updates: bool = False) -> Account:
-        """Of an optimizer and what it trains, and whether clients run it."""
+        """The account of an optimizer and its variables, and of whether clients run it."""
         shapes = [list(variable.shape) for variable in variables]
         return cls(type(optimizer).__name__, shapes, WEIGHTS if sends_updates else GRADIENTS)
 
@@ -50,11 +50,11 @@ class Account(NamedTuple):
 
 
 class Rank(NamedTuple):
-    """Who goes on.
+    """A rank that continues.
 
     Attributes:
         rank: its number.
-        ranks: how many there are.
+        ranks: the number of ranks.
         sends_all: whether its client keeps nothing of a gradient, so that the server has to take what was not sent.
     """
 
@@ -64,7 +64,7 @@ class Rank(NamedTuple):
 
 
 def write(path: str | os.PathLike, kept: Kept, account: Account, ranks: int) -> str:
-    """Writes what one of so many ranks has; gives the SHA-256 of the file, OSError where it cannot be written."""
+    """Writes the state of one of `ranks` ranks and returns the file's SHA-256; OSError if it cannot be written."""
     state = kept.state
     manifest = {
         "format": archives.FORMAT,
@@ -79,16 +79,16 @@ def write(path: str | os.PathLike, kept: Kept, account: Account, ranks: int) -> 
 
 
 def resumed(paths: Sequence[pathlib.Path], account: Account, who: Rank) -> Resumed:
-    """What a rank goes on with.
+    """The state with which a rank continues.
 
     Args:
-        paths: the files of all ranks that saved, in their order.
-        account: of the model and its optimizer.
-        who: goes on.
+        paths: the files of all ranks that saved, in order.
+        account: the account of the model and its optimizer.
+        who: the rank that continues.
 
     Raises:
-        OSError: where a file cannot be read, or is damaged.
-        ValueError: where it is of another model or optimizer.
+        OSError: if a file cannot be read or is damaged.
+        ValueError: if it belongs to another model or optimizer.
     """
     ranges = spec.shards(account.size, len(paths))
     own = _Shard(spec.shards(account.size, who.ranks)[who.rank])
@@ -107,13 +107,13 @@ def resumed(paths: Sequence[pathlib.Path], account: Account, who: Rank) -> Resum
                 left[theirs.offset : theirs.offset + theirs.size] += arrays[_GATHERED]
     if not alike and not who.sends_all:
         own.gathered[:] = 0.0
-    pushes = own.pushes if alike else own.pushes // len(paths) * who.ranks  # as many steps of a synchronous job
+    pushes = own.pushes if alike else own.pushes // len(paths) * who.ranks  # as many steps in a synchronous job
     state = State(own.arrays, own.gathered, own.gathered_pushes if alike else 0, own.version, pushes)
     return Resumed(state, None if who.sends_all else left, memory)
 
 
 class _Shard:
-    """A shard that is put together of those that were saved; its numbers are of the one that it has most of."""
+    """A shard assembled from saved ones; its counts are those of the one that contributes most."""
 
     def __init__(self, own: spec.Shard):
         self._own = own
@@ -124,7 +124,7 @@ class _Shard:
         self._most = -1
 
     def take(self, manifest: dict[str, Any], arrays: dict[str, np.ndarray], theirs: spec.Shard) -> None:
-        """Takes its part of a shard that was saved."""
+        """Takes its part of a saved shard."""
         begin = max(self.place.start, theirs.offset)
         end = max(begin, min(self.place.stop, theirs.offset + theirs.size))
         here = slice(begin - self.place.start, end - self.place.start)

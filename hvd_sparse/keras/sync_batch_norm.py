@@ -1,4 +1,4 @@
-"""Batch normalisation over the batches of all ranks, as one process would do it that has all of them."""
+"""Batch normalization over the batches of all ranks, as in one process with all of them."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ _counts: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 @keras.saving.register_keras_serializable(package="hvd_sparse")
 class SyncBatchNormalization(keras.layers.BatchNormalization):
-    """Keras's batch normalisation with mean and variance of the batches of all ranks together.
+    """Keras's batch normalization with the mean and variance of the batches of all ranks together.
 
-    In training, outputs, gradients and moving statistics are those of one process that has the batches of all ranks as
-    one: ranks count by how many values they have, which may differ, and masked values do not count. Statistics are
-    computed in float32 at least, and are the same bits on every rank. In inference, on one rank and where the layer is
-    frozen it is Keras's layer.
+    In training, outputs, gradients and moving statistics are those of one process with all ranks' batches as one batch:
+    ranks are weighted by their number of values, which may differ, and masked values do not count. Statistics are
+    computed in float32 or wider, with the same bits on every rank. In inference, on one rank, or when frozen, it is the
+    same as Keras's layer.
 
     All ranks must call it equally often. XLA cannot compile collectives, so a train step with such a layer is not
     compiled.
 
     Args:
-        fused: only False.
-        **options: those of `keras.layers.BatchNormalization`, but for `renorm`.
+        fused: must be False.
+        **options: the options of `keras.layers.BatchNormalization`, except `renorm`.
 
     Raises:
-        ValueError: where `fused` is not False, or `renorm` is asked for.
+        ValueError: if `fused` is not False, or `renorm` is requested.
 
     Steps and bytes sent per rank, for C features: forward an all-gather of 3 C values, backward an all-reduce of 2 C.
     """
@@ -67,7 +67,7 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
 
 
 def synchronises(model: keras.Model) -> bool:
-    """Whether a built model has a layer that meets the other ranks in its forward pass."""
+    """Whether a built model has a layer with a collective in its forward pass."""
     if topology.world().size == 1:
         return False
     held = {id(variable) for variable in model.variables}
@@ -75,7 +75,7 @@ def synchronises(model: keras.Model) -> bool:
 
 
 def _counted(values: tf.Tensor, mask: Any) -> tf.Tensor | None:
-    """Which values count, bool in their shape; None where all do."""
+    """Which values count, bool in their shape; None if all do."""
     if mask is None:
         return None
     mask = tf.cast(mask, tf.bool)
@@ -89,8 +89,8 @@ def _counted(values: tf.Tensor, mask: Any) -> tf.Tensor | None:
 def _moments(values: tf.Tensor, counted: tf.Tensor | None, axis: int, world: Communicator) -> tuple[Any, Any]:
     """Mean and variance [C] of the counted values of all ranks; their gradients go to all ranks.
 
-    Each rank's mean and its squares around that travel, and not the sum of squares, of which little is left in float32
-    where the mean is large (Chan, Golub and LeVeque 1983, equation 2.1).
+    Each rank sends its mean and the sum of squares around it, not the plain sum of squares, which loses precision in
+    float32 if the mean is large (Chan, Golub and LeVeque 1983, equation 2.1).
     """
     rank = values.shape.rank
     features = axis % rank
@@ -123,7 +123,7 @@ def _moments(values: tf.Tensor, counted: tf.Tensor | None, axis: int, world: Com
 
 
 def _pooled(gathered: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Count, mean and variance [C] of all, from [P, 3, C]: each rank's count, mean and sum of squares around it."""
+    """Total count, mean and variance [C] from [P, 3, C]: each rank's count, mean and sum of squares around its mean."""
     counts, means, squares = tf.unstack(gathered, axis=1)
     total = tf.reduce_sum(counts, 0)
     mean = tf.math.divide_no_nan(tf.reduce_sum(counts * means, 0), total)
@@ -134,8 +134,8 @@ def _pooled(gathered: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 def _name(kind: str) -> str:
     """A name for a collective: its number in the function that is being traced.
 
-    Ranks that did other things before have other names for a layer, and have traced other functions; but a function in
-    which they meet has the same collectives in the same order on all of them. Eager ones follow one another.
+    Ranks with different histories have different names for a layer and have traced other functions; but a function that
+    all of them run has the same collectives in the same order on each. Eager calls follow one another.
     """
     if tf.executing_eagerly():
         return f"sync_batch_norm.{kind}"
@@ -145,7 +145,7 @@ def _name(kind: str) -> str:
 
 
 def _outermost(graph: Any) -> Any:
-    """The function that is being traced, of which a graph is a branch, a loop or another function."""
+    """The outermost function that is being traced; a graph may be a branch, a loop or a function inside it."""
     while graph.building_function and graph.outer_graph.building_function:
         graph = graph.outer_graph
     return graph

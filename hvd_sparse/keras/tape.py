@@ -19,7 +19,7 @@ from hvd_sparse.keras.optimizer import Layers, as_layers
 from hvd_sparse.spec import describe
 from hvd_sparse.transport.process_sets import ProcessSet
 
-# A loop makes a new tape for each step, but the residual has to outlive it: by recipe and variables.
+# A loop creates a new tape for each step, but the residual has to outlive it; the key is the recipe and variables.
 _exchanges: dict[tuple[str, tuple[int, ...]], GradientExchange] = {}
 _NOTHING_ASKED = {**horovod_arguments.exchange_options(), "sparse_as_dense": False, "scale_local_gradients": True}
 
@@ -32,19 +32,19 @@ class DistributedGradientTape:
         tape = hvd.DistributedGradientTape(tape, aggregator=hvd.recipes.hitopk(density=0.01))
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 
-    A new one may be made for each step: tapes with the same recipe and the same variables go on with the same exchange
-    and its residual. To save that, to measure it or to tell it the epoch, make the exchange yourself, once, and
-    pass it in place of the recipe: `exchange = hvd.GradientExchange(recipe)`.
+    You may create a new one for each step: tapes with the same recipe and the same variables share one exchange and its
+    residual. To save the residual, to measure the exchange or to set its epoch, create the exchange yourself, once, and
+    pass it instead of the recipe: `exchange = hvd.GradientExchange(recipe)`.
 
-    Clip after `gradient` with a dense recipe. With a sparse one clip each rank's own gradient, before the exchange:
+    With a dense recipe, clip after `gradient`. With a sparse one, clip each rank's own gradient before the exchange:
     `exchange(clipped, variables)`. Under loss scaling use `hvd.LossScaleOptimizer` and a plain tape. To accumulate, add
     up the gradients of a plain tape and then call `exchange(sums, variables)`.
 
-    Arguments may stand in Horovod's order; what is not Horovod's goes by name, but that a recipe or an exchange may
-    stand second.
+    Positional arguments are in Horovod's order; arguments that Horovod does not have are keyword-only, except that a
+    recipe or an exchange may be the second argument.
 
     Args:
-        gradtape: records; it may have been left already.
+        gradtape: the tape that records; its context may already have ended.
         device_dense: as for `DistributedOptimizer`.
         device_sparse: as for `DistributedOptimizer`.
         compression: as for `DistributedOptimizer`.
@@ -59,7 +59,7 @@ class DistributedGradientTape:
         local_layers: as for `DistributedOptimizer`.
 
     Raises:
-        TypeError, ValueError: where an argument cannot be had, with what to do instead.
+        TypeError, ValueError: if an argument is not supported; the message says what to do instead.
     """
 
     def __init__(
@@ -108,10 +108,10 @@ class DistributedGradientTape:
             self._exchange = aggregator
 
     def set_epoch(self, epoch: int) -> None:
-        """Tells which epoch begins, from 0, in a loop that makes its tape anew for each step outside of `tf.function`.
+        """Sets the epoch that begins, from 0, in a loop that creates a tape for each step outside `tf.function`.
 
         Raises:
-            RuntimeError: inside of a `tf.function`, where only the epoch of the trace would be told.
+            RuntimeError: inside a `tf.function`, where only the epoch during tracing would be set.
         """
         if tf.inside_function():
             raise RuntimeError(
@@ -121,7 +121,7 @@ class DistributedGradientTape:
         self._epoch = epoch
 
     def register_local_source(self, source: Any) -> None:
-        """Keeps a variable local: its gradient is not exchanged, only divided by the number of ranks."""
+        """Keeps a variable local, so its gradient is not exchanged, only divided by the number of ranks."""
         if self._exchange is not None:
             raise RuntimeError(
                 "Register local variables on the exchange that was passed: register_local_var(variable)."
@@ -132,22 +132,22 @@ class DistributedGradientTape:
     def gradient(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False, **options: Any
     ) -> Any:
-        """The mean over all ranks of the gradients of `target`; with `op=hvd.Sum` the sum.
+        """The mean over all ranks of the gradients of `target`, or the sum with `op=hvd.Sum`.
 
         Args:
             target: as for `tf.GradientTape.gradient`.
-            sources: variables, in any nested structure; the same ones at every step. Tensors, too, where the recipe is
-                `dense` or `torus2d`: each is averaged by an all-reduce of its own.
+            sources: variables, in any nested structure; the same ones in every step. With `dense` or `torus2d` also
+                tensors: each is averaged by an all-reduce of its own.
             output_gradients: as for `tf.GradientTape.gradient`.
-            use_generic_names: makes no difference: collectives are named after the exchange.
+            use_generic_names: has no effect: collectives are named after the exchange.
             **options: as for `tf.GradientTape.gradient`.
 
         Returns:
-            Means in the structure of `sources`; None where there is no gradient.
+            Means in the structure of `sources`; None if there is no gradient.
 
         Raises:
-            TypeError: where a source is not a variable and the recipe keeps something back.
-            ValueError, tf.errors.InvalidArgumentError: as `GradientExchange`.
+            TypeError: if a source is not a variable and the recipe has a residual.
+            ValueError, tf.errors.InvalidArgumentError: as for `GradientExchange`.
         """
         flat = tf.nest.flatten(sources)
         gradients = self._tape.gradient(target, flat, output_gradients, **options)
@@ -166,7 +166,7 @@ class DistributedGradientTape:
     def get_local_and_global_gradients(
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
-        """The pairs of source and gradient of local sources, and those of all others; arguments as of `gradient`."""
+        """The (source, gradient) pairs of local sources, and those of all others; arguments as for `gradient`."""
         pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
         local = {id(resource(source)) for source in self._locals()}
         return (
@@ -226,10 +226,10 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
     *,
     aggregator: Aggregator | None = None,
 ) -> DistributedGradientTape:
-    """Wraps a `tf.GradientTape` so that gradients are averaged over all ranks, but for those of some layers.
+    """Wraps a `tf.GradientTape` so that gradients are averaged over all ranks, except those of some layers.
 
     Args:
-        gradtape: as for `DistributedGradientTape`, and so are all others but for their order.
+        gradtape: as for `DistributedGradientTape`, like all arguments except for their order.
         device_dense: see there.
         device_sparse: see there.
         compression: see there.
@@ -239,12 +239,12 @@ def PartialDistributedGradientTape(  # noqa: N802 - Horovod's name
         num_groups: see there.
         groups: see there.
         process_set: see there.
-        local_layers: a layer, or several; their gradients stay this rank's own, divided by P.
+        local_layers: one layer or several; their gradients stay this rank's own, divided by P.
         scale_local_gradients: whether they are divided.
         aggregator: see there.
 
     Raises:
-        TypeError, ValueError: as `DistributedGradientTape`.
+        TypeError, ValueError: as for `DistributedGradientTape`.
     """
     return DistributedGradientTape(
         gradtape,
@@ -268,5 +268,5 @@ def _is_variable(source: Any) -> bool:
 
 
 def _described(option: Any) -> Any:
-    """What tells two tapes' options apart, JSON-serialisable."""
+    """A JSON-serializable description that distinguishes the options of two tapes."""
     return [option.process_set_id, option.ranks] if isinstance(option, ProcessSet) else describe(option)

@@ -19,16 +19,16 @@ _COMPILED = "_hvd_sparse_compiled"
 def compiled_train_step(model: keras.Model) -> keras.Model:
     """Lets XLA compile the forward and backward pass of a model, and leaves optimizer and exchange outside.
 
-    To be called before or after `compile`, with any `jit_compile`. The model's own `train_step` (Keras's, or one that
-    calls `self.optimizer.apply_gradients` or `apply` once) is traced with a stand-in for the optimizer that takes the
-    gradients, so that sample weights, added losses, metrics, statistics of normalisation and loss scaling stay what
-    they are. Evaluation and prediction are not compiled. With `run_eagerly=True` nothing is, nor with layers that meet
-    the other ranks in the forward pass (`SyncBatchNormalization`), which is told by a warning.
+    Call it before or after `compile`, with any `jit_compile`. The model's own `train_step` (Keras's, or one that calls
+    `self.optimizer.apply_gradients` or `apply` once) is traced with a stand-in for the optimizer that takes the
+    gradients, so sample weights, added losses, metrics, normalization statistics and loss scaling work as before.
+    Evaluation and prediction are not compiled. Nothing is compiled with `run_eagerly=True`, or, with a warning, if
+    layers have collectives in the forward pass (`SyncBatchNormalization`).
 
-    All gradients leave the compiled part together, so that the exchange does not overlap with the backward pass.
+    All gradients leave the compiled part together, so the exchange does not overlap with the backward pass.
 
     Args:
-        model: changed in place.
+        model: the model, which is changed in place.
 
     Returns:
         The same model.
@@ -48,7 +48,7 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
         ahead.build_optimizer(model)
         taker = _GradientTaker(model.optimizer)
 
-        # A new function for each trace of the step around it: what it returns belongs to that trace's variables.
+        # A new function for each trace of the outer step, as its results belong to the variables of that trace.
         @tf.function(jit_compile=True, autograph=False, reduce_retracing=True)
         def forward_and_backward(data):
             with _stand_in(model, taker):
@@ -76,7 +76,7 @@ def is_compiled(model: keras.Model) -> bool:
 
 
 class _GradientTaker:
-    """What a train step sees in place of the optimizer: it takes the gradients, and for the rest is the optimizer."""
+    """Stands in for the optimizer in a train step: it takes the gradients and passes on everything else."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
         self._optimizer = optimizer
@@ -102,7 +102,7 @@ class _GradientTaker:
 
 @contextlib.contextmanager
 def _stand_in(model: keras.Model, taker: _GradientTaker) -> Iterator[None]:
-    # Past __setattr__, which would track the stand-in as a part of the model.
+    # Bypasses __setattr__, which would track the stand-in as a part of the model.
     optimizer = vars(model)["optimizer"]
     taker.gradients = taker.variables = None
     vars(model)["optimizer"] = taker

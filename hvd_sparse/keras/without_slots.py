@@ -1,8 +1,8 @@
-"""Optimizers that have no slots of their own, as the exchange runs their step on shards.
+"""Optimizers without slots of their own, because the exchange runs their step on shards.
 
-Variables whose gradients do not go through the exchange (local ones, rows) have an optimizer each, of the same class
-and settings. A file of the model has all slots, as that of any other optimizer: `hvd.consolidate` gathers them on rank
-0, in the memory of the host, and those of a file that is loaded stay there until the exchange begins.
+Each variable whose gradient does not go through the exchange (local ones, rows) has its own optimizer, of the same
+class and settings. A saved model contains all slots, as with any other optimizer: `hvd.consolidate` gathers them on
+rank 0, in host memory, and those of a loaded file stay there until the exchange begins.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ _WITHOUT = "_hvd_sparse_without_slots"
 
 
 class WithoutSlots:
-    """What stands in for the slots of an optimizer.
+    """Stands in for the slots of an optimizer.
 
     Attributes:
         gathered: the same optimizer with all slots, after `consolidate` on rank 0 or after loading; else None.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
-        self._common = len(optimizer.variables)  # what every optimizer has, whatever its slots
+        self._common = len(optimizer.variables)  # variables that every optimizer has besides its slots
         self._apart: dict[int, tuple[Any, keras.optimizers.Optimizer]] = {}
         self.gathered: keras.optimizers.Optimizer | None = None
 
     @property
     def variables(self) -> list[Any]:
-        """The slots of the variables that are apart."""
+        """The slots of the variables with their own optimizer."""
         made = (own for _, own in self._apart.values())
         return [slot for own in made for named in slots.by_name(own).values() for slot in named.values()]
 
     def add(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
-        """Makes an optimizer for each of these variables that has none."""
+        """Creates an optimizer for each of these variables that does not have one."""
         for variable in variables:
             if id(variable) not in self._apart:
                 with tf.init_scope():
@@ -47,14 +47,14 @@ class WithoutSlots:
                     self._copy(to_gathered=False)
 
     def step(self, optimizer: keras.optimizers.Optimizer, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Applies a gradient to a variable that is apart."""
+        """Applies a gradient to a variable with its own optimizer."""
         self.add(optimizer, [variable])
         own = self._apart[id(variable)][1]
         slots.follow(own, optimizer)
         slots.step(own, gradient, variable, learning_rate)
 
     def gather(self, optimizer: keras.optimizers.Optimizer, gathered: Gathered) -> None:
-        """Takes in what `consolidate` has gathered; on rank 0."""
+        """Stores what `consolidate` has gathered, on rank 0."""
         self.gathered = slots.whole(optimizer)
         for attribute, held in slots.by_name(self.gathered).items():
             for name, value in gathered.get(attribute, {}).items():
@@ -62,7 +62,7 @@ class WithoutSlots:
         self._copy(to_gathered=True)
 
     def save(self, optimizer: keras.optimizers.Optimizer, store: Any, trained: bool) -> None:
-        """Writes what an optimizer with slots would write."""
+        """Writes the same as an optimizer with slots."""
         if trained and self.gathered is None:
             raise RuntimeError(
                 f"The slots of {type(optimizer).__name__} were gathered on rank 0, and this is rank "
@@ -74,13 +74,13 @@ class WithoutSlots:
         made.save_own_variables(store)
 
     def load(self, optimizer: keras.optimizers.Optimizer, store: Any) -> None:
-        """Reads what any optimizer of this class has written."""
+        """Reads what any optimizer of this class wrote."""
         made = slots.whole(optimizer)
         made.load_own_variables(store)
         self._loaded(optimizer, made)
 
     def set_weights(self, optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]) -> None:
-        """As `load`, from the values of all variables in their order."""
+        """Like `load`, from the values of all variables in order."""
         made = slots.whole(optimizer)
         made.set_weights(weights)
         self._loaded(optimizer, made)
@@ -92,7 +92,7 @@ class WithoutSlots:
         self._copy(to_gathered=False)
 
     def _copy(self, to_gathered: bool) -> None:
-        """Makes the slots of variables that are apart those of the whole, or the other way round; if there is one."""
+        """Copies the slots of variables with their own optimizer to `gathered`, if there is one, or the reverse."""
         if self.gathered is None:
             return
         whole, names = slots.by_name(self.gathered), slots.names(self.gathered)
@@ -106,16 +106,16 @@ class WithoutSlots:
 
 
 def of(optimizer: Any) -> WithoutSlots | None:
-    """What stands in for an optimizer's slots; None where it has its own."""
+    """The `WithoutSlots` of an optimizer; None if it has its own slots."""
     return vars(optimizer).get(_WITHOUT)
 
 
 def begin(optimizer: keras.optimizers.Optimizer, local: Sequence[Any]) -> None:
-    """Goes on without slots; what an optimizer out of a file has in them waits until the exchange begins.
+    """Makes an optimizer work without slots; slots from a file are kept until the exchange begins.
 
     Args:
-        optimizer: built, with slots or without.
-        local: variables that get theirs at once.
+        optimizer: a built optimizer, with slots or without.
+        local: variables that get their own optimizer immediately.
     """
     found = slots.by_name(optimizer)
     whole = slots.whole(optimizer) if found else None
@@ -129,6 +129,6 @@ def begin(optimizer: keras.optimizers.Optimizer, local: Sequence[Any]) -> None:
 
 
 def gathered_slots(optimizer: keras.optimizers.Optimizer) -> Mapping[str, Mapping[str, Any]]:
-    """The slots of all variables where they are known, by the name of the slot and of the variable."""
+    """The slots of all variables, as far as they are known, by slot name and variable name."""
     found = of(optimizer)
     return {} if found is None or found.gathered is None else slots.by_name(found.gathered)

@@ -1,4 +1,4 @@
-"""What is measured of a cluster, and chosen by it."""
+"""Measures a cluster and chooses recipes from the measurements."""
 
 from hvd_sparse.tuning.auto import Auto
 

@@ -1,4 +1,4 @@
-"""The fastest of several aggregators, by measurement."""
+"""Chooses the fastest of several aggregators by measurement."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ BUDGET = 4.0  # seconds
 
 
 class _Chosen(AggregatorState):
-    """The state of the candidate that was chosen, as its inner, and its name."""
+    """The state of the chosen candidate, as `inner`, and the candidate's name."""
 
     def __init__(self, spec: Spec, communicator: Communicator, inner: AggregatorState, choice: str):
         super().__init__(spec, communicator, inner)
@@ -33,25 +33,25 @@ class _Chosen(AggregatorState):
 
 @dataclasses.dataclass(frozen=True)
 class Auto(Aggregator):
-    """Exchanges each vector by whichever of several aggregators is the fastest for it on this cluster.
+    """Exchanges each vector with the aggregator that is fastest for it on this cluster.
 
-    The choice is made when a vector's state is made. The links of the cluster and its memory are measured, once; the
-    cost model (`costs`) tells which candidates are not worth the time that it takes to try them; the others exchange
-    random vectors like this one, in turn, for a few seconds, as many at once as are in flight in training (at most
-    four, and fewer where that takes long). The fastest by the median is taken, of those within 3% of it the first in
-    the list. A line says which and why. What was measured is kept for vectors of the same size, and for a week's runs
-    on the same cluster (`tuning.cache`), so that they choose alike at once; `python -m hvd_sparse.planner` measures
-    anew. All ranks choose alike: they go by the figures of the first rank, or of all.
+    The choice is made when the state of a vector is created. The links and the memory of the cluster are measured once.
+    The cost model (`costs`) rules out candidates that are not worth trying. The others exchange random vectors like
+    this one, in turn, for a few seconds, as many at once as are in flight in training (at most four, and fewer if that
+    takes long). The fastest by the median is chosen; among those within 3% of it, the first in the list. A printed line
+    says which and why. The measurements are kept for vectors of the same size and, for a week, for runs on the same
+    cluster (`tuning.cache`), which then choose the same without delay; `python -m hvd_sparse.planner` measures again.
+    All ranks choose the same: they use the figures of the first rank, or of all.
 
-    A single rank, having nobody to exchange with, takes the first candidate, and so does a list of one.
+    With a single rank, or a single candidate, the first candidate is chosen.
 
     Attributes:
-        density: of the sparse candidates, as the cost model needs it.
-        candidates: (name that `costs.MODELS` knows, aggregator), the preferred ones first: those that send all of the
-            gradient. Without a dense one among them the choice can lose to dense.
+        density: the density of the sparse candidates, for the cost model.
+        candidates: (name in `costs.MODELS`, aggregator), the preferred ones first: those that send the whole gradient.
+            Without a dense candidate the choice can be slower than dense.
         budget: seconds after which no further round of exchanges is begun for a vector.
 
-    Steps and bytes sent per rank: the chosen one's.
+    Steps and bytes sent per rank: those of the chosen aggregator.
     """
 
     disk_name = "Auto"
@@ -71,16 +71,16 @@ class Auto(Aggregator):
 
     @property
     def sends_all(self):
-        """Whether every candidate does: what holds for all vectors must not depend on a choice for each."""
+        """Whether every candidate sends everything, as this must not depend on the choice for a vector."""
         return all(aggregator.sends_all for _, aggregator in self.candidates)
 
     @property
     def nests(self):
-        """`Hierarchical` is among the candidates, not around them."""
+        """False: put `Hierarchical` into the candidates, not around them."""
         return False
 
     def at_density(self, density):
-        """Every candidate at that density; what was chosen stays so."""
+        """Every candidate at that density; the choice stays the same."""
         return Auto(density, tuple((name, part.at_density(density)) for name, part in self.candidates), self.budget)
 
     def chosen(self, state: AggregatorState) -> Aggregator:
@@ -110,7 +110,7 @@ class Auto(Aggregator):
         return None
 
     def _create(self, spec, communicator):
-        with tf.init_scope():  # while a function is traced, the candidates are tried at once all the same
+        with tf.init_scope():  # candidates are tried immediately, even while a function is traced
             choice = self._choose(spec)
             return _Chosen(spec, communicator, dict(self.candidates)[choice]._create(spec, communicator), choice)
 
@@ -136,7 +136,7 @@ class Auto(Aggregator):
         return choice
 
     def _subject(self, spec: Spec, together: int) -> str:
-        """What the times of trials are kept by; the budget makes no difference to them."""
+        """The key under which trial times are cached; they do not depend on the budget."""
         account = {
             "size": spec.size,
             "dtype": spec.dtype.name,
@@ -150,7 +150,7 @@ class Auto(Aggregator):
         return fastest({name: times.seconds[name] for name in in_order})
 
     def _remembered(self, figures: Any, cache: MeasurementCache) -> TrialTimes | None:
-        """The times of trials that the cache has; None where it has none, or something else."""
+        """The trial times in the cache; None if there are none, or they are invalid."""
         if figures is None:
             return None
         try:
@@ -160,11 +160,11 @@ class Auto(Aggregator):
             return None
 
 
-_told: set[tuple[pathlib.Path | None, str]] = set()  # what has been said of which cluster by this process
+_told: set[tuple[pathlib.Path | None, str]] = set()  # the lines that this process has printed, by cluster
 
 
 def check_constant(density: Any) -> None:
-    """Raises ValueError where a density is no number in (0, 1]."""
+    """Raises ValueError if a density is not a number in (0, 1]."""
     if callable(density):
         raise ValueError(
             "Auto tries its candidates at one density and chooses once; got a density that changes with the step. Give "
@@ -174,14 +174,14 @@ def check_constant(density: Any) -> None:
 
 
 def _teller(spec: Spec) -> Callable[[str], None]:
-    """Says on the first rank what is being done for a vector."""
+    """Returns a function that prints on the first rank what is being done for a vector."""
     if spec.grid.world.rank != 0:
         return lambda text: None
     return lambda text: print(f"auto, {spec.size:,} elements of {spec.dtype.name}: {text}", flush=True)
 
 
 def _reason(choice: str, times: TrialTimes, predicted: Mapping[str, float], together: int, nodes: int) -> str:
-    """A choice in a sentence: against whom, by how much, and what crosses the network."""
+    """Explains a choice in a sentence: compared with which, by how much, and what crosses the network."""
     medians = timing.medians(times.seconds)
     sent = {name: _size(count) for name, count in times.sent.items()}
     parts = [f"{choice}, {_ms(medians[choice])}" + (f" for {together} at once" if together > 1 else "")]

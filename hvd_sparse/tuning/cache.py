@@ -1,4 +1,4 @@
-"""What was measured of a cluster: kept for the next vector and the next run, and told to all ranks alike."""
+"""A cache of a cluster's measurements for the next vector and the next run, the same for all ranks."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from hvd_sparse.transport import host_names
 from hvd_sparse.transport.communicator import Communicator, Grid
 
 CACHE_VARIABLE = "HVD_SPARSE_CACHE"
-KEPT_FOR = 7 * 24 * 3600.0  # seconds after which a cluster is measured anew: networks change under the same names
+KEPT_FOR = 7 * 24 * 3600.0  # seconds after which a cluster is measured again: networks change under the same names
 _FORMAT = "hvd_sparse cluster 1"
 
 
 class MeasurementCache:
-    """Figures of one cluster by subject, kept by the first rank: in memory, and in a file for the next run.
+    """Measurements of one cluster by subject, kept by the first rank: in memory, and in a file for the next run.
 
-    All ranks make one together and read it together; whatever file or memory another rank has, all of them get what
-    the first one knows, and so they act alike. The file is $HVD_SPARSE_CACHE/clusters/DIGEST.json, by default under
-    ~/.cache/hvd_sparse; the digest is that of the hosts, the shape of the grid, the transport and our version. A file
-    that cannot be used or written is said to be so, and done without.
+    All ranks create it and read it together. Whatever file or memory the others have, all ranks get what the first one
+    knows, so they act the same. The file is $HVD_SPARSE_CACHE/clusters/DIGEST.json, by default under
+    ~/.cache/hvd_sparse; the digest is that of the hosts, the shape of the grid, the transport and our version. If the
+    file cannot be read or written, a message says so and the cache works without it.
 
     Attributes:
-        path: of the file; None but on the first rank.
+        path: the path of the file; None except on the first rank.
     """
 
     def __init__(self, grid: Grid):
@@ -39,28 +39,28 @@ class MeasurementCache:
 
     @property
     def path(self) -> pathlib.Path | None:
-        """Where the file is."""
+        """The path of the file."""
         return None if self._file is None else self._file.path
 
     def read(self, subject: str) -> Any:
-        """What was written on a subject, JSON-serialisable; None where nothing was. A collective."""
+        """The figures written for a subject, JSON-serializable; None if there are none. A collective."""
         known = None if self._file is None else self._file.figures.get(subject)
         return self._world.gather_descriptions(known, "cache.read")[0]
 
     def write(self, subject: str, figures: Any) -> None:
-        """Writes down what is JSON-serialisable, in the file too; only the first rank does."""
+        """Stores JSON-serializable figures, also in the file; only the first rank does so."""
         if self._file is not None:
             self._file.figures[subject] = figures
             self._file.save()
 
     def clear(self) -> None:
-        """Forgets everything, and begins anew."""
+        """Discards everything that is stored."""
         if self._file is not None:
             self._file.figures = {}
             self._file.since = time.time()
 
     def complain(self, problem: str) -> None:
-        """Says on the first rank what is the matter with the file."""
+        """Prints on the first rank what is wrong with the file."""
         if self._file is not None:
             self._file.complain(problem)
 
@@ -81,7 +81,7 @@ class _CacheFile:
             self.complain(f"is not used: {error}")
 
     def save(self) -> None:
-        """Writes the file under a temporary name, and renames it."""
+        """Writes the file under a temporary name and renames it."""
         content = {"format": _FORMAT, "cluster": self._account, "since": self.since, "figures": self.figures}
         temporary = self.path.with_name(f"{self.path.name}.{os.getpid()}.tmp")
         try:
@@ -95,11 +95,11 @@ class _CacheFile:
             self.complain(f"is not written, so the next run will measure again: {error}")
 
     def complain(self, problem: str) -> None:
-        """Says what is the matter with the file."""
+        """Prints what is wrong with the file."""
         print(f"hvd_sparse: {self.path} {problem}", flush=True)
 
     def _load(self, content: dict[str, Any]) -> None:
-        """Takes the figures over; KeyError, TypeError or ValueError where they are not what `save` writes."""
+        """Takes over the figures; raises KeyError, TypeError or ValueError if they are not what `save` writes."""
         if content["format"] != _FORMAT or content["cluster"] != self._account:
             raise ValueError(f"expected {_FORMAT!r} of this cluster, got {content['format']!r} of {content['cluster']}")
         age = time.time() - content["since"]
@@ -114,7 +114,7 @@ _files: dict[pathlib.Path, _CacheFile] = {}
 
 
 def _file_of(account: dict[str, Any]) -> _CacheFile:
-    """The one of this cluster, read from its file where this process has not done so yet."""
+    """The cache file of this cluster, read unless this process has already done so."""
     folder = pathlib.Path(os.environ.get(CACHE_VARIABLE) or "~/.cache/hvd_sparse").expanduser() / "clusters"
     digest = hashlib.sha256(json.dumps(account, sort_keys=True).encode()).hexdigest()
     path = folder / f"{digest[:16]}.json"
@@ -124,7 +124,7 @@ def _file_of(account: dict[str, Any]) -> _CacheFile:
 
 
 def _account(grid: Grid, hosts: list[str]) -> dict[str, Any]:
-    """What tells clusters apart, JSON-serialisable."""
+    """What identifies a cluster, JSON-serializable."""
     return {
         "hosts": hosts,
         "nodes": grid.cross.size,
@@ -137,6 +137,6 @@ def _account(grid: Grid, hosts: list[str]) -> dict[str, Any]:
 
 
 def _transport(world: Communicator) -> str:
-    """Who carries the bytes, as far as it is known: "HorovodCommunicator gloo"."""
+    """What carries the bytes, as far as it is known, for example "HorovodCommunicator gloo"."""
     chosen = (os.environ.get(name, "") for name in ("HOROVOD_CONTROLLER", "HOROVOD_CPU_OPERATIONS"))
     return " ".join([type(world).__name__, *sorted({name.lower() for name in chosen if name})])

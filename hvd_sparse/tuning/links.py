@@ -1,4 +1,4 @@
-"""The links and the memory of a cluster, measured by the ranks that are on it."""
+"""Measures the links and the memory of a cluster, on its own ranks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from hvd_sparse.transport.communicator import Communicator, Grid
 from hvd_sparse.tuning.cache import MeasurementCache
 
 Progress = Callable[[str], Any]
-_SIZES = timing.Sizes(1 << 12, 1 << 21, 8, long=0.05)  # that a rank sends to each other one
-_SELECTED = 1 << 24  # elements of the selection that is timed: more than a cache holds
+_SIZES = timing.Sizes(1 << 12, 1 << 21, 8, long=0.05)  # elements that a rank sends to each other rank
+_SELECTED = 1 << 24  # elements of the timed selection: more than fit in a cache
 _SUBJECT = "cluster"
 
 
@@ -24,11 +24,11 @@ def measure(grid: Grid | None = None, progress: Progress | None = None) -> costs
     """Measures latency and bandwidth inside and across nodes, and the rate of selection; a collective, a few seconds.
 
     Args:
-        grid: by default that of `topology.init`.
-        progress: is told what is being measured.
+        grid: the ranks to measure; by default the grid of `topology.init`.
+        progress: called with a line that says what is being measured.
 
     Returns:
-        The same on every rank: each figure is the median of a few rounds of the slowest rank.
+        The cluster, the same on every rank: each figure is the median over a few rounds of the slowest rank's.
     """
     grid = topology.grid() if grid is None else grid
     tell = progress or (lambda text: None)
@@ -47,12 +47,12 @@ def measure(grid: Grid | None = None, progress: Progress | None = None) -> costs
 
 
 def known(grid: Grid, cache: MeasurementCache, progress: Progress | None = None) -> costs.Cluster:
-    """The cluster as the cache has it, else measured now and written down; a collective.
+    """The cluster from the cache, or measured now and stored there; a collective.
 
     Args:
-        grid: who is on the cluster.
-        cache: of the same ranks.
-        progress: is told what is being measured.
+        grid: the ranks on the cluster.
+        cache: the cache of the same ranks.
+        progress: called with a line that says what is being measured.
     """
     figures = cache.read(_SUBJECT)
     if figures is not None:
@@ -67,7 +67,7 @@ def known(grid: Grid, cache: MeasurementCache, progress: Progress | None = None)
 
 
 def keep(cluster: costs.Cluster, cache: MeasurementCache) -> None:
-    """Writes a cluster down."""
+    """Stores a cluster in the cache."""
     cache.write(_SUBJECT, _to_figures(cluster))
 
 
@@ -84,15 +84,15 @@ def _reduce_across(cross: Communicator, vector: tf.Tensor) -> None:
 
 
 def _link(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: int, senders: int) -> costs.Link:
-    """What a call and what a byte takes.
+    """The time per call and per byte.
 
-    What a message adds to a call, whatever its bytes, is not told apart: it is less than calls differ by.
+    The fixed time per message is not measured separately: it is less than the differences between calls.
 
     Args:
-        grid: who measures.
+        grid: the ranks that measure.
         send: sends a vector.
-        pieces: that it is sent in.
-        messages: of one piece each that follow one another.
+        pieces: the number of pieces in which it is sent.
+        messages: the number of messages of one piece each that follow one another.
         senders: ranks that share the link.
     """
 
@@ -104,7 +104,7 @@ def _link(grid: Grid, send: Callable[[tf.Tensor], None], pieces: int, messages: 
 
 
 def _selection(grid: Grid) -> tuple[float, float]:
-    """`memory` and `entry` out of selecting a few elements and many."""
+    """`memory` and `entry`, from the time of selecting a few elements and many."""
     gradient, residual = tf.random.stateless_normal([1, _SELECTED], [1, 1]), tf.zeros([_SELECTED])
     counts = (_SELECTED // 100, _SELECTED // 10)
     select = functools.partial(ops.feedback_topk, gradient, residual)
@@ -114,7 +114,7 @@ def _selection(grid: Grid) -> tuple[float, float]:
 
 
 def _to_figures(cluster: costs.Cluster) -> dict[str, Any]:
-    """JSON-serialisable; a stream without a limit, for which JSON has no number, is null."""
+    """The figures of a cluster, JSON-serializable; an unlimited stream becomes null, as JSON has no infinity."""
     figures = cluster._asdict()
     for name, link in figures.items():
         if isinstance(link, costs.Link):
@@ -123,7 +123,7 @@ def _to_figures(cluster: costs.Cluster) -> dict[str, Any]:
 
 
 def _from_figures(grid: Grid, figures: dict[str, Any]) -> costs.Cluster:
-    """The reverse; KeyError, TypeError or ValueError where the figures are of something else."""
+    """The reverse of `_to_figures`; raises KeyError, TypeError or ValueError if the figures are not of a cluster."""
     if (figures["nodes"], figures["local"]) != (grid.cross.size, grid.node.size):
         raise ValueError(f"{figures['nodes']} nodes of {figures['local']}")
     inside, across = _to_link(figures["inside"]), _to_link(figures["across"])

@@ -26,12 +26,12 @@ DENSITIES = (0.001, 0.01, 0.1)
 
 
 class Plan(NamedTuple):
-    """A choice and why.
+    """A choice of recipe and the reason for it.
 
     Attributes:
         recipe: the fastest by the model.
-        seconds: of every candidate.
-        reason: in a sentence.
+        seconds: the predicted seconds of every candidate.
+        reason: the reason, in a sentence.
     """
 
     recipe: str
@@ -40,13 +40,13 @@ class Plan(NamedTuple):
 
 
 def plan(cluster: costs.Cluster, size: int, density: float, candidates: Sequence[str] = CANDIDATES) -> Plan:
-    """Chooses a recipe for a vector by the cost model; of equally fast ones the first.
+    """Chooses a recipe for a vector by the cost model; of equally fast ones, the first.
 
     Args:
-        cluster: measured or made up.
+        cluster: a measured or simulated cluster.
         size: elements of the vector, float32.
-        density: of the sparse candidates.
-        candidates: names that `costs.MODELS` knows.
+        density: the density of the sparse candidates.
+        candidates: names in `costs.MODELS`.
     """
     seconds = {name: costs.seconds(name, cluster, size, density) for name in candidates}
     best = min(seconds, key=seconds.__getitem__)
@@ -65,7 +65,7 @@ def plan(cluster: costs.Cluster, size: int, density: float, candidates: Sequence
 
 
 def table(cluster: costs.Cluster, size: int, densities: Sequence[float] = DENSITIES) -> str:
-    """Predicted milliseconds of every recipe by density, and the choice for each."""
+    """A table of every recipe's predicted milliseconds by density, and the choice for each density."""
     lines = [
         f"{cluster.nodes} nodes of {cluster.local} ranks, {size:,} elements",
         f"inside a node:  {_latency(cluster.inside)}, {8e-9 * cluster.inside.bandwidth:8.2f} Gbit/s"
@@ -86,15 +86,15 @@ def table(cluster: costs.Cluster, size: int, densities: Sequence[float] = DENSIT
 
 
 def _latency(link: costs.Link) -> str:
-    """Of a call of one message, in words."""
+    """The latency of a call of one message, as text."""
     return f"{1e6 * (link.call + link.latency):9.1f} us"
 
 
 def simulated(settings: Sequence[str]) -> tuple[costs.Cluster, int]:
-    """A cluster and a vector's size out of words such as nodes=16 local=8 inter=25Gbit intra=480Gbit model=resnet50.
+    """A cluster and a vector's size from settings like nodes=16 local=8 inter=25Gbit intra=480Gbit model=resnet50.
 
     Raises:
-        ValueError: where a word is unknown or unreadable, or one that is needed is missing.
+        ValueError: if a setting is unknown or invalid, or a required one is missing.
     """
     known = {
         "nodes": None,
@@ -142,7 +142,7 @@ def _count(name: str, text: str) -> int:
 
 
 def _quantity(text: str) -> float:
-    """Bytes per second of a rate ("25Gbit", "300GB"), or seconds of a time ("50us")."""
+    """The bytes per second of a rate ("25Gbit", "300GB"), or the seconds of a time ("50us")."""
     units = {"kbit": 125.0, "mbit": 125e3, "gbit": 125e6, "mb": 1e6, "gb": 1e9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([a-z]+)", text.lower())
     if not found or found[2] not in units or float(found[1]) <= 0:
@@ -151,7 +151,7 @@ def _quantity(text: str) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(
         prog="python -m hvd_sparse.planner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

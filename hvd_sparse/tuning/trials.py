@@ -1,4 +1,4 @@
-"""Recipes tried on a vector like the one that one of them is to exchange, and timed."""
+"""Times recipes on random vectors like the one that the best of them is to exchange."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from hvd_sparse.aggregators.transaction import commit
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport import timing
 
-# How many times as fast as predicted a recipe would have to be to win, for it not to be tried where trying it takes
-# more than its part of the budget. The model knows neither how the ranks get into each other's way nor what the
-# transport does with small messages; a larger factor costs seconds at start-up, a smaller one the whole training.
+# A recipe whose trial takes more than its part of the budget is skipped if it would have to be this many times as fast
+# as predicted to win. The model knows neither how the ranks disturb each other nor how the transport handles small
+# messages; a larger factor costs seconds at start-up, a smaller one may cost time in the whole training.
 HOPELESS = 3.0
-WARM = 5  # rounds before any counts, where they take milliseconds
-ROUNDS = 60  # where the budget allows: of 20 ms each, two cores shared by four ranks, the median of 15 is off by 5%
-LEAST = 3  # rounds that are made whatever they take
-ENOUGH = 8  # rounds before anybody is dropped for being a little slower: fewer do not tell the noise
-FAR = 2.0  # times the best round of the fastest one, beyond which nobody's best round makes a further one worth while
-TIE = 0.03  # share of the time below which nobody is the faster one
-ROUND_SHARE = 0.1  # of the budget that the fastest candidate's round may take, for there to be several in flight
-AT_ONCE = 4  # vectors in flight at most: these fill the links, and each has residuals to be held meanwhile
-LARGE = 1 << 18  # elements of a vector whose residuals must not wait for Python to find that nobody wants them
+WARM = 5  # rounds before any counts, if they take milliseconds
+ROUNDS = 60  # if the budget allows: with 20 ms each, two cores shared by four ranks, the median of 15 is off by 5%
+LEAST = 3  # rounds that are always made
+ENOUGH = 8  # rounds before a slightly slower candidate is dropped: fewer do not show the noise
+FAR = 2.0  # a candidate is dropped if its best round takes more than this many times the fastest one's
+TIE = 0.03  # relative difference in time below which two candidates count as equally fast
+ROUND_SHARE = 0.1  # share of the budget that a round of the fastest candidate may take with several vectors in flight
+AT_ONCE = 4  # most vectors in flight: these fill the links, and each needs memory for its residuals
+LARGE = 1 << 18  # elements of a vector from which trials end with a garbage collection, to free the residuals
 
 
 class TrialTimes(NamedTuple):
-    """How long the recipes took that were tried, and what they sent.
+    """The times of the recipes that were tried, and the bytes that they sent.
 
     Attributes:
-        seconds: by name, of each round that counts, of the slowest rank; a round's exchanges follow one another. Of
-            those that fell far behind, the rounds until then, or the best one before any counted. A round exchanges
-            several vectors: `at_once`.
-        sent: by name, payload bytes that a node sends to others for one vector.
+        seconds: by name, the slowest rank's time of each round that counts; a round exchanges several vectors
+            (`at_once`). For candidates that fell far behind, the rounds until then, or the best round before any
+            counted.
+        sent: by name, payload bytes that a node sends to other nodes for one vector.
     """
 
     seconds: dict[str, list[float]]
@@ -46,7 +46,7 @@ class TrialTimes(NamedTuple):
 
     @classmethod
     def of(cls, figures: Mapping[str, Any], names: Sequence[str]) -> TrialTimes:
-        """Out of what `_asdict` gave; KeyError, TypeError or ValueError where it is not of these recipes."""
+        """From the result of `_asdict`; raises KeyError, TypeError or ValueError if it is not of these recipes."""
         seconds, sent = figures["seconds"], figures["sent"]
         if not seconds or set(seconds) - set(names) or not all(seconds.values()):
             raise ValueError(f"rounds of {list(seconds)}")
@@ -57,14 +57,14 @@ class TrialTimes(NamedTuple):
 
 
 def at_once(spec: Spec, fastest: float, budget: float) -> int:
-    """How many vectors trials have in flight: as many as training has, to a bound, and fewer where that takes long.
+    """The number of vectors in flight in trials: as many as in training, up to `AT_ONCE`, fewer if that takes long.
 
-    What sends less gains more where several share the links: alone, much of an exchange is latency and selection. Where
-    one takes long, it is the links that take it, and one tells as much as several.
+    A recipe that sends less gains more if several vectors share the links; alone, much of an exchange is latency and
+    selection. If one vector takes long, the links are the limit, and one shows as much as several.
 
     Args:
-        spec: of each vector.
-        fastest: seconds that the fastest candidate is predicted to need for one.
+        spec: the spec of each vector.
+        fastest: predicted seconds of the fastest candidate for one vector.
         budget: seconds for all rounds.
     """
     affordable = int(ROUND_SHARE * budget / fastest) if fastest > 0 else AT_ONCE
@@ -79,23 +79,23 @@ def run_trials(
     budget: float,
     tell: Callable[[str], None],
 ) -> TrialTimes:
-    """Exchanges random vectors by each candidate in turn, as many at once as in training; a collective.
+    """Exchanges random vectors with each candidate in turn, as many at once as in training; a collective.
 
-    Whatever is decided on the way is decided from figures that all ranks have in common.
+    All decisions on the way are made from figures that all ranks share.
 
     Args:
-        candidates: by name.
-        spec: of each vector.
-        predicted: seconds of a round of each; the same on every rank. Most promising first, each is tried unless it is
-            predicted at more than `HOPELESS` times what the fastest so far has really taken, and takes long to try.
-        together: vectors of a round; see `at_once`.
-        budget: seconds of rounds, of those that may still win, after which no further one begins; `LEAST` are made in
-            any case.
-        tell: is told what is being done.
+        candidates: (name, aggregator) of each candidate.
+        spec: the spec of each vector.
+        predicted: predicted seconds of a round of each; the same on every rank. The most promising is tried first; one
+            is skipped if its prediction exceeds `HOPELESS` times the fastest time so far and it takes long to try.
+        together: vectors in a round; see `at_once`.
+        budget: seconds of rounds, of candidates that may still win, after which no further round begins; `LEAST` are
+            always made.
+        tell: called with a line that says what is being done.
     """
     times = _run_trials(dict(candidates), spec, predicted, together, budget, tell)
     if spec.size >= LARGE:
-        gc.collect()  # a function and its graph refer to each other, and to residuals of the vector's size
+        gc.collect()  # a function and its graph refer to each other and to residuals of the vector's size
     return times
 
 
@@ -108,7 +108,7 @@ def _run_trials(
     tell: Callable[[str], None],
 ) -> TrialTimes:
     vectors = [_drawn(spec, spec.number + each) for each in range(together)]
-    affordable = budget / (2 * len(aggregators))  # seconds of a round of what all begin with
+    affordable = budget / (2 * len(aggregators))  # seconds per candidate for the rounds with which all begin
     trials: dict[str, _Trial] = {}
     for name in sorted(aggregators, key=predicted.__getitem__):
         least = min((trial.best for trial in trials.values()), default=math.inf)
@@ -125,7 +125,7 @@ def _run_trials(
         in_running = still_in_running({name: trials[name].seconds for name in in_running})
         if len(in_running) == 1 or (number >= LEAST and sum(trials[name].spent for name in in_running) > budget):
             break
-        # Each round begins with another one: what a candidate leaves behind would else always fall to the same.
+        # Each round begins with another candidate; otherwise the same one would always run after the same other one.
         first = number % len(in_running)
         for name in in_running[first:] + in_running[:first]:
             trials[name].exchange()
@@ -134,10 +134,10 @@ def _run_trials(
 
 
 def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
-    """The first of those that were in the running to the end and take no more than `TIE` above the least median.
+    """The first candidate that was in the running to the end and is within `TIE` of the smallest median.
 
     Args:
-        seconds: by name, of each round, in the order of preference.
+        seconds: the seconds of each round by name, in order of preference.
     """
     last = max(len(rounds) for rounds in seconds.values())
     final = {name: rounds for name, rounds in seconds.items() if len(rounds) == last}
@@ -147,10 +147,10 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
 
 
 def still_in_running(seconds: Mapping[str, Sequence[float]]) -> list[str]:
-    """Those that may win yet: by their best round while there are too few to tell the noise, then by all.
+    """The candidates that may still win, by their best round while rounds are too few to show the noise, then by all.
 
     Args:
-        seconds: by name, of each round; of all equally many.
+        seconds: the seconds of each round by name, equally many for each.
     """
     rounds = min(len(each) for each in seconds.values())
     if rounds < 2:
@@ -164,31 +164,31 @@ def still_in_running(seconds: Mapping[str, Sequence[float]]) -> list[str]:
 
 
 def worth_rounds(best: Mapping[str, float], predicted: Mapping[str, float]) -> list[str]:
-    """Those that may win yet after rounds by themselves: that were not far behind or, if so, that nobody had foretold.
+    """The candidates that may still win after their first rounds: not far behind, or not predicted to be.
 
     Args:
         best: seconds of the best round of each.
-        predicted: seconds of a round of each.
+        predicted: predicted seconds of a round of each.
     """
     far = FAR * min(best.values())
     return [name for name in best if min(best[name], predicted[name]) <= far]
 
 
 def beats(one: Sequence[float], other: Sequence[float]) -> bool:
-    """Whether `one` is the faster by more than the noise: twice the standard error of the median difference.
+    """Whether `one` is faster by more than the noise: twice the standard error of the median difference.
 
-    Rounds of the same number are compared, as they met the same disturbances.
+    Rounds with the same number are compared, as they met the same disturbances.
     """
     count = min(len(one), len(other))
     gained = np.subtract(other[:count], one[:count])
     typical = float(np.median(gained))
     deviation = float(np.median(np.abs(gained - typical)))
-    error = 1.25 * 1.48 * deviation / math.sqrt(count)  # of a median, with the deviation of a normal distribution
+    error = 1.25 * 1.48 * deviation / math.sqrt(count)  # standard error of a median, for a normal distribution
     return typical > max(2 * error, TIE * float(np.median(one)))
 
 
 class _Trial:
-    """One candidate's states, its exchange as a graph, and what it has taken so far."""
+    """One candidate's states, its exchange as a graph, and its times so far."""
 
     def __init__(self, aggregator: Aggregator, spec: Spec, vectors: list[tf.Tensor]):
         self.seconds: list[float] = []
@@ -197,7 +197,7 @@ class _Trial:
         self._sent = tf.constant(0, tf.int64)
         self._spec, self._vectors = spec, vectors
         specs = [spec._replace(name=f"{spec.name}.{each}", number=spec.number + each) for each in range(len(vectors))]
-        # As a partial: of functions with code of their own TensorFlow would count the traces, and warn.
+        # A partial, as TensorFlow would count the traces of separate functions and warn.
         run = functools.partial(_exchange, aggregator, [aggregator.create(each) for each in specs], spec)
         self._run = tf.function(run, autograph=False, jit_compile=False)
 
@@ -206,10 +206,10 @@ class _Trial:
         return min(self.seconds)
 
     def begin(self, rounds: int) -> None:
-        """A round that makes the graph, and others of which the best is kept.
+        """Runs a round that builds the graph, and others of which the best is kept.
 
-        One of these is not enough where it can be helped: it has half of the memory given, and takes ten times as long
-        as a later one.
+        If possible there are several of these: in the first, half of the memory is allocated, and it takes ten times as
+        long as a later one.
         """
         world = self._spec.grid.world
         timing.slowest(world, self._wait, "trials")
@@ -220,12 +220,12 @@ class _Trial:
         self.seconds, self.spent = [self.best], 0.0
 
     def exchange(self) -> None:
-        """One more round."""
+        """Runs one more round."""
         self.seconds.append(timing.slowest(self._spec.grid.world, self._wait, "trials"))
         self.spent += self.seconds[-1]
 
     def _wait(self) -> None:
-        """Exchanges and waits until the means are there, also where a GPU makes them."""
+        """Exchanges and waits until the means are computed, even on a GPU."""
         means, self._sent = self._run(self._vectors)
         for mean in means:
             mean[:1].numpy()
@@ -240,7 +240,7 @@ def _positive(value: Any) -> float:
 def _exchange(
     aggregator: Aggregator, states: Sequence[AggregatorState], spec: Spec, vectors: list[tf.Tensor]
 ) -> tuple[list[tf.Tensor], tf.Tensor]:
-    """The means, and the bytes that this rank sent to other nodes for them."""
+    """The means, and the bytes that this rank sent to other nodes."""
     exchanges = [aggregator.exchange(vector, state) for vector, state in zip(vectors, states, strict=True)]
     labels = [state.spec.name for state in states]
     with tf.control_dependencies(commit(exchanges, labels, spec.grid.world, f"{spec.name}.commit")):
@@ -249,6 +249,6 @@ def _exchange(
 
 
 def _drawn(spec: Spec, number: int) -> tf.Tensor:
-    """A vector that is another one on each rank, as gradients are; the user's random numbers are not touched."""
+    """A random vector, different on each rank like gradients; the user's random numbers are not affected."""
     seed = [spec.grid.world.rank, number]
     return tf.cast(tf.random.stateless_normal([spec.size], seed), spec.dtype)

@@ -1,6 +1,6 @@
-"""Keras callbacks for distributed training, under Horovod's names and with its arguments.
+"""Keras callbacks for distributed training, with Horovod's names and arguments.
 
-Each of them tells a recipe that changes by epoch which epoch begins.
+Each of them also tells a recipe that changes by epoch which epoch begins.
 """
 
 from hvd_sparse.keras.callbacks.averaging import BroadcastGlobalVariablesCallback, MetricAverageCallback

@@ -1,4 +1,4 @@
-"""Callbacks that make all ranks have the same: variables at the start, metrics at the end of an epoch."""
+"""Callbacks that make ranks agree: on variables at the start, on metrics at the end of an epoch."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from hvd_sparse.transport import topology
 
 
 class BroadcastGlobalVariablesCallback(DistributedCallback):
-    """Gives all ranks the variables of model and optimizer of one rank, so that all start from the same values.
+    """Broadcasts one rank's variables of model and optimizer, so that all ranks start from the same values.
 
-    It does so when training begins, where every rank's model is built by then, else after the first batch, as Horovod
-    does; a model that was given its input shape is built. Residuals, local variables and the states of
-    random seeds stay each rank's own.
+    It does so when training begins if every rank's model is built by then, otherwise after the first batch, as Horovod
+    does; a model with a given input shape is built. Residuals, local variables and the states of random seeds stay each
+    rank's own.
 
-    Variables are paired by their order, so that one rank may have loaded its model where others have built theirs; an
+    Variables are paired by their order, so one rank may have loaded its model while others have built theirs; an
     optimizer that is not built yet is built.
 
     Args:
-        root_rank: the rank whose variables all get.
-        device: TensorFlow's name of the device on which it is done, as "/cpu:0"; by default TensorFlow chooses.
-        local_variables: variables, or one, that stay each rank's own.
+        root_rank: the rank whose variables all ranks get.
+        device: TensorFlow's name of the device to use, such as "/cpu:0"; by default TensorFlow chooses.
+        local_variables: one or several variables that stay each rank's own.
 
     Raises:
-        ValueError: when training begins, on every rank alike, where the ranks' variables differ in number, shapes or
-            dtypes; none has changed then.
+        ValueError: when training begins, on every rank, if the ranks' variables differ in number, shapes or dtypes;
+            none has changed then.
     """
 
     def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None):
@@ -44,17 +44,17 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
         self._done = False
 
     def register_local_var(self, var: Any) -> None:
-        """Has a variable stay each rank's own.
+        """Excludes a variable, which then stays each rank's own.
 
         Raises:
-            ValueError: where it is none.
+            ValueError: if it is not a variable.
         """
         if not isinstance(var, tf.Variable | keras.Variable):
             raise ValueError(f"Expected local variables to be variables of Keras or TensorFlow, got {var!r}.")
         self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
-        # Whether to issue a collective must not depend on what only one rank knows.
+        # Whether to call a collective must not depend on what only one rank knows.
         built = topology.world().allreduce(tf.constant(int(self.model.built)), "min", "broadcast.built")
         if not self._done and built == 1:
             self._broadcast()
@@ -73,13 +73,13 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
 class MetricAverageCallback(DistributedCallback):
     """Averages the metrics of an epoch over all ranks; list it before callbacks that use them.
 
-    The mean is over ranks, each counting the same, as Horovod takes it.
+    The mean is over ranks with equal weights, as in Horovod.
 
     Args:
-        device: TensorFlow's name of the device on which it is done, as "/cpu:0"; by default TensorFlow chooses.
+        device: TensorFlow's name of the device to use, such as "/cpu:0"; by default TensorFlow chooses.
 
     Raises:
-        ValueError: on every rank alike where the ranks have different metrics.
+        ValueError: on every rank, if the ranks have different metrics.
     """
 
     waits = "at the end of each epoch"
@@ -102,15 +102,15 @@ class MetricAverageCallback(DistributedCallback):
 
 
 def broadcast_state(model: keras.Model, root_rank: int, local_variables: Iterable[Any] = ()) -> None:
-    """Gives all ranks the variables of one rank's model and optimizer; a collective.
+    """Broadcasts the variables of one rank's model and optimizer to all ranks; a collective.
 
     Args:
-        model: built on every rank; its optimizer is built where it is not.
-        root_rank: whose variables all get.
-        local_variables: are left as they are; so are the states of random seeds and residuals.
+        model: a model that is built on every rank; its optimizer is built if necessary.
+        root_rank: the rank whose variables all ranks get.
+        local_variables: variables that stay as they are, like the states of random seeds and residuals.
 
     Raises:
-        ValueError: on every rank alike where the ranks' variables differ in number, shapes or dtypes.
+        ValueError: on every rank, if the ranks' variables differ in number, shapes or dtypes.
     """
     optimizer = model.optimizer
     if optimizer is not None and not optimizer.built:
@@ -123,7 +123,7 @@ def broadcast_state(model: keras.Model, root_rank: int, local_variables: Iterabl
 
 
 def _listed(variables: Any) -> list[Any]:
-    """Variables that were given one by one, or as one, or not at all."""
+    """A list of variables, from several variables, one, or None."""
     if variables is None:
         return []
     if isinstance(variables, Iterable) and not isinstance(variables, tf.Variable | keras.Variable):

@@ -1,4 +1,4 @@
-"""What all callbacks share."""
+"""The base class of all callbacks."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from hvd_sparse.servers.optimizer import is_served, served
 
 
 class DistributedCallback(keras.callbacks.Callback):
-    """Tells the exchange of the model's optimizer which epoch begins; at its end model and optimizer can be saved.
+    """Tells the optimizer's exchange which epoch begins; when it ends, model and optimizer are ready to be saved.
 
     Attributes:
-        waits: for what all ranks have to be there at the same time, in words; "" where they need not.
-        of_averaged: why it is not for models that are averaged, and what is, in words; "" where it is.
+        waits: text for an error message: what all ranks have to do at the same time; "" if there is nothing.
+        of_averaged: text for an error message: why it does not fit averaged models, and what does; "" if it fits.
     """
 
     waits = ""
     of_averaged = ""
 
     def set_model(self, model: keras.Model) -> None:
-        """Raises ValueError where it is not for a model that is averaged, or waits for ranks of which none waits."""
+        """Raises ValueError if it does not fit an averaged model, or waits for ranks although servers never wait."""
         super().set_model(model)
         if self.of_averaged and is_averaged(getattr(model, "optimizer", None)):
             raise ValueError(f"With hvd.averaging.ModelAveraging {type(self).__name__} {self.of_averaged}.")
@@ -37,7 +37,7 @@ class DistributedCallback(keras.callbacks.Callback):
 
     @property
     def exchange(self) -> GradientExchange | None:
-        """What exchanges the gradients of the model's optimizer; None where that is not distributed."""
+        """The exchange of the model's optimizer; None if that is not distributed."""
         return hooks.exchange_of(self.model.optimizer)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -50,10 +50,10 @@ class DistributedCallback(keras.callbacks.Callback):
         super().on_epoch_end(epoch, logs)
 
     def consolidate(self) -> None:
-        """Makes the model fit to be saved.
+        """Makes the model ready to be saved.
 
-        The optimizer gets the momentum that the exchange keeps, a collective where it has not got it yet; where servers
-        have the parameters, the model gets those, and nobody waits.
+        The optimizer gets the momentum that the exchange keeps, in a collective unless it already has it. If servers
+        have the parameters, the model gets those, and no rank waits.
         """
         if self.exchange is not None:
             consolidate(self.model)
@@ -61,7 +61,7 @@ class DistributedCallback(keras.callbacks.Callback):
             served(self.model.optimizer).take_published()
 
     def required_exchange(self) -> GradientExchange:
-        """The exchange; ValueError where the optimizer is not distributed."""
+        """The exchange; raises ValueError if the optimizer is not distributed."""
         if self.exchange is None:
             raise ValueError(
                 f"{type(self).__name__} needs a distributed optimizer: compile the model with "

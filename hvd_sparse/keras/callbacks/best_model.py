@@ -12,22 +12,22 @@ from hvd_sparse.transport import topology
 
 
 class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
-    """Keras's ModelCheckpoint that keeps the best model only, written by rank 0.
+    """Keras's ModelCheckpoint, which keeps only the best model, written by rank 0.
 
-    List it behind `MetricAverageCallback`, so that all ranks' metrics decide and not those of rank 0 alone. What it
-    writes `hvd.load_model` reads.
+    List it after `MetricAverageCallback`, so that the metrics of all ranks decide, not only those of rank 0. Load its
+    files with `hvd.load_model`.
 
     Args:
         monitor: the metric that decides.
         verbose: 1 prints a line on rank 0 for each epoch.
-        save_weights_only: save weights, and not the whole model.
+        save_weights_only: save only the weights, not the whole model.
         mode: "min", "max", or "auto", by the metric's name.
         save_freq: "epoch", or a number of batches.
-        filepath: where to, ending with ".keras", or ".weights.h5" for weights only. Without it the attribute `filepath`
-            is to be set before training begins, as with Horovod's.
+        filepath: the file, ending with ".keras", or ".weights.h5" for weights only. Without it, set the attribute
+            `filepath` before training begins, as with Horovod's.
 
     Raises:
-        ValueError: where `filepath` ends otherwise, or, when training begins, where there is none.
+        ValueError: if `filepath` has another ending, or is not set when training begins.
     """
 
     def __init__(
@@ -66,6 +66,6 @@ class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
             super().on_train_batch_end(batch, logs)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        self.consolidate()  # a collective, and so on every rank
+        self.consolidate()  # a collective, so called on every rank
         if topology.world().rank == 0:
             super().on_epoch_end(epoch, logs)

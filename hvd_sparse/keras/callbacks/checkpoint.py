@@ -1,4 +1,4 @@
-"""A callback that saves training as a whole, and goes on from there."""
+"""A callback that saves the complete state of training and resumes from it."""
 
 from __future__ import annotations
 
@@ -16,38 +16,37 @@ from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.keras.callbacks.weights import write_weights
 from hvd_sparse.transport import topology
 
-_MOST = 8  # problems that a warning tells of
+_MOST = 8  # the most problems that a warning lists
 _BY_HAND = "Weights that are whole can be loaded by hand: model.load_weights('.../model.weights.h5')."
 
 
 class CheckpointCallback(DistributedCallback):
-    """Saves all that training needs to go on, and goes on from the newest whole checkpoint when `fit` begins.
+    """Saves all that training needs to continue, and resumes from the newest intact checkpoint when `fit` begins.
 
     A checkpoint is a folder `epoch-0007` in `directory`: variables of model and optimizer (written by rank 0), the
     residuals (`hvd.checkpoint`), each rank's random seeds and local variables, and a marker, written last, with the
     SHA-256 of each of them. Ranks that do not share a file system each keep their own files in a folder of the same
-    name; all else is read by rank 0.
+    name; everything else is read by rank 0.
 
-    Where marker, weights or sums of residuals are missing or damaged, all ranks go on from the checkpoint before.
-    Where only a rank's own file is, they share the residuals equally; only where there are local variables, which are
-    nowhere else, do they prefer an older checkpoint. Rank 0 warns of each, and of what is lost.
+    If marker, weights or residual sums are missing or damaged, all ranks resume from the previous checkpoint. If only a
+    rank's own file is, they share the residuals equally; but if there are local variables, which are stored only in
+    that file, they prefer an older checkpoint. Rank 0 warns of each case, and of what is lost.
 
     With the same number of ranks, recipe and data, a run that was stopped after an epoch ends with the same bits as one
-    that was not; with `recipes.dense` on more than two ranks only after
-    `tf.config.experimental.enable_op_determinism()`, as Horovod adds in another order from run to run. With another
-    number of ranks, recipe or bucket size no residual is lost.
+    that was not stopped; with `recipes.dense` on more than two ranks only after
+    `tf.config.experimental.enable_op_determinism()`, as Horovod's order of addition differs from run to run. With
+    another number of ranks, recipe or bucket size, no residual is lost.
 
     Args:
         directory: the same on every rank.
-        every: save at the end of every so many epochs.
-        keep: how many whole checkpoints stay; what is older of ours is removed, and nothing of others.
-        required: whether training must not begin anew.
+        every: the number of epochs from one checkpoint to the next.
+        keep: the number of intact checkpoints to keep; older ones of ours are removed, other files are not.
+        required: whether a missing checkpoint is an error instead of starting from scratch.
 
     Raises:
-        FileNotFoundError: when `fit` begins, on every rank alike, where there is no whole checkpoint and one is
-            required.
-        OSError: on every rank alike where a checkpoint cannot be written, as on a full disk; those before it stay.
-        ValueError: on every rank alike where the model is not built, or not the one that was saved; where models are
+        FileNotFoundError: when `fit` begins, on every rank, if there is no intact checkpoint and one is required.
+        OSError: on every rank, if a checkpoint cannot be written, for example on a full disk; earlier ones stay.
+        ValueError: on every rank, if the model is not built, or is not the one that was saved; or if models are
             averaged (`hvd.averaging.ModelAveraging`), as they differ between ranks.
     """
 
@@ -95,10 +94,10 @@ class CheckpointCallback(DistributedCallback):
         try:
             self._write(folder, epoch)
         except OSError:
-            if new:  # of a checkpoint that was there already, what has not been replaced stays
+            if new:  # an existing checkpoint keeps the files that were not replaced
                 folders.discard(folder)
             raise
-        # Only now is the new checkpoint whole, and an older one may go.
+        # Only now is the new checkpoint complete, so an older one may be removed.
         oldest = folders.oldest_kept(self.directory, epoch, self.keep) if world.rank == 0 else None
         folders.remove_before(self.directory, world.gather_descriptions(oldest, "checkpoint.oldest")[0])
 
@@ -118,10 +117,10 @@ class CheckpointCallback(DistributedCallback):
                 problem = f"{type(error).__name__}: {error}"
         checkpoint.raise_together(problem, "write the checkpoint")
 
-    # ---- going on ----
+    # ---- resuming ----
 
     def _find(self, passed_over: list[str]) -> folders.Checkpoint | None:
-        """The newest checkpoint that is good for all ranks; what is wrong with newer ones is added to a list."""
+        """The newest checkpoint that all ranks can use; problems of newer ones are added to the list."""
         spare = None
         for epoch in reversed(self._epochs()):
             found = self._opened(epoch, passed_over)
@@ -135,7 +134,7 @@ class CheckpointCallback(DistributedCallback):
         return spare
 
     def _epochs(self) -> list[int]:
-        """Of the checkpoints that rank 0 sees."""
+        """The epochs of the checkpoints that rank 0 sees."""
         found, problem = [], None
         if topology.world().rank == 0:
             try:
@@ -146,7 +145,7 @@ class CheckpointCallback(DistributedCallback):
         return topology.world().gather_descriptions(found, "checkpoint.epochs")[0]
 
     def _opened(self, epoch: int, passed_over: list[str]) -> folders.Checkpoint | None:
-        """A checkpoint where it is whole for rank 0."""
+        """A checkpoint if it is intact on rank 0, else None."""
         found, problem = None, None
         if topology.world().rank == 0:
             try:
@@ -164,11 +163,11 @@ class CheckpointCallback(DistributedCallback):
         return opened
 
     def _lost_with(self, found: folders.Checkpoint) -> str | None:
-        """Why local variables of this rank, where it has any, cannot be had: they are in its own file alone."""
+        """Why this rank's local variables, which only its own file holds, are not available; None if they are."""
         return self._own_problem(found) if self._has_local_variables() else None
 
     def _own_problem(self, found: folders.Checkpoint) -> str | None:
-        """Why this rank's own file in a checkpoint cannot be used; None where it can, or is not needed."""
+        """Why this rank's own file in a checkpoint cannot be used; None if it can, or is not needed."""
         folder = folders.path(self.directory, found.epoch)
         if found.ranks != topology.world().size:
             return f"{folder} was written by {found.ranks} ranks" if self._has_local_variables() else None
@@ -207,7 +206,7 @@ class CheckpointCallback(DistributedCallback):
         checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
 
     def _own_variables(self) -> list[Any]:
-        """What differs between ranks beside residuals: states of random seeds, local variables, looking ahead."""
+        """The variables that differ between ranks besides residuals: random seeds, local variables, look-ahead."""
         shared = {id(resource(variable)) for variable in self.model.weights}
         seeds = [variable for variable in self.model.variables if id(resource(variable)) not in shared]
         local = self.required_exchange().local_variables()
@@ -229,7 +228,7 @@ class CheckpointCallback(DistributedCallback):
 def _sentences(
     folder: pathlib.Path, found: folders.Checkpoint, passed_over: list[str], lacking: list[str]
 ) -> list[str]:
-    """What there is to say of the checkpoint that training goes on from."""
+    """The warnings about the checkpoint from which training resumes."""
     told = []
     if passed_over:
         told.append(f"Not whole: {_listed(passed_over)}.")
@@ -246,6 +245,6 @@ def _listed(problems: list[str]) -> str:
 
 
 def _warn(*sentences: str) -> None:
-    """Warns, on rank 0 alone; of nothing where there is nothing to say."""
+    """Warns, on rank 0 only, if there are any sentences."""
     if sentences and topology.world().rank == 0:
         warnings.warn(" ".join(sentences), stacklevel=3)

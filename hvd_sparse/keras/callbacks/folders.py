@@ -1,7 +1,7 @@
-"""The folders that checkpoints are in: which are ours, which are whole, and which are no longer needed.
+"""The folders of checkpoints: which are ours, which are intact, and which are no longer needed.
 
-A checkpoint is a folder `epoch-0007`. Its marker is written last and names each of its files with its SHA-256, and has
-one of its own, so that no byte of a checkpoint can change unnoticed. Nothing here is a collective.
+A checkpoint is a folder `epoch-0007`. Its marker is written last. It contains the SHA-256 of each file and of itself,
+so that no byte of a checkpoint can change unnoticed. Nothing here is a collective.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hvd_sparse.keras import archives, files
 
 MARKER, WEIGHTS, RESIDUALS, SERVERS = "whole.json", "model.weights.h5", "residuals.npz", "servers.npz"
 _FORMAT = "hvd_sparse checkpoint 2"
-_UNSIGNED = {"epoch", "weights sha256"}  # what markers of the first format hold, and nothing else
+_UNSIGNED = {"epoch", "weights sha256"}  # the only fields in markers of the first format
 _NAME = re.compile(r"epoch-(\d{4,})")
 _TEMPORARY = r"(\.\d+\.tmp)?"
 _FIRST_WRITTEN = re.compile(rf"(residuals|servers)\.npz(\.rank\d+of\d+)?{_TEMPORARY}")
@@ -29,11 +29,11 @@ Digest = Callable[[pathlib.Path], str]
 
 
 class Checkpoint(NamedTuple):
-    """What a marker tells of a checkpoint.
+    """A checkpoint as its marker describes it.
 
     Attributes:
-        epoch: that had ended; its folder's number.
-        ranks: how many wrote it.
+        epoch: the epoch that had ended, which is the folder's number.
+        ranks: the number of ranks that wrote it.
         digests: the SHA-256 of its files, by name.
         signed: False for the first format, whose marker has no SHA-256 of its own and names only the weights.
     """
@@ -45,11 +45,11 @@ class Checkpoint(NamedTuple):
 
     @property
     def of_servers(self) -> bool:
-        """Whether it is one of sharded servers."""
+        """Whether it is a checkpoint of sharded servers."""
         return any(name.startswith(SERVERS) for name in self.digests)
 
     def needed(self, folder: pathlib.Path) -> list[pathlib.Path]:
-        """The files in its folder without which nobody can go on, beside the weights."""
+        """The files in its folder, besides the weights, that every rank needs to continue."""
         if not self.of_servers:
             return [folder / RESIDUALS]
         return [files.of_rank(folder / SERVERS, rank, self.ranks) for rank in range(self.ranks)]
@@ -61,10 +61,10 @@ def path(directory: pathlib.Path, epoch: int) -> pathlib.Path:
 
 
 def epochs(directory: pathlib.Path) -> list[int]:
-    """The numbers of the folders that are checkpoints, whole or not, ascending; other folders are left out.
+    """The numbers of the folders that are checkpoints, intact or not, ascending; other folders are ignored.
 
     Raises:
-        OSError: where the directory is there and cannot be read.
+        OSError: if the directory exists and cannot be read.
     """
     if not directory.exists():
         return []
@@ -74,21 +74,21 @@ def epochs(directory: pathlib.Path) -> list[int]:
 
 
 def write_marker(folder: pathlib.Path, epoch: int, ranks: int, digests: Mapping[str, str]) -> None:
-    """Writes the marker, which makes a checkpoint of a folder."""
+    """Writes the marker, which turns a folder into a checkpoint."""
     with files.replacing(folder / MARKER) as file:
         file.write(_signed({"format": _FORMAT, "epoch": epoch, "ranks": ranks, "files": dict(digests)}))
 
 
 def open_whole(directory: pathlib.Path, epoch: int, digest: Digest = files.sha256) -> Checkpoint:
-    """The checkpoint of an epoch, whose marker, weights, and sums of residuals or servers' files are as written.
+    """The checkpoint of an epoch, after checking its marker, its weights, and its residual sums or servers' files.
 
     Args:
-        directory: that has its folder.
+        directory: the directory with its folder.
         epoch: its number.
-        digest: gives the SHA-256 of a file.
+        digest: returns the SHA-256 of a file.
 
     Raises:
-        OSError: where one of them is not, naming the file.
+        OSError: if one of them is missing or damaged; the message names the file.
     """
     folder = path(directory, epoch)
     checkpoint = _read_marker(folder / MARKER, epoch)
@@ -101,10 +101,10 @@ def open_whole(directory: pathlib.Path, epoch: int, digest: Digest = files.sha25
 
 
 def check_file(checkpoint: Checkpoint, file: pathlib.Path, digest: Digest = files.sha256) -> None:
-    """Makes sure that a file of a checkpoint is what was written; an archive of the first format tells it itself.
+    """Checks that a file of a checkpoint is as it was written; an archive of the first format checks itself.
 
     Raises:
-        OSError: where it is not, naming it.
+        OSError: if it is not; the message names the file.
     """
     if not file.exists():
         raise OSError(f"{file} is missing")
@@ -115,9 +115,9 @@ def check_file(checkpoint: Checkpoint, file: pathlib.Path, digest: Digest = file
 
 
 def oldest_kept(directory: pathlib.Path, newest: int, keep: int) -> int:
-    """The number of the oldest checkpoint that stays, where `newest` was just written; only whole ones count.
+    """The number of the oldest checkpoint to keep after `newest` was written; only intact ones count.
 
-    It is 0 where fewer than `keep` are whole: what is damaged may be all that there is to mend.
+    It is 0 if fewer than `keep` are intact, as damaged ones may be all that is left to repair.
     """
     whole = [newest]
     with contextlib.suppress(OSError):
@@ -128,7 +128,7 @@ def oldest_kept(directory: pathlib.Path, newest: int, keep: int) -> int:
 
 
 def remove_before(directory: pathlib.Path, oldest: int) -> None:
-    """Removes the checkpoints before an epoch, whole or not; what else is in their folders stays."""
+    """Removes the checkpoints before an epoch, intact or not; other files in their folders stay."""
     try:
         for epoch in [number for number in epochs(directory) if number < oldest]:
             discard(path(directory, epoch))
@@ -137,20 +137,20 @@ def remove_before(directory: pathlib.Path, oldest: int) -> None:
 
 
 def discard(folder: pathlib.Path) -> None:
-    """Removes a checkpoint, its marker first; what else is in its folder stays, and else the folder goes, too."""
+    """Removes a checkpoint, its marker first, and its folder unless other files are in it."""
     for file in sorted(_own_files(folder), key=lambda file: file.name != MARKER):
         file.unlink(missing_ok=True)
-    with contextlib.suppress(OSError):  # something else is in it, or another rank was faster
+    with contextlib.suppress(OSError):  # other files are in it, or another rank was faster
         folder.rmdir()
 
 
 def _is_ours(folder: pathlib.Path) -> bool:
-    """Whether a folder has a checkpoint, or one whose writing was interrupted: its marker, or what is written first."""
+    """Whether a folder has a checkpoint, possibly with its writing interrupted: its marker, or files written first."""
     return any(file.name == MARKER or _FIRST_WRITTEN.fullmatch(file.name) for file in _own_files(folder))
 
 
 def _own_files(folder: pathlib.Path) -> list[pathlib.Path]:
-    """The files that we write, those under temporary names included."""
+    """The files that we write, including those with temporary names."""
     with contextlib.suppress(FileNotFoundError, NotADirectoryError):  # another rank may be removing it
         names = [file.name for file in folder.iterdir()]
         return [folder / name for name in names if _FIRST_WRITTEN.fullmatch(name) or _LAST_WRITTEN.fullmatch(name)]
@@ -158,7 +158,7 @@ def _own_files(folder: pathlib.Path) -> list[pathlib.Path]:
 
 
 def _counts(directory: pathlib.Path, epoch: int) -> bool:
-    """Whether a checkpoint is whole; its files are read again only where they were written since."""
+    """Whether a checkpoint is intact; its files are read again only if they were written since."""
     try:
         open_whole(directory, epoch, _digest_once)
     except OSError:
@@ -190,7 +190,7 @@ def _read_marker(marker: pathlib.Path, epoch: int) -> Checkpoint:
 
 
 def _digest_once(file: pathlib.Path) -> str:
-    """The SHA-256 of a file that may have been read before."""
+    """The SHA-256 of a file, which is remembered if it was read before."""
     status = file.stat()
     return _remembered(file, status.st_size, status.st_mtime_ns, status.st_ino)
 

@@ -14,21 +14,21 @@ from hvd_sparse.transport import topology
 
 
 class LearningRateScheduleCallback(DistributedCallback):
-    """Sets the learning rate to `initial_lr * multiplier(epoch)` from `start_epoch` to before `end_epoch`.
+    """Sets the learning rate to `initial_lr * multiplier(epoch)` from `start_epoch` until before `end_epoch`.
 
-    Momentum correction (Goyal et al. 2017, section 2.1): the velocity of SGD and RMSprop holds past learning rates,
-    so it is scaled by new / old rate whenever the rate changes. Horovod scales the momentum's coefficient for one step
-    instead, which is the same step; in Keras 3 that coefficient is a constant of the compiled step. The residual of
-    a sparse recipe is in units of gradients and needs no correction.
+    Momentum correction (Goyal et al. 2017, section 2.1): the velocity of SGD and RMSprop contains past learning rates,
+    so it is scaled by new / old rate whenever the rate changes. Horovod instead scales the momentum coefficient for one
+    step, which has the same effect; in Keras 3 that coefficient is a constant of the compiled step. The residual of a
+    sparse recipe is in units of gradients and needs no correction.
 
     Args:
         initial_lr: the learning rate that is multiplied.
         multiplier: a function of the epoch, or a number b for b ** (epoch - start_epoch).
         start_epoch: the first epoch in which the rate is set.
-        end_epoch: the first epoch in which it is not set any more.
-        staircase: set it at the start of each epoch; else before each batch, at epoch + batch / steps_per_epoch.
+        end_epoch: the first epoch in which it is no longer set.
+        staircase: set it at the start of each epoch; otherwise before each batch, at epoch + batch / steps_per_epoch.
         momentum_correction: see above; costs a pass over the velocities each time.
-        steps_per_epoch: found out from `fit` where that knows it.
+        steps_per_epoch: taken from `fit` if that knows it.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
     Args:
         initial_lr: the rate that is reached, usually already multiplied by the number of ranks.
-        warmup_epochs: how many epochs it takes.
+        warmup_epochs: the number of epochs that it takes.
         momentum_correction: as for `LearningRateScheduleCallback`.
         steps_per_epoch: as for `LearningRateScheduleCallback`.
         verbose: 1 prints a line on rank 0 when the rate is reached.

@@ -12,19 +12,19 @@ from hvd_sparse.keras.callbacks.base import DistributedCallback
 
 
 class MeanOfModelsCallback(DistributedCallback):
-    """Evaluates and saves the exact mean of all ranks' models; training goes on from each rank's own.
+    """Evaluates and saves the exact mean of all ranks' models; training continues from each rank's own model.
 
-    When the model is evaluated and when an epoch ends, all ranks gather the mean (`hvd.averaging.mean`), and the model
-    holds it until the next epoch begins, and when training has ended for good. List it before callbacks that save, such
-    as Keras's `ModelCheckpoint` on rank 0 alone, and give all ranks as many batches and evaluations.
+    When the model is evaluated and when an epoch ends, all ranks compute the mean (`hvd.averaging.mean`). The model
+    holds it until the next epoch begins, and keeps it after training. List it before callbacks that save, such as
+    Keras's `ModelCheckpoint` on rank 0 only, and give all ranks equally many batches and evaluations.
 
     Args:
-        resynchronise: whether training goes on from the mean, on every rank, slots and statistics included.
+        resynchronise: whether training continues from the mean on every rank, including slots and statistics.
 
     Raises:
-        ValueError: when `fit` begins, where the model's optimizer does not average models.
+        ValueError: when `fit` begins, if the model's optimizer does not average models.
 
-    Steps and bytes sent per rank: those of `hvd.averaging.mean`, once an epoch.
+    Steps and bytes sent per rank: those of `hvd.averaging.mean`, once per epoch.
     """
 
     def __init__(self, resynchronise: bool = False):
@@ -34,7 +34,7 @@ class MeanOfModelsCallback(DistributedCallback):
         self._trains = False
 
     def set_model(self, model: keras.Model) -> None:
-        """Raises ValueError where the model's optimizer does not average models."""
+        """Raises ValueError if the model's optimizer does not average models."""
         super().set_model(model)
         if not is_averaged(getattr(model, "optimizer", None)):
             raise ValueError(

@@ -12,10 +12,10 @@ from hvd_sparse.servers.optimizer import is_served, served
 
 
 class ServersCallback(DistributedCallback):
-    """What callbacks share that are for sharded servers alone."""
+    """The base class of callbacks that are only for sharded servers."""
 
     def set_model(self, model: keras.Model) -> None:
-        """Raises ValueError where the model's optimizer does not run on servers."""
+        """Raises ValueError if the model's optimizer does not run on servers."""
         super().set_model(model)
         if not is_served(getattr(model, "optimizer", None)):
             raise ValueError(
@@ -24,12 +24,12 @@ class ServersCallback(DistributedCallback):
 
 
 class PublishedParametersCallback(ServersCallback):
-    """Gives the model what the servers have when it is evaluated and when an epoch ends; no rank waits for another.
+    """Gives the model the servers' parameters when it is evaluated and when an epoch ends; no rank waits for another.
 
-    Between them a rank's model holds its own copy, which lacks what its pulls have left out. List it before callbacks
-    that save, such as Keras's `ModelCheckpoint`. In the step that follows gradients are taken at these parameters.
+    In between, a rank's model holds its own copy, without what its pulls have left out. List it before callbacks that
+    save, such as Keras's `ModelCheckpoint`. The next step computes gradients at these parameters.
 
-    Bytes: all of the parameters from the other servers, each time.
+    Bytes: all parameters of the other servers, each time.
     """
 
     def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -38,13 +38,13 @@ class PublishedParametersCallback(ServersCallback):
 
 
 class AverageStatisticsCallback(ServersCallback):
-    """Averages over ranks what is not trained, such as the moving means and variances of batch normalisation.
+    """Averages non-trainable variables over ranks, such as the moving means and variances of batch normalization.
 
-    Every so many steps a rank tells the first server its own, and gets the mean of what all have told last. No rank
+    Every `every` steps a rank sends its own to the first server, and gets the mean of what all ranks sent last. No rank
     waits for another.
 
     Args:
-        every: so many steps of this rank, at least 1.
+        every: the number of this rank's steps from one time to the next, at least 1.
     """
 
     def __init__(self, every: int = 100):

@@ -1,4 +1,4 @@
-"""A callback that saves sharded servers as a whole, and goes on from there."""
+"""A callback that saves the complete state of sharded servers and resumes from it."""
 
 from __future__ import annotations
 
@@ -17,30 +17,29 @@ from hvd_sparse.transport import topology
 
 
 class ServersCheckpointCallback(ServersCallback):
-    """Saves all that sharded servers need to go on, and goes on from the newest whole checkpoint when `fit` begins.
+    """Saves all that sharded servers need to continue, and resumes from the newest intact checkpoint in `fit`.
 
-    At the end of rank 0's epochs all servers stand still for a moment, in which each rank takes down its shard of the
-    parameters and of the optimizer's slots, what its client has not sent and what it remembers; no rank has to be at
-    any particular place. Then each writes its file, and training goes on meanwhile. A checkpoint is a folder
-    `epoch-0007` in `directory`: these files, the model's weights by rank 0, which Keras can load by itself, and a
-    marker, written last, with the SHA-256 of each of them. The directory has to be one that all ranks share.
+    At the end of rank 0's epochs all servers pause for a moment, in which each rank copies its shard of the parameters
+    and of the optimizer's slots, and what its client has not sent and keeps; ranks need not be at the same step. Then
+    each rank writes its file while training continues. A checkpoint is a folder `epoch-0007` in `directory`: these
+    files, the model's weights written by rank 0, which Keras can load by itself, and a marker, written last, with the
+    SHA-256 of each of them. All ranks have to share the directory.
 
-    Where any of its files is missing or damaged, all ranks go on from the checkpoint before, and rank 0 warns of it. On
-    another number of ranks shards are cut anew, the sum of what was not sent is kept, and momentum or slots of clients
-    begin anew; on the same number everything is as it was, to the bit. Where servers run already, as in a second `fit`,
-    nothing is read.
+    If any of its files is missing or damaged, all ranks resume from the previous checkpoint, and rank 0 warns. On
+    another number of ranks, shards are cut again, the sum of what was not sent is kept, and momentum or slots of
+    clients are reset; on the same number, everything is restored bit for bit. If servers already run, as in a second
+    `fit`, nothing is read.
 
     Args:
         directory: the same on every rank, and shared by them.
-        every: save at the end of every so many epochs of rank 0.
-        keep: how many whole checkpoints stay; what is older of ours is removed, and nothing of others.
-        required: whether training must not begin anew.
+        every: the number of rank 0's epochs from one checkpoint to the next.
+        keep: the number of intact checkpoints to keep; older ones of ours are removed, other files are not.
+        required: whether a missing checkpoint is an error instead of starting from scratch.
 
     Raises:
-        FileNotFoundError: when `fit` begins, on every rank alike, where there is no whole checkpoint and one is
-            required.
-        OSError: on rank 0 where a checkpoint cannot be written, naming the rank that cannot; those before it stay.
-        ValueError: on every rank alike where the model is not built, or not the one that was saved.
+        FileNotFoundError: when `fit` begins, on every rank, if there is no intact checkpoint and one is required.
+        OSError: on rank 0, if a checkpoint cannot be written, naming the rank that cannot; earlier ones stay.
+        ValueError: on every rank, if the model is not built, or is not the one that was saved.
     """
 
     def __init__(self, directory: str | os.PathLike, every: int = 1, keep: int = 2, required: bool = False):
@@ -85,7 +84,7 @@ class ServersCheckpointCallback(ServersCallback):
     # ---- saving ----
 
     def _save(self, epoch: int) -> None:
-        """On rank 0; the other ranks' servers do their part."""
+        """Saves a checkpoint; runs on rank 0, while the other ranks' servers write their files."""
         folder, ranks = folders.path(self.directory, epoch), topology.size()
         new = not os.path.exists(folder / folders.MARKER)
         try:
@@ -95,21 +94,21 @@ class ServersCheckpointCallback(ServersCallback):
             written[folders.WEIGHTS] = write_weights(self.model, folder / folders.WEIGHTS)
             folders.write_marker(folder, epoch, ranks, written)
         except OSError:
-            if new:  # of a checkpoint that was there already, what has not been replaced stays
+            if new:  # an existing checkpoint keeps the files that were not replaced
                 folders.discard(folder)
             raise
         folders.remove_before(self.directory, folders.oldest_kept(self.directory, epoch, self.keep))
 
     def _write_own(self, epoch: int, kept: Kept) -> str:
-        """By who serves the shard, in a thread."""
+        """Writes a shard's file; called in a thread of the rank that serves the shard."""
         ranks = topology.size()
         path = files.of_rank(folders.path(self.directory, epoch) / folders.SERVERS, kept.shard, ranks)
         return servers_files.write(path, kept, self._account(), ranks)
 
-    # ---- going on ----
+    # ---- resuming ----
 
     def _newest(self, passed_over: list[str]) -> folders.Checkpoint | None:
-        """The newest checkpoint that is whole for rank 0; what is wrong with newer ones is added to a list."""
+        """The newest checkpoint that is intact on rank 0; problems of newer ones are added to the list."""
         found: folders.Checkpoint | None = None
         problem = None
         if topology.rank() == 0:
@@ -143,7 +142,7 @@ class ServersCheckpointCallback(ServersCallback):
             self.model.load_weights(folder / folders.WEIGHTS)
             who = servers_files.Rank(topology.rank(), topology.size(), self._participant.sends_all)
             self._participant.resume_with(servers_files.resumed(found.needed(folder), self._account(), who))
-        except Exception as error:  # the other ranks wait for what has become of it
+        except Exception as error:  # reported below, as the other ranks wait for the outcome
             problem = f"{type(error).__name__}: {error}"
         checkpoint.raise_together(problem, f"go on from {folder}", ValueError)
         self.model.optimizer.build(self.model.trainable_variables)

@@ -1,4 +1,4 @@
-"""A callback that shows what the exchange costs."""
+"""A callback that records what the exchange costs."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hvd_sparse.transport import topology
 class TelemetryCallback(DistributedCallback):
     """Measures the exchanges, keeps the figures in `records`, and writes them for TensorBoard.
 
-    The figures are those of `hvd.Telemetry`, of single steps and of this rank. To be there from the first step on.
-    Of `hvd.servers.ShardedServers` they are those of `optimizer.servers.telemetry()`, of all steps so far.
+    The figures are those of `hvd.Telemetry`, for single steps of this rank. Use it from the first step on. With
+    `hvd.servers.ShardedServers` they are those of `optimizer.servers.telemetry()`, for all steps so far.
 
     Args:
-        log_dir: TensorBoard's folder; each rank writes into a folder of its own below it. None writes nothing.
-        every: every so many steps.
+        log_dir: TensorBoard's folder; each rank writes into its own folder below it. None writes nothing.
+        every: the number of steps from one record to the next.
 
     Raises:
-        ValueError: when `fit` begins, where models are averaged, which `hvd.averaging.Telemetry` measures.
+        ValueError: when `fit` begins, if models are averaged; use `hvd.averaging.Telemetry` for these.
     """
 
     of_averaged = (
@@ -68,7 +68,7 @@ class TelemetryCallback(DistributedCallback):
         if is_served(self.model.optimizer):
             return served(self.model.optimizer).member.connections.number
         measured = self.required_exchange().telemetry
-        assert measured is not None  # since training began
+        assert measured is not None  # set when training began
         return measured.step
 
     def _read(self) -> dict[str, Any]:

@@ -13,14 +13,14 @@ from hvd_sparse.keras.callbacks import folders
 
 
 class _WeightsFile(io.BytesIO):
-    """A file in memory to which Keras writes weights; it looks at the end of the name."""
+    """A file in memory to which Keras writes weights; Keras checks the end of its name."""
 
     def __str__(self) -> str:
         return f"memory.{folders.WEIGHTS}"
 
 
 def write_weights(model: keras.Model, path: pathlib.Path) -> str:
-    """Writes the weights from memory, as HDF5 may end the process where a disk is full; gives the file's SHA-256."""
+    """Writes the weights from memory, as HDF5 may abort the process on a full disk; returns the file's SHA-256."""
     made = _WeightsFile()
     model.save_weights(made)
     content = made.getbuffer()
