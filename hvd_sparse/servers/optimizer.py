@@ -366,7 +366,7 @@ def _served_class(base: Any) -> type:
             self.iterations.assign(served(self).steps)
 
         def finalize_variable_values(self, var_list):
-            """`fit` calls this at its end: the model gets the published parameters, and servers do not wait for this rank."""
+            """Called at the end of `fit`: the model gets the servers' parameters, and no server waits for this rank."""
             served(self).pause()
 
         def _apply_weight_decay(self, variables):
