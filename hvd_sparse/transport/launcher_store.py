@@ -59,10 +59,10 @@ class Store(NamedTuple):
             time.sleep(_POLL)
 
     def clear(self, key: object, attempts: int) -> None:
-        """Has the store forget a scope of Horovod's own, of which this is a key; nothing where it has forgotten it.
+        """Makes the store drop Horovod's own scope to which this key belongs; does nothing if it is already dropped.
 
-        It forgets a scope once as many deletions were asked for as it has ranks, and with it all that was asked for in
-        others: so one asks again.
+        The store drops a scope after as many deletion requests as it has ranks, together with all such requests in
+        other scopes: so the request is repeated.
         """
         for _ in range(attempts):
             try:
