@@ -98,7 +98,7 @@ def shares(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 def block_sizes(sizes: Sequence[int], block: int) -> list[int]:
-    """The elements of each block of a list of tensors: a tensor begins a new one, and its last one may be shorter."""
+    """The number of elements of each block: each tensor begins a new block, and its last one may be shorter."""
     if block < 1:
         raise ValueError(f"Expected blocks of at least one element, got block = {block}.")
     return [min(block, size - begin) for size in sizes for begin in range(0, size, block)]
