@@ -46,7 +46,7 @@ class Chain:
         return output
 
     def one_output(self, output: Any) -> tf.Tensor:
-        """The output, where it is a single tensor [rows, ..., d].
+        """The output, if it is a single tensor [rows, ..., d].
 
         Raises:
             ValueError: if it is not.

@@ -148,9 +148,7 @@ class Last:
         variables = [resource(each) for each in self._model.trainable_variables]
         sources = [*variables, *([] if source is None else [source])]
         # In a graph, like the function of a stage that sends on, whose gradient TensorFlow computes in this way: sums
-        # of three
-        # gradients and more then have the same order wherever a model is split. Functions that run eagerly need the
-        # tape.
+        # of three gradients and more then have the same order wherever a model is split. Eager functions need the tape.
         eagerly = tf.executing_eagerly()
         found = tape.gradient(objective, sources) if eagerly else tf.gradients(objective, sources)
         return pack(found[: len(variables)]), _of_source(source, found), logs

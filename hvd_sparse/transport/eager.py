@@ -44,8 +44,7 @@ def eagerly(call: Callable[[], Result], makes_variables: bool = False) -> Result
         if tf.executing_eagerly() and not makes_variables:
             return call()
     # init_scope leaves neither a TensorFlow 1 graph nor a function's rules for variables; but a thread begins with
-    # contexts
-    # of its own, which are eager.
+    # contexts of its own, which are eager.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(_checked, call).result()
 
