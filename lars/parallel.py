@@ -136,6 +136,6 @@ def _pieces(tensor: tf.Tensor, size: int, block: int) -> list[tf.Tensor]:
 
 
 def _stacked(fn: Callable[[tf.Tensor], tf.Tensor], tensors: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:
-    if first == last:  # only what fn makes of a tensor tells the shape and dtype of nothing
+    if first == last:  # only fn's result for a tensor shows the shape and dtype of an empty result
         return tf.stack([fn(tensors[0])])[:0]
     return tf.stack([fn(tensor) for tensor in tensors[first:last]])

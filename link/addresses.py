@@ -15,7 +15,7 @@ def split(address: str) -> tuple[str, int]:
     """The host and port of an address.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is not one.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")

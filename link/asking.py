@@ -106,7 +106,7 @@ class Asked:
         """Completes the future.
 
         Raises:
-            WireError: if this is no answer to what was asked.
+            WireError: if this is not an answer to the request.
         """
         fields = {name: value for name, value in said.items() if name not in ("kind", "number")}
         try:

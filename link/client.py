@@ -30,7 +30,7 @@ class Client:
             name: of the thread.
 
         Raises:
-            ValueError: if that is no address, or the caller does not fit the protocol.
+            ValueError: if it is not an address, or the caller does not fit the protocol.
         """
         caller.protocol.check()
         forms.require(forms.OF_CLIENTS, "hello", caller.greeting(0)._asdict())
@@ -68,7 +68,7 @@ class Client:
             that was forked from the one that made this. It cannot be cancelled.
 
         Raises:
-            ValueError: if that is no request of the protocol, or no server has this number.
+            ValueError: if it is not a request of the protocol, or no server has this number.
         """
         if not 0 <= server < len(self._connections):
             raise ValueError(f"Expected the number of a server in [0, {len(self._connections)}), got {server}.")

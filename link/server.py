@@ -60,7 +60,7 @@ class Request:
             **fields: of the kind's form.
 
         Raises:
-            ValueError: if that is no answer of the protocol.
+            ValueError: if it is not an answer of the protocol.
             RuntimeError: if it was already answered.
         """
         if self._answered:
@@ -116,7 +116,7 @@ class Server:
             name: of the thread.
 
         Raises:
-            ValueError: if bind is no address, or the protocol exceeds what a link can do.
+            ValueError: if bind is not an address, or the protocol exceeds what a link can do.
             OSError: if the address cannot be bound.
         """
         protocol.check()

@@ -109,7 +109,7 @@ class Datagrams(Transport):
             raise
 
     def reopen(self, ticket: Ticket) -> DatagramsChannel:
-        """Opens a channel in a new process for a rank whose former process has ended; no collective.
+        """Opens a channel in a new process for a rank whose former process has ended; not a collective.
 
         Args:
             ticket: of the channel that the rank had.

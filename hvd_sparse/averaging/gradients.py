@@ -36,7 +36,7 @@ def GradientAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
         rotate: whether the owner of a block changes in each step.
 
     Raises:
-        TypeError: if it is no Keras optimizer.
+        TypeError: if it is not a Keras optimizer.
         ValueError: if it is already wrapped or built, or its steps are not one gradient each; in the first step, on
             every rank, if ranks have built different models.
         tf.errors.InvalidArgumentError: in a step, if a rank's gradient holds a NaN or an infinity.

@@ -59,7 +59,7 @@ def ModelAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
         telemetry: measures what is lost.
 
     Raises:
-        TypeError: if it is no Keras optimizer, or no transport.
+        TypeError: if it is not a Keras optimizer, or not a transport.
         ValueError: if it is already wrapped or a setting is out of its range; in the first step, on every rank, if
             ranks have built different models or have different settings.
         tf.errors.InvalidArgumentError: in a step, if a rank's weights hold a NaN or an infinity, which is not sent;
@@ -142,7 +142,7 @@ def ticket(optimizer: keras.optimizers.Optimizer) -> bytes:
 
 
 def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
-    """Lets a rank that was gone come back in its first step: it takes over what the others have; no collective.
+    """Lets a rank that was gone come back in its first step: it takes over what the others have; not a collective.
 
     Do not call `hvd.init()`, as Horovod cannot admit a new process: whatever asks Horovod, such as `hvd.rank()`, fails.
     For some rounds the rank only receives, until it has the whole model; from then on it takes part as before. Its
@@ -155,7 +155,7 @@ def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
         ticket: what `ticket` returned for this rank, whose former process has ended.
 
     Raises:
-        ValueError: if it is no ticket, the transport is not `Datagrams`, or some rounds are exact; in the first step,
+        ValueError: if it is invalid, the transport is not `Datagrams`, or some rounds are exact; in the first step,
             if this process has built another model or has other settings than the job.
         OSError: in the first step, if it cannot listen at its old address and port.
         RuntimeError: if the optimizer was already used; in the first step, if no other rank takes part.

@@ -174,7 +174,7 @@ class Participant:
         return self._return is not None
 
     def come_back(self, variables: Sequence[Any], passes: int = 1) -> int:
-        """Takes over the model of the live ranks, and takes part from their next round on; no collective.
+        """Takes over the model of the live ranks, and takes part from their next round on; not a collective.
 
         Args:
             variables: what is averaged.

@@ -77,7 +77,7 @@ def require_return(transport: Any, exact_rounds: bool) -> Datagrams:
 
 
 def take_over(channel: DatagramsChannel) -> tuple[np.ndarray, int]:
-    """The model of the live ranks, from rounds to which this rank contributes nothing; no collective.
+    """The model of the live ranks, from rounds to which this rank contributes nothing; not a collective.
 
     Args:
         channel: one that was reopened.

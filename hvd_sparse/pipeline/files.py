@@ -19,7 +19,7 @@ _PATTERN = "stage-*.h5"
 def save(model: Stages, folder: str | os.PathLike[str]) -> None:
     """Writes this rank's stage: its weights, and the optimizer's variables if it has been compiled.
 
-    All ranks call it at the same step with a shared folder, a new one for each checkpoint; it is no collective. Of
+    All ranks call it at the same step with a shared folder, a new one for each checkpoint; it is not a collective. Of
     several trainers the first writes. Files appear only when they are complete.
 
     Args:

@@ -123,7 +123,7 @@ class ShardedTables(keras.layers.Layer):
         return np.split(whole[: self._starts[-1]], self._starts[1:-1])
 
     def assign(self, tables: Sequence[np.ndarray]) -> None:
-        """Assigns a rank's rows from whole tables; no collective.
+        """Assigns a rank's rows from whole tables; not a collective.
 
         Raises:
             ValueError: if they have other shapes.

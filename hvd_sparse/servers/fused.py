@@ -116,8 +116,8 @@ def _home(cls: type) -> type:
     return cls.__base__ if own == _OWN and cls.__base__ is not None else cls
 
 
-# Numbers are Python's and NumPy's: one TensorFlow operation takes as long as a step on thousands of elements, and a NumPy
-# number takes five times as long to pass to it as a Python one. Powers are TensorFlow's, to get the same bits.
+# Numbers are Python's and NumPy's: one TensorFlow operation takes as long as a step on thousands of elements, and a
+# NumPy number takes five times as long to pass to it as a Python one. Powers are TensorFlow's, to get the same bits.
 
 
 def _sgd(optimizer: Any, rate: np.float32) -> _Rule:

@@ -81,7 +81,7 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
             the address by which the other hosts know this one.
 
     Raises:
-        TypeError: if it is no Keras optimizer.
+        TypeError: if it is not a Keras optimizer.
         ValueError: if servers cannot run it, or the settings contradict each other; in the first step, on every rank,
             if there is one rank and `replicas` is set.
     """
@@ -142,7 +142,7 @@ def ticket(optimizer: keras.optimizers.Optimizer) -> bytes:
 
 
 def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
-    """Lets a rank that was gone come back in its first step: it pulls everything, and pushes again; no collective.
+    """Lets a rank that was gone come back in its first step: it pulls everything, and pushes again; not a collective.
 
     Do not call `hvd.init()`, as Horovod cannot admit a new process: whatever asks Horovod, such as `hvd.rank()`, fails.
     The rank no longer serves, and no checkpoint contains what it has not sent.
@@ -152,7 +152,7 @@ def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
         ticket: what `ticket` returned for this rank, whose former process has ended.
 
     Raises:
-        ValueError: if it is no ticket, or there are no replicas.
+        ValueError: if it is not a ticket, or there are no replicas.
     """
     served(optimizer).return_with(Ticket.from_bytes(ticket))
 

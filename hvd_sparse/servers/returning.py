@@ -36,7 +36,7 @@ class _NotKept:
 
 
 def come_back(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Guest:
-    """Begins at all servers as a rank that was gone, and pulls all parameters; no collective.
+    """Begins at all servers as a rank that was gone, and pulls all parameters; not a collective.
 
     If this rank's part is not served yet, it waits for the deputy, which takes it over as for any other client. What
     the rank had not sent when it was gone is lost; a push that was on the way may or may not count.

@@ -12,7 +12,7 @@ from hvd_sparse.transport.communicator import Communicator, unknown
 
 _OPS = {"sum": _horovod.Sum, "min": _horovod.Min, "max": _horovod.Max}
 _REDUCTIONS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max}
-FUSION_BYTES = 2**20  # Horovod is not to put together what is larger: it would be copied, and wait for what comes last
+FUSION_BYTES = 2**20  # Horovod must not fuse larger tensors: they would be copied, and wait for the last one
 _FEW = 1024  # elements of all ranks together up to which gathering is faster than reducing
 
 
