@@ -36,9 +36,9 @@ class LARS(LayerwiseOptimizer, keras.optimizers.SGD):
         trust_coefficient: at least 0.
         epsilon: at least 0.
         nesterov: see above.
-        exclude: regular expressions; a variable whose path matches one has no weight decay and the ratio 1. The default
-            excludes variables called bias, gamma, beta or scale, which are the biases of Keras's layers and the scales
-            and offsets of its normalisation layers. [] excludes nothing.
+        exclude: regular expressions; a variable in whose path one is found has no weight decay and the ratio 1. The
+            default excludes variables called bias, gamma, beta or scale, which are the biases of Keras's layers and the
+            scales and offsets of its normalisation layers. [] excludes nothing.
         parallel: True lets the ranks of a job started by `hvd_sparse.init()` share the work of the norms, with the
             parallel tensor operator (CommLib 4.2), if that is faster: on the first step both ways are measured, and all
             ranks take the same one; `choice` says which and why. All ranks must then take every step together, with the
