@@ -1,4 +1,4 @@
-"""Data from a slow network file system to memory: read once, kept on disk, shared by a whole node.
+"""Data from a slow network file system in memory: read once, kept on disk, shared by a whole node.
 
     import datacache
 
@@ -7,7 +7,7 @@
     )
     model.fit(cache.dataset(batch_size=256, epoch=0).map(augment))
 
-It needs neither Horovod nor `hvd_sparse`, and TensorFlow only for `DataCache.dataset`.
+It needs neither Horovod nor `hvd_sparse`, and it needs TensorFlow only for `DataCache.dataset`.
 """
 
 from datacache.cache import DataCache

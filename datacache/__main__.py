@@ -1,14 +1,14 @@
-"""What is in the cache and what will be: python -m datacache plan | warm | verify | stats | clear.
+"""Shows and manages the contents of the cache: python -m datacache plan | warm | verify | stats | clear.
 
     python -m datacache plan --images /data/train --local-dir /scratch/cache --decode mycode:decode
     python -m datacache warm --images /data/train --local-dir /scratch/cache
 
 The source is named by --images (a folder for each class, numbered in the order of their names or as --classes says) or
---tfrecords. `plan` lists it and forecasts what the levels
-take. `warm` fills the local disk before a run. Both need --shape where decoded samples vary in shape, as DataCache
-does: --shape None,None,3 for colour images of any size. `verify` looks for changes of the source, and with --records
-for damaged records; it ends with status 1 where it finds any. `stats` says where samples came from and what readers
-waited for. `clear` removes what is kept of the source, and memory that killed processes have left.
+--tfrecords. `plan` lists it and forecasts what the levels take. `warm` fills the local disk before a run. Both need
+--shape if decoded samples vary in shape, as DataCache does: --shape None,None,3 for colour images of any size. `verify`
+looks for changes of the source, and with --records for damaged records; it exits with status 1 if it finds any. `stats`
+shows where samples came from and what readers waited for. `clear` removes what is kept of the source, and memory that
+killed processes have left.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from datacache.store import Store, kept_in, remove_unused
 from datacache.world import World
 from quiet_tensorflow import quiet
 
-_LOOKED_AT = 32  # samples, from which the size of all is told where it varies
+_LOOKED_AT = 32  # samples from which the size of all is estimated if it varies
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs a command; returns its exit status."""
     options = _parser().parse_args(arguments)
-    sys.path.insert(0, os.getcwd())  # as `python -m` does, where --decode is looked for
+    sys.path.insert(0, os.getcwd())  # as `python -m` does, so that --decode is found
     try:
         return options.run(options)
     except (OSError, ValueError) as error:
@@ -73,7 +73,7 @@ def plan(options: argparse.Namespace) -> int:
 
 
 def _forecast_memory(cache: DataCache) -> tuple[str, str]:
-    """What a decoded sample takes, and what all do; from a few of them where their shapes vary."""
+    """The size of a decoded sample, and of all; estimated from a few of them if their shapes vary."""
     if not cache.layout.varies:
         return f"{_size(cache.layout.size)} each", _size(slab.needed(len(cache), cache.layout.size))
     looked_at = np.linspace(0, len(cache) - 1, min(len(cache), _LOOKED_AT)).astype(int)

@@ -1,4 +1,4 @@
-"""Whole batches, gathered from memory; what is not there yet is fetched ahead, as the order is known."""
+"""Whole batches, gathered from memory; missing samples are fetched ahead, as the order is known."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from datacache.workers import Workers
 
 
 def refuse_fork(process: int) -> None:
-    """Makes sure that this is the process of this id, and not a child that was forked from it.
+    """Makes sure that this is the process with this id, and not a child that was forked from it.
 
     Raises:
-        RuntimeError: where it is such a child: threads that fetch, and connections, are its parent's.
+        RuntimeError: if it is such a child: fetching threads and connections belong to its parent.
     """
     if os.getpid() != process:
         raise RuntimeError(
@@ -39,11 +39,11 @@ class Supply(NamedTuple):
 
     Attributes:
         reader: of this node's levels.
-        owners: who else is asked.
-        workers: who fetch what is not in memory.
+        owners: the other nodes to ask.
+        workers: the threads that fetch what is not in memory.
         counters: of the process.
-        ahead: how many batches ahead samples are fetched.
-        owner: closes all of it once nothing refers to it, so a reference is held here.
+        ahead: number of batches for which samples are fetched ahead.
+        owner: closes all of these once nothing refers to it, so a reference is held here.
     """
 
     reader: ReadThrough
@@ -55,18 +55,18 @@ class Supply(NamedTuple):
 
 
 class Ahead:
-    """What all batches of one rank for one schedule have in common: their samples are fetched ahead.
+    """What all batches of one rank for one schedule share: their samples are fetched ahead.
 
     Attributes:
         layout: of samples.
         schedule: which samples are in which batch.
-        rank: whose batches they are.
-        ahead: how many batches ahead samples are fetched.
+        rank: the rank that reads the batches.
+        ahead: number of batches for which samples are fetched ahead.
         counters: of the process.
     """
 
     def __init__(self, layout: Layout, schedule: Schedule, rank: int, supply: Supply):
-        """Takes what samples look like, which are wanted, by whom, and where they come from."""
+        """Takes the samples' layout, the schedule, the rank, and the source of samples."""
         self.layout, self.schedule, self.rank = layout, schedule, rank
         self.ahead, self.counters = supply.ahead, supply.counters
         self._supply, self._reader, self._owners, self._process = supply, supply.reader, supply.owners, os.getpid()
@@ -76,7 +76,7 @@ class Ahead:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """The number of batches."""
         return len(self.schedule)
 
     @property
@@ -85,10 +85,10 @@ class Ahead:
         return self._reader.memory
 
     def _request(self, step: int) -> None:
-        """Has those samples of this batch and of the next ones fetched that are not in memory, each batch once."""
+        """Has the missing samples of this batch and of the next ones fetched, each batch once."""
         refuse_fork(self._process)
         with self._lock:
-            begin = step if step == 0 else max(step, self._next)  # at 0 a new iteration begins
+            begin = step if step == 0 else max(step, self._next)  # a new iteration begins at 0
             end = min(step + 1 + self.ahead, len(self))
             self._next = max(begin, end)
             for each in range(begin, end):
@@ -104,7 +104,7 @@ class Ahead:
                 self._fetching[index] = self._supply.workers.submit(self._reader.fetch, index)
 
     def _forget(self, indices: np.ndarray) -> None:
-        """Lets go of what was fetched ahead and is in memory now."""
+        """Drops futures of samples that were fetched ahead and are now in memory."""
         with self._lock:
             if self._fetching:
                 for index in map(int, indices):
@@ -140,7 +140,7 @@ class Batches(Ahead):
             step: its number.
 
         Returns:
-            Samples [b, ...], aligned to 64 bytes, and labels int64 [b]. Memory is used again once nothing refers to it.
+            Samples [b, ...], aligned to 64 bytes, and labels int64 [b]. The memory is reused once nothing refers to it.
 
         Raises:
             SourceChangedError, DamagedFileError, DecodeError: from a sample of this batch.
@@ -161,7 +161,7 @@ class Batches(Ahead):
     def _take_answers(
         self, step: int, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray, found: np.ndarray
     ) -> None:
-        """Takes what peers have sent for a batch, and has fetched what they do not have."""
+        """Takes what peers have sent for a batch, and fetches what they do not have."""
         with self._lock:
             asked = self._asked.pop(step, None)
         if asked is None:  # another iteration took it
@@ -202,6 +202,6 @@ class VaryingBatches(Ahead):
         records = [record or self._wait_for(int(index)).record for index, record in zip(indices, kept, strict=True)]
         self._forget(indices[[record is not None for record in kept]])
         with self._lock:
-            self._asked.pop(step, None)  # which is empty, as varying shapes exclude peers
+            self._asked.pop(step, None)  # it is empty, as varying shapes exclude peers
         labels = np.array([record.label for record in records], np.int64)
         return [self.layout.unpack(record.payload) for record in records], labels

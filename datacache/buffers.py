@@ -1,7 +1,7 @@
-"""Memory for batches: aligned, and used again once nobody refers to it.
+"""Memory for batches: aligned, and reused once nothing refers to it.
 
-Fresh memory costs a page fault for every 4 KB. And TensorFlow takes an array over without a copy where it begins at a
-multiple of 64 bytes.
+Fresh memory costs a page fault for every 4 KB. And TensorFlow uses an array without a copy if it begins at a multiple
+of 64 bytes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ _ALIGNMENT = 64
 
 
 class _Lease:
-    """What an array that was handed out is based on: its memory is free again when nothing refers to this any more."""
+    """The base of an array that was handed out: its memory is free again when nothing refers to this any more."""
 
     def __init__(self, memory: np.ndarray):
         self.memory = memory
@@ -26,13 +26,13 @@ class Buffers:
     """Blocks of one size, handed out as arrays."""
 
     def __init__(self, size: int, most: int = 8):
-        """Takes the bytes of a block, and how many free ones are kept."""
+        """Takes the size of a block in bytes, and the number of free blocks that are kept."""
         self._size, self._most = size, most
         self._free: list[np.ndarray] = []
         self._lock = threading.Lock()
 
     def take(self) -> np.ndarray:
-        """A block, uint8 [size], with undefined content; it comes back by itself."""
+        """A block, uint8 [size], with undefined content; it is returned automatically."""
         with self._lock:
             memory = self._free.pop() if self._free else None
         lease = _Lease(aligned(self._size) if memory is None else memory)

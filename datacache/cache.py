@@ -1,4 +1,4 @@
-"""The cache: a source, a decode function, and the levels between them and whoever trains."""
+"""The cache: a source, a decode function, and the levels between them and the training loop."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ from datacache.workers import Workers
 from datacache.world import World
 
 _AHEAD = 4  # batches that are fetched ahead
-_FETCHING = 32  # threads of a node that fetch, at the least: most of them wait for the source while few decode
-_PATIENCE = 5.0  # seconds for what is being read, where a process is about to end
+_FETCHING = 32  # threads of a node that fetch, at least: most of them wait for the source while few decode
+_PATIENCE = 5.0  # seconds to wait for running reads when a process is about to end
 _log = logging.getLogger(__name__)
 
 
@@ -45,7 +45,7 @@ class DataCache:
             model.fit(cache.dataset(batch_size=256, epoch=epoch).map(augment), ...)
 
     Attributes:
-        world: who reads.
+        world: the reading ranks.
         layout: dtype and shape of decoded samples, with None for dimensions that vary.
         counters: where this process's samples came from, and what it waited for.
     """
@@ -70,35 +70,36 @@ class DataCache:
 
         Args:
             source: where samples come from.
-            decode: from a sample's bytes to an array, or to (array, label), always of the same dtype, and of the same
-                shape unless `shape` says otherwise. What is random belongs after the cache. Called by several threads
-                at once.
+            decode: maps a sample's bytes to an array, or to (array, label), always of the same dtype, and of the same
+                shape unless `shape` says otherwise. Random augmentation belongs after the cache. Called by several
+                threads at once.
             local_dir: a directory on a disk of this machine, the same for all ranks of a node.
             memory_bytes: for the decoded samples of a node, all its ranks together; what does not fit is read from the
-                local disk. By default what all samples need, and where shapes vary, half of what memory_dir has free;
-                0 for no memory level.
+                local disk. By default what all samples need, or with varying shapes half of what memory_dir has free; 0
+                for no memory level.
             seed: of the order.
-            world: who reads; by default what the launcher says (see `World.from_environment`), or one process alone.
-            disk_bytes: that each level on the local disk may take, 0 for none; the rest comes from the source.
+            world: the reading ranks; by default what the launcher reports (see `World.from_environment`), or one
+                process alone.
+            disk_bytes: the limit of each level on the local disk, 0 for none; the rest comes from the source.
             keep_decoded: keep decoded samples on the local disk too.
             memory_dir: a directory on a tmpfs.
-            workers: threads that fetch, so that a source far away has as many requests in flight; by default this
-                rank's share of 32 for a node, or of four for each core where that is more.
+            workers: number of fetching threads, and so of requests in flight to a distant source; by default this
+                rank's share of 32 for a node, or of four for each core if that is more.
             progress: of listing the source.
             peer_timeout: seconds without a sign of life after which a peer is left alone, and its samples are read from
                 this node's own disk or the source. At the start a peer is waited for twice as long.
             shape: of decoded samples, with None for each dimension that varies from sample to sample, as in
                 tf.TensorSpec: (None, None, 3) for colour images of any size. By default all samples have the shape of
-                the first, and another one is an error. Varying shapes take a memory level of their own kind (LMDB on
+                the first, and another shape is an error. Varying shapes use a memory level of their own kind (LMDB on
                 memory_dir), and exclude peers.
 
         Raises:
-            OSError: where world.bind is no address of this machine, or in use.
-            UnsuitableFileSystemError: where local_dir is on a network file system.
-            NoSpaceError: where memory_dir has not as many bytes as are wanted.
-            ValueError: where an argument cannot be, or the decode function depends on what cannot be described; where
+            OSError: if world.bind is not an address of this machine, or in use.
+            UnsuitableFileSystemError: if local_dir is on a network file system.
+            NoSpaceError: if memory_dir has too few free bytes.
+            ValueError: if an argument is invalid, the decode function depends on something that cannot be described, or
                 samples vary in shape and world has peers.
-            DecodeError: where the first sample cannot be decoded.
+            DecodeError: if the first sample cannot be decoded.
         """
         self.world = World.from_environment() if world is None else world
         if seed < 0 or (memory_bytes or 0) < 0 or (disk_bytes or 0) < 0 or (workers is not None and workers < 1):
@@ -137,7 +138,7 @@ class DataCache:
         self._workers, self._process = Workers(workers or _threads(self.world), "datacache"), os.getpid()
         parts = (self._workers, self._owners, self._serving, self._levels, self._store, self.counters)
         self._finalizer = weakref.finalize(self, _stop, self._process, *parts)
-        self._finalizer.atexit = False  # as `_end_all` does it with less patience
+        self._finalizer.atexit = False  # `_end_all` does it with less patience
         _open.add(self)
 
     def __len__(self) -> int:
@@ -155,11 +156,11 @@ class DataCache:
 
     @property
     def classes(self) -> tuple[str, ...]:
-        """Names of the labels, where the source has such."""
+        """Names of the labels, if the source has them."""
         return self._store.listing.classes
 
     def schedule(self, batch_size: int, epoch: int, position: int = 0, drop_remainder: bool = False) -> Schedule:
-        """How an epoch is cut into batches: arguments as for `dataset`; `Schedule.position` says what to save."""
+        """How an epoch is cut into batches: arguments as for `dataset`; `Schedule.position` is what to save."""
         order = permutation(len(self), self._seed, epoch)
         return Schedule(order, batch_size, self.world.size, position, drop_remainder)
 
@@ -168,7 +169,7 @@ class DataCache:
     ) -> Iterator[tuple[Any, np.ndarray]]:
         """The batches of `dataset` as NumPy arrays, without TensorFlow.
 
-        Where shapes vary, the samples of a batch are a list of read-only arrays, each in its own shape.
+        If shapes vary, the samples of a batch are a list of read-only arrays, each in its own shape.
         """
         made = self.prepare(self.schedule(batch_size, epoch, position, drop_remainder))
         return (made.read(step) for step in range(len(made)))
@@ -188,46 +189,46 @@ class DataCache:
         Args:
             batch_size: per rank.
             epoch: number of the epoch; seed and epoch decide the order of all samples, whatever the number of ranks.
-                Each pass over the dataset has this order, so that training wants another dataset for each epoch.
-            position: how many samples of the epoch all ranks together have read before, to go on in mid-epoch.
-            drop_remainder: leave out the last global batch where it is not full; otherwise it is divided evenly.
-            map_func: from one sample and its label to whatever is batched, in TensorFlow, as for
-                `tf.data.Dataset.map`: it is applied after the cache and before batching, to several samples at once,
-                and their order stays. Where shapes vary, it is what brings them to one.
+                Each pass over the dataset has this order, so training needs a new dataset for each epoch.
+            position: number of samples of the epoch that all ranks together have already read, to resume in mid-epoch.
+            drop_remainder: leave out the last global batch if it is not full; otherwise it is divided evenly.
+            map_func: maps one sample and its label to whatever is batched, in TensorFlow, as for `tf.data.Dataset.map`.
+                It is applied after the cache and before batching, to several samples at once, and keeps their order. If
+                shapes vary, it must bring them to one shape.
 
         Returns:
-            Batches of samples [b, ...] and labels int64 [b], equally many on every rank. With `map_func`, batches of
-            what it returns. Without it, where shapes vary, samples are a `tf.RaggedTensor`.
+            Batches of samples [b, ...] and labels int64 [b], the same number on every rank. With `map_func`, batches of
+            what it returns. Without it, if shapes vary, samples are a `tf.RaggedTensor`.
 
         Raises:
-            ValueError: where the last global batch has fewer samples than there are ranks, unless it is left out.
+            ValueError: if the last global batch has fewer samples than there are ranks, unless it is left out.
         """
-        from datacache import dataset  # TensorFlow is imported here, for those who want it
+        from datacache import dataset  # TensorFlow is imported only here, if it is needed
 
         return dataset.make(self.prepare(self.schedule(batch_size, epoch, position, drop_remainder)), map_func)
 
     def select(self, rows: Any, map_func: Callable[..., Any] | None = None) -> Any:
-        """The samples of batches that somebody else chooses, as a `tf.data.Dataset` of (samples, labels).
+        """The samples of batches that are chosen elsewhere, as a `tf.data.Dataset` of (samples, labels).
 
             shared = hvd_sparse.servers.SharedBatches(len(cache), batch_size=64)
             model.fit(cache.select(shared.dataset()), epochs=10)
 
-        The samples of a batch are fetched by all workers at once, and one batch ahead, as more are not known yet.
+        The samples of a batch are fetched by all workers at once, one batch ahead, as later ones are not known yet.
 
         Args:
             rows: a `tf.data.Dataset` of integers [b], the indices of a batch's samples in the source.
-            map_func: as of `dataset`; here it is applied to the samples of a batch side by side.
+            map_func: as for `dataset`; here it is applied to the samples of a batch in parallel.
 
         Returns:
-            A batch of samples [b, ...] and labels int64 [b] for each element of `rows`; with `map_func` of what it
-            returns. Without it, where shapes vary, samples are a `tf.RaggedTensor`.
+            A batch of samples [b, ...] and labels int64 [b] for each element of `rows`; with `map_func` a batch of what
+            it returns. Without it, if shapes vary, samples are a `tf.RaggedTensor`.
         """
-        from datacache import dataset  # TensorFlow is imported here, for those who want it
+        from datacache import dataset  # TensorFlow is imported only here, if it is needed
 
         return dataset.select(self.take, self.layout, rows, map_func)
 
     def take(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
-        """The samples at these indices of the source, [b >= 1], as one of `batches`; IndexError where there is none."""
+        """The samples at these indices of the source, [b >= 1], as in `batches`; IndexError if one does not exist."""
         order = np.asarray(indices)
         if not len(order) or order.min() < 0 or order.max() >= len(self):
             raise IndexError(f"Expected indices in [0, {len(self)}), at least one, got {order}.")
@@ -243,7 +244,7 @@ class DataCache:
         broadcast: Callable[[Any], Any] | None = None,
         beside: Any = None,
     ) -> Any:
-        """A Keras callback for training that goes on in mid-epoch, with no sample repeated or left out.
+        """A Keras callback for training that resumes in mid-epoch, with no sample repeated or left out.
 
             training = cache.training("/shared/run7", batch_size=256, save_every=500)
             model.fit(
@@ -251,27 +252,27 @@ class DataCache:
                 steps_per_epoch=training.steps_per_epoch, callbacks=[training],
             )
 
-        Model, optimizer and position are saved together, in one file; the same script, started again, goes on from
-        the newest one, also on another number of ranks. Metrics of the epoch that it goes on in are of what was left.
+        Model, optimizer and position are saved together, in one file; the same script, started again, resumes from the
+        newest one, also on another number of ranks. The metrics of the resumed epoch cover only the rest of it.
 
         Args:
-            directory: of checkpoints, on a file system that all ranks share, or with `broadcast` that rank 0 has.
-            batch_size: per rank; it may be another one when training goes on.
-            save_every: how many batches; also at the end of each epoch. Rank 0 saves.
-            keep: how many checkpoints stay. Where the newest is damaged, all ranks go on from the one before it, with a
-                warning that names both; so at least 2.
+            directory: of checkpoints, on a file system that all ranks share, or with `broadcast` one that rank 0 has.
+            batch_size: per rank; it may change when training resumes.
+            save_every: number of batches between checkpoints; one is also saved at the end of each epoch. Rank 0 saves.
+            keep: number of checkpoints to keep, at least 2: if the newest is damaged, all ranks resume from the one
+                before it, with a warning that names both.
             drop_remainder: as for `dataset`.
             broadcast: gives all ranks rank 0's value, such as `hvd_sparse.broadcast_object`, which does not pickle.
-            beside: a `datacache.training.Beside`, such as the module `hvd_sparse.checkpoint` for residuals.
-                A checkpoint counts as damaged where what is beside it is.
+            beside: a `datacache.training.Beside`, such as the module `hvd_sparse.checkpoint` for residuals. A
+                checkpoint counts as damaged if its companion files are.
 
         Returns:
             A `datacache.training.Training`.
 
         Raises:
-            ValueError: as `dataset`, or where the checkpoint is of another order of samples.
+            ValueError: as `dataset`, or if the checkpoint is of another order of samples.
         """
-        from datacache import training  # Keras is imported here, for those who want it
+        from datacache import training  # Keras is imported only here, if it is needed
 
         def schedule(epoch: int, position: int) -> Schedule:
             return self.schedule(batch_size, epoch, position, drop_remainder)
@@ -292,20 +293,20 @@ class DataCache:
         return kind(self.layout, schedule, self.world.rank if rank is None else rank, supply)
 
     def fetch(self, index: int) -> tuple[np.ndarray, int]:
-        """One sample, in its own shape, and its label, by index in the source; errors as from `Batches.read`.
+        """One sample, in its own shape, and its label, by index in the source; errors as in `Batches.read`.
 
-        Peers are not asked. It may be called in a process that was forked from the one that made this, where nothing
-        else but `close`, which does nothing there, may be.
+        Peers are not asked. It may be called in a process that was forked from the one that made this; the only other
+        method allowed there is `close`, which does nothing.
         """
         record = self._reader.fetch(index).record
         return self.layout.unpack(record.payload), record.label
 
     def close(self) -> None:
-        """Waits for what is being fetched, saves counters and lets go of all levels; calling it again does nothing.
+        """Waits for running reads, saves counters and closes all levels; calling it again does nothing.
 
         Peers that still read get this node's samples from elsewhere from then on, so a job closes after all have read.
-        A process that ends, by Ctrl-C or otherwise, closes its caches too, but waits for 5 s at most for reads that do
-        not come back.
+        A process that ends, by Ctrl-C or otherwise, closes its caches too, but waits at most 5 s for reads that do not
+        return.
         """
         self._end(None)
 
@@ -315,7 +316,7 @@ class DataCache:
             _stop(*detached[2], patience=patience)
 
     def _find_layout(self, decoder: Decoder) -> Layout:
-        """What decoded samples look like, from the first one; asked once for all processes and runs."""
+        """The layout of decoded samples, from the first one; determined once for all processes and runs."""
         known = self._store.load_layout(self._key)
         if known:
             return known
@@ -340,7 +341,7 @@ class DataCache:
         return self._store.read_through(decoder, memory, decoded, disk, self.counters, owned)
 
     def _join_peers(self, peer_timeout: float) -> None:
-        """Serves this node's samples, or stands by while another process does, and gets ready to ask for others."""
+        """Serves this node's samples, or stands by while another process does, and prepares to ask for others."""
         size, store = self.layout.size, self._store
         shape = "x".join(map(str, self.layout.shape))
         data = f"{store.listing.content()}-{self._key}-{self.layout.dtype}-{shape}-{len(self)}"
@@ -365,13 +366,13 @@ def _stop(
     *,
     patience: float | None = None,
 ) -> None:
-    if os.getpid() != process:  # all of it is the parent's
+    if os.getpid() != process:  # everything belongs to the parent
         return
-    owners.close()  # whoever waits for them goes on
+    owners.close()  # threads that wait for them go on
     ended = [workers.close(patience), serving.close(patience)]
     if all(ended):
         _close(owners, serving, levels, store, counters)
-    else:  # levels stay open, as threads use them
+    else:  # levels stay open, because threads use them
         _log.warning("datacache: reads of %s have not come back, and are left alone.", store.source.identity)
 
 

@@ -1,8 +1,8 @@
-"""Checkpoint files of `training`: weights of Keras, the position as an attribute, and at the end a digest of it all.
+"""Checkpoint files of `training`: Keras weights, the position as an attribute, and at the end a digest of everything.
 
-What comes after the end of an HDF5 file is of no matter to those who read one, so `keras.Model.load_weights` and every
-other reader take a checkpoint as it is. The attribute says that there is a digest, so that a file without one is either
-of an earlier version or damaged. All is made in memory and written at once: HDF5 cannot bear a disk that fills.
+Readers of an HDF5 file ignore what comes after its end, so `keras.Model.load_weights` and every other reader can read a
+checkpoint. The attribute says that there is a digest, so a file without one is either of an earlier version or damaged.
+Everything is assembled in memory and written at once: HDF5 cannot handle a disk that fills up.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ WITHOUT_DIGEST = "datacache training 1"  # what earlier versions wrote
 _ATTRIBUTE = "datacache"
 _PART = f".part{SUFFIX}"  # one name for all: what a killed process leaves is overwritten
 _MAGIC = b"datacache digest"
-_TRAILER = struct.Struct("<16sQ16s")  # magic, bytes before this, their XXH3 of 128 bits
+_TRAILER = struct.Struct("<16sQ16s")  # magic, number of bytes before this, their 128-bit XXH3
 _log = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(Exception):
-    """A checkpoint that is not what was written."""
+    """A checkpoint that differs from what was written."""
 
 
 class WeightsFile(io.BytesIO):
-    """An HDF5 file in memory; Keras looks at the end of its name."""
+    """An HDF5 file in memory; Keras checks how its name ends."""
 
     def __str__(self) -> str:
         return f"memory{SUFFIX}"
@@ -47,7 +47,7 @@ class Checkpoint(NamedTuple):
     Attributes:
         name: of the file.
         content: of the file.
-        told: what it says of itself.
+        told: its description of itself.
     """
 
     name: str
@@ -56,15 +56,15 @@ class Checkpoint(NamedTuple):
 
 
 def write(path: Path, save_weights: Callable[[WeightsFile], Any], told: dict[str, Any]) -> None:
-    """Writes a checkpoint, which gets its name when it is whole and on the disk.
+    """Writes a checkpoint, which gets its name when it is complete and on the disk.
 
     Args:
         path: ends in `SUFFIX`.
-        save_weights: of the model, into the file that it is given.
-        told: what the checkpoint says of itself, as JSON can hold it; its format is added.
+        save_weights: writes the model's weights into the given file.
+        told: the checkpoint's description of itself, JSON-serialisable; its format is added.
 
     Raises:
-        NoSpaceError: where the disk is full.
+        NoSpaceError: if the disk is full.
     """
     made, part = WeightsFile(), path.with_name(_PART)
     save_weights(made)
@@ -84,8 +84,8 @@ def read(path: Path) -> Checkpoint:
     """Reads a checkpoint; one of an earlier version, which has no digest, with a warning.
 
     Raises:
-        DamagedCheckpointError: where it is not what was written.
-        OSError: where it cannot be read.
+        DamagedCheckpointError: if it differs from what was written.
+        OSError: if it cannot be read.
     """
     content = path.read_bytes()
     has_digest = content[-_TRAILER.size :].startswith(_MAGIC)
@@ -95,7 +95,7 @@ def read(path: Path) -> Checkpoint:
         with h5py.File(WeightsFile(content), "r") as file:
             told = json.loads(file.attrs[_ATTRIBUTE])
             said = told["format"]
-    except Exception as error:  # HDF5 has many for a file that is none
+    except Exception as error:  # HDF5 raises many kinds for an invalid file
         raise DamagedCheckpointError(f"it is no checkpoint: {error}") from None
     if not has_digest and said != WITHOUT_DIGEST:
         raise DamagedCheckpointError("the digest at its end is missing")
@@ -110,14 +110,14 @@ def in_order(directory: Path) -> list[Path]:
 
 
 def newest(directory: Path, check: Callable[[Path], None]) -> tuple[Checkpoint | None, list[str]]:
-    """Finds the newest whole checkpoint; warns of those after it, by name.
+    """Finds the newest whole checkpoint; warns about damaged ones after it, by name.
 
     Args:
         directory: where checkpoints are.
-        check: of what lies beside a checkpoint; raises `DamagedCheckpointError` where that is not whole.
+        check: checks a checkpoint's companion files; raises `DamagedCheckpointError` if they are damaged.
 
     Returns:
-        The checkpoint, None where none is whole, and the names of those that are not.
+        The checkpoint, None if none is whole, and the names of those that are not.
     """
     complaints: dict[str, str] = {}
     found = None

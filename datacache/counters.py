@@ -15,12 +15,12 @@ from datacache import files
 
 
 class Counters:
-    """Numbers by name, counted by several threads.
+    """Numbers by name, which several threads may increase.
 
     Names are "samples.LEVEL" and "bytes.LEVEL" for where samples came from (memory, peers, decoded, disk, source),
     "stalls.STAGE" and "seconds.STAGE" for what a reader waited for (peers, queue, another process, disk, source,
-    decode), "damaged.LEVEL" for records taken out, "not kept.LEVEL" for records that did not fit, "served.samples" and
-    "served.bytes" for what peers got from here, "failures.peers" for how often one was left alone from then on, and
+    decode), "damaged.LEVEL" for records removed, "not kept.LEVEL" for records that did not fit, "served.samples" and
+    "served.bytes" for what peers got from here, "failures.peers" for how often a peer was left alone from then on, and
     "refused.peers" for connections refused.
     """
 
@@ -32,12 +32,12 @@ class Counters:
         _all.add(self)
 
     def add(self, name: str, amount: float = 1) -> None:
-        """Counts."""
+        """Increases a number."""
         with self._lock:
             self._numbers[name] += amount  # type: ignore[assignment]
 
     def include(self, numbers: Callable[[], Mapping[str, float]]) -> None:
-        """Adds what is counted elsewhere, asked for whenever all numbers are."""
+        """Adds numbers counted elsewhere, which are read whenever all numbers are."""
         with self._lock:
             self._others.append(numbers)
 
@@ -50,7 +50,7 @@ class Counters:
             return dict(sums)
 
     def save(self, directory: Path) -> None:
-        """Writes them to a file of this process's own, for `total`; on a full disk they are lost."""
+        """Writes the numbers to this process's own file, for `total`; on a full disk they are lost."""
         name = f"{int(self._started * 1000)}-{os.getpid()}.json"
         try:
             directory.mkdir(exist_ok=True)
@@ -64,7 +64,7 @@ _all: weakref.WeakSet[Counters] = weakref.WeakSet()
 
 
 def _begin_anew() -> None:
-    """In a forked child: what was counted is the parent's, and another thread may have held the lock."""
+    """In a forked child: the counts so far are the parent's, and another thread may have held the lock."""
     for each in list(_all):
         each._numbers, each._lock = collections.Counter(), threading.Lock()
 

@@ -1,8 +1,8 @@
-"""The way into tf.data: whole batches, handed over without a copy.
+"""The connection to tf.data: whole batches, passed on without a copy.
 
-A batch that is wholly in memory is gathered by a TensorFlow operation that reads the slab itself, so that it never
-waits for Python's global lock; any other goes through `Batches.read`. Samples whose shapes vary come from Python, a
-batch at a time and end to end, and are parted here.
+A batch that is entirely in memory is gathered by a TensorFlow operation that reads the slab itself, so that it never
+waits for Python's global lock; any other goes through `Batches.read`. Samples of varying shapes come from Python, a
+batch at a time and end to end, and are split here.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from datacache.layout import Layout
 from datacache.native import SlabHandle
 from datacache.slab import Slab
 
-_AT_A_TIME = 2  # batches that are gathered at the same time
+_AT_A_TIME = 2  # batches gathered at the same time
 _READY = 2  # batches that wait for the training step
 _AGAIN = (
     "A dataset of one epoch is read a second time, in the same order: for training, make one for each epoch, as "
@@ -46,18 +46,19 @@ _lock = threading.Lock()
 
 
 def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.data.Dataset:
-    """Makes a dataset of (samples, labels) of a rank's batches, in order.
+    """Makes a dataset of (samples, labels) from a rank's batches, in order.
 
     Args:
-        batches: what is read; the dataset may be iterated several times, and warns at the second, as all are alike.
+        batches: what is read; the dataset may be iterated several times, and warns at the second, as all passes are
+            alike.
         map_func: see `DataCache.dataset`.
 
     Returns:
-        Samples [b, ...] and labels int64 [b]; b is known to the graph where all batches are of one size. What is
-        batched is what `map_func` returns, if it is given; varying shapes are a `tf.RaggedTensor` without it.
+        Samples [b, ...] and labels int64 [b]; b is known to the graph if all batches have the same size. With
+        `map_func`, batches of what it returns; without it, varying shapes become a `tf.RaggedTensor`.
 
     Raises:
-        ImportError: where the native operations were compiled for another TensorFlow.
+        ImportError: if the native operations were compiled for another TensorFlow.
     """
     epoch = _Epoch(lambda _: batches, batches, batches.schedule.has_equal_batches, map_func)
     order, spans = map(tf.constant, _plan(batches))
@@ -71,13 +72,13 @@ def make_stream(
     begin: Callable[[int], None] = lambda epoch: None,
     map_func: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
-    """Makes a dataset of epochs without end, one after the other.
+    """Makes a dataset of endless epochs, one after another.
 
     Args:
-        prepare: from the number of an epoch to its batches, which are all of one cache and one batch size; called where
-            an iterator comes to the epoch, and for each batch that is not wholly in memory.
-        first_epoch: that every iterator begins with.
-        begin: called where an iterator comes to an epoch; what it raises ends the iteration.
+        prepare: maps the number of an epoch to its batches, which are all of one cache and one batch size; called when
+            an iterator reaches the epoch, and for each batch that is not entirely in memory.
+        first_epoch: the epoch that every iterator begins with.
+        begin: called when an iterator reaches an epoch; an exception ends the iteration.
         map_func: see `DataCache.dataset`.
 
     Returns:
@@ -111,10 +112,10 @@ def select(
     rows: tf.data.Dataset,
     map_func: Callable[..., Any] | None = None,
 ) -> tf.data.Dataset:
-    """Makes a dataset of (samples, labels) of batches that are chosen elsewhere.
+    """Makes a dataset of (samples, labels) from batches that are chosen elsewhere.
 
     Args:
-        take: from indices [b] to samples and labels int64 [b]; see `DataCache.take`.
+        take: maps indices [b] to samples and labels int64 [b]; see `DataCache.take`.
         layout: of samples.
         rows: the indices [b] of each batch.
         map_func: see `DataCache.select`.
@@ -148,7 +149,7 @@ class _Passes:
         self._numbers = itertools.count()
 
     def steps(self, count: int) -> tf.data.Dataset:
-        """The numbers of so many steps, int64; only the first one, which begins a pass, is Python's."""
+        """The numbers of this many steps, int64; only the first one, which begins a pass, runs in Python."""
         first = tf.data.Dataset.range(min(count, 1)).map(
             lambda step: tf.ensure_shape(tf.numpy_function(self._begin, [step], tf.int64), [])
         )
@@ -161,7 +162,7 @@ class _Passes:
 
 
 def _plan(batches: AnyBatches) -> tuple[np.ndarray, np.ndarray]:
-    """The samples of an epoch in order, int64 [n], and where in it each batch begins and ends, int64 [steps, 2]."""
+    """The samples of an epoch in order, int64 [n], and where each batch begins and ends in it, int64 [steps, 2]."""
     schedule = batches.schedule
     spans = [schedule.span(step, batches.rank) for step in range(len(batches))]
     return schedule.order.astype(np.int64), np.array(spans, np.int64).reshape(-1, 2)
@@ -171,9 +172,9 @@ class _Epoch(NamedTuple):
     """How an epoch's batches are made.
 
     Attributes:
-        prepare: from the number of an epoch to its batches.
-        like: those of one epoch; those of others have the same layout, level and batch size.
-        equal: whether all batches are of one size.
+        prepare: maps the number of an epoch to its batches.
+        like: the batches of one epoch; those of others have the same layout, level and batch size.
+        equal: whether all batches have the same size.
         map_func: see `DataCache.dataset`.
     """
 
@@ -183,7 +184,7 @@ class _Epoch(NamedTuple):
     map_func: Callable[..., Any] | None
 
     def dataset(self, number: tf.Tensor, order: tf.Tensor, spans: tf.Tensor, steps: tf.data.Dataset) -> tf.data.Dataset:
-        """The batches of an epoch, by its number, its plan and the numbers of its steps."""
+        """The batches of an epoch, from its number, its plan and the numbers of its steps."""
         if self.like.layout.varies:
             samples, as_wanted = self._parted(number, steps), _cut(self.like.layout, self.map_func)
         elif self.map_func is None:
@@ -217,10 +218,9 @@ class _Epoch(NamedTuple):
         return steps.map(batch, num_parallel_calls=_AT_A_TIME, deterministic=True).prefetch(_READY)
 
     def _parted(self, number: tf.Tensor, steps: tf.data.Dataset) -> tf.data.Dataset:
-        """The samples, each as its whole batch's elements end to end, and where it begins and ends in them; see `_cut`.
+        """The samples, each as its whole batch's elements end to end, and where it begins and ends there; see `_cut`.
 
-        All samples of a batch refer to the same elements, so that nothing is copied until they are cut, several at
-        once.
+        All samples of a batch refer to the same elements, so nothing is copied until they are cut, several at once.
         """
 
         def read(number: np.ndarray, step: np.ndarray) -> tuple[list[np.ndarray], np.ndarray]:
@@ -248,7 +248,7 @@ def _read_parts(layout: Layout, read: Callable[..., tuple[list[np.ndarray], np.n
 
 
 def _part(elements: tf.Tensor, shapes: tf.Tensor, labels: tf.Tensor) -> tf.data.Dataset:
-    """The elements of a batch with where each of its samples begins and ends in them, its shape and its label."""
+    """The elements of a batch, with each sample's begin and end in them, its shape and its label."""
     sizes = tf.reduce_prod(shapes, axis=1)
     ends = tf.cumsum(sizes)
     places = tf.data.Dataset.from_tensor_slices((ends - sizes, ends, shapes, labels))
@@ -256,7 +256,7 @@ def _part(elements: tf.Tensor, shapes: tf.Tensor, labels: tf.Tensor) -> tf.data.
 
 
 def _cut(layout: Layout, map_func: Callable[..., Any] | None) -> Callable[..., Any]:
-    """From an element of `_parted` to a sample and its label, or to what the function makes of them."""
+    """Maps an element of `_parted` to a sample and its label, or to the function's result for them."""
 
     def cut(elements: tf.Tensor, place: tuple[tf.Tensor, ...]) -> Any:
         begin, end, shape, label = place
@@ -267,13 +267,13 @@ def _cut(layout: Layout, map_func: Callable[..., Any] | None) -> Callable[..., A
 
 
 def _end_to_end(samples: list[np.ndarray]) -> np.ndarray:
-    """All elements of these arrays, aligned as TensorFlow wants it in order not to copy them."""
+    """All elements of these arrays, aligned so that TensorFlow does not copy them."""
     made = aligned(sum(sample.nbytes for sample in samples)).view(samples[0].dtype)
     return np.concatenate([sample.reshape(-1) for sample in samples], out=made)
 
 
 def _gather(batches: AnyBatches) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor, Callable[[], _Batch]], _Batch] | None:
-    """From a plan, a step and a way round to the step's batch; None where the operation cannot read the level."""
+    """Maps a plan, a step and a fallback to the step's batch; None if the operation cannot read the level."""
     library = _library()
     if library is None or not isinstance(batches.memory, Slab):
         return None
@@ -295,7 +295,7 @@ def _gather(batches: AnyBatches) -> Callable[[tf.Tensor, tf.Tensor, tf.Tensor, C
 
 
 def _number(library: Any, slab: Slab, batches: AnyBatches) -> int:
-    """What the operation knows a slab by; lent to it when it is first asked for."""
+    """The operation's number for a slab, which is lent to it at the first request."""
     with _lock:
         if slab not in _lent:
             native, size = _registry(), batches.layout.size
@@ -313,7 +313,7 @@ def _served(samples: int, size: int) -> dict[str, float]:
 
 @functools.cache
 def _library() -> Any:
-    """The native operations; None where they have not been compiled, and Python does it all."""
+    """The native operations; None if they are not compiled, and Python does everything."""
     if not _LIBRARY.exists():
         return None
     built_for = json.loads(_LIBRARY.with_suffix(".json").read_text())["tensorflow"]

@@ -1,15 +1,15 @@
 """The level on the local disk: records in an LMDB file that outlives the run.
 
-One process writes at a time, and the map's size is never changed while the file is open. Writes are not forced to the
-disk one by one: a killed process loses nothing, as the kernel has what it wrote. A machine that goes down may leave the
-file's tree in disorder, so a marker beside it names the boot in which it has been written since it was last forced to
-the disk, and a file with the marker of another boot is made anew.
+One process writes at a time, and the map's size never changes while the file is open. Writes are not flushed to the
+disk one by one: a killed process loses nothing, as the kernel has what it wrote. A machine that crashes may leave the
+file's tree inconsistent, so a marker beside the file names the boot in which it has been written since it was last
+flushed, and a file with the marker of another boot is created anew.
 
-LMDB trusts its file: where the tree is damaged it reads outside the file or the page, and the process ends by SIGSEGV
-or SIGBUS. So who opens a level first follows its tree (a few bytes for each record, which an epoch needs anyway) and
-makes the level anew where anything is not as it was written. What records hold is looked at when they are read. Pages
-of the tree that a failing disk spoils while the level is open are not noticed before the next start: the process may
-end by a signal or an `lmdb.Error`, and a sample is missing, but never wrong.
+LMDB trusts its file: if the tree is damaged it reads outside the file or the page, and the process dies by SIGSEGV or
+SIGBUS. So the first process that opens a level walks its tree (a few bytes for each record, which an epoch needs
+anyway) and creates the level anew if anything is not as it was written. The contents of records are checked when they
+are read. Pages of the tree that a failing disk damages while the level is open are only noticed at the next start: the
+process may die by a signal or an `lmdb.Error`, and a sample may be missing, but is never wrong.
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from datacache.errors import NoSpaceError
 from datacache.levels import DamagedRecordError, Level, Record, checksum
 
 SMALLEST = 1 << 20  # bytes of a level
-_KEY = struct.Struct(">Q")  # in the order of the keys, so that consecutive samples lie side by side
+_KEY = struct.Struct(">Q")  # big-endian, so that consecutive samples are neighbours in key order
 _HEAD = struct.Struct("<Qq")  # checksum, label
 _PAGE = 4096
 _OVERFLOW_HEAD = 16  # of a run of pages that holds one large value
 _LARGE = 2030  # about half a page: values above it have pages of their own
 _ENTRY = 40  # key, place and bookkeeping
-READERS = 1024  # processes and threads that read at the same time
+READERS = 1024  # processes and threads that may read at the same time
 _SLACK = 16 << 20  # for the free list, and for copies of the tree that old readers still need
-_NEARLY_FULL = 64 << 20  # bytes free, below which a failed write is taken for a full disk
+_NEARLY_FULL = 64 << 20  # free bytes below which a failed write counts as a full disk
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
-_OF_LMDB = os.sysconf("SC_PAGE_SIZE")  # bytes of a page of a file that it makes
+_OF_LMDB = os.sysconf("SC_PAGE_SIZE")  # page size of the files that it creates
 _log = logging.getLogger(__name__)
 
 
 def forecast(lengths: np.ndarray) -> int:
-    """Bytes that the file may need for payloads of these lengths; leaves are taken to be half full."""
+    """The number of bytes that the file may need for payloads of these lengths; assumes half-full leaves."""
     sizes = lengths.astype(np.int64) + _HEAD.size
     large = sizes > _LARGE
     pages = (sizes[large] + _OVERFLOW_HEAD + _PAGE - 1) // _PAGE
@@ -59,17 +59,17 @@ class DiskLevel(Level):
     """Records in a directory of its own; the same one may be opened several times, also in one process."""
 
     def __init__(self, path: Path, size: int, name: str = "disk"):
-        """Opens the level, or makes it.
+        """Opens the level, or creates it.
 
         Args:
             path: the directory, on a disk of this machine.
-            size: bytes that the file may grow to; while others have the level open, theirs holds.
+            size: bytes that the file may grow to; while others have the level open, their size applies.
             name: see `Level`.
 
         Raises:
-            UnsuitableFileSystemError: where the directory is on a network file system.
-            ValueError: where size is less than 1 MiB.
-            NoSpaceError: where the disk has no room for a new level; one that is there is opened on a full disk, too.
+            UnsuitableFileSystemError: if the directory is on a network file system.
+            ValueError: if size is less than 1 MiB.
+            NoSpaceError: if the disk has no room for a new level; an existing one can be opened even on a full disk.
         """
         if size < SMALLEST:
             raise ValueError(f"Expected at least 1 MiB for a level on the local disk, got {size} bytes.")
@@ -100,25 +100,25 @@ class DiskLevel(Level):
             return [_whole_record(transaction, int(index)) for index in indices]
 
     def put(self, index: int, record: Record) -> bool:
-        """As `Level.put`; once a record did not fit into the size, or on the disk, no further one is kept."""
+        """As `Level.put`; once a record does not fit into the size, or on the disk, no more are kept."""
         if self._full:
             return False
         self._full = not self._keep(index, record)
         return not self._full
 
     def drop(self, index: int) -> None:
-        """As `Level.drop`; on a disk that cannot be written it stays, never to be served."""
+        """As `Level.drop`; on a disk that cannot be written the record stays, but is never served."""
         self._write(lambda transaction: self._take_out(transaction, _KEY.pack(index)))
 
     def used_bytes(self) -> int:
         return (self._path / "data.mdb").stat().st_blocks * 512
 
     def count(self) -> int:
-        """How many records there are."""
+        """The number of records."""
         return self._environment().stat()["entries"]
 
     def sync(self) -> None:
-        """Makes sure that everything is on the disk, whatever happens to the machine afterwards."""
+        """Flushes everything to the disk, so that it survives a crash of the machine."""
         with files.locked(self._path / "writer"):
             self._environment().sync(True)
             (self._path / "unsynced").unlink(missing_ok=True)
@@ -134,7 +134,7 @@ class DiskLevel(Level):
         self._use = None
 
     def _get_ready(self, size: int) -> None:
-        """Makes the directory fit for use; nobody has the level open."""
+        """Prepares the directory; called while no process has the level open."""
         if (self._path / "data.mdb").exists():
             fault = _fault(self._path)
             if fault is not None:
@@ -148,16 +148,16 @@ class DiskLevel(Level):
         return _environments.get(self._path, self._size)
 
     def _keep(self, index: int, record: Record) -> bool:
-        """Puts a record; False where it does not fit."""
+        """Puts a record; False if it does not fit."""
         value = _HEAD.pack(checksum(index, record), record.label) + record.payload
-        try:  # one that is there could not be taken out, and is not written over for the same reason
+        try:  # an existing record could not be removed, and is not overwritten for the same reason
             self._write(lambda transaction: transaction.put(_KEY.pack(index), value, overwrite=False))
         except NoSpaceError:
             return False
         return True
 
     def _take_out(self, transaction: lmdb.Transaction, key: bytes) -> None:
-        """Deletes a value, whose pages must say what they are before."""
+        """Deletes a value, after repairing its pages' headers."""
         descriptor = os.open(self._path / "data.mdb", os.O_RDWR | os.O_CLOEXEC)
         try:
             if native.mend_value(descriptor, _OF_LMDB, key) is None:
@@ -169,7 +169,7 @@ class DiskLevel(Level):
         """Changes the file in a transaction of its own.
 
         Raises:
-            NoSpaceError: where the size, or the disk, is used up.
+            NoSpaceError: if the size, or the disk, is used up.
         """
         environment = self._environment()
         with files.locked(self._path / "writer"):
@@ -177,7 +177,7 @@ class DiskLevel(Level):
                 _mark(self._path)
                 with environment.begin(write=True) as transaction:
                     change(transaction)
-            except (lmdb.Error, OSError) as error:  # LMDB also calls it an I/O error when a disk is full
+            except (lmdb.Error, OSError) as error:  # LMDB also reports a full disk as an I/O error
                 if not isinstance(error, lmdb.MapFullError) and _free(self._path) > _NEARLY_FULL:
                     raise
                 raise NoSpaceError(errno.ENOSPC, str(error)) from None
@@ -187,8 +187,8 @@ class DiskLevel(Level):
 class _Environments:
     """The LMDB environments of this process: each file open at most once, and none that a parent process has opened.
 
-    One process at a time opens or closes: the last to close destroys LMDB's mutexes, and one that is opening meanwhile
-    would take them for good ones (mdb_txn_begin: Invalid argument).
+    Only one process at a time opens or closes one: the last to close destroys LMDB's mutexes, and a process that opens
+    meanwhile would use the destroyed ones (mdb_txn_begin: Invalid argument).
     """
 
     def __init__(self) -> None:
@@ -216,7 +216,7 @@ class _Environments:
             return self._open[path]
 
     def _forked(self) -> None:
-        # They are never let go of, not even when the process ends: closing them would give up the parent's own readers,
+        # They are never released, not even when the process ends: closing them would release the parent's own readers,
         # whose next one would fail (MDB_BAD_RSLOT).
         for environment in self._open.values():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(environment))
@@ -228,7 +228,7 @@ _environments = _Environments()
 
 
 def _record(transaction: lmdb.Transaction, index: int) -> Record | None:
-    """As `Level.get`; what is returned outlives the transaction, and what that has mapped."""
+    """As `Level.get`; the result outlives the transaction and its mapped memory."""
     value = transaction.get(_KEY.pack(index))
     if value is None:
         return None
@@ -252,12 +252,12 @@ def _open(path: Path, size: int) -> lmdb.Environment:
     environment = lmdb.open(
         str(path), map_size=size, sync=False, readahead=False, meminit=False, max_readers=READERS, mode=0o600
     )
-    environment.reader_check()  # lets go of what killed readers held
+    environment.reader_check()  # releases what killed readers held
     return environment
 
 
 def _set_size(path: Path, size: int) -> None:
-    """Writes down what the file may grow to; where the disk has no room for that, what was written before holds."""
+    """Writes the size that the file may grow to; if the disk has no room for that, the previous one stays."""
     before = files.read_json(path / "size.json")
     if before == size:
         return
@@ -269,7 +269,7 @@ def _set_size(path: Path, size: int) -> None:
 
 
 def _fault(path: Path) -> str | None:
-    """Why the file may not be used as it is, None where it may; to be asked while nobody has it open."""
+    """Why the file may not be used as it is, None if it may; call it while no process has the file open."""
     marker = path / "unsynced"
     if marker.exists() and marker.read_bytes() != _BOOT.read_bytes():
         return "the machine went down while it was written"

@@ -1,14 +1,14 @@
-"""What can go wrong with the data, apart from wrong arguments: each message says what came and what to do."""
+"""The errors of the data, apart from invalid arguments: each message says what was found and what to do."""
 
 from __future__ import annotations
 
 
 class SourceChangedError(OSError):
-    """A file of the source is not what it was when the source was listed."""
+    """A file of the source has changed since the source was listed."""
 
 
 class DamagedFileError(OSError):
-    """A file of the source breaks the rules of its format."""
+    """A file of the source violates its format."""
 
 
 class DecodeError(ValueError):
@@ -16,8 +16,8 @@ class DecodeError(ValueError):
 
 
 class NoSpaceError(OSError):
-    """A level was asked for more than its device has."""
+    """A level needs more bytes than its device has."""
 
 
 class UnsuitableFileSystemError(OSError):
-    """A directory lies on a file system that a level cannot use."""
+    """A directory is on a file system that a level cannot use."""

@@ -1,4 +1,4 @@
-"""Files and locks: whole files by renaming, locks that end with their process, and which file system a path is on."""
+"""Files and locks: complete files by renaming, locks that end with their process, and the file system of a path."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from datacache import waiting
 from datacache.errors import NoSpaceError, UnsuitableFileSystemError
 
 MOUNTS = Path("/proc/self/mounts")
-# Where a lock or a mapped page may not mean what it means on a local disk. FUSE can be anything, so it counts as remote
-# but for the members below, which only lay directories of this machine over each other or read its disks.
+# File systems on which a lock or a mapped page may not mean what it means on a local disk. FUSE can be anything, so it
+# counts as remote, except for the members below, which only overlay directories of this machine or read its disks.
 _REMOTE = {
     "9p",
     "afs",
@@ -41,7 +41,7 @@ _LOCK = struct.Struct("hhqqi4x")  # struct flock: type, whence, start, length, p
 
 @contextlib.contextmanager
 def needing_room_for(path: Path) -> Iterator[None]:
-    """Turns the error of a full disk into a NoSpaceError that says what was to be written, and where."""
+    """Turns a full-disk error into a NoSpaceError that says what was to be written, and where."""
     try:
         yield
     except OSError as error:
@@ -53,10 +53,10 @@ def needing_room_for(path: Path) -> Iterator[None]:
 
 
 def write_renamed(path: Path, content: bytes) -> None:
-    """Writes a file that appears under its name when it is whole and on the disk.
+    """Writes a file that appears under its name when it is complete and on the disk.
 
     Raises:
-        NoSpaceError: where the disk is full.
+        NoSpaceError: if the disk is full.
     """
     part = path.with_name(f".{os.getpid()}-{threading.get_ident()}.{path.name}.part")
     try:
@@ -80,7 +80,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """The JSON in a file; None where there is no such file, or no JSON in it."""
+    """The JSON in a file; None if there is no such file, or it holds no JSON."""
     try:
         return json.loads(path.read_text())
     except (FileNotFoundError, ValueError):
@@ -88,7 +88,7 @@ def read_json(path: Path) -> Any:
 
 
 def sync(path: Path) -> None:
-    """Makes the content of a file last, or the names in a directory."""
+    """Flushes the content of a file, or the names in a directory, to the disk."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -98,7 +98,7 @@ def sync(path: Path) -> None:
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a file (made where it is missing) or a directory alone, among processes and threads; waits for it."""
+    """Locks a file (created if missing) or a directory, among processes and threads; waits for the lock."""
     flags = os.O_RDONLY | os.O_DIRECTORY if path.is_dir() else os.O_RDWR | os.O_CREAT
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o600)
     try:
@@ -110,21 +110,21 @@ def locked(path: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the open file, too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile has the file open, too
     finally:
         os.close(descriptor)
 
 
 def take(path: Path, number: int) -> int | None:
-    """Holds a number, a byte of a file (made where it is missing, and empty), alone.
+    """Locks a number: a byte of a file (created empty if missing).
 
     Returns:
-        What is to be closed to let go of it; None where another process or thread holds it.
+        What to close to release the lock; None if another process or thread holds it.
     """
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.fcntl(descriptor, fcntl.F_OFD_SETLK, _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, number, 1, 0))
-    except (BlockingIOError, PermissionError):  # the system may say either
+    except (BlockingIOError, PermissionError):  # the system may raise either
         os.close(descriptor)
         return None
     return descriptor
@@ -136,7 +136,7 @@ def share(descriptor: int) -> None:
 
 
 def is_in_use(path: Path) -> bool:
-    """Whether anybody has marked a file as in use. To be asked under a lock that those who mark it hold too."""
+    """Whether a process has marked a file as in use. Call it under a lock that those who mark it hold too."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -151,13 +151,13 @@ def is_in_use(path: Path) -> bool:
 
 
 class IndexLocks:
-    """A lock for each number, among all processes and threads of a node; a process that ends lets go of its own.
+    """A lock for each number, among all processes and threads of a node; a process that ends releases its own.
 
-    A lock is a byte of a file, locked by an open file description of each thread's own.
+    A lock is one byte of a file, locked through an open file description of each thread's own.
     """
 
     def __init__(self, path: Path, name: Callable[[int], str] = "number {}".format):
-        """Takes the file, and what the thing of a number is called where it is waited for long."""
+        """Takes the file, and a function that names the thing behind a number if it is waited for long."""
         self._path, self._name = path, name
         self._own = threading.local()
 
@@ -167,7 +167,7 @@ class IndexLocks:
         descriptor = self._descriptor()
         try:
             _set_lock(descriptor, fcntl.F_WRLCK, index, wait=False)
-        except (BlockingIOError, PermissionError):  # the system may say either
+        except (BlockingIOError, PermissionError):  # the system may raise either
             with waiting.told(self._name(index), lambda: waiting.holders_of(descriptor, index)):
                 _set_lock(descriptor, fcntl.F_WRLCK, index)
         try:
@@ -189,14 +189,14 @@ def _set_lock(descriptor: int, kind: int, index: int, wait: bool = True) -> None
 
 
 def file_system(path: Path, mounts: Path = MOUNTS) -> str:
-    """The type of the file system that a path lies on, or would lie on, as the kernel names it."""
+    """The type of the file system on which a path lies, or would lie, as the kernel names it."""
     wanted = str(path.resolve())
     best, kind = -1, "unknown"
     for line in mounts.read_text().splitlines():
         _, place, found = line.split(" ")[:3]
         place = place.encode().decode("unicode_escape")  # blanks are written as \040
         inside = wanted == place or wanted.startswith(place.rstrip("/") + "/")
-        if inside and len(place) >= best:  # of two at one place the later is on top
+        if inside and len(place) >= best:  # of two mounts at one place the later is on top
             best, kind = len(place), found
     return kind
 
@@ -205,7 +205,7 @@ def refuse_remote(path: Path, purpose: str, mounts: Path = MOUNTS) -> None:
     """Makes sure that a directory is on this machine.
 
     Raises:
-        UnsuitableFileSystemError: where it is on a network file system.
+        UnsuitableFileSystemError: if it is on a network file system.
     """
     kind = file_system(path, mounts)
     if kind in _REMOTE or (kind.startswith("fuse.") and kind not in _LOCAL_FUSE):

@@ -1,8 +1,8 @@
-"""The fingerprint of a decode function: it changes with all that decides what the function returns.
+"""The fingerprint of a decode function: it changes with everything that decides what the function returns.
 
-That is its code, defaults and the values it closes over; the functions and constants of one's own that it names or
-imports when it runs, and theirs in turn; and the versions of the installed packages whose functions it names. Python's
-version is part of it. A value that has no lasting description is an error, not a guess.
+That is its code, its defaults and the values it closes over; the user's functions and constants that it names or
+imports when it runs, and theirs in turn; the versions of the installed packages whose functions it names; and Python's
+version. A value that has no lasting description is an error, not a guess.
 """
 
 from __future__ import annotations
@@ -27,12 +27,13 @@ _PLAIN = (bool, int, float, complex, str, bytes, type(None), type(Ellipsis))
 
 
 def of(function: Callable) -> str:
-    """32 hexadecimal digits for a function, a `functools.partial`, or an object of a class of one's own that is called.
+    """32 hexadecimal digits for a function, a `functools.partial`, or a callable object of a user's class.
 
-    Whoever knows better sets an attribute `datacache_fingerprint` (a string) on the function; then only this counts.
+    To set the fingerprint by hand, set the attribute `datacache_fingerprint` (a string) on the function; then only this
+    counts.
 
     Raises:
-        ValueError: where it depends on a value that cannot be described; it says which, and what to do.
+        ValueError: if it depends on a value that cannot be described; the message names it and says what to do.
     """
     if not callable(function):
         raise ValueError(f"Expected a function, got {function!r}.")
@@ -42,17 +43,17 @@ def of(function: Callable) -> str:
 
 
 def with_shape(fingerprint: str, shape: tuple[int | None, ...] | None) -> str:
-    """The fingerprint of a function whose samples are to have this shape; its own where nothing is said of it."""
+    """The fingerprint of a function whose samples have this shape; the function's own if no shape is given."""
     return fingerprint if shape is None else xxhash.xxh3_128(f"{fingerprint} {shape}").hexdigest()
 
 
 class _Walk:
-    """One passage through all that a function depends on."""
+    """One traversal of everything that a function depends on."""
 
     def __init__(self) -> None:
         self.digest = xxhash.xxh3_128(f"{sys.implementation.cache_tag}")
         self._seen: dict[int, int] = {}
-        self._listing = 0  # how many modules it is in, all of which is described, whether it is used or not
+        self._listing = 0  # depth of modules that are described whole, used or not
 
     def describe(self, value: Any, where: str) -> None:
         """Adds a value; `where` names it in an error."""
@@ -124,7 +125,7 @@ class _Walk:
             )
 
     def _import(self, wanted: imports.Import, scope: dict[str, Any], where: str) -> None:
-        """What is imported when the code runs: of one's own what it takes, of an installed package the version."""
+        """Describes what is imported when the code runs: the user's by content, an installed package by its version."""
         self._add("import", str(wanted), *wanted.names)
         try:
             module = wanted.resolve(scope)
@@ -220,7 +221,7 @@ class _Walk:
         self._mapping(vars(value), where)
 
     def _package(self, module: str, name: str) -> None:
-        """What is installed counts by its package's version."""
+        """Describes what is installed by its package's version."""
         self._add("package", module, name, _version(module.partition(".")[0]))
 
 
@@ -240,7 +241,7 @@ _DESCRIBED: tuple[tuple[Any, Callable[[_Walk, Any, str], None]], ...] = (
 
 
 def _file_of(module: str) -> str:
-    """The file of a module; "" for one of one's own that has none, such as a notebook."""
+    """The file of a module; "" for a user's module without one, such as a notebook."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return file or ("<frozen" if module.partition(".")[0] in sys.stdlib_module_names else "")
 

@@ -1,4 +1,4 @@
-"""Which modules a piece of code imports when it runs, as its bytecode tells, and what there is of them."""
+"""Which modules a piece of code imports when it runs, according to its bytecode, and what they provide."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 _INSTALLED = tuple({sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")})
-BY_NAME = ("__import__", "import_module")  # import what only a run can tell
+BY_NAME = ("__import__", "import_module")  # these import something that only a run can show
 
 
 class Import(NamedTuple):
-    """A statement.
+    """An import statement.
 
     Attributes:
-        module: as it is written, without the dots of a relative one.
-        level: how many dots.
-        names: that are taken from the module; empty where it is imported itself.
-        may_fail: whether it stands in a `try` or a `with`, so that it may be absent.
+        module: as written, without the dots of a relative import.
+        level: number of dots.
+        names: taken from the module; empty if the module itself is imported.
+        may_fail: whether it is inside a `try` or a `with`, so that the module may be missing.
     """
 
     module: str
@@ -39,7 +39,7 @@ class Import(NamedTuple):
         """The module's full name, for code with these globals.
 
         Raises:
-            ImportError: where it is relative and they belong to no package.
+            ImportError: if it is relative and the globals belong to no package.
         """
         package = scope.get("__package__")
         if package is None:
@@ -51,11 +51,11 @@ class Import(NamedTuple):
 def found_in(code: types.CodeType) -> Iterator[Import]:
     """The import statements of a piece of code, in order, without those of functions defined in it."""
     steps = [step for step in dis.get_instructions(code) if step.opname != "EXTENDED_ARG"]
-    entries = getattr(dis.Bytecode(code), "exception_entries", ())  # has no word in the documentation of dis
+    entries = getattr(dis.Bytecode(code), "exception_entries", ())  # undocumented in dis
     guarded = [(entry.start, entry.end) for entry in entries]
     for number, step in enumerate(steps):
         if step.opname == "IMPORT_NAME":
-            level, names = (each.argval for each in steps[number - 2 : number])  # which are put on the stack for it
+            level, names = (each.argval for each in steps[number - 2 : number])  # pushed on the stack for it
             may_fail = any(start <= step.offset < end for start, end in guarded)
             yield Import(step.argval, level, tuple(names or ()), may_fail)
 
@@ -66,15 +66,15 @@ def is_installed(file: str) -> bool:
 
 
 def is_packaged(module: str) -> bool:
-    """Whether a module belongs to an installed package, or to Python; tells it without running any.
+    """Whether a module belongs to an installed package, or to Python; finds out without running any code.
 
     Raises:
-        ImportError: where there is none of that name.
+        ImportError: if there is no module of that name.
     """
     top = module.partition(".")[0]
     try:
         spec = importlib.util.find_spec(top)
-    except ValueError:  # it is loaded, and nothing has found it, such as __main__
+    except ValueError:  # loaded without a finder, such as __main__
         return is_installed(getattr(sys.modules[top], "__file__", None) or "")
     if spec is None:
         raise ModuleNotFoundError(f"No module named {top!r}")
@@ -83,9 +83,9 @@ def is_packaged(module: str) -> bool:
 
 
 def load(wanted: Import, module: str) -> Iterator[tuple[str, Any]]:
-    """What a statement brings: the modules on the way to the last one, or the names that are taken from it.
+    """What a statement provides: the modules on the way to the last one, or the names taken from it.
 
-    A folder that is a package without a file brings nothing of its own.
+    A folder that is a package without a file provides nothing of its own.
 
     Raises:
         ImportError: as the statement itself.
@@ -119,5 +119,5 @@ def installed_version(package: str) -> str:
 
 @functools.cache
 def _distributions() -> Any:
-    """By the names of their modules, as PIL of pillow; looking takes most of a second."""
+    """Distributions by the names of their modules, such as PIL of pillow; the search takes most of a second."""
     return importlib.metadata.packages_distributions()

@@ -1,8 +1,8 @@
-"""What launchers tell a process of its place in the job, in the environment.
+"""What launchers tell a process, in the environment, about its place in the job.
 
-Several may speak at once, as where `srun` starts `torchrun` on each node: the innermost counts. Who tells that there
-are several processes, and not which of them this is and on which node, is refused: each process would else take itself
-for the only one, and all would read the same.
+Several may do so at once, as when `srun` starts `torchrun` on each node: the innermost counts. A launcher that reports
+several processes, but not which of them this is and on which node, is an error: otherwise each process would take
+itself for the only one, and all would read the same samples.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Place(NamedTuple):
 
 
 class _Variables(NamedTuple):
-    """Names of the variables that a launcher sets; of the last two not all launchers have any."""
+    """Names of the variables that a launcher sets; not all launchers have the last two."""
 
     rank: str
     size: str
@@ -60,10 +60,10 @@ _ALONE = "world=datacache.World() where each process trains for itself"
 
 
 def place() -> Place:
-    """What the environment tells; one process alone where it tells nothing.
+    """The place that the environment reports; one process alone if it reports nothing.
 
     Raises:
-        ValueError: where nodes have unequal numbers of processes, or it is not told which process this is.
+        ValueError: if nodes have unequal numbers of processes, or it is not reported which process this is.
     """
     for names in _LAUNCHERS:
         if all(name in os.environ for name in names[:4]):
@@ -106,7 +106,7 @@ def _of_slurm() -> Place | None:
 
 @functools.cache
 def _tell_of_slurm(size: int) -> None:
-    """Once, as `srun` also starts processes that have nothing to do with each other."""
+    """Reports once, as `srun` also starts processes that have nothing to do with each other."""
     _log.warning(
         "datacache: srun has started %d tasks, of which this is rank 0: each reads its share of every batch. Pass %s.",
         size,
@@ -115,7 +115,7 @@ def _tell_of_slurm(size: int) -> None:
 
 
 def _tasks_per_node(text: str) -> list[int]:
-    """From Slurm's notation, as "2(x3),1" for 2, 2, 2 and 1; empty where it is something else."""
+    """Parses Slurm's notation, such as "2(x3),1" for 2, 2, 2 and 1; empty if it is something else."""
     counts = []
     for part in text.split(","):
         found = re.fullmatch(r"(\d+)(?:\(x(\d+)\))?", part.strip())
@@ -126,11 +126,11 @@ def _tasks_per_node(text: str) -> list[int]:
 
 
 def _of_tensorflow() -> Place | None:
-    """Refuses several workers of TF_CONFIG: tf.distribute may divide their data too, which cannot be seen here."""
+    """Refuses several workers of TF_CONFIG: tf.distribute may also divide their data, which cannot be detected here."""
     cluster, own = _tf_config()
     addresses = {kind: list(cluster.get(kind, ())) for kind in _WORKERS}
     size = sum(map(len, addresses.values()))
-    if size <= 1 or own[0] == "evaluator":  # which reads all, for itself
+    if size <= 1 or own[0] == "evaluator":  # an evaluator reads everything for itself
         return None
     call = "world=datacache.World(rank=..., size=..., node=..., nodes=...)"
     workers = [(kind, index) for kind in _WORKERS for index in range(len(addresses[kind]))]
@@ -147,7 +147,7 @@ def _of_tensorflow() -> Place | None:
 
 
 def _tf_config() -> tuple[dict[str, Any], tuple[str, int]]:
-    """The cluster of TF_CONFIG, empty where it names none, and this task's type and index."""
+    """The cluster of TF_CONFIG, empty if it names none, and this task's type and index."""
     text = os.environ.get("TF_CONFIG", "").strip()
     try:
         told = json.loads(text or "{}")

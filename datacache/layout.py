@@ -1,7 +1,7 @@
-"""What decoded samples look like, and how a level's record holds one.
+"""The layout of decoded samples, and how a level's record holds one.
 
-Where all have one shape, a record's payload is the array's bytes and nothing else. Where shapes vary, it begins with
-the array's own shape, one little-endian uint64 for each dimension.
+If all samples have the same shape, a record's payload is just the array's bytes. If shapes vary, it begins with the
+array's own shape, one little-endian uint64 for each dimension.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ class Layout(NamedTuple):
 
     @property
     def size(self) -> int:
-        """Bytes of a sample, where all have one shape."""
+        """Bytes of a sample, if all have the same shape."""
         known = [each for each in self.shape if each is not None]
         assert len(known) == len(self.shape), "samples of varying shape have no common size"
         return math.prod(known) * np.dtype(self.dtype).itemsize
 
     def admits(self, other: Layout) -> bool:
-        """Whether a sample of the other layout, all of whose dimensions are known, is such a sample."""
+        """Whether a sample of the other layout, all of whose dimensions are known, fits this one."""
         return self.dtype == other.dtype and _matches(self.shape, other.shape)
 
     def pack(self, array: np.ndarray) -> bytes:
@@ -57,7 +57,7 @@ class Layout(NamedTuple):
         """The array of a payload, read-only and without a copy.
 
         Raises:
-            DamagedRecordError: where the payload is not what `pack` makes of such an array.
+            DamagedRecordError: if the payload is not what `pack` makes of such an array.
         """
         shape = self.shape_in(payload)
         return np.ndarray(shape, self.dtype, payload, self._head.size if self.varies else 0)
@@ -79,15 +79,15 @@ class Layout(NamedTuple):
 
     @property
     def _head(self) -> struct.Struct:
-        """Of a payload, where shapes vary: a multiple of 8 bytes, so that the numbers behind it are aligned."""
+        """The header of a payload if shapes vary: a multiple of 8 bytes, so that the numbers after it are aligned."""
         return struct.Struct(f"<{len(self.shape)}Q")
 
 
 def parse_shape(shape: Sequence[int | None]) -> Shape:
-    """A shape as a user gives it, checked.
+    """Checks and converts a shape given by a user.
 
     Raises:
-        ValueError: where it is not a sequence of sizes and None.
+        ValueError: if it is not a sequence of sizes and None.
     """
     try:
         made = tuple(None if each is None else operator.index(each) for each in shape)
@@ -102,7 +102,7 @@ def parse_shape(shape: Sequence[int | None]) -> Shape:
 
 
 def common(shape: Shape, other: Shape) -> Shape | None:
-    """The shape that admits both, with None where they differ; None where they have not as many dimensions."""
+    """The shape that admits both, with None where they differ; None if their numbers of dimensions differ."""
     if len(shape) != len(other):
         return None
     return tuple(one if one == two else None for one, two in zip(shape, other, strict=True))

@@ -1,4 +1,4 @@
-"""The role `Level`: it keeps records by sample index, and gives back exactly what was put there, or nothing."""
+"""The role `Level`: it keeps records by sample index, and returns exactly what was put there, or nothing."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class DamagedRecordError(Exception):
 
 
 def checksum(index: int, record: Record) -> int:
-    """XXH3 of the payload, with a seed from index and label: in another's place, a record has another checksum."""
+    """XXH3 of the payload, seeded with index and label: at another index, a record has another checksum."""
     return native.xxh3(record.payload, (index * _MULTIPLIER + record.label) & _WORD)
 
 
@@ -39,49 +39,50 @@ class Level(abc.ABC):
     called by several threads and processes at once; `put` and `drop` of one index by one at a time.
 
     Attributes:
-        name: what counters and messages call it.
+        name: its name in counters and messages.
     """
 
     name: str
 
     @abc.abstractmethod
     def holds(self, indices: np.ndarray) -> np.ndarray:
-        """Of which of these samples (uint64 [n]) there is a record, whole or damaged: bool [n]."""
+        """Which of these samples (uint64 [n]) have a record, whole or damaged: bool [n]."""
 
     @abc.abstractmethod
     def get(self, index: int) -> Record | None:
-        """The record, None where there is none.
+        """The record, or None if there is none.
 
         Raises:
-            DamagedRecordError: where its checksum is wrong.
+            DamagedRecordError: if its checksum is wrong.
         """
 
     @abc.abstractmethod
     def put(self, index: int, record: Record) -> bool:
-        """Keeps a record that the level does not hold; returns False where it does not fit."""
+        """Keeps a record that the level does not hold; returns False if it does not fit."""
 
     @abc.abstractmethod
     def drop(self, index: int) -> None:
-        """Takes a damaged record out, so that `put` can put it anew."""
+        """Removes a damaged record, so that `put` can put it again."""
 
     @abc.abstractmethod
     def used_bytes(self) -> int:
-        """Bytes of its device that it uses."""
+        """The number of bytes of its device that it uses."""
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Lets go of what is open; calling it again does nothing."""
+        """Closes what is open; calling it again does nothing."""
 
     def gather(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Copies the payloads of those samples that are there, and whole, into rows.
+        """Copies the payloads of those samples that are present and whole into rows.
 
         Args:
             indices: uint64 [n].
-            rows: uint8 [n, bytes of a payload], without gaps; those of samples that are not found are undefined after.
+            rows: uint8 [n, bytes of a payload], contiguous; the rows of samples that are not found are undefined
+                afterwards.
             labels: int64 [n], likewise.
 
         Returns:
-            bool [n], which were found.
+            bool [n], the samples that were found.
         """
         found = np.zeros(len(indices), bool)
         for row, index in enumerate(indices):
@@ -92,7 +93,7 @@ class Level(abc.ABC):
         return found
 
     def collect(self, indices: np.ndarray) -> list[Record | None]:
-        """The records of these samples (uint64 [n]), of any length; None for each that is not there, or not whole."""
+        """The records of these samples (uint64 [n]), of any length; None for each that is missing or damaged."""
         return [self._whole(int(index)) for index in indices]
 
     def _whole(self, index: int) -> Record | None:
@@ -103,7 +104,7 @@ class Level(abc.ABC):
 
 
 class Nowhere(Level):
-    """Stands in for a level that is not wanted: it takes everything and keeps nothing."""
+    """Stands in for a level that is not wanted: it accepts everything and keeps nothing."""
 
     def __init__(self, name: str):
         """Takes the name of the level that it stands in for."""
@@ -129,9 +130,9 @@ class Nowhere(Level):
 
 
 class Quarantine:
-    """The list of records that were found damaged, a JSON object a line.
+    """The list of records that were found damaged, one JSON object per line.
 
-    It is for whoever wants to know which memory or disk is failing: what it lists has been taken out and fetched anew.
+    It shows which memory or disk is failing: the listed records have been removed and fetched again.
     """
 
     def __init__(self, path: Path):
@@ -143,12 +144,12 @@ class Quarantine:
         entry = {"level": level, "index": index, "reason": reason, "time": round(time.time(), 3)}
         descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
-            os.write(descriptor, f"\n{json.dumps(entry)}\n".encode())  # the line before may have been cut off
+            os.write(descriptor, f"\n{json.dumps(entry)}\n".encode())  # the previous line may be incomplete
         finally:
             os.close(descriptor)
 
     def entries(self) -> list[dict]:
-        """All entries; a line that was cut off by a crash is left out."""
+        """All entries; a line that was cut off by a crash is skipped."""
         try:
             lines = self._path.read_text().splitlines()
         except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""What a source holds, listed once: files with sizes and times, samples with place and label.
+"""The contents of a source, listed once: files with sizes and times, samples with place and label.
 
-On disk it is a directory with a file for each column, bare little-endian numbers, which all processes of a node map and
-share. It is checked against its fingerprint when it is loaded.
+On disk it is a directory with a file for each column, plain little-endian numbers, which all processes of a node map
+and share. It is checked against its fingerprint when it is loaded.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class Listing:
     """Files and samples of a source.
 
     Attributes:
-        identity: kind and arguments of the source, as JSON can hold them.
-        classes: names of the labels, where it has such.
-        names: uint8, the files' paths, relative to the source, in UTF-8, one after the other.
+        identity: kind and arguments of the source, JSON-serialisable.
+        classes: names of the labels, if it has them.
+        names: uint8, the files' paths, relative to the source, in UTF-8, one after another.
         name_ends: int64 [files], where each path ends in names.
         sizes: int64 [files], bytes.
         times: int64 [files], when each was last written, in nanoseconds.
-        file_of: int64 [samples], the number of the file that a sample is in; -1 where there are no files.
+        file_of: int64 [samples], the number of the file that a sample is in; -1 if there are no files.
         offsets: int64 [samples], where its bytes begin in that file.
         lengths: int64 [samples], bytes, or `UNKNOWN_LENGTH`.
-        labels: int64 [samples], or `NO_LABEL` where the label is in the record.
+        labels: int64 [samples], or `NO_LABEL` if the label is in the record.
     """
 
     identity: dict[str, Any]
@@ -73,10 +73,10 @@ class Listing:
         samples: Sequence[tuple[int, int, int, int]] | np.ndarray = (),
         classes: Sequence[str] = (),
     ) -> Listing:
-        """From what a scan has found; samples are rows of (file, offset, length, label).
+        """Builds a listing from the results of a scan; samples are rows of (file, offset, length, label).
 
         Raises:
-            ValueError: where a row is not four integers that int64 holds; it names the sample.
+            ValueError: if a row is not four integers that fit into int64; the message names the sample.
         """
         encoded = [os.fsencode(name) for name in names]
         table = _table(samples)
@@ -101,7 +101,7 @@ class Listing:
 
     @property
     def total_bytes(self) -> int | None:
-        """Bytes of all samples together; None where lengths are not known beforehand."""
+        """The number of bytes of all samples together; None if lengths are not known in advance."""
         return None if (self.lengths == UNKNOWN_LENGTH).any() else int(self.lengths.sum())
 
     def name(self, file: int) -> str:
@@ -119,12 +119,12 @@ class Listing:
         return digest.hexdigest()
 
     def content(self) -> str:
-        """As `fingerprint`, wherever the files lie: nodes may have mounted them in different places."""
+        """As `fingerprint`, but independent of where the files are: nodes may mount them in different places."""
         placeless = {key: value for key, value in self.identity.items() if key != "path"}
         return dataclasses.replace(self, identity=placeless).fingerprint()
 
     def save(self, directory: Path) -> None:
-        """Writes a directory, which appears when it is whole; one that is there already is replaced."""
+        """Writes a directory, which appears when it is complete; an existing one is replaced."""
         part = directory.with_name(f".{os.getpid()}.{directory.name}.part")
         shutil.rmtree(part, ignore_errors=True)
         try:
@@ -147,7 +147,7 @@ class Listing:
 
     @classmethod
     def load(cls, directory: Path, fingerprint: str) -> Listing | None:
-        """Maps what `save` wrote; None where it is missing or damaged, so that the source is to be listed again."""
+        """Maps what `save` wrote; None if it is missing or damaged, so that the source is listed again."""
         head = files.read_json(directory / _HEAD)
         try:
             columns = {name: _mapped(directory / name, dtype) for name, dtype in _COLUMNS.items()}
@@ -163,16 +163,17 @@ class Listing:
 
 
 def label_of(value: Any, name: str) -> int:
-    """A label as it is kept: an integer that int64 holds, Python's, NumPy's or a tensor's; a truth value is 0 or 1.
+    """Converts a label: an integer that fits into int64, of Python, NumPy or a tensor; a boolean is 0 or 1.
 
-    A float is none, even where it is whole: else labels of one kind would pass for some samples and fail for others.
+    A float is never accepted, even a whole number: otherwise labels of one kind would pass for some samples and fail
+    for others.
 
     Raises:
-        ValueError: for anything else, where rounding or reading it as a number would make another label of it.
+        ValueError: for anything else, as rounding it or parsing it as a number would change the label.
     """
     try:
         number = int(value) if isinstance(value, np.bool_) else operator.index(value)
-    except (TypeError, ValueError, AttributeError):  # of tensors that hold no single integer
+    except (TypeError, ValueError, AttributeError):  # from tensors that hold no single integer
         number = None
     if number is None or not -(2**63) <= number < 2**63:
         raise ValueError(
@@ -200,6 +201,6 @@ def _table(samples: Sequence[tuple[int, int, int, int]] | np.ndarray) -> np.ndar
 
 
 def _mapped(path: Path, dtype: type) -> np.ndarray:
-    if path.stat().st_size == 0:  # which cannot be mapped
+    if path.stat().st_size == 0:  # an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.memmap(path, dtype, mode="r")

@@ -1,8 +1,8 @@
-"""Where memory levels are: a directory of this user's own on a tmpfs, swept of what killed processes have left.
+"""Where memory levels are: a directory of this user's own on a tmpfs, swept of the leftovers of killed processes.
 
-A level there belongs to the processes that have it open. The last one to close it removes it; after a crash it is
-taken over, with what is whole in it, by the next process that wants the same data, or else removed by the next that
-wants any.
+A level belongs to the processes that have it open. The last one to close it removes it. After a crash the next process
+that wants the same data takes it over, with its whole records; otherwise the next process that wants any data removes
+it.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ def directory(memory_dir: str | os.PathLike = DIRECTORY) -> Path:
 
 
 def make(directory: Path) -> None:
-    """Makes the directory of memory levels, where it is missing, for this user alone.
+    """Creates the directory of memory levels, if it is missing, for this user alone.
 
     Raises:
-        PermissionError: where it belongs to another user.
+        PermissionError: if it belongs to another user.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
@@ -40,7 +40,7 @@ def mark(path: Path) -> Path:
 
 
 def sweep(directory: Path, keep: Path | None = None) -> list[Path]:
-    """Removes levels that nobody has open; the caller holds the directory's lock. Returns those in use."""
+    """Removes levels that no process has open; the caller holds the directory's lock. Returns those in use."""
     kept = []
     for path in list(directory.iterdir()):
         if path == keep or path.suffix not in (SLAB, LMDB):
@@ -53,7 +53,7 @@ def sweep(directory: Path, keep: Path | None = None) -> list[Path]:
 
 
 def remove(path: Path) -> None:
-    """Removes a level that nobody has open; the caller holds the directory's lock."""
+    """Removes a level that no process has open; the caller holds the directory's lock."""
     if path.is_dir():
         shutil.rmtree(path)
     else:
@@ -61,7 +61,7 @@ def remove(path: Path) -> None:
 
 
 def no_room(code: int, directory: Path, wanted: int) -> NoSpaceError:
-    """What is raised where a device has not as many bytes as are wanted."""
+    """The error to raise if a device has too few bytes."""
     device = os.statvfs(directory)
     return NoSpaceError(
         code,

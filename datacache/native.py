@@ -1,4 +1,4 @@
-"""The native library by ctypes, loaded when it is first used; its functions run without Python's global lock."""
+"""The native library through ctypes, loaded at first use; its functions run without Python's global lock."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _U64, _I64, _POINTER = ctypes.c_uint64, ctypes.c_int64, ctypes.c_void_p
 
 
 class SlabHandle(ctypes.Structure):
-    """datacache_slab: where a slab is mapped, its bytes in all, the sample in slot 0, and its slots."""
+    """datacache_slab: where a slab is mapped, its total bytes, the sample in slot 0, and its number of slots."""
 
     _fields_ = [("base", _POINTER), ("bytes", _U64), ("first", _U64), ("slots", _U64)]
 
@@ -43,7 +43,7 @@ def library() -> ctypes.CDLL:
     """The library, with the types of its functions set.
 
     Raises:
-        ImportError: where it is not compiled.
+        ImportError: if it is not compiled.
     """
     if not _LIBRARY.exists():
         raise ImportError(
@@ -68,22 +68,22 @@ def xxh3(data: bytes, seed: int = 0) -> int:
 
 
 def tree_fault(file: int, page_bytes: int) -> str | None:
-    """What is wrong with an open LMDB file, which nobody changes meanwhile; None where nothing is."""
+    """What is wrong with an open LMDB file that does not change meanwhile; None if nothing is."""
     fault = library().datacache_tree_check(file, page_bytes)
     return None if fault is None else fault.decode()
 
 
 def mend_value(file: int, page_bytes: int, key: bytes) -> str | None:
-    """Makes a damaged value one that LMDB can delete; returns why that cannot be, None where it can."""
+    """Repairs a damaged value so that LMDB can delete it; returns why that is impossible, None if it is done."""
     fault = library().datacache_tree_mend_value(file, page_bytes, key, len(key))
     return None if fault is None else fault.decode()
 
 
 def address(array: np.ndarray) -> int:
-    """Where the elements of a contiguous array are.
+    """The address of a contiguous array's elements.
 
     Raises:
-        ValueError: where it has gaps.
+        ValueError: if it is not contiguous.
     """
     if not array.flags.c_contiguous:
         raise ValueError(f"Expected an array without gaps, got strides {array.strides} for shape {array.shape}.")

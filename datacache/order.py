@@ -1,8 +1,8 @@
-"""In which order samples are read: a permutation for each epoch, and its division into batches and among ranks.
+"""The order in which samples are read: a permutation for each epoch, divided into batches and among ranks.
 
-The permutation depends on seed and epoch alone. What ranks do to it is only to cut it: a global batch is the next
-P * batch_size samples of it, of which rank r takes the r-th part. So the position in an epoch is a number of samples,
-and a run goes on from it on any number of ranks.
+The permutation depends only on seed and epoch. Ranks only cut it: a global batch is the next P * batch_size samples of
+it, of which rank r takes the r-th part. So the position in an epoch is a number of samples, and a run can resume from
+it on any number of ranks.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
     """A random order of all samples, the same on every machine and with every version of NumPy.
 
     Args:
-        samples: how many, n.
+        samples: n, the number of samples.
         seed: not negative.
         epoch: not negative.
 
     Returns:
-        int64 [n]: the places of n random 64-bit words (of Philox, a stream that NumPy promises not to change) in
+        int64 [n]: the places of n random 64-bit words (from Philox, a stream that NumPy promises not to change) in
         ascending order.
     """
     if min(samples, seed, epoch) < 0:
@@ -38,8 +38,8 @@ class Schedule:
         order: int64 [n], the samples of the epoch.
         batch_size: per rank.
         ranks: P.
-        start: position of the first sample: how many of the epoch have been read before.
-        drop_remainder: leave out the last global batch where it is not full. Otherwise it is divided evenly: the first
+        start: position of the first sample: the number of samples of the epoch read before.
+        drop_remainder: leave out the last global batch if it is not full. Otherwise it is divided evenly: the first
             ranks may get one sample more than the others.
     """
 
@@ -62,7 +62,7 @@ class Schedule:
             )
 
     def __len__(self) -> int:
-        """How many batches each rank reads."""
+        """The number of batches that each rank reads."""
         left = len(self.order) - self.start
         return left // self._global_batch if self.drop_remainder else -(-left // self._global_batch)
 
@@ -87,7 +87,7 @@ class Schedule:
         return first, first + share + (rank < more)
 
     def position(self, steps: int) -> int:
-        """How many samples of the epoch all ranks together have read after this many steps of this schedule."""
+        """Number of samples of the epoch that all ranks together have read after this many steps of this schedule."""
         return min(self.start + steps * self._global_batch, len(self.order))
 
     @property

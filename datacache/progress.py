@@ -1,4 +1,4 @@
-"""How far a long piece of work is, in one line on the terminal."""
+"""The progress of a long task, in one line on the terminal."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import time
 from typing import TextIO
 
 _WIDTH = 30
-_INTERVAL = 0.1  # seconds between two drawings
+_INTERVAL = 0.1  # seconds between two updates
 
 
 class Bar:
     """A bar for a terminal; elsewhere, such as in a log, only the last line is written."""
 
     def __init__(self, label: str, stream: TextIO | None = None):
-        """Takes what the work is called."""
+        """Takes the name of the task."""
         self._label, self._stream = label, stream or sys.stderr
         self._started, self._drawn = time.monotonic(), 0.0
         self._line = ""
 
     def __call__(self, done: int, total: int | None) -> None:
-        """Tells how much is done, of how much where that is known."""
+        """Shows how much is done, and out of how much if that is known."""
         now = time.monotonic()
         self._line = self._describe(done, total, now - self._started)
         if self._stream.isatty() and (now - self._drawn >= _INTERVAL or done == total):

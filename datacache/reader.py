@@ -2,8 +2,8 @@
 
     memory (decoded)  <-  peers  <-  local disk (decoded, if wanted)  <-  local disk (as in the source)  <-  source
 
-Peers are asked in whole batches, by `Batches`; the rest is here. One process of a node fetches a sample while the
-others wait for it. A record whose checksum is wrong is taken out and fetched anew from below.
+Peers are asked in whole batches, by `Batches`; everything else is here. One process of a node fetches a sample while
+the others wait for it. A record with a wrong checksum is removed and fetched again from below.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Decoder:
     """
 
     def __init__(self, decode: Callable[[bytes], Any], shape: Shape | None = None):
-        """Takes the function from a sample's bytes to an array, or to (array, label), and the shape of all its arrays.
+        """Takes the function that maps a sample's bytes to an array, or to (array, label), and the arrays' shape.
 
-        Without a shape, all have that of the first.
+        Without a shape, all must have that of the first.
         """
         self._decode, self._shape = decode, shape
         self.layout: Layout | None = None
 
     def __call__(self, payload: bytes, label: int, name: str) -> Record:
-        """Decodes a sample; its label is the source's where the function returns none.
+        """Decodes a sample; its label is the source's if the function returns none.
 
         Raises:
-            DecodeError: where the function fails, or what it returns is not like the other samples.
+            DecodeError: if the function fails, or its result does not match the other samples.
         """
         try:
             made = self._decode(payload)
@@ -87,7 +87,7 @@ class Decoder:
         return "as for other samples" if self._shape is None else f"as shape={self._shape} says"
 
     def _remedy(self, layout: Layout) -> str:
-        """What to do about a sample that is not like the others."""
+        """What to do about a sample that does not match the others."""
         assert self.layout is not None
         remedy = "let the decode function bring all to one shape"
         shape = common(self.layout.shape, layout.shape)
@@ -97,7 +97,7 @@ class Decoder:
 
 
 class ReadThrough:
-    """Fetches samples through the levels; called by several threads at once.
+    """Fetches samples through the levels; may be called by several threads at once.
 
     Attributes:
         memory: the highest level.
@@ -116,13 +116,13 @@ class ReadThrough:
         counters: Counters,
         owned: range,
     ):
-        """Takes the levels from the source up, what all processes of the node share, and what its memory is for."""
+        """Takes the levels from the source up, what all processes of the node share, and the memory's contents."""
         self._source, self._listing, self._decoder = source, listing, decoder
         self.memory, self._decoded, self._disk = memory, decoded, disk
         self._locks, self._quarantine, self._counters, self._owned = locks, quarantine, counters, owned
 
     def gather(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Copies what is in memory, as `Level.gather`; the rest is for `fetch`."""
+        """Copies what is in memory, as `Level.gather`; call `fetch` for the rest."""
         found = self.memory.gather(indices, rows, labels)
         count = int(found.sum())
         if count:
@@ -131,7 +131,7 @@ class ReadThrough:
         return found
 
     def collect(self, indices: np.ndarray) -> list[Record | None]:
-        """What is in memory, as `Level.collect`, and of the decoder's layout; the rest is for `fetch`."""
+        """The records in memory, as `Level.collect`, and of the decoder's layout; call `fetch` for the rest."""
         records = [self._sample_or_none(record) for record in self.memory.collect(indices)]
         lengths = [len(record.payload) for record in records if record is not None]
         if lengths:
@@ -157,7 +157,7 @@ class ReadThrough:
             record, origin = self._held(self.memory, index, self._decoder.layout), "memory"
             if record is None:
                 record, origin = self._decoded_sample(index, seconds)
-            self._counters.add(f"samples.{origin}")  # before others find it in memory: who has all finds all counted
+            self._counters.add(f"samples.{origin}")  # before others find it in memory: what they find is counted
             if origin != self.memory.name and index in self._owned:
                 self._keep(self.memory, index, record)
         return Fetched(record, origin, seconds)
@@ -198,7 +198,7 @@ class ReadThrough:
         return record, "source"
 
     def _held(self, level: Level, index: int, layout: Layout | None) -> Record | None:
-        """The record of a level, where it is whole, and of this layout, if any."""
+        """The record of a level, if it is whole and, if a layout is given, of this layout."""
         try:
             record = level.get(index)
             if record is not None and layout is not None:
@@ -217,7 +217,7 @@ class ReadThrough:
             return None
         try:
             self._decoder.layout.shape_in(record.payload)
-        except DamagedRecordError:  # which `fetch` finds too, and takes it out
+        except DamagedRecordError:  # `fetch` finds it too, and removes it
             return None
         return record
 

@@ -1,6 +1,6 @@
-"""How the processes of a job find each other where Horovod runs: the only module that imports it, when it is called.
+"""How the processes of a job find each other under Horovod: the only module that imports it, when it is called.
 
-Horovod carries addresses, the secret and a barrier; samples never travel by it.
+Horovod carries addresses, the secret and a barrier; it never carries samples.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SECRET_BYTES = 32
 
 
 class Place(NamedTuple):
-    """What a rank has learnt of its job; the secret is not for anybody's eyes.
+    """What a rank has learnt about its job; keep the secret to this process.
 
     Attributes:
-        rank, size, node, nodes: as of `World`.
+        rank, size, node, nodes: as in `World`.
         addresses: of all nodes' servers, host:port, in the order of nodes.
         secret: of the job.
-        held: keeps this node's port from being given to others, for as long as it is referred to.
+        held: reserves this node's port as long as it is referenced.
     """
 
     rank: int
@@ -46,13 +46,13 @@ def agree(bind: str, port: int, local_size: int | None) -> Place:
 
     Args:
         bind: address, or network interface, of this machine.
-        port: 0 for one that the system chooses.
+        port: 0 lets the system choose one.
         local_size: ranks of each node; by default those of each host.
 
     Raises:
-        RuntimeError: where Horovod was not started.
-        ValueError: on every rank alike, where hosts have unequal numbers of ranks or local_size does not divide them.
-        OSError: on every rank alike, where a node has no such address, its port is taken, or another node's too.
+        RuntimeError: if Horovod was not started.
+        ValueError: on every rank, if hosts have unequal numbers of ranks or local_size does not divide them.
+        OSError: on every rank, if a node has no such address, its port is taken, or another node's too.
     """
     hvd = _horovod()
     host = os.environ.get("HOROVOD_HOSTNAME") or socket.gethostname()
@@ -65,7 +65,7 @@ def agree(bind: str, port: int, local_size: int | None) -> Place:
     places = tuple(told[ranks[0]][0] for ranks in nodes)
     if len(set(places)) < len(places):
         raise OSError(f"Expected an address of its own for each node, got {places}: choose port 0.")
-    if not is_first:  # before anybody serves there
+    if not is_first:  # before any process serves there
         held, _, problem = _try_to_hold(*addresses.split(places[node]))
     _raise_together(_gather(problem, "held"))
     secret = _gather(secrets.token_hex(_SECRET_BYTES) if hvd.rank() == 0 else "", "secret")[0]
@@ -78,10 +78,10 @@ def barrier() -> None:
 
 
 def arrange(places: Sequence[tuple[str, int | None]]) -> list[list[int]]:
-    """The ranks of each node, in the order of their first ranks, from each rank's host and the local_size it asked for.
+    """The ranks of each node, in the order of their first ranks, from each rank's host and requested local_size.
 
     Raises:
-        ValueError: where nodes would be unequal, or ranks ask for different sizes.
+        ValueError: if nodes would be unequal, or ranks request different sizes.
     """
     hosts: dict[str, list[int]] = {}
     for rank, (host, _) in enumerate(places):
@@ -100,7 +100,7 @@ def arrange(places: Sequence[tuple[str, int | None]]) -> list[list[int]]:
 
 
 def _try_to_hold(bind: str, port: int) -> tuple[socket.socket | None, str, str]:
-    """A socket that holds a port, its address, and what went wrong in words."""
+    """A socket that reserves a port, its address, and the error message if it failed."""
     try:
         return *addresses.hold(bind, port), ""
     except OSError as error:
@@ -114,7 +114,7 @@ def _raise_together(problems: Sequence[str]) -> None:
 
 
 def _gather(value: Any, name: str) -> list[Any]:
-    """Each rank's value, in their order; it travels as JSON."""
+    """Each rank's value, in rank order; it is sent as JSON."""
     hvd = _horovod()
     import tensorflow as tf
 

@@ -1,8 +1,9 @@
 """The memory level: one copy of the decoded samples for all processes of a node, in a file in /dev/shm.
 
-Its pages are reserved when it is made, so that a device that is too small is an error then and no crash later. It is
-filled once and nothing is evicted: under a random order each sample is as likely to be next as any other, and a cache
-that evicts the least recently used would lose most just before they are wanted again. Whose it is: see `memory`.
+Its pages are reserved when it is created, so that a device that is too small causes an error then and no crash later.
+It is filled once and nothing is evicted: in a random order each sample is as likely to be next as any other, and a
+cache that evicts the least recently used would lose most samples just before they are needed again. Ownership: see
+`memory`.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ from datacache import files, mapping, memory
 from datacache.levels import DamagedRecordError, Level, Record
 from datacache.native import SlabHandle, address, library
 
-_MAGIC = b"datacache slab 1\n"  # stands at the beginning of a slab that is whole
+_MAGIC = b"datacache slab 1\n"  # the beginning of a complete slab
 _FOUND, _DAMAGED = 1, 2  # of enum datacache_found
 _NONE = 2**64 - 1  # DATACACHE_NONE
-_SPARE = 16  # places, beyond those of all samples, for records that were damaged or whose writer was killed
+_SPARE = 16  # extra places, for records that were damaged or whose writer was killed
 
 
 class _Mapping(NamedTuple):
-    """Shared memory, mapped for as long as somebody holds this."""
+    """Shared memory, mapped as long as this object is referenced."""
 
     memory: np.ndarray
     handle: SlabHandle
@@ -39,22 +40,22 @@ def needed(samples: int, payload_bytes: int) -> int:
 
 
 class Slab(Level):
-    """Records of any length in shared memory; where all have the same length, `gather` copies whole batches."""
+    """Records of any length in shared memory; if all have the same length, `gather` copies whole batches."""
 
     name = "memory"
 
     def __init__(self, directory: Path, key: str, samples: range, size: int):
-        """Opens the slab of this key, or makes it.
+        """Opens the slab with this key, or creates it.
 
         Args:
-            directory: on a tmpfs, normally `memory.directory()`; made where it is missing, for this user alone.
-            key: says what the records are: slabs of the same key have the same records.
+            directory: on a tmpfs, normally `memory.directory()`; created if missing, for this user alone.
+            key: identifies the records: slabs with the same key have the same records.
             samples: consecutive indices that may be put.
-            size: bytes in all; what does not fit is not kept.
+            size: total bytes; what does not fit is not kept.
 
         Raises:
-            NoSpaceError: where the device does not have the bytes.
-            ValueError: where size is too small for even the table.
+            NoSpaceError: if the device does not have enough bytes.
+            ValueError: if size is too small even for the table.
         """
         overhead = library().datacache_slab_overhead(len(samples))
         if size < overhead or samples.step != 1:
@@ -81,7 +82,7 @@ class Slab(Level):
         found = self._copy(indices, rows, labels)[0]
         if found == _DAMAGED:
             raise DamagedRecordError("its checksum or its place is wrong")
-        return Record(rows.tobytes(), int(labels[0])) if found == _FOUND else None  # taken out meanwhile
+        return Record(rows.tobytes(), int(labels[0])) if found == _FOUND else None  # removed meanwhile
 
     def put(self, index: int, record: Record) -> bool:
         mapping, payload = self._alive(), record.payload
@@ -102,7 +103,7 @@ class Slab(Level):
         return handle
 
     def close(self) -> None:
-        """Lets go of the memory, and removes it where nobody else has it open."""
+        """Releases the memory, and removes it if no other process has it open."""
         if self._mapping is None:
             return
         for take_back in self._lent:
@@ -114,7 +115,7 @@ class Slab(Level):
                 memory.remove(self._path)
 
     def gather(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """As `Level.gather`, in native code; checksums are compared on what has been copied."""
+        """As `Level.gather`, in native code; checksums are computed on the copies."""
         if indices.dtype != np.uint64 or rows.dtype != np.uint8 or labels.dtype != np.int64:
             raise TypeError(f"Expected uint64, uint8 and int64, got {indices.dtype}, {rows.dtype} and {labels.dtype}.")
         if rows.ndim != 2 or not len(indices) == len(rows) == len(labels):
@@ -122,7 +123,7 @@ class Slab(Level):
         return self._copy(indices, rows, labels) == _FOUND
 
     def _copy(self, indices: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Copies records, and tells of each what was found: uint8 [n], of enum datacache_found."""
+        """Copies records, and returns what was found for each: uint8 [n], of enum datacache_found."""
         mapping, found = self._alive(), np.empty(len(indices), np.uint8)
         places = [address(array) for array in (indices, rows, labels, found)]
         library().datacache_slab_gather(
@@ -145,7 +146,7 @@ class Slab(Level):
 
 
 def _open(path: Path, size: int, samples: range) -> tuple[int, np.ndarray]:
-    """Maps a slab that is there and whole, or makes it; returns the open file, marked as in use, and the memory."""
+    """Maps an existing complete slab, or creates one; returns the open file, marked as in use, and the memory."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         whole = os.fstat(descriptor).st_size == size and os.pread(descriptor, len(_MAGIC), 0) == _MAGIC
@@ -163,7 +164,7 @@ def _open(path: Path, size: int, samples: range) -> tuple[int, np.ndarray]:
 
 
 def _reserve(descriptor: int, path: Path, size: int) -> None:
-    """Gives a file zeroed pages; on a device that lacks them the file is removed."""
+    """Gives a file zeroed pages; removes the file if the device lacks them."""
     os.ftruncate(descriptor, 0)
     try:
         mapping.reserve(descriptor, size)

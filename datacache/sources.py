@@ -1,7 +1,7 @@
 """Where samples come from: the role `Source` and its members.
 
-A source is listed once; afterwards it is only asked for the bytes of single samples. A file that is no longer what was
-listed is an error when it is read, and `changes` finds all such files by asking for their sizes and times.
+A source is listed once; after that it is only asked for the bytes of single samples. A file that has changed since it
+was listed is an error when it is read, and `changes` finds all such files by their sizes and times.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datacache import tfrecord
 from datacache.errors import SourceChangedError
 from datacache.listing import NO_LABEL, UNKNOWN_LENGTH, Listing, label_of
 
-Progress = Callable[[int, int | None], None]  # (done, of how many, where that is known)
+Progress = Callable[[int, int | None], None]  # (done, total if known)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
 _REMEDY = "put the file back as it was, or list the source again with `python -m datacache verify --relist`."
 
@@ -33,20 +33,20 @@ class Source(abc.ABC):
     @property
     @abc.abstractmethod
     def identity(self) -> dict[str, Any]:
-        """Kind and arguments, as JSON can hold them: two sources with the same identity are the same place."""
+        """Kind and arguments, JSON-serialisable: two sources with the same identity are the same place."""
 
     @property
     def earlier_identity(self) -> dict[str, Any]:
-        """What earlier versions called the same place, to find what they have kept of it."""
+        """The identity that earlier versions gave to the same place, to find what they have kept of it."""
         return self.identity
 
     @abc.abstractmethod
     def scan(self, progress: Progress | None = None) -> Listing:
-        """Lists everything: the one time that the source is asked about each file.
+        """Lists everything: the only time that the source is asked about each file.
 
         Raises:
-            FileNotFoundError, NotADirectoryError: where it is not there.
-            ValueError: where it holds no sample.
+            FileNotFoundError, NotADirectoryError: if it does not exist.
+            ValueError: if it has no samples.
         """
 
     @abc.abstractmethod
@@ -54,8 +54,8 @@ class Source(abc.ABC):
         """The bytes of a sample.
 
         Raises:
-            SourceChangedError: where its file is not what was listed, or changes while it is read.
-            DamagedFileError: where the file breaks the rules of its format.
+            SourceChangedError: if its file has changed since it was listed, or changes while it is read.
+            DamagedFileError: if the file violates its format.
         """
 
     def describe(self, listing: Listing, index: int) -> str:
@@ -63,7 +63,7 @@ class Source(abc.ABC):
         return f"sample {index}"
 
     def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
-        """Sentences about what is no longer as it was listed."""
+        """Sentences about what has changed since the listing."""
         return iter(())
 
 
@@ -71,8 +71,8 @@ class _Files(Source):
     """Samples in files below a directory."""
 
     def __init__(self, path: str | os.PathLike):
-        self._root = Path(path).absolute()  # as it is spelled, which a mount on demand may need
-        self._place = os.path.realpath(self._root)  # one for all spellings
+        self._root = Path(path).absolute()  # as spelled, which an automount may need
+        self._place = os.path.realpath(self._root)  # the same for all spellings
 
     @property
     def earlier_identity(self) -> dict[str, Any]:
@@ -82,7 +82,7 @@ class _Files(Source):
         return f"sample {index} ({self._path(listing, int(listing.file_of[index]))})"
 
     def changes(self, listing: Listing, progress: Progress | None = None) -> Iterator[str]:
-        """Asks for size and time of each listed file, and lists the names anew to find further ones."""
+        """Checks size and time of each listed file, and lists the names again to find new ones."""
         listed = set()
         for file in range(listing.file_count):
             name = listing.name(file)
@@ -111,7 +111,7 @@ class _Files(Source):
         return self._root / listing.name(file)
 
     def _read_from(self, listing: Listing, file: int, offset: int, length: int) -> bytes:
-        """Bytes of a file that is as it was listed, before and after they are read."""
+        """Bytes of a file, checked before and after the read to be as listed."""
         path = self._path(listing, file)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait for a pipe's writer
@@ -131,24 +131,25 @@ class _Files(Source):
 
 
 class ImageFolder(_Files):
-    """A directory with a folder for each class, and the images of a class in it or below.
+    """A directory with a folder for each class, which contains the images of the class, also in subfolders.
 
-    Labels are the numbers of the classes: in the order of their names, or as `classes` says. Samples are in the order
-    of their paths.
+    Labels are the numbers of the classes: in the order of their names, or as given by `classes`. Samples are in the
+    order of their paths.
     """
 
     def __init__(self, path: str | os.PathLike, suffixes: Sequence[str] = IMAGES, classes: Sequence[str] | None = None):
-        """Takes the directory, which files count, and which classes there are.
+        """Takes the directory, the files that count, and the classes.
 
         Args:
             path: of the directory.
-            suffixes: endings of the files that count, in lower case; case does not matter in names.
-            classes: names of the class folders, in the order of their numbers, as Keras's `class_names`. A class may
+            suffixes: endings of the files that count, in lower case; the case of file names does not matter.
+            classes: names of the class folders, in the order of their numbers, like Keras's `class_names`. A class may
                 then have no images here, or no folder, and keeps its number. By default the folders, in the order of
-                their names, each of which must have an image: else the numbers of those after it would depend on it.
+                their names, each of which must have an image: otherwise the numbers of later classes would depend on
+                it.
 
         Raises:
-            ValueError: where suffixes are no endings, or classes no list of different names of folders.
+            ValueError: if suffixes are not endings, or classes is not a list of different folder names.
         """
         super().__init__(path)
         if isinstance(suffixes, str) or not suffixes or not all(each.startswith(".") for each in suffixes):
@@ -165,8 +166,8 @@ class ImageFolder(_Files):
         """Lists all images; as `Source.scan`.
 
         Raises:
-            ValueError: also where a folder has no image and classes are not given, where images are in a folder that
-                is not among them, and where what has the name of an image is no file.
+            ValueError: also if a folder has no image and classes are not given, if images are in a folder that is not
+                among the classes, or if something with an image's name is not a file.
         """
         names, sizes, times = [], [], []
         for entry in self._entries():
@@ -254,8 +255,8 @@ class TFRecords(_Files):
         """Lists files and, by their headers, records; as `Source.scan`.
 
         Raises:
-            DamagedFileError: where a file is not in the format.
-            ValueError: also where what has the name of a file is none.
+            DamagedFileError: if a file is not in the format.
+            ValueError: also if something with a file's name is not a file.
         """
         names = self._names()
         statuses = [os.stat(self._root / name) for name in names]
@@ -289,22 +290,22 @@ class TFRecords(_Files):
 
 
 class Indexed(Source):
-    """A function of one's own from index to bytes.
+    """A user's function that maps an index to bytes.
 
-    Nothing is known of the data but their name: whoever changes the data, or the function, gives them another.
+    Nothing is known of the data except their name: if the data or the function change, change the name.
     """
 
     def __init__(self, read: Callable[[int], bytes], size: int, name: str, labels: Iterable[int] | None = None):
         """Takes the function, the number of samples, a name of this version of the data, and their labels, if known.
 
         Args:
-            read: from index in [0, size) to bytes; called by several threads at once.
+            read: maps an index in [0, size) to bytes; called by several threads at once.
             size: number of samples.
-            name: tells these data from any others; it is part of the fingerprint.
+            name: distinguishes these data from any others; it is part of the fingerprint.
             labels: [size] integers, not negative; without them decoding must return the label.
 
         Raises:
-            ValueError: where there is no sample or no name, or labels are not as many, negative or no integers.
+            ValueError: if there is no sample or no name, or labels have another number, are negative or not integers.
         """
         self._given = None if labels is None else _labels(labels)
         if size < 1 or (self._given is not None and (len(self._given) != size or self._given.min() < 0)):
@@ -345,12 +346,12 @@ def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
 
 
 def _few(names: Sequence[str]) -> str:
-    """Names for a message, the first ones where they are many."""
+    """Names for a message; only the first ones if there are many."""
     return ", ".join(map(repr, names[:5])) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
 
 
 def _require_file(path: str | os.PathLike, status: os.stat_result) -> None:
-    """Refuses what cannot be read as a file, such as a pipe, which would be waited for."""
+    """Raises an error for what cannot be read as a file, such as a pipe, which would block."""
     if not stat.S_ISREG(status.st_mode):
         raise ValueError(f"Expected a file, got {_kind(status.st_mode)}: {os.fspath(path)}. Take it away.")
 

@@ -1,4 +1,4 @@
-"""What a node keeps of a source: a directory with the listing, the levels on disk, and what its processes share.
+"""What a node keeps of a source: a directory with the listing, the levels on disk, and what processes share.
 
 LOCAL_DIR/KIND-IDENTITY/            one for each source, whatever its content
 manifest.json                   which listing is the current one
@@ -42,23 +42,23 @@ class Store:
         listing: what it holds.
         fingerprint: of the listing.
         directory: of this content.
-        quarantine: records that were found damaged.
+        quarantine: the list of records that were found damaged.
         locks: one for each sample, held while it is fetched.
     """
 
     def __init__(
         self, source: Source, local_dir: str | os.PathLike, relist: bool = False, progress: Progress | None = None
     ):
-        """Opens the directory; the first process of a node lists the source, unless that was done in an earlier run.
+        """Opens the directory; the first process of a node lists the source, unless an earlier run has done so.
 
         Args:
             source: where samples come from.
-            local_dir: on a disk of this machine; made where it is missing.
-            relist: list the source anew.
+            local_dir: on a disk of this machine; created if missing.
+            relist: list the source again.
             progress: of the listing.
 
         Raises:
-            UnsuitableFileSystemError: where local_dir is on a network file system.
+            UnsuitableFileSystemError: if local_dir is on a network file system.
             OSError, ValueError: as `Source.scan`.
         """
         self.source = source
@@ -79,7 +79,7 @@ class Store:
 
     @property
     def stats(self) -> Path:
-        """Where processes leave their counters."""
+        """Where processes save their counters."""
         return self.directory / "stats"
 
     def open_source_level(self, limit: int | None) -> Level:
@@ -92,29 +92,29 @@ class Store:
         return self._open(f"decoded-{decode}", "decoded", wanted, limit)
 
     def forecast(self) -> int | None:
-        """Bytes of the local disk that the source's bytes will take; None where that is not known beforehand."""
+        """Bytes of the local disk that the source's bytes will take; None if that is not known in advance."""
         lengths = self.listing.lengths
         return None if (lengths == UNKNOWN_LENGTH).any() else disk.forecast(lengths)
 
     def read_through(
         self, decoder: Decoder, memory: Level, decoded: Level, disk: Level, counters: Counters, owned: range
     ) -> ReadThrough:
-        """What fetches this source's samples through these levels; see `ReadThrough`."""
+        """The reader that fetches this source's samples through these levels; see `ReadThrough`."""
         return ReadThrough(
             self.source, self.listing, decoder, memory, decoded, disk, self.locks, self.quarantine, counters, owned
         )
 
     def load_layout(self, decode: str) -> Layout | None:
-        """What `save_layout` saved; None before, and where it was saved before labels were looked at."""
+        """What `save_layout` saved; None if nothing was, or if it was saved before labels were examined."""
         known = files.read_json(self._layout(decode))
         return Layout(known["dtype"], tuple(known["shape"])) if known and "labels" in known else None
 
     def save_layout(self, decode: str, layout: Layout) -> None:
-        """Saves what decoded samples look like."""
+        """Saves the layout of decoded samples."""
         files.write_json(self._layout(decode), {**layout._asdict(), "labels": "int64"})
 
     def close(self) -> None:
-        """Lets others remove the directory."""
+        """Allows others to remove the directory."""
         if self._use is not None:
             os.close(self._use)
             self._use = None
@@ -128,7 +128,7 @@ class Store:
         return self.directory / f"layout-{decode}.json"
 
     def _size(self, directory: str, wanted: int | None, limit: int | None) -> int:
-        """Of an LMDB file: no more than wanted, nor than the limit; where neither is known, all that it can have."""
+        """The size of an LMDB file: at most what is wanted, and at most the limit; without either, all there is."""
         known = [size for size in (wanted, limit) if size is not None]
         if known:
             return min(known)
@@ -143,7 +143,7 @@ def directory_of(source: Source, local_dir: str | os.PathLike) -> Path:
 
 
 def kept_in(source: Source, local_dir: str | os.PathLike) -> list[Path]:
-    """The directories in which anything is kept of a source, under the name that an earlier version gave it too."""
+    """The directories in which anything of a source is kept, including those named by earlier versions."""
     named = {_directory(each, local_dir) for each in (source.identity, source.earlier_identity)}
     return sorted(root for root in named if root.exists())
 
@@ -154,10 +154,10 @@ def _directory(identity: dict[str, Any], local_dir: str | os.PathLike) -> Path:
 
 
 def _adopt(earlier: Path, root: Path) -> None:
-    """Goes on with what an earlier version has kept, where it called the same place otherwise, and nobody reads it."""
+    """Takes over what an earlier version has kept under another name for the same place, unless it is in use."""
     if earlier == root or root.exists() or not earlier.is_dir():
         return
-    with files.locked(root.parent):  # by all who would adopt it
+    with files.locked(root.parent):  # by all processes that would adopt it
         if root.exists() or not earlier.is_dir():
             return
         with files.locked(earlier):
@@ -166,7 +166,7 @@ def _adopt(earlier: Path, root: Path) -> None:
 
 
 def remove_unused(root: Path, keep: str | None = None) -> list[Path]:
-    """Removes the contents that nobody has open, and returns the others; the caller holds the lock of `root`."""
+    """Removes the contents that no process has open, and returns the others; the caller holds the lock of `root`."""
     in_use = []
     for directory in root.iterdir():
         if not directory.is_dir() or directory.name == keep:
@@ -179,7 +179,7 @@ def remove_unused(root: Path, keep: str | None = None) -> list[Path]:
 
 
 def _known(root: Path) -> tuple[Listing, str] | None:
-    """The listing of an earlier run, whole."""
+    """The complete listing of an earlier run."""
     manifest = files.read_json(root / "manifest.json")
     if not isinstance(manifest, dict) or manifest.get("format") != _FORMAT:
         return None

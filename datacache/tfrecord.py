@@ -20,14 +20,14 @@ _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x78\x9c": "zlib", b"\x78\x01": "zlib", b"
 
 
 class Place(NamedTuple):
-    """Where the data of a record are in their file, in bytes."""
+    """Where a record's data are in their file, in bytes."""
 
     offset: int
     length: int
 
 
 def masked_crc(data: bytes) -> int:
-    """The checksum as it is stored: rotated and shifted, so that a checksum of checksums is one still."""
+    """The checksum as it is stored: rotated and shifted, so that a checksum of checksums is still useful."""
     crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
@@ -36,7 +36,7 @@ def index(file: BinaryIO, name: str, size: int) -> Iterator[Place]:
     """Finds the records of a file by their headers: 12 bytes are read for each.
 
     Raises:
-        DamagedFileError: at a header that is cut off or has a wrong checksum, and where a record goes beyond the end.
+        DamagedFileError: if a header is cut off or has a wrong checksum, or a record extends beyond the end.
     """
     position = 0
     while position < size:
@@ -56,7 +56,7 @@ def check(data: bytes, footer: bytes, name: str, offset: int) -> None:
     """Checks a record's data against the checksum that follows it.
 
     Raises:
-        DamagedFileError: where they differ.
+        DamagedFileError: if they differ.
     """
     if len(footer) != FOOTER.size or FOOTER.unpack(footer)[0] != masked_crc(data):
         raise DamagedFileError(f"{name} is damaged: the checksum of the record at byte {offset} is wrong.")

@@ -1,8 +1,9 @@
 """The memory level for samples of varying size: records in an LMDB file on a tmpfs, shared by a node's processes.
 
-It is the file of the local disk's level in another place: nothing is evicted, and a killed process leaves it as it was
-after the last whole record. Whose it is: see `memory`. Its pages are not reserved, as nobody knows beforehand how many
-will be needed; a device that is full meanwhile keeps what it has, as LMDB writes pages and does not map them to write.
+It is the same kind of file as the level on the local disk: nothing is evicted, and a killed process leaves it as it was
+after the last whole record. Ownership: see `memory`. Its pages are not reserved, as it is not known in advance how many
+will be needed; if the device fills up, the level keeps what it has, as LMDB writes pages instead of storing to mapped
+ones.
 """
 
 from __future__ import annotations
@@ -17,24 +18,24 @@ from datacache.disk import READERS, SMALLEST, DiskLevel
 from datacache.levels import Record
 
 _LOCK_BYTES = 4096 + 64 * READERS  # of LMDB's table of readers
-_ASIDE = 128 << 10  # for that table and the small files beside the records
+_ASIDE = 128 << 10  # for that table and the small files next to the records
 
 
 class TmpfsLevel(DiskLevel):
     """Records of any length in memory; the same level may be opened several times, also in one process."""
 
     def __init__(self, directory: Path, key: str, size: int | None = None):
-        """Opens the level of this key and size, or makes it.
+        """Opens the level with this key and size, or creates it.
 
         Args:
-            directory: on a tmpfs, normally `memory.directory()`; made where it is missing, for this user alone.
-            key: says what the records are: levels of the same key have the same records.
-            size: bytes in all; what does not fit is not kept. By default half of what the device has free.
+            directory: on a tmpfs, normally `memory.directory()`; created if missing, for this user alone.
+            key: identifies the records: levels with the same key have the same records.
+            size: total bytes; what does not fit is not kept. By default half of what the device has free.
 
         Raises:
-            NoSpaceError: where the device does not have the bytes now.
-            UnsuitableFileSystemError: where the directory is on a network file system.
-            ValueError: where size is less than 1 MiB and what is needed aside of the records.
+            NoSpaceError: if the device does not have enough bytes now.
+            UnsuitableFileSystemError: if the directory is on a network file system.
+            ValueError: if size is less than 1 MiB plus what is needed besides the records.
         """
         if size is not None and size < SMALLEST + _ASIDE:
             raise ValueError(
@@ -43,7 +44,7 @@ class TmpfsLevel(DiskLevel):
         files.refuse_remote(directory, "memory_dir")
         memory.make(directory)
         self._directory = directory
-        self._too_long: float = math.inf  # bytes of a payload that is not tried any more
+        self._too_long: float = math.inf  # payloads of this many bytes or more are no longer tried
         path = directory / f"{key}-{size or 'half'}{memory.LMDB}"
         with files.locked(directory):
             memory.sweep(directory, keep=path)
@@ -55,7 +56,7 @@ class TmpfsLevel(DiskLevel):
             raise
 
     def put(self, index: int, record: Record) -> bool:
-        """As `Level.put`; once a record did not fit, no further one is tried that is as long or longer."""
+        """As `Level.put`; once a record did not fit, records of the same length or longer are no longer tried."""
         length = len(record.payload)
         if length >= self._too_long:
             return False
@@ -65,7 +66,7 @@ class TmpfsLevel(DiskLevel):
         return kept
 
     def close(self) -> None:
-        """Lets go of the memory, and removes it where nobody else has it open."""
+        """Releases the memory, and removes it if no other process has it open."""
         if self._use is None:
             return
         super().close()
@@ -93,9 +94,9 @@ def _half(path: Path) -> int:
 
 
 def _reserve_readers(path: Path) -> None:
-    """Gives LMDB's table of readers its pages: on a device that is full, a new reader would touch one that is missing.
+    """Gives LMDB's table of readers its pages: on a full device a new reader would touch a page that is missing.
 
-    LMDB makes the table anew in the file that it finds.
+    LMDB creates the table anew in the existing file.
     """
     table = path / "lock.mdb"
     table.unlink(missing_ok=True)

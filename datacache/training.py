@@ -1,8 +1,8 @@
-"""Training that goes on where it was stopped: position in the data and state of the model, in one file.
+"""Training that resumes where it was stopped: position in the data and state of the model, in one file.
 
-A checkpoint is a weights file of Keras, which also holds the optimizer's state, with the position as an attribute. It
-gets its name when it is whole and on the disk, so that model and position cannot disagree; it has a digest, so that one
-that was damaged later is not taken for what it was: see `checkpoints`.
+A checkpoint is a Keras weights file, which also holds the optimizer's state, with the position as an attribute. It gets
+its name when it is complete and on the disk, so that model and position cannot disagree. It has a digest, so that
+damage is detected: see `checkpoints`.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ _log = logging.getLogger(__name__)
 
 
 class _EndOfShortEpoch:
-    """What `stop_training` is set to where an epoch ends before Keras expects it; it counts as true."""
+    """The value of `stop_training` if an epoch ends before Keras expects it; it counts as true."""
 
 
 class Input(NamedTuple):
     """What a `Training` needs of its cache.
 
     Attributes:
-        schedule: from epoch and position to the batches' schedule.
-        prepare: from a schedule to its batches.
+        schedule: maps epoch and position to the batches' schedule.
+        prepare: maps a schedule to its batches.
         rank: of this process.
-        order: what the order of samples follows from, such as seed and number of samples.
+        order: what determines the order of samples, such as seed and number of samples.
         content: what the samples are.
     """
 
@@ -49,25 +49,25 @@ class Input(NamedTuple):
 
 
 class Beside(Protocol):
-    """What saves more of an optimizer than Keras does; all ranks call `save` and `restore` at the same step."""
+    """Saves more of an optimizer than Keras does; all ranks call `save` and `restore` at the same step."""
 
     def save(self, path: Path, of: Any, /) -> None:
-        """Writes a file whole, and others beside it whose names begin with its name and end with .rankRofP."""
+        """Writes a complete file, and companion files whose names begin with its name and end with .rankRofP."""
 
     def restore(self, path: Path, of: Any, /) -> Any:
-        """Takes up what `save` wrote."""
+        """Restores what `save` wrote."""
 
     def read(self, path: Path, /) -> Any:
-        """Raises an exception where a file that `save` wrote is not whole; called by one rank alone."""
+        """Raises an exception if a file that `save` wrote is damaged; called by one rank alone."""
 
 
 class Training(keras.callbacks.Callback):
-    """A callback for `fit` that saves model and position, and gives the data to go on with: see `DataCache.training`.
+    """A callback for `fit` that saves model and position, and provides the rest of the data: see `DataCache.training`.
 
     Attributes:
-        epoch: that is being read, or is read next; `initial_epoch` of `fit`.
-        position: how many of its samples the model has been trained on, by all ranks together.
-        steps_per_epoch: batches of a whole epoch, for `fit`.
+        epoch: the epoch being read, or read next; `initial_epoch` of `fit`.
+        position: number of its samples that the model has been trained on, by all ranks together.
+        steps_per_epoch: number of batches of a whole epoch, for `fit`.
     """
 
     def __init__(
@@ -87,24 +87,24 @@ class Training(keras.callbacks.Callback):
         self._beside = beside
         self.epoch = self.position = 0
         self._checkpoint: Checkpoint | None = None
-        self._damaged: set[str] = set()  # names of checkpoints that do not count as such
+        self._damaged: set[str] = set()  # names of damaged checkpoints, which do not count
         self._find(broadcast)
-        if len(self._input.schedule(self.epoch, self.position)) == 0:  # what is left would be dropped
+        if len(self._input.schedule(self.epoch, self.position)) == 0:  # the rest would be dropped
             self.epoch, self.position = self.epoch + 1, 0
         self.steps_per_epoch = len(self._input.schedule(self.epoch, 0))
         self._schedule, self._steps = self._input.schedule(self.epoch, self.position), 0
         self._short = _EndOfShortEpoch()
 
     def dataset(self, map_func: Callable[..., Any] | None = None) -> tf.data.Dataset:
-        """What is left of the epoch, and all epochs after it without end, as (samples, labels).
+        """The rest of the epoch, and all later epochs without end, as (samples, labels).
 
-        To be given to one `fit`, with `steps_per_epoch`; what is mapped over it must leave batches as they are.
+        Pass it to one `fit`, with `steps_per_epoch`; functions mapped over it must leave batches as they are.
 
         Args:
             map_func: applied to each sample before batching; as for `DataCache.dataset`.
 
         Returns:
-            Batches as of `DataCache.dataset`.
+            Batches as in `DataCache.dataset`.
         """
         first, position = self.epoch, self.position
         prepare = functools.lru_cache(maxsize=2)(
@@ -147,7 +147,7 @@ class Training(keras.callbacks.Callback):
             self.model.stop_training = self._short
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        if self.model.stop_training is self._short:  # and not what another callback asks for
+        if self.model.stop_training is self._short:  # and not a stop that another callback asks for
             self.model.stop_training = False
         if self._steps == len(self._schedule):
             self.epoch, self.position = epoch + 1, 0
@@ -158,13 +158,13 @@ class Training(keras.callbacks.Callback):
     def _save(self) -> None:
         self._directory.mkdir(parents=True, exist_ok=True)
         path = self._path(checkpoints.SUFFIX)
-        if self._beside is not None:  # before the model has its name, so that what has one is whole
+        if self._beside is not None:  # before the model gets its name, so that a named checkpoint is complete
             self._beside.save(self._path(_BESIDE), self.model.optimizer)
         if self._input.rank == 0:
             checkpoints.write(path, self.model.save_weights, self._describe())
             self._damaged.discard(path.name)
             self._remove("*", self._whole_until(path.name), self._keep)
-        else:  # one more, as rank 0 may still be writing
+        else:  # keep one more, as rank 0 may still be writing
             own = f"*.rank{self._input.rank}of*"
             self._remove(own, sorted(self._directory.glob(f"epoch-{own}")), self._keep + 1)
 
@@ -173,14 +173,14 @@ class Training(keras.callbacks.Callback):
         return [each for each in saved if each.name <= name and each.name not in self._damaged]
 
     def _remove(self, pattern: str, saved: list[Path], keep: int) -> None:
-        """Removes files that are older than the last ones of these."""
+        """Removes files older than the last `keep` of these."""
         oldest = saved[-keep:][0].name.partition(".")[0] if saved else ""
         for each in self._directory.glob(f"epoch-{pattern}"):
             if each.name.partition(".")[0] < oldest:
                 each.unlink(missing_ok=True)
 
     def _path(self, suffix: str) -> Path:
-        """Of the present position; names are in the order of positions."""
+        """The path for the current position; names are in the order of positions."""
         return self._directory / f"epoch-{self.epoch:06}-position-{self.position:012}{suffix}"
 
     def _describe(self) -> dict[str, Any]:
@@ -192,7 +192,7 @@ class Training(keras.callbacks.Callback):
         }
 
     def _find(self, broadcast: Callable[[Any], Any] | None) -> None:
-        """Looks for the newest whole checkpoint, on rank 0 alone where it can tell the others."""
+        """Finds the newest whole checkpoint, on rank 0 alone if it can tell the others."""
         found = None
         if broadcast is None or self._input.rank == 0:
             found, damaged = checkpoints.newest(self._directory, self._check_beside)
@@ -205,14 +205,14 @@ class Training(keras.callbacks.Callback):
             self.epoch, self.position, self._checkpoint = found.told["epoch"], found.told["position"], found
 
     def _check_beside(self, checkpoint: Path) -> None:
-        """Makes sure that what was saved beside a checkpoint is whole; where nothing was, that is for `restore`."""
+        """Checks that a checkpoint's companion files are whole; if there are none, `restore` handles that."""
         path = checkpoint.with_name(_beside(checkpoint.name))
         read = getattr(self._beside, "read", None)
         if read is None or not path.exists():
             return
         try:
             read(path)
-        except Exception as error:  # whatever a damaged file makes of whoever reads it
+        except Exception as error:  # reading a damaged file may raise anything
             raise DamagedCheckpointError(f"what is saved beside it is damaged: {error}") from None
 
     def _check(self, told: dict[str, Any]) -> None:
@@ -245,5 +245,5 @@ class Training(keras.callbacks.Callback):
 
 
 def _beside(name: str) -> str:
-    """The name of what is saved beside a checkpoint of this name."""
+    """The name of a checkpoint's companion file."""
     return name.removesuffix(checkpoints.SUFFIX) + _BESIDE

@@ -1,6 +1,6 @@
-"""Says when something of other processes is waited for long, and who holds it.
+"""Reports when a process has waited long for others, and which processes it waits for.
 
-A process that was stopped keeps its locks, and would else hold up all others without a word.
+A process that was stopped keeps its locks, and would otherwise silently hold up all others.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-_AFTER = 5.0  # seconds, until something is said
-_SELDOM = 60.0  # seconds between two sentences, in the end
-_LOOK = 0.5  # seconds between two looks at what is waited for
+_AFTER = 5.0  # seconds before the first message
+_SELDOM = 60.0  # seconds between two messages, in the end
+_LOOK = 0.5  # seconds between two checks
 _log = logging.getLogger(__name__)
 
 Holders = Callable[[], Sequence[int]]
@@ -30,35 +30,35 @@ class _Wait(NamedTuple):
 
 
 class _Watch:
-    """Looks at all that this process waits for, on a thread that lives for as long as there is anything."""
+    """Checks everything that this process waits for, on a thread that lives as long as there is anything."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._waits: dict[int, _Wait] = {}  # the oldest first
+        self._waits: dict[int, _Wait] = {}  # oldest first
         self._numbers = itertools.count()
-        self._thread: threading.Thread | None = None  # while it is there
+        self._thread: threading.Thread | None = None  # while it runs
         self._settled = threading.Event()
         self._interval, self._silent_until = _AFTER, 0.0
 
     def begin(self, wait: _Wait) -> int:
-        """Begins to look at a wait; returns what ends it."""
+        """Begins to watch a wait; returns the number with which to end it."""
         with self._lock:
             number = next(self._numbers)
             self._waits[number] = wait
             if self._thread is None:
                 thread = threading.Thread(target=self._look, name="datacache waiting", daemon=True)
-                with contextlib.suppress(RuntimeError):  # as Python ends no thread begins, and nothing is said
+                with contextlib.suppress(RuntimeError):  # no thread starts while Python shuts down: nothing is reported
                     thread.start()
                     self._thread = thread
         return number
 
     def end(self, number: int) -> None:
-        """Ends what `begin` began."""
+        """Ends the watch that `begin` has begun."""
         with self._lock:
             del self._waits[number]
 
     def settle(self) -> None:
-        """Ends the thread where nothing is waited for, and waits for its end."""
+        """Ends the thread if nothing is waited for, and waits for its end."""
         with self._lock:
             thread = None if self._waits else self._thread
             self._settled.set()
@@ -86,7 +86,7 @@ _watch = _Watch()
 
 
 def _watch_anew() -> None:
-    """In a forked child, which has neither the thread nor what it waits for, and perhaps a lock that nobody opens."""
+    """In a forked child, which has neither the thread nor its waits, and perhaps a lock that is never released."""
     global _watch
     _watch = _Watch()
 
@@ -96,11 +96,11 @@ os.register_at_fork(after_in_child=_watch_anew)
 
 @contextlib.contextmanager
 def told(what: str, holders: Holders = tuple) -> Iterator[None]:
-    """Around what may wait for other processes: says so in the log after some seconds, and then more and more seldom.
+    """Wraps code that may wait for other processes: logs a long wait after some seconds, then less and less often.
 
     Args:
-        what: is waited for, as in "waiting for ...".
-        holders: the processes that hold it, as far as can be told; asked when there is something to say.
+        what: what is waited for, as in "waiting for ...".
+        holders: returns the processes that hold it, as far as known; called when there is something to report.
     """
     watch = _watch
     number = watch.begin(_Wait(what, holders, time.monotonic()))
@@ -111,18 +111,18 @@ def told(what: str, holders: Holders = tuple) -> Iterator[None]:
 
 
 def settle() -> None:
-    """Ends the thread that looks, where this process waits for nothing; for when a cache is closed."""
+    """Ends the watching thread, if this process waits for nothing; called when a cache is closed."""
     _watch.settle()
 
 
 def holders_of(descriptor: int, first: int = 0) -> list[int]:
-    """The processes that hold a lock of an open file, by its first byte; only those that this user may look into."""
+    """The processes that hold a lock on an open file, by its first byte; only those that this user may inspect."""
     inode = str(os.fstat(descriptor).st_ino)
     return [int(process.name) for process in Path("/proc").glob("[0-9]*") if _holds(process, inode, str(first))]
 
 
 def _holds(process: Path, inode: str, first: str) -> bool:
-    with contextlib.suppress(OSError):  # it has ended, or is another user's
+    with contextlib.suppress(OSError):  # it has ended, or belongs to another user
         for file in os.scandir(process / "fdinfo"):
             with contextlib.suppress(OSError):
                 if any(_is_lock(line, inode, first) for line in Path(file.path).read_text().splitlines()):
@@ -131,7 +131,7 @@ def _holds(process: Path, inode: str, first: str) -> bool:
 
 
 def _is_lock(line: str, inode: str, first: str) -> bool:
-    """Of a line such as "lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:2146665 7 7"; devices are named in several ways."""
+    """Parses a line such as "lock: 1: OFDLCK ADVISORY WRITE -1 fe:00:2146665 7 7"; devices have several notations."""
     words = line.split()
     return words[:1] == ["lock:"] and len(words) > 7 and words[6].rpartition(":")[2] == inode and words[7] == first
 
@@ -143,7 +143,7 @@ def _say(wait: _Wait, others: int, seconds: float) -> None:
 
 
 def _describe(process: int) -> str:
-    """A process with its command; with what to do where it was stopped."""
+    """A process with its command, and what to do if it was stopped."""
     if process == os.getpid():
         return f"this process itself ({process})"
     try:

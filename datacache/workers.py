@@ -1,4 +1,4 @@
-"""Threads that work for others, and do not keep the process from ending."""
+"""Threads that do work for others, and do not keep the process from ending."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ class _Task(NamedTuple):
 
 
 class Workers:
-    """Threads that take work in the order in which it was submitted.
+    """Threads that do work in the order in which it was submitted.
 
-    `concurrent.futures.ThreadPoolExecutor` has the process wait, at its end, for all that was submitted, read or not:
-    with a source that is slow, or hangs, Ctrl-C would take minutes, or for ever. These threads are daemons.
+    With `concurrent.futures.ThreadPoolExecutor` the process waits, at its end, for everything that was submitted,
+    needed or not: with a source that is slow, or hangs, Ctrl-C would take minutes, or forever. These threads are
+    daemons.
     """
 
     def __init__(self, count: int, name: str):
-        """Takes how many threads there may be, started as they are needed, and what they are called."""
+        """Takes the largest number of threads, which are started as needed, and their name."""
         self._count, self._name = count, name
         self._tasks: collections.deque[_Task] = collections.deque()
         self._running: set[concurrent.futures.Future] = set()
@@ -34,7 +35,7 @@ class Workers:
         self._changed = threading.Condition()
 
     def submit(self, work: Callable[..., Any], *arguments: Any) -> concurrent.futures.Future:
-        """Has a thread call work(*arguments); the future may be cancelled before it begins.
+        """Has a thread call work(*arguments); the future can be cancelled before the call begins.
 
         Raises:
             RuntimeError: after `close`.
@@ -52,14 +53,14 @@ class Workers:
         return task.future
 
     def close(self, patience: float | None = None) -> bool:
-        """Cancels what has not begun, and waits for what has; calling it again waits again.
+        """Cancels work that has not begun, and waits for the rest; calling it again waits again.
 
         Args:
-            patience: seconds; what takes longer is told to have failed, so that nobody waits for it, and goes on in its
-                thread. None to wait as long as it takes.
+            patience: seconds; work that takes longer is reported as failed, so that nothing waits for it, and continues
+                in its thread. None waits as long as it takes.
 
         Returns:
-            Whether all has ended.
+            Whether all work has ended.
         """
         with self._changed:
             self._closed = True
@@ -68,7 +69,7 @@ class Workers:
             self._changed.notify_all()
         for future in cancelled:
             if future.cancel():
-                future.set_running_or_notify_cancel()  # wakes who waits for several
+                future.set_running_or_notify_cancel()  # wakes those that wait for several futures
         end = None if patience is None else time.monotonic() + patience
         for thread in self._threads:
             if thread is not threading.current_thread():
@@ -76,7 +77,7 @@ class Workers:
         with self._changed:
             left = list(self._running)
         for future in left:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it has ended meanwhile
+            with contextlib.suppress(concurrent.futures.InvalidStateError):  # it has finished meanwhile
                 future.set_exception(RuntimeError("The cache was closed while this was being read."))
         return not left
 
@@ -86,7 +87,7 @@ class Workers:
                 self._do(task)
             with self._changed:
                 self._running.discard(task.future)
-            del task  # which refers to what may be unwanted from now on
+            del task  # it may refer to what is no longer needed
 
     def _take(self) -> _Task | None:
         """The next task; None after `close`."""

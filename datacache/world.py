@@ -1,4 +1,4 @@
-"""Who reads: this process among the ranks of the job, and this machine among its nodes."""
+"""The reading ranks: this process's place among the ranks of the job, and this machine's among its nodes."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ class World:
 
     Attributes:
         rank: of this process, in [0, size).
-        size: ranks of the job, P.
+        size: number of ranks of the job, P.
         node: number of this machine, in [0, nodes).
-        nodes: machines of the job, m.
-        peers: address of each node's memory level, host:port, in the order of nodes; empty where nodes do not ask each
-            other. Each DataCache of a process needs addresses of its own.
+        nodes: number of machines of the job, m.
+        peers: address of each node's memory level, host:port, in the order of nodes; empty if nodes do not ask each
+            other. Each DataCache of a process needs its own addresses.
         bind: the address, host:port, at which this node serves its peers, and nowhere else.
-        secret: of the job, random and of at least 16 bytes; peers prove to each other that they know it.
-        encrypt: also encrypt what peers send (CURVE), where others may listen. With the libsodium in pyzmq's own wheels
-            it is tens of times slower: see benchmarks/datacache_peers.py.
+        secret: of the job, random and at least 16 bytes long; peers prove to each other that they know it.
+        encrypt: also encrypt what peers send (CURVE), if others may listen. With the libsodium in pyzmq's own wheels it
+            is tens of times slower: see benchmarks/datacache_peers.py.
     """
 
     rank: int = 0
@@ -39,7 +39,7 @@ class World:
     secret: bytes | None = dataclasses.field(default=None, repr=False)
     encrypt: bool = False
     _barrier: Callable[[], None] | None = dataclasses.field(default=None, repr=False, compare=False)
-    _held: object = dataclasses.field(default=None, repr=False, compare=False)  # the port of `bind`, kept from others
+    _held: object = dataclasses.field(default=None, repr=False, compare=False)  # reserves the port of `bind`
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -69,22 +69,22 @@ class World:
         secret: bytes | None = None,
         encrypt: bool | None = None,
     ) -> World:
-        """What the launcher has told this process; one process alone without any.
+        """The place that the launcher reports to this process; one process alone without a launcher.
 
-        Understood are Horovod's launcher, torchrun, Slurm's srun, and the mpiexec of Open MPI, MPICH, Intel MPI,
-        MVAPICH and Cray, with the same number of processes on each node; where the node is not told, ranks are taken
+        It understands Horovod's launcher, torchrun, Slurm's srun, and the mpiexec of Open MPI, MPICH, Intel MPI,
+        MVAPICH and Cray, with the same number of processes on each node; if the node is not reported, ranks are assumed
         to be numbered node by node.
 
         Args:
-            peers: see `World`; by default the variable DATACACHE_PEERS, addresses with commas between them.
+            peers: see `World`; by default the variable DATACACHE_PEERS, addresses separated by commas.
             bind: by default the variable DATACACHE_BIND, or else this node's address among the peers.
-            secret: by default what is in the file that the variable DATACACHE_SECRET_FILE names, blanks at its ends
-                left out; only its owner may be able to read it.
+            secret: by default the content of the file named by the variable DATACACHE_SECRET_FILE, without blanks at
+                its ends; only its owner may be able to read it.
             encrypt: by default whether the variable DATACACHE_ENCRYPT is 1.
 
         Raises:
-            ValueError: where nodes have unequal numbers of processes, or a launcher tells of other processes and not
-                which of them this is, or TF_CONFIG does, whose strategy may divide the data too.
+            ValueError: if nodes have unequal numbers of processes, or if a launcher reports other processes but not
+                which of them this is, or if TF_CONFIG does, whose strategy may divide the data too.
         """
         place = cls(*launchers.place())
         if peers is None:
@@ -102,24 +102,25 @@ class World:
 
     @classmethod
     def from_horovod(cls, bind: str, port: int = 0, local_size: int | None = None, encrypt: bool = False) -> World:
-        """A rank's place as Horovod has it, with the addresses of all nodes and a secret made for this job.
+        """A rank's place according to Horovod, with the addresses of all nodes and a secret created for this job.
 
             hvd.init()
             cache = datacache.DataCache(..., world=datacache.World.from_horovod("eth0"))
 
-        A collective of all ranks, to be called after Horovod was started, for each DataCache anew. Addresses and secret
-        travel by Horovod; rank 0 makes the secret at random. The port stays this job's for as long as the result lives.
+        A collective of all ranks; call it after Horovod was started, once for each DataCache. Addresses and secret are
+        sent by Horovod; rank 0 draws the secret at random. The port stays reserved as long as the result exists.
 
         Args:
             bind: network interface, or address, at which this node serves its peers; it may differ between nodes.
-            port: 0 for one that the system chooses.
-            local_size: ranks of each node, where one host stands for several, as in `hvd_sparse.init(local_size=n)`.
+            port: 0 lets the system choose one.
+            local_size: number of ranks of each node, if one host stands for several, as in
+                `hvd_sparse.init(local_size=n)`.
             encrypt: see `World`.
 
         Raises:
-            RuntimeError: where Horovod was not started.
-            ValueError: on every rank alike, where nodes would have unequal numbers of ranks.
-            OSError: on every rank alike, where a node has no such address, or its port is taken.
+            RuntimeError: if Horovod was not started.
+            ValueError: on every rank, if nodes would have unequal numbers of ranks.
+            OSError: on every rank, if a node has no such address, or its port is taken.
         """
         place = rendezvous.agree(bind, port, local_size)
         world = cls(place.rank, place.size, place.node, place.nodes, encrypt=encrypt, _barrier=rendezvous.barrier)
@@ -129,10 +130,10 @@ class World:
         return dataclasses.replace(world, peers=place.addresses, bind=own, secret=place.secret, _held=place.held)
 
     def barrier(self) -> None:
-        """Waits for all ranks, such as before caches are closed that others may still ask; a collective.
+        """Waits for all ranks, for example before closing caches that others may still ask; a collective.
 
         Raises:
-            RuntimeError: where there are other ranks, and this was not made by `from_horovod`.
+            RuntimeError: if there are other ranks, and this was not made by `from_horovod`.
         """
         if self._barrier is not None:
             self._barrier()
@@ -144,7 +145,7 @@ class World:
         return self.shares(samples)[self.node] if self.peers else range(samples)
 
     def shares(self, samples: int) -> list[range]:
-        """The samples that each node's memory is for, where nodes serve each other."""
+        """The samples that each node's memory is for, if nodes serve each other."""
         ends = [samples * node // self.nodes for node in range(self.nodes + 1)]
         return [range(ends[node], ends[node + 1]) for node in range(self.nodes)]
 

@@ -1,7 +1,7 @@
-"""The native operations: selection by magnitude, and what happens to gradients around it.
+"""The native operations: selection by magnitude, and the processing of gradients around it.
 
-The library is loaded when the first of them is called. All of them run in eager mode and in a `tf.function`, and none
-has a gradient. Arguments that cannot be are refused with `ValueError` or `TypeError` when a graph is made, and with
+The library is loaded when the first operation is called. All of them run in eager mode and in a `tf.function`, and none
+has a gradient. Invalid arguments raise `ValueError` or `TypeError` when a graph is built, and
 `tf.errors.InvalidArgumentError` when the operation runs.
 """
 
@@ -61,35 +61,35 @@ def topk(x: tf.Tensor, k: Number) -> tuple[tf.Tensor, tf.Tensor]:
 
     Args:
         x: [..., d] float32, float16 or bfloat16, finite.
-        k: how many, in [0, d]; a number or a scalar tensor.
+        k: number of elements, in [0, d]; a number or a scalar tensor.
 
     Returns:
         Values [..., k] in the dtype of x, with their signs, and indices [..., k] int32 in ascending order. Of equal
         magnitudes the lower index wins.
 
     Raises:
-        tf.errors.InvalidArgumentError: where k is outside [0, d], or elements are not finite (it says how many, and
-            where the first one is).
+        tf.errors.InvalidArgumentError: if k is outside [0, d], or elements are not finite (it reports their number and
+            the place of the first).
     """
     return library().hvd_sparse_topk(x=_floats(x, "x"), k=_integer(k, "k"))
 
 
 def mstopk(x: tf.Tensor, k: Number, samplings: int = 30, seed: Number = 0) -> tuple[tf.Tensor, tf.Tensor]:
-    """Selects k elements of large magnitude of each row by a search for two thresholds (CommLib Algorithm 1).
+    """Selects k elements of large magnitude of each row by searching for two thresholds (CommLib Algorithm 1).
 
     Args:
         x: [..., d] float32, float16 or bfloat16, finite.
-        k: how many, in [0, d]; a number or a scalar tensor.
+        k: number of elements, in [0, d]; a number or a scalar tensor.
         samplings: N, the number of thresholds that are tried, at least 1.
         seed: of the random window between the two thresholds; a number or a scalar tensor.
 
     Returns:
         Values [..., k] in the dtype of x and indices [..., k] int32, always exactly k and distinct: first those above
-        the upper threshold, then those of the window, each in ascending order. Where Algorithm 1 has no answer (nothing
-        is above the upper threshold, or no lower one was found), those of `topk`.
+        the upper threshold, then those of the window, each in ascending order. If Algorithm 1 has no answer (nothing is
+        above the upper threshold, or no lower one was found), those of `topk`.
 
     Raises:
-        tf.errors.InvalidArgumentError: as `topk`, and where samplings is less than 1.
+        tf.errors.InvalidArgumentError: as `topk`, and if samplings is less than 1.
     """
     return library().hvd_sparse_mstopk(
         x=_floats(x, "x"), k=_integer(k, "k"), seed=_integer(seed, "seed"), samplings=samplings
@@ -99,25 +99,25 @@ def mstopk(x: tf.Tensor, k: Number, samplings: int = 30, seed: Number = 0) -> tu
 def feedback_topk(
     parts: tf.Tensor, residual: tf.Tensor, k: Number, wire_dtype: tf.DType | None = None
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Sums parts and residual, selects as `topk` does and takes out what the receivers decode, in one pass over memory.
+    """Sums parts and residual, selects like `topk` and subtracts what the receivers decode, in one pass over memory.
 
     With acc = ((p_0 + p_1) + ...) + residual in float32 (CommLib Algorithm 2, lines 3 to 9, with error feedback):
 
     Args:
         parts: [n, d] float32, float16 or bfloat16, n at least 1.
-        residual: [d] float32; it is not written.
-        k: how many, in [0, d]; a number or a scalar tensor.
+        residual: [d] float32; it is not changed.
+        k: number of elements, in [0, d]; a number or a scalar tensor.
         wire_dtype: the dtype in which values are sent, rounded to nearest even; float32 by default.
 
     Returns:
         values: [k] in wire_dtype, acc at the indices.
-        indices: [k] int32, as `topk` gives them for acc.
-        residual_out: [d] float32, acc where it was not kept, else acc minus the value sent.
-        culprit: [] int32: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + n where all parts
-            are finite but acc is not. With a culprit, values and residual_out are of no use; indices are distinct.
+        indices: [k] int32, as `topk` returns them for acc.
+        residual_out: [d] float32, acc where it was not selected, otherwise acc minus the value sent.
+        culprit: [] int32: 0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + n if all parts are
+            finite but acc is not. If it is not 0, values and residual_out are invalid; indices are still distinct.
 
     Raises:
-        tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [0, d].
+        tf.errors.InvalidArgumentError: if shapes do not fit together or k is outside [0, d].
     """
     return library().hvd_sparse_feedback_topk(
         parts=_floats(parts, "parts"), residual=residual, k=_integer(k, "k"), wire_dtype=_wire(wire_dtype)
@@ -146,7 +146,7 @@ def feedback_mstopk(
         values, indices, residual_out and culprit, as `feedback_topk` does; the indices are those of `mstopk`.
 
     Raises:
-        tf.errors.InvalidArgumentError: as `feedback_topk`, and where samplings is less than 1.
+        tf.errors.InvalidArgumentError: as `feedback_topk`, and if samplings is less than 1.
     """
     return library().hvd_sparse_feedback_mstopk(
         parts=_floats(parts, "parts"),
@@ -166,15 +166,15 @@ def feedback_bucket_topk(
     Args:
         parts: as for `feedback_topk`.
         residual: as for `feedback_topk`.
-        k: how many of each bucket, in [1, bucket]; a shorter last bucket sends min(k, its length).
-        bucket: elements of a bucket.
+        k: number of elements of each bucket, in [1, bucket]; a shorter last bucket sends min(k, its length).
+        bucket: number of elements of a bucket.
         wire_dtype: as for `feedback_topk`.
 
     Returns:
         values, indices, residual_out and culprit, as `feedback_topk` does; the indices ascend.
 
     Raises:
-        tf.errors.InvalidArgumentError: where shapes do not fit together or k is outside [1, bucket].
+        tf.errors.InvalidArgumentError: if shapes do not fit together or k is outside [1, bucket].
     """
     return library().hvd_sparse_feedback_bucket_topk(
         parts=_floats(parts, "parts"), residual=residual, k=k, bucket=bucket, wire_dtype=_wire(wire_dtype)
@@ -192,13 +192,13 @@ def sum_parts(parts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         culprit: [] int32, as in `feedback_topk`.
 
     Raises:
-        tf.errors.InvalidArgumentError: where parts is no matrix or has no row.
+        tf.errors.InvalidArgumentError: if parts is not a matrix or has no row.
     """
     return library().hvd_sparse_sum_parts(parts=_floats(parts, "parts"))
 
 
 def mean(total: tf.Tensor, divisor: float | tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Divides a sum, and looks in the same pass whether it is finite.
+    """Divides a sum, and checks in the same pass whether the result is finite.
 
     Args:
         total: [d] float32, float16 or bfloat16.
@@ -206,12 +206,12 @@ def mean(total: tf.Tensor, divisor: float | tf.Tensor, dtype: tf.DType) -> tuple
         dtype: of the result, float32, float16 or bfloat16.
 
     Returns:
-        mean: [d] of dtype: total / divisor in float32, rounded to nearest even. It takes the place of total where
-            nobody else holds that.
-        nonfinite: [] bool, whether an element of it is a NaN or an infinity.
+        mean: [d] of dtype: total / divisor in float32, rounded to nearest even. It reuses total's memory if nothing
+            else refers to it.
+        nonfinite: [] bool, whether the mean holds a NaN or an infinity.
 
     Raises:
-        tf.errors.InvalidArgumentError: where total is no vector or divisor no scalar.
+        tf.errors.InvalidArgumentError: if total is not a vector or divisor not a scalar.
     """
     return library().hvd_sparse_mean(
         total=_floats(total, "total"), divisor=tf.cast(divisor, tf.float32), dtype=_float_type(dtype, "dtype")
@@ -219,17 +219,17 @@ def mean(total: tf.Tensor, divisor: float | tf.Tensor, dtype: tf.DType) -> tuple
 
 
 def mark_nonfinite(values: tf.Tensor, nonfinite: tf.Tensor) -> tf.Tensor:
-    """Makes the first value NaN where a vector is of no use, so that it tells those that receive it.
+    """Makes the first value NaN if a vector is invalid, so that its receivers notice.
 
     Args:
         values: [k] float32, float16 or bfloat16.
         nonfinite: [] bool.
 
     Returns:
-        The values, uncopied, where nonfinite is false or there are none.
+        The values, uncopied, if nonfinite is false or there are none.
 
     Raises:
-        tf.errors.InvalidArgumentError: where values is no vector or nonfinite no scalar.
+        tf.errors.InvalidArgumentError: if values is not a vector or nonfinite not a scalar.
     """
     return library().hvd_sparse_mark_nonfinite(values=_floats(values, "values"), nonfinite=nonfinite)
 
@@ -245,13 +245,13 @@ def pack(values: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
         int32 [k + ceil(k * itemsize / 4)]: the indices, then the values' bytes, padded with zeros to a whole word.
 
     Raises:
-        tf.errors.InvalidArgumentError: where the two are not vectors of the same length.
+        tf.errors.InvalidArgumentError: if the two are not vectors of the same length.
     """
     return library().hvd_sparse_pack(values=_floats(values, "values"), indices=as_int32(indices, "indices"))
 
 
 def unpack(messages: tf.Tensor, counts: tf.Tensor, dtype: tf.DType) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes messages of several ranks, one after the other, apart.
+    """Splits the concatenated messages of several ranks into values and indices.
 
     Args:
         messages: int32 [sum of words], what `pack` made on each rank.
@@ -262,7 +262,7 @@ def unpack(messages: tf.Tensor, counts: tf.Tensor, dtype: tf.DType) -> tuple[tf.
         Values [sum of counts] and indices [sum of counts] int32, rank after rank.
 
     Raises:
-        tf.errors.InvalidArgumentError: where a count is negative, or counts and dtype do not give the messages' length.
+        tf.errors.InvalidArgumentError: if a count is negative, or counts and dtype do not give the messages' length.
     """
     return library().hvd_sparse_unpack(messages=messages, counts=counts, T=_float_type(dtype, "dtype"))
 
@@ -279,18 +279,18 @@ def sparse_sum(
 
     Args:
         values: [t] float32, float16 or bfloat16.
-        indices: [t] int32 or int64; an index may occur again.
+        indices: [t] int32 or int64; an index may repeat.
         size: of the result, in [0, 2^31 - 1]; a number or a scalar tensor.
         divisor: each sum is divided by it once, in float32; a number or a scalar tensor.
         offset: the index of the first element of the result; a number or a scalar tensor.
         dtype: of the result, float32, float16 or bfloat16.
 
     Returns:
-        [size] of dtype: the float32 sums of the values in the order in which they stand, divided, then rounded to
-        nearest even; zero where there is no value.
+        [size] of dtype: the float32 sums of the values in the order given, divided, then rounded to nearest even; zero
+        where there is no value.
 
     Raises:
-        tf.errors.InvalidArgumentError: where an index is outside [offset, offset + size) (it says which), or shapes do
+        tf.errors.InvalidArgumentError: if an index is outside [offset, offset + size) (it reports which), or shapes do
             not fit together.
     """
     return library().hvd_sparse_sum(
@@ -304,32 +304,32 @@ def sparse_sum(
 
 
 def check_faults(culprits: tf.Tensor, labels: Sequence[str], remedy: str) -> tf.Tensor:
-    """Raises where a rank's gradient was not finite.
+    """Raises an error if a rank's gradient was not finite.
 
     Args:
-        culprits: int32 [b], the largest code of all ranks: 0, or 1 + the number of a rank; -1 where the
-            sum over the ranks alone is not finite.
-        labels: b strings, what each code is about.
-        remedy: what the user can do, the end of the message.
+        culprits: int32 [b], the largest code of all ranks: 0, or 1 + the number of a rank; -1 if only the sum over the
+            ranks is not finite.
+        labels: b strings that name what each code is about.
+        remedy: what the user can do; the end of the message.
 
     Returns:
         The culprits, all 0.
 
     Raises:
-        tf.errors.InvalidArgumentError: where a code is not 0; it names label, rank and remedy.
+        tf.errors.InvalidArgumentError: if a code is not 0; it names label, rank and remedy.
     """
     return library().hvd_sparse_check_faults(culprits=culprits, labels=list(labels), remedy=remedy)
 
 
 def clock(unknown: tf.Tensor) -> tf.Tensor:
-    """Tells the time when it runs, from an arbitrary start.
+    """Returns the time at which it runs, from an arbitrary start.
 
-    Unlike `tf.timestamp` it waits for nothing but its input and its control dependencies: a `tf.function` runs stateful
-    operations one after another, so that clocks on parallel branches would put these in line.
+    Unlike `tf.timestamp` it waits only for its input and its control dependencies: a `tf.function` runs stateful
+    operations one after another, so stateful clocks on parallel branches would serialise these.
 
     Args:
-        unknown: [] float64, of which only this matters: that it is not known before the graph runs, as nothing else
-            keeps a clock from being read once, when the graph is optimised.
+        unknown: [] float64; it only matters that it is not known before the graph runs, because nothing else prevents a
+            clock from being read just once, when the graph is optimised.
 
     Returns:
         [] float64, seconds.
@@ -340,13 +340,13 @@ def clock(unknown: tf.Tensor) -> tf.Tensor:
 @functools.cache
 def kernels() -> ctypes.CDLL:
     """The library's plain C functions (ops/*.h)."""
-    library()  # TensorFlow takes for its own only what a library registers while it loads it
+    library()  # TensorFlow only accepts operations that a library registers while TensorFlow loads it
     return ctypes.CDLL(str(_LIBRARY))
 
 
 def library() -> ModuleType:
-    """The operations as TensorFlow wraps them, for the modules that give other families of them types and errors."""
-    with _lock:  # ranks that are simulated by threads come here together
+    """The operations as wrapped by TensorFlow, for modules that add types and errors to other families of them."""
+    with _lock:  # ranks simulated by threads arrive here together
         return _load()
 
 

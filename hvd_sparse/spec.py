@@ -1,4 +1,4 @@
-"""What a part is told about the vector it works on, and how parts describe themselves."""
+"""What a part knows of the vector it works on, and how parts describe themselves."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ import tensorflow as tf
 from hvd_sparse.transport.communicator import Communicator, Grid
 
 DTYPES = (tf.float32, tf.float16, tf.bfloat16)
-UNLESS_DEFAULT = {"described": "unless default"}  # of fields that parts in older checkpoints do not have
-_PARTS = {"AsPublished": "SparCMLAlgorithm1"}  # what older versions called a part -> what it is called on disk now
+UNLESS_DEFAULT = {"described": "unless default"}  # for fields that parts in older checkpoints do not have
+_PARTS = {"AsPublished": "SparCMLAlgorithm1"}  # name of a part in older versions -> its name on disk now
 Rate = Callable[[], Any]
 
 
 class MomentumRule(NamedTuple):
-    """How a velocity takes in a gradient, in one step: velocity' = decay * velocity + gain * gradient.
+    """How a velocity absorbs a gradient in one step: velocity' = decay * velocity + gain * gradient.
 
     Attributes:
         decay: [] float32, or a number.
         gain: [] float32, or a number.
-        nesterov: whether the step goes by decay * velocity' + gain * gradient in place of velocity'.
+        nesterov: whether the step is decay * velocity' + gain * gradient instead of velocity'.
     """
 
     decay: Any
@@ -32,15 +32,15 @@ class MomentumRule(NamedTuple):
     nesterov: bool = False
 
 
-Gathered = Mapping[str, Mapping[str, np.ndarray]]  # what slots hold: by the slot's name, and by that of the variable
+Gathered = Mapping[str, Mapping[str, np.ndarray]]  # contents of slots, by the slot's and the variable's name
 
 
 class Momentum(NamedTuple):
-    """The momentum of an optimizer that an exchange takes over; all its functions give the same on every rank.
+    """The momentum of an optimizer that an exchange takes over; all its functions return the same on every rank.
 
     Attributes:
-        rule: asked at each exchange.
-        gathered: what had gathered in the optimizer before, in units of the mean gradient; of rank 0.
+        rule: called at each exchange.
+        gathered: what the optimizer had accumulated before, in units of the mean gradient; of rank 0.
     """
 
     rule: Callable[[], MomentumRule]
@@ -51,7 +51,7 @@ class LocalOptimizer(NamedTuple):
     """An optimizer that an exchange runs itself, on the mean gradient of each node.
 
     Attributes:
-        create: makes the state for a vector, or a shard of one: a `compression.updates.Slots`.
+        create: creates the state for a vector, or a shard of one: a `compression.updates.Slots`.
         gathered: what the optimizer's slots held before; of rank 0.
     """
 
@@ -60,7 +60,7 @@ class LocalOptimizer(NamedTuple):
 
 
 class Segment(NamedTuple):
-    """One variable of those that lie in a vector: its unique name and its shape."""
+    """One of the variables in a vector: its unique name and its shape."""
 
     name: str
     shape: tuple[int, ...]
@@ -77,14 +77,14 @@ class Segment(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """Elements of one variable that lie one after another in a vector, and the columns that they are in.
+    """Consecutive elements of one variable in a vector, and the columns that they are in.
 
-    Element number i of the variable, as a flat one, is in its column i % columns.
+    Element number i of the flat variable is in its column i % columns.
 
     Attributes:
-        end: where they end in the vector; they begin where those of the matrix before end.
-        start: where they begin in the variable, as a flat one.
-        columns: how many the variable has.
+        end: where they end in the vector; they begin where those of the previous matrix end.
+        start: where they begin in the flat variable.
+        columns: number of columns of the variable.
     """
 
     end: int
@@ -93,13 +93,13 @@ class Matrix(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Elements of one variable that lie one after another in a vector.
+    """Consecutive elements of one variable in a vector.
 
     Attributes:
         segment: which of the vector's `segments` the variable is.
         begin: where they begin in the vector.
-        start: where they begin in the variable, as a flat one.
-        size: how many there are, at least 1.
+        start: where they begin in the flat variable.
+        size: number of elements, at least 1.
     """
 
     segment: int
@@ -109,24 +109,24 @@ class Place(NamedTuple):
 
 
 class Spec(NamedTuple):
-    """A flat vector that is exchanged again and again.
+    """A flat vector that is exchanged repeatedly.
 
     Attributes:
         size: number of elements d, at most 2^31 - 1.
-        grid: who exchanges it.
+        grid: the ranks that exchange it.
         dtype: float32, float16 or bfloat16.
-        segments: the variables that lie in it, in order; of a shard, those in the whole vector.
+        segments: the variables in it, in order; for a shard, those in the whole vector.
         name: the same on every rank, unique among the vectors in flight; collectives are named after it.
-        number: tells the seeds of random choices of several vectors apart.
-        in_flight: how many vectors are exchanged at the same time, this one among them; they share the links.
-        learning_rate: gives the learning rate ([]) of the optimizer that applies the means, where there is one: the
-            same on every rank, and asked at each exchange.
-        returns_sum: whether ranks are to get the sum of their vectors in place of the mean.
+        number: makes the random seeds of different vectors differ.
+        in_flight: number of vectors exchanged at the same time, including this one; they share the links.
+        learning_rate: returns the learning rate ([]) of the optimizer that applies the means, if there is one: the same
+            on every rank, called at each exchange.
+        returns_sum: whether ranks get the sum of their vectors instead of the mean.
         momentum: that of this optimizer, for an exchange that takes it over.
         optimizer: all of this optimizer, for an exchange that runs it.
-        offset: where the vector begins in that of which it is a shard.
-        parts: how many ranks' vectors are added up before this one is exchanged; each rank of the node then has a shard
-            of the sum, and this vector is one of these.
+        offset: where a shard begins in the whole vector.
+        parts: number of ranks whose vectors are added up before this one is exchanged; each rank of the node then has a
+            shard of the sum, and this vector is one of these.
     """
 
     size: int
@@ -145,12 +145,12 @@ class Spec(NamedTuple):
 
     @property
     def divisor(self) -> int:
-        """What the sum over all ranks is divided by in the end."""
+        """The number that the sum over all ranks is finally divided by."""
         return 1 if self.returns_sum else self.grid.world.size
 
     @property
     def places(self) -> tuple[Place, ...]:
-        """Where the variables lie in this vector, in order; those that a shard has nothing of are left out."""
+        """Where the variables lie in this vector, in order, without those that are not in a shard."""
         found, at = [], -self.offset
         for number, segment in enumerate(self.segments):
             begin, end = max(at, 0), min(at + segment.size, self.size)
@@ -161,21 +161,21 @@ class Spec(NamedTuple):
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        """The columns of what lies in this vector, place by place; none where it is not known what lies in it."""
+        """The columns of this vector's contents, place by place; empty if its variables are not known."""
         return tuple(
             Matrix(place.begin + place.size, place.start, self.segments[place.segment].columns) for place in self.places
         )
 
     @property
     def holders(self) -> Communicator | None:
-        """The ranks whose shards make up a whole vector with this one; None where this one is whole."""
+        """The ranks whose shards form a whole vector together with this one; None if this one is whole."""
         return self.grid.node if self.parts > 1 else None
 
     def validate(self) -> Spec:
         """Returns itself.
 
         Raises:
-            ValueError: where size, dtype or segments cannot be.
+            ValueError: if size, dtype or segments are invalid.
         """
         if not 0 < self.size < 2**31:
             raise ValueError(f"Expected a vector of 1 to 2^31 - 1 elements, got size = {self.size}; use more buckets.")
@@ -207,11 +207,11 @@ def own_shard(size: int, communicator: Communicator) -> Shard:
 
 
 def describe(part: Any) -> Any:
-    """A JSON-serialisable account of a part and what it is made of, equal for equal parts on all ranks.
+    """A JSON-serialisable account of a part and its components; equal parts give equal accounts on all ranks.
 
-    Checkpoints hold it, so what it calls a part is a fixed string: the `disk_name` of the part's own class, whatever
-    that class is called by now; a part without one goes by the name of its class. A part that only watches another
-    names that by `described_as`, and is described as if it were not there.
+    Checkpoints hold it, so a part's name in it is a fixed string: the `disk_name` of the part's own class, whatever
+    that class is called by now; a part without one is named after its class. A part that only watches another points to
+    it by `described_as`, and is described as if it were not there.
     """
     if hasattr(part, "described_as"):
         return describe(part.described_as)
@@ -226,7 +226,7 @@ def describe(part: Any) -> Any:
 
 
 def _described(part: Any) -> list[dataclasses.Field]:
-    """The fields that tell parts apart."""
+    """The fields that distinguish parts."""
     return [
         field
         for field in dataclasses.fields(part)
@@ -235,7 +235,7 @@ def _described(part: Any) -> list[dataclasses.Field]:
 
 
 def described_now(account: Any) -> Any:
-    """An account that some version has written, with the names that `describe` gives parts now."""
+    """An account written by any version, with the names that `describe` gives parts now."""
     if isinstance(account, list):
         return [described_now(each) for each in account]
     if not isinstance(account, dict):

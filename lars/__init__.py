@@ -1,6 +1,6 @@
-"""LARS and LAMB, whose norms and updates are one native pass each, with the norms shared out over the ranks.
+"""LARS and LAMB, each with its norms and updates in one native pass, and the work of the norms shared by the ranks.
 
-The parallel tensor operator of Shi et al. (CommLib, 4.2), and the optimizers of You et al. that it is for.
+The parallel tensor operator of Shi et al. (CommLib, 4.2), and the optimizers of You et al. for which it is meant.
 
     optimizer = hvd.DistributedOptimizer(lars.LARS(3.2, weight_decay=5e-5), aggregator=hvd.recipes.hitopk(0.01))
 """

@@ -1,4 +1,4 @@
-"""Whether the ranks share the work of the norms: both ways are measured, and all ranks take the cheaper one."""
+"""Whether the ranks share the work of the norms: both ways are measured, and all ranks take the faster one."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ if TYPE_CHECKING:
     from hvd_sparse.transport.communicator import Communicator
 
 ALONE, NODE, WORLD = "each rank alone", "shared by the node", "shared by all ranks"
-# By how much of the time sharing must win in the median, and in what part of the rounds it must win at all: less may be
-# noise, and where it is, sharing costs.
+# The share of the time that sharing must save in the median, and the share of rounds in which it must be faster at all:
+# anything less may be noise, and then sharing costs time.
 MARGIN, OFTEN = 0.05, 0.8
 LEAST, ROUNDS = 3, 15  # rounds that count
-BUDGET = 1.0  # seconds after which no further round begins
+BUDGET = 1.0  # seconds after which no new round begins
 
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """Who computes the norms, and why.
+    """Which ranks compute the norms, and why.
 
     Attributes:
         way: "each rank alone", "shared by the node", "shared by all ranks", or "shared as told".
-        communicator: who shares the work; None where nobody does.
-        milliseconds: of each way that was measured, the median of its rounds; of a round the slowest rank's time.
-        reason: the above in a line.
+        communicator: the ranks that share the work; None if it is not shared.
+        milliseconds: the median over rounds for each way that was measured, where a round takes as long as its slowest
+            rank.
+        reason: the above in one line.
     """
 
     way: str
@@ -43,8 +44,8 @@ class Choice:
 
 
 def world() -> Communicator | None:
-    """All ranks; None where `hvd_sparse` was not started, or there is one rank."""
-    # Who has not imported it has not started it, and is not made to import Horovod.
+    """All ranks; None if `hvd_sparse` was not started, or there is one rank."""
+    # If hvd_sparse was not imported it was not started; do not import Horovod for this.
     topology: Any = sys.modules.get("hvd_sparse.topology")
     if topology is None or not topology.is_initialized():
         return None
@@ -52,7 +53,7 @@ def world() -> Communicator | None:
 
 
 def ways() -> dict[str, Communicator | None]:
-    """The ways that there are, by name; the first is that each rank computes all."""
+    """The available ways, by name; in the first, each rank computes everything."""
     found: dict[str, Communicator | None] = {ALONE: None}
     everyone = world()
     if everyone is None:
@@ -74,12 +75,12 @@ def measure(
 ) -> dict[str, list[float]]:
     """Times all ways in turn, on all ranks at once; a collective.
 
-    Ranks of one host compete for its cores and its memory, so what counts is the time until the slowest has ended.
+    Ranks of one host compete for its cores and memory, so what counts is the time until the slowest has finished.
 
     Args:
         candidates: the ways, by name; the same on every rank.
-        run: called as run(communicator, name of its collective), does the work and returns tensors; it is traced once
-            for each way.
+        run: called as run(communicator, name of its collective); does the work and returns tensors; traced once for
+            each way.
         everyone: all ranks.
         name: collectives are named after it.
 
@@ -95,7 +96,7 @@ def measure(
     def one_round() -> list[float]:
         return [timing.slowest(everyone, function, name) for function in functions]
 
-    one_round()  # the functions are traced, and memory is fetched
+    one_round()  # traces the functions and allocates memory
     rounds: list[list[float]] = []
     while len(rounds) < LEAST or (len(rounds) < ROUNDS and np.sum(rounds) < BUDGET):
         rounds.append(one_round())
@@ -103,10 +104,10 @@ def measure(
 
 
 def choose(candidates: Mapping[str, Communicator | None], rounds: Mapping[str, Sequence[float]]) -> Choice:
-    """The cheapest way; sharing only where it wins clearly, and nearly always.
+    """The fastest way; sharing only if it wins clearly, and in nearly all rounds.
 
     Args:
-        candidates: the ways, by name, first that without sharing.
+        candidates: the ways, by name, the one without sharing first.
         rounds: milliseconds by name, from `measure`.
     """
     alone = next(iter(candidates))

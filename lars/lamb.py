@@ -1,4 +1,4 @@
-"""LAMB: Adam whose update each layer scales by its trust ratio."""
+"""LAMB: Adam with each layer's update scaled by its trust ratio."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class LAMB(LayerwiseOptimizer):
         beta_1: in [0, 1).
         beta_2: in [0, 1).
         epsilon: at least 0.
-        weight_decay: at least 0; a part of u, as above; Keras's decoupled decay does not take place.
+        weight_decay: at least 0; part of u, as above; Keras's decoupled decay is not applied.
         exclude: as for `LARS`: no weight decay, and the ratio 1, which is Adam.
         parallel: as for `LARS`.
         **kerass: what `keras.optimizers.Optimizer` takes: clipnorm, use_ema, gradient_accumulation_steps, name, ...
 
     Raises:
-        ValueError, TypeError: where an argument cannot be.
+        ValueError, TypeError: if an argument is invalid.
 
-    Steps and bytes sent per rank, where the norms are shared: as for `LARS`.
+    Steps and bytes sent per rank, if the norms are shared: as for `LARS`.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class LAMB(LayerwiseOptimizer):
         return scale * direction, moments
 
     def _correction(self, beta: float) -> tf.Tensor:
-        """What makes up for a moment's beginning at zero, [] float32."""
+        """The correction for a moment's start at zero, [] float32."""
         step = tf.cast(self._constants()[-1], tf.float64)
         return tf.cast(1 / (1 - tf.constant(beta, tf.float64) ** step), tf.float32)
 

@@ -1,4 +1,4 @@
-"""LARS: stochastic gradient descent with momentum whose rate each layer scales by its trust ratio."""
+"""LARS: stochastic gradient descent with momentum, with each layer's learning rate scaled by its trust ratio."""
 
 from __future__ import annotations
 
@@ -27,31 +27,31 @@ class LARS(LayerwiseOptimizer, keras.optimizers.SGD):
         w -= v, or with nesterov: w -= momentum v + learning_rate ratio (g + weight_decay w)
 
     The ratio is 1 where |w| or |g| is 0. Norms are those of whole variables, in float64. The gradients are those that
-    Keras has accumulated and clipped; `tf.IndexedSlices` are made dense, as decay and momentum touch every row.
+    Keras has accumulated and clipped; `tf.IndexedSlices` are made dense, as decay and momentum affect every row.
 
     Args:
         learning_rate: a float, a schedule, or a callable.
         momentum: in [0, 1].
-        weight_decay: at least 0. It is added to the gradient, as above; Keras's decoupled decay does not take place.
+        weight_decay: at least 0. It is added to the gradient, as above; Keras's decoupled decay is not applied.
         trust_coefficient: at least 0.
         epsilon: at least 0.
         nesterov: see above.
         exclude: regular expressions; a variable in whose path one is found has no weight decay and the ratio 1. The
-            default are variables called bias, gamma, beta or scale, which are the biases of Keras's layers and the
+            default excludes variables called bias, gamma, beta or scale, which are the biases of Keras's layers and the
             scales and offsets of its normalisation layers. [] excludes nothing.
-        parallel: True lets the ranks of a job that `hvd_sparse.init()` has started share the norms, by the parallel
-            tensor operator (CommLib 4.2), where that is cheaper: on the first step both ways are measured, and all
-            ranks take the same one; `choice` says which and why. All of them must then take every step together, with
-            the same weights and gradients, as behind `hvd_sparse.DistributedOptimizer` or its tape (whose local
-            variables need False). False never shares. A communicator, as `hvd_sparse.topology.node()`, shares among
-            its ranks, unmeasured. The result has the same bits either way.
+        parallel: True lets the ranks of a job started by `hvd_sparse.init()` share the work of the norms, with the
+            parallel tensor operator (CommLib 4.2), if that is faster: on the first step both ways are measured, and all
+            ranks take the same one; `choice` says which and why. All ranks must then take every step together, with the
+            same weights and gradients, as behind `hvd_sparse.DistributedOptimizer` or its tape (local variables need
+            False). False never shares. A communicator, such as `hvd_sparse.topology.node()`, shares among its ranks
+            without measuring. The result has the same bits either way.
         **kerass: what `keras.optimizers.Optimizer` takes: clipnorm, use_ema, gradient_accumulation_steps, name, ...
 
     Raises:
-        ValueError, TypeError: where an argument cannot be.
+        ValueError, TypeError: if an argument is invalid.
 
-    Steps and bytes sent per rank, where the norms are shared: P - 1 and 16 bytes for every block of 65,536 elements of
-    the others' and its own.
+    Steps and bytes sent per rank, if the norms are shared: P - 1 and 16 bytes for every block of 65,536 elements of the
+    others' and its own.
     """
 
     momentums: list[Any]
@@ -85,7 +85,7 @@ class LARS(LayerwiseOptimizer, keras.optimizers.SGD):
         return {**super().get_config(), "trust_coefficient": self.trust_coefficient, "epsilon": self.epsilon}
 
     def _make_slots(self, variables: Sequence[Any]) -> None:
-        """The velocities, also where momentum is 0: they are a part of the update."""
+        """Creates the velocities, even if momentum is 0: they are part of the update."""
         if not self.momentums:
             self.momentums = self.add_optimizer_variables(variables, "momentum")
 

@@ -1,7 +1,7 @@
-"""What LARS and LAMB have in common, and the only file of this package that knows Keras's insides.
+"""What LARS and LAMB have in common, and the only file of this package that uses Keras's internals.
 
-One place is touched: `_backend_update_step` of an optimizer, where Keras has accumulated and clipped gradients and is
-about to apply them one by one. tests/lars/test_hook.py names the versions of Keras that it was tested with.
+It hooks into one place: an optimizer's `_backend_update_step`, where Keras has accumulated and clipped the gradients
+and is about to apply them one by one. tests/lars/test_hook.py names the Keras versions that it was tested with.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ Gradient: TypeAlias = "tf.Tensor | tf.IndexedSlices"
 Slots: TypeAlias = "dict[str, tf.Tensor]"
 Begun: TypeAlias = "tuple[tf.Tensor, Slots]"
 
-# What the step of a class consists of, but for what both ways to run it share.
+# The methods that make up a class's step, except those that both ways of running it share.
 _STEP = {"update_step", "_backend_update_step", "_update_all", "_partials", "_update", "shard_sums", "shard_step"}
-_ON_PIECES = {"_begin_piece", "_end_piece"}  # the same in the other way
+_ON_PIECES = {"_begin_piece", "_end_piece"}  # the same for the other way
 
 # Biases, and the scales and offsets of Keras's normalisation layers (`scale` is RMSNormalization's).
 BIAS_AND_NORMALISATION = (r"(^|/)(bias|gamma|beta|scale)$",)
@@ -40,17 +40,17 @@ BIAS_AND_NORMALISATION = (r"(^|/)(bias|gamma|beta|scale)$",)
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """Variables that the native passes take together.
+    """Variables that the native passes process together.
 
     Attributes:
         members: their places in the list of a step.
         places: their places in the list that the optimizer was built with.
         weights: the variables.
-        sizes: elements of each.
-        blocks: elements of each block of theirs.
+        sizes: number of elements of each.
+        blocks: number of elements of each of their blocks.
         decays: float64, the weight decay of each.
         adapted: whether each has a trust ratio.
-        shared: whether all ranks have the same of them.
+        shared: whether their values are the same on all ranks.
     """
 
     members: tuple[int, ...]
@@ -68,8 +68,8 @@ class Plan:
     """How a list of variables is updated, step after step.
 
     Attributes:
-        groups: all of them together.
-        choice: who computes the norms.
+        groups: the groups of all variables.
+        choice: which ranks compute the norms.
         name: collectives are named after it; the same on every rank.
     """
 
@@ -79,20 +79,20 @@ class Plan:
 
 
 class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
-    """An optimizer that gives each variable a learning rate by its norms, all variables in two native passes.
+    """An optimizer that scales each variable's learning rate by its norms, with two native passes over all variables.
 
     The first pass reads what the norms need, in blocks, which ranks may share; the second updates. Gradients that are
-    `tf.IndexedSlices` are made dense first: decay and momentum touch every row, and the norms are those of all.
+    `tf.IndexedSlices` are made dense first: decay and momentum affect every row, and the norms are those of all rows.
 
     Args:
-        weight_decay: is part of the update that the trust ratio scales, never Keras's own, which is decoupled.
-        exclude: regular expressions, searched for in the paths of variables.
+        weight_decay: part of the update that the trust ratio scales; never Keras's own, which is decoupled.
+        exclude: regular expressions that are searched for in the paths of variables.
         parallel: see `LARS`.
         **kerass: what `keras.optimizers.Optimizer` takes.
     """
 
     def __init__(self, *, weight_decay: float, exclude: Sequence[str], parallel: bool | Communicator, **kerass: Any):
-        # Not by setattr, which would make what they hold a part of checkpoints.
+        # Not by setattr, which would make their contents part of checkpoints.
         self.__dict__["_parallel"] = _checked_parallel(parallel)
         self.__dict__["_plans"] = {}
         patterns = _checked_patterns(exclude)
@@ -101,12 +101,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @property
     def choice(self) -> Choice | None:
-        """Who computes the norms, and why; None before the first step. `str(optimizer.choice)` is a line."""
+        """Which ranks compute the norms, and why; None before the first step. `str(optimizer.choice)` is one line."""
         plans = list(self.__dict__["_plans"].values())
         return plans[-1].choice if plans else None
 
     def build(self, variables: Sequence[Any]) -> None:
-        """Makes the slots; see Keras."""
+        """Creates the slots; see Keras."""
         if self.built:
             return
         self._begin(variables)
@@ -115,7 +115,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
             self._make_slots(variables)
 
     def build_without_slots(self, variables: Sequence[Any]) -> None:
-        """As `build`, but for the slots, where somebody else keeps them: see `shard_step`."""
+        """As `build`, but without the slots, which the caller keeps: see `shard_step`."""
         self._begin(variables)
         keras.optimizers.Optimizer.build(self, variables)
 
@@ -125,43 +125,43 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
                 f"{type(self).__name__} updates variables in place and cannot work inside a tf.distribute strategy: "
                 "start one process for each device and use hvd_sparse.DistributedOptimizer."
             )
-        super().exclude_from_weight_decay(var_list=variables)  # from Keras's decoupled one
+        super().exclude_from_weight_decay(var_list=variables)  # from Keras's decoupled decay
         self.__dict__["_places"] = {id(resource(variable)): place for place, variable in enumerate(variables)}
 
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
-        """Refused: `exclude` says this."""
+        """Raises an error: use `exclude`."""
         raise ValueError(
             f"{type(self).__name__} leaves out variables by its argument exclude, from weight decay and trust ratio "
             'alike: pass patterns of their paths, as exclude=["bias$"].'
         )
 
     def get_config(self) -> dict[str, Any]:
-        """All arguments; a communicator that was told to share is saved as parallel=True."""
+        """All arguments; a given communicator is saved as parallel=True."""
         parallel = self.__dict__["_parallel"] is not False
         return {**super().get_config(), "exclude": list(self.exclude), "parallel": parallel}
 
     def settings_alone(self) -> dict[str, Any]:
-        """Arguments with which another one takes the same step on a variable that this rank alone has."""
+        """Arguments for an optimizer that takes the same step on a variable that only this rank has."""
         return {"weight_decay": float(self.weight_decay), "parallel": False}
 
     @property
     def runs_on_shards(self) -> bool:
-        """Whether `shard_step` is the step of this class; False of one that is derived with another step."""
-        # Not of type(self): a distributed optimizer exchanges before its step, and says that it is of its base class.
+        """Whether `shard_step` is this class's step; False for a subclass with another step."""
+        # Not of type(self): a distributed optimizer exchanges before its step, and reports its base class as its class.
         changed = next(cls for cls in self.__class__.__mro__ if vars(cls).keys() & (_STEP | _ON_PIECES))
         return vars(changed).keys() >= _ON_PIECES
 
     def shard_sums(self, pieces: Sequence[Piece]) -> tuple[tf.Tensor, list[Begun]]:
         """Squares of weights, and of what they are compared with, to be added up over all pieces of each variable.
 
-        With `shard_step` it is the step for those who have pieces of variables, and no variables: `hvd_sparse` with
-        `recipes.updates`. All is float32 but for sums, norms and ratios.
+        Together with `shard_step` it makes a step for callers that have pieces of variables instead of variables:
+        `hvd_sparse` with `recipes.updates`. Everything is float32 except sums, norms and ratios.
 
         Args:
             pieces: of variables, at least one.
 
         Returns:
-            float64 [pieces, 2], and what `shard_step` is to have of each piece.
+            float64 [pieces, 2], and what `shard_step` needs of each piece.
         """
         begun = [self._begin_piece(piece, decay) for piece, decay in zip(pieces, self._decays(pieces), strict=True)]
         pairs = [(piece.weight, compared) for piece, (compared, _) in zip(pieces, begun, strict=True)]
@@ -170,12 +170,12 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def shard_step(
         self, pieces: Sequence[Piece], begun: Sequence[Begun], sums: tf.Tensor, learning_rate: Any
     ) -> list[tuple[tf.Tensor, Slots]]:
-        """By how much each piece is to be lowered [k] float32, and its new slots; writes nothing.
+        """By how much each piece is to be lowered, [k] float32, and its new slots; changes nothing.
 
         Args:
             pieces: as for `shard_sums`.
-            begun: what that returned with the sums.
-            sums: float64 [pieces, 2], for each those of its whole variable.
+            begun: returned by `shard_sums` with the sums.
+            sums: float64 [pieces, 2], for each piece the sums of its whole variable.
             learning_rate: of this step.
         """
         decays = self._decays(pieces)
@@ -185,11 +185,11 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return [self._end_piece(*each) for each in zip(pieces, begun, scales, decays, strict=True)]
 
     def _decays(self, pieces: Sequence[Piece]) -> list[float]:
-        """The weight decay of each."""
+        """The weight decay of each piece."""
         return [0.0 if self._is_excluded(piece.variable) else float(self.weight_decay) for piece in pieces]
 
     def update_step(self, gradient: Gradient, variable: Any, learning_rate: Any) -> None:
-        """Updates one variable, alone."""
+        """Updates a single variable."""
         self._update_all([gradient], [variable], learning_rate)
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
@@ -197,7 +197,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
     @abc.abstractmethod
     def _make_slots(self, variables: Sequence[Any]) -> None:
-        """Makes the slots that Keras has not made."""
+        """Creates the slots that Keras has not created."""
 
     @abc.abstractmethod
     def _partials(self, group: Group, gradients: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:
@@ -219,7 +219,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def _end_piece(self, piece: Piece, begun: Begun, scale: tf.Tensor, decay: float) -> tuple[tf.Tensor, Slots]:
         """By how much a piece is lowered, and its new slots; `scale` is the learning rate times the trust ratio."""
 
-    # AutoGraph would take seconds to rewrite all that is called in here, and there is nothing for it to find.
+    # AutoGraph would take seconds to rewrite everything that is called in here, and would find nothing to convert.
     @tf.autograph.experimental.do_not_convert
     def _update_all(self, gradients: Iterable[Gradient], variables: Sequence[Any], learning_rate: Any) -> None:
         plan = self._plan_for(variables)
@@ -233,7 +233,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def _all_partials(
         self, group: Group, gradients: Sequence[tf.Tensor], communicator: Communicator | None, name: str
     ) -> tf.Tensor:
-        """Of all blocks of a group, whoever computes them."""
+        """The partial sums of all blocks of a group, whichever ranks compute them."""
         return parallel_range(
             lambda first, last: self._partials(group, gradients, first, last),
             group.blocks,
@@ -250,7 +250,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return plans[places]
 
     def _make_plan(self, variables: Sequence[Any], places: tuple[int, ...]) -> Plan:
-        """On the first step: a collective, where ranks may share."""
+        """Runs on the first step: a collective, if ranks may share."""
         groups = self._groups(variables, places)
         parallel = self.__dict__["_parallel"]
         everyone = choices.world() if parallel is True else parallel or None
@@ -280,7 +280,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return chosen
 
     def _groups(self, variables: Sequence[Any], places: tuple[int, ...]) -> tuple[Group, ...]:
-        """All variables, and those apart whose gradients are a rank's own."""
+        """All variables in one group, and in another those whose gradients differ between ranks."""
         exchange = getattr(self, "exchange", None)  # hvd_sparse.DistributedOptimizer's
         local = {id(resource(variable)) for variable in (exchange.local_variables() if exchange else ())}
         own = [member for member, variable in enumerate(variables) if id(resource(variable)) in local]
@@ -311,7 +311,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
         return any(re.search(pattern, path) for pattern in self.exclude)
 
     def _account(self, groups: tuple[Group, ...]) -> dict[str, Any]:
-        """What all ranks must have in common, JSON-serialisable; variables go by their number."""
+        """What must be the same on all ranks, JSON-serialisable; variables are identified by their number."""
         config = self.get_config()
         account = {key: config[key] for key in ("weight_decay", "exclude", "parallel")}
         for group in groups:
@@ -322,7 +322,7 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
 
 
 def resource(variable: Any) -> Any:
-    """The TensorFlow variable that a Keras variable holds; anything else as it is."""
+    """The TensorFlow variable that a Keras variable holds; anything else unchanged."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
@@ -332,18 +332,18 @@ def slots(all_slots: Sequence[Any], group: Group) -> list[tf.Variable]:
 
 
 def at_least_zero(number: Any, name: str) -> float:
-    """The number; ValueError where it is none or negative."""
+    """The number; ValueError if it is not a number or negative."""
     if not isinstance(number, numbers.Real) or not float(number) >= 0:
         raise ValueError(f"Expected {name} as a number of at least 0, got {number!r}.")
     return float(number)
 
 
 def _dense(gradient: Gradient, weight: tf.Variable) -> tf.Tensor:
-    """The gradient in the dtype of its variable; rows that occur again are added in order."""
+    """The gradient in the dtype of its variable; rows that occur several times are added in order."""
     if isinstance(gradient, tf.IndexedSlices):
         gradient = tf.math.unsorted_segment_sum(gradient.values, gradient.indices, weight.shape[0])
     cast = tf.cast(gradient, weight.dtype)
-    # Only where it is not known: an operation for each gradient takes a step of 161 layers 1 of 30 ms.
+    # Only if it is not known: an operation for each gradient takes a step of 161 layers 1 of 30 ms.
     return cast if cast.shape == weight.shape else tf.ensure_shape(cast, weight.shape)
 
 
@@ -367,11 +367,11 @@ def _checked_parallel(parallel: Any) -> Any:
     )
 
 
-_names = 0  # how many plans that share this process has made
+_names = 0  # number of plans with sharing that this process has made
 
 
 def _common_name(everyone: Communicator) -> str:
-    """A name that no rank has used; the same on all, also where one has made optimizers that the others have not."""
+    """A name that no rank has used, the same on all, even if one rank has made optimizers that the others have not."""
     global _names
     number = int(everyone.allreduce(tf.constant(_names), "max", "lars.name"))
     _names = number + 1

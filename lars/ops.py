@@ -1,17 +1,17 @@
 """The native multi-tensor passes of LARS and LAMB: all norms in one read of the tensors, the whole update in one more.
 
-A list of tensors is cut into blocks of `BLOCK` elements, numbered through the list (a tensor begins a new block, the
-last one of each is shorter, an empty tensor has none). A norm comes from one partial sum of squares for each block,
-added in the order of the blocks. The additions inside a block have a fixed order too, so that the bits depend neither
-on who computes which blocks nor on threads or instruction sets (ops/lars/blocks.h).
+A list of tensors is cut into blocks of `BLOCK` elements, numbered through the list (each tensor begins a new block, its
+last one is shorter, an empty tensor has none). A norm is computed from one partial sum of squares for each block, added
+in the order of the blocks. The additions inside a block have a fixed order too, so the bits depend neither on which
+rank computes which blocks nor on threads or instruction sets (ops/lars/blocks.h).
 
-Weights, velocities and moments are variables, which the updates write in place (a value that somebody else holds is
-copied first, as TensorFlow's own updates do). Tensors of a list may differ in shape and dtype; a weight, its slots and
-its gradient may not. Of float16 and bfloat16 each result is computed in float32 and rounded once. A velocity or
-a moment that would become denormal becomes zero.
+Weights, velocities and moments are variables, which the updates change in place (a value that is also referenced
+elsewhere is copied first, as in TensorFlow's own updates). Tensors of a list may differ in shape and dtype; a weight,
+its slots and its gradient may not. For float16 and bfloat16 each result is computed in float32 and rounded once. A
+velocity or a moment that would become denormal becomes zero.
 
 The library is loaded when the first operation is called. All of them run in eager mode and in a `tf.function`, and none
-has a gradient. Arguments that cannot be are refused with `ValueError` or `TypeError` when a graph is made, and with
+has a gradient. Invalid arguments raise `ValueError` or `TypeError` when a graph is built, and
 `tf.errors.InvalidArgumentError` when the operation runs; then nothing was changed.
 """
 
@@ -42,16 +42,16 @@ _lock = threading.Lock()
 
 
 def block_counts(sizes: Sequence[int]) -> list[int]:
-    """Tells into how many blocks each tensor is cut.
+    """Returns the number of blocks that each tensor is cut into.
 
     Args:
-        sizes: the elements of each tensor, none negative.
+        sizes: number of elements of each tensor, none negative.
 
     Returns:
         ceil(size / BLOCK) for each.
 
     Raises:
-        ValueError: where a size is negative.
+        ValueError: if a size is negative.
     """
     if any(size < 0 for size in sizes):
         raise ValueError(f"Expected sizes of at least 0, got {min(sizes)}.")
@@ -68,12 +68,12 @@ def lars_partials(weights: Variables, gradients: Gradients, first: Number, last:
         last: the block after the last one, from `first` to the number of blocks.
 
     Returns:
-        float64 [last - first, 2], for each block the sum for the weights and that for the gradients; NaN or infinity
-        where an element is.
+        float64 [last - first, 2], for each block the sum for the weights and the sum for the gradients; NaN or infinity
+        if an element is.
 
     Raises:
-        tf.errors.InvalidArgumentError: where dtypes or shapes do not fit together, or the range of blocks is not one.
-        tf.errors.FailedPreconditionError: where a variable has no value.
+        tf.errors.InvalidArgumentError: if dtypes or shapes do not fit together, or the range of blocks is invalid.
+        tf.errors.FailedPreconditionError: if a variable has no value.
     """
     return _library().lars_partials(
         weights=_handles(weights, "weights"),
@@ -93,7 +93,7 @@ def lars_update(
     momentum: Number,
     nesterov: bool = False,
 ) -> tf.Operation | None:
-    """Moves weights by the step of LARS, in one read and write (You et al. 2017; CommLib Eq. 11 for the ratio).
+    """Applies the step of LARS to weights, in one read and write (You et al. 2017; CommLib Eq. 11 for the ratio).
 
     With step = learning_rate * ratio * (gradient + decay * weight): velocity = momentum * velocity + step, and
     weight -= velocity; with Nesterov's momentum weight -= momentum * velocity + step.
@@ -112,8 +112,8 @@ def lars_update(
         The operation; None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: where dtypes, shapes or lengths do not fit together, or a variable occurs twice.
-        tf.errors.FailedPreconditionError: where a variable has no value.
+        tf.errors.InvalidArgumentError: if dtypes, shapes or lengths do not fit together, or a variable occurs twice.
+        tf.errors.FailedPreconditionError: if a variable has no value.
     """
     return _library().lars_update(
         weights=_handles(weights, "weights"),
@@ -142,7 +142,7 @@ def lamb_partials(
 ) -> tf.Tensor:
     """Sums the squares of weights and of LAMB's directions u, block by block, in one read (You et al. 2020, Alg. 2).
 
-    The directions are those that `lamb_update` moves along with the same arguments; nothing is written.
+    The directions are those of `lamb_update` with the same arguments; nothing is changed.
 
     Args:
         weights: N variables, as for `lars_partials`.
@@ -158,11 +158,11 @@ def lamb_partials(
         last: as for `lars_partials`.
 
     Returns:
-        float64 [last - first, 2], for each block the sum for the weights and that for u.
+        float64 [last - first, 2], for each block the sum for the weights and the sum for u.
 
     Raises:
-        tf.errors.InvalidArgumentError: as `lars_partials`, and where betas, epsilon or step are outside their range.
-        tf.errors.FailedPreconditionError: where a variable has no value.
+        tf.errors.InvalidArgumentError: as `lars_partials`, and if betas, epsilon or step are outside their range.
+        tf.errors.FailedPreconditionError: if a variable has no value.
     """
     return _library().lamb_partials(
         weights=_handles(weights, "weights"),
@@ -192,7 +192,7 @@ def lamb_update(
     epsilon: Number,
     step: Number,
 ) -> tf.Operation | None:
-    """Moves moments and weights by the step of LAMB, in one read and write (You et al. 2020, Algorithm 2).
+    """Applies the step of LAMB to moments and weights, in one read and write (You et al. 2020, Algorithm 2).
 
     first = beta_1 * first + (1 - beta_1) * gradient; second = beta_2 * second + (1 - beta_2) * gradient^2;
     r = (first / (1 - beta_1^step)) / (sqrt(second / (1 - beta_2^step)) + epsilon); u = r + decay * weight;
@@ -215,8 +215,8 @@ def lamb_update(
         The operation; None in eager mode.
 
     Raises:
-        tf.errors.InvalidArgumentError: as `lars_update`, and where betas, epsilon or step are outside their range.
-        tf.errors.FailedPreconditionError: where a variable has no value.
+        tf.errors.InvalidArgumentError: as `lars_update`, and if betas, epsilon or step are outside their range.
+        tf.errors.FailedPreconditionError: if a variable has no value.
     """
     return _library().lamb_update(
         weights=_handles(weights, "weights"),
@@ -238,13 +238,13 @@ def layer_sums(partials: tf.Tensor, sizes: Sequence[int] | tf.Tensor) -> tf.Tens
 
     Args:
         partials: float64 [blocks, columns], a row for each block of the list.
-        sizes: [N], the elements of each tensor.
+        sizes: [N], number of elements of each tensor.
 
     Returns:
         float64 [N, columns]; zero for an empty tensor.
 
     Raises:
-        tf.errors.InvalidArgumentError: where there is not one row for each block.
+        tf.errors.InvalidArgumentError: unless there is one row for each block.
     """
     return _library().lars_layer_sums(
         sizes=tf.cast(tf.convert_to_tensor(sizes, dtype_hint=tf.int64), tf.int64), partials=partials
@@ -252,7 +252,7 @@ def layer_sums(partials: tf.Tensor, sizes: Sequence[int] | tf.Tensor) -> tf.Tens
 
 
 def _library() -> ModuleType:
-    with _lock:  # ranks that are simulated by threads come here together
+    with _lock:  # ranks simulated by threads arrive here together
         return _load()
 
 

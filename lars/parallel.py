@@ -1,4 +1,4 @@
-"""The parallel tensor operator: every rank has the same tensors, computes its share, and gets the others' results."""
+"""The parallel tensor operator: all ranks have the same tensors; each computes its share and receives the others'."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def parallel_map(
     block: int | None = None,
     name: str = "parallel_map",
 ) -> list[tf.Tensor]:
-    """Applies a function to tensors that all ranks hold alike, each rank to its share (CommLib 4.2, Eq. 12 to 14).
+    """Applies a function to tensors that are the same on all ranks, each rank to its share (CommLib 4.2, Eq. 12 to 14).
 
     Every rank must call it, with tensors of the same values: nothing checks that they are.
 
@@ -26,18 +26,19 @@ def parallel_map(
         fn: takes one tensor (or one block) and returns a tensor of one shape and dtype for all of them; small, as the
             results are what crosses the network.
         tensors: of known shapes, the same on every rank.
-        communicator: who shares the work, as `hvd_sparse.topology.world()`; None and a group of one do all of it.
-        block: None gives each tensor to one rank, whole. A number cuts each tensor, flattened, into blocks of so many
-            elements, the last one shorter, and these are shared, so that one long tensor is too. The blocks do not
+        communicator: the ranks that share the work, such as `hvd_sparse.topology.world()`; with None or a group of one,
+            this rank does all of it.
+        block: None gives each whole tensor to one rank. A number cuts each tensor, flattened, into blocks of this many
+            elements, the last one shorter, and shares these, so that one long tensor is shared too. The blocks do not
             depend on the number of ranks, and neither do the bits of what is computed from them.
         name: the same on every rank, unique among the collectives in flight.
 
     Returns:
-        One result for each tensor, identical on every rank: fn's, or with `block` fn's of its blocks [blocks, ...] in
-        order.
+        One result for each tensor, identical on every rank: fn's result, or with `block` fn's results for its blocks
+            [blocks, ...] in order.
 
     Raises:
-        ValueError: where a shape is not known, or block is less than 1.
+        ValueError: if a shape is not known, or block is less than 1.
 
     Steps and bytes sent per rank: P - 1 and (P - 1) times the results of its share, as a ring.
     """
@@ -57,12 +58,12 @@ def parallel_map(
 def parallel_range(
     fn: Callable[[int, int], tf.Tensor], sizes: Sequence[int], communicator: Communicator | None, name: str
 ) -> tf.Tensor:
-    """What a function gives for all items of a numbered list, of which each rank computes a run (CommLib Eq. 13, 14).
+    """A function's results for all items of a numbered list, of which each rank computes a run (CommLib Eq. 13, 14).
 
     Args:
-        fn: called as fn(first, last), returns [last - first, ...], one row an item; the run may be empty.
+        fn: called as fn(first, last), returns [last - first, ...], one row per item; the run may be empty.
         sizes: of the items, by which the runs are balanced; the same on every rank.
-        communicator: who shares the work; None and a group of one do all of it.
+        communicator: the ranks that share the work; with None or a group of one, this rank does all of it.
         name: the same on every rank, unique among the collectives in flight.
 
     Returns:
@@ -78,7 +79,7 @@ def parallel_range(
 
 
 def shares(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
-    """Cuts a list into runs whose largest sum of sizes is as small as it can be.
+    """Cuts a list into runs so that the largest sum of sizes is as small as possible.
 
     Args:
         sizes: of the items, in order.
@@ -97,14 +98,14 @@ def shares(sizes: Sequence[int], count: int) -> list[tuple[int, int]]:
 
 
 def block_sizes(sizes: Sequence[int], block: int) -> list[int]:
-    """The elements of each block of a list of tensors: a tensor begins a new one, and its last one may be shorter."""
+    """The number of elements of each block: each tensor begins a new block, and its last one may be shorter."""
     if block < 1:
         raise ValueError(f"Expected blocks of at least one element, got block = {block}.")
     return [min(block, size - begin) for size in sizes for begin in range(0, size, block)]
 
 
 def _filled(sizes: Sequence[int], capacity: int) -> list[int]:
-    """Where runs end that are filled up to a capacity, which no item exceeds, one after another."""
+    """The ends of runs that are filled one after another up to a capacity, which no item exceeds."""
     ends, held = [], 0
     for number, size in enumerate(sizes):
         if held + size > capacity:
@@ -130,11 +131,11 @@ def _count(size: int, block: int) -> int:
 
 def _pieces(tensor: tf.Tensor, size: int, block: int) -> list[tf.Tensor]:
     flat = tf.reshape(tensor, [-1])
-    # Slices, for tf.split copies each piece, also those that are other ranks' work.
+    # Slices, because tf.split copies each piece, including those that are other ranks' work.
     return [tf.slice(flat, [block * number], [length]) for number, length in enumerate(block_sizes([size], block))]
 
 
 def _stacked(fn: Callable[[tf.Tensor], tf.Tensor], tensors: Sequence[tf.Tensor], first: int, last: int) -> tf.Tensor:
-    if first == last:  # only what fn makes of a tensor tells the shape and dtype of nothing
+    if first == last:  # only fn's result for a tensor shows the shape and dtype of an empty result
         return tf.stack([fn(tensors[0])])[:0]
     return tf.stack([fn(tensor) for tensor in tensors[first:last]])

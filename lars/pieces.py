@@ -1,4 +1,4 @@
-"""What an optimizer gets from those who have pieces of variables, and no variables: `hvd_sparse`, as it cuts shards."""
+"""What an optimizer gets from a caller that has pieces of variables instead of variables: `hvd_sparse`, with shards."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ import tensorflow as tf
 
 
 class Piece(Protocol):
-    """Elements of one variable that lie one after another in it, [k] float32 each."""
+    """Consecutive elements of one variable, [k] float32 each."""
 
     @property
     def variable(self) -> Any:
-        """The whole one, whose path tells whether it is excluded."""
+        """The whole variable, whose path decides whether it is excluded."""
 
     @property
     def weight(self) -> tf.Tensor:
-        """Its elements."""
+        """The elements' values."""
 
     @property
     def gradient(self) -> tf.Tensor:
-        """Of these."""
+        """The elements' gradient."""
 
     @property
     def slots(self) -> Mapping[str, tf.Tensor]:
-        """Of these, by the name of the optimizer's attribute."""
+        """The elements' slots, by the name of the optimizer's attribute."""

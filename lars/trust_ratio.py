@@ -1,6 +1,6 @@
-"""From partial sums of squares to norms, and from norms to each layer's trust ratio.
+"""Computes norms from partial sums of squares, and each layer's trust ratio from norms.
 
-All of it is float64, and every sum has one order, so that ranks that hold the same partial sums get the same bits.
+Everything is float64, and every sum has a fixed order, so that ranks with the same partial sums get the same bits.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ def sum_of_squares(values: tf.Tensor) -> tf.Tensor:
 
 
 def norms(partials: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-    """Euclidean norms from sums of squares of blocks, which are added in order.
+    """Euclidean norms from the sums of squares of blocks, which are added in order.
 
     Args:
         partials: float64 [blocks, c], those of all tensors in order.
-        sizes: the elements of each of N tensors.
+        sizes: number of elements of each of N tensors.
 
     Returns:
-        float64 [N, c]; 0 where a tensor has no element.
+        float64 [N, c]; 0 for an empty tensor.
     """
     return tf.sqrt(ops.layer_sums(partials, sizes))
 

@@ -6,9 +6,9 @@
     answer = client.ask(0, "say", b"hello", loud=True).result()
 
 Both sides prove that they know the job's secret, and each message is authenticated (`session`). Headers are msgpack
-with one form for each kind (`forms`), payloads raw bytes that are not copied. A server has one thread (`server`), and
-so has a client, with a connection to each server (`client`, `connection`). Who has not proved anything is soon shown
-out (`strangers`). What a user of links counts, and tells people in words of its own, are the `events`.
+with one form for each kind (`forms`), payloads are raw bytes that are not copied. A server has one thread (`server`),
+and so has a client, with a connection to each server (`client`, `connection`). A connection whose other side has not
+proved anything is soon closed (`strangers`). A user of links may count, and report in its own words, the `events`.
 """
 
 from link.addresses import hold, resolve

@@ -1,4 +1,4 @@
-"""Addresses: host:port, or [host]:port with IPv6; and what network interfaces and names stand for."""
+"""Addresses: host:port, or [host]:port with IPv6; and the addresses of network interfaces and names."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _REQUEST = struct.Struct("16s24s")  # struct ifreq: a name, then, as the answer,
 
 
 def split(address: str) -> tuple[str, int]:
-    """Host and port of an address.
+    """The host and port of an address.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is not one.
     """
     host, _, port = address.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
@@ -30,10 +30,10 @@ def join(host: str, port: int) -> str:
 
 
 def endpoint(address: str) -> str:
-    """An address as ZeroMQ wants it; names are looked up.
+    """An address in ZeroMQ's form; names are looked up.
 
     Raises:
-        OSError: where the name is not known.
+        OSError: if the name is not known.
     """
     host, port = split(address)
     place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4]
@@ -41,10 +41,10 @@ def endpoint(address: str) -> str:
 
 
 def resolve(bind: str) -> str:
-    """The address of a network interface, or that a name or an address stands for.
+    """The address of a network interface, or of a name or an address.
 
     Raises:
-        OSError: where there is none, or it stands for all addresses of the machine.
+        OSError: if there is none, or it stands for all addresses of the machine.
     """
     if bind in (name for _, name in socket.if_nameindex()):
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
@@ -60,19 +60,20 @@ def resolve(bind: str) -> str:
 
 
 def hold(bind: str, port: int = 0) -> tuple[socket.socket, str]:
-    """Keeps a port from being given to others.
+    """Reserves a port, so that it is not given to others.
 
-    The socket is bound and does not listen, so that servers of the job's processes can bind there too, one by one.
+    The socket is bound and does not listen, so that servers of the job's processes can bind to the port too, one at a
+    time.
 
     Args:
         bind: as for `resolve`.
-        port: 0 for one that the system chooses.
+        port: 0 lets the system choose one.
 
     Returns:
-        The socket, which holds the port for as long as it is open, and its address.
+        The socket, which reserves the port as long as it is open, and its address.
 
     Raises:
-        OSError: as `resolve`, and where the port is taken.
+        OSError: as `resolve`, and if the port is taken.
     """
     host = resolve(bind)
     held = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)

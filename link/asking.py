@@ -1,4 +1,4 @@
-"""Who asks, what is asked, and the promise of an answer."""
+"""The caller, a request, and the future of its answer."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class LinkError(ConnectionError):
 
     Attributes:
         server: its number.
-        reason: in words.
+        reason: the reason as text.
     """
 
     def __init__(self, server: int, reason: str):
@@ -29,9 +29,10 @@ class Patience(NamedTuple):
     """How long things may take, in seconds.
 
     Attributes:
-        silence: without a sign of life, until a server counts as gone.
-        work: until a request counts as lost that a server works on which is alive; by default 12 times `silence`.
-        again: until a server that failed is tried again; by default `silence`.
+        silence: without a sign of life, after which a server counts as gone.
+        work: after which a request counts as lost although its server is alive and works on it; by default 12 times
+            `silence`.
+        again: before a failed server is tried again; by default `silence`.
     """
 
     silence: float = 10.0
@@ -40,32 +41,32 @@ class Patience(NamedTuple):
 
     @property
     def arrival(self) -> float:
-        """Until a server that was never met counts as gone: processes of a job do not all start at once."""
+        """Before a server that was never reached counts as gone: processes of a job do not all start at once."""
         return 2 * self.silence
 
     @property
     def answer(self) -> float:
-        """Until a request counts as lost that a server works on which is alive."""
+        """Before a request counts as lost although its server is alive and works on it."""
         return 12 * self.silence if self.work is None else self.work
 
     @property
     def rest(self) -> float:
-        """For which a server that failed is left alone."""
+        """For which a failed server is left alone."""
         return self.silence if self.again is None else self.again
 
 
 class Caller(NamedTuple):
-    """Who asks, and what all its connections have in common.
+    """The asking process, and what all its connections have in common.
 
     Attributes:
         number: of this process, which servers are told.
-        subject: what is asked about, at most 256 bytes; servers of another one refuse.
+        subject: what the requests are about, at most 256 bytes; servers with another subject refuse.
         secret: of the job.
-        protocol: that is spoken.
+        protocol: the protocol to use.
         patience: how long things may take.
-        encrypt: by CURVE.
-        events: hears of servers that are lost.
-        in_flight: requests that a server has at a time from this process; others wait here.
+        encrypt: whether to encrypt, by CURVE.
+        events: notified of lost servers.
+        in_flight: number of requests that a server has at a time from this process; others wait here.
     """
 
     number: int
@@ -78,13 +79,13 @@ class Caller(NamedTuple):
     in_flight: int = 8
 
     def greeting(self, server: int) -> Greeting:
-        """What it says to a server first."""
+        """The first message to a server."""
         protocol = self.protocol
         return Greeting(protocol.name, protocol.version, server, self.subject, self.number, session.nonce())
 
 
 class Answer(NamedTuple):
-    """What a server has answered; the payload is the memory that it was received in."""
+    """A server's answer; the payload is the memory that it was received in."""
 
     kind: str
     fields: dict[str, Any]
@@ -92,20 +93,20 @@ class Answer(NamedTuple):
 
 
 class Asked:
-    """What a server is asked, and the promise of an answer, which is kept in any case."""
+    """A request, and the future of its answer, which always completes."""
 
     def __init__(self, kind: str, fields: Mapping[str, Any], payload: memoryview, check: Callable[..., Any]):
-        """Takes a request of its form, and what makes a result of kind, fields and payload of the answer."""
+        """Takes a request that fits its form, and what makes a result from the answer's kind, fields and payload."""
         self.kind, self.fields, self.payload, self.check = kind, fields, payload, check
         self.answer: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        self.answer.set_running_or_notify_cancel()  # so that nobody can cancel what the server works on
+        self.answer.set_running_or_notify_cancel()  # so that requests on which the server works cannot be cancelled
         self.sent_at = 0.0
 
     def take(self, said: dict[str, Any], payload: memoryview) -> None:
-        """Keeps the promise.
+        """Completes the future.
 
         Raises:
-            WireError: where this is no answer to what was asked.
+            WireError: if this is not an answer to the request.
         """
         fields = {name: value for name, value in said.items() if name not in ("kind", "number")}
         try:

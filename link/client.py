@@ -1,4 +1,4 @@
-"""The side that asks: one thread for a process, with a connection to each server."""
+"""The asking side: one thread for a process, with a connection to each server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from link import addresses, forms, sockets
 from link.asking import Answer, Asked, Caller, LinkError
 from link.connection import Connection
 
-_TICK = 100  # milliseconds between two looks at the clock where it matters
+_TICK = 100  # milliseconds between two checks of the clock, when it matters
 
 
 class Client:
@@ -26,11 +26,11 @@ class Client:
 
         Args:
             places: the addresses.
-            caller: who asks.
+            caller: the asking process.
             name: of the thread.
 
         Raises:
-            ValueError: where that is no address, or no caller whom a server could understand.
+            ValueError: if it is not an address, or the caller does not fit the protocol.
         """
         caller.protocol.check()
         forms.require(forms.OF_CLIENTS, "hello", caller.greeting(0)._asdict())
@@ -49,26 +49,26 @@ class Client:
     ) -> concurrent.futures.Future[Any]:
         """Asks a server.
 
-        As many requests are under way to a server at a time as the caller says, and others wait. Their answers come in
-        any order.
+        Only as many requests are sent to a server at a time as the caller allows, and others wait. Answers come in any
+        order.
 
         Args:
             server: its number.
             kind: of the request.
             payload: bytes, or contiguous memory such as an array; it is not copied, and must not be changed before the
                 future is done.
-            check: makes the result of kind, fields and payload (a memoryview of what was received, not copied) of the
-                answer, by default an `Answer`. It is called by the client's thread, so it must be brief. A `WireError`
-                of it ends the connection; another exception is the future's.
+            check: makes the result from the answer's kind, fields and payload (a memoryview of what was received, not
+                copied); by default an `Answer`. It runs on the client's thread, so it must be brief. If it raises a
+                `WireError`, the connection ends; other exceptions go to the future.
             **fields: of the kind's form.
 
         Returns:
-            What `check` makes of the answer. It comes in any case, or a `LinkError` does: where the server cannot be
-            reached, is left alone after it has failed, or is lost before it answers, after `close`, and in a process
+            The future of what `check` makes of the answer. It always completes, with a `LinkError` if the server cannot
+            be reached, is left alone after a failure, or is lost before it answers, after `close`, and in a process
             that was forked from the one that made this. It cannot be cancelled.
 
         Raises:
-            ValueError: where that is no request of the protocol, or no server has this number.
+            ValueError: if it is not a request of the protocol, or no server has this number.
         """
         if not 0 <= server < len(self._connections):
             raise ValueError(f"Expected the number of a server in [0, {len(self._connections)}), got {server}.")
@@ -80,7 +80,7 @@ class Client:
         return request.answer
 
     def close(self) -> None:
-        """Gives up what is waited for, and closes all connections; calling it again does nothing."""
+        """Gives up all pending requests and closes all connections; calling it again does nothing."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -92,7 +92,7 @@ class Client:
         self._alarm.close()
 
     def _put(self, server: int, request: Asked) -> str | None:
-        """Hands a request to the thread, or returns why it cannot be asked."""
+        """Hands a request to the thread, or returns the reason why it cannot be sent."""
         if os.getpid() != self._process:
             return "this process was forked from the one that made its client"
         connection = self._connections[server]

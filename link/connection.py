@@ -1,8 +1,8 @@
-"""An asking process's connection to one server, and what becomes of it: see `State`.
+"""An asking process's connection to one server, and its states: see `State`.
 
     ABSENT -> GREETING -> READY -> RESTING -> KNOCKING -> READY or RESTING ...
 
-A connection is the client thread's own; others only ask `is_left_alone`, `reason` and `complain`.
+A connection belongs to the client's thread; others only use `is_left_alone`, `reason` and `complain`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from link.asking import Asked, Caller, LinkError
 from link.forms import WireError
 from link.session import Channel, Greeting, Keys, RefusedError, Session
 
-_AGAIN = 0.2  # seconds between two attempts to meet a server that has not come up yet
+_AGAIN = 0.2  # seconds between two attempts to reach a server that has not started yet
 _LOST = (
     zmq.EVENT_DISCONNECTED
     | zmq.EVENT_CLOSED
@@ -33,7 +33,7 @@ _LOST = (
 
 
 class State(enum.Enum):
-    """What becomes of a connection."""
+    """The state of a connection."""
 
     ABSENT = "never met, and nothing sent"
     GREETING = "connecting, or in the handshake"
@@ -46,7 +46,7 @@ class Connection:
     """A connection to one server."""
 
     def __init__(self, context: zmq.Context, caller: Caller, server: int, place: str):
-        """Takes number and address, host:port, of the server; connects at the first request."""
+        """Takes the server's number and address, host:port; connects at the first request."""
         self._context, self._caller, self._server, self._place = context, caller, server, place
         self._forms = {**forms.numbered(caller.protocol.answers), **forms.SIGN_OF_LIFE}
         self._socket: zmq.Socket | None = None
@@ -68,11 +68,11 @@ class Connection:
 
     @property
     def needs_clock(self) -> bool:
-        """Whether something is to be given up, or tried again, when its time has come."""
+        """Whether something must be given up, or tried again, at a certain time."""
         return self._state not in (State.ABSENT, State.READY) or bool(self._asked)
 
     def sockets(self) -> list[zmq.Socket]:
-        """What is to be polled."""
+        """The sockets to poll."""
         return [each for each in (self._socket, self._monitor) if each is not None]
 
     def ask(self, request: Asked) -> None:
@@ -87,14 +87,14 @@ class Connection:
             self._send_waiting()
 
     def complain(self) -> None:
-        """Tells that the server is left alone, once for each time; it is no matter until somebody wants something."""
+        """Reports that the server is left alone, once each time; called when somebody wants something of it."""
         if not self._warned:
             self._warned = True
             patience = self._caller.patience
             self._caller.events.left_alone(self._server, self._place, self.reason, patience.rest)
 
     def take_all(self) -> None:
-        """Takes what has come; what must not be ends the connection."""
+        """Processes what has arrived; anything invalid ends the connection."""
         try:
             while self._socket is not None and self._take_one():
                 pass
@@ -103,7 +103,7 @@ class Connection:
             self._fail(f"it sent {complaint}")
 
     def look_at_clock(self) -> None:
-        """Gives up what takes too long, and tries again what is to be tried again."""
+        """Gives up what takes too long, and retries what is due."""
         now, patience = time.monotonic(), self._caller.patience
         if self._state is State.RESTING and now >= self._again:
             self._begin_with(State.KNOCKING)
@@ -133,7 +133,7 @@ class Connection:
     def _connect(self) -> None:
         try:
             self._open()
-        except (OSError, zmq.ZMQError) as error:  # such as a name that is not known
+        except (OSError, zmq.ZMQError) as error:  # such as an unknown name
             self._lost(str(error))
             return
         self._greeting = self._caller.greeting(self._server)
@@ -156,11 +156,11 @@ class Connection:
             self._lost(f"the connection was refused or has ended{self._hint()}")
 
     def _hint(self) -> str:
-        """CURVE tells neither side why: a connection ends, or where the last try is under way, nothing comes."""
+        """CURVE tells neither side why it fails: a connection ends, or nothing arrives while another attempt runs."""
         return " (with CURVE, also where the secrets differ)" if self._caller.encrypt else ""
 
     def _lost(self, reason: str) -> None:
-        """Tries again where the server was never met, and may be about to start; fails otherwise."""
+        """Tries again if the server was never reached, and may be about to start; fails otherwise."""
         if self._state is State.GREETING and not self._met:
             self._disconnect()
             self._again = time.monotonic() + _AGAIN
@@ -174,7 +174,7 @@ class Connection:
         if self._state is not State.KNOCKING:
             self._caller.events.lost(self._server, reason)
         self._state, self._again = State.RESTING, time.monotonic() + self._caller.patience.rest
-        self._met = True  # is not waited for any more as one that is about to start
+        self._met = True  # no longer waited for as one that is about to start
         if self._asked or self._waiting:
             self.complain()
         self._give_up_all(reason)

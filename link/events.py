@@ -1,4 +1,4 @@
-"""What a link has to tell its user, who may count it, or tell people in words of its own."""
+"""What a link reports to its user, who may count it or report it in other words."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ _log = logging.getLogger(__name__)
 
 
 class Refusal(NamedTuple):
-    """Whom a server has refused.
+    """A refusal by a server.
 
     Attributes:
-        reason: "protocol", "version", "server", "subject", "secret", "session", "message" or "fault", as the other
-            side is told it.
-        what: was refused, in words.
-        greeting: what the other side has said of itself, where that is the reason. It has proved nothing.
+        reason: "protocol", "version", "server", "subject", "secret", "session", "message" or "fault", as sent to the
+            other side.
+        what: the refused thing, as text.
+        greeting: what the other side has said of itself, if that is the reason. It has proved nothing.
     """
 
     reason: str
@@ -27,10 +27,10 @@ class Refusal(NamedTuple):
 
 
 class Events:
-    """Hears of refused and gone askers and of lost servers; called by the threads of servers and clients, so be brief.
+    """Notified of refused and gone askers and of lost servers; called by threads of servers and clients, so be brief.
 
     Attributes:
-        refused_because: what a client says of a server that has refused it, by reason; other reasons need no words.
+        refused_because: what a client reports of a server that has refused it, by reason; other reasons need no text.
     """
 
     refused_because: Mapping[str, str] = {
@@ -43,7 +43,7 @@ class Events:
     }
 
     def __init__(self, name: str = "link"):
-        """Takes what messages begin with."""
+        """Takes the prefix of messages."""
         self._name = name
         self._warned: set[str] = set()
 
@@ -53,26 +53,26 @@ class Events:
             _log.warning("%s: refused %s; further ones are not told.", self._name, refusal.what)
 
     def gone(self, asker: int) -> None:
-        """A server has no connection any more to a process that it knew; it may come again."""
+        """A server no longer has a connection to a process that it knew; the process may come back."""
 
     def lost(self, server: int, reason: str) -> None:
         """A server is left alone from now on."""
 
     def left_alone(self, server: int, place: str, reason: str, seconds: float) -> None:
-        """Something is wanted of a server that is left alone, for the first time since.
+        """Something is wanted of a server that is left alone, for the first time since it was lost.
 
-        It is tried again each time that so many seconds have passed.
+        It is tried again each time that this many seconds have passed.
         """
         _log.warning(
             "%s: server %d at %s is left alone: %s. It is tried every %g s.", self._name, server, place, reason, seconds
         )
 
     def answers_again(self, server: int, place: str) -> None:
-        """A server is there again that was left alone when something was wanted of it."""
+        """A server answers again that was left alone when something was wanted of it."""
         _log.info("%s: server %d at %s answers again.", self._name, server, place)
 
     def is_new(self, refusal: Refusal) -> bool:
-        """Whether it is the first one for its reason; strangers must not be able to fill a log."""
+        """Whether it is the first refusal for its reason; strangers must not be able to fill a log."""
         is_new = refusal.reason not in self._warned
         self._warned.add(refusal.reason)
         return is_new

@@ -1,7 +1,7 @@
-"""What is sent: messages of a few frames, whose headers are msgpack and have one form for each kind.
+"""The wire format: messages of a few frames, whose headers are msgpack and have one form for each kind.
 
-A handshake's message is its header alone; all others are header, payload and tag. What comes from the network is looked
-at in this order: lengths, the tag (`session`), the header's form, and only then what it says.
+A handshake message is only a header; all others are header, payload and tag. What comes from the network is checked in
+this order: lengths, the tag (`session`), the header's form, and only then its contents.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HEADER_BYTES = 256 << 10
 _NUMBER = 2**63 - 1
 _MOST_FIELDS = 16
 _TYPES = (int, str, bytes, float, bool)
-_FIELD_BYTES = 16  # of a number, or of what msgpack says before bytes; more than it needs
+_FIELD_BYTES = 16  # of a number, or of msgpack's prefix of bytes; more than needed
 
 Form = Mapping[str, tuple[type, float]]
 """Field: (type, the most that it may be: an int's value, a float's magnitude, or the bytes of a str or of bytes)."""
@@ -41,23 +41,23 @@ OF_SERVERS: Mapping[str, Form] = {
 }
 SIGN_OF_LIFE: Mapping[str, Form] = {"wait": {}}
 _OF_LINKS = {*OF_CLIENTS, *OF_SERVERS, *SIGN_OF_LIFE}
-_RESERVED = {"kind", "number", "server", "payload", "check"}  # what calls and headers have beside the fields
+_RESERVED = {"kind", "number", "server", "payload", "check"}  # names that calls and headers use beside the fields
 
 
 class WireError(ValueError):
-    """What came is no message of the expected form."""
+    """A message does not have the expected form."""
 
 
 class Protocol(NamedTuple):
-    """What a service and those who ask it may say to each other.
+    """The messages that a service and its callers may exchange.
 
     Attributes:
         name: of the service.
-        version: both sides must have the same.
-        requests: kind: form. Fields are of type int (from 0), float (finite), bool, str or bytes.
-        answers: kind: form.
-        request_bytes: the most that a request's payload may have.
-        answer_bytes: the most that an answer's payload may have.
+        version: must be the same on both sides.
+        requests: forms by kind. Fields are of type int (from 0), float (finite), bool, str or bytes.
+        answers: forms by kind.
+        request_bytes: the largest size of a request's payload.
+        answer_bytes: the largest size of an answer's payload.
     """
 
     name: str
@@ -68,10 +68,10 @@ class Protocol(NamedTuple):
     answer_bytes: int
 
     def check(self) -> None:
-        """Makes sure that all that has these forms can be sent.
+        """Checks that everything in these forms can be sent.
 
         Raises:
-            ValueError: where it cannot.
+            ValueError: if it cannot.
         """
         for kind, form in [*self.requests.items(), *self.answers.items()]:
             problem = _problem(kind, form)
@@ -80,15 +80,15 @@ class Protocol(NamedTuple):
 
 
 def numbered(forms: Mapping[str, Form]) -> dict[str, Form]:
-    """The forms of headers: with the number of the request, which the link itself adds."""
+    """The forms of headers: with the number of the request, which the link adds."""
     return {kind: {"number": (int, _NUMBER), **form} for kind, form in forms.items()}
 
 
 def require(forms: Mapping[str, Form], kind: str, fields: Mapping[str, Any]) -> None:
-    """Makes sure that what is to be sent has its form.
+    """Checks that a message to be sent has its form.
 
     Raises:
-        ValueError: where it has not.
+        ValueError: if it does not.
     """
     if kind not in forms:
         raise ValueError(f"Expected one of the kinds {sorted(forms)}, got {kind!r}.")
@@ -98,14 +98,14 @@ def require(forms: Mapping[str, Form], kind: str, fields: Mapping[str, Any]) -> 
 
 
 def flat(payload: Any, most: int) -> memoryview:
-    """The bytes of a payload that is to be sent, not copied.
+    """The bytes of a payload to be sent, not copied.
 
     Args:
-        payload: bytes, or what has contiguous memory, such as an array.
-        most: bytes that it may have.
+        payload: bytes, or an object with contiguous memory, such as an array.
+        most: the largest number of bytes allowed.
 
     Raises:
-        ValueError: where it has more, or its memory is not contiguous.
+        ValueError: if it has more, or its memory is not contiguous.
     """
     view = memoryview(payload)
     if not view.c_contiguous:
@@ -116,15 +116,15 @@ def flat(payload: Any, most: int) -> memoryview:
 
 
 def pack(kind: str, **fields: Any) -> bytes:
-    """A header."""
+    """Packs a header."""
     return msgpack.packb({"kind": kind, **fields}, use_bin_type=True)
 
 
 def unpack(header: Any, forms: Mapping[str, Form]) -> dict[str, Any]:
-    """The fields of a header, its kind among them, which must have one of these forms.
+    """Unpacks a header's fields, its kind among them; it must have one of these forms.
 
     Raises:
-        WireError: where it is too long, of another kind, or not of its kind's form.
+        WireError: if it is too long, of another kind, or not of its kind's form.
     """
     if len(header) > HEADER_BYTES:
         raise WireError(f"a header of {len(header)} bytes")
@@ -151,7 +151,7 @@ def unpack(header: Any, forms: Mapping[str, Form]) -> dict[str, Any]:
 
 
 def _complaint(kind: str, form: Form, fields: Mapping[str, Any]) -> str | None:
-    """What is wrong with fields that are to have a form."""
+    """What is wrong with fields that should have a form; None if nothing is."""
     if fields.keys() != form.keys():
         return f"{kind!r} with other fields than it has"
     for name, (wanted, most) in form.items():
@@ -165,7 +165,7 @@ def _complaint(kind: str, form: Form, fields: Mapping[str, Any]) -> str | None:
 
 
 def _size(value: Any) -> float:
-    """What the most of a form is compared with."""
+    """The size that a form's limit applies to."""
     if isinstance(value, float):
         return abs(value) if math.isfinite(value) else math.inf
     if isinstance(value, str):
@@ -174,7 +174,7 @@ def _size(value: Any) -> float:
 
 
 def _problem(kind: str, form: Form) -> str | None:
-    """What is wrong with a form."""
+    """What is wrong with a form; None if nothing is."""
     if kind in _OF_LINKS or _RESERVED & form.keys():
         return f"with a name that the link uses itself, one of {sorted(_OF_LINKS | _RESERVED)}"
     if any(wanted not in _TYPES or not 0 <= most < math.inf for wanted, most in form.values()):

@@ -1,4 +1,4 @@
-"""The side that answers: one thread that proves, checks and sends, and asks its user what to answer."""
+"""The answering side: one thread that verifies, checks and sends, and asks its user for answers."""
 
 from __future__ import annotations
 
@@ -20,47 +20,48 @@ from link.forms import Protocol, WireError
 from link.session import Channel, Greeting, Keys, RefusedError, Session
 from link.strangers import Strangers
 
-_MOST_CONNECTIONS = 4096  # that are known, or are about to be; the oldest is forgotten first
-_AT_A_TIME = 32  # messages that are taken before anything else is looked at
+_MOST_CONNECTIONS = 4096  # known ones and those in the handshake; the oldest is forgotten first
+_AT_A_TIME = 32  # messages that are taken before anything else is done
 _SIGN_OF_LIFE = 0.5  # seconds between two messages to those who wait for an answer
 _log = logging.getLogger(__name__)
 
 
 class _Guest(NamedTuple):
-    """Who is in the handshake."""
+    """A connection in the handshake."""
 
     asker: int
     keys: Keys
 
 
 class Request:
-    """What an asker wants: to be answered once, now or later, by any thread; till then the asker sees signs of life.
+    """A request, to be answered once, now or later, by any thread; until then the asker gets signs of life.
 
     Attributes:
-        asker: its number, which it has proved to be told of by who knows the secret.
+        asker: its number, confirmed by the proof that it knows the secret.
         kind: of the request.
-        fields: by name, of their form.
+        fields: by name, as in their form.
         payload: the memory that it was received in.
     """
 
     def __init__(self, server: Server, identity: bytes, known: Session, said: dict[str, Any], payload: memoryview):
-        """Takes who answers, whose connection it came by, and what it says."""
+        """Takes the server, the connection that the request came by, and its content."""
         self._server, self._identity, self._known = server, identity, known
         self._number, self._answered = said["number"], False
         self.asker, self.kind, self.payload = known.asker, said["kind"], payload
         self.fields = {name: value for name, value in said.items() if name not in ("kind", "number")}
 
     def answer(self, kind: str, payload: Any = b"", **fields: Any) -> None:
-        """Answers; where the asker is gone, nothing happens.
+        """Answers the request; does nothing if the asker is gone.
 
         Args:
             kind: of the answer.
-            payload: bytes, or contiguous memory such as an array; it is not copied, and must never be changed after.
+            payload: bytes, or contiguous memory such as an array; it is not copied, and must never be changed
+            afterwards.
             **fields: of the kind's form.
 
         Raises:
-            ValueError: where that is no answer of the protocol.
-            RuntimeError: where it was answered before.
+            ValueError: if it is not an answer of the protocol.
+            RuntimeError: if it was already answered.
         """
         if self._answered:
             raise RuntimeError(f"Expected one answer to each request, got {kind!r} to one that was answered before.")
@@ -72,11 +73,11 @@ class Request:
 
     @property
     def is_wanted(self) -> bool:
-        """Whether the asker has not gone, as far as the server knows."""
+        """Whether the asker is still there, as far as the server knows."""
         return self._server.knows(self._identity, self._known)
 
     def connection(self) -> tuple[bytes, Session]:
-        """The connection that it came by."""
+        """The connection that the request came by."""
         return self._identity, self._known
 
 
@@ -84,7 +85,7 @@ class Server:
     """Answers the processes of a job until it is closed.
 
     Attributes:
-        protocol: that it speaks.
+        protocol: that it uses.
     """
 
     def __init__(
@@ -104,19 +105,19 @@ class Server:
         Args:
             bind: host:port.
             number: of this server among those of the job.
-            subject: says what it is asked about: who means another one is refused.
+            subject: what requests are about: callers with another subject are refused.
             secret: of the job.
-            protocol: that is spoken.
-            handle: is called by the server's thread for each request, so it must be brief; what takes long is for
-                other threads. A `WireError` of it ends the connection, as a message that has not its form does, and so
-                does another exception, which is logged.
-            events: hears of those who are refused.
+            protocol: the protocol to use.
+            handle: called by the server's thread for each request, so it must be brief; slow work belongs on other
+                threads. If it raises a `WireError`, the connection ends, as with a malformed message; so it does with
+                any other exception, which is logged.
+            events: notified of refusals.
             encrypt: serve by CURVE only.
             name: of the thread.
 
         Raises:
-            ValueError: where bind is no address, or the protocol asks for what a link cannot do.
-            OSError: where the address cannot be bound to.
+            ValueError: if bind is not an address, or the protocol exceeds what a link can do.
+            OSError: if the address cannot be bound.
         """
         protocol.check()
         self._number, self._subject, self._secret, self.protocol = number, subject, secret, protocol
@@ -126,7 +127,7 @@ class Server:
         self._sessions: collections.OrderedDict[bytes, Session] = collections.OrderedDict()
         self._unanswered: set[Request] = set()
         self._told_at = 0.0
-        self._ended: list[bytes] = []  # connections that have, by identity; their last messages may be there still
+        self._ended: list[bytes] = []  # identities of ended connections; their last messages may be queued
         self._outbox: collections.deque[tuple[Request, bytes, memoryview]] = collections.deque()
         self._closing, self._lock = False, threading.Lock()
         self._context, self._alarm = zmq.Context(), sockets.Alarm()
@@ -142,7 +143,7 @@ class Server:
         self._thread.start()
 
     def close(self) -> None:
-        """Stops; who waits for an answer finds out by itself. Calling it again does nothing."""
+        """Stops; callers that wait for an answer notice by themselves. Calling it again does nothing."""
         if os.getpid() != self._process:
             return
         with self._lock:
@@ -154,7 +155,7 @@ class Server:
         self._alarm.close()
 
     def post(self, request: Request, header: bytes, payload: memoryview) -> None:
-        """Sends a request's answer, which has its form; for `Request` alone."""
+        """Sends a request's answer, which fits its form; only for `Request`."""
         if threading.current_thread() is self._thread:
             self._send_answer(request, header, payload)
             return
@@ -164,7 +165,7 @@ class Server:
                 self._alarm.ring()
 
     def knows(self, identity: bytes, known: Session) -> bool:
-        """Whether a connection is still there; for `Request` alone."""
+        """Whether a connection still exists; only for `Request`."""
         return self._sessions.get(identity) is known
 
     # ---- the thread ----
@@ -203,7 +204,7 @@ class Server:
             self._context.destroy(linger=0)
 
     def _timeout(self) -> int | None:
-        """Milliseconds until something is to be done that nobody asks for."""
+        """Milliseconds until something must be done without a message."""
         if self._strangers.has_news:
             return 0
         times = [_SIGN_OF_LIFE] if self._unanswered else []
@@ -213,7 +214,7 @@ class Server:
         return 1 + int(1000 * min(times)) if times else None
 
     def _receive_some(self) -> bool:
-        """Takes messages; returns whether that were all."""
+        """Takes messages; returns whether there are no more."""
         for _ in range(_AT_A_TIME):
             try:
                 identity, *received = self._socket.recv_multipart(zmq.DONTWAIT, copy=False)
@@ -282,7 +283,7 @@ class Server:
             self._send(identity, [forms.pack("challenge", nonce=challenge)])
 
     def _objection(self, greeting: Greeting) -> Refusal | None:
-        """Why who says this is refused, before it could prove anything."""
+        """The reason to refuse this greeting, before the asker could prove anything."""
         own = self.protocol
         if greeting.protocol != own.name:
             return Refusal("protocol", "a peer that speaks another protocol", greeting)
@@ -309,7 +310,7 @@ class Server:
             self._send(identity, [forms.pack("welcome", proof=guest.keys.server_proof)])
 
     def _refuse(self, identity: bytes, refusal: Refusal) -> None:
-        """Tells the other side in a word, and the user."""
+        """Sends the other side a one-word reason, and notifies the user."""
         self._guests.pop(identity, None)
         self._forget(identity)
         self._events.refused(refusal)
@@ -350,7 +351,7 @@ class Server:
             self._forget(identity)
 
     def _send(self, identity: bytes, frames: Sequence[Any]) -> bool:
-        """Sends without waiting; False where the other side is gone, or takes nothing."""
+        """Sends without waiting; False if the other side is gone, or takes nothing."""
         try:
             self._socket.send_multipart([identity, *frames], zmq.DONTWAIT, copy=False)
         except zmq.ZMQError as error:

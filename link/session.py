@@ -1,10 +1,10 @@
-"""How both sides know each other: a challenge on the job's secret when a connection begins, then a tag on each message.
+"""How both sides authenticate: a challenge on the job's secret when a connection begins, then a tag on each message.
 
-Asker and server each choose a nonce. From the secret, both nonces and all that was said before, HKDF (RFC 5869,
-SHA-256) derives the proofs that each side shows and a key for each direction; so a recorded connection, or a part of
-it, is of no use against another. A message's tag is AES-256-GMAC (NIST SP 800-38D) over header and payload, with the
+Asker and server each choose a nonce. From the secret, both nonces and everything that was said before, HKDF (RFC 5869,
+SHA-256) derives the proofs that each side sends and a key for each direction, so a recorded connection, or a part of
+it, is useless against another. A message's tag is AES-256-GMAC (NIST SP 800-38D) over header and payload, with the
 message's number as its nonce: a message that was altered, cut, left out, sent twice or out of order has the wrong tag,
-and the connection ends. No number is used twice with a key, because keys are new with each connection.
+and the connection ends. No number is used twice with a key, because keys are new for each connection.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from link import forms
 
 _NAME = b"hvd_sparse link 1"
-_NUMBER = struct.Struct(">4xQ")  # of 12 bytes, as GCM wants it
+_NUMBER = struct.Struct(">4xQ")  # 12 bytes, as GCM requires
 _LENGTH = struct.Struct(">Q")
 
 
 class RefusedError(Exception):
-    """The other side is not whom it must be, or what it sent is not as it sent it."""
+    """The other side is not authentic, or its message was altered."""
 
 
 class Greeting(NamedTuple):
-    """What the asker says first: how it speaks, whom it asks, what about, and who it is."""
+    """The asker's first message: its protocol, the server, the subject, and the asker itself."""
 
     protocol: str
     version: int
@@ -43,7 +43,7 @@ class Greeting(NamedTuple):
 
 
 class Keys(NamedTuple):
-    """What both sides derive."""
+    """The keys and proofs that both sides derive."""
 
     asker_proof: bytes
     server_proof: bytes
@@ -68,17 +68,17 @@ class Channel:
         return gmac.tag
 
     def check(self, header: Any, payload: Any, tag: Any) -> None:
-        """Makes sure that the next message is the one that was sent.
+        """Checks that the next message is the one that was sent.
 
         Raises:
-            RefusedError: where it is not.
+            RefusedError: if it is not.
         """
         if not hmac.compare_digest(self.tag(header, payload), bytes(tag)):
             raise RefusedError("a message with a wrong tag")
 
 
 class Session(NamedTuple):
-    """A connection whose two sides know each other."""
+    """A connection whose two sides have authenticated each other."""
 
     asker: int
     sending: Channel
@@ -86,18 +86,18 @@ class Session(NamedTuple):
 
 
 def nonce() -> bytes:
-    """Fresh and random."""
+    """A fresh random nonce."""
     return secrets.token_bytes(forms.NONCE)
 
 
 def derive(secret: bytes, greeting: Greeting, challenge: bytes) -> Keys:
-    """What follows from the secret, both nonces, and all that was said."""
+    """Derives keys and proofs from the secret, both nonces, and everything that was said."""
     said = hashlib.sha256(_NAME + msgpack.packb([*greeting, challenge])).digest()
     return Keys(*(_expand(_extract(said, secret), name) for name in Keys._fields))
 
 
 def curve_keys(secret: bytes, protocol: str) -> tuple[bytes, bytes]:
-    """Public and secret key of all servers of the job that speak a protocol, for CURVE, both in Z85."""
+    """Public and secret CURVE key of all servers of the job that use a protocol, both in Z85."""
     private = zmq.utils.z85.encode(_expand(_extract(_NAME + b" " + protocol.encode(), secret), "curve"))
     return zmq.curve_public(private), private
 
@@ -107,5 +107,5 @@ def _extract(salt: bytes, secret: bytes) -> bytes:
 
 
 def _expand(key: bytes, name: str) -> bytes:
-    """A first, and only, block of 32 bytes."""
+    """The first, and only, block of 32 bytes."""
     return hmac.digest(key, _NAME + b" " + name.encode() + b"\x01", "sha256")

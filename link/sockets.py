@@ -1,4 +1,4 @@
-"""Sockets and wake-ups, as server and client both need them."""
+"""Sockets and wake-ups, as both server and client need them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 import zmq
 
-_OF_CURVE = 64  # bytes; encryption makes a frame longer by fewer
+_OF_CURVE = 64  # bytes; encryption adds less than this to a frame
 HEARTBEAT = 1000  # milliseconds between two signs of life of the connection itself
 
 
 def prepare(socket: zmq.Socket, most_bytes: int) -> None:
-    """Sets what a socket must have before it is bound or connected; most_bytes may come in a frame, or a few more."""
+    """Sets a socket's options before it is bound or connected; a frame may have slightly more than most_bytes."""
     socket.linger = 0
     socket.ipv6 = True
     socket.maxmsgsize = most_bytes + _OF_CURVE
@@ -27,7 +27,7 @@ class Alarm:
         self._descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
 
     def fileno(self) -> int:
-        """What is polled."""
+        """The descriptor to poll."""
         return self._descriptor
 
     def ring(self) -> None:
@@ -35,12 +35,12 @@ class Alarm:
         os.eventfd_write(self._descriptor, 1)
 
     def quiet(self) -> None:
-        """Forgets that it was rung."""
+        """Clears the alarm."""
         try:
             os.eventfd_read(self._descriptor)
         except BlockingIOError:
             pass
 
     def close(self) -> None:
-        """Lets go of it; nobody may ring any more."""
+        """Closes it; it must not be rung afterwards."""
         os.close(self._descriptor)

@@ -1,4 +1,4 @@
-"""The side that asks: a process's link to each owner, and what becomes of their answers."""
+"""The asking side: a process's link to each owner, and how their answers are handled."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from datacache.peers.words import PeerEvents
 
 
 class Caller(NamedTuple):
-    """Who asks, and what all its links have in common."""
+    """The asking process, and what all its links have in common."""
 
     node: int
     data: str
@@ -28,24 +28,24 @@ class Caller(NamedTuple):
 
 
 class Answer:
-    """What an owner sent for a request: whole rows, whose checksums are yet to be compared."""
+    """An owner's answer to a request: whole rows, whose checksums have not been compared yet."""
 
     def __init__(self, found: np.ndarray, payload: Any = b"", labels: Any = b"", checksums: Any = b""):
-        """Takes what came: found bool [n], and payload, labels and checksums of those that were found, as bytes."""
+        """Takes found, bool [n], and payload, labels and checksums of the samples that were found, as bytes."""
         self._found, self._payload = found, payload
         self._labels, self._checksums = labels, checksums
 
     def place(self, indices: np.ndarray, places: np.ndarray, rows: np.ndarray, labels: np.ndarray) -> np.ndarray:
-        """Copies the samples that are there, and whole, into rows and labels.
+        """Copies the samples that are present and whole into rows and labels.
 
         Args:
-            indices: uint64 [n], as they were asked for.
+            indices: uint64 [n], as in the request.
             places: int64 [n], the row of each.
-            rows: uint8 [m, bytes of a sample]; those that are not found are undefined after.
+            rows: uint8 [m, bytes of a sample]; the rows of samples that are not found are undefined afterwards.
             labels: int64 [m].
 
         Returns:
-            bool [n], which were found.
+            bool [n], the samples that were found.
         """
         found = self._found.copy()
         if not found.any():
@@ -65,13 +65,13 @@ class Answer:
 
 
 class Client:
-    """Asks owners for samples; called by several threads at once."""
+    """Asks owners for samples; may be called by several threads at once."""
 
     def __init__(self, addresses: Sequence[str], caller: Caller):
         """Takes the address of each node, host:port, in their order; connects when an owner is first asked.
 
         Raises:
-            ValueError: where that is no address.
+            ValueError: if one is not an address.
         """
         self._sample_bytes = caller.sample_bytes
         self.samples_at_a_time = samples_at_a_time(caller.sample_bytes)
@@ -91,11 +91,11 @@ class Client:
 
         Args:
             owner: its node.
-            indices: uint64 [n], no more than `samples_at_a_time`.
+            indices: uint64 [n], at most `samples_at_a_time`.
 
         Returns:
-            The answer, which comes in any case; None where the owner is left alone at present, and in a process that
-            was forked from the one that made this.
+            The future of the answer, which always completes; None if the owner is currently left alone, and in a
+            process that was forked from the one that made this.
         """
         count = len(indices)
 
@@ -110,15 +110,15 @@ class Client:
         return answer
 
     def close(self) -> None:
-        """Gives up what is waited for, and closes all connections; calling it again does nothing."""
+        """Gives up pending requests and closes all connections; calling it again does nothing."""
         self._link.close()
 
 
 def _checked(fields: dict[str, Any], payload: memoryview, asked: int, sample_bytes: int) -> Answer:
-    """An answer for so many samples.
+    """Checks and parses an answer for this many samples.
 
     Raises:
-        WireError: where it is none.
+        WireError: if it is invalid.
     """
     found = np.frombuffer(fields["found"], np.uint8) != 0
     count = int(found.sum())
@@ -131,5 +131,5 @@ def _checked(fields: dict[str, Any], payload: memoryview, asked: int, sample_byt
 
 
 def _result(done: concurrent.futures.Future[Answer], count: int) -> Answer:
-    """What came; that nothing is there, where nothing did."""
+    """The answer; if there is none, an answer in which nothing is found."""
     return done.result() if done.exception() is None else Answer(np.zeros(count, bool))

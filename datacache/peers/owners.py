@@ -1,4 +1,4 @@
-"""Who is asked for which samples of a batch."""
+"""Which node is asked for which samples of a batch."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from datacache.world import World
 
 
 class Asked(NamedTuple):
-    """Rows of a batch, int64 [n], that their owner was asked for, and its answer to come."""
+    """Rows of a batch, int64 [n], that their owner was asked for, and the future of its answer."""
 
     rows: np.ndarray
     answer: concurrent.futures.Future[Answer]
 
 
 class Nobody:
-    """Stands in for owners where nodes do not ask each other."""
+    """Stands in for owners if nodes do not ask each other."""
 
     def ask(self, indices: np.ndarray, rows: np.ndarray) -> tuple[list[Asked], np.ndarray]:
         """Asks the owners for samples of a batch.
 
         Args:
             indices: uint64 [b], the batch.
-            rows: int64 [n], which of them are wanted.
+            rows: int64 [n], the rows that are wanted.
 
         Returns:
-            What was asked for, and those rows that nobody can be asked for.
+            The requests, and those rows that no other node can be asked for.
         """
         return [], rows
 
     def close(self) -> None:
-        """Gives up what is waited for; calling it again does nothing."""
+        """Gives up pending requests; calling it again does nothing."""
 
 
 class Owners(Nobody):
     """The other nodes."""
 
     def __init__(self, client: Client, world: World, samples: int):
-        """Takes who asks, and how many samples there are in all."""
+        """Takes the client, the world, and the total number of samples."""
         self._client, self._node = client, world.node
         self._starts = np.array([each.start for each in world.shares(samples)], np.uint64)
 

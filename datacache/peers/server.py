@@ -1,4 +1,4 @@
-"""The side that serves: its link's thread answers out of the memory level, and a few fetch what is not there yet."""
+"""The serving side: its link's thread answers from the memory level, and a few threads fetch missing samples."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from datacache.peers.protocol import CHECKSUM, INDEX, LABEL, protocol, samples_a
 from datacache.peers.words import PeerEvents
 from datacache.workers import Workers
 
-_MOST_FILLING = 65536  # samples that are being fetched for others; what is asked beyond is not there
+_MOST_FILLING = 65536  # samples being fetched for others; requests beyond that get "not found"
 
 
 class Shelf(NamedTuple):
@@ -28,8 +28,9 @@ class Shelf(NamedTuple):
     Attributes:
         owned: the samples.
         sample_bytes: of each.
-        gather: copies what is in memory, as `Level.gather`; on several threads at once.
-        fetch: from index to record: gets it from below and keeps it in memory, if it fits; on several threads at once.
+        gather: copies what is in memory, as `Level.gather`; called by several threads at once.
+        fetch: maps index to record: gets it from below and keeps it in memory, if it fits; called by several threads at
+            once.
     """
 
     owned: range
@@ -47,7 +48,7 @@ class _Order:
         self._left, self._lock = len(missing), threading.Lock()
 
     def is_last(self) -> bool:
-        """Counts one that was fetched; whether it was the last one."""
+        """Counts a fetched sample; returns whether it was the last one."""
         with self._lock:
             self._left -= 1
             return self._left == 0
@@ -72,15 +73,15 @@ class Server:
         Args:
             bind: host:port.
             node: number of this node.
-            data: says what the samples are: who means other data is refused.
+            data: identifies the samples: requests for other data are refused.
             secret: of the job.
             shelf: what is served.
-            counters: where it is counted.
+            counters: of the process.
             encrypt: serve by CURVE only.
-            workers: threads that fetch.
+            workers: number of threads that fetch.
 
         Raises:
-            OSError: where the address cannot be bound to.
+            OSError: if the address cannot be bound.
         """
         self._shelf, self._counters, self._process = shelf, counters, os.getpid()
         self._filling, self._lock = 0, threading.Lock()
@@ -100,13 +101,13 @@ class Server:
             ) from None
 
     def close(self, patience: float | None = None) -> bool:
-        """Stops; who waits for samples gets them from its own lower levels. Calling it again does nothing.
+        """Stops; those who wait for samples get them from their own lower levels. Calling it again does nothing.
 
         Args:
-            patience: seconds for what is being fetched, as for `Workers.close`.
+            patience: seconds to wait for running fetches, as for `Workers.close`.
 
         Returns:
-            Whether nothing is being fetched any more.
+            Whether all fetches have ended.
         """
         if self._closing or os.getpid() != self._process:
             return True
@@ -128,7 +129,7 @@ class Server:
             self._reply(request, indices, rows, labels, found)
 
     def _begin_to_fill(self, count: int) -> bool:
-        """Whether so many samples more may be fetched for others."""
+        """Whether this many more samples may be fetched for others."""
         with self._lock:
             fits = self._filling + count <= _MOST_FILLING
             self._filling += count if fits else 0
@@ -141,7 +142,7 @@ class Server:
             future.add_done_callback(lambda _: self._finish(order) if order.is_last() else None)
 
     def _finish(self, order: _Order) -> None:
-        """Answers, on the thread that has fetched the last sample."""
+        """Answers, on the thread that fetched the last sample."""
         with self._lock:
             self._filling -= len(order.fetching)
         if self._closing or not order.request.is_wanted:
@@ -184,7 +185,7 @@ class Server:
 
 
 def _result(future: concurrent.futures.Future[Record] | None) -> Record | None:
-    """What was fetched; None where it could not be, which the asking node finds out, and says, by itself."""
+    """The fetched record; None if it could not be fetched, which the asking node will find out and report by itself."""
     if future is None or future.cancelled() or future.exception() is not None:
         return None
     return future.result()

@@ -17,30 +17,30 @@ from datacache.peers.server import Server, Shelf
 from datacache.world import World
 from link import Patience
 
-_LOOK = 0.5  # seconds between two looks whether the process that serves has ended
+_LOOK = 0.5  # seconds between two checks whether the serving process has ended
 _log = logging.getLogger(__name__)
 
 
 class Idle:
-    """Stands in for a `Standby` where nodes do not ask each other."""
+    """Stands in for a `Standby` if nodes do not ask each other."""
 
     def close(self, patience: float | None = None) -> bool:
-        """Stops; calling it again does nothing. What it takes and returns are those of `Server.close`."""
+        """Stops; calling it again does nothing. Argument and result are those of `Server.close`."""
         return True
 
 
 class Standby(Idle):
-    """Serves at an address as soon as no other process of this node does, whether that has ended well or was killed.
+    """Serves at an address as soon as no other process of this node does, whether that one has ended or was killed.
 
-    Processes find out by a lock for each address, which the system takes from whoever ends. Server and port are made
-    anew by the next one; what it serves is the memory that they share.
+    Processes detect this by a lock for each address, which the system releases when a process ends. The next one
+    creates server and port anew; it serves the memory that the processes share.
     """
 
     def __init__(self, locks: Path, address: str, start: Callable[[], Server]):
-        """Takes a file for locks, the address, and what starts a server; the first process serves when this returns.
+        """Takes a file for locks, the address, and a function that starts a server; the first process serves on return.
 
         Raises:
-            OSError: where no other process serves, and the address cannot be bound to.
+            OSError: if no other process serves, and the address cannot be bound.
         """
         self._locks, self._number, self._start = locks, zlib.crc32(address.encode()), start
         self._server: Server | None = None
@@ -73,7 +73,7 @@ class Standby(Idle):
                 warned = True
 
     def _try(self) -> bool:
-        """Serves where nobody does; returns whether this process serves."""
+        """Serves if no process does; returns whether this process serves."""
         lock = files.take(self._locks, self._number)
         if lock is None:
             return False
@@ -87,7 +87,7 @@ class Standby(Idle):
 
 
 def serve(world: World, data: str, shelf: Shelf, counters: Counters, directory: Path, workers: int) -> Standby:
-    """Serves, now or when the process of this node that does has ended.
+    """Serves, now or when the process of this node that currently serves has ended.
 
     Raises:
         OSError: as `Standby`.
@@ -102,7 +102,7 @@ def serve(world: World, data: str, shelf: Shelf, counters: Counters, directory: 
 
 
 def meet(world: World, data: str, sample_bytes: int, samples: int, timeout: float, counters: Counters) -> Owners:
-    """Gets ready to ask the owners of what this node does not own."""
+    """Prepares to ask the owners for what this node does not own."""
     assert world.secret is not None
     caller = Caller(world.node, data, world.secret, sample_bytes, Patience(timeout), counters, world.encrypt)
     return Owners(Client(world.peers, caller), world, samples)

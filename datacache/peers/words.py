@@ -1,4 +1,4 @@
-"""What is counted of the links between nodes, and what people are told of them."""
+"""The counters of the links between nodes, and their messages to users."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _log = logging.getLogger(__name__)
 
 
 class PeerEvents(link.Events):
-    """Counts, and speaks of nodes and their samples."""
+    """Counts events, and reports them in terms of nodes and samples."""
 
     refused_because = {
         "protocol": "it is no datacache",
@@ -22,7 +22,7 @@ class PeerEvents(link.Events):
     }
 
     def __init__(self, counters: Counters, node: int):
-        """Takes where it is counted, and the number of this node."""
+        """Takes the counters, and the number of this node."""
         super().__init__("datacache")
         self._counters, self._node = counters, node
 
@@ -50,7 +50,7 @@ class PeerEvents(link.Events):
 
 
 def _what(refusal: link.Refusal, node: int) -> str:
-    """Whom a node refused."""
+    """Names what a node has refused."""
     said = refusal.greeting
     if said is not None and refusal.reason == "server":
         return f"a peer that looks for node {said.server}, this is {node}"

@@ -1,13 +1,13 @@
 """Model averaging over a network that may lose messages (RPS; Yu et al. 2019).
 
-- `blocks`: how a vector is cut into a block for each rank, and who owns which.
-- `transports`: the role: vectors of all ranks go in, and their mean comes out, as far as messages arrive.
-- `reliable`, `lossy`: members over the collectives of Horovod (`collectives`); the second one loses by chance.
-- `datagrams`: a member over UDP, which loses what the network loses; `endpoints` calls its native side.
-- `optimizer`: `ModelAveraging`, around a Keras optimizer; `participant` does it, `flat` lays variables end to end,
-  `means` is the exact mean of all models, `telemetry` what was lost, and `returning` what a rank does that comes back
-  after the end of its process.
-- `gradients`: `GradientAveraging`, which loses what model averaging does not.
+- `blocks`: how a vector is cut into one block per rank, and which rank owns which block.
+- `transports`: the role: takes the vectors of all ranks and returns their mean, as far as messages arrive.
+- `reliable`, `lossy`: transports over Horovod's collectives (`collectives`); the second drops messages at random.
+- `datagrams`: a transport over UDP, which loses what the network loses; `endpoints` calls its native side.
+- `optimizer`: `ModelAveraging`, around a Keras optimizer. `participant` does the work, `flat` lays variables end to
+  end, `means` computes the exact mean of all models, `telemetry` measures losses, and `returning` lets a rank come back
+  after its process has ended.
+- `gradients`: `GradientAveraging`, which suffers from losses that model averaging tolerates.
 - `theory`: the closed forms.
 """
 

@@ -1,4 +1,4 @@
-"""How a vector is cut into a block for each rank, and who owns which block in which round."""
+"""How a vector is cut into one block per rank, and which rank owns which block in which round."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import tensorflow as tf
 
 
 class Blocks(NamedTuple):
-    """A vector, padded with zeros, as P blocks of equal length; block b is [b * length : (b + 1) * length].
+    """A vector, padded with zeros and cut into P blocks of equal length; block b is [b * length : (b + 1) * length].
 
     Attributes:
-        size: d, the elements of the vector, at least 1.
+        size: d, the number of elements of the vector, at least 1.
         ranks: P.
     """
 
@@ -20,24 +20,24 @@ class Blocks(NamedTuple):
 
     @property
     def length(self) -> int:
-        """The elements of a block, ceil(d / P)."""
+        """The number of elements of a block, ceil(d / P)."""
         return -(-self.size // self.ranks)
 
     @property
     def padded(self) -> int:
-        """The elements of all blocks."""
+        """The number of elements of all blocks together."""
         return self.ranks * self.length
 
     def cut(self, vector: tf.Tensor) -> tf.Tensor:
-        """The blocks of a vector [d], [P, length]."""
+        """Cuts a vector [d] into blocks [P, length]."""
         return tf.reshape(tf.pad(vector, [[0, self.padded - self.size]]), [self.ranks, self.length])
 
     def join(self, blocks: tf.Tensor) -> tf.Tensor:
-        """The vector [d] of blocks [P, length]."""
+        """Joins blocks [P, length] into a vector [d]."""
         return tf.reshape(blocks, [self.padded])[: self.size]
 
     def owner_of(self, block: Any, round: Any, rotate: bool) -> Any:
-        """The rank that averages a block: in round t rank (b + t) % P, so that each has its turn; else rank b.
+        """The rank that averages a block: (b + t) % P in round t, so that each takes its turn; b without rotation.
 
         Args:
             block: integers of any shape.
@@ -51,11 +51,11 @@ class Blocks(NamedTuple):
         return (rank - round) % self.ranks if rotate else rank
 
     def by_owner(self, blocks: tf.Tensor, round: tf.Tensor, rotate: bool) -> tf.Tensor:
-        """What stands in the order of blocks, [P, ...], in that of their owners in a round."""
+        """Reorders rows [P, ...] from the order of blocks to the order of their owners in a round."""
         return tf.roll(blocks, _turns(round, self.ranks), axis=0) if rotate else blocks
 
     def by_block(self, owned: tf.Tensor, round: tf.Tensor, rotate: bool) -> tf.Tensor:
-        """What stands in the order of owners in a round, [P, ...], in that of their blocks."""
+        """Reorders rows [P, ...] from the order of owners in a round to the order of their blocks."""
         return tf.roll(owned, -_turns(round, self.ranks), axis=0) if rotate else owned
 
 

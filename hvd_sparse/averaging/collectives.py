@@ -1,4 +1,4 @@
-"""What the transports over reliable collectives have in common: every block travels, and who counts it is told."""
+"""What the transports over reliable collectives share: every block is sent, and a function says which ones count."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hvd_sparse.averaging.blocks import Blocks
 from hvd_sparse.averaging.transports import Averaged, Channel
 from hvd_sparse.transport.communicator import Communicator
 
-# What changes no bit of a sum, not even the sign of a zero. An array, as of the numbers 0.0 and -0.0, which are equal,
-# TensorFlow keeps the one that it has seen first, and gives it back for the other.
+# Adding this changes no bit of a sum, not even the sign of a zero. It is an array because TensorFlow caches scalars by
+# value: 0.0 and -0.0 compare equal, and it would return whichever of the two it has seen first.
 _NOTHING = np.array([-0.0], np.float32)
 
-Arrivals = Callable[[tf.Tensor], tf.Tensor]  # of a round, [] int64, from whom blocks arrive here, [2, P] bool
+Arrivals = Callable[[tf.Tensor], tf.Tensor]  # round [] int64 -> ranks whose blocks arrive here, [2, P] bool
 
 
 class CollectiveChannel(Channel):
-    """Averages by an all-to-all and an all-gather of `Communicator`, and uses of what they bring what has arrived.
+    """Averages with an all-to-all and an all-gather of `Communicator`, and uses the blocks that count as arrived.
 
-    Steps and bytes sent per rank: 2 (P - 1) and 8 (P - 1) / P of the padded elements; to agree on who is finite, one
-    all-reduce of 4 bytes.
+    Steps and bytes sent per rank: 2 (P - 1) and 8 (P - 1) / P of the padded elements; one all-reduce of 4 bytes to
+    agree on which ranks are finite.
     """
 
     def __init__(self, blocks: Blocks, world: Communicator, rotate: bool, name: str, arrivals: Arrivals):
@@ -49,7 +49,7 @@ class CollectiveChannel(Channel):
         return self._world.allreduce(own, "max", f"{self._name}.culprit")
 
     def _mean_of_own_block(self, blocks: tf.Tensor, arrived: tf.Tensor, round: tf.Tensor) -> tf.Tensor:
-        """The mean [1, length] of what has arrived, [P] bool, of the block that this rank owns."""
+        """The mean [1, length] of those blocks that have arrived, [P] bool, for the block that this rank owns."""
         sent = self._blocks.by_owner(blocks, round, self._rotate)
         parts = self._world.alltoall(sent, [1] * self._blocks.ranks, f"{self._name}.reduce_scatter")
         total, _ = ops.sum_parts(tf.where(arrived[:, None], parts, tf.constant(_NOTHING)))

@@ -1,4 +1,4 @@
-"""Averaging by datagrams (UDP): what a network loses is lost, and no rank waits for longer than a stated time."""
+"""Averaging by datagrams (UDP): what the network loses stays lost, and no rank waits longer than a stated time."""
 
 from __future__ import annotations
 
@@ -29,37 +29,39 @@ _PERSON = b"hvds datagrams 1"
 
 @dataclasses.dataclass(frozen=True)
 class Datagrams(Transport):
-    """Sends each segment of a vector once, as a datagram, and averages what has arrived when its time is up.
+    """Sends each segment of a vector once, as a datagram, and averages what has arrived when the time is up.
 
-    Reduce-scatter and all-gather of section 4 of Yu et al. 2019, with loss by segment and not by block. A phase ends
-    when all is there, when all ranks have said that they have sent all of theirs, or, as in OptiReduce (NSDI 2025), at
-    its limit: the longer of `least`, and the shorter of `multiple` times bytes over rate and `slack` times the median
-    of recent phases, or times bytes over rate where that is more, as when the rate has just fallen. What a
-    reduce-scatter leaves of its limit the all-gather may use, as other ranks may still be in the first.
+    The reduce-scatter and all-gather of section 4 of Yu et al. 2019, but segments are lost instead of blocks. A phase
+    ends when everything has arrived, when all ranks have said that they have sent all of theirs, or, as in OptiReduce
+    (NSDI 2025), at its limit. The limit is the shorter of `multiple` times bytes / rate and `slack` times the median of
+    recent phases (or times bytes / rate if that is longer, as when the rate has just dropped), and at least `least`.
+    The all-gather may use what the reduce-scatter leaves of its limit, as other ranks may still be in the
+    reduce-scatter.
 
-    A round begins when all ranks are in it. Who is not there after `patience` seconds is silent: nobody waits for it or
-    sends it vectors until it takes part again, and then it goes on in the round that the others are in.
+    A round begins when all ranks have entered it. A rank that has not after `patience` seconds is silent: no rank waits
+    for it or sends it vectors until it takes part again, and then it continues in the round that the others are in.
 
-    Datagrams are authenticated by SipHash-2-4 with 128 bits (Aumasson and Bernstein 2012) under a key for each job,
-    start of a process and direction, and are not encrypted. Anything else is dropped and counted.
+    Datagrams are authenticated by SipHash-2-4 with 128 bits (Aumasson and Bernstein 2012), with a key for each job,
+    process start and direction, and are not encrypted. Anything else is dropped and counted.
 
     Attributes:
-        interface: network interface, or address, of this host; None is the address by which others know it. It may be
-            another one on every rank.
-        rate: bits per second at which a rank sends at most, headers included: what the slowest link of a host carries,
-            divided by the ranks there. None finds out, from 100 Mbit/s on, and loses something meanwhile.
+        interface: network interface, or address, of this host; None is the address by which the others know it. It may
+            differ between ranks.
+        rate: bits per second, headers included, that a rank sends at most: what the slowest link of a host carries,
+            divided by the number of ranks there. None adapts, starting at 100 Mbit/s, and loses some messages
+            meanwhile.
         mtu: bytes of an IP packet on the narrowest link between the ranks.
-        multiple: how many times bytes over rate a phase may last; the rate is that of the slowest rank.
-        slack: how many times the median of the last nine phases, or bytes over rate if that is more, it may last.
-        least: seconds that it may always last.
-        patience: seconds that a round waits for ranks that are not there.
-        spread: whether what travels is a randomised Hadamard transform of each block over its segments, as in
-            OptiReduce (NSDI 2025): a segment that is lost takes a little of many elements in place of all of a stretch.
-            The result is the mean to rounding, not to the bit.
-        offload: whether the system may cut and join datagrams (UDP_SEGMENT, UDP_GRO), where it can: half the processor
+        multiple: the limit of a phase, as a multiple of bytes / rate; the rate is that of the slowest rank.
+        slack: the limit as a multiple of the median of the last nine phases, or of bytes / rate if that is longer.
+        least: seconds that a phase may last in any case.
+        patience: seconds that a round waits for missing ranks.
+        spread: whether ranks send a randomised Hadamard transform of each block over its segments, as in OptiReduce
+            (NSDI 2025): a lost segment then removes a little of many elements instead of all of a stretch. The result
+            is the mean up to rounding, not to the bit.
+        offload: whether the system may split and join datagrams (UDP_SEGMENT, UDP_GRO), if it can: half the processor
             time.
 
-    Steps and bytes sent per rank: 2 and 2 (P - 1) / P of the vector, and 56 bytes more for each datagram.
+    Steps and bytes sent per rank: 2 and 2 (P - 1) / P of the vector, plus 56 bytes for each datagram.
     """
 
     interface: str | None = None
@@ -85,12 +87,11 @@ class Datagrams(Transport):
         return {name: value for name, value in describe(self).items() if name != "interface"}
 
     def open(self, size: int, world: Communicator, rotate: bool, name: str) -> DatagramsChannel:
-        """Makes a channel, see `Transport.open`.
+        """Opens a channel, see `Transport.open`.
 
         Raises:
-            OSError: on every rank alike, where one cannot listen.
-            ValueError: where there are more than 64 ranks, or, on every rank alike, where some have IPv4 addresses
-                and others IPv6.
+            OSError: on every rank, if one cannot listen.
+            ValueError: if there are more than 64 ranks, or, on every rank, if some have IPv4 addresses and others IPv6.
         """
         if world.size > endpoints.MOST_RANKS:
             raise ValueError(
@@ -108,13 +109,13 @@ class Datagrams(Transport):
             raise
 
     def reopen(self, ticket: Ticket) -> DatagramsChannel:
-        """Makes a channel for a rank whose process is gone and that comes back as another; no collective.
+        """Opens a channel in a new process for a rank whose former process has ended; not a collective.
 
         Args:
-            ticket: of the channel that it had.
+            ticket: of the channel that the rank had.
 
         Raises:
-            OSError: where it cannot listen at its old address and port.
+            OSError: if it cannot listen at its old address and port.
         """
         former = ticket.ends[ticket.rank]
         number, own = self._try_to_open(ticket.size, ticket.rank, len(ticket.ends), ticket.rotate, former)
@@ -126,7 +127,7 @@ class Datagrams(Transport):
     def _try_to_open(
         self, size: int, rank: int, ranks: int, rotate: bool, former: End | None = None
     ) -> tuple[int, End]:
-        """This rank's endpoint, and where it is; 0 and why not, so that the others can be told."""
+        """This rank's endpoint and its address; 0 and the reason if it failed, so that the others can be told."""
         bind = former.address if former else self.interface or host_names.own()
         start = max(int(time.time()), former.start + 1 if former else 0)
         try:
@@ -164,8 +165,9 @@ class End(NamedTuple):
     Attributes:
         address: numeric.
         port: UDP.
-        start: when its process began to, in seconds since 1970; a later one of the same rank has a greater one.
-        problem: why it cannot; empty where it does.
+        start: when its process began to listen, in seconds since 1970; a later process of the same rank has a greater
+            one.
+        problem: why it cannot listen; empty if it can.
     """
 
     address: str
@@ -175,14 +177,14 @@ class End(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """With what a rank whose process is gone can come back; the secret is not for anybody's eyes.
+    """What a rank needs to come back after its process has ended; it contains a secret.
 
     Attributes:
-        rank: who comes back.
+        rank: the rank that comes back.
         size: d.
         rotate: whether owners change.
-        ends: of all ranks.
-        secret: of their meeting, as hexadecimal digits.
+        ends: where each rank listens.
+        secret: the job's secret, as hexadecimal digits.
     """
 
     rank: int
@@ -195,12 +197,12 @@ class Ticket(NamedTuple):
         return f"Ticket(rank {self.rank})"
 
     def to_json(self) -> list[Any]:
-        """All of it, secret included, as lists, numbers and strings."""
+        """All fields, the secret included, as lists, numbers and strings."""
         return [self.rank, self.size, self.rotate, [list(end) for end in self.ends], self.secret]
 
     @classmethod
     def from_json(cls, told: list[Any]) -> Ticket:
-        """What `to_json` gave; ValueError, TypeError or LookupError where it is something else."""
+        """The ticket from the output of `to_json`; ValueError, TypeError or LookupError if it is something else."""
         rank, size, rotate, ends, secret = told
         bytes.fromhex(secret)
         ticket = cls(int(rank), int(size), bool(rotate), [End(*end) for end in ends], secret)
@@ -209,12 +211,12 @@ class Ticket(NamedTuple):
 
 
 class Listened(NamedTuple):
-    """What came of a round to which a rank contributed nothing.
+    """The result of a round to which this rank contributed nothing.
 
     Attributes:
-        round: which one it was.
-        vector: [d] float32, the means, and what it had where none came.
-        came: [P, segments of a block at most] bool, by block: whether the mean of a segment came.
+        round: the round that was averaged.
+        vector: [d] float32, the means, and the old values where none arrived.
+        came: [P, segments of a block at most] bool, by block: whether the mean of a segment arrived.
     """
 
     round: int
@@ -226,12 +228,12 @@ class DatagramsChannel(Channel):
     """One rank's endpoint.
 
     Attributes:
-        ticket: for a process that is to take this one's place.
+        ticket: lets another process take this one's place.
         spread: whether blocks are transformed.
     """
 
     def __init__(self, number: int, ticket: Ticket, spread: bool = False):
-        """Takes an endpoint that has joined."""
+        """Takes an endpoint that has joined the others."""
         self.ticket, self.spread = ticket, spread
         self._number, self._ranks = number, len(ticket.ends)
         self._close = weakref.finalize(self, endpoints.close, number)  # at the latest when the process ends
@@ -240,7 +242,7 @@ class DatagramsChannel(Channel):
         """Averages a vector, see `Channel.average`.
 
         Raises:
-            tf.errors.AbortedError: where the channel is closed, or datagrams are larger than the interface takes.
+            tf.errors.AbortedError: if the channel is closed, or datagrams are larger than the interface allows.
         """
         mean, counts, averaged = ops.library().hvd_datagrams_average(
             vector=vector, round=round, endpoint=self._number, size=self.ticket.size, ranks=self._ranks
@@ -248,7 +250,7 @@ class DatagramsChannel(Channel):
         return Averaged(mean, counts[0::2], counts[1::2], averaged)
 
     def segments(self) -> np.ndarray:
-        """Which segments there are, [P, segments of a block at most] bool, by block."""
+        """Which segments exist, [P, segments of a block at most] bool, by block."""
         recorded = self._recorded()
         blocks = Blocks(self.ticket.size, self._ranks)
         lengths = np.diff(np.minimum(np.arange(self._ranks + 1) * blocks.length, blocks.size))
@@ -256,19 +258,19 @@ class DatagramsChannel(Channel):
         return np.arange(recorded.came.shape[1]) < counts[:, None]
 
     def listen(self, vector: np.ndarray, round: int) -> Listened | None:
-        """Takes part in a round and contributes nothing: a rank that has come back takes over what the others have.
+        """Takes part in a round without contributing: a rank that comes back takes over what the others have.
 
-        It averages the block that it owns as in any round, of what the others send.
+        It averages the block that it owns, as in any round, from what the others send.
 
         Args:
-            vector: [d] float32, what stays where no mean comes.
-            round: at least 0; a later one where the others are there already.
+            vector: [d] float32, what is kept where no mean arrives.
+            round: at least 0; the channel moves to a later one if the others are already there.
 
         Returns:
-            None where no other rank has come within the transport's patience.
+            None if no other rank has entered the round within the transport's patience.
 
         Raises:
-            OSError: where the channel is closed, or datagrams are larger than the interface takes.
+            OSError: if the channel is closed, or datagrams are larger than the interface allows.
         """
         listened = endpoints.listen(self._number, vector, round, self._ranks)
         return None if listened is None else Listened(*listened, self._recorded().came)
@@ -283,12 +285,12 @@ class DatagramsChannel(Channel):
         """What this rank has seen, for telemetry.
 
         Returns:
-            - datagrams: how many have come, by what became of them: accepted, dropped as wrong (bad_size, bad_header,
-              bad_start, bad_tag, replayed), or genuine and of no use (other_round, other_place, repeated, late).
-            - sent: how many were sent.
-            - silent: ranks that nobody waits for.
-            - rate: bits per second at which it sends now.
-            - waited: seconds until all had come, in the last round.
+            - datagrams: how many have arrived, by what became of them: accepted, rejected (bad_size, bad_header,
+              bad_start, bad_tag, replayed), or genuine but of no use (other_round, other_place, repeated, late).
+            - sent: the number of datagrams sent.
+            - silent: ranks that are not waited for.
+            - rate: bits per second at which this rank sends now.
+            - waited: seconds until all ranks had entered the last round.
             - reduce_scatter, all_gather: seconds of the last one and its limit.
 
             {} when the channel is closed.
@@ -307,7 +309,7 @@ class DatagramsChannel(Channel):
         }
 
     def recorded(self) -> Recorded | None:
-        """What the last round was made of, segment by segment; None when the channel is closed."""
+        """Which ranks contributed to the last round, and what arrived, by segment; None when the channel is closed."""
         return endpoints.record(self._number, self._ranks)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The native side of `Datagrams` (ops/datagrams/datagrams.h), called by ctypes."""
+"""The native side of `Datagrams` (ops/datagrams/datagrams.h), called through ctypes."""
 
 from __future__ import annotations
 
@@ -65,13 +65,13 @@ class Report(ctypes.Structure):
 
 
 class Recorded(NamedTuple):
-    """What the last round was made of, segment by segment; these are of transformed blocks where losses are spread.
+    """Which ranks contributed to the last round, and what arrived, by segment (of transformed blocks under `spread`).
 
     Attributes:
         segment: elements of a segment; the last one of a block may be shorter.
-        contributors: [segments of a block at most] uint64, bit r: the vector of rank r is in the mean of this segment
-            of the block that this rank owned; 0 where there is no such segment.
-        came: [P, segments of a block at most] bool, by block: whether this rank has the mean of a segment.
+        contributors: [segments of a block at most] uint64; bit r is set if the vector of rank r is in the mean of this
+            segment of the block that this rank owned; 0 if there is no such segment.
+        came: [P, segments of a block at most] bool, by block: whether this rank has received the mean of a segment.
     """
 
     segment: int
@@ -85,14 +85,14 @@ def open_endpoint(settings: Settings, address: str, port: int) -> tuple[int, int
     Args:
         settings: of this rank.
         address: numeric.
-        port: 0 for one that the system chooses.
+        port: 0 lets the system choose one.
 
     Returns:
-        The endpoint's number, and its port.
+        The endpoint's number and its port.
 
     Raises:
-        OSError: where there can be no such socket.
-        ValueError: where the settings cannot be.
+        OSError: if no such socket can be opened.
+        ValueError: if the settings are invalid.
     """
     message, bound = ctypes.create_string_buffer(_MESSAGE), ctypes.c_int32(port)
     number = _native().hvds_datagrams_open(ctypes.byref(settings), address.encode(), ctypes.byref(bound), message)
@@ -103,10 +103,10 @@ def open_endpoint(settings: Settings, address: str, port: int) -> tuple[int, int
 
 
 def join(number: int, addresses: Sequence[str], ports: Sequence[int], starts: Sequence[int], key: bytes) -> None:
-    """Tells an endpoint of the others.
+    """Tells an endpoint about the others, and starts it.
 
     Raises:
-        OSError: where it cannot begin.
+        OSError: if it cannot start.
     """
     ranks, message = len(addresses), ctypes.create_string_buffer(_MESSAGE)
     hosts = (ctypes.c_char_p * ranks)(*(address.encode() for address in addresses))
@@ -118,13 +118,13 @@ def join(number: int, addresses: Sequence[str], ports: Sequence[int], starts: Se
 
 
 def report(number: int) -> Report | None:
-    """What an endpoint has seen; None where it is closed."""
+    """What an endpoint has seen; None if it is closed."""
     told = Report()
     return None if _native().hvds_datagrams_report_of(number, ctypes.byref(told)) else told
 
 
 def record(number: int, ranks: int) -> Recorded | None:
-    """What the last round of an endpoint was made of; None where it is closed."""
+    """Which ranks contributed to an endpoint's last round, and what arrived; None if it is closed."""
     most = _native().hvds_datagrams_record(number, None, None, None)
     if most < 0:
         return None
@@ -134,19 +134,19 @@ def record(number: int, ranks: int) -> Recorded | None:
 
 
 def listen(number: int, vector: np.ndarray, round: int, ranks: int) -> tuple[int, np.ndarray] | None:
-    """Takes part in a round and contributes nothing, see hvds_datagrams_average.
+    """Takes part in a round without contributing, see hvds_datagrams_average.
 
     Args:
         number: the endpoint.
-        vector: [d] float32, what stays where no mean comes.
-        round: the one to begin with, or a later one where the others are there already.
+        vector: [d] float32, what is kept where no mean arrives.
+        round: the round to begin with; a later one is used if the others are already there.
         ranks: P.
 
     Returns:
-        The round and the new vector; None where no other rank takes part.
+        The round and the new vector; None if no other rank takes part.
 
     Raises:
-        OSError: where the channel is closed, or datagrams are larger than the interface takes.
+        OSError: if the channel is closed, or datagrams are larger than the interface allows.
     """
     mean, counts = np.empty_like(vector), np.zeros([4, ranks], np.int64)
     message = ctypes.create_string_buffer(_MESSAGE)
@@ -159,7 +159,7 @@ def listen(number: int, vector: np.ndarray, round: int, ranks: int) -> tuple[int
 
 
 def close(number: int) -> None:
-    """Says good-bye to the others, if that has not happened."""
+    """Says goodbye to the others and closes the endpoint; a second call does nothing."""
     _native().hvds_datagrams_close(number)
 
 

@@ -18,7 +18,7 @@ class FlatVariables:
     """Variables of float32, float16 or bfloat16, laid end to end as a vector [size] of float32.
 
     Attributes:
-        size: the elements of all.
+        size: the number of elements of all variables.
     """
 
     def __init__(self, variables: Sequence[Any]):
@@ -32,7 +32,7 @@ class FlatVariables:
         return [[name, list(variable.shape), str(variable.dtype)] for name, variable in named]
 
     def read(self) -> tf.Tensor:
-        """What the variables hold."""
+        """The values of the variables as one vector."""
         return flat([tf.convert_to_tensor(variable) for variable in self._variables])
 
     def assign(self, vector: tf.Tensor) -> None:
@@ -41,18 +41,18 @@ class FlatVariables:
             variable.assign(value)
 
     def cut(self, vector: tf.Tensor) -> list[tf.Tensor]:
-        """The part of each variable of a vector, in the variable's shape and dtype."""
+        """Cuts a vector into one part per variable, in the variable's shape and dtype."""
         parts = zip(tf.split(vector, self._sizes), self._variables, strict=True)
         return [tf.cast(tf.reshape(part, variable.shape), variable.dtype) for part, variable in parts]
 
 
 def flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """Tensors laid end to end, float32."""
+    """Tensors laid end to end, as float32."""
     return tf.concat([tf.reshape(tf.cast(tensor, tf.float32), [-1]) for tensor in tensors], 0)
 
 
 def require_floats(variables: Sequence[Any]) -> None:
-    """Raises ValueError where there is nothing to be averaged, or a variable of another dtype."""
+    """Raises ValueError if there is no variable, or one of another dtype."""
     if not variables:
         raise ValueError("There are no trainable variables, so that nothing can be averaged.")
     for name, variable in zip(unique_names(variables), variables, strict=True):

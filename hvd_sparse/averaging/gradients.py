@@ -1,4 +1,4 @@
-"""The mean of gradients over a network that may lose messages: what model averaging is compared with."""
+"""The mean of gradients over a network that may lose messages: the baseline that model averaging is compared with."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ _numbers = itertools.count()
 def GradientAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
     optimizer: keras.optimizers.Optimizer, transport: Transport, rotate: bool = True
 ) -> keras.optimizers.Optimizer:
-    """Makes a Keras optimizer average gradients over all ranks by messages of which some may be lost.
+    """Makes a Keras optimizer average gradients over all ranks, by messages some of which may be lost.
 
-    It is the contrast of section 6.1 of Yu et al. 2019, and not for use: where a block is lost a rank applies its own
-    gradient, and nothing ever brings the models together again. All ranks begin with what rank 0 has. Where nothing is
-    lost it is synchronous training. Not for loss scaling or `gradient_accumulation_steps`.
+    This is the baseline of section 6.1 of Yu et al. 2019, not meant for use: where a block is lost, a rank applies its
+    own gradient, and nothing ever brings the models together again. All ranks begin with rank 0's variables. Without
+    losses it is synchronous training. It does not support loss scaling or `gradient_accumulation_steps`.
 
     Args:
-        optimizer: any Keras optimizer, not built yet; changed in place and returned.
+        optimizer: any Keras optimizer that is not built yet; changed in place and returned.
         transport: what carries the gradients, laid end to end as a vector of float32.
-        rotate: whether the owner of a block is another rank in each step.
+        rotate: whether the owner of a block changes in each step.
 
     Raises:
-        TypeError: where it is no Keras optimizer.
-        ValueError: where it is wrapped or built already, or its steps are not one gradient each; in the first step, on
-            every rank alike, where ranks have built other models.
-        tf.errors.InvalidArgumentError: in a step, where a rank's gradient holds a NaN or an infinity.
+        TypeError: if it is not a Keras optimizer.
+        ValueError: if it is already wrapped or built, or its steps are not one gradient each; in the first step, on
+            every rank, if ranks have built different models.
+        tf.errors.InvalidArgumentError: in a step, if a rank's gradient holds a NaN or an infinity.
 
     Steps and bytes sent per rank: those of the transport.
     """
@@ -55,12 +55,12 @@ def GradientAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
 
 
 def averages_gradients(optimizer: Any) -> bool:
-    """Whether an optimizer is one of `GradientAveraging`."""
+    """Whether an optimizer was made by `GradientAveraging`."""
     return isinstance(optimizer, keras.optimizers.Optimizer) and _AVERAGED in vars(optimizer)
 
 
 def averaged_gradients(optimizer: Any) -> _Gradients:
-    """What averages the gradients of an optimizer; ValueError where it does not."""
+    """The object that averages the gradients of an optimizer; ValueError if there is none."""
     if not averages_gradients(optimizer):
         raise ValueError(
             f"Expected an optimizer that averages gradients, got {type(optimizer).__name__}: make it one by "
@@ -91,7 +91,7 @@ class _Gradients:
 
     @tf.autograph.experimental.do_not_convert
     def mean(self, gradients: Sequence[Any], variables: Sequence[Any]) -> list[tf.Tensor]:
-        """The mean gradient of each of `self.variables`, of its dtype; what has none counts as zero."""
+        """The mean gradient of each of `self.variables`, in its dtype; a missing gradient counts as zero."""
         given = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
         own = flat([_dense(given.get(id(variable)), variable) for variable in self.variables])
         with tf.control_dependencies(require_finite(own, self._channel, self._world.world_rank, "gradients")):

@@ -1,4 +1,4 @@
-"""Averaging that loses messages by chance, over a network that loses none."""
+"""Averaging that drops messages at random, over a network that loses none."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from hvd_sparse.averaging.transports import Transport
 
 @dataclasses.dataclass(frozen=True)
 class Lossy(Transport):
-    """Loses each block of each pair of ranks, in each of the two phases, by itself with the same probability.
+    """Loses each block between each pair of ranks, in each of the two phases, independently with the same probability.
 
-    It is what section 6.1 of Yu et al. 2019 simulates: to learn how training takes it before the network loses
-    anything. All blocks travel over the reliable collectives of Horovod; those that are drawn are not used. What is
-    lost follows from the seed and the round alone.
+    This is the simulation of section 6.1 of Yu et al. 2019: it shows how much loss training tolerates before it runs on
+    such a network. All blocks travel over Horovod's reliable collectives; those that are drawn as lost are not used.
+    What is lost depends on the seed and the round alone.
 
     Attributes:
         probability: of losing a block, in [0, 1]; an owner's own block is never lost.
@@ -43,16 +43,16 @@ class Lossy(Transport):
 
 
 def lost(probability: float, seed: int, round: tf.Tensor | int, ranks: int) -> tf.Tensor:
-    """Which messages of a round `Lossy` loses: the same on every rank and every run.
+    """The messages of a round that `Lossy` loses: the same on every rank and in every run.
 
     Args:
-        probability: of each message between two ranks.
+        probability: of losing each message between two ranks.
         seed: of the draws.
         round: [] int64.
         ranks: P.
 
     Returns:
-        [2, P, P] bool: phase (reduce-scatter, all-gather), sender, receiver; False where these are one rank.
+        [2, P, P] bool: phase (reduce-scatter, all-gather), sender, receiver; False if sender and receiver are the same.
     """
     with tf.device("CPU:0"):
         seeds = tf.stack([tf.constant(seed, tf.int64), tf.cast(round, tf.int64)])

@@ -15,7 +15,7 @@ from hvd_sparse.exchange import slots
 def mean(model_or_optimizer: keras.Model | keras.optimizers.Optimizer) -> MeanOfModels:
     """Gathers the exact mean of all ranks' models; a collective: every rank calls it, between the same two steps.
 
-    It is of the trainable weights, of the optimizer's slots, and of a model's other variables of float32, float16 or
+    It covers the trainable weights, the optimizer's slots, and a model's other variables of float32, float16 or
     bfloat16, such as the statistics of batch normalisation.
 
         with hvd.averaging.mean(model):
@@ -23,19 +23,19 @@ def mean(model_or_optimizer: keras.Model | keras.optimizers.Optimizer) -> MeanOf
             if hvd.rank() == 0:
                 model.save("model.keras")
 
-    Inside of the block the model holds the mean, on every rank, and saving it needs no other rank; behind it each rank
-    has its own again.
+    Inside the block the model holds the mean on every rank, and saving it needs no other rank; after the block each
+    rank has its own model again.
 
     Args:
-        model_or_optimizer: a model that was compiled with the optimizer of `ModelAveraging`, or that optimizer.
+        model_or_optimizer: a model compiled with an optimizer made by `ModelAveraging`, or that optimizer.
 
     Raises:
-        ValueError: where it averages nothing.
+        ValueError: if the optimizer does not average models.
         RuntimeError: before the first step.
-        tf.errors.InvalidArgumentError: on every rank alike where a rank's values are not finite.
+        tf.errors.InvalidArgumentError: on every rank, if a rank's values are not finite.
 
-    Steps and bytes sent per rank: those of `Reliable` for all these variables. Both the mean and a rank's own values
-    are kept.
+    Steps and bytes sent per rank: those of `Reliable` for all these variables. Memory: the mean and the rank's own
+    values.
     """
     of_model = isinstance(model_or_optimizer, keras.Model)
     optimizer = model_or_optimizer.optimizer if of_model else model_or_optimizer
@@ -47,7 +47,7 @@ def mean(model_or_optimizer: keras.Model | keras.optimizers.Optimizer) -> MeanOf
 
 
 class MeanOfModels:
-    """The exact mean of all ranks' models, to be put in the place of a rank's own and taken back."""
+    """The exact mean of all ranks' models, to be swapped in for a rank's own model and out again."""
 
     def __init__(self, variables: FlatVariables, participant: Participant):
         self._variables = variables
@@ -65,14 +65,14 @@ class MeanOfModels:
 
     @property
     def is_of_now(self) -> bool:
-        """Whether no step was made since it was gathered."""
+        """Whether no step has been made since the mean was gathered."""
         return self._calls == self._participant.calls
 
     def put(self) -> None:
-        """Gives the model the mean, and keeps what it had.
+        """Gives the model the mean, and keeps its own values.
 
         Raises:
-            RuntimeError: where a step was made since it was gathered.
+            RuntimeError: if a step was made since the mean was gathered.
         """
         if not self.is_of_now:
             raise RuntimeError("The models were trained since their mean was gathered: call hvd.averaging.mean anew.")
@@ -82,10 +82,10 @@ class MeanOfModels:
         self._participant.holds_mean(True)
 
     def take_back(self) -> None:
-        """Gives the model what this rank had before `put`.
+        """Gives the model the values that this rank had before `put`.
 
         Raises:
-            RuntimeError: where a step was made on the mean.
+            RuntimeError: if a step was made on the mean.
         """
         if not self.is_of_now:
             raise RuntimeError(

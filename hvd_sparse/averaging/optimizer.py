@@ -1,4 +1,4 @@
-"""A Keras optimizer whose models are averaged over ranks after its own steps."""
+"""A Keras optimizer whose models are averaged over ranks after the ranks' own steps."""
 
 from __future__ import annotations
 
@@ -31,39 +31,39 @@ def ModelAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
     guard_every: int = 100,
     telemetry: Telemetry | None = None,
 ) -> keras.optimizers.Optimizer:
-    """Makes a Keras optimizer average models over all ranks, by messages of which some may be lost (RPS, section 4.1).
+    """Makes a Keras optimizer average models over all ranks, by messages some of which may be lost (RPS, section 4.1).
 
-    Each rank makes steps of its own, with all that the optimizer does and slots of its own. After every H-th of them
-    all trainable variables, laid end to end as a vector of float32, are averaged block by block: ranks send each block
-    to its owner, who sends back the mean of what has arrived. A rank that does not receive a block keeps its own. It is
-    to be passed to `compile`, or used in a loop of one's own, as any optimizer. It keeps its class and config;
-    `iterations` counts a rank's own steps. All ranks begin with what rank 0 has, and make equally many steps.
+    Each rank makes steps of its own, with all that the optimizer does and its own slots. After every H-th step all
+    trainable variables, laid end to end as a float32 vector, are averaged block by block: ranks send each block to its
+    owner, which sends back the mean of what has arrived. A rank that does not receive a block keeps its own. Pass the
+    optimizer to `compile`, or use it in your own loop, like any other. It keeps its class and config; `iterations`
+    counts a rank's own steps. All ranks begin with rank 0's variables, and must make the same number of steps.
 
-    Models differ between ranks while they train. `mean` has the exact mean of all, to evaluate and to save it;
-    `hvd.callbacks.MeanOfModelsCallback` does so in `fit`. With loss scaling a rank that skips a step takes part with
-    its weights as they are. With `gradient_accumulation_steps` only steps that are applied count.
+    Models differ between ranks during training. `mean` gathers the exact mean of all, for evaluating and saving;
+    `hvd.callbacks.MeanOfModelsCallback` does so in `fit`. With loss scaling, a rank that skips a step takes part with
+    its weights unchanged. With `gradient_accumulation_steps`, only steps that are applied count.
 
     Args:
         optimizer: any Keras optimizer, with or without loss scaling around it, not wrapped yet. It is changed in place
-            and returned. One that is built already, as a loaded one is, takes part from now on: a collective then.
-        transport: what carries the vectors: `Reliable()`, or `Lossy(probability, seed)`.
-        every: H, own steps between two rounds of averaging (local SGD).
-        rotate: whether the owner of a block is another rank in each round. An owner's own weights are never lost, so
-            that they count for more than others; False is as published.
-        resynchronise_every: steps after which a round is exact, by a reliable network, in place of the transport; a
-            multiple of `every`. None never asks for it.
-        max_distance: the Euclidean distance between a rank's model and the mean, measured before a round, beyond which
-            all ranks get the exact mean; `Telemetry` tells what is usual. None sets no bound.
-        guard_every: in every so many rounds ranks tell each other the largest distance, by one all-reduce of 4 bytes
-            that waits for all; of use with `max_distance` alone.
+            and returned. If it is already built, as a loaded one is, it joins now, which is a collective.
+        transport: how the vectors are sent: `Reliable()`, `Lossy(probability, seed)` or `Datagrams(...)`.
+        every: H, the number of own steps between two rounds of averaging (local SGD).
+        rotate: whether the owner of a block changes in each round. An owner's own weights are never lost and so count
+            for more than those of others; False is as published.
+        resynchronise_every: number of steps after which a round is exact, over a reliable network instead of the
+            transport; a multiple of `every`. None never makes one.
+        max_distance: the Euclidean distance between a rank's model and the mean, measured before a round, above which
+            all ranks get the exact mean; `Telemetry` shows what is usual. None sets no bound.
+        guard_every: number of rounds between two checks of the largest distance of all ranks, by one all-reduce of 4
+            bytes, in which all wait for each other; only used with `max_distance`.
         telemetry: measures what is lost.
 
     Raises:
-        TypeError: where it is no Keras optimizer, or no transport.
-        ValueError: where it is wrapped already or a setting is out of its range; in the first step, on every rank
-            alike, where ranks have built other models or have other settings.
-        tf.errors.InvalidArgumentError: in a step, where a rank's weights hold a NaN or an infinity, which is sent to
-            nobody: on every rank alike with `Reliable` and `Lossy`.
+        TypeError: if it is not a Keras optimizer, or not a transport.
+        ValueError: if it is already wrapped or a setting is out of its range; in the first step, on every rank, if
+            ranks have built different models or have different settings.
+        tf.errors.InvalidArgumentError: in a step, if a rank's weights hold a NaN or an infinity, which is not sent;
+            raised on every rank with `Reliable` and `Lossy`.
 
     Steps and bytes sent per rank: those of the transport, in every H-th step.
     """
@@ -85,14 +85,14 @@ def ModelAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
 
 
 def is_averaged(optimizer: Any) -> bool:
-    """Whether an optimizer averages models, or is one with loss scaling around such a one."""
+    """Whether an optimizer averages models, or is a loss scale optimizer around one that does."""
     return isinstance(optimizer, keras.optimizers.Optimizer) and _AVERAGED in vars(
         slots.without_loss_scaling(optimizer)
     )
 
 
 def averaged(optimizer: Any) -> Participant:
-    """What averages the models of an optimizer; ValueError where it does not."""
+    """The object that averages an optimizer's models; ValueError if there is none."""
     if not is_averaged(optimizer):
         raise ValueError(
             f"Expected an optimizer that averages models, got {type(optimizer).__name__}: make it one by "
@@ -105,10 +105,10 @@ def resynchronise(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives all ranks the exact mean of their models; a collective, between two steps.
 
     Args:
-        optimizer: of `ModelAveraging`. Its slots stay each rank's own.
+        optimizer: made by `ModelAveraging`. Its slots stay each rank's own.
 
     Raises:
-        ValueError: where it averages nothing.
+        ValueError: if it does not average models.
         RuntimeError: before the first step.
 
     Steps and bytes sent per rank: those of `Reliable`.
@@ -117,54 +117,54 @@ def resynchronise(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def close(optimizer: keras.optimizers.Optimizer) -> None:
-    """Gives back what an optimizer's transport holds, such as sockets; the optimizer makes no step afterwards.
+    """Releases what an optimizer's transport holds, such as sockets; the optimizer can make no step afterwards.
 
     Args:
-        optimizer: of `ModelAveraging`.
+        optimizer: made by `ModelAveraging`.
     """
     averaged(optimizer).close()
 
 
 def ticket(optimizer: keras.optimizers.Optimizer) -> bytes:
-    """With what this rank can come back where its process is gone and another one is started in its place.
+    """Returns what lets this rank come back if its process ends and another one is started in its place.
 
-    It has the job's secret in it: hand it to the process that will start the other one, by a pipe that both have
-    inherited, and to nobody else; no file, environment variable or store of the launcher is a place for it.
+    It contains the job's secret. Hand it only to the process that will start the other one, through a pipe that both
+    have inherited; never put it in a file, an environment variable or the launcher's store.
 
     Args:
-        optimizer: of `ModelAveraging` by `Datagrams`, from its first step on.
+        optimizer: made by `ModelAveraging` with `Datagrams`, after its first step has begun.
 
     Raises:
-        ValueError: where it averages nothing, or by something else, or some rounds are exact.
+        ValueError: if it does not average models, uses another transport, or some rounds are exact.
         RuntimeError: before the first step.
     """
     return averaged(optimizer).ticket.to_bytes()
 
 
 def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
-    """Has a rank that was gone come back in its first step: it takes over what the others have; no collective.
+    """Lets a rank that was gone come back in its first step: it takes over what the others have; not a collective.
 
-    Without `hvd.init()`, as Horovod's ranks cannot take in another one: what asks Horovod, as `hvd.rank()`, fails. Of
-    some rounds it takes what comes and contributes nothing, until it has all of the model; from then on it takes part
-    as it did. Its slots and the statistics of batch normalisation begin anew, and `iterations` is about what the others
-    have. What is exact is a collective of Horovod and refused here in words: `mean`, `resynchronise`, saving the model
-    with its optimizer. The other ranks can do none of it either since one of Horovod's processes is gone.
+    Do not call `hvd.init()`, as Horovod cannot admit a new process: whatever asks Horovod, such as `hvd.rank()`, fails.
+    For some rounds the rank only receives, until it has the whole model; from then on it takes part as before. Its
+    slots and the statistics of batch normalisation start anew, and `iterations` is about what the others have. Exact
+    operations are collectives of Horovod and raise an error here: `mean`, `resynchronise`, saving the model with its
+    optimizer. The other ranks cannot do them either once a Horovod process is gone.
 
     Args:
-        optimizer: of `ModelAveraging` by `Datagrams`, with the settings of before, not used yet.
-        ticket: of this rank, whose former process has ended, by `ticket`.
+        optimizer: made by `ModelAveraging` with `Datagrams` and the same settings as before, not used yet.
+        ticket: what `ticket` returned for this rank, whose former process has ended.
 
     Raises:
-        ValueError: where it is no ticket, the transport is not `Datagrams`, or some rounds are exact; in the first
-            step, where this process has built another model or has other settings than the job.
-        OSError: in the first step, where it cannot listen at its old address and port.
-        RuntimeError: where the optimizer was used already; in the first step, where no other rank takes part.
+        ValueError: if it is invalid, the transport is not `Datagrams`, or some rounds are exact; in the first step,
+            if this process has built another model or has other settings than the job.
+        OSError: in the first step, if it cannot listen at its old address and port.
+        RuntimeError: if the optimizer was already used; in the first step, if no other rank takes part.
     """
     averaged(optimizer).return_with(Return.from_bytes(ticket))
 
 
 def require_new(optimizer: Any) -> Any:
-    """The optimizer within loss scaling, if there is any; TypeError or ValueError where something else is around it."""
+    """The optimizer, without loss scaling around it; TypeError or ValueError if anything else is around it."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"Expected a Keras optimizer, as keras.optimizers.SGD(), got {type(optimizer).__name__}.")
     inner = slots.without_loss_scaling(optimizer)

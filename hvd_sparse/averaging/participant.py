@@ -1,4 +1,4 @@
-"""One rank's part in model averaging: when it averages, and what keeps models from straying."""
+"""One rank's part in model averaging: when it averages, and what keeps the models close to each other."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ _NO_MEAN = (
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """How an optimizer averages; all of it must be the same on every rank, but for what a transport leaves to each.
+    """How an optimizer averages; all of it must be the same on every rank, except what a transport leaves to each rank.
 
     Attributes:
-        transport: what carries the vectors.
-        every: own steps between two rounds, H.
+        transport: how the vectors are sent.
+        every: H, the number of own steps between two rounds.
         rotate: whether owners of blocks change.
         resynchronise_every: rounds from one exact mean to the next; None for never.
-        max_distance: Euclidean, between a model and the mean; None for any.
-        guard_every: rounds between two looks at it.
+        max_distance: the largest Euclidean distance between a model and the mean; None sets no bound.
+        guard_every: rounds between two checks of that distance.
     """
 
     transport: Transport
@@ -52,7 +52,7 @@ class Settings:
     guard_every: int = 100
 
     def account(self) -> dict[str, Any]:
-        """What all ranks must have in common, JSON-serialisable."""
+        """What must be the same on all ranks, JSON-serialisable."""
         own = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         return {**own, "transport": self.transport.account()}
 
@@ -61,9 +61,9 @@ class Participant:
     """Averages the variables of one model.
 
     Attributes:
-        settings: how.
-        telemetry: what measures it, if anything does.
-        variables: that are averaged, once it has begun.
+        settings: how it averages.
+        telemetry: measures the rounds, or None.
+        variables: the averaged variables, once it has begun.
     """
 
     def __init__(self, settings: Settings, telemetry: Telemetry | None = None):
@@ -83,7 +83,7 @@ class Participant:
 
     @property
     def world(self) -> Communicator:
-        """All ranks; RuntimeError before the first step, and where this rank has come back without Horovod."""
+        """All ranks; RuntimeError before the first step, and if this rank has come back without Horovod."""
         self.channel  # noqa: B018 - raises before the first step
         if self._world is None:
             raise RuntimeError(
@@ -94,7 +94,7 @@ class Participant:
 
     @property
     def channel(self) -> Channel:
-        """What carries the vectors; RuntimeError before the first step."""
+        """The transport's open channel; RuntimeError before the first step."""
         if self._channel is None:
             raise RuntimeError(
                 "Averaging has not begun: it does with the first step, where all ranks agree on what it is."
@@ -107,15 +107,15 @@ class Participant:
         """Begins with the values of rank 0; a collective.
 
         Args:
-            variables: that are averaged.
-            loaded: slots that hold something already; they, too, begin with what rank 0 has.
+            variables: what is averaged.
+            loaded: slots that already hold something; they, too, begin with rank 0's values.
             world: all ranks.
             name: the same on every rank, unique in the process.
-            passes: how many calls of `take_part` make one step.
+            passes: the number of calls of `take_part` that make one step.
 
         Raises:
-            ValueError: where a variable cannot be averaged, or, on every rank alike, where ranks have built other
-                models or have other settings.
+            ValueError: if a variable cannot be averaged, or, on every rank, if ranks have built different models or
+                have different settings.
         """
         self._take(variables, passes)
         world.agree(self._account, "what they average", f"{name}.agree")
@@ -145,10 +145,10 @@ class Participant:
 
     @property
     def ticket(self) -> Return:
-        """With what another process can take this one's place.
+        """What lets another process take this one's place.
 
         Raises:
-            ValueError: where ranks that are gone cannot come back.
+            ValueError: if ranks that are gone cannot come back.
             RuntimeError: before the first step.
         """
         require_return(self.settings.transport, self._has_exact_rounds)
@@ -157,11 +157,11 @@ class Participant:
         return Return(channel.ticket, self._account)
 
     def return_with(self, ticket: Return) -> None:
-        """Has `come_back` take the place of a rank that is gone, where it would have begun with the others.
+        """Makes `come_back` take the place of a rank that is gone, instead of beginning with the others.
 
         Raises:
-            ValueError: where ranks that are gone cannot come back.
-            RuntimeError: where it has begun already.
+            ValueError: if ranks that are gone cannot come back.
+            RuntimeError: if it has already begun.
         """
         require_return(self.settings.transport, self._has_exact_rounds)
         if self.has_begun:
@@ -174,20 +174,20 @@ class Participant:
         return self._return is not None
 
     def come_back(self, variables: Sequence[Any], passes: int = 1) -> int:
-        """Takes over the model of the ranks that live, and takes part from their next round on; no collective.
+        """Takes over the model of the live ranks, and takes part from their next round on; not a collective.
 
         Args:
-            variables: that are averaged.
-            passes: how many calls of `take_part` make one step.
+            variables: what is averaged.
+            passes: the number of calls of `take_part` that make one step.
 
         Returns:
-            How many calls of `take_part` a rank has made that was never gone.
+            The number of calls of `take_part` that a rank that was never gone has made.
 
         Raises:
-            ValueError: where a variable cannot be averaged, or this process has built another model or has other
-                settings than the job.
-            OSError: where it cannot listen at its old address and port.
-            RuntimeError: where no other rank takes part.
+            ValueError: if a variable cannot be averaged, or this process has built another model or has other settings
+                than the job.
+            OSError: if it cannot listen at its old address and port.
+            RuntimeError: if no other rank takes part.
         """
         assert self._return is not None
         self._take(variables, passes)
@@ -209,14 +209,14 @@ class Participant:
 
     @property
     def calls(self) -> int:
-        """How often this rank took part; 0 before it has begun."""
+        """How often this rank has taken part; 0 before it has begun."""
         return int(self._calls.numpy()) if self.has_begun else 0
 
     # ---- in each step ----
 
     @contextlib.contextmanager
     def postponed(self) -> Iterator[None]:
-        """While it is traced, `take_part` does nothing: what is around will call it."""
+        """While this is traced, `take_part` does nothing: the caller will call it later."""
         self._postponed = True
         try:
             yield
@@ -225,10 +225,10 @@ class Participant:
 
     @tf.autograph.experimental.do_not_convert
     def take_part(self) -> None:
-        """Counts a step of this rank, and averages where it is time; to be called by all ranks, after each step."""
+        """Counts a step of this rank, and averages if a round is due; all ranks call it after each step."""
         if self._postponed:
             return
-        self.channel  # noqa: B018 - raises where it could not begin
+        self.channel  # noqa: B018 - raises if it could not begin
         calls = self._calls.assign_add(1)
         if self._period == 1:
             self._average()
@@ -251,10 +251,10 @@ class Participant:
         return True
 
     def _is_due(self, times: tf.Tensor) -> tf.Tensor | None:
-        """Whether the n-th round of this rank is to be exact, [] bool; None where none is.
+        """Whether the n-th round of this rank is to be exact, [] bool; None if no round ever is.
 
-        What is exact is a collective. All ranks make equally many steps, but one that was away may skip rounds of the
-        transport: hence not by the round's number.
+        An exact round is a collective. All ranks make the same number of steps, but one that was away may skip rounds
+        of the transport; so this does not depend on the round's number.
         """
         every = self.settings.resynchronise_every
         return None if every is None else tf.equal(times % every, 0)
@@ -263,13 +263,13 @@ class Participant:
         return Averaged(*tf.cond(exact, lambda: self._exactly(own, round), lambda: self.channel.average(own, round)))
 
     def _exactly(self, own: tf.Tensor, round: tf.Tensor) -> Averaged:
-        """The exact mean; it tells nothing of what the transport loses."""
+        """The exact mean; it says nothing about what the transport loses."""
         averaged = self._exact.average(own, round)
         nothing = tf.zeros_like(averaged.expected)
         return averaged._replace(expected=nothing, arrived=nothing)
 
     def _guarded(self, own: tf.Tensor, averaged: Averaged, times: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The new vector of the n-th round, exact where a model has strayed too far; and whether one has, [] bool."""
+        """The new vector of the n-th round, exact if a model has strayed too far, and whether one has, [] bool."""
         limit = self.settings.max_distance
         if limit is None:
             return averaged.vector, tf.constant(False)
@@ -286,7 +286,7 @@ class Participant:
     # ---- between steps ----
 
     def close(self) -> None:
-        """Gives back what the transport holds; nothing is averaged afterwards."""
+        """Releases what the transport holds; nothing is averaged afterwards."""
         if self._channel is not None:
             self._channel.close()
 
@@ -298,14 +298,14 @@ class Participant:
             self.telemetry.count_resynchronisation()
 
     def exact_mean(self, flat: FlatVariables, name: str) -> tf.Tensor:
-        """The exact mean of some variables over all ranks, [size] float32; a collective, and eager.
+        """The exact mean of some variables over all ranks, [size] float32; an eager collective.
 
         Raises:
-            RuntimeError: where Horovod has ended, as it does on all ranks when the process of one is gone.
+            RuntimeError: if Horovod has ended, as it does on all ranks when the process of one is gone.
         """
         try:
             return self._gathered_mean(flat, name)
-        except tf.errors.InvalidArgumentError:  # of values that are not finite
+        except tf.errors.InvalidArgumentError:  # some values are not finite
             raise
         except tf.errors.OpError as error:
             silent = self.channel.report().get("silent")
@@ -320,11 +320,11 @@ class Participant:
         return channel.average(own, tf.constant(0, tf.int64)).vector
 
     def holds_mean(self, does: bool) -> None:
-        """Notes whether the variables hold the exact mean from now on, until the next step."""
+        """Records whether the variables hold the exact mean from now on, until the next step."""
         self._mean_at = self.calls if does else None
 
     def require_mean(self) -> None:
-        """Raises RuntimeError where the model is trained and is about to be saved as this rank alone has it."""
+        """Raises RuntimeError if the model was trained and is about to be saved with the values of this rank alone."""
         if not self.has_begun or (self._world is not None and self._world.size == 1):
             return
         if self._world is None:
@@ -341,16 +341,16 @@ class Participant:
 
 
 def share_first(world: Communicator, variables: Sequence[Any], name: str) -> None:
-    """Gives variables the values that they have on the first rank; a collective."""
+    """Gives variables the values that they have on rank 0; a collective."""
     for number, variable in enumerate(variables):
         variable.assign(world.broadcast(tf.convert_to_tensor(variable), 0, f"{name}.first.{number}"))
 
 
 def require_finite(vector: tf.Tensor, channel: Channel, rank: int, what: str) -> list[tf.Tensor]:
-    """Raises InvalidArgumentError where a vector holds a NaN or an infinity, on all ranks where the channel asks them.
+    """Raises InvalidArgumentError if a vector holds a NaN or an infinity, on all ranks if the channel asks them.
 
     Returns:
-        What averaging has to depend on in a graph.
+        What averaging must depend on in a graph.
     """
     _, found = ops.sum_parts(vector[None])
     culprit = channel.culprit(tf.where(found == 0, 0, rank + 1))

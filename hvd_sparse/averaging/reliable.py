@@ -13,7 +13,7 @@ from hvd_sparse.averaging.transports import Transport
 
 @dataclasses.dataclass(frozen=True)
 class Reliable(Transport):
-    """The exact mean, the same bits on every rank, over the reliable collectives of Horovod.
+    """The exact mean, the same bits on every rank, over Horovod's reliable collectives.
 
     Steps and bytes sent per rank: those of `CollectiveChannel`.
     """

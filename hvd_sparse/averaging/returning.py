@@ -1,4 +1,4 @@
-"""A rank whose process is gone comes back: by datagrams alone, as Horovod's ranks cannot take in another one."""
+"""How a rank whose process is gone comes back: only with datagrams, as Horovod cannot admit a new process."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import numpy as np
 from hvd_sparse.averaging.datagrams import Datagrams, DatagramsChannel, Ticket
 
 _LITTLE = 1e-6
-_ATTEMPTS = 30  # each of which waits for the transport's patience
+_ATTEMPTS = 30  # each waits for the transport's patience
 _FORM = "Expected what hvd.averaging.ticket gave, all of it, got something else."
 
 
 class Return(NamedTuple):
-    """With what a rank comes back into a job; there is a secret in it.
+    """What a rank needs to come back into a job; it contains a secret.
 
     Attributes:
-        channel: of the channel that it had.
-        account: what all ranks have agreed on.
+        channel: the ticket of the channel that it had.
+        account: the settings that all ranks have agreed on.
     """
 
     channel: Ticket
@@ -29,12 +29,12 @@ class Return(NamedTuple):
         return f"Return({self.channel})"
 
     def to_bytes(self) -> bytes:
-        """All of it, secret included."""
+        """All fields, the secret included."""
         return json.dumps([self.channel.to_json(), self.account]).encode()
 
     @classmethod
     def from_bytes(cls, told: bytes) -> Return:
-        """What `to_bytes` gave; ValueError where it is something else, which is not repeated."""
+        """What `to_bytes` has encoded; ValueError, which does not repeat the input, if it is something else."""
         try:
             channel, account = json.loads(told)
             return cls(Ticket.from_json(channel), dict(account))
@@ -42,7 +42,7 @@ class Return(NamedTuple):
             raise ValueError(_FORM) from None
 
     def require_alike(self, account: dict[str, Any]) -> None:
-        """Raises ValueError where this process has built another model, or has other settings, than the job."""
+        """Raises ValueError if this process has built another model, or has other settings, than the job."""
         own = json.loads(json.dumps(account))
         differences = [
             f"this process has {key} = {json.dumps(own.get(key))}, the job has {json.dumps(self.account.get(key))}"
@@ -57,10 +57,10 @@ class Return(NamedTuple):
 
 
 def require_return(transport: Any, exact_rounds: bool) -> Datagrams:
-    """The transport, where ranks that are gone can come back; ValueError where they cannot.
+    """The transport, if ranks that are gone can come back with it; ValueError if they cannot.
 
     Args:
-        transport: what carries the vectors.
+        transport: how the vectors are sent.
         exact_rounds: whether some rounds are exact.
     """
     if not isinstance(transport, Datagrams):
@@ -77,17 +77,17 @@ def require_return(transport: Any, exact_rounds: bool) -> Datagrams:
 
 
 def take_over(channel: DatagramsChannel) -> tuple[np.ndarray, int]:
-    """The model of the ranks that live, from rounds in which this rank contributes nothing; no collective.
+    """The model of the live ranks, from rounds to which this rank contributes nothing; not a collective.
 
     Args:
-        channel: that was reopened.
+        channel: one that was reopened.
 
     Returns:
-        The vector [d] float32, each segment as it came last, and the round to take part in. Where losses are spread,
-        all but a millionth of the energy of each block, in expectation.
+        The vector [d] float32, with the latest value received of each segment, and the round to take part in. Under
+        `spread`, all but a millionth of the energy of each block, in expectation.
 
     Raises:
-        RuntimeError: where no other rank takes part for 30 times the transport's patience.
+        RuntimeError: if no other rank takes part for 30 times the transport's patience.
     """
     vector, round, attempts = np.zeros(channel.ticket.size, np.float32), 0, 0
     lacks = _Lacks(channel)
@@ -104,10 +104,10 @@ def take_over(channel: DatagramsChannel) -> tuple[np.ndarray, int]:
 
 
 class _Lacks:
-    """What of a model has not come yet.
+    """What has not arrived yet of a model.
 
-    Where losses are spread a segment is of another basis in each round. In expectation it is then the share of segments
-    lost by which the energy that a block lacks grows less, as that of a vector is that of its transform.
+    Under `spread` a segment is in another basis in each round. The energy that a block lacks then shrinks, in
+    expectation, by the share of segments that are lost, as a vector has the same energy as its transform.
     """
 
     def __init__(self, channel: DatagramsChannel):
@@ -116,11 +116,11 @@ class _Lacks:
 
     @property
     def nothing(self) -> bool:
-        """Whether all has come, or all but a millionth of each block's energy."""
+        """Whether everything has arrived, or all but a millionth of each block's energy."""
         return bool((self._shares <= _LITTLE).all()) if self._spread else not self._missing.any()
 
     def take(self, came: np.ndarray) -> None:
-        """Notes which segments came in a round."""
+        """Records which segments arrived in a round."""
         lost = self._all & ~came
         self._missing = self._missing & lost
         self._shares = self._shares * lost.sum(axis=1) / np.maximum(self._all.sum(axis=1), 1)

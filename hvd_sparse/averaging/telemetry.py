@@ -1,4 +1,4 @@
-"""What averaging loses and how far models stray, round by round; nothing is measured unless it is asked for."""
+"""How much averaging loses and how far models stray, round by round; only measured on request."""
 
 from __future__ import annotations
 
@@ -15,16 +15,17 @@ _PHASES = ("reduce_scatter", "all_gather")
 class Telemetry:
     """Measures the rounds of one optimizer; pass it as `telemetry=`.
 
-    `read` gives of this rank:
+    `read` returns for this rank:
 
-    - round: the number of the last one, from 0.
-    - lost: by phase (reduce_scatter, all_gather), what did not come of what was to come in the last round, in [0, 1].
-    - total_lost: the same of all rounds.
-    - lost_from: by phase, the same of all rounds for each rank that was to send, [P].
-    - distance: between this rank's model and the mean before the round, steps since the one before included, estimated
-      from the blocks that have arrived; infinite where none has.
+    - round: the number of the last round, from 0.
+    - lost: by phase (reduce_scatter, all_gather), the share of expected messages that did not arrive in the last round,
+      in [0, 1].
+    - total_lost: the same over all rounds.
+    - lost_from: by phase, the same over all rounds for each sending rank, [P].
+    - distance: between this rank's model and the mean before the round, including the steps since the previous round,
+      estimated from the blocks that have arrived; infinite if none has.
     - resynchronisations: how often all ranks got the exact mean.
-    - channel: what the transport tells beside, see `DatagramsChannel.report`; {} where that is nothing.
+    - channel: what the transport reports in addition, see `DatagramsChannel.report`; {} if nothing.
     """
 
     def __init__(self) -> None:
@@ -34,7 +35,7 @@ class Telemetry:
         self._figures: Any = None
 
     def create(self, ranks: int, channel: Channel) -> None:
-        """Makes the variables that hold the figures, and takes what is averaged by."""
+        """Creates the variables that hold the figures, and keeps the channel that averages."""
         self._channel = channel
         with tf.device("CPU:0"):
             zeros = tf.zeros([2, 2, ranks], tf.int64)
@@ -43,10 +44,10 @@ class Telemetry:
             self._figures = tf.Variable(tf.constant([-1.0, 0.0, 0.0], tf.float64), trainable=False, name="averaging")
 
     def record(self, averaged: Averaged, distance: tf.Tensor, resynchronised: tf.Tensor) -> None:
-        """Writes the figures of a round.
+        """Records the figures of a round.
 
         Args:
-            averaged: what came of it.
+            averaged: the result of the round.
             distance: [] float32.
             resynchronised: [] bool.
         """
@@ -57,7 +58,7 @@ class Telemetry:
         self._figures.assign(tf.stack([tf.cast(averaged.round, tf.float64), tf.cast(distance, tf.float64), times]))
 
     def count_resynchronisation(self) -> None:
-        """Counts one that was asked for between two rounds."""
+        """Counts a resynchronisation that was asked for between two rounds."""
         self._figures.assign_add(tf.constant([0.0, 0.0, 1.0], tf.float64))
 
     def read(self) -> dict[str, Any]:
@@ -80,12 +81,13 @@ class Telemetry:
 def distance(before: tf.Tensor, averaged: Averaged) -> tf.Tensor:
     """The Euclidean distance between a rank's model and the mean, [] float32, as far as the rank can tell.
 
-    Of the blocks that it has received it knows the mean, and of its own block where another's vector has reached it:
-    sqrt(the sum of ||v^b - mean^b||^2 over these / their share). It is infinite where nothing has arrived at all.
+    The rank knows the mean of the blocks that it has received, and of its own block if another rank's vector has
+    reached it: sqrt(the sum of ||v^b - mean^b||^2 over these / their share). The distance is infinite if nothing has
+    arrived.
 
     Args:
         before: [d] float32, the rank's vector as it was sent.
-        averaged: what came of it.
+        averaged: the result of the round.
     """
     ranks = averaged.expected.shape[1]
     if ranks == 1:
@@ -104,7 +106,7 @@ def _share(arrived: tf.Tensor, expected: tf.Tensor) -> tf.Tensor:
 
 
 def _by_phase(counts: np.ndarray) -> dict[str, Any]:
-    """What was lost of [expected and arrived, phase, ...], by phase; 0 where nothing was to come."""
+    """The share that was lost, by phase, from counts [expected and arrived, phase, ...]; 0 if nothing was expected."""
     expected, arrived = counts
     lost = (expected - arrived) / np.maximum(expected, 1)
     return dict(zip(_PHASES, lost.tolist(), strict=True))

@@ -42,7 +42,7 @@ def scalars(ranks: int, probability: float) -> Scalars:
         probability: p, in [0, 1).
 
     Raises:
-        ValueError: where there is no such number of ranks or probability.
+        ValueError: if there is no such number of ranks or probability.
     """
     n, p = ranks, probability
     if n < 2 or not 0.0 <= p < 1.0:
@@ -61,16 +61,16 @@ def mixing_matrices(lost: np.ndarray, owners: np.ndarray) -> np.ndarray:
     """The matrices W of many blocks.
 
     Args:
-        lost: [..., 2, n, n] bool: phase, sender, receiver, as `lossy.lost` has it.
+        lost: [..., 2, n, n] bool: phase, sender, receiver, as in `lossy.lost`.
         owners: [...] integers, the rank that owns the block.
 
     Returns:
-        [..., n, n] float64: column i is the new block of rank i, row j the weight of rank j's in it.
+        [..., n, n] float64: column i is the new block of rank i; row j holds the weights of rank j's block.
     """
     ranks = lost.shape[-1]
     owner = owners[..., None, None]
-    counted = ~np.take_along_axis(lost[..., 0, :, :], owner, axis=-1)  # [..., n, 1]: whose block has reached the owner
-    received = ~np.take_along_axis(lost[..., 1, :, :], owner, axis=-2)  # [..., 1, n]: who has received the mean
+    counted = ~np.take_along_axis(lost[..., 0, :, :], owner, axis=-1)  # [..., n, 1]: blocks that have reached the owner
+    received = ~np.take_along_axis(lost[..., 1, :, :], owner, axis=-2)  # [..., 1, n]: ranks that have received the mean
     mean = counted / counted.sum(axis=-2, keepdims=True)
     return np.where(received, mean, np.eye(ranks))
 

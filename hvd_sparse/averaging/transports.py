@@ -1,12 +1,12 @@
-"""The role: vectors of all ranks go in, and their mean comes out, as far as messages arrive (RPS, Yu et al. 2019).
+"""The role: takes the vectors of all ranks, returns their mean as far as messages arrive (RPS, Yu et al. 2019).
 
-The law of all members. Rank i sends block b of its vector, v_i^b, to the owner of that block (reduce-scatter). With S_b
-the ranks whose piece has reached the owner, its own always among them, the mean is
+All members obey this law. Rank i sends block b of its vector, v_i^b, to the owner of that block (reduce-scatter). With
+S_b the ranks whose block has reached the owner, always including the owner itself, the mean is
 
     (the sum of v_j^b over j in S_b, float32, in ascending order of ranks, beginning with the first of S_b) / |S_b|
 
-with one float32 division. The owner sends it to all ranks and has it itself (all-gather); who does not receive it keeps
-its own v_i^b (section 4.1, equation 3). Where nothing is lost all ranks have the same bits, and so do all transports.
+with one float32 division. The owner keeps it and sends it to all ranks (all-gather); a rank that does not receive it
+keeps its own v_i^b (section 4.1, equation 3). If nothing is lost, all ranks have the same bits, whatever the transport.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from hvd_sparse.transport.communicator import Communicator
 
 
 class Averaged(NamedTuple):
-    """What a round has made of this rank's vector.
+    """The result of a round on this rank.
 
-    A piece is what arrives or is lost as a whole: a block for `Lossy`, a segment of one for datagrams.
+    A piece arrives or is lost as a whole: a block for `Lossy`, a segment of a block for datagrams.
 
     Attributes:
         vector: [d] float32.
-        expected: [2, P] int64, the pieces that were to come from each rank, row 0 in the reduce-scatter and row 1 in
+        expected: [2, P] int64, the number of pieces expected from each rank, row 0 in the reduce-scatter and row 1 in
             the all-gather; 0 from the rank itself.
-        arrived: [2, P] int64, those of them that came.
-        round: [] int64, the one that was averaged: a rank that was away may have jumped to where the others are.
+        arrived: [2, P] int64, how many of them arrived.
+        round: [] int64, the round that was averaged: a rank that was away may have jumped to the others' round.
     """
 
     vector: tf.Tensor
@@ -44,7 +44,7 @@ class Channel(abc.ABC):
 
     @abc.abstractmethod
     def average(self, vector: tf.Tensor, round: tf.Tensor) -> Averaged:
-        """Averages a vector over all ranks by the law of the module; eagerly or in a `tf.function`.
+        """Averages a vector over all ranks by the module's law; eagerly or in a `tf.function`.
 
         Args:
             vector: [d] float32, finite on every rank.
@@ -52,14 +52,14 @@ class Channel(abc.ABC):
         """
 
     def culprit(self, own: tf.Tensor) -> tf.Tensor:
-        """Who has a vector that is not finite and must not be averaged, as far as this rank can tell.
+        """The rank whose vector is not finite and must not be averaged, as far as this rank can tell.
 
-        A transport over collectives asks all ranks, so that all of them end with the same error. One whose rounds wait
-        for nobody asks nobody: the rank ends by itself and sends nothing more, and others take it for one whose
-        messages are lost, until all meet again.
+        A transport over collectives asks all ranks, so that all of them end with the same error. A transport whose
+        rounds wait for no rank does not ask: the rank ends on its own and sends nothing more, and to the others it is a
+        rank whose messages are lost, until all meet again.
 
         Args:
-            own: [] int32, 0, or 1 + this rank where its own vector is not finite.
+            own: [] int32, 0, or 1 + this rank if its own vector is not finite.
 
         Returns:
             [] int32, 0, or 1 + the rank of a vector that is not finite.
@@ -67,27 +67,27 @@ class Channel(abc.ABC):
         return own
 
     def report(self) -> dict[str, Any]:
-        """What the channel has seen beside what `Averaged` tells, for telemetry; {} where there is nothing."""
+        """What the channel has seen beyond `Averaged`, for telemetry; {} if nothing."""
         return {}
 
     def close(self) -> None:
-        """Gives back what the channel holds; it averages nothing afterwards."""
+        """Releases what the channel holds; it averages nothing afterwards."""
         return None
 
 
 class Transport(abc.ABC):
-    """How ranks send each other what is averaged: a frozen dataclass, of which each optimizer opens a channel."""
+    """How ranks exchange vectors for averaging: a frozen dataclass from which each optimizer opens a channel."""
 
     def account(self) -> Any:
-        """What all ranks must have in common, JSON-serialisable."""
+        """What must be the same on all ranks, JSON-serialisable."""
         return describe(self)
 
     @abc.abstractmethod
     def open(self, size: int, world: Communicator, rotate: bool, name: str) -> Channel:
-        """Makes a channel; every rank calls it, as it may be a collective.
+        """Opens a channel; every rank calls it, as it may be a collective.
 
         Args:
-            size: d, the elements of each vector, at least 1.
+            size: d, the number of elements of each vector, at least 1.
             world: all ranks.
             rotate: whether the owners of blocks change from round to round, see `Blocks.owner_of`.
             name: the same on every rank, unique among the channels that are open.

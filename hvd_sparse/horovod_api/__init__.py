@@ -1,1 +1,1 @@
-"""What Horovod's users call beside gradients, under Horovod's names and with its arguments."""
+"""What Horovod's users call besides gradient exchange, under Horovod's names and with its arguments."""

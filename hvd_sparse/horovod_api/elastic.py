@@ -1,8 +1,8 @@
-"""Horovod's names for elastic training, which is not supported: ranks that come and go while training runs.
+"""Horovod's names for elastic training (ranks that come and go while training runs), which is not supported.
 
-Importing them works; whoever uses one is told what to do today: `hvd.callbacks.CheckpointCallback` goes on from its
-newest whole checkpoint, on another number of ranks too, and no residual is lost. `HorovodInternalError`
-is Horovod's own, so that scripts that catch it stay as they are.
+Importing them works; using one raises an error that says what to do: `hvd.callbacks.CheckpointCallback` resumes from
+its newest whole checkpoint, also on another number of ranks, and no residual is lost. `HorovodInternalError` is
+Horovod's own, so that scripts that catch it need no change.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class _Refused:
 
 
 class State(_Refused):
-    """Is refused.
+    """Raises an error: elastic training is not supported.
 
     Raises:
         RuntimeError: always, saying what to do instead.
@@ -48,35 +48,35 @@ class State(_Refused):
 
 
 class ObjectState(State):
-    """Is refused, as `State` is."""
+    """Raises an error, as `State` does."""
 
 
 class TensorFlowState(ObjectState):
-    """Is refused, as `State` is."""
+    """Raises an error, as `State` does."""
 
 
 class TensorFlowKerasState(ObjectState):
-    """Is refused, as `State` is."""
+    """Raises an error, as `State` does."""
 
 
 class KerasState(TensorFlowKerasState):
-    """Is refused, as `State` is."""
+    """Raises an error, as `State` does."""
 
 
 class CommitStateCallback(_Refused):
-    """Is refused, as `State` is."""
+    """Raises an error, as `State` does."""
 
 
 class UpdateBatchStateCallback(_Refused):
-    """Is refused, as `State` is."""
+    """Raises an error, as `State` does."""
 
 
 class UpdateEpochStateCallback(_Refused):
-    """Is refused, as `State` is."""
+    """Raises an error, as `State` does."""
 
 
 def run(func: Callable[..., Any]) -> NoReturn:
-    """Is refused where it decorates a function.
+    """Raises an error when it decorates a function: elastic training is not supported.
 
     Raises:
         RuntimeError: always, saying what to do instead.

@@ -1,10 +1,10 @@
 """Objects as bytes that can be read without running anything: JSON, and after it the bytes of arrays.
 
     8 bytes     length of the JSON text, little-endian
-    JSON        None, bool, int, float and str as they are; all else as a list that begins with what it is
+    JSON        None, bool, int, float and str as they are; all else as a list that begins with its type
     the rest    bytes and arrays, end to end
 
-What comes out has the types that went in: tuples, keys of any kind, NumPy's scalars and dtypes, TensorFlow's tensors.
+Decoding restores the types: tuples, keys of any kind, NumPy's scalars and dtypes, TensorFlow's tensors.
 """
 
 from __future__ import annotations
@@ -18,20 +18,20 @@ import tensorflow as tf
 
 _AS_THEY_ARE = (type(None), bool, int, float, str)
 _SEQUENCES: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset}
-_NUMPYS_OWN = "biufcSUMm"  # kinds of dtypes that NumPy knows by a short text
+_NUMPYS_OWN = "biufcSUMm"  # kinds of dtypes for which NumPy has a short name
 _DEEPEST = 100
 _PREFIX = 8
 
 
 def encode(value: Any) -> bytes:
-    """The bytes of an object.
+    """Encodes an object as bytes.
 
     Args:
         value: None, bool, int, float, str, bytes, NumPy's scalars and arrays of numbers, texts and times, TensorFlow's
             eager tensors, and lists, tuples, sets and dictionaries of them, at most 100 deep.
 
     Raises:
-        TypeError: naming what cannot be encoded, and where it is.
+        TypeError: if something cannot be encoded; it names it and its place.
     """
     blocks: list[bytes] = []
     header = json.dumps(_describe(value, blocks, "", 0)).encode()
@@ -39,10 +39,10 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The object that was encoded.
+    """Decodes an object that `encode` has encoded.
 
     Raises:
-        ValueError: where the bytes are not what `encode` makes; nothing is reserved by what they claim.
+        ValueError: if the bytes are not what `encode` makes; no memory is reserved for sizes that they claim.
     """
     try:
         length = int.from_bytes(data[:_PREFIX], "little")
@@ -96,7 +96,7 @@ def _describe(value: Any, blocks: list[bytes], place: str, depth: int) -> Any:
 
 
 def _array(value: Any) -> np.ndarray | None:
-    """The elements of an array, a scalar or a tensor; None where it is none of them, or has other elements."""
+    """The elements of an array, a scalar or a tensor; None if it is none of these, or has elements of another kind."""
     if isinstance(value, tf.Tensor) and hasattr(value, "numpy") and value.dtype != tf.string:
         value = value.numpy()
     if type(value) is not np.ndarray and not isinstance(value, np.generic):
@@ -106,7 +106,7 @@ def _array(value: Any) -> np.ndarray | None:
 
 
 def _dtype_text(dtype: np.dtype) -> str:
-    """What names a dtype on every rank, "" where it has fields or holds objects."""
+    """The name of a dtype that holds on every rank; "" if it has fields or holds objects."""
     if dtype.kind in _NUMPYS_OWN:
         return dtype.str
     return dtype.name if dtype.fields is None and dtype.kind == "V" and _is_tensorflows(dtype.name) else ""
@@ -150,20 +150,20 @@ def _rebuild(told: Any, blocks: _Blocks) -> Any:
 
 
 class _Blocks:
-    """The bytes after the text, taken in order."""
+    """The bytes after the JSON text, taken in order."""
 
     def __init__(self, data: bytes, start: int):
         self._data = data
         self._place = start
 
     def take(self, length: Any) -> bytes:
-        """The next bytes; ValueError where there are not so many."""
+        """The next bytes; ValueError if there are fewer."""
         if not isinstance(length, int) or not 0 <= length <= len(self._data) - self._place:
             raise ValueError(f"they say that {length} bytes follow, of {len(self._data) - self._place}")
         self._place += length
         return self._data[self._place - length : self._place]
 
     def require_end(self) -> None:
-        """ValueError where some were not taken."""
+        """Raises ValueError if bytes are left."""
         if self._place != len(self._data):
             raise ValueError(f"{len(self._data) - self._place} of them belong to nothing")

@@ -1,4 +1,4 @@
-"""What users pass to collectives, as tensors that Horovod can move."""
+"""Converts what users pass to collectives into tensors that Horovod can send."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ import tensorflow as tf
 
 from hvd_sparse.transport.communicator import unknown
 
-_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}  # what Horovod does not move -> what it moves, of the same size
+_BITS = {tf.uint32: tf.int32, tf.uint64: tf.int64}  # what Horovod cannot send -> what it can, of the same size
 _never_written: list[tf.Variable] = []
 
 
 def as_tensor(value: Any) -> tf.Tensor | tf.IndexedSlices:
-    """What a user passes, as a tensor: numbers, lists, arrays and variables of Keras and TensorFlow."""
+    """Converts a user's value to a tensor: numbers, lists, arrays, and Keras or TensorFlow variables."""
     if isinstance(value, tf.IndexedSlices):
         return tf.IndexedSlices(as_tensor(value.values), as_tensor(value.indices), value.dense_shape)
     tensor = tf.convert_to_tensor(_without_keras(value))
@@ -24,19 +24,19 @@ def as_tensor(value: Any) -> tf.Tensor | tf.IndexedSlices:
 
 
 def _without_keras(value: Any) -> Any:
-    """The TensorFlow variables of Keras's, in lists, too."""
+    """The TensorFlow variables of Keras variables, also inside lists."""
     if isinstance(value, list | tuple):
         return [_without_keras(each) for each in value]
     return value.value if isinstance(value, keras.Variable) else value
 
 
 def dense(value: Any) -> tf.Tensor:
-    """As `as_tensor`, but never `tf.IndexedSlices`."""
+    """As `as_tensor`, but never returns `tf.IndexedSlices`."""
     return tf.convert_to_tensor(as_tensor(value))
 
 
 def not_a_constant(tensor: tf.Tensor) -> tf.Tensor:
-    """A constant as a tensor whose collectives TensorFlow leaves alone when it optimises the graph of a function."""
+    """Hides that a tensor is a constant, so that TensorFlow does not run its collectives when it optimises a graph."""
     if not tf.inside_function():
         return tensor
     if not _never_written:
@@ -46,36 +46,36 @@ def not_a_constant(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def carried(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in a dtype that Horovod moves, bit for bit."""
+    """The tensor in a dtype that Horovod can send, bit for bit."""
     if tensor.dtype == tf.bfloat16:
-        return tf.cast(tensor, tf.float32)  # not its bits, as gradients go through a cast
+        return tf.cast(tensor, tf.float32)  # not its bits, as gradients pass through a cast
     return tf.bitcast(tensor, _BITS[tensor.dtype]) if tensor.dtype in _BITS else tensor
 
 
 def values_of(moved_tensor: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """What `carried` made of a tensor, in its own dtype again."""
+    """Restores the dtype of what `carried` has converted."""
     return tf.bitcast(moved_tensor, dtype) if dtype in _BITS else tf.cast(moved_tensor, dtype)
 
 
 def moved(tensor: tf.Tensor, move: Callable[[tf.Tensor], tf.Tensor]) -> tf.Tensor:
-    """What a collective that computes nothing makes of a tensor."""
+    """Applies a collective that only moves values."""
     return values_of(move(carried(tensor)), tensor.dtype)
 
 
 class Widened:
-    """A compression of Horovod's, around which bfloat16, which it cannot add, is float32."""
+    """One of Horovod's compressions, which sends bfloat16 as float32 because Horovod cannot add it."""
 
     def __init__(self, compression: Any):
         self._compression = compression
 
     def compress(self, tensor: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        """What is sent, and what `decompress` needs."""
+        """Returns what is sent, and the context that `decompress` needs."""
         wide = tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor
         sent, context = self._compression.compress(wide)
         return sent, (tensor.dtype, context)
 
     def decompress(self, tensor: tf.Tensor, context: Any) -> tf.Tensor:
-        """What came, in the dtype of what was compressed."""
+        """Returns the result in the dtype of the tensor that was compressed."""
         dtype, own = context
         return tf.cast(self._compression.decompress(tensor, own), dtype)
 
@@ -83,7 +83,7 @@ class Widened:
 def compressed(
     tensors: Sequence[tf.Tensor], compression: Any, run: Callable[[list[tf.Tensor]], list[tf.Tensor]]
 ) -> list[tf.Tensor]:
-    """What a collective makes of compressed tensors, in their own dtypes."""
+    """Applies a collective to compressed tensors; returns the results in their own dtypes."""
     sent, contexts = zip(*map(compression.compress, tensors), strict=True)
     return [compression.decompress(each, context) for each, context in zip(run(list(sent)), contexts, strict=True)]
 
@@ -91,7 +91,7 @@ def compressed(
 def by_dtype(
     tensors: Sequence[tf.Tensor], run: Callable[[list[tf.Tensor], str | None], list[tf.Tensor]], name: str | None
 ) -> list[tf.Tensor]:
-    """Runs a collective of several tensors, of which Horovod takes only those of one dtype together, once for each."""
+    """Runs a collective of several tensors once for each dtype, as Horovod only groups tensors of one dtype."""
     groups: dict[tf.DType, list[int]] = collections.defaultdict(list)
     for place, tensor in enumerate(tensors):
         groups[tensor.dtype].append(place)

@@ -1,6 +1,6 @@
-"""Horovod's questions and helpers as they are, and its names that have no use beside Keras 3, which say so.
+"""Horovod's queries and helpers unchanged, and those of its names that have no use with Keras 3.
 
-Importing one of the latter works, as does `hasattr`; whoever uses it is told what to do instead.
+Importing one of the latter works, as does `hasattr`; using it raises an error that says what to do instead.
 """
 
 from __future__ import annotations
@@ -54,13 +54,13 @@ REFUSED = {
 
 
 def broadcast_global_variables(root_rank: int) -> tf.Operation:
-    """Is refused but in a graph of TensorFlow 1: Keras 3 has no collection of all variables.
+    """Raises an error except in a TensorFlow 1 graph: Keras 3 has no collection of all variables.
 
     Args:
-        root_rank: whose variables all get.
+        root_rank: the rank whose variables all get.
 
     Returns:
-        The operation that does it.
+        The operation that broadcasts the variables.
 
     Raises:
         NotImplementedError: outside such a graph, saying what to do instead.
@@ -71,7 +71,7 @@ def broadcast_global_variables(root_rank: int) -> tf.Operation:
 
 
 class BroadcastGlobalVariablesHook:
-    """Is refused: it belongs to TensorFlow 1's sessions.
+    """Raises an error: it belongs to TensorFlow 1's sessions.
 
     Raises:
         NotImplementedError: always, saying what to do instead.
@@ -82,7 +82,7 @@ class BroadcastGlobalVariablesHook:
 
 
 class LocalGradientAggregationHelper:
-    """Is refused: Keras accumulates gradients.
+    """Raises an error: Keras accumulates gradients itself.
 
     Raises:
         NotImplementedError: always, saying what to do instead.

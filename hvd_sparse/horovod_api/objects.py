@@ -1,4 +1,4 @@
-"""Objects of one rank for all, and of all ranks for all, without pickling unless it is asked for."""
+"""Sends one rank's object to all, or all ranks' objects to all, without pickling unless asked to."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_sparse.horovod_api import encoding
 from hvd_sparse.transport.eager import eagerly
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set, require_member
 
-_ENCODED, _ERROR = 0, 1  # what a message holds
+_ENCODED, _ERROR = 0, 1  # the content of a message
 
 
 @tf.autograph.experimental.do_not_convert
@@ -25,24 +25,24 @@ def broadcast_object(
     process_set: ProcessSet = global_process_set,
     pickled: bool = False,
 ) -> Any:
-    """Gives every rank the object of one rank; runs at once, also where a graph is traced.
+    """Gives every rank the object of one rank; runs at once, even while a graph is traced.
 
     Args:
         obj: None, bool, int, float, str, bytes, NumPy's scalars and arrays, TensorFlow's tensors, and lists, tuples,
-            sets and dictionaries of them; of other ranks than `root_rank` it is not looked at.
-        root_rank: whose object all get, as numbered among all ranks.
+            sets and dictionaries of them; ignored on ranks other than `root_rank`.
+        root_rank: the rank whose object all get, as numbered among all ranks.
         session: has no effect.
-        name: has no effect but for pickled objects.
-        process_set: who takes part.
-        pickled: send any object by Horovod's own function, which unpickles it. Who can send a rank such a message has
-            it run what they like: only where the network and all ranks are trusted. The same on every rank.
+        name: has no effect except for pickled objects.
+        process_set: the ranks that take part.
+        pickled: send any object with Horovod's own function, which unpickles it. Whoever can send a rank such a message
+            can run any code on it: use it only if the network and all ranks are trusted. The same on every rank.
 
     Returns:
-        The object, of the types that went in.
+        The object, with its types preserved.
 
     Raises:
-        TypeError: on every rank alike, where the object has a part that cannot be sent so.
-        ValueError: where `root_rank` is none of the ranks.
+        TypeError: on every rank, if the object has a part that cannot be sent.
+        ValueError: if `root_rank` is not one of the ranks.
     """
     require_member(process_set, root_rank)
     if pickled:
@@ -58,14 +58,14 @@ def broadcast_object_fn(
     process_set: ProcessSet = global_process_set,
     pickled: bool = False,
 ) -> Callable[[Any], Any]:
-    """A function that gives every rank the object of one rank.
+    """Returns a function that gives every rank the object of one rank.
 
     Args:
-        root_rank: as for `broadcast_object`, as are all others.
+        root_rank: as for `broadcast_object`, like all others.
         session: has no effect.
-        name: has no effect but for pickled objects.
-        process_set: who takes part.
-        pickled: unpickle what comes; see the warning of `broadcast_object`.
+        name: has no effect except for pickled objects.
+        process_set: the ranks that take part.
+        pickled: unpickle what arrives; see the warning at `broadcast_object`.
 
     Returns:
         `broadcast_object` with these arguments.
@@ -81,20 +81,20 @@ def allgather_object(
     process_set: ProcessSet = global_process_set,
     pickled: bool = False,
 ) -> list[Any]:
-    """Gives every rank the objects of all ranks; runs at once, also where a graph is traced.
+    """Gives every rank the objects of all ranks; runs at once, even while a graph is traced.
 
     Args:
-        obj: as for `broadcast_object`; ranks may bring objects of different types.
+        obj: as for `broadcast_object`; ranks may pass objects of different types.
         session: has no effect.
-        name: has no effect but for pickled objects.
-        process_set: who takes part.
-        pickled: unpickle what comes; see the warning of `broadcast_object`. The same on every rank.
+        name: has no effect except for pickled objects.
+        process_set: the ranks that take part.
+        pickled: unpickle what arrives; see the warning at `broadcast_object`. The same on every rank.
 
     Returns:
         The objects in rank order.
 
     Raises:
-        TypeError: on every rank alike, where the object of one of them has a part that cannot be sent so.
+        TypeError: on every rank, if the object of one of them has a part that cannot be sent.
     """
     require_member(process_set)
     if pickled:
@@ -103,7 +103,7 @@ def allgather_object(
 
 
 def _message(obj: Any) -> tuple[int, bytes]:
-    """An object as it is sent, or why it cannot be: so that all ranks hear of it."""
+    """An encoded object, or the reason why it cannot be encoded: so that all ranks learn of it."""
     try:
         return _ENCODED, encoding.encode(obj)
     except TypeError as error:

@@ -1,4 +1,4 @@
-"""Reduce-scatter as an all-to-all and a sum in rank order, as Horovod's own through Gloo cannot be relied upon."""
+"""Reduce-scatter as an all-to-all and a sum in rank order, because Horovod's own through Gloo is unreliable."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ _SUMMED_AS = {tf.float16: tf.float32}  # rounded once, not at each addition
 
 
 class ReduceScatter(NamedTuple):
-    """How values are combined and shared out.
+    """How values are combined and scattered.
 
     Attributes:
         op: Horovod's Average or Sum.
-        before: multiplies what a rank brings.
-        after: multiplies what comes out.
-        process_set: who takes part.
+        before: factor applied before the sum.
+        after: factor applied to the result.
+        process_set: the ranks that take part.
         name: of the operations, or None.
         ignore_name_scope: name them without TensorFlow's name scopes.
     """
@@ -37,7 +37,7 @@ class ReduceScatter(NamedTuple):
     def scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """This rank's rows of the sums or means of tensors of one dtype, [length, ...] each; one message to each rank.
 
-        Steps and bytes sent per rank: P - 1 and (P - 1) / P of the tensors; before it a message without values, by
+        Steps and bytes sent per rank: P - 1 and (P - 1) / P of the tensors; before that a message without values, with
         which Horovod compares shapes and dtypes.
         """
         if any(tensor.shape.rank == 0 for tensor in tensors):
@@ -55,7 +55,7 @@ class ReduceScatter(NamedTuple):
 
     def _scatter(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         size, rank = self.process_set.size(), self.process_set.rank()
-        # Sent along, though it has no elements: an optimised graph drops a reduction that only control edges leave.
+        # Sent along, though it has no elements: an optimised graph drops a reduction that only has control edges.
         compared = [tf.reshape(each, [-1]) for each in self._compare(tensors)]
         scaled = [_scale(tensor, self.before) for tensor in tensors]
         shares = [_share(tensor, size) for tensor in tensors]  # rows of each tensor for each rank
@@ -72,7 +72,7 @@ class ReduceScatter(NamedTuple):
         ]
 
     def _compare(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Has Horovod compare the shapes and dtypes of all ranks, by tensors of these shapes but without elements."""
+        """Has Horovod compare the shapes and dtypes of all ranks, with tensors of these shapes but without elements."""
         shapes = [tf.concat([[0], tf.shape(tensor)], axis=0) for tensor in tensors]
         empty = [not_a_constant(tf.zeros(shape, each.dtype)) for shape, each in zip(shapes, tensors, strict=True)]
         name = self.name and f"{self.name}_shapes"
@@ -84,19 +84,19 @@ class ReduceScatter(NamedTuple):
         return tf.cast(_scale(total, self.after / size if self.op == _horovod.Average else self.after), rows.dtype)
 
     def _gradient(self, gradient: tf.Tensor) -> tf.Tensor:
-        """As Horovod defines it: that of a sum is P times what the ranks bring."""
+        """As Horovod defines it: the gradient of a sum is multiplied by P."""
         factor = self.before * self.after * (self.process_set.size() if self.op == _horovod.Sum else 1)
         return _horovod.allgather(_scale(gradient, factor), **self._common)
 
 
 def _share(tensor: tf.Tensor, size: int) -> tf.Tensor:
-    """How many rows each rank gets; the first ones one more where they cannot be equal."""
+    """The number of rows that each rank gets; the first ranks get one more if they do not divide evenly."""
     length = tf.shape(tensor)[0]
     return length // size + tf.cast(tf.range(size) < length % size, tf.int32)
 
 
 def _scale(tensor: tf.Tensor, factor: float) -> tf.Tensor:
-    """A product that is rounded to the tensor's dtype; whole numbers lose what is behind the point, as in Horovod."""
+    """A product, rounded to the tensor's dtype; integers are truncated, as in Horovod."""
     if factor == 1.0:
         return tensor
     wide = tf.float32 if tensor.dtype in (tf.float16, tf.float32) else tf.float64

@@ -1,7 +1,7 @@
 """Horovod's collectives of values, under its names and with its arguments, for whatever users pass.
 
-Numbers, lists, NumPy arrays, Keras and TensorFlow variables are made tensors first. bfloat16, which Horovod does not
-know, travels as float32.
+Numbers, lists, NumPy arrays, and Keras and TensorFlow variables are converted to tensors first. bfloat16, which Horovod
+does not know, is sent as float32.
 """
 
 from __future__ import annotations
@@ -48,25 +48,26 @@ def allreduce(
     Args:
         tensor: a number, list, array, tensor or variable, of the same shape and dtype on every rank; or
             `tf.IndexedSlices`, whose rows may differ.
-        average: deprecated: True is `op=hvd.Average`, False `op=hvd.Sum`. A text in its place is taken for the `name`,
-            which is second in `horovod.tensorflow.keras`.
-        device_dense: where dense values are combined.
-        device_sparse: where `tf.IndexedSlices` are gathered.
+        average: deprecated: True is `op=hvd.Average`, False `op=hvd.Sum`. A string in its place is taken as the `name`,
+            which comes second in `horovod.tensorflow.keras`.
+        device_dense: the device on which dense values are combined.
+        device_sparse: the device on which `tf.IndexedSlices` are gathered.
         compression: `hvd.Compression.none` or `hvd.Compression.fp16`.
-        op: `hvd.Average`, the default, `Sum`, `Min`, `Max`, `Product`, or with MPI `Adasum`. Whole numbers are averaged
-            as Horovod does it: the sum is divided, and what is behind the point is cut off.
-        prescale_factor: multiplies before.
-        postscale_factor: multiplies afterwards.
-        name: of the operation; by default made of the tensor's.
-        process_set: who takes part.
+        op: `hvd.Average`, the default, `Sum`, `Min`, `Max`, `Product`, or with MPI `Adasum`. Integers are averaged as
+            in Horovod: the sum is divided and truncated.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after it.
+        name: of the operation; by default derived from the tensor's.
+        process_set: the ranks that take part.
         ignore_name_scope: name the operation without TensorFlow's name scopes.
 
     Returns:
-        A tensor of the same shape and dtype, the same on every rank; of `tf.IndexedSlices` the rows of all ranks.
+        A tensor of the same shape and dtype, the same on every rank; for `tf.IndexedSlices` the rows of all ranks.
 
     Raises:
-        ValueError: where `op` is unknown, or given beside `average`.
-        NotImplementedError: for `Adasum` without MPI; for `tf.IndexedSlices` with factors or another `op` than these.
+        ValueError: if `op` is unknown, or given together with `average`.
+        NotImplementedError: for `Adasum` without MPI; for `tf.IndexedSlices` with factors or an `op` other than average
+            or sum.
     """
     require_member(process_set)
     if isinstance(average, str):
@@ -93,20 +94,20 @@ def grouped_allreduce(
     ignore_name_scope: bool = False,
     name: str | None = None,
 ) -> list[tf.Tensor | tf.IndexedSlices]:
-    """Combines several values over the ranks, each as `allreduce` does, all of one dtype at once.
+    """Combines several values over the ranks, each as `allreduce` does, all values of one dtype at once.
 
     Args:
         tensors: as for `allreduce`; dtypes may be mixed.
-        average: as for `allreduce`, as are all others.
-        device_dense: where dense values are combined.
-        device_sparse: where `tf.IndexedSlices` are gathered.
+        average: as for `allreduce`, like all others.
+        device_dense: the device on which dense values are combined.
+        device_sparse: the device on which `tf.IndexedSlices` are gathered.
         compression: `hvd.Compression.none` or `hvd.Compression.fp16`.
         op: `hvd.Average` by default.
-        prescale_factor: multiplies before.
-        postscale_factor: multiplies afterwards.
-        process_set: who takes part.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after it.
+        process_set: the ranks that take part.
         ignore_name_scope: name the operations without TensorFlow's name scopes.
-        name: of the operations; by default made of the tensors'.
+        name: of the operations; by default derived from the tensors'.
 
     Returns:
         A list of tensors, in the order of `tensors`.
@@ -141,9 +142,9 @@ def allgather(
 
     Args:
         tensor: a list, array, tensor or variable, [length, ...]; length may differ between ranks.
-        name: of the operation; by default made of the tensor's.
+        name: of the operation; by default derived from the tensor's.
         ignore_name_scope: name the operation without TensorFlow's name scopes.
-        process_set: who takes part.
+        process_set: the ranks that take part.
 
     Returns:
         [sum of the lengths, ...], the same on every rank.
@@ -160,13 +161,13 @@ def grouped_allgather(
     ignore_name_scope: bool = False,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """Gathers several values, each as `allgather` does, all of one dtype at once.
+    """Gathers several values, each as `allgather` does, all values of one dtype at once.
 
     Args:
         tensors: as for `allgather`; dtypes may be mixed.
-        name: of the operations; by default made of the tensors'.
+        name: of the operations; by default derived from the tensors'.
         ignore_name_scope: name the operations without TensorFlow's name scopes.
-        process_set: who takes part.
+        process_set: the ranks that take part.
 
     Returns:
         A list of tensors, in the order of `tensors`.
@@ -193,10 +194,10 @@ def broadcast(
 
     Args:
         tensor: a number, list, array, tensor or variable, of the same shape and dtype on every rank.
-        root_rank: whose value all get, as numbered among all ranks.
-        name: of the operation; by default made of the tensor's.
+        root_rank: the rank whose value all get, as numbered among all ranks.
+        name: of the operation; by default derived from the tensor's.
         ignore_name_scope: name the operation without TensorFlow's name scopes.
-        process_set: who takes part.
+        process_set: the ranks that take part.
 
     Returns:
         A tensor of the same shape and dtype, the same on every rank.
@@ -218,13 +219,13 @@ def alltoall(
 
     Args:
         tensor: a list, array, tensor or variable, [length, ...]; length may differ between ranks.
-        splits: [P] whole numbers: how many rows go to each rank; by default all the same.
-        name: of the operation; by default made of the tensor's.
+        splits: [P] integers: the number of rows for each rank; by default the same for all.
+        name: of the operation; by default derived from the tensor's.
         ignore_name_scope: name the operation without TensorFlow's name scopes.
-        process_set: who takes part.
+        process_set: the ranks that take part.
 
     Returns:
-        What has arrived, [rows, ...]; where `splits` were given also how many rows of it are from each rank, [P] int32.
+        What has arrived, [rows, ...]; if `splits` were given also the number of rows from each rank, [P] int32.
     """
     require_member(process_set)
     sent = dense(tensor)
@@ -248,28 +249,28 @@ def reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> tf.Tensor:
-    """Combines a value over the ranks, of which each gets its share of the first dimension; differentiable.
+    """Combines a value over the ranks and gives each rank its share of the first dimension; differentiable.
 
-    It is an all-to-all and a sum in rank order: Horovod 0.28.1's own, through Gloo, now and then gives wrong sums.
+    It is an all-to-all and a sum in rank order: Horovod 0.28.1's own, through Gloo, occasionally returns wrong sums.
 
     Args:
-        tensor: a list, array, tensor or variable, [length, ...], of the same shape and dtype on every rank. Where P
-            does not divide length, the first ranks get one row more.
-        device_dense: where values are combined.
+        tensor: a list, array, tensor or variable, [length, ...], of the same shape and dtype on every rank. If P does
+            not divide length, the first ranks get one row more.
+        device_dense: the device on which values are combined.
         compression: `hvd.Compression.none` or `hvd.Compression.fp16`.
         op: `hvd.Average` or `hvd.Sum`.
-        name: of the operation; by default made of the tensor's.
-        process_set: who takes part.
+        name: of the operation; by default derived from the tensor's.
+        process_set: the ranks that take part.
         ignore_name_scope: name the operation without TensorFlow's name scopes.
-        prescale_factor: multiplies before.
-        postscale_factor: multiplies afterwards.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after it.
 
     Returns:
         This rank's rows, of the same dtype.
 
     Raises:
-        ValueError: where `op` is another one, or a number without dimensions is given.
-        tf.errors.FailedPreconditionError: on every rank alike, where shapes or dtypes differ between ranks.
+        ValueError: if `op` is another one, or the value has no dimensions.
+        tf.errors.FailedPreconditionError: on every rank, if shapes or dtypes differ between ranks.
     """
     require_member(process_set)
     wanted = [dense(tensor)]
@@ -290,16 +291,16 @@ def grouped_reducescatter(
     prescale_factor: float = 1.0,
     postscale_factor: float = 1.0,
 ) -> list[tf.Tensor]:
-    """Combines and shares out several values, each as `reducescatter` does, all of one dtype at once.
+    """Combines and scatters several values, each as `reducescatter` does, all values of one dtype at once.
 
     Args:
         tensors: as for `reducescatter`; dtypes may be mixed.
-        device_dense: where values are combined.
+        device_dense: the device on which values are combined.
         compression: `hvd.Compression.none` or `hvd.Compression.fp16`.
         op: `hvd.Average` or `hvd.Sum`.
-        process_set: who takes part.
-        prescale_factor: multiplies before.
-        postscale_factor: multiplies afterwards.
+        process_set: the ranks that take part.
+        prescale_factor: factor applied before the reduction.
+        postscale_factor: factor applied after it.
 
     Returns:
         This rank's rows of each, in the order of `tensors`.
@@ -320,7 +321,7 @@ def grouped_reducescatter(
 
 
 def _rows(slices: tf.IndexedSlices, device: str, common: dict[str, Any]) -> tf.IndexedSlices:
-    """The rows of all ranks; bfloat16 travels as float32."""
+    """The rows of all ranks; bfloat16 is sent as float32."""
     dtype = slices.values.dtype
     sent = tf.cast(slices.values, tf.float32) if dtype == tf.bfloat16 else slices.values
     wide = tf.IndexedSlices(sent, slices.indices, slices.dense_shape)
@@ -331,7 +332,7 @@ def _rows(slices: tf.IndexedSlices, device: str, common: dict[str, Any]) -> tf.I
 
 
 def _operation(op: int | None, average: bool | None = None) -> int:
-    """What Horovod's two arguments for it ask for together."""
+    """The operation that Horovod's two arguments for it together ask for."""
     if op is not None and average is not None:
         raise ValueError("op and average both say how values are combined: leave out average.")
     if average is not None:

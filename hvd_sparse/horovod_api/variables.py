@@ -1,4 +1,4 @@
-"""The variables of one rank for all: paired by their places in the list, whatever they are called."""
+"""Broadcasts the variables of one rank: variables are paired by their places in the list, not by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from hvd_sparse.horovod_api.inputs import not_a_constant
 from hvd_sparse.transport.eager import eagerly
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set, require_member
 
-MESSAGE_BYTES = 2**22  # variables travel together until a message has so many; a larger one has its own
+MESSAGE_BYTES = 2**22  # variables share a message up to this size; a larger one gets its own
 _MOVED = "bfloat16 bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 _ADVICE = (
     "All ranks must bring the same variables in the same order: build model and optimizer alike on every rank first."
@@ -30,25 +30,25 @@ def broadcast_variables(
     process_set: ProcessSet = global_process_set,
     inplace: bool = False,
 ) -> tf.Operation | None:
-    """Gives all ranks the values of one rank's variables, as `model.variables` and `optimizer.variables`.
+    """Gives all ranks the values of one rank's variables, such as `model.variables` and `optimizer.variables`.
 
-    They are paired by their places, never by name: "rank 0 loads a model, all broadcast" works. Values travel bit for
-    bit, small ones together. It works eagerly and inside a `tf.function`, where shapes are compared once, as it is
-    traced.
+    Variables are paired by their places, never by name: "rank 0 loads a model, all broadcast" works. Values are sent
+    bit for bit, small ones together. It works eagerly and inside a `tf.function`, where shapes are compared once, at
+    tracing.
 
     Args:
-        variables: of Keras or TensorFlow, with the same shapes and dtypes in the same order on every rank; of dtype
-            bool, or whole, floating or complex numbers.
-        root_rank: whose values all get, as numbered among all ranks.
-        process_set: who takes part.
+        variables: of Keras or TensorFlow, with the same shapes and dtypes in the same order on every rank; bool,
+            integer, floating or complex.
+        root_rank: the rank whose values all get, as numbered among all ranks.
+        process_set: the ranks that take part.
         inplace: has no effect; at most 4 MiB, or one variable, are held twice in any case.
 
     Returns:
-        None; in a graph of TensorFlow 1 the operation that does it.
+        None; in a TensorFlow 1 graph the operation that does it.
 
     Raises:
-        ValueError: on every rank alike, naming the first variable in which the ranks differ; where one is of another
-            dtype, or no variable; where `root_rank` is none of the ranks.
+        ValueError: on every rank, if ranks differ (it names the first variable in which they do), one passes another
+            dtype or something that is no variable, or `root_rank` is not one of the ranks.
     """
     if _is_tensorflow_1():
         return _horovod.broadcast_variables(variables, root_rank, process_set=process_set, inplace=inplace)
@@ -75,13 +75,13 @@ def broadcast_(
     name: str | None = None,
     process_set: ProcessSet = global_process_set,
 ) -> list[tf.Tensor]:
-    """As `broadcast_variables`, and gives the variables' new values.
+    """As `broadcast_variables`, and returns the variables' new values.
 
     Args:
         variables: of Keras or TensorFlow.
-        root_rank: whose values all get, as numbered among all ranks.
-        name: has no effect but in a graph of TensorFlow 1: variables are paired by their places.
-        process_set: who takes part.
+        root_rank: the rank whose values all get, as numbered among all ranks.
+        name: has no effect except in a TensorFlow 1 graph: variables are paired by their places.
+        process_set: the ranks that take part.
 
     Returns:
         A tensor for each variable.
@@ -97,12 +97,12 @@ def broadcast_(
 
 
 def _is_tensorflow_1() -> bool:
-    """Whether a graph for a session is made, in which nothing can be compared while it is made."""
+    """Whether a graph for a session is being built, in which nothing can be compared yet."""
     return not tf.executing_eagerly() and not tf.inside_function()
 
 
 class _Entry(NamedTuple):
-    """A variable, and what is told of it to the others."""
+    """A variable, and its description for the other ranks."""
 
     variable: Any
     label: str
@@ -130,7 +130,7 @@ class _Entry(NamedTuple):
 
 
 def _agree(entries: Sequence[_Entry], root_rank: int, process_set: ProcessSet) -> None:
-    """Compares what all ranks are about to do: by a digest, and in full only where that differs."""
+    """Compares what all ranks are about to do: by a digest, and in full only if the digests differ."""
     told = [[entry.kind, list(entry.shape)] for entry in entries]
     if process_set.size() > 1:
         digest = hashlib.sha256(json.dumps([root_rank, told]).encode()).digest()
@@ -149,7 +149,7 @@ def _agree(entries: Sequence[_Entry], root_rank: int, process_set: ProcessSet) -
 
 
 def _gather(description: Any, process_set: ProcessSet) -> list[Any]:
-    """What every rank says, in rank order."""
+    """The description from every rank, in rank order."""
     text = np.frombuffer(json.dumps(description).encode(), np.uint8)
     lengths = _horovod.allgather(tf.constant([len(text)], tf.int64), process_set=process_set).numpy()
     said = _horovod.allgather(tf.constant(text), process_set=process_set).numpy().tobytes()
@@ -179,7 +179,7 @@ def _told(entry: Sequence[Any] | None) -> str:
 
 
 def _messages(entries: Sequence[_Entry]) -> list[list[_Entry]]:
-    """Variables that travel together."""
+    """Groups variables into messages."""
     messages: list[list[_Entry]] = []
     filled = MESSAGE_BYTES
     for entry in entries:

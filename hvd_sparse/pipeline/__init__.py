@@ -1,12 +1,12 @@
 """Models in stages on several ranks, with few of their activations on the network (DCT; Gupta et al. 2021).
 
-- `rows`: of each sample's row the largest elements, and rows that are zero elsewhere.
-- `threshold`: `Threshold`, the layer that passes only those.
-- `stages`: `Stages`, a Keras model whose parts are computed by different ranks; `grid` says which by whom.
+- `rows`: the largest elements of each sample's row, and rows that are zero elsewhere.
+- `threshold`: `Threshold`, the layer that passes only those elements.
+- `stages`: `Stages`, a Keras model whose parts are computed by different ranks; `grid` assigns stages to ranks.
 - `splitting`: `split`, which cuts a functional model into parts; `files`: checkpoints of stages.
-- `steps`: what a stage does of each batch, in the order of a schedule (`schedules`); `chain` and `passes` compute it.
-- `neighbours`, `wire`, `messages`: how stages talk, over `link`.
-- `tables`: `ShardedTables`, embeddings whose rows lie on all ranks, and `row_exchange`, how these get them.
+- `steps`: what a stage does with each batch, in the order of a schedule (`schedules`); `chain` and `passes` compute it.
+- `neighbours`, `wire`, `messages`: how stages communicate, over `link`.
+- `tables`: `ShardedTables`, embeddings whose rows are spread over all ranks; `row_exchange`: how ranks get them.
 """
 
 from hvd_sparse.pipeline.files import load, save

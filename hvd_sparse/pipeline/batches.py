@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-_DIGESTED = 4096  # bytes of each input by which stages know that they have the same batch
+_DIGESTED = 4096  # bytes of each input from which stages tell that they have the same batch
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,8 +20,8 @@ class MicroBatch:
     """A part of a batch.
 
     Attributes:
-        data: its inputs, targets and sample weights.
-        share: of the batch's samples that it has.
+        data: inputs, targets and sample weights.
+        share: the share of the batch's samples that it holds.
     """
 
     data: Sequence[Any]
@@ -29,7 +29,7 @@ class MicroBatch:
 
     @functools.cached_property
     def digest(self) -> int:
-        """Of the beginnings of all inputs: a number by which stages know whether they have the same batch."""
+        """A number from the beginnings of all inputs, by which stages tell whether they have the same batch."""
         digest = 0
         for each in tf.nest.flatten(self.data[0]):
             values = np.ascontiguousarray(each).reshape(-1)
@@ -40,7 +40,7 @@ class MicroBatch:
 
 
 def cut(data: Sequence[Any], micro_batches: int) -> list[MicroBatch]:
-    """The micro-batches of a batch, of as many samples as can be, at least one each."""
+    """Cuts a batch into this many micro-batches of about equal size, or into single samples if it has fewer."""
     leaves = tf.nest.flatten(data)
     rows = int(leaves[0].shape[0])
     count = max(1, min(micro_batches, rows))
@@ -52,7 +52,7 @@ def cut(data: Sequence[Any], micro_batches: int) -> list[MicroBatch]:
 
 
 def _pieces(values: Any, sizes: list[int]) -> Sequence[Any]:
-    """Of one input, for each micro-batch."""
+    """The parts of one input, one for each micro-batch."""
     if values is None or len(sizes) == 1:
         return [values] * len(sizes)
     if isinstance(values, tf.Tensor):

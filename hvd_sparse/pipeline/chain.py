@@ -15,25 +15,25 @@ Part: TypeAlias = keras.layers.Layer | Callable[[], keras.layers.Layer]
 
 
 class Chain:
-    """Consecutive parts with what thresholds activations between them.
+    """Consecutive parts with the thresholds between them.
 
     Attributes:
-        layers: of the parts, and the thresholds behind them but for the last, whose threshold the network has.
+        layers: the parts, and the thresholds behind all but the last, whose threshold is applied when sending.
     """
 
     def __init__(self, parts: Sequence[keras.layers.Layer], thresholds: Sequence[Threshold | None], begins: bool):
-        """Takes the parts, what is between them, and whether the first takes the batch."""
+        """Takes the parts, the thresholds between them, and whether the first part takes the batch."""
         self._parts, self._begins = list(parts), begins
         self._thresholds = [*thresholds, None]
         self.layers = [*self._parts, *(each for each in self._thresholds if each is not None)]
 
     def __call__(self, activation: tf.Tensor | None, batch: Any, training: bool) -> Any:
-        """What comes out of the last part.
+        """The output of the last part.
 
         Args:
-            activation: what the first takes; None where it takes the batch.
-            batch: the inputs of the model, of which parts take what they name.
-            training: as of a layer.
+            activation: the input of the first part; None if it takes the batch.
+            batch: the model's inputs, of which parts take those that they name.
+            training: as for a layer.
         """
         output: Any = activation
         for number, (part, threshold) in enumerate(zip(self._parts, self._thresholds, strict=True)):
@@ -46,19 +46,19 @@ class Chain:
         return output
 
     def one_output(self, output: Any) -> tf.Tensor:
-        """The output, where it is a single tensor [rows, ..., d].
+        """The output, if it is a single tensor [rows, ..., d].
 
         Raises:
-            ValueError: where it is not.
+            ValueError: if it is not.
         """
         return _one(output, self._parts[-1])
 
 
 def made(part: Part) -> keras.layers.Layer:
-    """The layer that a part is, or makes.
+    """The layer that a part is, or creates.
 
     Raises:
-        TypeError: where it is none.
+        TypeError: if it is not one.
     """
     layer = part if isinstance(part, keras.layers.Layer) else part() if callable(part) else None
     if not isinstance(layer, keras.layers.Layer):
@@ -67,14 +67,14 @@ def made(part: Part) -> keras.layers.Layer:
 
 
 def _named(part: Any, batch: Any) -> Any:
-    """What the first part takes of the inputs."""
+    """The inputs that the first part takes."""
     if not isinstance(batch, dict) or not getattr(part, "inputs", None):
         return batch
     return {name: _from(batch, name, part) for name in _names(part)}
 
 
 def _with_named(part: Any, activation: tf.Tensor, batch: Any) -> Any:
-    """What a later part takes: the activation, and inputs of the model that it names."""
+    """The inputs of a later part: the activation, and those of the model's inputs that it names."""
     names = _names(part)[1:]
     if not names:
         return activation

@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, of which each stage knows its own alone."""
+"""Clipping by the norm of all gradients, of which each stage only knows its own part."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ UNKNOWN = -1.0
 
 
 def global_clipnorm(optimizer: keras.optimizers.Optimizer) -> float | None:
-    """The largest norm of all gradients that an optimizer lets pass; None where it has none."""
+    """The largest norm of all gradients that an optimizer allows; None if it has none."""
     return getattr(slots.without_loss_scaling(optimizer), "global_clipnorm", None)
 
 
 def check(optimizer: keras.optimizers.Optimizer, trainers: int) -> None:
-    """Refuses to clip where stages cannot know the norm in time.
+    """Raises an error if stages cannot know the norm in time.
 
     Raises:
-        ValueError: where the norm would be that of means over trainers, or over steps.
+        ValueError: if the norm would be that of means over trainers, or over steps.
     """
     if global_clipnorm(optimizer) is None:
         return
@@ -36,9 +36,9 @@ def check(optimizer: keras.optimizers.Optimizer, trainers: int) -> None:
 
 
 def squares(gradients: Packed, optimizer: keras.optimizers.Optimizer) -> float:
-    """The sum of the squares of gradients, without the scale of the loss; `UNKNOWN` where nothing is clipped by it.
+    """The sum of the squares of gradients, without the loss scale; `UNKNOWN` if nothing is clipped by it.
 
-    Of rows that come twice it takes each by itself, as Keras does; 0 where it is not finite.
+    Rows that occur twice are counted separately, as in Keras; 0 if it is not finite.
     """
     if global_clipnorm(optimizer) is None:
         return UNKNOWN
@@ -48,9 +48,9 @@ def squares(gradients: Packed, optimizer: keras.optimizers.Optimizer) -> float:
 
 
 def clipped(gradients: Packed, total: float, optimizer: keras.optimizers.Optimizer) -> Packed:
-    """Gradients of one stage, where those of all stages have this sum of squares.
+    """One stage's gradients, clipped, given the sum of squares of all stages.
 
-    The optimizer then clips by the norm of these alone, which is no larger: that changes nothing.
+    The optimizer then clips by the norm of these gradients alone, which is no larger: that changes nothing.
     """
     most = global_clipnorm(optimizer)
     if most is None or math.sqrt(total) <= most:

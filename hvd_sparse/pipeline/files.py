@@ -1,4 +1,4 @@
-"""Checkpoints of stages: a file for each, which other stages of the same model can read."""
+"""Checkpoints of stages: one file per stage, which other splits of the same model can read."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ _PATTERN = "stage-*.h5"
 
 
 def save(model: Stages, folder: str | os.PathLike[str]) -> None:
-    """Writes this rank's stage: its weights, and the optimizer's variables where it has been compiled.
+    """Writes this rank's stage: its weights, and the optimizer's variables if it has been compiled.
 
-    All ranks call it at the same step, with a folder that they share, and a new one for each checkpoint; it starts no
-    collective. Of several trainers the first writes. Files are complete when they appear.
+    All ranks call it at the same step with a shared folder, a new one for each checkpoint; it is not a collective. Of
+    several trainers the first writes. Files appear only when they are complete.
 
     Args:
-        model: whose variables are there.
-        folder: is made where it is missing.
+        model: its variables must exist.
+        folder: created if missing.
 
     Raises:
-        ValueError: where two variables have the same path.
-        OSError: where it cannot be written.
+        ValueError: if two variables have the same path.
+        OSError: if it cannot be written.
     """
     if model.trainer > 0:
         return
@@ -48,18 +48,18 @@ def save(model: Stages, folder: str | os.PathLike[str]) -> None:
 
 
 def load(model: Stages, folder: str | os.PathLike[str]) -> None:
-    """Gives this rank's stage what `save` has written, also of other splits of the same model, or other ranks.
+    """Loads this rank's stage from what `save` has written, also by other splits of the same model, or other ranks.
 
-    Variables are found by their paths, so layers need names of their own: the same in both models, and different within
-    one. It starts no collective; all trainers read.
+    Variables are found by their paths, so layers need names: the same in both models, and unique within each. It is no
+    collective; all trainers read.
 
     Args:
-        model: whose variables are there: parts have known input shapes, or it has been trained.
+        model: its variables must exist: parts have known input shapes, or it has been trained.
         folder: of one checkpoint.
 
     Raises:
-        FileNotFoundError: where a stage's file is missing.
-        ValueError: where files are of different steps, or do not have a variable, or not in its shape.
+        FileNotFoundError: if a stage's file is missing.
+        ValueError: if files are of different steps, or a variable is missing or has another shape.
     """
     if not model.weights:
         raise ValueError("Expected variables to load into, got none yet: begin parts with keras.Input(shape).")
@@ -84,7 +84,7 @@ def load(model: Stages, folder: str | os.PathLike[str]) -> None:
 
 
 def _named(model: Stages) -> dict[str, Any]:
-    """What is kept of a stage, by name."""
+    """What a checkpoint holds of a stage, by name."""
     optimizer = model.optimizer
     slots = optimizer.variables if optimizer is not None and optimizer.built else ()
     names = [f"weights/{each.path}" for each in model.weights]

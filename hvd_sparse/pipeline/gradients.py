@@ -1,8 +1,8 @@
 """The sum of gradients over micro-batches.
 
-TensorFlow takes long to hand rows (`tf.IndexedSlices`) to a function, to call an operation for each variable, and to
-hand on many tensors: a model with many tables would spend most of a step so. Here rows of many variables lie in a few
-tensors, from the backward pass to the optimizer.
+TensorFlow takes long to pass rows (`tf.IndexedSlices`) to a function, to call an operation for each variable, and to
+return many tensors: a model with many tables would spend most of a step on this. So the rows of many variables are kept
+in a few tensors, from the backward pass to the optimizer.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ class Gradients:
     """
 
     def __init__(self, model: keras.Model):
-        """Takes whose variables and loss scaling count; the variables are there by the first backward pass."""
+        """Takes the model with the variables and the loss scaling; variables must exist by the first backward pass."""
         self._model = model
         self.packed: Packed = {}
 
     @property
     def sums(self) -> list[Any]:
-        """Of each variable, in their order; None where there is no gradient."""
+        """The sum for each variable, in their order; None if there is no gradient."""
         return unpack(self.packed, self._model.trainable_variables)
 
     def backward(self, forward: Recorded | Finished, gradient: tf.Tensor | None) -> tf.Tensor | None:
-        """Adds one micro-batch's.
+        """Adds the gradients of one micro-batch.
 
         Args:
-            forward: of the micro-batch.
-            gradient: of the activation that was handed on; None in the last stage.
+            forward: what the micro-batch's forward pass returned.
+            gradient: of the activation that was sent on; None in the last stage.
 
         Returns:
             The gradient of the activation that came in; None in the first stage.
@@ -57,11 +57,11 @@ class Gradients:
         return of_source
 
     def squares(self) -> float:
-        """The sum of their squares, as `clipping.squares` has it."""
+        """The sum of the gradients' squares, as in `clipping.squares`."""
         return clipping.squares(self.packed, self._model.optimizer)
 
     def are_finite(self) -> bool:
-        """Whether all of the sums are."""
+        """Whether all sums are finite."""
         return not self.packed or bool(_all_finite([values for values, *_ in self.packed.values()]))
 
 
@@ -76,7 +76,7 @@ def _all_finite(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 
 @functools.partial(tf.function, reduce_retracing=True, autograph=False)
 def _added(total: Packed, other: Packed) -> Packed:
-    """The sum of two of one layout."""
+    """The sum of two packed gradients of the same layout."""
     return {numbers: _sum(tensors, other[numbers]) for numbers, tensors in total.items()}
 
 
@@ -87,7 +87,7 @@ def _sum(total: Sequence[tf.Tensor], other: Sequence[tf.Tensor]) -> tuple[tf.Ten
 
 
 def _plus(total: Any, other: Any) -> Any:
-    """Two gradients added, of any form."""
+    """The sum of two gradients of any form."""
     if total is None or other is None:
         return other if total is None else total
     if isinstance(total, tf.IndexedSlices) and isinstance(other, tf.IndexedSlices):

@@ -7,21 +7,21 @@ from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
 
 
 class Grid:
-    """Trainers, each of which is a whole model on as many ranks as it has stages (DCT 3.3, hybrid parallelism).
+    """Trainers, each a whole model on as many ranks as it has stages (DCT 3.3, hybrid parallelism).
 
-    The ranks of a trainer follow each other: rank = trainer * stages + stage. Those of one stage exchange gradients:
+    The ranks of a trainer are consecutive: rank = trainer * stages + stage. The ranks of one stage exchange gradients:
 
         grid = hvd.pipeline.Grid(trainers=2, stages=2)
         hvd.init(process_sets=grid.process_sets)
         optimizer = hvd.DistributedOptimizer(optimizer, aggregator=recipe, process_set=grid.process_set)
 
     Attributes:
-        trainers: copies of the model.
-        stages: of the model.
-        process_sets: for `hvd.init`, the ranks of each stage; empty where there is one stage.
+        trainers: number of copies of the model.
+        stages: number of stages of the model.
+        process_sets: for `hvd.init`, the ranks of each stage; empty if there is one stage.
 
     Raises:
-        ValueError: where there is no trainer or no stage.
+        ValueError: if there is no trainer or no stage.
     """
 
     def __init__(self, trainers: int = 1, stages: int = 1):
@@ -36,7 +36,7 @@ class Grid:
 
     @property
     def size(self) -> int:
-        """How many ranks it has."""
+        """The number of ranks."""
         return self.trainers * self.stages
 
     @property
@@ -49,7 +49,7 @@ class Grid:
         return rank % self.stages
 
     def trainer_of(self, rank: int) -> int:
-        """The trainer of which a rank is a part."""
+        """The trainer that a rank belongs to."""
         return rank // self.stages
 
     def ranks_of_stage(self, stage: int) -> list[int]:

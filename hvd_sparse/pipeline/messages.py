@@ -1,8 +1,8 @@
-"""How activations and their gradients travel between stages: values, and where they stand.
+"""How activations and their gradients are sent between stages: values and their positions.
 
-Forward go the kept values of each row and their positions, in one message; backward the values alone, as both sides
-know the positions by then (DCT-MP, Algorithm 2). Positions are 16-bit numbers, or a bit for each element of a row,
-whichever is fewer bytes. All is little-endian.
+Forward, the kept values of each row and their positions are sent in one message; backward only the values, as both
+sides know the positions by then (DCT-MP, Algorithm 2). Positions are sent as 16-bit numbers, or as one bit for each
+element of a row, whichever takes fewer bytes. Everything is little-endian.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ import tensorflow as tf
 from hvd_sparse.pipeline import rows as of_rows
 from link import WireError
 
-_LARGEST = {"int8": 127, "int4": 7}  # codes of whole numbers
+_LARGEST = {"int8": 127, "int4": 7}  # largest code of each integer type
 WIRE_DTYPES = ("float32", "float16", "bfloat16", *_LARGEST)
 _SCALE = np.dtype("<f4")
 _MOST_AXES = 8
 
 
 class Wire(NamedTuple):
-    """How values travel over one split.
+    """How values are sent over one split.
 
     Attributes:
-        dtype: of `WIRE_DTYPES`; "int8" and "int4" have a scale for each row, its largest magnitude / 127 or 7.
-        kept: of each row; None for all.
+        dtype: one of `WIRE_DTYPES`; "int8" and "int4" have a scale for each row, its largest magnitude / 127 or 7.
+        kept: number of elements kept of each row; None for all.
     """
 
     dtype: str = "float32"
@@ -35,11 +35,11 @@ class Wire(NamedTuple):
 
 
 class Activations(NamedTuple):
-    """What a stage hands on of one micro-batch.
+    """What a stage sends on of one micro-batch.
 
     Attributes:
-        values: [..., kept], or [..., d] where all is kept.
-        positions: [..., kept] uint16 or int32, ascending; None where all is kept.
+        values: [..., kept], or [..., d] if all are kept.
+        positions: [..., kept] uint16 or int32, ascending; None if all are kept.
         width: d.
     """
 
@@ -53,12 +53,12 @@ class Activations(NamedTuple):
 
     @property
     def rows(self) -> int:
-        """How many rows there are, over all axes but the last."""
+        """The number of rows, over all axes but the last."""
         return math.prod(self.values.shape[:-1])
 
 
 def kept_of(activations: tf.Tensor, kept: int | None) -> Activations:
-    """Chooses what travels of activations [..., d]: of each row the `kept` of largest magnitude, or all."""
+    """Selects what is sent of activations [..., d]: the `kept` elements of largest magnitude of each row, or all."""
     width = activations.shape[-1]
     if kept is None or kept == width:
         return Activations(activations, None, width)
@@ -84,13 +84,13 @@ def taken(rows: tf.Tensor, positions: tf.Tensor | None) -> tf.Tensor:
 
 
 def value_bytes(rows: int, kept: int, dtype: str) -> int:
-    """Bytes of the values of so many rows."""
+    """The number of bytes of the values of this many rows."""
     if dtype in _LARGEST:
         return rows * (_SCALE.itemsize + _code_bytes(kept, dtype))
     return rows * kept * tf.as_dtype(dtype).size
 
 
-@np.errstate(invalid="ignore", over="ignore")  # what is not finite is to come out so
+@np.errstate(invalid="ignore", over="ignore")  # non-finite values must stay non-finite
 def encode_values(values: tf.Tensor, dtype: str) -> np.ndarray:
     """The bytes of values [..., k], uint8 [n]."""
     if dtype not in _LARGEST:
@@ -98,16 +98,16 @@ def encode_values(values: tf.Tensor, dtype: str) -> np.ndarray:
     rows = tf.cast(values, tf.float32).numpy().reshape(-1, values.shape[-1])
     scales = (np.abs(rows).max(axis=1, initial=0.0) / np.float32(_LARGEST[dtype])).astype(_SCALE)
     codes = np.rint(rows / np.where(scales > 0.0, scales, 1.0)[:, None])
-    finite = np.where(np.isfinite(codes), codes, 0.0).astype(np.int8)  # a scale that is not finite spoils the row
+    finite = np.where(np.isfinite(codes), codes, 0.0).astype(np.int8)  # a non-finite scale makes the row non-finite
     return np.concatenate([scales.view(np.uint8), _packed(finite, dtype).reshape(-1)])
 
 
 @np.errstate(invalid="ignore", over="ignore")
 def decode_values(payload: memoryview, shape: tuple[int, ...], dtype: str, to: str) -> tf.Tensor:
-    """What `encode_values` has made bytes of, of this shape, as a tensor of the dtype `to`.
+    """Decodes values of this shape that `encode_values` has encoded, as a tensor of the dtype `to`.
 
     Raises:
-        WireError: where that are not so many bytes, or there is something behind the last code of a row.
+        WireError: if the number of bytes is wrong, or there is something behind the last code of a row.
     """
     rows, kept = math.prod(shape[:-1]), shape[-1]
     if len(payload) != value_bytes(rows, kept, dtype):
@@ -120,12 +120,12 @@ def decode_values(payload: memoryview, shape: tuple[int, ...], dtype: str, to: s
 
 
 def _code_bytes(kept: int, dtype: str) -> int:
-    """Of a row; a row begins with a byte of its own."""
+    """Bytes of the codes of a row; each row begins at a new byte."""
     return kept if dtype == "int8" else -(-kept // 2)
 
 
 def _packed(codes: np.ndarray, dtype: str) -> np.ndarray:
-    """The bytes of codes int8 [rows, kept]; of two of 4 bits, the lower half is the first."""
+    """The bytes of codes int8 [rows, kept]; of two 4-bit codes, the first is in the lower half."""
     if dtype == "int8":
         return codes.view(np.uint8)
     halves = np.pad(codes.view(np.uint8) & 15, ((0, 0), (0, codes.shape[1] % 2)))
@@ -133,10 +133,10 @@ def _packed(codes: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def _unpacked(packed: np.ndarray, kept: int, dtype: str) -> np.ndarray:
-    """What `_packed` has made bytes of, int8 [rows, kept].
+    """Unpacks what `_packed` has packed, int8 [rows, kept].
 
     Raises:
-        WireError: where there is something behind the last one.
+        WireError: if there is something behind the last code.
     """
     if dtype == "int8":
         return packed.view(np.int8)
@@ -150,12 +150,12 @@ def _unpacked(packed: np.ndarray, kept: int, dtype: str) -> np.ndarray:
 
 
 def is_by_bits(width: int, kept: int) -> bool:
-    """Whether a bit for each element of a row is fewer bytes than a number for each that is kept."""
+    """Whether one bit for each element of a row takes fewer bytes than a number for each kept element."""
     return -(-width // 8) < kept * _number(width).itemsize
 
 
 def activation_bytes(rows: int, width: int, wire: Wire) -> int:
-    """Bytes of a message forward, without its header."""
+    """The number of bytes of a forward message, without its header."""
     if wire.kept is None or wire.kept == width:
         return value_bytes(rows, width, wire.dtype)
     by_bits = is_by_bits(width, wire.kept)
@@ -164,7 +164,7 @@ def activation_bytes(rows: int, width: int, wire: Wire) -> int:
 
 
 def encode_activations(kept: Activations, dtype: str) -> np.ndarray:
-    """The payload of a message forward, uint8 [n]."""
+    """The payload of a forward message, uint8 [n]."""
     values = encode_values(kept.values, dtype)
     if kept.positions is None:
         return values
@@ -173,10 +173,10 @@ def encode_activations(kept: Activations, dtype: str) -> np.ndarray:
 
 
 def decode_activations(payload: memoryview, shape: tuple[int, ...], wire: Wire, to: str) -> Activations:
-    """What a message forward holds, of activations of this shape and dtype.
+    """Decodes a forward message with activations of this shape and dtype.
 
     Raises:
-        WireError: where that is no such message.
+        WireError: if it is not such a message.
     """
     width = shape[-1]
     if wire.kept is None or wire.kept == width:
@@ -189,15 +189,15 @@ def decode_activations(payload: memoryview, shape: tuple[int, ...], wire: Wire, 
 
 
 def pack_shape(shape: tuple[int, ...]) -> bytes:
-    """A shape for a header."""
+    """Packs a shape for a header."""
     return np.asarray(shape, "<i8").tobytes()
 
 
 def unpack_shape(packed: bytes, least: int = 2) -> tuple[int, ...]:
-    """A shape of a header, of at least so many axes.
+    """Unpacks a header's shape, of at least this many axes.
 
     Raises:
-        WireError: where that is no such shape.
+        WireError: if it is not such a shape.
     """
     if len(packed) % 8 or not least <= len(packed) // 8 <= _MOST_AXES:
         raise WireError(f"a shape of {len(packed)} bytes")

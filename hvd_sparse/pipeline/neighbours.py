@@ -1,7 +1,7 @@
-"""A stage's connections: requests of the stage before it come in, and the stage after it is asked.
+"""A stage's connections: it answers the stage before it, and asks the stage after it.
 
-A micro-batch that goes forward is a request, and its gradient the answer; so a stage that dies is seen by both of its
-neighbours, and a stage that works is told from one that is gone.
+A forward micro-batch is a request, and its gradient the answer. So both neighbours notice when a stage dies, and can
+tell a working stage from one that is gone.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from hvd_sparse.pipeline import wire
 from hvd_sparse.transport.meeting import Meeting
 from link import Caller, Client, Events, LinkError, Patience, Request, Server, WireError
 
-_FAREWELL = 10.0  # seconds for the stage before to take leave
-_LAST_WORDS = 2.0  # seconds for neighbours to hear why this stage cannot go on
+_FAREWELL = 10.0  # seconds for the stage before to say goodbye
+_LAST_WORDS = 2.0  # seconds for neighbours to learn why this stage cannot go on
 _IN_FLIGHT = 8
 
 
 class StageError(RuntimeError):
-    """A stage of the pipeline cannot go on; the weights of all are as before the step."""
+    """A stage of the pipeline cannot go on; the weights of all stages are as before the step."""
 
 
 class Place(NamedTuple):
-    """Where a stage stands.
+    """A stage's place in the pipeline.
 
     Attributes:
         stage: its number.
-        stages: how many there are.
+        stages: the number of stages.
         ranks: of the stages, in their order.
     """
 
@@ -52,7 +52,7 @@ class Place(NamedTuple):
         return self.stage == self.stages - 1
 
     def name(self, stage: int | None = None) -> str:
-        """A stage in words, by default this one."""
+        """What to call a stage in a message, by default this one."""
         stage = self.stage if stage is None else stage
         return f"stage {stage} (rank {self.ranks[stage]})"
 
@@ -62,17 +62,17 @@ class Neighbours:
 
     Attributes:
         place: of this stage.
-        seconds_waiting: for neighbours.
+        seconds_waiting: time spent waiting for neighbours.
     """
 
     def __init__(self, place: Place, meeting: Meeting, subject: str, micro_batches: int):
-        """Starts to listen where there is a stage before this one.
+        """Starts to listen if there is a stage before this one.
 
         Args:
             place: of this stage.
             meeting: of all ranks.
             subject: what this trainer's stages have in common.
-            micro_batches: the most that are under way.
+            micro_batches: the largest number in flight.
         """
         self.place, self.seconds_waiting = place, 0.0
         self._changed = threading.Condition()
@@ -95,16 +95,16 @@ class Neighbours:
     # ---- what the stage does ----
 
     def require_alive(self) -> None:
-        """Raises StageError where a step has failed before: stages do not know any more what others did."""
+        """Raises StageError if a step has failed before: the stages no longer know each other's state."""
         with self._changed:
             if self._failed:
                 raise StageError(f"{self._why} (before)")
 
     def receive(self, kind: str) -> Request:
-        """The next request of the stage before, which has to be of this kind.
+        """The next request of the stage before, which must be of this kind.
 
         Raises:
-            StageError: where there is none to come, or another one.
+            StageError: if none will come, or another one has come.
         """
         self._wait(lambda: bool(self._requests) or (self._parted and not self._why))
         with self._changed:
@@ -118,17 +118,17 @@ class Neighbours:
         return request
 
     def ask(self, kind: str, payload: Any = b"", **fields: Any) -> concurrent.futures.Future[Any]:
-        """Asks the stage after this one; for `answer_to`."""
+        """Asks the stage after this one; pass the result to `answer_to`."""
         assert self._client is not None
         asked = self._client.ask(self.place.stage + 1, kind, payload, **fields)
         asked.add_done_callback(lambda _: self._notify())
         return asked
 
     def answer_to(self, asked: concurrent.futures.Future[Any]) -> Any:
-        """What the stage after this one has answered.
+        """The answer of the stage after this one.
 
         Raises:
-            StageError: where it cannot, or is gone.
+            StageError: if that stage cannot answer, or is gone.
         """
         self._wait(asked.done)
         try:
@@ -160,7 +160,7 @@ class Neighbours:
         self._wait_for_farewell(_LAST_WORDS if unanswered else 0.0)
 
     def close(self) -> None:
-        """Takes leave of the stage after this one, once that of the stage before was taken."""
+        """Says goodbye to the stage after this one, once the stage before has done so."""
         if self._server is not None and not self._why:
             self._wait_for_farewell(_FAREWELL)
         if self._client is not None:
@@ -169,7 +169,7 @@ class Neighbours:
         self.abandon()
 
     def abandon(self) -> None:
-        """Ends all connections without a word."""
+        """Ends all connections without saying goodbye."""
         if self._client is not None:
             self._client.close()
         if self._server is not None:
@@ -224,7 +224,7 @@ class Neighbours:
 
 
 class _Departures(Events):
-    """Tells a stage that the connection of the one before it has ended."""
+    """Tells a stage when the connection of the stage before it has ended."""
 
     def __init__(self, gone: Callable[[int], None]):
         super().__init__("hvd_sparse pipeline")

@@ -1,6 +1,6 @@
 """The gradients of many variables in few tensors.
 
-Rows of tables of embeddings that have one width lie one after the other, with the number of its table for each.
+The rows of embedding tables of the same width are stored one after another, each with the number of its table.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ dense, (values, indices) where it is rows, and (values, indices, owners) for the
 
 @tf.autograph.experimental.do_not_convert
 def pack(gradients: Sequence[Any]) -> Packed:
-    """Puts the rows of equal form together.
+    """Packs rows of the same form together.
 
     Args:
-        gradients: of each variable a tensor, `tf.IndexedSlices` or None.
+        gradients: for each variable a tensor, `tf.IndexedSlices` or None.
     """
     packed: Packed = {}
     alike: dict[Any, list[int]] = {}
@@ -38,7 +38,7 @@ def pack(gradients: Sequence[Any]) -> Packed:
 
 @tf.autograph.experimental.do_not_convert
 def unpack(packed: Packed, variables: Sequence[Any]) -> list[Any]:
-    """The gradients of variables, of which `pack` has put rows together; None where there is none."""
+    """The gradients of the variables whose rows `pack` has put together; None if there is none."""
     gradients: list[Any] = [None] * len(variables)
     for numbers, tensors in packed.items():
         if len(tensors) == 1:
@@ -55,7 +55,7 @@ def unpack(packed: Packed, variables: Sequence[Any]) -> list[Any]:
 
 
 def each_value(packed: Packed, change: Callable[[tf.Tensor], tf.Tensor]) -> Packed:
-    """The same with all values changed; which rows they are of stays."""
+    """The same with all values changed; the row numbers stay."""
     return {numbers: (change(values), *rows) for numbers, (values, *rows) in packed.items()}
 
 

@@ -14,13 +14,13 @@ from hvd_sparse.pipeline.packing import Packed, pack
 
 
 class Recorded(NamedTuple):
-    """A micro-batch that went forward, and goes backward once the stage after this one has.
+    """A micro-batch that went forward, and goes backward once the next stage has done so.
 
     Attributes:
-        tape: that has watched it.
+        tape: the tape that recorded it.
         source: the activation that came in; None in the first stage.
-        targets: the activation that goes on, and the stage's own losses.
-        model: whose variables and loss scaling count.
+        targets: the activation that is sent on, and the stage's own losses.
+        model: the model with the variables and the loss scaling.
     """
 
     tape: tf.GradientTape
@@ -32,7 +32,7 @@ class Recorded(NamedTuple):
         """The gradients of the variables, and that of the activation that came in.
 
         Args:
-            gradient: of the activation that went on.
+            gradient: of the activation that was sent on.
         """
         variables = self.model.trainable_variables
         sources = [*variables, *([] if self.source is None else [self.source])]
@@ -45,18 +45,18 @@ class Recorded(NamedTuple):
 
 
 class Finished(NamedTuple):
-    """A micro-batch that the last stage has taken forward and backward at once, with one call of one function.
+    """A micro-batch that the last stage has taken forward and backward in one call of one function.
 
     Attributes:
         gradients: of the variables.
-        of_source: the gradient of the activation that came in; None where this is the only stage.
+        of_source: the gradient of the activation that came in; None if this is the only stage.
     """
 
     gradients: Packed
     of_source: tf.Tensor | None
 
     def backward(self, gradient: tf.Tensor | None) -> tuple[Packed, tf.Tensor | None]:
-        """What was found."""
+        """The gradients that were computed."""
         return self.gradients, self.of_source
 
 
@@ -67,10 +67,10 @@ def _of_source(source: tf.Tensor | None, found: Sequence[Any]) -> tf.Tensor | No
 
 
 class Middle:
-    """The arithmetic of a stage that hands activations on."""
+    """The computation of a stage that sends activations on."""
 
     def __init__(self, model: keras.Model, chain: Chain):
-        """Takes whose losses and loss scaling count, and what it computes."""
+        """Takes the model with the losses and the loss scaling, and the parts to compute."""
         self._model, self._chain = model, chain
         self._forward = tf.function(self._run, reduce_retracing=True)
 
@@ -80,10 +80,10 @@ class Middle:
         Args:
             source: the activation that came in; None in the first stage.
             batch: the micro-batch's inputs of the model.
-            share: of the batch's samples that it has.
+            share: the share of the batch's samples that it holds.
 
         Returns:
-            What the backward pass needs, the activation, and the stage's own losses, as of regularizers, [] float32.
+            What the backward pass needs, the activation, and the stage's own losses, such as regularizers, [] float32.
         """
         with tf.GradientTape() as tape:
             if source is not None:
@@ -102,15 +102,15 @@ class Middle:
 
 
 class Last:
-    """The arithmetic of the stage that has the loss."""
+    """The computation of the stage that has the loss."""
 
     def __init__(self, model: keras.Model, chain: Chain, measure: Callable[..., dict[str, Any]]):
-        """Takes whose loss and loss scaling count, what it computes, and what tells the metrics.
+        """Takes the model with the loss and the loss scaling, the parts to compute, and a function for the metrics.
 
         Args:
             model: has `compute_loss` and the optimizer.
-            chain: what it computes.
-            measure: of loss, rows, y, y_pred and sample_weight.
+            chain: the parts to compute.
+            measure: called with loss, rows, y, y_pred and sample_weight.
         """
         self._model, self._chain, self._measure = model, chain, measure
         self._train = tf.function(self._run_both_ways, reduce_retracing=True)
@@ -118,12 +118,12 @@ class Last:
         self._infer = tf.function(chain, reduce_retracing=True)
 
     def forward(self, source: tf.Tensor | None, data: Sequence[Any], share: tf.Tensor, penalty: tf.Tensor):
-        """One micro-batch in training, backward too: nothing has to be waited for.
+        """One micro-batch in training, forward and backward: there is nothing to wait for.
 
         Args:
-            source: the activation that came in; None where this is the only stage.
+            source: the activation that came in; None if this is the only stage.
             data: the micro-batch's inputs, targets and sample weights.
-            share: of the batch's samples that it has.
+            share: the share of the batch's samples that it holds.
             penalty: losses of the stages before.
 
         Returns:
@@ -133,11 +133,11 @@ class Last:
         return Finished(gradients, of_source), logs
 
     def evaluate(self, source: tf.Tensor | None, data: Sequence[Any]) -> dict[str, Any]:
-        """One micro-batch in evaluation; the metrics so far."""
+        """One micro-batch in evaluation; returns the metrics so far."""
         return self._evaluate(source, *data, tf.constant(1.0), tf.constant(0.0), False)[1]
 
     def predict(self, source: tf.Tensor | None, batch: Any) -> Any:
-        """What the model says of one micro-batch."""
+        """The model's predictions for one micro-batch."""
         return self._infer(source, batch, False)
 
     def _run_both_ways(self, source, x, y, weight, share, penalty):
@@ -147,8 +147,8 @@ class Last:
             objective, logs = self._run(source, x, y, weight, share, penalty, True)
         variables = [resource(each) for each in self._model.trainable_variables]
         sources = [*variables, *([] if source is None else [source])]
-        # In a graph as for a stage that hands on, whose function's gradient TensorFlow makes so: sums of three
-        # gradients and more have the same order wherever a model is split. Functions that run eagerly need the tape.
+        # In a graph, like the function of a stage that sends on, whose gradient TensorFlow computes in this way: sums
+        # of three gradients and more then have the same order wherever a model is split. Eager functions need the tape.
         eagerly = tf.executing_eagerly()
         found = tape.gradient(objective, sources) if eagerly else tf.gradients(objective, sources)
         return pack(found[: len(variables)]), _of_source(source, found), logs

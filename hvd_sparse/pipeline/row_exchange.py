@@ -1,8 +1,8 @@
-"""Rows that ranks look up in a table whose rows lie on all ranks in turn: row i on rank i mod P, as its row i // P.
+"""Looks up rows in a table whose rows are spread over all ranks: row i is on rank i mod P, as that rank's row i // P.
 
-Three messages from each rank to each: which rows it wants, those rows, and their gradients. A row that a rank wants
-several times travels once; the gradients of a row are added up on the rank that wanted it, in the order of its samples,
-and then by its owner, in the order of ranks. So the same bits come out each time.
+Three messages go from each rank to each: the numbers of the rows it wants, those rows, and their gradients. A row that
+a rank wants several times is sent once. The gradients of a row are added up on the rank that wanted it, in the order of
+its samples, and then on its owner, in the order of ranks, so that the bits are the same each time.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from hvd_sparse.transport.communicator import Communicator
 
 
 class RowWire(NamedTuple):
-    """How rows travel.
+    """How rows are sent.
 
     Attributes:
-        width: d, elements of a row.
-        kept: k, how many of them travel, those of largest magnitude.
-        dtype: of elements on the way.
+        width: d, the number of elements of a row.
+        kept: k, the number of elements sent, those of largest magnitude.
+        dtype: of elements on the wire.
     """
 
     width: int
@@ -30,15 +30,15 @@ class RowWire(NamedTuple):
 
 
 class Asking(NamedTuple):
-    """Who wants which rows, after the first message.
+    """Which rank wants which rows, after the first message.
 
     Attributes:
-        places: int32 [n], where each wanted row is among the different ones.
+        places: int32 [n], the place of each wanted row among the different ones.
         order: int32 [u], the different ones by the rank that has them.
-        wanted: int32 [P], how many of them are with each rank.
-        asked: int32 [v], what others want of this rank, in the order of ranks, as rows of its own.
+        wanted: int32 [P], how many of them each rank has.
+        asked: int32 [v], the rows that others want of this rank, in the order of ranks, as its own row numbers.
         askers: int32 [P], how many of these each rank wants.
-        culprits: int32 [c], ranks that asked for what is not there.
+        culprits: int32 [c], ranks that asked for rows that do not exist.
     """
 
     places: tf.Tensor
@@ -50,11 +50,11 @@ class Asking(NamedTuple):
 
 
 def ask(numbers: tf.Tensor, is_sound: tf.Tensor, world: Communicator, name: str) -> Asking:
-    """Tells all ranks which rows this one wants, and whether its wishes are sound.
+    """Tells all ranks which rows this one wants, and whether its request is valid.
 
     Args:
-        numbers: int32 [n], of rows, which may occur several times.
-        is_sound: [] bool; told to all ranks.
+        numbers: int32 [n], row numbers, which may repeat.
+        is_sound: [] bool; sent to all ranks.
         world: all ranks.
         name: the same on every rank, unique among the collectives in flight.
 
@@ -76,12 +76,12 @@ def ask(numbers: tf.Tensor, is_sound: tf.Tensor, world: Communicator, name: str)
 
 
 def look_up(shard: Any, asking: Asking, wire: RowWire, world: Communicator, name: str) -> tf.Tensor:
-    """The wanted rows, float32 [n, d], in the order in which they were asked for; differentiable.
+    """The wanted rows, float32 [n, d], in the order of the request; differentiable.
 
-    The gradient of `shard`, a variable float32 [rows, d], are `tf.IndexedSlices` with different indices.
+    The gradient of `shard`, a variable float32 [rows, d], is a `tf.IndexedSlices` with different indices.
 
     Steps and bytes sent per rank: P - 1, and k elements for each row that others want; with k < d also d / 8 bytes for
-    their places. Of the gradients P - 1, and k elements for each row that this rank wants of others.
+    their places. For the gradients P - 1, and k elements for each row that this rank wants of others.
     """
     needed, of_each = tf.unique(asking.asked)
     travelled = _carrier(asking, of_each, wire, world, name)
@@ -89,7 +89,7 @@ def look_up(shard: Any, asking: Asking, wire: RowWire, world: Communicator, name
 
 
 def _carrier(asking: Asking, of_each: tf.Tensor, wire: RowWire, world: Communicator, name: str) -> Any:
-    """From the different rows that are wanted of this rank, [w, d], to those that it wants, [n, d]."""
+    """Maps the different rows that are wanted of this rank, [w, d], to those that it wants, [n, d]."""
     count = tf.size(asking.order)
     back = tf.scatter_nd(asking.order[:, tf.newaxis], tf.range(count), [count])
 
@@ -111,16 +111,16 @@ def _carrier(asking: Asking, of_each: tf.Tensor, wire: RowWire, world: Communica
 
 
 def _summed(values: tf.Tensor, places: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    with tf.device("CPU"):  # on a GPU they are added in no fixed order
+    with tf.device("CPU"):  # a GPU adds them in no fixed order
         return tf.math.unsorted_segment_sum(values, places, count)
 
 
 class _Chosen(NamedTuple):
-    """What travels of rows.
+    """What is sent of rows.
 
     Attributes:
         values: [n, k], in the wire's dtype.
-        positions: uint16 or int32 [n, k], ascending; None where all of a row travels.
+        positions: uint16 or int32 [n, k], ascending; None if whole rows are sent.
         width: d.
     """
 
@@ -130,7 +130,7 @@ class _Chosen(NamedTuple):
 
     @classmethod
     def of(cls, rows: tf.Tensor, wire: RowWire) -> _Chosen:
-        """The largest of each row."""
+        """Selects the largest elements of each row."""
         if wire.kept == wire.width:
             return cls(tf.cast(rows, wire.dtype), None, wire.width)
         values, positions = of_rows.largest_rows(rows, wire.kept)
@@ -142,7 +142,7 @@ class _Chosen(NamedTuple):
         return values if self.positions is None else of_rows.place_rows(values, self.positions, self.width)
 
     def of_same_places(self, rows: tf.Tensor) -> tf.Tensor:
-        """Of rows [n, d] what is at these places, [n, k]."""
+        """The elements of rows [n, d] at these places, [n, k]."""
         return rows if self.positions is None else of_rows.gather_rows(rows, self.positions)
 
     def encoded(self) -> tf.Tensor:
@@ -157,7 +157,7 @@ class _Chosen(NamedTuple):
 
     @classmethod
     def decoded(cls, message: tf.Tensor, wire: RowWire) -> _Chosen:
-        """What a message holds."""
+        """Decodes a message."""
         if wire.kept == wire.width:
             return cls(message, None, wire.width)
         size = tf.as_dtype(wire.dtype).size

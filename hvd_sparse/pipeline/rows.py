@@ -1,11 +1,10 @@
-"""The largest elements of each row, and rows that are zero but at given positions: native operations, with gradients.
+"""The largest elements of each row, and rows of zeros with values at given positions: differentiable native operations.
 
-Rows are the last axis. Elements come out with the bits with which they went in, whatever they are. Magnitudes are
-compared exactly: 0.0 and -0.0 are equal, and a NaN counts as larger than all numbers, so that it is never hidden.
-Positions within a row are uint16 where rows have at most 65536 elements, else int32. The same bits come out with any
-number of threads.
+Rows are the last axis. Elements keep their bits, whatever they are. Magnitudes are compared exactly: 0.0 and -0.0 are
+equal, and a NaN counts as larger than all numbers, so that it is never hidden. Positions within a row are uint16 if
+rows have at most 65536 elements, otherwise int32. The result has the same bits with any number of threads.
 
-Gradients take positions for constants: what was not kept gets none (DCT Algorithm 2).
+Gradients treat positions as constants: elements that were not kept get none (DCT Algorithm 2).
 """
 
 from __future__ import annotations
@@ -15,14 +14,14 @@ import tensorflow as tf
 from hvd_sparse import ops
 
 _FLOATS = (tf.float32, tf.float16, tf.bfloat16)
-_NARROW = 65536  # elements of a row whose positions fit into uint16
+_NARROW = 65536  # largest number of elements whose positions fit into uint16
 
 
 def position_type(width: int) -> tf.DType:
-    """Tells in which dtype positions within a row are.
+    """Returns the dtype of positions within a row.
 
     Args:
-        width: elements of a row.
+        width: number of elements of a row.
 
     Returns:
         tf.uint16 or tf.int32.
@@ -31,19 +30,19 @@ def position_type(width: int) -> tf.DType:
 
 
 def threshold_rows(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Lets the k elements of largest magnitude of each row pass, exactly, and no others (DCT 2.2, Algorithm 2).
+    """Passes exactly the k elements of largest magnitude of each row (DCT 2.2, Algorithm 2).
 
     Args:
         x: [..., d] float32, float16 or bfloat16; d is known.
-        k: how many, in [0, d].
+        k: number of elements, in [0, d].
 
     Returns:
-        y: like x, with zeros where an element did not pass; of equal magnitudes those at lower positions pass.
-        positions: [..., k] uint16 or int32, of those that passed, ascending.
+        y: like x, with zeros where an element was not passed; of equal magnitudes those at lower positions are passed.
+        positions: [..., k] uint16 or int32, of the passed elements, ascending.
 
     Raises:
-        TypeError: where x is of another dtype.
-        ValueError: where d is not known, or k is outside [0, d].
+        TypeError: if x is of another dtype.
+        ValueError: if d is not known, or k is outside [0, d].
         tf.errors.InvalidArgumentError: the same, in eager mode.
     """
     x = _floats(x)
@@ -51,7 +50,7 @@ def threshold_rows(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
 
 
 def largest_rows(x: tf.Tensor, k: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Takes the k elements of largest magnitude of each row, as `threshold_rows` does, without the zeros.
+    """Returns the k elements of largest magnitude of each row, as `threshold_rows` does, without the zeros.
 
     Args:
         x: as for `threshold_rows`.
@@ -76,20 +75,20 @@ def place_rows(values: tf.Tensor, positions: tf.Tensor, width: int) -> tf.Tensor
     Args:
         values: [..., k] float32, float16 or bfloat16.
         positions: [..., k] uint16 or int32, ascending in each row.
-        width: elements of a row, at least k.
+        width: number of elements of a row, at least k.
 
     Returns:
         [..., width] in the dtype of the values.
 
     Raises:
-        tf.errors.InvalidArgumentError: where positions do not ascend or are outside [0, width), and it tells the first
-            row with such, or shapes do not fit together.
+        tf.errors.InvalidArgumentError: if positions do not ascend or are outside [0, width) (it names the first such
+            row), or shapes do not fit together.
     """
     return ops.library().hvd_sparse_place_rows(values=values, positions=positions, width=width)
 
 
 def gather_rows(x: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Takes the elements of each row that are at its positions.
+    """Returns the elements of each row at its positions.
 
     Args:
         x: [..., d] float32, float16 or bfloat16.
@@ -105,7 +104,7 @@ def gather_rows(x: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
 
 
 def mask_rows(x: tf.Tensor, positions: tf.Tensor) -> tf.Tensor:
-    """Lets the elements of each row pass that are at its positions: `gather_rows`, then `place_rows`, in one pass.
+    """Passes the elements of each row at its positions: `gather_rows`, then `place_rows`, in one pass.
 
     Args:
         x: as for `gather_rows`.

@@ -1,7 +1,7 @@
-"""In which order a stage takes micro-batches forward and backward.
+"""The order in which a stage takes micro-batches forward and backward.
 
-Micro-batches go backward in the order in which they went forward, whatever the schedule: gradients are added up in the
-same order, and so are the same to the bit.
+With every schedule, micro-batches go backward in the order in which they went forward: gradients are added up in the
+same order, and so have the same bits.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 
 class Pass(NamedTuple):
-    """One micro-batch on its way through one stage.
+    """The pass of one micro-batch through one stage.
 
     Attributes:
-        is_forward: or backward.
+        is_forward: forward, otherwise backward.
         number: of the micro-batch.
     """
 
@@ -27,19 +27,19 @@ def fill_drain(stage: int, stages: int, micro_batches: int) -> list[Pass]:
 
     Args:
         stage: number of the stage.
-        stages: how many there are.
-        micro_batches: of a batch; as many are held in memory.
+        stages: number of stages.
+        micro_batches: of a batch; all of them are held in memory.
     """
     return [Pass(forward, number) for forward in (True, False) for number in range(micro_batches)]
 
 
 def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> list[Pass]:
-    """Backward as soon as can be, forward in between (PipeDream-Flush, Narayanan et al. 2021).
+    """Backward as soon as possible, forward in between (PipeDream-Flush, Narayanan et al. 2021).
 
     Args:
         stage: number of the stage.
-        stages: how many there are.
-        micro_batches: of a batch; no more than `stages - stage` are held in memory.
+        stages: number of stages.
+        micro_batches: of a batch; at most `stages - stage` are held in memory.
     """
     ahead = min(stages - 1 - stage, micro_batches)
     passes = [Pass(True, number) for number in range(ahead)]

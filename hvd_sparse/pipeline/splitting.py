@@ -12,15 +12,15 @@ def split(model: keras.Model, after: Sequence[str]) -> list[keras.Model]:
     """Cuts a functional model into parts for `Stages`.
 
     Args:
-        model: with one output. Parts share its layers.
-        after: names of layers, in order; each gives the single tensor that goes on from there.
+        model: must have one output. Parts share its layers.
+        after: names of layers, in order; the single tensor of each is sent on from there.
 
     Returns:
-        The parts, one more than there are names. Each takes the tensor of the part before, and those inputs of the
-        model that it needs beside it.
+        The parts, one more than there are names. Each takes the previous part's tensor, and those inputs of the model
+        that it also needs.
 
     Raises:
-        ValueError: where the model has no such layer, or more than that tensor goes on from there.
+        ValueError: if the model has no such layer, or more than that tensor is used after it.
     """
     known = {layer.name: layer for layer in model.layers}
     unknown = [name for name in after if name not in known]
@@ -39,7 +39,7 @@ def split(model: keras.Model, after: Sequence[str]) -> list[keras.Model]:
 
 
 def _part(model: keras.Model, source: list[Any], output: Any, name: str) -> keras.Model:
-    """What leads from a tensor to the next, with as few inputs of the model as will do."""
+    """The layers from one tensor to the next, with as few of the model's inputs as possible."""
     needed = keras.utils.get_source_inputs(output)
     for each in list(needed):
         fewer = [other for other in needed if other is not each]

@@ -29,42 +29,41 @@ from hvd_sparse.transport.meeting import meet
 
 
 class Stages(keras.Model):
-    """Splits a model into stages on different ranks, with activations that cross the network by their largest (DCT-MP).
+    """Splits a model into stages on different ranks, which send each other only the largest activations (DCT-MP).
 
         model = hvd.pipeline.Stages([bottom, top], sparsity=0.95, micro_batches=4)
         model.compile(keras.optimizers.Adam(), "binary_crossentropy", metrics=["AUC"])
         model.fit(x, y, batch_size=128, epochs=3)
 
-    All ranks run the same script with the same data in the same order. Each computes its own stage alone, and has its
-    variables and the optimizer's slots of these alone; metrics are those of the last stage, on every rank. With one
-    rank, all parts are computed there, with a `Threshold` layer at each split: the same to the bit.
+    All ranks run the same script with the same data in the same order. Each computes only its own stage, and holds only
+    that stage's variables and slots; metrics are those of the last stage, on every rank. With one rank, all parts are
+    computed there, with a `Threshold` layer at each split: the same to the bit.
 
-    A batch is cut into micro-batches, so that stages work at the same time; their gradients are added up in order, each
-    weighted by its share of the samples, and one step is made. Batch normalisation sees micro-batches. Where a
-    gradient is not finite in any stage, no stage makes the step.
+    A batch is cut into micro-batches, so that stages work at the same time. Their gradients are added up in order, each
+    weighted by its share of the samples, and one step is made. Batch normalisation sees micro-batches. If a gradient is
+    not finite in any stage, no stage makes the step.
 
     Args:
-        parts: of the model, in order; layers, models, or functions that make them, which are called only where they
-            are needed. At least as many as the grid has stages; consecutive ones share a stage. Each hands one tensor
+        parts: of the model, in order; layers, models, or functions that create them, which are called only where they
+            are needed. At least as many as the grid has stages; consecutive ones share a stage. Each passes one tensor
             [rows, ..., d] to the next. A functional model may take further inputs of the whole model, by name.
-        micro_batches: into which a batch is cut.
-        sparsity: the share of each row that is dropped at each split, or one for each split; 0 sends all.
-        wire_dtype: how values travel: "float32", "float16", "bfloat16", or "int8" or "int4" with a scale for each
-            row. With "float32" activations of half precision stay as they are.
+        micro_batches: the number that a batch is cut into.
+        sparsity: the share of each row that is dropped at each split, or a list with one for each split; 0 sends all.
+        wire_dtype: how values are sent: "float32", "float16", "bfloat16", or "int8" or "int4" with a scale for each
+            row. With "float32", half-precision activations are sent as they are.
         schedule: "one_forward_one_backward" or "fill_drain".
-        grid: trainers and stages; the default is one trainer of as many stages as there are ranks.
-        interface: network interface, or address, of this host at which its stage listens, and nowhere else.
+        grid: trainers and stages; the default is one trainer with as many stages as there are ranks.
+        interface: network interface, or address, of this host; its stage listens there and nowhere else.
         name: of the model.
 
-    Steps and bytes sent per split and batch of B rows of d elements, of which k are kept: one message each way for each
-    micro-batch; forward B k (v + 2) or, by a bit for each element, B (k v + d / 8), and backward B k v, where v are the
-    bytes of a value.
+    Steps and bytes sent per split and batch of B rows of d elements, of which k are kept: one message in each direction
+    for each micro-batch; forward B k (v + 2) or, with one bit for each element, B (k v + d / 8), and backward B k v,
+    where v is the number of bytes of a value.
 
     Raises:
-        TypeError: where a part is none.
-        ValueError: on every rank alike, where the parts do not fit the grid or the grid the ranks, or an argument
-            cannot be.
-        OSError: on every rank alike, where one cannot listen.
+        TypeError: if a part is none of these.
+        ValueError: on every rank, if the parts do not fit the grid or the grid the ranks, or an argument is invalid.
+        OSError: on every rank, if one cannot listen.
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Stages(keras.Model):
     ):
         super().__init__(name=name)
         if int(os.environ.get("HOROVOD_SIZE", "1")) > 1:
-            topology.size()  # raises where hvd.init() was forgotten, and each rank would train all of the model
+            topology.size()  # raises if hvd.init() was forgotten: each rank would train the whole model
         world = topology.grid().world
         grid = grid or Grid(1, world.size)
         _check(parts, micro_batches, wire_dtype, schedule, grid, world.size)
@@ -98,7 +97,7 @@ class Stages(keras.Model):
         self._chain = chain
         self._schedule, self._micro_batches = SCHEDULES[schedule], micro_batches
         self._mean_loss = keras.metrics.Mean(name="loss")
-        # Not by setattr, which would make what is told later a part of the model.
+        # Not by setattr, which would make what is assigned later a part of the model.
         self.__dict__["_told"] = {}
         account = {"parts": len(parts), "sparsity": sparsities, "wire_dtype": wire_dtype, "micro": micro_batches}
         self._neighbours = self._meet(world, grid, {**account, "schedule": schedule}, interface)
@@ -115,29 +114,29 @@ class Stages(keras.Model):
 
     @property
     def stages(self) -> int:
-        """How many stages there are."""
+        """The number of stages."""
         return self._place.stages
 
     @property
     def trainer(self) -> int:
-        """The number of the trainer of which this rank is a part."""
+        """The number of the trainer that this rank belongs to."""
         return self._trainer
 
     # ---- Keras ----
 
     @property
     def metrics(self):
-        """Those that were compiled, in the last stage; others are told what it measures."""
+        """The compiled metrics in the last stage; stand-ins in the others, which are sent the values."""
         if not self._place.is_last:
             return list(self._told.values())
         return [self._mean_loss, *(each for each in super().metrics if each.name != "loss")]
 
     def compile(self, optimizer="rmsprop", loss=None, **kwargs):
-        """As of a Keras model; each rank's optimizer has its own stage's variables.
+        """As for a Keras model; each rank's optimizer has its own stage's variables.
 
         Raises:
-            ValueError: where the optimizer clips by the norm of all gradients, and these are means over trainers or
-                steps; or where an argument is for one graph of the whole step.
+            ValueError: if the optimizer clips by the norm of all gradients, and these are means over trainers or steps;
+                or if an argument requires one graph of the whole step.
         """
         if kwargs.pop("jit_compile", None) is True or kwargs.get("steps_per_execution", 1) != 1:
             raise ValueError("A step crosses the network: leave out jit_compile=True and steps_per_execution.")
@@ -163,16 +162,16 @@ class Stages(keras.Model):
             return self._told_of(self._begun().test((x, y, weight)))
 
     def predict_step(self, data):
-        """What the last stage says of a batch, on every rank."""
+        """The last stage's predictions for a batch, on every rank."""
         x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
         with _Telling(self._neighbours):
             return self._begun().predict(x)
 
     def call(self, inputs, training=False):
-        """The whole model, where one rank has all of it.
+        """The whole model, if one rank has all of it.
 
         Raises:
-            RuntimeError: where it has not.
+            RuntimeError: if it does not.
         """
         if self._place.stages > 1:
             raise RuntimeError(
@@ -180,7 +179,7 @@ class Stages(keras.Model):
             )
         return self._chain(None, inputs, training)
 
-    # ---- what it does beside ----
+    # ---- more than Keras ----
 
     def telemetry(self) -> dict[str, Any]:
         """What this rank's stage has done since it was compiled.
@@ -188,7 +187,7 @@ class Stages(keras.Model):
         Returns:
             - stage: its number.
             - activation_bytes, gradient_bytes: payloads that it has sent.
-            - waiting_ms: for its neighbours.
+            - waiting_ms: time spent waiting for its neighbours.
         """
         traffic = self._steps.traffic if self._steps is not None else None
         waited = self._neighbours.seconds_waiting if self._neighbours is not None else 0.0
@@ -207,7 +206,7 @@ class Stages(keras.Model):
             self._neighbours = None
 
     def _close_at_exit(self) -> None:
-        """At the end of the process; one that ends by an error waits for nobody."""
+        """At the end of the process; a process that ends with an error waits for no other."""
         if self._neighbours is not None and getattr(sys, "last_value", None) is not None:
             self._neighbours.abandon()
         else:
@@ -246,13 +245,13 @@ class Stages(keras.Model):
         return self.compute_metrics(None, y, predicted, sample_weight=weight)
 
     def _told_of(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """The metrics, which stages before the last have from it, in its order."""
+        """The metrics in the order of the last stage, which has sent them to the others."""
         for name, value in logs.items() if not self._place.is_last else ():
             self._told.setdefault(name, _Told(name)).value = value
         return logs
 
     def _begin(self, source: tf.Tensor | None, batch: Any) -> None:
-        """Makes all variables, those of the first trainer everywhere."""
+        """Creates all variables, with the values of the first trainer everywhere."""
         if not all(layer.built for layer in self.parts):
             self._chain(source, batch, False)
         for number, weight in enumerate(self.weights if self._peers.size > 1 else ()):
@@ -262,7 +261,7 @@ class Stages(keras.Model):
         self._apply = tf.function(lambda packed: optimizer.apply(unpack(packed, variables), variables))
 
     def _make_step(self, gradients: Packed, end: End) -> None:
-        """Applies gradients that all stages have found finite; who else has to hear of others gets NaN from all."""
+        """Applies gradients that all stages have found finite; otherwise passes on NaN if somebody must notice."""
         assert self._apply is not None
         hears = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer) or self._peers.size > 1
         if end.culprit and not hears:
@@ -278,7 +277,7 @@ class Stages(keras.Model):
 
 
 class _Told(keras.metrics.Metric):
-    """A metric that another rank measures."""
+    """A metric that another rank computes."""
 
     value = 0.0
 
@@ -289,12 +288,12 @@ class _Told(keras.metrics.Metric):
         """Does nothing: `value` is assigned."""
 
     def result(self) -> float:
-        """What was told last."""
+        """The last value received."""
         return self.value
 
 
 class _Telling:
-    """Tells the neighbours why this stage cannot go on, where it cannot."""
+    """Tells the neighbours why this stage cannot go on, if it fails."""
 
     def __init__(self, neighbours: Neighbours | None):
         self._neighbours = neighbours

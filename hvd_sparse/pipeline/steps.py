@@ -1,4 +1,4 @@
-"""The steps of one stage: which micro-batches come and go, in which order, and what all stages agree on at the end."""
+"""The steps of one stage: which micro-batches are processed in which order, and what all stages agree on at the end."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ Logs = dict[str, Any]
 
 
 class End(NamedTuple):
-    """What a stage knows of a step once it has all gradients, of itself and the stages after it; in the end of all.
+    """What a stage knows of a step once it has all gradients, of itself and later stages; finally that of all stages.
 
     Attributes:
         logs: the metrics.
-        culprit: the stage whose gradients are not finite; "" where all are.
+        culprit: the stage whose gradients are not finite; "" if all are finite.
         squares: the sum of squares of gradients, or `clipping.UNKNOWN`.
     """
 
@@ -38,7 +38,7 @@ class End(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """How a step of training has ended.
+    """The outcome of a training step.
 
     Attributes:
         gradients: of this stage's variables.
@@ -53,7 +53,7 @@ class Split(NamedTuple):
     """How activations leave a stage.
 
     Attributes:
-        dtype: of values on the wire, of `messages.WIRE_DTYPES`.
+        dtype: of values on the wire, one of `messages.WIRE_DTYPES`.
         sparsity: the share of each row that is dropped; 0 sends all.
     """
 
@@ -61,17 +61,17 @@ class Split(NamedTuple):
     sparsity: float = 0.0
 
     def wire(self, width: int, dtype: str) -> Wire:
-        """How rows of so many elements travel: half precision as it is, where nothing shorter is asked for."""
+        """How rows of this many elements are sent: half precision as it is, unless a shorter dtype is asked for."""
         kept = kept_of(width, self.sparsity) if self.sparsity else width
         return Wire(dtype if self.dtype == "float32" else self.dtype, kept if kept < width else None)
 
 
 class Incoming(NamedTuple):
-    """A micro-batch that came in; nothing of it in the first stage.
+    """A micro-batch that came in; empty in the first stage.
 
     Attributes:
         request: to be answered.
-        activations: that came.
+        activations: as received.
         source: the same, dense.
         penalty: losses of the stages before.
     """
@@ -86,10 +86,10 @@ class Micro(NamedTuple):
     """A micro-batch that went forward and has not come back.
 
     Attributes:
-        incoming: how it came.
+        incoming: as it came in.
         forward: what the backward pass needs.
-        handed_on: the activations that went out; None in the last stage.
-        asked: the stage after this one, for the gradient.
+        handed_on: the activations that were sent on; None in the last stage.
+        asked: the request to the next stage, for the gradient.
     """
 
     incoming: Incoming
@@ -102,8 +102,8 @@ class Traffic:
     """Bytes of payload that a stage has sent.
 
     Attributes:
-        activations: forward.
-        gradients: backward.
+        activations: bytes sent forward.
+        gradients: bytes sent backward.
     """
 
     def __init__(self):
@@ -111,10 +111,10 @@ class Traffic:
 
 
 class Steps:
-    """What a stage does of each batch.
+    """What a stage does with each batch.
 
     Attributes:
-        traffic: what it has sent.
+        traffic: bytes that it has sent.
     """
 
     def __init__(
@@ -128,18 +128,18 @@ class Steps:
         schedule: Callable[[int, int, int], list[Pass]],
         micro_batches: int,
     ):
-        """Takes what does the work.
+        """Takes the parts that do the work.
 
         Args:
             place: of the stage.
-            neighbours: the stages before and after; None where this is the only one.
-            passes: the arithmetic.
+            neighbours: the stages before and after; None if this is the only one.
+            passes: the computation.
             before: how activations arrive.
-            after: how they leave.
-            begin: is called once before training, with the activation and the inputs of the first micro-batch, and
-                makes all variables.
+            after: how activations leave.
+            begin: called once before training, with the activation and the inputs of the first micro-batch; creates all
+                variables.
             schedule: the order of passes.
-            micro_batches: into which a batch is cut.
+            micro_batches: the number that a batch is cut into.
         """
         self._place, self._neighbours, self._passes = place, neighbours, passes
         self._before, self._after = before, after
@@ -155,10 +155,10 @@ class Steps:
 
         Args:
             data: inputs, targets and sample weights.
-            model: whose variables are trained.
+            model: the model with the trained variables.
 
         Raises:
-            StageError: where a neighbour cannot.
+            StageError: if a neighbour fails.
         """
         self._step += 1
         parts, gradients = cut(data, self._micro_batches), Gradients(model)
@@ -188,7 +188,7 @@ class Steps:
         return Micro(incoming, forward, handed_on, asked), {}
 
     def _backward(self, micro: Micro, gradients: Gradients, end: End, is_end: bool) -> End:
-        """Takes one micro-batch backward, and what is known of the step one stage further."""
+        """Takes one micro-batch backward, and passes what is known of the step to the previous stage."""
         gradient = None
         if micro.handed_on is not None:
             answer = self._answer_to(micro.asked, "backward")
@@ -211,7 +211,7 @@ class Steps:
         return End(end.logs, culprit, squares)
 
     def _require_both(self, own: float, others: float, stage: int) -> None:
-        """Two stages clip by the norm of all gradients, or none of them does."""
+        """Raises an error unless two stages both clip by the norm of all gradients, or neither does."""
         if (own < 0.0) != (others < 0.0):
             does, does_not = (stage, None) if own < 0.0 else (None, stage)
             raise StageError(
@@ -236,7 +236,7 @@ class Steps:
         self._neighbours.answer(incoming.request, "backward", payload, **fields)
 
     def _decided(self, end: End) -> End:
-        """What the first stage has found out about all of them; it comes once all gradients are there."""
+        """The first stage's findings about all stages; they arrive once all gradients are there."""
         if self._neighbours is None:
             return end
         request = None
@@ -255,16 +255,16 @@ class Steps:
     # ---- evaluation ----
 
     def test(self, data: Sequence[Any]) -> Logs:
-        """Takes a batch forward; the metrics so far, the same on all stages."""
+        """Takes a batch forward; returns the metrics so far, the same on all stages."""
         return self._inferred("test", cut(data, self._micro_batches))[-1][1]
 
     def predict(self, x: Any) -> tf.Tensor:
-        """Takes a batch forward; what the last stage says of it, on all stages."""
+        """Takes a batch forward; returns the last stage's predictions, on all stages."""
         parts = cut((x, None, None), self._micro_batches)
         return tf.concat([each for each, _ in self._inferred("predict", parts)], 0)
 
     def _inferred(self, mode: str, parts: Sequence[MicroBatch]) -> list[tuple[tf.Tensor, Logs]]:
-        """What the last stage says of each micro-batch."""
+        """The last stage's predictions for each micro-batch."""
         self._step += 1
         if isinstance(self._passes, Last):
             return [self._last(self._passes, mode, number, parts) for number in range(len(parts))]
@@ -303,10 +303,10 @@ class Steps:
         payload = messages.encode_values(result, result.dtype.name)
         self._neighbours.answer(incoming.request, "result", payload, logs=wire.pack_logs(logs), **fields)
 
-    # ---- micro-batches that come and go ----
+    # ---- incoming and outgoing micro-batches ----
 
     def _incoming(self, mode: str, number: int, parts: Sequence[MicroBatch]) -> Incoming:
-        """What the stage before has handed on of a micro-batch."""
+        """What the previous stage has sent of a micro-batch."""
         if self._place.is_first or self._neighbours is None:
             return Incoming()
         request = self._neighbours.receive("forward")
@@ -325,7 +325,7 @@ class Steps:
             return Incoming(request, activations, activations.dense(), said["penalty"])
 
     def _hand_on(self, mode: str, number: int, parts: Sequence[MicroBatch], output: tf.Tensor, penalty: float):
-        """Sends an activation to the stage after this one; what went, and the promise of an answer."""
+        """Sends an activation to the next stage; returns what was sent, and the future of the answer."""
         assert self._neighbours is not None
         wired = self._after.wire(output.shape[-1], output.dtype.name)
         kept = messages.kept_of(output, wired.kept)
@@ -357,7 +357,7 @@ class Steps:
 
     @contextlib.contextmanager
     def _understanding(self, sender: int) -> Iterator[None]:
-        """Says whose message it was that cannot be read."""
+        """Names the sender of a message that cannot be read."""
         try:
             yield
         except (WireError, tf.errors.OpError, TypeError, ValueError) as problem:
@@ -368,7 +368,7 @@ class Steps:
 
     @contextlib.contextmanager
     def _computing(self, incoming: Incoming) -> Iterator[None]:
-        """Notes at an error of the model whose activation it has got."""
+        """Notes on an error of the model which activation it was given."""
         try:
             yield
         except Exception as problem:

@@ -1,4 +1,4 @@
-"""Tables of embeddings that no rank has whole: each asks the others for the rows that its samples look up."""
+"""Embedding tables that no rank holds whole: each rank asks the others for the rows that its samples look up."""
 
 from __future__ import annotations
 
@@ -20,31 +20,31 @@ _DTYPES = ("float32", "float16", "bfloat16")
 
 @keras.saving.register_keras_serializable(package="hvd_sparse")
 class ShardedTables(keras.layers.Layer):
-    """Embeddings of several fields, whose rows lie on all ranks in turn (the tables of DCT's recommender, 3.1, 3.3).
+    """Embeddings of several fields, whose rows are spread over all ranks (the tables of DCT's recommender, 3.1, 3.3).
 
-    The rows of all tables count through, and row i lies on rank i mod P. In a step each rank asks for the different
-    rows of its samples, gets them, and sends back their gradients, which are added up on both sides: a row's owner has
-    one gradient of each row that was looked up, the sum over the samples of all ranks. So the layer has to be local,
-    `hvd.DistributedOptimizer(..., local_layers=[tables])`, which makes of that sum the mean that other variables get;
-    the first step is refused where it is not.
+    The rows of all tables are numbered consecutively, and row i is on rank i mod P. In a step each rank asks for the
+    different rows of its samples, gets them, and sends back their gradients, which are added up on both sides: a row's
+    owner gets one gradient of each row that was looked up, the sum over the samples of all ranks. So the layer must be
+    local, `hvd.DistributedOptimizer(..., local_layers=[tables])`, which turns that sum into the mean that other
+    variables get; otherwise the first step raises an error.
 
-    All ranks call it equally often, training or not, and once in a model; a batch of a rank may have any number of
-    samples, none as well. XLA cannot compile it: `jit_compile=False`.
+    All ranks must call it equally often, training or not, and once in a model; a rank's batch may have any number of
+    samples, including none. XLA cannot compile it: `jit_compile=False`.
 
     Args:
-        sizes: rows of each table.
+        sizes: number of rows of each table.
         features: d, the length of an embedding.
-        sparsity: the share of an embedding that does not travel: of each the largest elements pass, as through
-            `Threshold(sparsity)`, and gradients at their places alone; with 0 all do.
-        wire_dtype: "float32", "float16" or "bfloat16": how elements travel, in both directions.
-        limit: first values are uniform in [-limit, limit).
-        seed: of the first values; they do not depend on the number of ranks.
-        **kwargs: those of `keras.layers.Layer`; the name has to be the same on all ranks.
+        sparsity: the share of an embedding that is not sent: the largest elements of each are passed, as in
+            `Threshold(sparsity)`, and gradients only at their places; 0 sends all.
+        wire_dtype: "float32", "float16" or "bfloat16": how elements are sent, in both directions.
+        limit: initial values are uniform in [-limit, limit).
+        seed: of the initial values, which do not depend on the number of ranks.
+        **kwargs: those of `keras.layers.Layer`; the name must be the same on all ranks.
 
     Raises:
-        ValueError: where an argument cannot be, or an input has another number of fields.
-        tf.errors.InvalidArgumentError: on every rank alike, before rows travel, where a rank has a category that is
-            not in [0, size) of its table.
+        ValueError: if an argument is invalid, or an input has another number of fields.
+        tf.errors.InvalidArgumentError: on every rank, before rows are sent, if a rank has a category that is not in [0,
+            size) of its table.
 
     Shapes:
         int32 or int64 [batch, fields] to float32 [batch, fields, d].
@@ -116,17 +116,17 @@ class ShardedTables(keras.layers.Layer):
         return {**kept, **own, "sizes": list(self.sizes)}
 
     def read(self) -> list[np.ndarray]:
-        """All tables, whole, as float32 [size, d] each; a collective, for tables that fit a rank's memory."""
+        """All whole tables, as float32 [size, d] each; a collective, for tables that fit into a rank's memory."""
         world = topology.world()
         shards = world.allgather(tf.convert_to_tensor(self.shard.value), f"{self.name}.read").numpy()
         whole = shards.reshape(world.size, -1, self.features).transpose(1, 0, 2).reshape(-1, self.features)
         return np.split(whole[: self._starts[-1]], self._starts[1:-1])
 
     def assign(self, tables: Sequence[np.ndarray]) -> None:
-        """Takes a rank's rows of whole tables; no collective.
+        """Assigns a rank's rows from whole tables; not a collective.
 
         Raises:
-            ValueError: where they have other shapes.
+            ValueError: if they have other shapes.
         """
         shapes = [tuple(np.shape(table)) for table in tables]
         expected = [(size, self.features) for size in self.sizes]
@@ -137,7 +137,7 @@ class ShardedTables(keras.layers.Layer):
         self._assign_own(lambda begin, end: whole[begin:end], world.rank, world.size)
 
     def _assign_own(self, rows_of: Any, rank: int, ranks: int) -> None:
-        """Takes the rank's rows of all, block by block, so that never all are there."""
+        """Assigns the rank's rows block by block, so that the whole tables are never in memory."""
         own = np.zeros(self.shard.shape, np.float32)
         for begin in range(0, int(self._starts[-1]), _BLOCK):
             end = min(begin + _BLOCK, int(self._starts[-1]))

@@ -1,4 +1,4 @@
-"""The layer that lets only the largest activations of each sample pass (DCT-MP)."""
+"""The layer that passes only the largest activations of each sample (DCT-MP)."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from hvd_sparse.pipeline import rows
 
 
 def kept_of(width: int, sparsity: float) -> int:
-    """Tells how many elements of a row pass.
+    """Returns how many elements of a row are passed.
 
     Args:
-        width: d, elements of a row, at least 1.
-        sparsity: the share that does not pass, in [0, 1), taken as the decimal that it is written as: 29% of 100 are
-            29, though 100 * .29 is a little less in floating point.
+        width: d, the number of elements of a row, at least 1.
+        sparsity: the share that is not passed, in [0, 1), taken as the decimal as which it is written: 29% of 100 is
+            29, though 100 * 0.29 is a little less in floating point.
 
     Returns:
         d - floor(d * sparsity), at least 1.
@@ -28,21 +28,21 @@ def kept_of(width: int, sparsity: float) -> int:
 
 @keras.saving.register_keras_serializable(package="hvd_sparse")
 class Threshold(keras.layers.Layer):
-    """Lets the elements of largest magnitude of each sample's row pass, forward and backward (DCT 2.2, Algorithm 2).
+    """Passes the elements of largest magnitude of each sample's row, forward and backward (DCT 2.2, Algorithm 2).
 
-    With d elements in a row, exactly k = d - floor(d * sparsity) of them pass, at least one, with their own bits; of
-    equal magnitudes those at lower positions; a NaN counts as larger than all numbers. The others are 0, and so is
-    their gradient: the mask is a constant of the backward pass. Rows are the last axis.
+    Of the d elements in a row, exactly k = d - floor(d * sparsity) are passed, at least one, with unchanged bits. Of
+    equal magnitudes those at lower positions are passed; a NaN counts as larger than all numbers. The others are 0, and
+    so is their gradient: the mask is a constant of the backward pass. Rows are the last axis.
 
     XLA cannot compile its operation, so a train step with such a layer is not compiled: `jit_compile=False`.
 
     Args:
-        sparsity: the share of a row that does not pass, in [0, 1); with 0 all do.
-        at_inference: whether elements are held back in inference too, as in training; else all pass there.
+        sparsity: the share of a row that is not passed, in [0, 1); 0 passes all.
+        at_inference: whether elements are dropped at inference too, as in training; otherwise all are passed there.
         **kwargs: those of `keras.layers.Layer`.
 
     Raises:
-        ValueError: where sparsity is outside [0, 1), or an input has no rows of a known, positive length.
+        ValueError: if sparsity is outside [0, 1), or an input has no rows of a known, positive length.
 
     Shapes:
         [batch, ..., d], float32, float16 or bfloat16, to the same.

@@ -1,4 +1,4 @@
-"""What neighbouring stages say to each other: the forms of headers."""
+"""The messages between neighbouring stages: the forms of headers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from link import Form, Protocol, WireError
 
-WORDS = 8192  # bytes of words
+WORDS = 8192  # bytes of a message text
 _LOGS = 64 << 10  # bytes of metrics
 _COUNT = 2**62
 _MOST_BYTES = 1 << 31
@@ -47,16 +47,16 @@ PROTOCOL = Protocol(
 
 
 def pack_logs(logs: Mapping[str, Any]) -> bytes:
-    """Metrics by name, for a header; each becomes a float."""
+    """Packs metrics by name for a header; each becomes a float."""
     packed = json.dumps({name: float(value) for name, value in logs.items()}).encode()
     return packed if len(packed) <= _LOGS else b""
 
 
 def unpack_logs(packed: bytes) -> dict[str, float]:
-    """What `pack_logs` has packed.
+    """Unpacks what `pack_logs` has packed.
 
     Raises:
-        WireError: where that are no metrics.
+        WireError: if it holds no metrics.
     """
     if not packed:
         return {}
@@ -70,5 +70,5 @@ def unpack_logs(packed: bytes) -> dict[str, float]:
 
 
 def words(text: str) -> str:
-    """Text, cut so that a header may have it."""
+    """A text, cut to fit into a header."""
     return text.encode()[: WORDS - 8].decode(errors="ignore")

@@ -1,4 +1,4 @@
-"""A Keras optimizer that runs on a server, on the pieces of variables that lie in its shard."""
+"""A Keras optimizer that runs on a server, on the pieces of variables that lie in the server's shard."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from hvd_sparse.servers.gathering import EntrySum, GradientSum, Touched
 from hvd_sparse.servers.pushing import slices
 from hvd_sparse.spec import Place, Spec
 
-# Those that treat each element alone, whatever lies beside it.
+# Optimizers that treat each element by itself, whatever its neighbours are.
 _ELEMENT_WISE = ("SGD", "RMSprop", "Adam", "AdamW", "Adamax", "Adagrad", "Adadelta", "Lion", "Nadam", "Ftrl")
 _LAZY = ("SGD", "RMSprop", "Adam", "AdamW", "Adagrad")
 PARAMETERS = "parameters"
-# Lists of variables that are no slots.
+# Lists of variables that are not slots.
 _NO_SLOTS = ("_variables", "_trainable_variables", "_accumulated_gradients", "_model_variables_moving_average")
-# Settings of what the clients do, or nobody.
+# Settings that apply to clients, or to no rank.
 _CLIENTS = ("clipnorm", "global_clipnorm", "clipvalue", "gradient_accumulation_steps", "loss_scale_factor")
 
 
 def check(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError where servers cannot run this optimizer on a part of the parameters."""
+    """Raises ValueError if servers cannot run this optimizer on a part of the parameters."""
     home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
     if home.__module__.partition(".")[0] != "keras" or home.__name__ not in _ELEMENT_WISE:
         raise ValueError(
@@ -43,7 +43,7 @@ def check(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
-    """Raises ValueError where there is no lazy step of an optimizer that `check` lets through."""
+    """Raises ValueError if an optimizer that `check` accepts has no lazy step."""
     if lazy_step_of(_copy(optimizer, set())) is None:
         raise ValueError(
             f"lazy=True has steps for {', '.join(_LAZY)}, each without amsgrad, got {type(optimizer).__name__} of "
@@ -52,7 +52,7 @@ def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
 
 
 def require_plain(variables: Sequence[Any]) -> None:
-    """Raises ValueError where servers cannot hold one of these variables."""
+    """Raises ValueError if servers cannot hold one of these variables."""
     for variable in variables:
         if variable.dtype != "float32":
             raise ValueError(f"Servers hold float32 parameters, got {variable.path} of {variable.dtype}.")
@@ -64,13 +64,13 @@ def require_plain(variables: Sequence[Any]) -> None:
 
 
 class _Pieces:
-    """A shard of the variables, and a copy of the optimizer that runs on it; how it does, a subclass says.
+    """A shard of the variables, and a copy of the optimizer that runs on it; subclasses define how.
 
-    Decoupled weight decay is the server's, of those variables that it is for; clipping is the clients'. The shard is
-    one flat variable where the optimizer treats all of it alike, else one for each run of variables that it does.
+    Servers apply decoupled weight decay, to the variables that it is meant for; clients clip. The shard is one flat
+    variable if the optimizer treats all of it alike, otherwise one for each run of variables that it does.
 
     Attributes:
-        size: elements of the shard.
+        size: number of elements of the shard.
     """
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec):
@@ -98,10 +98,10 @@ class _Pieces:
         return {PARAMETERS: self.vector().numpy(), **slots, **numbers}
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes up what `state` gave, of a shard of the same variables and optimizer.
+        """Restores what `state` returned, for a shard of the same variables and optimizer.
 
         Raises:
-            ValueError: where it is of other slots or sizes; nothing has changed.
+            ValueError: if it has other slots or sizes; nothing has changed.
         """
         if not self._pieces:
             return
@@ -118,11 +118,11 @@ class _Pieces:
             variable.assign(state[name])
 
     def _set(self, rate: float) -> None:
-        if rate != self._rate:  # to set it takes as long as a step on a small shard
+        if rate != self._rate:  # setting it takes as long as a step on a small shard
             self._optimizer.learning_rate = self._rate = rate
 
     def _slots(self) -> dict[str, list[Any]]:
-        """Of the optimizer, a variable for each piece, by the name of its attribute."""
+        """The optimizer's slots: one variable for each piece, by the name of the attribute."""
         return {
             name.lstrip("_"): list(held)
             for name, held in vars(self._optimizer).items()
@@ -131,24 +131,24 @@ class _Pieces:
         }
 
     def _numbers(self) -> dict[str, Any]:
-        """Of the optimizer, the scalars that steps change, in their order: Keras may name them anew each time."""
+        """The optimizer's scalars that steps change, in their order: Keras may give them new names each time."""
         kept = [each for each in self._optimizer.variables if each.shape == () and each.name != "learning_rate"]
         return {f"number{place}": each for place, each in enumerate(kept)} if self._pieces else {}
 
 
 class ServedPieces(_Pieces):
-    """Whose updates are the optimizer's own, of the whole shard."""
+    """Pieces whose updates are the optimizer's own, of the whole shard."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec):
         super().__init__(optimizer, variables, spec)
         self._step = step_of(self._optimizer) or self._optimizer.apply
 
     def gathering(self) -> GradientSum:
-        """What its gradients are summed up in."""
+        """Collects the sum of the gradients."""
         return GradientSum(self.size)
 
     def apply(self, gradient: tf.Tensor, rate: float) -> None:
-        """Makes one update by a gradient [size] float32 and a learning rate."""
+        """Makes one update with a gradient [size] float32 and a learning rate."""
         if not self._pieces:
             return
         with tf.device("CPU:0"):
@@ -158,7 +158,7 @@ class ServedPieces(_Pieces):
 
 
 class LazyPieces(_Pieces):
-    """Whose updates change only where the gradient is not zero: parameters, slots and what decays of the weights."""
+    """Pieces whose updates change parameters, slots and decaying weights only where the gradient is not zero."""
 
     def __init__(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any], spec: Spec):
         super().__init__(optimizer, variables, spec)
@@ -167,11 +167,11 @@ class LazyPieces(_Pieces):
         self._step = step
 
     def gathering(self) -> EntrySum:
-        """What its gradients are summed up in."""
+        """Collects the sum of the gradients."""
         return EntrySum(self.size)
 
     def apply(self, gradient: Touched, rate: float) -> None:
-        """Makes one update by where a gradient is not zero, indices ascending, and a learning rate."""
+        """Makes one update with the nonzero entries of a gradient, indices ascending, and a learning rate."""
         if not self._pieces:
             return
         with tf.device("CPU:0"):
@@ -190,7 +190,7 @@ def _cut(gradient: Touched, sizes: Sequence[int]) -> list[Touched]:
 
 
 class _Run(NamedTuple):
-    """Variables, or parts of them, that lie one after another and whose weights all decay, or do not."""
+    """Consecutive variables, or parts of them, whose weights either all decay or all do not."""
 
     decays: bool
     values: np.ndarray
@@ -212,7 +212,7 @@ def _joined(parts: Sequence[np.ndarray]) -> np.ndarray:
 
 
 def _copy(optimizer: keras.optimizers.Optimizer, decayed: set[str]) -> keras.optimizers.Optimizer:
-    """An optimizer of the same class and settings, whose learning rate comes with each gradient."""
+    """An optimizer of the same class and settings, whose learning rate is passed with each gradient."""
     base: Any = optimizer.__class__
 
     class Copy(base):

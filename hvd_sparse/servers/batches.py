@@ -15,7 +15,7 @@ from hvd_sparse.transport import topology
 from hvd_sparse.transport.meeting import meet
 from link import Caller, Client, Events, LinkError, Protocol, Request, Server, WireError
 
-_FAREWELL = 60.0  # seconds for which rank 0 goes on to tell others that there is nothing left
+_FAREWELL = 60.0  # seconds for which rank 0 keeps telling others that no batches are left
 _EPOCHS = 2**31
 _PROTOCOL = Protocol(
     name="hvd_sparse batches",
@@ -28,27 +28,27 @@ _PROTOCOL = Protocol(
 
 
 class SharedBatches:
-    """An epoch as a number of samples that all ranks take together, batch by batch, each when it is ready for one.
+    """An epoch as a number of samples that all ranks take together, each taking a batch when it is ready for one.
 
         batches = hvd.servers.SharedBatches(len(x), batch_size=64)
         dataset = batches.dataset().map(lambda rows: (tf.gather(x, rows), tf.gather(y, rows)))
         model.fit(dataset, epochs=10)
 
-    With `ShardedServers` no rank then waits for a slower one, and every sample is seen once an epoch. Rank 0 counts; a
-    batch costs a message to it and back, which is asked for while the batch before is in use.
+    With `ShardedServers` no rank then waits for a slower one, and every sample is seen once per epoch. Rank 0 counts. A
+    batch costs one message to rank 0 and back, which is sent while the previous batch is in use.
 
-    Made by all ranks together (a collective); after that ranks are on their own.
+    All ranks create it together (a collective); after that each rank is on its own.
 
     Args:
-        samples: in an epoch.
-        batch_size: of one rank; the last batch of an epoch is what is left.
-        seed: of the order of samples, another one in each epoch, the same on every rank; None leaves them as they are.
-        first_epoch: number of the first epoch, from 0 on, for a training that goes on from a checkpoint.
-        interface: as of `ShardedServers`, for rank 0.
+        samples: number of samples in an epoch.
+        batch_size: of one rank; the last batch of an epoch holds what is left.
+        seed: of the order of samples, which differs in each epoch and is the same on every rank; None keeps the order.
+        first_epoch: number of the first epoch, from 0, for training that resumes from a checkpoint.
+        interface: as in `ShardedServers`, for rank 0.
 
     Raises:
-        ValueError: where there is no batch, or, on every rank alike, where ranks disagree.
-        OSError: on every rank alike, where rank 0 cannot listen.
+        ValueError: if there is no batch, or, on every rank, if ranks disagree.
+        OSError: on every rank, if rank 0 cannot listen.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class SharedBatches:
             )
         self._samples, self._batch_size, self._seed = samples, batch_size, seed
         self._epoch = first_epoch
-        topology.size()  # raises where hvd.init() was forgotten
+        topology.size()  # raises if hvd.init() was forgotten
         world = topology.grid().world
         account = {"samples": samples, "batch_size": batch_size, "seed": seed, "first_epoch": first_epoch}
         world.agree(account, "the shared batches", "batches.agree")
@@ -87,14 +87,14 @@ class SharedBatches:
 
     @property
     def batches(self) -> int:
-        """In an epoch, of all ranks."""
+        """The number of batches in an epoch, over all ranks."""
         return -(-self._samples // self._batch_size)
 
     def dataset(self) -> tf.data.Dataset:
         """The rows of the batches that this rank takes, int64 [rows] each; each pass is the next epoch.
 
-        A `map` behind it works on several batches at once where `num_parallel_calls` says so, and not as tf.data sees
-        fit: each batch that waits in this rank is one that a faster rank cannot take.
+        A `map` behind it works on several batches at once if `num_parallel_calls` says so, not on as many as tf.data
+        chooses: a batch that waits in this rank is one that a faster rank cannot take.
         """
         signature = tf.TensorSpec([None], tf.int64)
         options = tf.data.Options()
@@ -109,7 +109,7 @@ class SharedBatches:
             yield order[batch * self._batch_size : (batch + 1) * self._batch_size]
 
     def close(self) -> None:
-        """Says that this rank takes no more; on rank 0 it waits for the others. Calling it again does nothing."""
+        """Takes no more batches; rank 0 also waits for the others. Calling it again does nothing."""
         if self._closed:
             return
         self._closed = True
@@ -123,7 +123,7 @@ class SharedBatches:
             self._server.close()
 
     def _close_at_exit(self) -> None:
-        """At the end of the process; one that ends by an error waits for nobody."""
+        """At the end of the process; a process that ends with an error waits for no rank."""
         if getattr(sys, "last_value", None) is None:
             self.close()
 
@@ -143,7 +143,7 @@ class SharedBatches:
 
 
 class _Counter:
-    """Rank 0's count of the batches that were taken in each epoch."""
+    """Rank 0's count of the batches taken in each epoch."""
 
     def __init__(self, batches: int, ranks: int):
         self._batches = batches

@@ -1,4 +1,4 @@
-"""A client's connections to all servers: whole steps, whatever is lost on the way."""
+"""A client's connections to all servers, which complete whole steps whatever is lost on the way."""
 
 from __future__ import annotations
 
@@ -19,46 +19,46 @@ from hvd_sparse.servers.saving import Flight
 from hvd_sparse.spec import Spec
 from link import Client, LinkError, WireError
 
-_ATTEMPTS = 10  # to get an answer to one message, over connections that end
-_PAUSE = 1.0  # seconds between them, for a network that is about to come back
-_LEASES = 10.0  # for which a server is looked for that may have a deputy
+_ATTEMPTS = 10  # to get an answer to one message, over connections that fail
+_PAUSE = 1.0  # seconds between them, so that the network may recover
+_LEASES = 10.0  # leases for which a client looks for a server that may have a deputy
 
 
 class ServerLostError(RuntimeError):
-    """A server does not answer any more."""
+    """A server no longer answers."""
 
 
 class SaveError(OSError):
-    """A checkpoint of servers could not be taken down or written; training can go on."""
+    """A checkpoint of the servers could not be taken or written; training can go on."""
 
 
 class Volume(NamedTuple):
-    """How much has gone one way in steps, over all servers, this rank's own among them.
+    """How much was sent in one direction in steps, to or from all servers, including this rank's own.
 
     Attributes:
-        values: how many.
-        bytes: of payload.
+        values: number of values.
+        bytes: bytes of payload.
     """
 
     values: int = 0
     bytes: int = 0
 
     def plus(self, parts: Sequence[Entries]) -> Volume:
-        """With these."""
+        """The volume with these entries added."""
         values = sum(len(each.values) for each in parts)
         return Volume(self.values + values, self.bytes + sum(each.nbytes for each in parts))
 
 
 class Connections:
-    """What one client says to all servers; not for several threads at once.
+    """A client's messages to all servers; not for several threads at once.
 
     Attributes:
         copy: of all parameters.
         number: of its last push.
-        pushes: of all clients, that servers have applied, the least that any has told.
-        sent, received: in steps.
-        seconds_waiting: in steps, for servers.
-        updates_lost: that servers had made and their deputies had not heard of.
+        pushes: number of pushes of all clients that servers have applied; the smallest that any server has reported.
+        sent, received: volumes in steps.
+        seconds_waiting: time spent in steps waiting for servers.
+        updates_lost: updates that servers had made and their deputies had not received.
     """
 
     def __init__(
@@ -69,19 +69,19 @@ class Connections:
         replicas: Replicas | None = None,
         pull: Compressor | None = None,
     ):
-        """Pulls everything.
+        """Begins at all servers and pulls all parameters.
 
         Args:
             client: of the link, connected to all ranks.
             shards: of the ranks.
-            flight: notes what is pushed.
-            replicas: how servers are insured.
-            pull: what servers choose by.
+            flight: records what is pushed.
+            replicas: how servers are replicated.
+            pull: the compressor that servers use for pulls.
         """
         self._client, self._flight, self._replicas = client, flight, replicas
         self._decoders = [decoder(pull, shard) for shard in shards]
-        self._places = list(range(len(shards)))  # who serves each shard
-        self._versions = [0] * len(shards)  # the newest that was seen
+        self._places = list(range(len(shards)))  # the rank that serves each shard
+        self._versions = [0] * len(shards)  # the newest version seen
         self.copy = Copy(shards)
         self.number = self.pushes = self.updates_lost = 0
         self.sent, self.received = Volume(), Volume()
@@ -90,10 +90,10 @@ class Connections:
         self._take(0, self._ask_each("begin", [{"push": 0, "again": False}] * len(shards)))
 
     def step(self, rate: float, chosen: Sequence[Entries]) -> None:
-        """Pushes a gradient, of which each server gets its part, and takes up what they answer.
+        """Pushes a gradient, each server getting its part, and applies the servers' answers to the copy.
 
         Raises:
-            ServerLostError: where a server cannot be reached; the copy is as before the step, or partly newer.
+            ServerLostError: if a server cannot be reached; the copy is as before the step, or partly newer.
         """
         number = self.number + 1
         self._flight.sends(number, chosen)
@@ -106,29 +106,29 @@ class Connections:
         self.sent = self.sent.plus(chosen)
 
     def published(self) -> np.ndarray:
-        """The servers' parameters as they are, [d] float32, whatever this client has."""
+        """The servers' current parameters, [d] float32, whatever this client's copy holds."""
         return self._whole("publish")
 
     def pause(self) -> np.ndarray:
-        """Tells all servers not to wait for this client until it pushes again; gives what `published` does."""
+        """Tells all servers not to wait for this client until it pushes again; returns what `published` does."""
         return self._whole("pause")
 
     def averaged(self, values: np.ndarray) -> np.ndarray:
-        """Tells the first server values [n] float32 that are not trained; gives the mean of what all have told last."""
+        """Sends the first server untrained values [n] float32; returns the mean of what all clients last sent."""
         entries = Entries(values)
         return self._ask_each("average", [wire.entries_fields(entries)], [wire.payload(entries)])[0].parameters.values
 
     def leave(self) -> np.ndarray:
-        """Tells all servers that this client pushes no more; gives what `published` does once all clients have."""
+        """Tells all servers that this client will push no more; returns what `published` does once all clients have."""
         return self._whole("leave")
 
     def part(self) -> None:
-        """Tells all ranks that this client needs nothing any more; those that are gone need not know."""
+        """Tells all ranks that this client needs nothing more; ranks that are gone are skipped."""
         ranks = range(len(self._places))
         concurrent.futures.wait([self._client.ask(rank, "part", check=lambda *_: None) for rank in ranks])
 
     def save(self, checkpoint: int) -> list[str]:
-        """Has all shards written as they are at one moment, in which servers stand still.
+        """Has all shards written as they are at one moment, at which the servers stand still.
 
         Args:
             checkpoint: its number.
@@ -137,8 +137,8 @@ class Connections:
             The SHA-256 of each shard's file.
 
         Raises:
-            SaveError: where a rank cannot; it names the rank.
-            ServerLostError: where a server cannot be reached.
+            SaveError: if a rank cannot; the message names the rank.
+            ServerLostError: if a server cannot be reached.
         """
         try:
             applied = [np.frombuffer(told, np.int64) for told in self._tell_each("stand_still")]
@@ -149,7 +149,7 @@ class Connections:
         return self._tell_each("write", {"checkpoint": checkpoint})
 
     def _tell_each(self, kind: str, fields: Mapping[str, Any] = {}, payloads: Sequence[Any] | None = None) -> Any:
-        """What each server says to what is no step; SaveError where one of them cannot do it."""
+        """Sends all servers a message outside a step and returns their answers; SaveError if one of them fails."""
         answers = self._ask_each(kind, [fields] * len(self._places), payloads, _said)
         problems = [f"rank {self._places[shard]}: {told}" for shard, (told, failed) in enumerate(answers) if failed]
         if problems:
@@ -177,7 +177,7 @@ class Connections:
         payloads: Sequence[Any] | None = None,
         check: Callable[..., Any] | None = None,
     ) -> list[Any]:
-        """Asks who serve the first shards, as many as there are fields; what each answers, by default a `Pull`."""
+        """Asks the servers of the first shards, one for each field; returns each answer, by default a `Pull`."""
         if self._lost is not None:
             raise self._lost
         bodies: Sequence[Any] = payloads or [b""] * len(fields)
@@ -200,18 +200,18 @@ class Connections:
                 pull = self._begin_again(shard) if self._replicas is not None else None
                 has_arrived = kind == "push" and pull is not None and pull.number == self.number + 1
                 asked[shard] = _done(pull) if has_arrived else ask(shard)
-        # The last attempt may have ended with the first of several that fail in each.
+        # The last attempt may have ended at the first of several shards that fail in every attempt.
         raise self._lost_all({shard: each for shard, each in why.items() if not _has_answered(asked[shard])})
 
     def _patience(self) -> tuple[int, float]:
-        """How often an answer is asked for, and after how many seconds again."""
+        """How often to ask for an answer, and the seconds between two attempts."""
         if self._replicas is None:
             return _ATTEMPTS, _PAUSE
         pause = min(_PAUSE, self._replicas.lease / 5)
         return int(_LEASES * self._replicas.lease / pause), pause
 
     def _begin_again(self, shard: int) -> Pull | None:
-        """Has the deputy take a shard over, if it may, and pulls all of it; None where it stays where it is."""
+        """Has the deputy take a shard over, if it may, and pulls all of it; None if the shard stays where it is."""
         deputy = deputy_of(shard, len(self._places))
         try:
             if not self._is_moved(shard, deputy):
@@ -234,7 +234,7 @@ class Connections:
         return said
 
     def _lost_all(self, why: Mapping[int, Any]) -> ServerLostError:
-        """Remembers for all that is asked from now on that servers are lost."""
+        """Records the lost servers, so that every later request fails as well."""
         told = [
             f"The server of rank {self._places[shard]} does not answer: {str(each).rstrip('.')}"
             for shard, each in sorted(why.items())
@@ -247,7 +247,7 @@ class Connections:
 
 
 class _MovedError(Exception):
-    """Who was asked does not serve the shard any more."""
+    """The rank that was asked no longer serves the shard."""
 
     def __str__(self) -> str:
         return "it serves this part of the parameters no more"
@@ -269,7 +269,7 @@ def _done(pull: Any) -> concurrent.futures.Future[Any]:
 
 
 def _said(kind: str, fields: dict[str, Any], received: Any) -> tuple[Any, bool]:
-    """What an answer says that is no pull, and whether that is a failure."""
+    """The content of an answer that is not a pull, and whether it reports a failure."""
     if kind == "failed":
         return fields["problem"], True
     return fields.get("sha256", bytes(received)), False
@@ -281,7 +281,7 @@ def _taken(kind: str, fields: dict[str, Any], received: Any) -> tuple[bool, str]
 
 
 def _failed(asked: Mapping[int, concurrent.futures.Future[Any]]) -> list[int]:
-    """Waits until all have answered, or one cannot; those that could not."""
+    """Waits until all have answered, or one has failed; returns those that have failed."""
     concurrent.futures.wait(asked.values(), return_when=concurrent.futures.FIRST_EXCEPTION)
     return [place for place, each in asked.items() if each.done() and isinstance(each.exception(), _RETRIED)]
 

@@ -1,4 +1,4 @@
-"""What a server has last sent of its parameters, and what it sends next (gradient dropping of pulls)."""
+"""What a server has last sent of its parameters, and what it sends next (gradient dropping for pulls)."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from hvd_sparse.spec import Spec
 
 
 class _LastSent(Protocol):
-    """What a client has once it has taken all that was sent."""
+    """The copy that a client has once it has received everything that was sent."""
 
     def next(self, parameters: tf.Tensor) -> Entries:
-        """What it is sent next, of parameters [size] float32."""
+        """What to send next, given the parameters [size] float32."""
 
     def values(self) -> np.ndarray:
-        """[size] float32."""
+        """The copy, [size] float32."""
 
 
 class _Whole:
-    """Of a client that is sent the whole shard each time."""
+    """The copy of a client that is sent the whole shard each time."""
 
     def __init__(self, parameters: tf.Tensor):
         self._values = parameters.numpy()
@@ -40,13 +40,13 @@ class _Whole:
 
 
 class _Dropped:
-    """Of a client that is sent what has changed most."""
+    """The copy of a client that is sent what has changed most."""
 
     def __init__(self, parameters: tf.Tensor, pull: Compressor, spec: Spec):
         if isinstance(pull, Quantized):
-            pull = dataclasses.replace(pull, keeps_error=False)  # what rounding takes away is in the next difference
+            pull = dataclasses.replace(pull, keeps_error=False)  # rounding errors are in the next difference
         self._pull, self._state = pull, pull.create(spec)
-        # Minus the copy: it is added to the parameters in the compressor's own pass over memory.
+        # Minus the copy: the compressor adds it to the parameters in its own pass over memory.
         self._negated = tf.Variable(-parameters, trainable=False, name="negated_copy")
 
     def next(self, parameters: tf.Tensor) -> Entries:
@@ -63,12 +63,12 @@ class _Dropped:
         return -self._negated.numpy()
 
     def _coded(self, selection: Selection, coded: Coded, parameters: tf.Tensor) -> Entries:
-        """Differences; the client adds to its copy what is added here, in the same way."""
-        if selection.culprit != 0:  # nothing stands for what is not finite
+        """Differences; the client adds to its copy exactly what is added here, in the same way."""
+        if selection.culprit != 0:  # there is no code for a value that is not finite
             self._negated.assign(-parameters)
             return Entries(parameters.numpy())
         places, changes = selection.slices.indices, selection.slices.values.numpy()
-        # By NumPy, as the client: TensorFlow may take denormal numbers for zeros.
+        # With NumPy, as on the client: TensorFlow may flush denormal numbers to zero.
         copied = -tf.gather(self._negated, places).numpy()
         ops.library().hvd_servers_put(
             variables=[self._negated.handle], values=-(copied + changes), places=places, everywhere=False
@@ -79,29 +79,29 @@ class _Dropped:
 class Copies:
     """A copy of a shard for each client: what it was last sent, place by place.
 
-    A pull is chosen by the difference between the parameters and this copy (Aji and Heafield 2017, section 3: "last
-    copy sent"). It carries the new values themselves: as many bytes as the differences, but exact, and harmless when
-    it is taken twice. Values in few bits are differences, as they are small; server and client add the same numbers to
-    their copies. What is not chosen, or rounded away, remains in the difference, so that no residual is needed.
+    A pull selects by the difference between the parameters and this copy (Aji and Heafield 2017, section 3: "last copy
+    sent"). It carries the new values: as many bytes as the differences, but exact, and harmless if received twice.
+    Values in few bits are sent as differences, as these are small; server and client add the same numbers to their
+    copies. What is not selected, or is rounded away, remains in the difference, so no residual is needed.
     """
 
     def __init__(self, pull: Compressor | None, spec: Spec):
-        """Takes what chooses, without feedback, or None for all of the shard; and the shard."""
+        """Takes the shard and its compressor, without error feedback; None sends the whole shard."""
         self._pull, self._spec = pull, spec
         self._copies: dict[int, _LastSent] = {}
 
     def begin(self, client: int, parameters: tf.Tensor) -> Entries:
-        """The whole shard [size] float32, for a client that has nothing, or what it has is not known."""
+        """The whole shard [size] float32, for a client that has nothing, or nothing that is known here."""
         pull = self._pull if self._spec.size else None
         self._copies[client] = _Whole(parameters) if pull is None else _Dropped(parameters, pull, self._spec)
         return Entries(parameters.numpy())
 
     def next(self, client: int, parameters: tf.Tensor) -> Entries:
-        """What is to be sent to a client that has taken all that it was sent before."""
+        """What to send next to a client that has received everything before."""
         return self._copies[client].next(parameters)
 
     def forget(self, client: int) -> None:
-        """Lets go of a client's copy."""
+        """Drops a client's copy."""
         self._copies.pop(client, None)
 
     def of(self, client: int) -> np.ndarray:
@@ -110,16 +110,16 @@ class Copies:
 
 
 class SharedCopy(Copies):
-    """One copy for all clients, which get the same values at the same places: for servers that are synchronous.
+    """One copy for all clients, which get the same values at the same places: for synchronous servers.
 
-    Who was not waited for, and so has missed some, gets all of it.
+    A client that was not waited for has missed some of them, and gets the whole shard.
     """
 
     def __init__(self, pull: Compressor | None, spec: Spec):
         super().__init__(pull, spec)
         self._last: Entries | None = None
-        self._chosen = 0  # how often
-        self._given: dict[int, int] = {}  # the last choice that each client was given
+        self._chosen = 0  # number of selections made
+        self._given: dict[int, int] = {}  # the last selection that each client was sent
 
     def begin(self, client: int, parameters: tf.Tensor) -> Entries:
         if not self._copies:
@@ -128,7 +128,7 @@ class SharedCopy(Copies):
         return Entries(super().of(0))
 
     def choose(self, parameters: tf.Tensor) -> None:
-        """Chooses what `next` gives to all clients."""
+        """Selects what `next` sends to all clients."""
         self._last = super().next(0, parameters)
         self._chosen += 1
 

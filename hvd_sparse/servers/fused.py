@@ -1,9 +1,9 @@
-"""The steps of Keras's optimizers as native passes: in one read and write of memory, in place, to Keras's own bits.
+"""The steps of Keras's optimizers as native passes: one read and write of memory, in place, bit for bit as in Keras.
 
-Keras's eager step of Adam reads and writes memory some fifteen times, once or more for each operation. The native one
-(ops/servers/apply.h) does the same operations in the same order, each rounded to float32; its numbers are computed here
-as Keras computes them: 1 - beta in Python's doubles, powers and the rate of Adam in float32. A lazy step is the same of
-some elements alone: the others, and their slots, stay as they are.
+Keras's eager Adam step reads and writes memory about fifteen times, at least once for each operation. The native one
+(ops/servers/apply.h) does the same operations in the same order, each rounded to float32. Its numbers are computed here
+as in Keras: 1 - beta in Python's doubles, powers and Adam's rate in float32. A lazy step does the same for some
+elements only: the others, and their slots, stay as they are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hvd_sparse.servers.gathering import Touched
 Step: TypeAlias = Callable[[Sequence[tf.Tensor], Sequence[Any]], None]
 LazyStep: TypeAlias = Callable[[Sequence[Touched], Sequence[Any]], None]
 
-# Settings that ask for more than the step itself, each with those of its values that do not.
+# Settings that ask for more than the step itself, each with the values that do not.
 _OUTSIDE = {
     "clipnorm": (None,),
     "clipvalue": (None,),
@@ -31,12 +31,12 @@ _OUTSIDE = {
     "use_ema": (False,),
     "amsgrad": (False,),
 }
-# A subclass may say for itself which variables decay, and no more.
+# A subclass may override which variables decay, and nothing else.
 _OWN = {"_use_weight_decay"}
 
 
 class _Rule(NamedTuple):
-    """A step as ops/servers/apply.h has it: its name, the optimizer's attributes with its slots, and its numbers."""
+    """A step as in ops/servers/apply.h: its name, the optimizer's attributes that hold its slots, and its numbers."""
 
     name: str
     slots: list[str]
@@ -44,16 +44,16 @@ class _Rule(NamedTuple):
 
 
 def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
-    """Tells the native step that does what an optimizer's `apply` does, to the bit, weight decay included.
+    """Returns the native step that does what an optimizer's `apply` does, to the bit, including weight decay.
 
     Args:
         optimizer: one that is built.
 
     Returns:
-        What takes dense float32 gradients on the CPU, and with them all variables that the optimizer was built for, in
-        that order, of float32 without constraints; settings and learning rate are read anew in each step, which is
-        eager. None where there is none: for other classes than SGD, Adam, AdamW, Adagrad and RMSprop, for subclasses
-        that override more than which variables decay, and for settings that do more than the step (amsgrad, clipping,
+        A function of dense float32 gradients on the CPU and of all variables that the optimizer was built for, in that
+        order, float32 and without constraints. It reads settings and learning rate anew in each step, eagerly. None if
+        there is no native step: for classes other than SGD, Adam, AdamW, Adagrad and RMSprop, for subclasses that
+        override more than which variables decay, and for settings that do more than the step (amsgrad, clipping,
         averages of variables, accumulation of gradients, a scaled loss).
     """
     if not _has_step(optimizer):
@@ -68,14 +68,13 @@ def step_of(optimizer: keras.optimizers.Optimizer) -> Step | None:
 
 
 def lazy_step_of(optimizer: keras.optimizers.Optimizer) -> LazyStep | None:
-    """Tells the lazy step of an optimizer: that of `step_of` for the elements that have a gradient, and no others.
+    """Returns an optimizer's lazy step: that of `step_of`, only for the elements that have a gradient.
 
     Args:
         optimizer: one that is built.
 
     Returns:
-        What takes gradients by their entries, and all variables, flat, as the step of `step_of` does; None where that
-        is None.
+        A function of the gradients' entries and of all variables, flat, as the step of `step_of`; None if that is None.
     """
     if not _has_step(optimizer):
         return None
@@ -94,7 +93,7 @@ def _has_step(optimizer: keras.optimizers.Optimizer) -> bool:
 
 
 def _arguments(optimizer: Any, variables: Sequence[Any]) -> Iterator[dict[str, Any]]:
-    """What the native step of each variable is given, but for its gradient."""
+    """The arguments of each variable's native step, except its gradient."""
     rate = np.float32(optimizer.learning_rate.numpy())
     name, attributes, numbers = _RULES[_home(type(optimizer))](optimizer, rate)
     slots = [getattr(optimizer, attribute) for attribute in attributes]
@@ -112,13 +111,13 @@ def _arguments(optimizer: Any, variables: Sequence[Any]) -> Iterator[dict[str, A
 
 
 def _home(cls: type) -> type:
-    """The class whose step an optimizer's class runs: itself, or the one that it only tells which variables decay."""
+    """The class whose step is run: the optimizer's own, or its base if it only overrides which variables decay."""
     own = {name for name in vars(cls) if not name.startswith("__")}
     return cls.__base__ if own == _OWN and cls.__base__ is not None else cls
 
 
-# Numbers are Python's and NumPy's: one operation of TensorFlow takes as long as a step on thousands of elements, and to
-# hand it a number of NumPy's takes five times as long as one of Python's. Powers are TensorFlow's, to have its bits.
+# Numbers are Python's and NumPy's: one TensorFlow operation takes as long as a step on thousands of elements, and a
+# NumPy number takes five times as long to pass to it as a Python one. Powers are TensorFlow's, to get the same bits.
 
 
 def _sgd(optimizer: Any, rate: np.float32) -> _Rule:

@@ -11,51 +11,51 @@ import tensorflow as tf
 from hvd_sparse import ops
 from hvd_sparse.servers.messages import Entries
 
-_SPARSE = 16  # elements to an entry, from which on to sort entries is faster than to pass over all elements
+_SPARSE = 16  # elements per entry from which sorting the entries is faster than passing over all elements
 
 
 class Gathering(Protocol):
     """A sum of gradients.
 
     Attributes:
-        count: how many have been added since it was cleared.
+        count: number of gradients added since it was cleared.
     """
 
     count: int
 
     def add(self, gradient: Entries) -> None:
-        """Adds a gradient that fits."""
+        """Adds a gradient; it must fit."""
 
     def values(self) -> np.ndarray:
-        """What has been added, [size] float32; a copy."""
+        """The sum, [size] float32; a copy."""
 
     def restore(self, values: np.ndarray, count: int) -> None:
-        """Takes up what `values` gave, of so many gradients."""
+        """Restores what `values` returned, with the number of gradients in it."""
 
     def mean(self) -> Any:
-        """Of what has been added, as parameters apply it; to be let go of before the next is added."""
+        """The mean of the gradients, as parameters apply it; release it before the next is added."""
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Starts again at zero."""
 
 
 class GradientSum:
-    """A vector [size] float32 that costs what is added to it: sparse gradients touch no other elements.
+    """A vector [size] float32 whose cost is that of what is added: sparse gradients touch no other elements.
 
     Attributes:
-        count: how many gradients have been added since it was cleared.
+        count: number of gradients added since it was cleared.
     """
 
     def __init__(self, size: int):
         with tf.device("CPU:0"):
             self._sum = tf.Variable(tf.zeros([size]), trainable=False, name="gradient_sum")
         self._touched: list[tf.Tensor] = []  # places of sparse gradients
-        self._is_dense = False  # whether other places may hold something, too
-        self._is_new = True  # whether what is there is of the last time
+        self._is_dense = False  # whether other places may be nonzero, too
+        self._is_new = True  # whether the contents are left over from the last sum
         self.count = 0
 
     def add(self, gradient: Entries) -> None:
-        """Adds a gradient that fits."""
+        """Adds a gradient; it must fit."""
         values = tf.constant(gradient.values)
         if gradient.indices is None:
             self._add_dense(values)
@@ -65,21 +65,21 @@ class GradientSum:
         self.count += 1
 
     def values(self) -> np.ndarray:
-        """What has been added, [size] float32; a copy."""
+        """The sum, [size] float32; a copy."""
         return np.zeros(self._sum.shape, np.float32) if self._is_new else self._sum.numpy().copy()
 
     def restore(self, values: np.ndarray, count: int) -> None:
-        """Takes up what `values` gave, of so many gradients."""
+        """Restores what `values` returned, with the number of gradients in it."""
         self._sum.assign(values)
         self._touched, self._is_dense, self._is_new, self.count = [], True, False, count
 
     def mean(self) -> tf.Tensor:
-        """Of what has been added, [size] float32; to be let go of before the next is added."""
+        """The mean of the gradients, [size] float32; release it before the next is added."""
         total = tf.raw_ops.ReadVariableOp(resource=self._sum.handle, dtype=tf.float32)
         return total if self.count == 1 else total / float(self.count)
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Starts again at zero."""
         if not self._is_dense:
             for places in self._touched:
                 zeros = np.zeros(places.shape, np.float32)
@@ -116,10 +116,10 @@ class Touched(NamedTuple):
 
 
 class EntrySum:
-    """The entries of gradients alone: nothing is as large as the shard.
+    """The entries of the gradients only: nothing is as large as the shard.
 
     Attributes:
-        count: how many gradients have been added since it was cleared.
+        count: number of gradients added since it was cleared.
     """
 
     def __init__(self, size: int):
@@ -128,34 +128,34 @@ class EntrySum:
         self.count = 0
 
     def add(self, gradient: Entries) -> None:
-        """Adds a gradient that fits."""
+        """Adds a gradient; it must fit."""
         self._parts.append(_touched(gradient))
         self.count += 1
 
     def values(self) -> np.ndarray:
-        """What has been added, [size] float32; a copy."""
+        """The sum, [size] float32; a copy."""
         total = np.zeros(self._size, np.float32)
         for part in self._parts:
             total[part.indices] += part.values
         return total
 
     def restore(self, values: np.ndarray, count: int) -> None:
-        """Takes up what `values` gave, of so many gradients."""
+        """Restores what `values` returned, with the number of gradients in it."""
         self._parts, self.count = [_touched(Entries(values))], count
 
     def mean(self) -> Touched:
-        """Of what has been added, where that is not zero, in ascending order of indices."""
+        """The nonzero entries of the mean, in ascending order of indices."""
         sparse = _SPARSE * sum(len(part.values) for part in self._parts) < self._size
         total = _sum(self._parts) if sparse or len(self._parts) == 1 else _touched(Entries(self.values()))
         return total if self.count == 1 else Touched(total.values / np.float32(self.count), total.indices)
 
     def clear(self) -> None:
-        """Begins anew."""
+        """Starts again at zero."""
         self._parts, self.count = [], 0
 
 
 def _sum(parts: Sequence[Touched]) -> Touched:
-    """Of all, with ascending indices; added in the order in which they come."""
+    """The sum of all parts, with ascending indices; added in the order of the list."""
     if len(parts) == 1 and (np.diff(parts[0].indices) > 0).all():
         return parts[0]
     indices, places = np.unique(np.concatenate([part.indices for part in parts]), return_inverse=True)

@@ -1,4 +1,4 @@
-"""One shard that a rank serves: what clients ask of it, and the answers."""
+"""One shard that a rank serves: the clients' requests and their answers."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from link import Request
 
 
 class Hosting:
-    """Answers clients out of a shard; for one thread at a time.
+    """Answers clients from a shard; for one thread at a time.
 
-    A client that has ended says so (`leave`), and is answered once all have: with the parameters as they then stay. Who
-    has lost its connection is not waited for. A server that stands still for a client goes on by itself where that
+    A client that has finished says so (`leave`), and is answered once all have, with the final parameters. A client
+    whose connection has ended is not waited for. A server that stands still for a client goes on by itself if that
     client's connection ends.
 
     Attributes:
-        shard: that is served.
-        keeper: of what belongs to it in a checkpoint.
+        shard: the shard that is served.
+        keeper: of this shard's part of a checkpoint.
     """
 
     def __init__(self, shard: Shard, keeper: Keeper, decode: wire.Decode | None = None):
-        """Takes what is served, what keeps it, and what gives the values of coded pushes."""
+        """Takes the shard, its keeper, and the decoder of coded pushes."""
         self.shard, self.keeper, self._decode = shard, keeper, decode
         self._pending: dict[int, Request] = {}
         self._leaving: dict[int, Request] = {}
         self._still_for: int | None = None
 
     def handle(self, request: Request) -> None:
-        """Takes a request; its answer is given now, or when the shard has one. MessageError where it does not fit."""
+        """Handles a request; its answer is sent now, or when the shard has one. MessageError if it does not fit."""
         getattr(self, f"_{request.kind}")(request)
 
     def gone(self, client: int) -> None:
-        """A client's connection has ended."""
+        """Notes that a client's connection has ended."""
         self._pending.pop(client, None)
         if client == self._still_for:
             self._go_on_by_itself()
@@ -44,11 +44,11 @@ class Hosting:
         self._tell_leaving()
 
     def advance(self) -> None:
-        """Gives the answers that the shard has by now."""
+        """Sends the answers that the shard has by now."""
         self._give(self.shard.advance())
 
     def move_out(self) -> None:
-        """Another rank serves the shard now: tells all who wait."""
+        """Tells all clients that wait that another rank serves the shard now."""
         for request in [*self._pending.values(), *self._leaving.values()]:
             request.answer("moved")
         self._pending.clear()
@@ -104,7 +104,7 @@ class Hosting:
     def _give(self, answers: Sequence[tuple[int, Pull]]) -> None:
         for client, pull in answers:
             request = self._pending.pop(client, None)
-            if request is not None:  # else it comes again, and is answered then
+            if request is not None:  # otherwise it is sent again, and answered then
                 _answer(request, pull)
 
 

@@ -37,19 +37,19 @@ def join(
 ) -> Member:
     """Starts this rank's server and connects it to all; a collective.
 
-    All ranks begin with the variables of rank 0, or with what servers had when they were saved.
+    All ranks begin with rank 0's variables, or with what the servers held when they were saved.
 
     Args:
-        optimizer: not built; its copies run on the servers.
+        optimizer: not built; copies of it run on the servers.
         variables: what it is to train.
         segments: their names and shapes.
         grid: the ranks.
-        settings: the same on every rank, but for the interface.
-        resumed: what this rank's server goes on with, where all have something.
+        settings: the same on every rank, except the interface.
+        resumed: what this rank's server resumes with, if all ranks have a checkpoint.
 
     Raises:
-        ValueError: on every rank alike, where they disagree, or what they are to go on with does not fit.
-        OSError: on every rank alike, where one cannot listen.
+        ValueError: on every rank, if they disagree, or the checkpoint does not fit.
+        OSError: on every rank, if one cannot listen.
     """
     world, size = grid.world, sum(segment.size for segment in segments)
     account = {
@@ -75,12 +75,12 @@ def join(
 
 
 def serve(parameters: Callable[[int], Parameters], shards: Sequence[Spec], rank: int, settings: Settings) -> Service:
-    """What answers for this rank's shard, and may take over others, without a network yet.
+    """Creates the service that answers for this rank's shard, and may take over others; no network yet.
 
     Args:
-        parameters: makes a shard, by its number.
+        parameters: makes a shard, given its number.
         shards: of all servers.
-        rank: of this one.
+        rank: this one.
         settings: the same on every rank.
     """
     kind = SharedCopy if isinstance(settings.rule, Together) else Copies

@@ -1,7 +1,7 @@
-"""What runs on a client before it chooses: momentum, or the whole optimizer, with slots of the client's own.
+"""What runs on a client before the selection: momentum, or the whole optimizer, with the client's own slots.
 
-Where a push is `LocalUpdates`, what travels is by how much the client's optimizer would move the weights. Servers
-subtract what arrives; their optimizer is not run, but for decoupled weight decay.
+If a push is `LocalUpdates`, the client sends how far its optimizer would move the weights. Servers subtract what
+arrives; they do not run their optimizer, except for decoupled weight decay.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from hvd_sparse.spec import LocalOptimizer, Spec
 
 
 def sends_updates(push: Compressor | None) -> bool:
-    """Whether clients push by how much weights are to be lowered."""
+    """Whether clients push the amounts by which weights are to be lowered."""
     return isinstance(push, LocalUpdates)
 
 
 def check(optimizer: keras.optimizers.Optimizer, push: Compressor | None) -> None:
-    """Raises ValueError where clients cannot do before a push what it asks for."""
+    """Raises ValueError if clients cannot run what a push asks for before the selection."""
     if isinstance(push, MomentumCorrection):
         _check_momentum(optimizer, push)
     if not isinstance(push, LocalUpdates):
@@ -58,10 +58,10 @@ def _check_momentum(optimizer: keras.optimizers.Optimizer, push: MomentumCorrect
 
 
 def optimizer_of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer:
-    """An optimizer as a client runs it, for `Spec.optimizer`; it is not kept alive.
+    """An optimizer as a client runs it, for `Spec.optimizer`; only weakly referenced.
 
     Args:
-        optimizer: that `check` lets pass.
+        optimizer: one that `check` accepts.
     """
     reference = weakref.ref(optimizer)
 
@@ -74,9 +74,9 @@ def optimizer_of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer:
 
 
 class ClientSlots(shard_slots.TwinSlots):
-    """A client's slots for a shard, and how many gradients they have taken in.
+    """A client's slots for a shard, and the number of gradients they have taken in.
 
-    The optimizer's own `iterations` count the pushes of all ranks, and Adam's moments are corrected by the client's.
+    The optimizer's own `iterations` counts the pushes of all ranks; Adam's bias correction uses the client's count.
     """
 
     def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer):
@@ -89,7 +89,7 @@ class ClientSlots(shard_slots.TwinSlots):
 
 
 def subtraction(optimizer: Any) -> keras.optimizers.Optimizer:
-    """An optimizer for servers that lowers weights by what arrives, and decays them as another one does."""
+    """An optimizer for servers that subtracts what arrives from the weights, and decays them as another one does."""
 
     class Subtraction(keras.optimizers.Optimizer):
         def _use_weight_decay(self, variable):

@@ -1,4 +1,4 @@
-"""A rank's part: its server, its connections to all servers, and how they begin and end."""
+"""A rank's part: its server, its connections to all servers, and how they start and stop."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from hvd_sparse.transport.meeting import Meeting, Ticket
 from link import Caller, Client, Events, Patience, Server
 
 _NAME = "hvd_sparse servers"
-_AGAIN = 0.5  # seconds until a server whose connection has ended is tried again
-_FAREWELL = 60.0  # seconds for others to fetch the last parameters once all have ended
+_AGAIN = 0.5  # seconds before reconnecting to a server whose connection has ended
+_FAREWELL = 60.0  # seconds for others to fetch the final parameters once all have finished
 
 
 class Guest:
-    """A rank's connections to all servers, without a server of its own: its process was gone, and has come back.
+    """A rank's connections to all servers, without its own server: its process was gone, and has come back.
 
     Attributes:
         shards: of all servers.
         connections: to all servers.
-        keeper: of what this rank has to add to a checkpoint; nobody asks a guest.
-        ticket: with which this rank can come back.
+        keeper: of this rank's part of a checkpoint, which a guest never has to provide.
+        ticket: lets this rank come back.
     """
 
     def __init__(self, shards: Sequence[Spec], client: Client, ticket: Ticket, keeper: Any, settings: Settings):
-        """Begins at all servers, and pulls everything."""
+        """Begins at all servers and pulls all parameters."""
         self.shards, self.keeper, self.ticket, self._client = tuple(shards), keeper, ticket, client
         self.connections = Connections(client, shards, keeper.flight, settings.replicas, settings.pull)
         self._closed = False
@@ -49,10 +49,10 @@ class Guest:
 
         Returns:
             - step: pushes of this client.
-            - density_pushed, density_pulled: values that were sent / elements of the vector and step.
-            - bytes_pushed, bytes_pulled: payloads of its messages, those to its own server included.
-            - waiting_ms: in a step, from when the gradient is chosen until the last server has answered, on average.
-            - updates_lost: of servers that were gone, which this client had seen and their deputies had not.
+            - density_pushed, density_pulled: values sent per element of the vector and step.
+            - bytes_pushed, bytes_pulled: payloads of its messages, including those to its own server.
+            - waiting_ms: average time in a step from the selection until the last server has answered.
+            - updates_lost: updates of lost servers that this client had seen and their deputies had not.
         """
         talk = self.connections
         elements = max(1, talk.number * sum(spec.size for spec in self.shards))
@@ -67,13 +67,13 @@ class Guest:
         }
 
     def finish(self) -> np.ndarray | None:
-        """Ends this rank's part: waits until all ranks have ended, and where it serves, serves on until then.
+        """Ends this rank's part: waits until all ranks have finished; a rank with a server serves until then.
 
         Returns:
-            The parameters as they stay, [d] float32, the same on every rank; None where it was called before.
+            The final parameters, [d] float32, the same on every rank; None if it was called before.
 
         Raises:
-            ServerLostError: where a server is gone.
+            ServerLostError: if a server is gone.
         """
         if self._closed:
             return None
@@ -85,7 +85,7 @@ class Guest:
         return final
 
     def abandon(self) -> None:
-        """Stops without waiting for anybody, for a rank that cannot go on."""
+        """Stops without waiting for other ranks, for a rank that cannot continue."""
         self._closed = True
         atexit.unregister(self._finish_quietly)
         self._client.close()
@@ -94,7 +94,7 @@ class Guest:
         self.connections.part()
 
     def _finish_quietly(self) -> None:
-        """At the end of the process; one that ends by an error has the others find out, too, and does not serve on."""
+        """At the end of the process; a process that ends with an error stops serving, and the others find out."""
         if getattr(sys, "last_value", None) is not None:
             self.abandon()
             return
@@ -106,7 +106,7 @@ class Member(Guest):
     """A rank's server and its connections to all servers.
 
     Attributes:
-        shard: this rank's.
+        shard: this rank's shard.
     """
 
     def __init__(
@@ -123,12 +123,12 @@ class Member(Guest):
         super().__init__(shards, client, ticket, service.own.keeper, settings)
 
     def telemetry(self) -> dict[str, Any]:
-        """What this rank's client and server have done since they began; the server may do more while they are read.
+        """What this rank's client and server have done since they began; the server may do more during the read.
 
         Returns:
-            What a guest's has, and
-            - updates, pushes: that this rank's server has made, and applied.
-            - staleness: {updates: pushes}, how many updates old the gradients were that it has applied.
+            Everything that a guest reports, and
+            - updates, pushes: updates that this rank's server has made, and pushes that it has applied.
+            - staleness: {updates: pushes}, how many updates old the gradients were when they were applied.
             - queue: pushes that wait there now.
         """
         shard = self.shard
@@ -146,7 +146,7 @@ class Member(Guest):
         self._server.close()
 
     def _part(self) -> None:
-        self._end_replicas()  # nothing changes any more
+        self._end_replicas()  # nothing changes after this
         super()._part()
         self._service.presence.wait_for_nobody(_FAREWELL)
 
@@ -161,8 +161,8 @@ def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting,
     Args:
         service: of this rank.
         shards: of all servers.
-        rank: of this one.
-        meeting: of all of them.
+        rank: this one.
+        meeting: of all ranks.
         settings: the same on every rank.
     """
     ticket = Ticket(rank, meeting.addresses, meeting.secret)
@@ -176,7 +176,7 @@ def start(service: Service, shards: Sequence[Spec], rank: int, meeting: Meeting,
 
 
 def caller_of(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Caller:
-    """As whom a rank's client speaks to servers."""
+    """The identity with which a rank's client addresses the servers."""
     replicas = settings.replicas
     protocol = wire.protocol(shards[0].size, replicas is not None)
     silence = {} if replicas is None else {"silence": replicas.silence}
@@ -185,7 +185,7 @@ def caller_of(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Cal
 
 
 class _Departures(Events):
-    """Tells a service whose connection has ended."""
+    """Tells a service when a client's connection has ended."""
 
     def __init__(self, gone: Callable[[int], None]):
         super().__init__(_NAME)

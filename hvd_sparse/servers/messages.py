@@ -1,4 +1,4 @@
-"""What clients and servers send each other, checked against the vector that it is about."""
+"""The messages between clients and servers, checked against the vector that they concern."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class MessageError(ValueError):
-    """What came does not fit: it is of another size, out of turn, or not finite."""
+    """A message does not fit: it has another size, is out of turn, or not finite."""
 
 
 class Codes(NamedTuple):
@@ -28,8 +28,8 @@ class Entries(NamedTuple):
 
     Attributes:
         values: [k] float32.
-        indices: [k] int32, all different; None where there is a value for each place.
-        coded: the same values as they travel, where that is not as float32.
+        indices: [k] int32, all different; None if there is a value for each place.
+        coded: the same values as they are sent, if not as float32.
     """
 
     values: np.ndarray
@@ -38,12 +38,12 @@ class Entries(NamedTuple):
 
     @property
     def nbytes(self) -> int:
-        """The bytes of all that travels."""
+        """The number of bytes that are sent."""
         values = [self.values] if self.coded is None else list(self.coded)
         return sum(part.nbytes for part in [*values, *([] if self.indices is None else [self.indices])])
 
     def checked(self, size: int) -> Entries:
-        """Itself, if it fits a vector of this size and is finite; MessageError says what does not."""
+        """Itself, if it fits a vector of this size and is finite; otherwise a MessageError with the reason."""
         places = size if self.indices is None else len(self.indices)
         if len(self.values) != places:
             raise MessageError(f"{len(self.values)} values for {places} places")
@@ -54,13 +54,13 @@ class Entries(NamedTuple):
         return self
 
     def add_to(self, vector: np.ndarray) -> Entries:
-        """Adds the values, which have places, to a vector [size] float32; gives the new values at these places."""
+        """Adds the values, which have places, to a vector [size] float32; returns the new values at these places."""
         assert self.indices is not None
         vector[self.indices] += self.values
         return Entries(vector[self.indices], self.indices)
 
     def set_in(self, vector: np.ndarray) -> None:
-        """Puts the values in a vector [size] float32; doing it again changes nothing."""
+        """Writes the values into a vector [size] float32; doing it again changes nothing."""
         vector[slice(None) if self.indices is None else self.indices] = self.values
 
 
@@ -68,8 +68,8 @@ class Push(NamedTuple):
     """A client's gradient.
 
     Attributes:
-        number: 1, 2, 3, ... from when the client began; the same message has the same number when it is sent again.
-        rate: the learning rate that it is to be applied with.
+        number: 1, 2, 3, ... from when the client began; a message that is sent again keeps its number.
+        rate: the learning rate to apply it with.
         gradient: for this server's shard.
     """
 
@@ -82,10 +82,10 @@ class Pull(NamedTuple):
     """The answer to a push.
 
     Attributes:
-        number: of the push; 0 where a client begins.
-        version: how many updates the server's parameters have taken in.
-        pushes: how many pushes of all clients it has applied.
-        parameters: new values, at the places that were chosen; where they travel coded, how much values have changed.
+        number: of the push; 0 if a client begins.
+        version: number of updates that the server's parameters have taken in.
+        pushes: number of pushes of all clients that the server has applied.
+        parameters: new values at the selected places; if sent coded, differences to the previous values.
     """
 
     number: int
@@ -95,5 +95,5 @@ class Pull(NamedTuple):
 
     @property
     def is_difference(self) -> bool:
-        """Whether what it holds is to be added to the pull before it, and so must be taken once."""
+        """Whether it is added to the pull before it, and so must be applied exactly once."""
         return self.parameters.coded is not None

@@ -1,4 +1,4 @@
-"""The variables of a model, to which a client gives the parameters that it has."""
+"""The variables of a model, into which a client writes its copy of the parameters."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class ModelVariables:
     """Variables of float32 as one vector [d], end to end.
 
     Attributes:
-        in_place: whether values can be put at places of it: where all variables are in this host's memory. Elsewhere
-            all are assigned anew.
+        in_place: whether single elements can be written, which requires all variables to be in this host's memory. If
+            not, whole variables are assigned.
     """
 
     def __init__(self, variables: Sequence[Any]):
@@ -26,17 +26,18 @@ class ModelVariables:
         self.in_place = all("CPU" in variable.value.device for variable in variables)
 
     def news(self, copy: Copy) -> Entries:
-        """What `put` is to be given, so that variables that held the copy when this was called before hold it again."""
+        """What to pass to `put` so that variables that held the copy at the last call hold it again."""
         if self.in_place:
             return copy.news()
-        return Entries(copy.values.copy())  # TensorFlow may keep the memory that it is given as a variable's own
+        return Entries(copy.values.copy())  # TensorFlow may keep this memory as the variable's own
 
     def put(self, values: tf.Tensor, places: tf.Tensor, everywhere: tf.Tensor) -> None:
         """Gives the variables new values; works in a graph, too.
 
         Args:
-            values: [k] float32; where `in_place`, its memory may be used again once this has run.
-            places: [k] int32, all different; none where values are for all places, as always where not `in_place`.
+            values: [k] float32; if `in_place`, the memory may be reused once this has run.
+            places: [k] int32, all different; empty if values are for all places, which they always are if not
+                `in_place`.
             everywhere: [] bool, whether values are for all places, in order: [d].
         """
         if not self.in_place:
@@ -47,7 +48,7 @@ class ModelVariables:
             ops.library().hvd_servers_put(variables=handles, values=values, places=places, everywhere=everywhere)
 
     def assign(self, vector: np.ndarray | tf.Tensor) -> None:
-        """Gives the variables all values anew, [d] float32."""
+        """Assigns all values, [d] float32, to the variables."""
         pieces = unpacked(vector, [variable.shape for variable in self._variables])
         for variable, value in zip(self._variables, pieces, strict=True):
             variable.assign(value)

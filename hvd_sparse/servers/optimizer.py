@@ -48,41 +48,42 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
     """Makes a Keras optimizer run on sharded parameter servers (Aji and Heafield 2017, sections 3 and 4).
 
     Every rank is also the server of 1/P of the parameters and of the optimizer's slots. In each step a rank pushes its
-    gradient to the P servers and pulls parameters from them, both as sparse messages over connections of their own, and
-    waits for no other rank: fast ones do more steps. It is to be passed to `compile`, or used in a loop of one's own,
-    as any optimizer. It keeps its class and config. `iterations`, and with it a schedule of the learning rate, counts
-    the pushes of all ranks / P: the steps of a synchronous job that has seen as many batches. Gradients are clipped by
-    the ranks, weights decay on the servers.
+    gradient to the P servers and pulls parameters from them, both as sparse messages over separate connections, and
+    waits for no other rank: fast ranks make more steps. Pass the optimizer to `compile`, or use it in your own loop,
+    like any other. It keeps its class and config. `iterations`, and with it a learning rate schedule, counts the pushes
+    of all ranks / P: the steps of a synchronous job that has seen as many batches. Ranks clip gradients, servers apply
+    weight decay.
 
     Args:
-        optimizer: works element by element, as SGD, Adam or Adagrad, and is not used yet; it is changed in place and
+        optimizer: an element-wise one, such as SGD, Adam or Adagrad, that has not been used; changed in place and
             returned.
-        push: what is sent of gradient + residual, as `SampledThreshold(0.01)`; a compressor without feedback gets
-            `ErrorFeedback` around it. None sends all. `MomentumCorrection(ErrorFeedback(...), momentum=0.9)` has each
-            rank take its gradients into a momentum of its own before. With `LocalUpdates(ErrorFeedback(...))` each rank
-            runs the optimizer on its own gradient, with slots of its own; what it pushes is by how much weights are to
-            be lowered, and servers subtract it.
-        pull: what is sent of the parameters, chosen by their difference from what this rank was last sent; a compressor
-            without feedback. With a quantizer, as `Quantized(SampledThreshold(0.01), TwoBits())`, differences are sent
-            in few bits, and copies come near to the parameters without becoming equal. None sends all.
-        synchronous: servers wait for the pushes of all ranks and make one update by their mean, added in rank order:
-            the aggregator of the same compressor, shard by shard, to the bit where `pull` is None.
-        max_staleness: how many updates may be made while a rank computes; who is faster waits. None sets no bound.
-        pushes_per_update: how many pushes are averaged for one update; asynchronous Adam is better with several (Aji
-            and Heafield 2019).
-        lazy: whether an update touches only what was pushed, as TensorFlow Addons' LazyAdam does: where the mean of
-            the pushes is zero, parameters and slots stay as they are, and are not caught up later. Plain SGD and
-            Adagrad train as ever; with others momentum and averages of squares do not fade there, and nowhere do
-            weights decay there. For SGD, RMSprop, Adam, AdamW and Adagrad.
-        replicas: 1 has the rank after each server hold a copy of its part, and take over where the server is gone.
-        replica_age: how many updates this copy may lack, at least 1; a server waits before it makes more.
-        interface: network interface, or address, of this host at which its server listens, and nowhere else. By
-            default that by which the other hosts know this one.
+        push: what is sent of gradient + residual, such as `SampledThreshold(0.01)`; a compressor without feedback is
+            wrapped in `ErrorFeedback`. None sends all. With `MomentumCorrection(ErrorFeedback(...), momentum=0.9)` each
+            rank first accumulates its gradients in a momentum of its own. With `LocalUpdates(ErrorFeedback(...))` each
+            rank runs the optimizer on its own gradient, with its own slots, and pushes the amounts by which weights are
+            to be lowered; servers subtract them.
+        pull: what is sent of the parameters, selected by their difference from what this rank was last sent; a
+            compressor without feedback. With a quantizer, such as `Quantized(SampledThreshold(0.01), TwoBits())`,
+            differences are sent in few bits, and copies come close to the parameters without becoming equal. None sends
+            all.
+        synchronous: servers wait for the pushes of all ranks and make one update with their mean, added in rank order:
+            the aggregator of the same compressor, shard by shard, to the bit if `pull` is None.
+        max_staleness: number of updates that may be made while a rank computes; faster ranks wait. None sets no bound.
+        pushes_per_update: number of pushes averaged for one update; asynchronous Adam is better with several (Aji and
+            Heafield 2019).
+        lazy: whether an update touches only what was pushed, as TensorFlow Addons' LazyAdam does: where the mean of the
+            pushes is zero, parameters and slots stay as they are, which is not made up for later. Plain SGD and Adagrad
+            train as usual; with others, momentum and averages of squares do not fade there, and weights never decay
+            there. For SGD, RMSprop, Adam, AdamW and Adagrad.
+        replicas: with 1, the rank after each server holds a copy of its part, and takes over if the server is gone.
+        replica_age: number of updates that this copy may lack, at least 1; a server waits before it makes more.
+        interface: network interface, or address, of this host; its server listens there and nowhere else. By default
+            the address by which the other hosts know this one.
 
     Raises:
-        TypeError: where it is no Keras optimizer.
-        ValueError: where servers cannot run it, or the settings contradict each other; in the first step, on every
-            rank alike, where there is one rank and `replicas` are asked for.
+        TypeError: if it is not a Keras optimizer.
+        ValueError: if servers cannot run it, or the settings contradict each other; in the first step, on every rank,
+            if there is one rank and `replicas` is set.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"Expected a Keras optimizer, as keras.optimizers.Adam(), got {type(optimizer).__name__}.")
@@ -107,32 +108,32 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
 
 
 def finish(optimizer: keras.optimizers.Optimizer) -> None:
-    """Ends this rank's part in sharded servers, when it has trained for the last time.
+    """Ends this rank's part in sharded servers, after its last step.
 
-    It waits until all ranks have ended, gives the variables their last values, the same on every rank, and stops this
-    rank's server. Without it a rank waits at the end of its process.
+    It waits until all ranks have finished, gives the variables their final values, the same on every rank, and stops
+    this rank's server. Without this call a rank waits at the end of its process.
 
     Args:
-        optimizer: of `ShardedServers`.
+        optimizer: made by `ShardedServers`.
 
     Raises:
         RuntimeError: before the first step.
-        ServerLostError: where a server is gone.
+        ServerLostError: if a server is gone.
     """
     served(optimizer).finish()
 
 
 def ticket(optimizer: keras.optimizers.Optimizer) -> bytes:
-    """With what this rank can come back where its process is gone and another one is started in its place.
+    """Returns what lets this rank come back if its process ends and another one is started in its place.
 
-    It has the job's secret in it: hand it to the process that will start the other one, by a pipe that both have
-    inherited, and to nobody else; no file, environment variable or store of the launcher is a place for it.
+    It contains the job's secret. Hand it only to the process that will start the other one, through a pipe that both
+    have inherited; never put it in a file, an environment variable or the launcher's store.
 
     Args:
-        optimizer: of `ShardedServers` with `replicas=1`, from its first step on.
+        optimizer: made by `ShardedServers` with `replicas=1`, after its first step has begun.
 
     Raises:
-        ValueError: where there are no replicas.
+        ValueError: if there are no replicas.
         RuntimeError: before the first step.
     """
     participant = served(optimizer)
@@ -141,29 +142,29 @@ def ticket(optimizer: keras.optimizers.Optimizer) -> bytes:
 
 
 def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
-    """Has a rank that was gone come back in its first step: it pulls everything, and pushes again; no collective.
+    """Lets a rank that was gone come back in its first step: it pulls everything, and pushes again; not a collective.
 
-    Without `hvd.init()`, as Horovod's ranks cannot take in another one: what asks Horovod, as `hvd.rank()`, fails. The
-    rank serves nothing any more, and what it has not sent is in no checkpoint.
+    Do not call `hvd.init()`, as Horovod cannot admit a new process: whatever asks Horovod, such as `hvd.rank()`, fails.
+    The rank no longer serves, and no checkpoint contains what it has not sent.
 
     Args:
-        optimizer: of `ShardedServers` with the settings of before, not used yet.
-        ticket: of this rank, whose former process has ended, by `ticket`.
+        optimizer: made by `ShardedServers` with the same settings as before, not used yet.
+        ticket: what `ticket` returned for this rank, whose former process has ended.
 
     Raises:
-        ValueError: where it is no ticket, or there are no replicas.
+        ValueError: if it is not a ticket, or there are no replicas.
     """
     served(optimizer).return_with(Ticket.from_bytes(ticket))
 
 
 def is_served(optimizer: Any) -> bool:
-    """Whether an optimizer runs on servers, or is one with loss scaling around such a one."""
+    """Whether an optimizer runs on servers, or is a loss scale optimizer around one that does."""
     inner = slots.without_loss_scaling(optimizer)
     return isinstance(inner, keras.optimizers.Optimizer) and _SERVED in vars(inner)
 
 
 def served(optimizer: Any) -> Participant:
-    """What makes an optimizer run on servers, also where one with loss scaling is around it."""
+    """The participant of an optimizer that runs on servers, with or without loss scaling around it."""
     return vars(slots.without_loss_scaling(optimizer))[_SERVED]
 
 
@@ -201,7 +202,7 @@ class Participant:
     """One optimizer's part in the job: its variables, what it pushes and its connections.
 
     Attributes:
-        settings: the same on every rank, but for the interface.
+        settings: the same on every rank, except the interface.
     """
 
     def __init__(self, settings: Settings):
@@ -222,22 +223,22 @@ class Participant:
 
     @property
     def sends_all(self) -> bool:
-        """Whether a rank keeps nothing of a gradient."""
+        """Whether a rank sends whole gradients and keeps nothing back."""
         return self.settings.push is None
 
     @property
     def sends_updates(self) -> bool:
-        """Whether a rank pushes what the optimizer makes of its gradient."""
+        """Whether a rank pushes its optimizer's updates instead of gradients."""
         return local.sends_updates(self.settings.push)
 
     def write_by(self, write: Write) -> None:
-        """Says how this rank writes its part of a checkpoint."""
+        """Sets how this rank writes its part of a checkpoint."""
         self._write = write
         if self._member is not None:
             self._member.keeper.write = write
 
     def resume_with(self, resumed: Resumed) -> None:
-        """Says what this rank is to begin with, before it has begun; all ranks do, or none."""
+        """Sets what this rank resumes with, before it has begun; all ranks call it, or none."""
         self._resumed = resumed
 
     def return_with(self, ticket: Ticket) -> None:
@@ -247,7 +248,7 @@ class Participant:
 
     @property
     def member(self) -> Guest:
-        """This rank's connections, and its server unless it has come back; RuntimeError before the first step."""
+        """This rank's connections, with its server unless it has come back; RuntimeError before the first step."""
         if self._member is None:
             raise RuntimeError("The servers begin with the first step: train at least one before.")
         return self._member
@@ -259,7 +260,7 @@ class Participant:
         return self._steps.read_value()
 
     def begin(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
-        """Joins the servers; a collective of all ranks, which begin with the variables of rank 0, unless it returns."""
+        """Joins the servers with rank 0's variables; a collective of all ranks, unless this rank comes back."""
         applying.require_plain(variables)
         self._variables = list(variables)
         named = zip(unique_names(variables), variables, strict=True)
@@ -279,7 +280,7 @@ class Participant:
             optimizer.iterations.assign(self.steps)
 
     def _join(self, optimizer: keras.optimizers.Optimizer, segments: tuple[Segment, ...]) -> Guest:
-        topology.size()  # raises where hvd.init() was forgotten
+        topology.size()  # raises if hvd.init() was forgotten
         state = None if self._resumed is None else self._resumed.state
         return join(optimizer, self._variables, segments, topology.grid(), self.settings, state)
 
@@ -293,7 +294,7 @@ class Participant:
         return np.int64(pushes // len(self.member.shards))
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
-        """Pushes gradients, pulls parameters and puts them into the variables, which then hold the copy."""
+        """Pushes gradients, pulls parameters and writes them into the variables, which then hold the copy."""
         assert self._pushes is not None and self._steps is not None and self._model is not None
         given = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
         flat = [_flat(given.get(id(variable)), variable) for variable in self._variables]
@@ -311,11 +312,11 @@ class Participant:
         self._steps.assign(tf.ensure_shape(steps, []))
 
     def take_published(self) -> None:
-        """Gives the variables the parameters that servers have, all of them; the next step goes on from the copy."""
+        """Gives the variables all of the servers' current parameters; the next step continues from the copy."""
         self._assign(self.member.connections.published())
 
     def pause(self) -> None:
-        """As `take_published`, and has servers not wait for this rank until its next step."""
+        """As `take_published`, and tells servers not to wait for this rank until its next step."""
         self._assign(self.member.connections.pause())
 
     def finish(self) -> None:
@@ -325,13 +326,13 @@ class Participant:
             self._assign(final)
 
     def _assign(self, vector: np.ndarray) -> None:
-        """Gives the variables what is not the copy: the next step has to give them all of that."""
+        """Gives the variables values other than the copy: the next step must write all of the copy to them."""
         assert self._model is not None
         self._model.assign(vector)
         self.member.connections.copy.forget_who_looked()
 
     def _exchange(self, rate: float, parts: Sequence[np.ndarray], lengths: Sequence[int]):
-        """In Python, between two parts of a graph."""
+        """Runs in Python, between two parts of a graph."""
         assert self._model is not None
         connections, left = self.member.connections, iter(parts)
         connections.step(rate, [entries([next(left) for _ in range(length)]) for length in lengths])
@@ -344,14 +345,14 @@ class Participant:
 
 
 def _served_class(base: Any) -> type:
-    """A subclass that pushes and pulls, under the same name; what saves it writes the base class."""
+    """A subclass that pushes and pulls, under the same name; it is saved as the base class."""
 
     class Served(base):
         __class__ = property(lambda self: base)
 
         @property
         def servers(self) -> Guest:
-            """This rank's server, unless it has come back, and connections, from the first step on."""
+            """This rank's connections, with its server unless it has come back, from the first step on."""
             return served(self).member
 
         def build(self, variables):
@@ -365,7 +366,7 @@ def _served_class(base: Any) -> type:
             self.iterations.assign(served(self).steps)
 
         def finalize_variable_values(self, var_list):
-            """`fit` calls this at its end: the model gets what servers have by now, and nobody waits for this rank."""
+            """Called at the end of `fit`: the model gets the servers' parameters, and no server waits for this rank."""
             served(self).pause()
 
         def _apply_weight_decay(self, variables):

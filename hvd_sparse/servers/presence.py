@@ -1,4 +1,4 @@
-"""Which of its clients a server may still hear of."""
+"""Which clients may still contact a server."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ import threading
 
 
 class Presence:
-    """Which clients a server may still hear of."""
+    """Which clients may still contact a server."""
 
     def __init__(self, ranks: int):
-        """Takes how many there are."""
+        """Takes the number of clients."""
         self._here = set(range(ranks))
         self._nobody = threading.Event()
 
     def shows(self, client: int) -> None:
-        """A client has said something."""
+        """Notes that a client has sent something."""
         self._here.add(client)
 
     def ends(self, client: int) -> None:
-        """A client has said goodbye, or its connection has ended."""
+        """Notes that a client has said goodbye, or that its connection has ended."""
         self._here.discard(client)
         if not self._here:
             self._nobody.set()
 
     def absent(self, ranks: int) -> set[int]:
-        """Of so many clients, those that have ended or are gone."""
+        """The clients, out of this many, that have ended or are gone."""
         return set(range(ranks)) - self._here
 
     def wait_for_nobody(self, seconds: float) -> bool:
-        """Waits until all have ended; says whether they have."""
+        """Waits until all have ended; returns whether they have."""
         return self._nobody.wait(seconds)

@@ -25,31 +25,32 @@ _REMEDY = (
 
 
 class Pushes(tf.Module):
-    """Chooses what is sent of a gradient to each server, and keeps what is not."""
+    """Selects what is sent of a gradient to each server, and keeps the rest."""
 
     def __init__(self, compressor: Compressor | None, shards: Sequence[Spec]):
-        """Takes a compressor that feeds back, or None to send all; and the servers' shards."""
+        """Takes a compressor with error feedback, or None to send all; and the servers' shards."""
         super().__init__()
         self._compressor, self._shards = compressor, tuple(shards)
         self._states = [compressor.create(spec) for spec in shards if spec.size] if compressor is not None else []
 
     def choose(self, gradient: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, ...]]:
-        """What each server is to be sent; works in a graph, too. `entries` makes messages of it.
+        """What to send to each server; also works in a graph. `entries` makes messages of it.
 
-        It is (values,) float32, or with indices int32, or where values travel coded with codes and scales behind them.
+        For each server (values,) float32, or values and indices int32, with codes and scales after them if values are
+        coded.
 
         Args:
-            gradient: vectors of float32 that are [d] end to end, as the segments of the shards are.
+            gradient: float32 vectors that are [d] end to end, as the shards' segments are.
 
         Raises:
-            tf.errors.InvalidArgumentError: where it is not finite; no state has changed.
+            tf.errors.InvalidArgumentError: if it is not finite; no state has changed.
         """
         parts = cut_anew(gradient, [spec.size for spec in self._shards])
         if self._compressor is None:
             culprit = tf.reduce_max(tf.stack([ops.sum_parts(part[tf.newaxis])[1] for part in parts]))
             with tf.control_dependencies([self._checked(culprit)]):
                 return [(tf.identity(part),) for part in parts]
-        chosen = [  # but for shards that are empty, the last ones
+        chosen = [  # except for empty shards, which come last
             self._compressor.compress(tf.expand_dims(part, 0), state)
             for part, state in zip(parts, self._states, strict=False)
         ]
@@ -62,22 +63,22 @@ class Pushes(tf.Module):
         return [*sent, *((part,) for part in parts[len(sent) :])]
 
     def waiting(self) -> tf.Tensor:
-        """What this client has not sent yet [d] float32."""
+        """The residual: what this client has not sent yet, [d] float32."""
         if self._compressor is None:
             return tf.zeros([sum(spec.size for spec in self._shards)], tf.float32)
         kept = [self._compressor.waiting(state) for state in self._states]
         return tf.concat([tf.zeros([0], tf.float32) if each is None else each for each in kept], 0)
 
     def memory(self) -> dict[str, np.ndarray]:
-        """All that it remembers besides: velocities, an optimizer's slots, what seeds follow; by names that last."""
+        """All other state, under lasting names: velocities, an optimizer's slots, what seeds are derived from."""
         return {name: variable.numpy() for name, variable in self._memory().items()}
 
     def restore(self, vector: np.ndarray, memory: Mapping[str, np.ndarray] = {}) -> None:
-        """Goes on from before, with the first gradient; does nothing where all is sent.
+        """Restores saved state, before the first gradient; does nothing if all is sent.
 
         Args:
-            vector: [d] float32, what is to be sent yet.
-            memory: what `memory` gave, of a client of as many servers; all that begins anew where names differ.
+            vector: [d] float32, the residual.
+            memory: what `memory` returned, for a client of as many servers; all of it starts anew if names differ.
         """
         ends = np.cumsum([spec.size for spec in self._shards])
         for part, residual in zip(np.split(vector, ends[:-1]), self._residuals(), strict=False):
@@ -109,13 +110,13 @@ class Pushes(tf.Module):
 
 
 def entries(parts: Sequence[np.ndarray]) -> Entries:
-    """What a server is sent, of what `Pushes.choose` gave for it."""
+    """The message for a server, made from what `Pushes.choose` returned for it."""
     coded = Codes(*parts[2:]) if len(parts) > 2 else None
     return Entries(parts[0], parts[1] if len(parts) > 1 else None, coded)
 
 
 def decoder(compressor: Compressor | None, shard: Spec) -> Decode | None:
-    """What gives the values of what a compressor has coded, for a shard; None where it codes nothing."""
+    """The function that decodes a compressor's coded values for a shard; None if it codes nothing."""
     while isinstance(compressor, Wrapper) and not isinstance(compressor, Quantized):
         compressor = compressor.compressor
     if not isinstance(compressor, Quantized):
@@ -140,7 +141,7 @@ def _sent(selection: Selection) -> list[tf.Tensor]:
 class Copy:
     """A client's copy of all parameters, [d] float32, as the servers have sent it.
 
-    It knows what of it has changed since somebody has looked at it, who then has to look at no more than that.
+    It tracks what has changed since the last look, so that a reader need not look at more than that.
 
     Attributes:
         values: [d] float32.
@@ -149,14 +150,14 @@ class Copy:
     def __init__(self, shards: Sequence[Spec]):
         """Takes the servers' shards."""
         self._shards = tuple(shards)
-        self._news: list[tuple[np.ndarray, np.ndarray]] | None = None  # values and places; None is all
-        self._taken = [0] * len(self._shards)  # the last push of which each server's answer was taken up
+        self._news: list[tuple[np.ndarray, np.ndarray]] | None = None  # values and places; None means all
+        self._taken = [0] * len(self._shards)  # the last push whose answer was applied, by server
         self.values = np.zeros(sum(spec.size for spec in shards), np.float32)
 
     def take(self, server: int, number: int, pull: Pull) -> None:
-        """Takes up what a server has sent in answer to push `number`; MessageError where it does not fit.
+        """Applies a server's answer to push `number`; MessageError if it does not fit.
 
-        Values replace what is there. Differences are added to the answer before, and are not added twice.
+        Values replace what is there. Differences are added to the previous answer, and are not added twice.
         """
         spec = self._shards[server]
         if pull.number != number:
@@ -174,9 +175,9 @@ class Copy:
         self._note(spec.offset, came)
 
     def news(self) -> Entries:
-        """What has changed since this was called before; all of it the first time, and after `forget`.
+        """What has changed since the last call; everything the first time, and after `forget_who_looked`.
 
-        Values without places are all, and are not a copy.
+        Values without places are all values, and are not a copy.
         """
         news, self._news = self._news, []
         if news is None:
@@ -185,7 +186,7 @@ class Copy:
         return Entries(np.concatenate(values), np.concatenate(places))
 
     def forget_who_looked(self) -> None:
-        """All is news from now on: who had looked at the copy has something else."""
+        """Makes everything news: the reader of the copy now holds something else."""
         self._news = None
 
     def of(self, server: int) -> np.ndarray:
@@ -194,7 +195,7 @@ class Copy:
         return self.values[spec.offset : spec.offset + spec.size]
 
     def _note(self, offset: int, entries: Entries) -> None:
-        """Takes down what has changed, as long as that is less than all."""
+        """Records what has changed, as long as that is less than everything."""
         if self._news is None:
             return
         noted = sum(len(values) for values, _ in self._news)
@@ -205,7 +206,7 @@ class Copy:
 
 
 def cut(whole: Spec, servers: int) -> list[Spec]:
-    """The servers' shards of a vector, in equal parts; the last of a short one may be empty."""
+    """The servers' shards of a vector, in equal parts; with a short vector the last ones may be empty."""
     return [
         whole._replace(size=each.size, offset=each.offset, name=f"{whole.name}.{server}", number=server)
         for server, each in enumerate(shards(whole.size, servers))
@@ -213,13 +214,13 @@ def cut(whole: Spec, servers: int) -> list[Spec]:
 
 
 def slices(vector: tf.Tensor, sizes: Sequence[int]) -> list[tf.Tensor]:
-    """A vector [d] as vectors of these sizes, of which TensorFlow copies none that begins and ends at 64 bytes."""
+    """Cuts a vector [d] into vectors of these sizes; TensorFlow copies none that begins and ends at 64 bytes."""
     ends = itertools.accumulate(sizes)
     return [tf.slice(vector, [end - size], [size]) for end, size in zip(ends, sizes, strict=True)]
 
 
 def cut_anew(pieces: Sequence[tf.Tensor], sizes: Sequence[int]) -> list[tf.Tensor]:
-    """Vectors that are [d] end to end as others of these sizes; what lies in one is not copied, see `slices`."""
+    """Cuts vectors that are [d] end to end anew, into these sizes; a part within one is not copied, see `slices`."""
     left = collections.deque(pieces)
     parts = []
     for size in sizes:

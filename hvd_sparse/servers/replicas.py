@@ -1,11 +1,12 @@
-"""What becomes of a server's shard when the server is gone: its deputy, the next rank, has a replica and takes over.
+"""What happens to a server's shard when the server is gone: its deputy, the next rank, has a replica and takes over.
 
-A server sends its deputy what it has every so many updates, and makes no more than so many beyond what the deputy has
-confirmed. It serves on a lease: each confirmation lets it go on for some seconds, and without one it applies nothing.
-The deputy takes over when a client asks it to and it has heard nothing for twice as long, so that never two serve the
-same shard. Where the server has not heard of the deputy for three times as long, it asks a witness, the rank after the
-deputy. If this has not heard of it either, the server goes on alone; else it stands still until it hears of the deputy,
-and where it does not for six times as long, it is itself cut off, and gives its shard up.
+A server sends its deputy a replica every few updates, and makes only a limited number of updates beyond what the deputy
+has confirmed. It serves on a lease: each confirmation lets it go on for some seconds, and without one it applies
+nothing. The deputy takes over when a client asks it to and it has heard nothing for twice as long, so that two ranks
+never serve the same shard. If the server has not heard of the deputy for three times as long, it asks a witness, the
+rank after the deputy. If the witness has not heard of it either, the server goes on alone. Otherwise it stands still
+until it hears of the deputy; if it does not for six times as long, the server itself is cut off, and gives its shard
+up.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from hvd_sparse.servers.state import Standings, State
 
 
 class Replicas(NamedTuple):
-    """How servers are insured.
+    """How servers are replicated.
 
     Attributes:
-        age: how many updates the deputy's replica may lack, at least 1.
-        lease: seconds for which a server goes on without having heard of its deputy.
+        age: number of updates that the deputy's replica may lack, at least 1.
+        lease: seconds for which a server goes on without hearing from its deputy.
     """
 
     age: int
@@ -32,7 +33,7 @@ class Replicas(NamedTuple):
 
     @property
     def silence(self) -> float:
-        """Seconds without a sign of life, after which a rank counts as gone."""
+        """Seconds without a sign of life after which a rank counts as gone."""
         return 2 * self.lease
 
 
@@ -40,9 +41,9 @@ class Replica(NamedTuple):
     """What a deputy holds of a server.
 
     Attributes:
-        version: how many updates its parameters have taken in.
-        pushes: how many pushes were applied.
-        gathered_pushes: how many of them have not made an update yet.
+        version: number of updates that its parameters have taken in.
+        pushes: number of pushes that were applied.
+        gathered_pushes: number of those that have not made an update yet.
         payload: the memory of the rest, see `payload_of`.
     """
 
@@ -53,22 +54,22 @@ class Replica(NamedTuple):
 
 
 def payload_of(state: State, standings: Standings) -> bytes:
-    """A shard's state, and how its clients stand: the arrays by name, what is gathered, and the standings."""
+    """A shard's state and its clients' standings as bytes: the arrays by name, the gathered sum, and the standings."""
     arrays = [state.arrays[name] for name in sorted(state.arrays)]
     parts = [*arrays, state.gathered, np.asarray(standings, np.int64)]
     return b"".join(np.ascontiguousarray(part).tobytes() for part in parts)
 
 
 def state_of(replica: Replica, like: State, ranks: int) -> tuple[State, Standings]:
-    """What `payload_of` got.
+    """The state and standings from which `payload_of` made a payload.
 
     Args:
-        replica: that came.
+        replica: as received.
         like: the state of a shard of the same variables and optimizer.
-        ranks: how many clients there are.
+        ranks: the number of clients.
 
     Raises:
-        ValueError: where it is of another length.
+        ValueError: if it has another length.
     """
     shapes = [(each.dtype, each.shape) for each in (like.arrays[name] for name in sorted(like.arrays))]
     shapes += [(like.gathered.dtype, like.gathered.shape), (np.dtype(np.int64), (len(Standings._fields), ranks))]
@@ -94,7 +95,7 @@ class Deputy:
     """Holds the replica of another rank's shard; for one thread at a time.
 
     Attributes:
-        replicas: how servers are insured.
+        replicas: how servers are replicated.
         replica: the newest; None before the first.
         has_taken_over: whether this rank serves the shard now.
     """
@@ -106,7 +107,7 @@ class Deputy:
         self.has_taken_over = False
 
     def hears(self, replica: Replica | None) -> bool:
-        """The server is there, and may have sent a replica; says whether it is to go on."""
+        """Notes that the server is alive, and may have sent a replica; returns whether the server is to go on."""
         if self.has_taken_over:
             return False
         self._heard_at = time.monotonic()
@@ -114,14 +115,14 @@ class Deputy:
         return True
 
     def is_awake(self) -> None:
-        """To be called often: a rank that was stopped itself has not been listening, and has to wait anew."""
+        """Is called often: a deputy that was itself stopped has not been listening, and must wait anew."""
         now = time.monotonic()
         if now - self._awake_at > self.replicas.lease:
             self._heard_at = now
         self._awake_at = now
 
     def objection(self, version: int) -> str | None:
-        """Why the shard cannot be taken over for a client that has seen a version of it; "" where it is too early."""
+        """Why the shard cannot be taken over for a client that has seen this version of it; "" if it is too early."""
         self.is_awake()
         if time.monotonic() - self._heard_at < self.replicas.silence or self.replica is None:
             return ""
@@ -139,5 +140,5 @@ def deputy_of(shard: int, ranks: int) -> int:
 
 
 def guarded_by(rank: int, ranks: int) -> Sequence[int]:
-    """The shards whose deputy a rank is."""
+    """The shards that a rank is the deputy of."""
     return [shard for shard in range(ranks) if deputy_of(shard, ranks) == rank and shard != rank]

@@ -1,4 +1,4 @@
-"""How a server keeps its lease, and its deputy's replica."""
+"""How a server keeps its lease and its deputy's replica up to date."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hvd_sparse.servers.replicas import Replicas, deputy_of, payload_of
 from hvd_sparse.servers.service import Service
 from link import Client, LinkError
 
-_ALONE = 3.0  # leases without a deputy, until a server goes on without one
-_CUT_OFF = 6.0  # leases without a deputy that may be there, until it gives up
+_ALONE = 3.0  # leases without a deputy after which a server goes on alone
+_CUT_OFF = 6.0  # leases without a deputy that may be alive, after which it gives up
 _log = logging.getLogger(__name__)
 
 
@@ -21,9 +21,9 @@ class Replicator:
     """Keeps a server's lease and its deputy's replica, on a thread of its own.
 
     Args:
-        service: of this rank, whose own shard it is about.
+        service: of this rank, whose own shard is replicated.
         client: of this rank.
-        replicas: how the server is insured.
+        replicas: how the server is replicated.
     """
 
     def __init__(self, service: Service, client: Client, replicas: Replicas):
@@ -53,7 +53,7 @@ class Replicator:
         return min(self._replicas.lease / 5, 0.5)
 
     def _tell(self, now: float) -> bool:
-        """Sends a sign of life, or a replica where one is due; False where the shard is served by another one."""
+        """Sends a sign of life, or a replica if one is due; False if another rank serves the shard."""
         with self._service.lock:
             self._service.wakes()
             is_due = self._sent_version is None or self._shard.version - self._sent_version >= self._half
@@ -83,11 +83,11 @@ class Replicator:
 
     @property
     def _half(self) -> int:
-        """Updates after which a replica is sent, so that the server need not wait for the confirmation."""
+        """Number of updates after which a replica is sent, so that the server need not wait for the confirmation."""
         return max(1, self._replicas.age // 2)
 
     def _without_deputy(self, now: float) -> bool:
-        self._sent_version = None  # it may come again with nothing
+        self._sent_version = None  # it may come back with nothing
         silence = (now - self._heard_at) / self._replicas.lease
         if not self._alone and silence > _ALONE:
             self._alone = self._deputy_is_gone()
@@ -108,7 +108,7 @@ class Replicator:
         return True
 
     def _deputy_is_gone(self) -> bool:
-        """Whether the witness says so; of two ranks nobody can tell."""
+        """Whether the witness says that the deputy is gone; with two ranks there is no witness."""
         witness = deputy_of(self._deputy, self._service.ranks)
         if witness == self._service.number:
             return True

@@ -1,4 +1,4 @@
-"""A rank whose process is gone comes back: as a client alone, as another rank serves its part by then."""
+"""How a rank whose process is gone comes back: only as a client, as another rank serves its part by then."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from hvd_sparse.transport.meeting import Ticket
 from link import Client, LinkError
 
 _ATTEMPTS = 30
-_PAUSE = 1.0  # seconds between them
+_PAUSE = 1.0  # seconds between attempts
 
 
 @dataclasses.dataclass
 class _NotKept:
-    """What is told to a member's keeper; a checkpoint has nothing of a guest."""
+    """Stands in for a member's keeper; a checkpoint contains nothing of a guest."""
 
     flight: Flight = dataclasses.field(default_factory=Flight)
     unsent: Callable[[], np.ndarray] | None = None
@@ -32,14 +32,14 @@ class _NotKept:
     write: Write | None = None
 
     def begin(self) -> None:
-        """Nobody waits for it."""
+        """Does nothing: nothing waits for it."""
 
 
 def come_back(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Guest:
-    """Begins at all servers as a rank that is gone, and pulls everything; no collective.
+    """Begins at all servers as a rank that was gone, and pulls all parameters; not a collective.
 
-    Where nobody serves this rank's part yet, it waits for its deputy, which takes it over as for any other client. What
-    the rank had not sent when it was gone is lost, and where a push was on the way it may count or not.
+    If this rank's part is not served yet, it waits for the deputy, which takes it over as for any other client. What
+    the rank had not sent when it was gone is lost; a push that was on the way may or may not count.
 
     Args:
         shards: of all servers.
@@ -47,8 +47,8 @@ def come_back(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Gue
         settings: the same as before.
 
     Raises:
-        ValueError: where there are no replicas, so that the rank's part is lost with it.
-        ServerLostError: where a server cannot be reached, or all ranks have ended.
+        ValueError: if there are no replicas, so that the rank's part is lost with it.
+        ServerLostError: if a server cannot be reached, or all ranks have ended.
     """
     require_replicas(settings)
     client = Client(ticket.addresses, caller_of(shards, ticket, settings))
@@ -61,7 +61,7 @@ def come_back(shards: Sequence[Spec], ticket: Ticket, settings: Settings) -> Gue
 
 
 def require_replicas(settings: Settings) -> None:
-    """Raises ValueError where nobody can come back."""
+    """Raises ValueError if ranks cannot come back."""
     if settings.replicas is None:
         raise ValueError(
             "A rank that is gone can come back where another one serves its part of the parameters: pass replicas=1 on "
@@ -70,7 +70,7 @@ def require_replicas(settings: Settings) -> None:
 
 
 def _announce(client: Client, rank: int, ranks: int) -> None:
-    """Tells the witness, which is asked whether this rank is gone, that it has no replica any more."""
+    """Tells the witness, which is asked whether this rank is gone, that it no longer has a replica."""
     witness, why = deputy_of(rank, ranks), ""
     for _ in range(_ATTEMPTS):
         try:
@@ -86,4 +86,4 @@ def _announce(client: Client, rank: int, ranks: int) -> None:
 
 
 def _heard(kind: str, fields: Mapping[str, Any], payload: Any) -> None:
-    """Nothing is told."""
+    """Decodes the answer, which is empty."""

@@ -1,4 +1,4 @@
-"""Which pushes a server applies when."""
+"""Which pushes a server applies, and when."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import NamedTuple
 
 
 class Standing(NamedTuple):
-    """How the clients of a server stand.
+    """The state of a server's clients.
 
     Attributes:
-        waiting: those that wait for an answer to their push, in the order of arrival.
-        lags: of those that compute, how many updates were made since they were last sent parameters.
-        absent: those that have not begun yet.
-        gathered: pushes that have been applied since the last update.
+        waiting: clients that wait for an answer to their push, in the order of arrival.
+        lags: for each client that computes, the number of updates made since it was last sent parameters.
+        absent: clients that have not begun yet.
+        gathered: number of pushes that have been applied since the last update.
     """
 
     waiting: Sequence[int]
@@ -25,15 +25,15 @@ class Standing(NamedTuple):
 
 
 class Rule(abc.ABC):
-    """Says which of the pushes that wait are applied next, and when their sum becomes an update."""
+    """Decides which of the waiting pushes are applied next, and when their sum becomes an update."""
 
     @abc.abstractmethod
     def next(self, standing: Standing) -> list[int]:
-        """The clients whose pushes are applied next, in this order; [] where all that wait have to."""
+        """The clients whose pushes are applied next, in this order; [] if all have to wait."""
 
     @abc.abstractmethod
     def makes_update(self, gathered: int) -> bool:
-        """Whether so many applied pushes make an update."""
+        """Whether this many applied pushes make an update."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,10 +41,10 @@ class InOrderOfArrival(Rule):
     """Asynchronous: each push is applied when it arrives, unless a client that computes would lag too far behind.
 
     Attributes:
-        max_staleness: how many updates may be made while a client computes, at least 0; None sets no bound. With P
-            clients a gradient is at most max_staleness + P - 1 updates old when it is applied, as those that waited
+        max_staleness: number of updates that may be made while a client computes, at least 0; None sets no bound. With
+            P clients a gradient is at most max_staleness + P - 1 updates old when it is applied, as those that waited
             beside it may come first.
-        pushes_per_update: how many pushes are averaged for one update, at least 1.
+        pushes_per_update: number of pushes averaged for one update, at least 1.
     """
 
     max_staleness: int | None = None

@@ -1,8 +1,9 @@
-"""What a checkpoint holds of sharded servers, taken down while all of them stand still for a moment.
+"""What a checkpoint holds of sharded servers, recorded while all of them stand still for a moment.
 
-Servers stop applying pushes, each rank notes its shard and what its client has not sent, and servers go on; only then
-are files written. A client is not stopped: what it sends meanwhile waits, and its answer shows whether a push was
-applied before. So what went in is what was applied and what is kept, to the bit, and no rank waits at a barrier.
+Servers stop applying pushes, each rank copies its shard and what its client has not sent, and servers go on; only then
+are files written. Clients are not stopped: what they send meanwhile waits, and the answer shows whether a push was
+applied before. So a checkpoint accounts for every gradient to the bit, as applied or as unsent, and no rank waits at a
+barrier.
 """
 
 from __future__ import annotations
@@ -19,17 +20,17 @@ from hvd_sparse.servers.shard import Shard
 from hvd_sparse.servers.state import State
 from hvd_sparse.spec import Spec
 
-_REST = 30.0  # seconds for a client to hand over what it has chosen
+_REST = 30.0  # seconds for a client to send what it has selected
 
 
 class Kept(NamedTuple):
-    """What one rank has.
+    """One rank's part of a checkpoint.
 
     Attributes:
         shard: its number.
         state: of this shard.
-        unsent: [d] float32, what its client has not sent, or has and no server has applied.
-        memory: what its client remembers besides, by name.
+        unsent: [d] float32, what its client has not sent, or has sent but no server has applied.
+        memory: the client's other state, by name.
     """
 
     shard: int
@@ -39,12 +40,12 @@ class Kept(NamedTuple):
 
 
 class Resumed(NamedTuple):
-    """What a rank goes on with.
+    """What a rank resumes with.
 
     Attributes:
         state: of its shard.
-        unsent: [d] float32, for its client to send; None where there is nothing.
-        memory: what its client remembers besides, by name; {} where that begins anew.
+        unsent: [d] float32, for its client to send; None if there is nothing.
+        memory: the client's other state, by name; {} starts anew.
     """
 
     state: State
@@ -57,9 +58,9 @@ Write = Callable[[int, Kept], str]
 
 
 class Flight:
-    """What a client has sent and not heard of, and whether its residual is about to change; for several threads.
+    """What a client has sent without an answer yet, and whether its residual is about to change; for several threads.
 
-    From `begin` until `sends` a part of the residual is on its way into messages, and nobody may look at it.
+    From `begin` until `sends` a part of the residual is being moved into messages, and must not be read.
     """
 
     def __init__(self):
@@ -68,13 +69,13 @@ class Flight:
         self._number, self._parts = 0, list[Entries]()
 
     def begin(self) -> None:
-        """The client is about to choose what it sends."""
+        """The client is about to select what it sends."""
         with self._changed:
             self._changed.wait_for(lambda: not self._watched)
             self._choosing = True
 
     def sends(self, number: int, parts: Sequence[Entries]) -> None:
-        """It has chosen, and sends push `number`, a part to each server."""
+        """The client has selected, and sends push `number`, a part to each server."""
         with self._changed:
             self._number, self._parts, self._choosing = number, list(parts), False
             self._changed.notify_all()
@@ -86,10 +87,10 @@ class Flight:
 
     @contextmanager
     def watched(self) -> Iterator[tuple[int, list[Entries]]]:
-        """The last push that the client has begun, and its parts until all have arrived; it begins no other meanwhile.
+        """The last push that the client has begun, and its unanswered parts; the client begins no other meanwhile.
 
         Raises:
-            TimeoutError: where it does not come to send what it chooses.
+            TimeoutError: if the client does not get to send what it selects.
         """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._choosing, _REST):
@@ -104,15 +105,15 @@ class Flight:
 
 
 class Keeper:
-    """Takes down what a rank has, and has it written.
+    """Records a rank's part of a checkpoint, and has it written.
 
     Attributes:
-        flight: what the client has on the way.
-        unsent: gives what the client has not sent [d] float32; None where no client belongs to the shard.
-        memory: gives what the client remembers besides.
-        write: set by who saves.
+        flight: the client's unanswered pushes.
+        unsent: returns what the client has not sent, [d] float32; None if the shard has no client.
+        memory: returns the client's other state.
+        write: set by the code that saves.
 
-    A rank may be asked to save as soon as it has joined, before its client knows what it has; it is waited for.
+    A rank may be asked to save as soon as it has joined, before its client is ready; saving waits for the client.
     """
 
     def __init__(self, shard: Shard, number: int, shards: Sequence[Spec]):
@@ -126,17 +127,17 @@ class Keeper:
         self._begun = threading.Event()
 
     def begin(self) -> None:
-        """The client has begun: its attributes are what they are to be."""
+        """The client has begun: the attributes have their final values."""
         self._begun.set()
 
     def keep(self, applied: Sequence[int]) -> None:
-        """Takes down what is there, while all servers stand still.
+        """Records the current state, while all servers stand still.
 
         Args:
             applied: the last push of this rank's client that each server has applied.
 
         Raises:
-            TimeoutError: where the client does not begin, or does not rest.
+            TimeoutError: if the client does not begin, or does not finish sending.
         """
         if not self._begun.wait(_REST):
             raise TimeoutError("this rank has joined, and its model has not begun to train")
@@ -153,11 +154,11 @@ class Keeper:
         self._kept = Kept(self._number, state, whole, memory)
 
     def write_kept(self, number: int) -> str:
-        """Writes what was taken down last; gives the SHA-256 of the file.
+        """Writes what was recorded last; returns the file's SHA-256.
 
         Raises:
-            RuntimeError: where this rank has nothing taken down, or nobody who writes it.
-            OSError: where it cannot be written.
+            RuntimeError: if this rank has nothing recorded, or nothing to write it with.
+            OSError: if it cannot be written.
         """
         if self.write is None or self._kept is None:
             raise RuntimeError("this rank's model has no callback that writes checkpoints")

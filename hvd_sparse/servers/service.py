@@ -1,4 +1,4 @@
-"""A rank's service behind the link: its own shard, those that it has taken over, and replicas of others."""
+"""A rank's service behind the link: its own shard, the shards that it has taken over, and replicas of others."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ Adopt = Callable[[int, Replica], Hosting]
 
 
 class Service:
-    """Takes requests on the thread of the link's server; other threads hold `lock` where they touch shards.
+    """Takes requests on the thread of the link's server; other threads hold `lock` when they touch shards.
 
-    A client says goodbye (`part`) when all servers have told it their last parameters.
+    A client says goodbye (`part`) when all servers have sent it the final parameters.
 
     Attributes:
         number: of this rank, and of its shard.
-        ranks: how many there are.
-        own: this shard.
+        ranks: the number of ranks.
+        own: this rank's shard.
         lock: of all shards that are served here.
-        presence: of the clients that have not parted, and are not gone.
+        presence: of the clients that have neither parted nor gone.
     """
 
     def __init__(self, number: int, own: Hosting, ranks: int, deputies: dict[int, Deputy], adopt: Adopt):
-        """Takes this rank's number and shard, how many ranks there are, and what it does for the shards of others.
+        """Takes this rank's number and shard, the number of ranks, and what it does for the shards of others.
 
         Args:
             number: of the rank, and of its shard.
             own: that shard.
-            ranks: how many there are.
-            deputies: hold replicas of other shards, by number.
-            adopt: makes what serves such a shard.
+            ranks: the number of ranks.
+            deputies: the holders of other shards' replicas, by number.
+            adopt: makes the server of such a shard.
         """
         self.own, self.lock = own, threading.RLock()
         self.number, self.ranks, self._deputies, self._adopt = number, ranks, deputies, adopt
@@ -57,11 +57,11 @@ class Service:
 
     @property
     def shard(self) -> Shard:
-        """This rank's own."""
+        """This rank's own shard."""
         return self.own.shard
 
     def handle(self, request: Request) -> None:
-        """Takes a request; its answer is given now, or when the shard has one. WireError where it does not fit."""
+        """Handles a request; its answer is sent now, or when the shard has one. WireError if it does not fit."""
         with self.lock:
             self.presence.shows(request.asker)
             self._heard_at[request.asker] = time.monotonic()
@@ -72,7 +72,7 @@ class Service:
                 raise WireError(str(complaint)) from None
 
     def gone(self, client: int) -> None:
-        """A client's connection has ended."""
+        """Notes that a client's connection has ended."""
         with self.lock:
             for hosting in self._hosted.values():
                 hosting.gone(client)
@@ -84,7 +84,7 @@ class Service:
             deputy.is_awake()
 
     def depose(self) -> None:
-        """Another rank serves this rank's shard now; with the lock."""
+        """Gives up this rank's shard, which another rank serves now; with the lock."""
         if self._hosted.pop(self.number, None) is not None:
             self.own.move_out()
 
@@ -125,13 +125,13 @@ class Service:
         request.answer("done" if deputy.hears(came) else "moved")
 
     def _heard(self, request: Request) -> None:
-        """A witness: whether a rank has said something of late. It has a deputy itself, and so it would have."""
+        """As a witness: whether a rank has been heard of lately. It has a deputy itself, so it would have been."""
         rank = request.fields["rank"]
         ago = math.inf if rank in self._without_server else time.monotonic() - self._heard_at.get(rank, -math.inf)
         request.answer("done" if any(ago < each.replicas.silence for each in self._deputies.values()) else "not_yet")
 
     def _returned(self, request: Request) -> None:
-        """A rank whose process was gone is a client again, and neither serves nor has replicas."""
+        """Notes that a rank whose process was gone is a client again, which neither serves nor has replicas."""
         self._without_server.add(request.asker)
         request.answer("done")
 
@@ -174,7 +174,7 @@ def _kept(request: Request, hosting: Hosting, applied: list[int]) -> None:
 
 
 def _aside(request: Request, work: Callable[[], None]) -> None:
-    """Does on a thread of its own what takes long; tells the asker where it fails."""
+    """Does slow work on a thread of its own; tells the asker if it fails."""
 
     def run() -> None:
         try:

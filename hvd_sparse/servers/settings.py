@@ -1,4 +1,4 @@
-"""What all ranks of sharded servers have in common."""
+"""What all ranks of sharded servers must have in common."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from hvd_sparse.spec import describe
 
 
 class Settings(NamedTuple):
-    """What `ShardedServers` was asked for.
+    """The arguments of `ShardedServers`.
 
     Attributes:
-        push: feeds back; None sends all.
+        push: with error feedback; None sends all.
         pull: without feedback; None sends all.
         rule: which pushes are applied when.
-        interface: at which this rank's server listens; None is the address of this host.
-        replicas: how servers are insured; None is not at all.
-        lazy: whether an update leaves alone what has no gradient.
+        interface: where this rank's server listens; None is the address of this host.
+        replicas: how servers are replicated; None if they are not.
+        lazy: whether an update skips elements without a gradient.
     """
 
     push: Compressor | None
@@ -30,7 +30,7 @@ class Settings(NamedTuple):
     lazy: bool = False
 
     def account(self) -> dict[str, Any]:
-        """What all ranks must have in common, JSON-serialisable."""
+        """What must be the same on all ranks, JSON-serialisable."""
         replicas = None if self.replicas is None else list(self.replicas)
         described = {"push": describe(self.push), "pull": describe(self.pull), "rule": describe(self.rule)}
         return {**described, "replicas": replicas, "lazy": self.lazy}

@@ -1,4 +1,4 @@
-"""One server's part of the parameters, without a network: pushes go in, answers come out."""
+"""One server's part of the parameters, without a network: takes pushes, returns answers."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class Parameters(Protocol):
     size: int
 
     def vector(self) -> tf.Tensor:
-        """[size] float32."""
+        """The parameters, [size] float32."""
 
     def gathering(self) -> Gathering:
-        """What its gradients are summed up in."""
+        """Creates the sum that gradients are gathered in."""
 
     def apply(self, gradient: Any, rate: float) -> None:
-        """Makes one update by a mean of what `gathering` gave, and a learning rate."""
+        """Makes one update with a mean of what `gathering` has summed, and a learning rate."""
 
     def state(self) -> dict[str, np.ndarray]:
-        """All that is to be remembered: vectors [size], and numbers []."""
+        """All state to be saved: vectors [size], and numbers []."""
 
     def restore(self, state: Mapping[str, np.ndarray]) -> None:
-        """Takes up what `state` gave; ValueError where it does not fit."""
+        """Restores what `state` returned; ValueError if it does not fit."""
 
 
 @dataclasses.dataclass
 class _Client:
-    """What a server knows of a client: the last push, the answer to it, and the version that it computes with."""
+    """What a server knows of a client: its last push, the answer to it, and the version that it computes with."""
 
     version: int
     number: int = 0
@@ -52,49 +52,49 @@ class _Client:
 class Shard:
     """A server of a part of the parameters; for one thread at a time.
 
-    Each client has at most one push that waits for its answer. An answer is kept until the client's next push shows
-    that it has arrived: a push that comes again gets the same answer again, and is not applied twice.
+    Each client has at most one push that waits for an answer. An answer is kept until the client's next push shows that
+    it has arrived: a push that is sent again gets the same answer again, and is not applied twice.
 
     Args:
         parameters: the shard.
         copies: what clients were last sent.
         rule: which pushes are applied when.
-        ranks: how many clients take part; a rule that waits for all waits for these.
+        ranks: number of clients that take part; a rule that waits for all waits for these.
     """
 
     def __init__(self, parameters: Parameters, copies: Copies, rule: Rule, ranks: int):
         self._parameters, self._copies, self._rule = parameters, copies, rule
         self._ranks, self._absent, self._left = ranks, set(range(ranks)), set[int]()
-        self._restored: dict[int, int] = {}  # the last push of each client, where another server had the shard before
+        self._restored: dict[int, int] = {}  # the last push of each client, if another server had the shard before
         self._clients: dict[int, _Client] = {}
         self._away: set[int] = set()
         self._paused: set[int] = set()
         self._waiting: dict[int, Push] = {}  # in the order of arrival
         self._gathered = parameters.gathering()
         self._stands_still = False
-        self._limit: int | None = None  # of versions, by what a replica may lack
+        self._limit: int | None = None  # the version limit, from what a replica may lack
         self._until: float | None = None  # the end of the lease, by time.monotonic()
-        self._due: int | None = None  # the version of which there is to be a replica
+        self._due: int | None = None  # the version at which a replica is due
         self.is_due = threading.Event()
         self.version = self.pushes = 0
         self.staleness: collections.Counter[int] = collections.Counter()  # of applied pushes, in updates
 
     @property
     def expected(self) -> set[int]:
-        """The clients that may push, now or when they have begun: all but those that have left or are away."""
+        """The clients that may push, now or once they have begun: all except those that have left or are away."""
         return (self._absent | set(self._clients)) - self._away
 
     @property
     def queue(self) -> int:
-        """How many pushes wait to be applied."""
+        """The number of pushes that wait to be applied."""
         return len(self._waiting)
 
     def begin(self, client: int, last: int | None = None) -> Pull:
-        """All of the shard, for a client that begins, or begins again; a push of its that waits is dropped.
+        """All of the shard, for a client that begins, or begins again; the client's waiting push is dropped.
 
         Args:
             client: its rank.
-            last: its last push that was answered, where it goes on; None where it is new.
+            last: its last push that was answered, if it continues; None if it is new.
 
         Returns:
             The answer, whose number is that of its last push that was applied.
@@ -111,13 +111,13 @@ class Shard:
 
         Args:
             client: its rank.
-            push: what came.
+            push: as received.
 
         Returns:
             The answers that can be given now, and to whom.
 
         Raises:
-            MessageError: where the client has not begun, the push is out of turn, or does not fit; nothing was done.
+            MessageError: if the client has not begun, or the push is out of turn or does not fit; nothing has changed.
         """
         known = self._clients.get(client)
         if known is None:
@@ -133,7 +133,7 @@ class Shard:
         return self.advance()
 
     def leave(self, client: int) -> list[tuple[int, Pull]]:
-        """A client has ended, and is not waited for any more; returns what `push` does."""
+        """Stops waiting for a client that has finished; returns what `push` does."""
         self._is_here(client)
         self._absent.discard(client)
         self._left.add(client)
@@ -143,33 +143,33 @@ class Shard:
         return self.advance()
 
     def pause(self, client: int) -> list[tuple[int, Pull]]:
-        """A client does not compute for a while: it is not waited for until it pushes; returns what `push` does.
+        """Stops waiting for a client that does not compute for a while, until it pushes; returns what `push` does.
 
-        The gradient that it pushes then may be older than a bound allows.
+        The gradient of that push may be older than a bound allows.
         """
         self._paused.add(client)
         return self.advance()
 
     def lose_sight_of(self, client: int) -> list[tuple[int, Pull]]:
-        """A client's connection has ended: it is not waited for until it shows itself; returns what `push` does.
+        """Stops waiting for a client whose connection has ended, until it is heard of again; returns what `push` does.
 
-        What is known of it stays, so that it can go on where it was if only the connection was lost.
+        Its state is kept, so that it can continue where it was if only the connection was lost.
         """
         self._away.add(client)
         return self.advance()
 
     def stand_still(self) -> list[int]:
-        """Applies nothing until `go_on`, and lets all that comes wait; the last push of each client that it has."""
+        """Applies nothing until `go_on`, and lets everything wait; returns the last applied push of each client."""
         self._stands_still = True
         return self.standings().numbers
 
     def go_on(self) -> list[tuple[int, Pull]]:
-        """Applies what may be applied again; returns what `push` does."""
+        """Applies pushes again; returns what `push` does."""
         self._stands_still = False
         return self.advance()
 
     def insure(self, limit: int | None, until: float | None, due: int | None = None) -> None:
-        """Sets what it goes on by; None is never.
+        """Sets the limits within which the server goes on; None sets none.
 
         Args:
             limit: the version at which it waits for a new limit.
@@ -179,7 +179,7 @@ class Shard:
         self._limit, self._until, self._due = limit, until, due
 
     def standings(self) -> Standings:
-        """How the clients stand."""
+        """The state of the clients."""
         known = self._clients
         applied = {client: each.number - (client in self._waiting) for client, each in known.items()}
         ranks = range(self._ranks)
@@ -190,16 +190,16 @@ class Shard:
         )
 
     def state(self) -> State:
-        """What is to be remembered; copies, which later updates do not change."""
+        """The state to be saved; copies, which later updates do not change."""
         gathered = self._gathered
         return State(self._parameters.state(), gathered.values(), gathered.count, self.version, self.pushes)
 
     def restore(self, state: State, standings: Standings | None = None) -> None:
-        """Takes up what `state` gave, before any client begins; ValueError where it does not fit.
+        """Restores what `state` returned, before any client begins; ValueError if it does not fit.
 
         Args:
             state: of this shard.
-            standings: of its clients, where these go on with their pushes; all of them have to begin again.
+            standings: of its clients, if they continue with their pushes; all of them have to begin again.
         """
         self._parameters.restore(state.arrays)
         self._gathered.restore(state.gathered, state.gathered_pushes)
@@ -211,7 +211,7 @@ class Shard:
             self._absent -= self._left
 
     def published(self) -> Entries:
-        """All of the parameters as they are."""
+        """All of the current parameters."""
         return Entries(self._parameters.vector().numpy())
 
     def _is_here(self, client: int) -> None:
@@ -219,7 +219,7 @@ class Shard:
         self._paused.discard(client)
 
     def advance(self) -> list[tuple[int, Pull]]:
-        """Applies what may be applied, and returns what `push` does; all who are answered are sent the same version."""
+        """Applies what may be applied, and returns what `push` does; all clients answered are sent the same version."""
         served: list[int] = []
         while self._may_apply() and (group := self._rule.next(self._standing(served))):
             self._apply([(client, self._waiting.pop(client)) for client in group])
@@ -234,7 +234,7 @@ class Shard:
         return not self._stands_still and (self._limit is None or self.version < self._limit)
 
     def _standing(self, served: list[int]) -> Standing:
-        """How clients stand; those that have been served in this turn are about to get the newest version."""
+        """The state of the clients; those served in this turn are about to get the newest version."""
         idle = {*self._waiting, *served, *self._away, *self._paused}
         lags = {client: self.version - each.version for client, each in self._clients.items() if client not in idle}
         return Standing(list(self._waiting), lags, self._absent - self._away - self._paused, self._gathered.count)

@@ -1,4 +1,4 @@
-"""What a server has to remember of its shard, for a checkpoint or for another server that takes it over."""
+"""A server's state of its shard, for a checkpoint or for another server that takes the shard over."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 
 
 class State(NamedTuple):
-    """All that a server has to remember of its shard.
+    """All of a server's state of its shard.
 
     Attributes:
-        arrays: of its parameters: vectors [size], and numbers [] .
+        arrays: of its parameters: vectors [size], and numbers [].
         gathered: [size] float32, the sum of pushes that have not made an update yet.
-        gathered_pushes: how many these are.
-        version: how many updates the parameters have taken in.
-        pushes: how many pushes of all clients were applied.
+        gathered_pushes: number of those pushes.
+        version: number of updates that the parameters have taken in.
+        pushes: number of pushes of all clients that were applied.
     """
 
     arrays: Mapping[str, np.ndarray]
@@ -27,11 +27,11 @@ class State(NamedTuple):
 
 
 class Standings(NamedTuple):
-    """How the clients of a shard stand, client by client.
+    """The state of a shard's clients, client by client.
 
     Attributes:
-        numbers: the last push of each that was applied.
-        left: whether it has ended.
+        numbers: each client's last push that was applied.
+        left: whether it has finished.
         paused: whether it does not compute for a while.
     """
 

@@ -1,4 +1,4 @@
-"""How pushes and pulls travel: forms of headers, and payloads of values and places, little-endian."""
+"""The wire format of pushes and pulls: forms of headers, and payloads of values and places, little-endian."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import numpy as np
 from hvd_sparse.servers.messages import Codes, Entries, MessageError, Pull, Push
 from link import Form, Protocol
 
-Decode: TypeAlias = Callable[[Codes, np.ndarray], np.ndarray]  # codes and places to values [k] float32
+Decode: TypeAlias = Callable[[Codes, np.ndarray], np.ndarray]  # codes and places -> values [k] float32
 
 _COUNT = 2**62
 _VALUE, _PLACE, _NUMBER = np.dtype("<f4"), np.dtype("<i4"), np.dtype("<i8")
 
-_PROBLEM = 4096  # bytes of words
-_REPLICA_VALUES = 8  # vectors in a replica, at the most: the parameters, what is gathered, and slots
-_LEAST_BYTES = 64 << 20  # what payloads may have in any case: what is not trained is not counted in a shard
+_PROBLEM = 4096  # bytes of an error message
+_REPLICA_VALUES = 8  # vectors in a replica, at most: the parameters, the gathered sum, and slots
+_LEAST_BYTES = 64 << 20  # a payload may always be this large: untrained values are not counted in a shard
 
 _ENTRIES = {"values": (int, 2**31), "everywhere": (bool, 1), "scales": (int, 2**31), "codes": (int, 2**31)}
 _SHARD = {"shard": (int, 2**31)}
@@ -41,7 +41,7 @@ OF_SERVICES: dict[str, Form] = {
 
 
 def protocol(size: int, replicas: bool) -> Protocol:
-    """What is said between clients and servers, where the largest shard has `size` elements."""
+    """The protocol between clients and servers, where the largest shard has `size` elements."""
     values = _REPLICA_VALUES if replicas else 1
     most = max(size * (values * _VALUE.itemsize + _PLACE.itemsize), _LEAST_BYTES)
     return Protocol(
@@ -58,12 +58,12 @@ def protocol(size: int, replicas: bool) -> Protocol:
 
 
 def push_fields(push: Push) -> dict[str, Any]:
-    """The header's fields of a push."""
+    """The header fields of a push."""
     return {"push": push.number, "rate": push.rate, **entries_fields(push.gradient)}
 
 
 def pull_fields(pull: Pull) -> dict[str, Any]:
-    """The header's fields of a pull."""
+    """The header fields of a pull."""
     return {"push": pull.number, "version": pull.version, "pushes": pull.pushes, **entries_fields(pull.parameters)}
 
 
@@ -73,19 +73,19 @@ def numbers(values: Sequence[int]) -> bytes:
 
 
 def numbers_of(received: Any, count: int) -> list[int]:
-    """The numbers that came; MessageError where they are not so many."""
+    """The numbers received; MessageError if the count is wrong."""
     if len(received) != count * _NUMBER.itemsize:
         raise MessageError(f"{len(received)} bytes for {count} numbers of pushes")
     return np.frombuffer(received, _NUMBER).tolist()
 
 
 def problem(error: BaseException) -> str:
-    """An error in words that fit into an answer."""
+    """An error message, cut to fit into an answer."""
     return f"{type(error).__name__}: {error}".encode()[:_PROBLEM].decode(errors="ignore")
 
 
 def payload(entries: Entries) -> bytes | np.ndarray:
-    """Values or scales, then places, then codes; where values are all of it, the memory of these."""
+    """Values or scales, then places, then codes; the values' own memory if there is nothing else."""
     numbers = entries.values if entries.coded is None else entries.coded.scales
     parts = [np.ascontiguousarray(numbers, _VALUE)]
     if entries.indices is not None:
@@ -96,15 +96,15 @@ def payload(entries: Entries) -> bytes | np.ndarray:
 
 
 def entries_of(fields: dict[str, Any], received: Any, decode: Decode | None = None) -> Entries:
-    """The entries that came.
+    """The entries received.
 
     Args:
         fields: of the header.
         received: the payload.
-        decode: gives the values of codes, where such may come.
+        decode: decodes values, if they may be coded.
 
     Raises:
-        MessageError: where the payload is of another length than the header says, or cannot be decoded.
+        MessageError: if the payload's length is not what the header says, or it cannot be decoded.
     """
     count, codes, scales = fields["values"], fields["codes"], fields["scales"]
     is_coded = codes > 0 or scales > 0
@@ -123,16 +123,16 @@ def entries_of(fields: dict[str, Any], received: Any, decode: Decode | None = No
 
 
 def push_of(fields: dict[str, Any], received: Any, decode: Decode | None = None) -> Push:
-    """The push that came; arguments and errors as of `entries_of`."""
+    """The push received; arguments and errors as of `entries_of`."""
     return Push(fields["push"], fields["rate"], entries_of(fields, received, decode))
 
 
 def pull_of(fields: dict[str, Any], received: Any, decode: Decode | None = None) -> Pull:
-    """The pull that came; arguments and errors as of `entries_of`."""
+    """The pull received; arguments and errors as of `entries_of`."""
     return Pull(fields["push"], fields["version"], fields["pushes"], entries_of(fields, received, decode))
 
 
 def entries_fields(entries: Entries) -> dict[str, Any]:
-    """The header's fields of entries."""
+    """The header fields of entries."""
     scales, codes = (0, 0) if entries.coded is None else (len(entries.coded.scales), len(entries.coded.codes))
     return {"values": len(entries.values), "everywhere": entries.indices is None, "scales": scales, "codes": codes}

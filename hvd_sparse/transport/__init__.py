@@ -1,1 +1,1 @@
-"""Who carries the bytes: Horovod's process sets, and memory that the ranks of one host share."""
+"""What carries the bytes: Horovod's process sets, and memory that the ranks of one host share."""

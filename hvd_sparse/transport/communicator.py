@@ -1,7 +1,7 @@
-"""What a group of ranks can do together, whoever carries the bytes.
+"""The collectives of a group of ranks, whatever transport carries the bytes.
 
-Everything above this file talks to a `Communicator` and a `Grid`; `topology` makes them from Horovod,
-tests make them from threads.
+Everything above this file uses a `Communicator` and a `Grid`; `topology` makes them from Horovod, tests make them from
+threads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from hvd_sparse import ops
 from hvd_sparse.transport.eager import eagerly
 
-REDUCTIONS = ("sum", "min", "max")  # what ranks can reduce to
+REDUCTIONS = ("sum", "min", "max")  # the reductions that ranks can ask for
 
 
 class Communicator(abc.ABC):
@@ -64,9 +64,9 @@ class Communicator(abc.ABC):
         return reduced
 
     def allreduce_each(self, tensors: Sequence[tf.Tensor], op: str, name: str) -> list[tf.Tensor]:
-        """Combines several tensors over the ranks, each large one as soon as it is there.
+        """Combines several tensors over the ranks, each large one as soon as it is ready.
 
-        For use in a graph: the transport may put small ones together. Arguments and results as of `allreduce`, for each
+        For use in a graph: the transport may merge small ones. Arguments and results as for `allreduce`, for each
         tensor.
         """
         if self.size == 1:
@@ -82,12 +82,12 @@ class Communicator(abc.ABC):
         Args:
             tensor: shape [length, ...]; length may differ between ranks.
             name: the same on every rank, unique among the collectives in flight.
-            lengths: of all ranks, where they are known when the graph is made; the same list on every rank.
+            lengths: of all ranks, if known when the graph is built; the same list on every rank.
 
         Returns:
             Shape [sum of the lengths, ...], identical on every rank.
 
-        Steps and bytes sent per rank: P - 1 and (P - 1) times the own tensor, as a ring.
+        Steps and bytes sent per rank: P - 1 and (P - 1) times the rank's own tensor, as a ring.
         """
         if self.size == 1:
             return tf.identity(tensor)
@@ -99,14 +99,14 @@ class Communicator(abc.ABC):
 
         Args:
             tensor: shape [sum(splits), ...].
-            splits: how many rows go to each rank; the same list on every rank.
+            splits: number of rows for each rank; the same list on every rank.
             name: the same on every rank, unique among the collectives in flight.
 
         Returns:
-            Shape [P * splits[rank], ...]. Where that is empty the graph is not told: it would fold the result into a
-            constant and leave the collective out, on this rank alone.
+            Shape [P * splits[rank], ...]. An empty result is hidden from the graph, which would otherwise fold it into
+            a constant and drop the collective, on this rank only.
 
-        Steps and bytes sent per rank: P - 1 and all of the tensor but the own piece.
+        Steps and bytes sent per rank: P - 1 and all of the tensor except the rank's own piece.
         """
         if self.size == 1:
             return tf.identity(tensor)
@@ -114,17 +114,17 @@ class Communicator(abc.ABC):
         return tf.ensure_shape(received, [self.size * splits[self.rank] or None, *tensor.shape[1:]])
 
     def alltoall_ragged(self, tensor: tf.Tensor, splits: tf.Tensor, name: str) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sends consecutive pieces of a tensor to the ranks, where each rank says for itself how long its pieces are.
+        """Sends consecutive pieces of a tensor to the ranks; each rank chooses the lengths of its own pieces.
 
         Args:
             tensor: shape [sum(splits), ...].
-            splits: [P] int32, how many rows go to each rank; known when it runs, and another on every rank.
+            splits: [P] int32, number of rows for each rank; known when it runs, and different on each rank.
             name: the same on every rank, unique among the collectives in flight.
 
         Returns:
-            What has arrived, in rank order, [rows, ...], and how many rows of it are from each rank, [P] int32.
+            What has arrived, in rank order, [rows, ...], and the number of rows from each rank, [P] int32.
 
-        Steps and bytes sent per rank: P - 1 and all of the tensor but the own piece.
+        Steps and bytes sent per rank: P - 1 and all of the tensor except the rank's own piece.
         """
         if self.size == 1:
             return tf.identity(tensor), tf.identity(splits)
@@ -132,22 +132,22 @@ class Communicator(abc.ABC):
         return tf.ensure_shape(received, [None, *tensor.shape[1:]]), tf.ensure_shape(lengths, [self.size])
 
     def exchange(self, tensor: tf.Tensor, to: int | None, source: int | None, name: str) -> tf.Tensor:
-        """Sends a tensor to one rank and receives that of one rank; every member calls it, whether it sends or not.
+        """Sends a tensor to one rank and receives one from one rank; every member calls it, whether it sends or not.
 
         Args:
             tensor: shape [rows, ...]; rows may differ between ranks.
-            to: position in the group of the rank that is to have it, another one; None sends nothing.
-            source: position of the rank whose `to` is this one; None where there is no such rank.
+            to: position in the group of the rank to send to, not this one; None sends nothing.
+            source: position of the rank whose `to` is this one; None if there is no such rank.
             name: the same on every rank, unique among the collectives in flight.
 
         Returns:
-            The tensor of `source`, shape [rows there, ...]; without rows where that is None.
+            The tensor of `source`, shape [rows there, ...]; without rows if `source` is None.
 
         Raises:
-            ValueError: where `to` or `source` is this rank or outside the group.
+            ValueError: if `to` or `source` is this rank or outside the group.
 
-        Steps and bytes sent per rank: 1 and the tensor, or nothing. Horovod has no messages from rank to rank, so it
-        carries P - 2 empty ones beside.
+        Steps and bytes sent per rank: 1 and the tensor, or nothing. Horovod has no point-to-point messages, so it also
+        sends P - 2 empty ones.
         """
         for other in (to, source):
             if other is not None and (other == self.rank or not 0 <= other < self.size):
@@ -183,7 +183,7 @@ class Communicator(abc.ABC):
         return [json.loads(text[end - length : end]) for end, length in zip(ends, lengths, strict=True)]
 
     def agree(self, description: dict[str, Any], subject: str, name: str) -> None:
-        """Checks that all ranks bring the same description.
+        """Checks that all ranks have the same description.
 
         Args:
             description: JSON-serialisable; its top-level keys name what is compared.
@@ -191,7 +191,7 @@ class Communicator(abc.ABC):
             name: the same on every rank, unique among the collectives in flight.
 
         Raises:
-            ValueError: on every rank alike, naming the ranks that differ from the first one and how.
+            ValueError: on every rank, naming the ranks that differ from the first one, and how.
         """
         descriptions = self.gather_descriptions(description, name)
         differences = [
@@ -209,7 +209,7 @@ class Communicator(abc.ABC):
             )
 
     def in_background(self) -> Communicator:
-        """The same ranks, for eager calls from several threads at once; the same object in each call."""
+        """The same ranks, for eager calls from several threads at once; each call returns the same object."""
         return self
 
     @abc.abstractmethod
@@ -254,10 +254,10 @@ class LoneCommunicator(Communicator):
 
 
 def unknown(tensor: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
-    """Hands on a tensor, uncopied, as one that is not known before the graph runs, though it be a constant.
+    """Passes on a tensor, uncopied, as one that is not known before the graph runs, even if it is a constant.
 
-    TensorFlow computes what depends on constants alone when it optimises a graph, once for each graph. That must not
-    happen to a collective: it would wait, on one rank alone, for others that have yet to begin the step.
+    When TensorFlow optimises a graph it computes everything that depends only on constants, once per graph. That must
+    not happen to a collective: it would wait, on one rank only, for others that have yet to begin the step.
 
     Args:
         tensor: any shape and dtype.
@@ -270,7 +270,7 @@ def unknown(tensor: tf.Tensor, variable: tf.Variable) -> tf.Tensor:
 
 
 class Grid(NamedTuple):
-    """The ranks as m nodes of n: all of them, those of this node, and those with this place in their node."""
+    """The ranks as m nodes of n: all of them, those of this node, and those at the same position in their nodes."""
 
     world: Communicator
     node: Communicator
@@ -278,7 +278,7 @@ class Grid(NamedTuple):
 
     @staticmethod
     def of_nodes(nodes: int, local_size: int) -> list[list[int]]:
-        """The world ranks of each node where ranks are numbered node by node."""
+        """The world ranks of each node if ranks are numbered node by node."""
         return [list(range(node * local_size, (node + 1) * local_size)) for node in range(nodes)]
 
     @classmethod

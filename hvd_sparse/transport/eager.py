@@ -14,10 +14,10 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def making_variables() -> Iterator[None]:
-    """Leaves a `tf.function` that is traced, and lets variables be made that are none of its own.
+    """Leaves a `tf.function` that is being traced, and allows variables to be created that do not belong to it.
 
-    Of its own ones it would make sure that they are made once, and trace all anew without them: a training step that
-    makes its state in its first trace takes twice as long to start.
+    TensorFlow would make sure that its own variables are created only once, by tracing everything again without them: a
+    training step that creates its state in its first trace would take twice as long to start.
     """
 
     def made(next_creator: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
@@ -29,22 +29,22 @@ def making_variables() -> Iterator[None]:
 
 @tf.autograph.experimental.do_not_convert
 def eagerly(call: Callable[[], Result], makes_variables: bool = False) -> Result:
-    """Makes a call eagerly, also while a `tf.function` is traced and inside `with tf.Graph().as_default()`.
+    """Makes a call eagerly, even while a `tf.function` is traced or inside `with tf.Graph().as_default()`.
 
     Args:
-        call: gets no arguments.
-        makes_variables: whether it does, which a `tf.function` that is traced allows for none but its own.
+        call: takes no arguments.
+        makes_variables: whether it creates variables, which a `tf.function` being traced allows only for its own.
 
     Raises:
-        RuntimeError: where eager execution is switched off for the whole process.
+        RuntimeError: if eager execution is switched off for the whole process.
     """
     if tf.executing_eagerly():
         return call()
     with tf.init_scope():
         if tf.executing_eagerly() and not makes_variables:
             return call()
-    # init_scope does not leave a graph of TensorFlow 1, nor what a function says of variables; but a thread begins
-    # with contexts of its own, which are eager.
+    # init_scope leaves neither a TensorFlow 1 graph nor a function's rules for variables; but a thread begins with
+    # contexts of its own, which are eager.
     with concurrent.futures.ThreadPoolExecutor(1) as thread:
         return thread.submit(_checked, call).result()
 

@@ -1,4 +1,4 @@
-"""The groups of ranks that Horovod carries messages for."""
+"""The groups of ranks whose messages Horovod carries."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from hvd_sparse.transport.communicator import Communicator, unknown
 
 _OPS = {"sum": _horovod.Sum, "min": _horovod.Min, "max": _horovod.Max}
 _REDUCTIONS = {"sum": tf.reduce_sum, "min": tf.reduce_min, "max": tf.reduce_max}
-FUSION_BYTES = 2**20  # Horovod is not to put together what is larger: it would be copied, and wait for what comes last
-_FEW = 1024  # elements of all ranks together, up to which gathering is faster than reducing
+FUSION_BYTES = 2**20  # Horovod must not fuse larger tensors: they would be copied, and wait for the last one
+_FEW = 1024  # elements of all ranks together up to which gathering is faster than reducing
 
 
 class HorovodCommunicator(Communicator):
@@ -28,7 +28,7 @@ class HorovodCommunicator(Communicator):
 
     @property
     def process_set(self) -> _horovod.ProcessSet:
-        """For those of Horovod's own functions that take one."""
+        """The process set, for those of Horovod's own functions that take one."""
         return self._process_set
 
     def in_background(self):
@@ -47,7 +47,7 @@ class HorovodCommunicator(Communicator):
         return _horovod.allreduce(self._unknown(tensor), op=_OPS[op], **self._common(name))
 
     def _allreduce_each(self, tensors, op, name):
-        # Not gathered, however few elements they have: they are not waited for.
+        # Never gathered, however few elements they have: no caller waits for them.
         sent = [self._unknown(tensor) for tensor in _joined(tensors)]
         reduced = [
             _horovod.allreduce(tensor, op=_OPS[op], **self._common(f"{name}.{number}"))
@@ -72,23 +72,23 @@ class HorovodCommunicator(Communicator):
         return _values(_horovod.broadcast(sent, self.ranks[root], **self._common(name)), tensor.dtype)
 
     def _is_faster_gathered(self, tensor):
-        """Of few elements: half the messages that wait for each other.
+        """For few elements: it halves the number of messages that wait for each other.
 
-        Not in eager code, where Horovod knows operations by their kind alone: an all-reduce that meets another rank's
-        all-gather is told as a stall there, and two all-gathers would take each other's values.
+        Not in eager code, where Horovod identifies operations only by their kind: an all-reduce that meets another
+        rank's all-gather is reported as a stall there, and two all-gathers would swap their values.
         """
         elements = tensor.shape.num_elements() or _FEW + 1
         return elements * self.size <= _FEW and not tf.executing_eagerly()
 
     def _unknown(self, tensor):
-        """The same tensor, but never a constant, which TensorFlow would exchange when it optimises the graph.
+        """The same tensor, but never a constant, whose collective TensorFlow would run when it optimises the graph.
 
-        A graph of TensorFlow 1 runs in a session, in which this variable has no value.
+        A TensorFlow 1 graph runs in a session, in which this variable has no value.
         """
         return unknown(tensor, self._never_written) if tf.inside_function() else tensor
 
     def _allreduce_bfloat16(self, tensor, op, name):
-        """Each rank reduces a shard, in float32: Horovod cannot add bfloat16. As many bytes as a ring sends."""
+        """Each rank reduces a shard, in float32: Horovod cannot add bfloat16. It sends as many bytes as a ring."""
         flat = tf.reshape(tensor, [-1])
         each = -(-flat.shape[0] // self.size)
         padded = tf.pad(flat, [[0, each * self.size - flat.shape[0]]])
@@ -100,8 +100,8 @@ class HorovodCommunicator(Communicator):
 class _BackgroundCommunicator(HorovodCommunicator):
     """The same process set for eager calls that are in flight together.
 
-    An operation that runs eagerly has no name of its own: TensorFlow calls it after its kind, and Horovod refuses
-    two of one name. So each call runs as a function, made once for each name, whose operation has that name.
+    An operation that runs eagerly has no name of its own: TensorFlow names it after its kind, and Horovod refuses two
+    of the same name. So each call runs as a function, made once for each name, whose operation has that name.
     """
 
     def __init__(self, foreground: HorovodCommunicator):
@@ -138,18 +138,18 @@ class _BackgroundCommunicator(HorovodCommunicator):
 
 
 def _is_small(tensor: tf.Tensor) -> bool:
-    elements = tensor.shape.num_elements()  # None where the graph does not know
+    elements = tensor.shape.num_elements()  # None if the graph does not know
     return elements is not None and elements * tensor.dtype.size < FUSION_BYTES
 
 
 def _joined(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The large ones, and all small ones end to end."""
+    """The large tensors, and all small ones joined end to end."""
     small = [tf.reshape(tensor, [-1]) for tensor in tensors if _is_small(tensor)]
     return [*(tensor for tensor in tensors if not _is_small(tensor)), *([tf.concat(small, 0)] if small else [])]
 
 
 def _parted(joined: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """What `_joined` has joined, as it was."""
+    """Splits what `_joined` has joined."""
     small = [tensor for tensor in tensors if _is_small(tensor)]
     pieces = iter(tf.split(joined[-1], [tensor.shape.num_elements() for tensor in small]) if small else [])
     large = iter(joined)
@@ -157,10 +157,10 @@ def _parted(joined: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[t
 
 
 def _carried(tensor: tf.Tensor) -> tf.Tensor:
-    """The tensor in a dtype that Horovod moves: bfloat16 travels as its bits."""
+    """The tensor in a dtype that Horovod can send: bfloat16 as its bits."""
     return tf.bitcast(tensor, tf.uint16) if tensor.dtype == tf.bfloat16 else tensor
 
 
 def _values(carried: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
-    """What was carried, in its own dtype again."""
+    """Restores the dtype of what `_carried` has converted."""
     return tf.bitcast(carried, dtype) if dtype == tf.bfloat16 else carried

@@ -1,7 +1,8 @@
-"""Whether the hosts of a job can find each other by their own names, checked before Horovod starts.
+"""Checks before Horovod starts whether the hosts of a job can find each other by their own names.
 
-Gloo listens where a host's own name points to. Where that is the host's loopback address, ranks on other hosts cannot
-connect, and Horovod's start-up hangs or aborts. So the ranks compare notes before, and all of them get the same error.
+Gloo listens at the address that a host's own name resolves to. If that is the loopback address, ranks on other hosts
+cannot connect, and Horovod's start-up hangs or aborts. So the ranks compare addresses first, and all of them get the
+same error.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ SCOPE = "hvd_sparse_host_names"
 
 
 def check() -> None:
-    """Refuses a job of several machines in which a host's own name resolves to its loopback address.
+    """Raises an error in a job of several machines if a host's own name resolves to its loopback address.
 
-    A collective of all ranks that horovodrun has started with Gloo; else nothing is checked. Two requests to the
+    A collective of all ranks that horovodrun has started with Gloo; otherwise nothing is checked. Two requests to the
     launcher for each rank, and one for each host.
 
     Raises:
-        ValueError: on every rank alike, naming the hosts and what to do.
+        ValueError: on every rank, naming the hosts and what to do.
     """
     job, store = os.environ, Store.of_job(SCOPE)
     hosts = int(job.get("HOROVOD_CROSS_SIZE", "1"))
@@ -42,7 +43,7 @@ def own() -> str:
 
 
 def describe() -> dict[str, str | None]:
-    """Which machine this is, and its own name and address where that is a loopback address."""
+    """This machine's identity, and its own name and address if that is a loopback address."""
     name = socket.gethostname()
     try:
         address = socket.gethostbyname(name)
@@ -52,7 +53,7 @@ def describe() -> dict[str, str | None]:
 
 
 def fault(reports: Sequence[dict[str, Any]]) -> str | None:
-    """What is wrong with the hosts that gave these reports; None where they can find each other."""
+    """What is wrong with the hosts that sent these reports; None if they can find each other."""
     faulty = sorted({report["loopback"] for report in reports if report["loopback"]})
     if not faulty or len({report["machine"] for report in reports}) == 1:
         return None
@@ -64,6 +65,6 @@ def fault(reports: Sequence[dict[str, Any]]) -> str | None:
 
 
 def _machine() -> str:
-    """What two processes share exactly when they can reach each other over the loopback interface."""
+    """An identity that two processes share exactly if they can reach each other over the loopback interface."""
     with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as boot_id:
         return f"{boot_id.read().strip()}/{os.readlink('/proc/self/ns/net')}"

@@ -1,23 +1,23 @@
-"""Ranks that have no more data, and what cannot go on without them."""
+"""Ranks that have run out of data, and what cannot continue without them."""
 
 from __future__ import annotations
 
 import horovod.tensorflow as _horovod
 import tensorflow as tf
 
-_forbidden = False  # the same on every rank: whether gradients were exchanged since Horovod was started
+_forbidden = False  # the same on every rank: whether gradients have been exchanged since Horovod started
 
 
 @tf.autograph.experimental.do_not_convert
 def join() -> tf.Tensor:
-    """Waits until all ranks have no more data; until then this one adds zeros to the others' `allreduce`.
+    """Waits until all ranks have run out of data; until then this rank adds zeros to the others' `allreduce`.
 
     Returns:
         The rank that joined last, [] int32.
 
     Raises:
-        RuntimeError: where gradients were exchanged by `DistributedOptimizer`, `DistributedGradientTape` or
-            `GradientExchange`, which gather: nobody can answer for a rank that has left.
+        RuntimeError: if gradients were exchanged by `DistributedOptimizer`, `DistributedGradientTape` or
+            `GradientExchange`: these gather, and no rank can answer for one that has left.
     """
     if _forbidden:
         raise RuntimeError(
@@ -28,12 +28,12 @@ def join() -> tf.Tensor:
 
 
 def forbid_join() -> None:
-    """From now on `join` is refused."""
+    """Makes `join` raise an error from now on."""
     global _forbidden
     _forbidden = True
 
 
 def allow_join() -> None:
-    """Ends that, as Horovod is started anew."""
+    """Allows `join` again, when Horovod is started again."""
     global _forbidden
     _forbidden = False

@@ -1,7 +1,7 @@
-"""What ranks tell each other before Horovod starts, through the key-value store of its launcher.
+"""How ranks exchange information before Horovod starts: through the key-value store of its launcher.
 
-The launchers that start ranks with Gloo have such a store, because Gloo finds its peers by it. Where there is none, or
-ranks may come and go (elastic), nothing is told.
+Launchers that start ranks with Gloo have such a store, because Gloo finds its peers through it. If there is none, or
+ranks may come and go (elastic), nothing is exchanged.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-PATIENCE = 30.0  # seconds to wait for other ranks; then Horovod finds out by itself what is wrong
-_ANSWER = 30.0  # seconds to wait for an answer of the launcher, which has it at once
+PATIENCE = 30.0  # seconds to wait for other ranks; then Horovod finds the problem by itself
+_ANSWER = 30.0  # seconds to wait for the launcher, which should answer at once
 _POLL = 0.05
-# The launcher is on a host of the job: a proxy for what is outside it, which the environment may name, is not asked.
+# The launcher is on a host of the job: do not ask a proxy for outside hosts, which the environment may name.
 _open = urllib.request.build_opener(urllib.request.ProxyHandler({})).open
 
 
@@ -32,7 +32,7 @@ class Store(NamedTuple):
 
     @classmethod
     def of_job(cls, scope: str) -> Store | None:
-        """A scope of this job's store, None where ranks have none in common."""
+        """A scope of this job's store; None if ranks have no store in common."""
         job = os.environ
         address, port = job.get("HOROVOD_GLOO_RENDEZVOUS_ADDR"), job.get("HOROVOD_GLOO_RENDEZVOUS_PORT")
         if address is None or port is None or job.get("HOROVOD_CONTROLLER") != "gloo" or "HOROVOD_ELASTIC" in job:
@@ -40,12 +40,12 @@ class Store(NamedTuple):
         return cls(f"http://{address}:{port}/{scope}")
 
     def put(self, key: object, value: Any) -> None:
-        """Puts what JSON can say under a key."""
+        """Stores a JSON-serialisable value under a key."""
         request = urllib.request.Request(f"{self.url}/{key}", json.dumps(value).encode(), method="PUT")
         _open(request, timeout=_ANSWER)
 
     def get(self, key: object, patience: float = PATIENCE) -> Any:
-        """The value under a key, as soon as it is there; TimeoutError where it does not come."""
+        """The value under a key, as soon as it is there; TimeoutError if it does not arrive."""
         deadline = time.monotonic() + patience
         while True:
             try:
@@ -59,10 +59,10 @@ class Store(NamedTuple):
             time.sleep(_POLL)
 
     def clear(self, key: object, attempts: int) -> None:
-        """Has the store forget a scope of Horovod's own, of which this is a key; nothing where it has forgotten it.
+        """Makes the store drop Horovod's own scope to which this key belongs; does nothing if it is already dropped.
 
-        It forgets a scope once as many deletions were asked for as it has ranks, and with it all that was asked for in
-        others: so one asks again.
+        The store drops a scope after as many deletion requests as it has ranks, together with all such requests in
+        other scopes: so the request is repeated.
         """
         for _ in range(attempts):
             try:
@@ -72,14 +72,14 @@ class Store(NamedTuple):
             _open(urllib.request.Request(f"{self.url}/{key}", method="DELETE"), timeout=_ANSWER)
 
     def verdict(self, count: int, judge: Callable[[list[Any]], Any]) -> Any:
-        """What rank 0 makes of everything that was told, of the values of keys 0 to count - 1; the same on all ranks.
+        """Rank 0's verdict on the values under keys 0 to count - 1; the same on all ranks.
 
         Args:
             count: of the keys.
-            judge: gets the values, None for those that do not come; of rank 0 it is called.
+            judge: called on rank 0 with the values, None for those that do not arrive.
 
         Raises:
-            RuntimeError: where rank 0 does not come.
+            RuntimeError: if rank 0 does not answer.
         """
         if os.environ.get("HOROVOD_RANK") == "0":
             deadline = time.monotonic() + PATIENCE
@@ -100,11 +100,11 @@ class Store(NamedTuple):
 
 
 def forget_addresses() -> None:
-    """Has the launcher's store forget the addresses at which Horovod's ranks have found each other.
+    """Makes the launcher's store forget the addresses at which Horovod's ranks have found each other.
 
     All ranks call it, once all of them are connected and before any of them starts Horovod again. Horovod 0.28.1 does
-    this itself, but its store clears what ranks have said of all scopes whenever one of them is complete. The addresses
-    that are then left would be taken for new ones when Horovod is started again, and ranks would be refused.
+    this itself, but its store clears all scopes' deletion requests whenever one scope is complete. Addresses left
+    behind would be taken as new when Horovod is started again, and ranks would be refused.
     """
     job = os.environ
     firsts = {"global": "RANK", f"local_{job.get('HOROVOD_HOSTNAME')}": "LOCAL_RANK"}
@@ -112,4 +112,4 @@ def forget_addresses() -> None:
     for scope, place in firsts.items():
         store = Store.of_job(scope)
         if store is not None and job.get(f"HOROVOD_{place}") == "0":
-            store.clear(0, attempts=4 * int(job["HOROVOD_SIZE"]))  # others that clear theirs may have it begin again
+            store.clear(0, attempts=4 * int(job["HOROVOD_SIZE"]))  # others that clear their scopes may reset the count

@@ -1,4 +1,4 @@
-"""How ranks tell each other addresses and a secret: one collective, before they talk without collectives."""
+"""How ranks exchange addresses and a secret: one collective, before they communicate without collectives."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SECRET_BYTES = 32
 
 
 class Meeting(NamedTuple):
-    """What ranks have told each other; the secret is not for anybody's eyes.
+    """The addresses and the secret that ranks have agreed on; keep the secret to this process.
 
     Attributes:
-        addresses: at which the ranks that serve listen, in their order.
+        addresses: where the ranks that serve listen, in their order.
         secret: of this meeting, random; the same on every rank.
-        held: keeps this rank's port until its server has it; None where it does not serve.
+        held: keeps this rank's port until its server has it; None if it does not serve.
     """
 
     addresses: tuple[str, ...]
@@ -33,11 +33,11 @@ class Meeting(NamedTuple):
 
 
 class Ticket(NamedTuple):
-    """With what a rank whose process is gone can come back; the secret is not for anybody's eyes.
+    """What a rank needs to come back after its process has ended; it contains a secret.
 
     Attributes:
-        rank: who comes back.
-        addresses: at which the ranks listen, or did.
+        rank: the rank that comes back.
+        addresses: where the ranks listen, or did.
         secret: of their meeting.
     """
 
@@ -49,12 +49,12 @@ class Ticket(NamedTuple):
         return f"Ticket(rank {self.rank})"
 
     def to_bytes(self) -> bytes:
-        """All of it, secret included."""
+        """All fields, the secret included."""
         return json.dumps([self.rank, self.addresses, self.secret.hex()]).encode()
 
     @classmethod
     def from_bytes(cls, told: bytes) -> Ticket:
-        """What `to_bytes` gave; ValueError where it is something else, which is not repeated."""
+        """What `to_bytes` has encoded; ValueError, which does not repeat the input, if it is something else."""
         try:
             rank, addresses, secret = json.loads(told)
             if type(rank) is int and 0 <= rank < len(addresses):
@@ -69,12 +69,12 @@ def meet(world: Communicator, serving: Sequence[int], interface: str | None, nam
 
     Args:
         world: all ranks.
-        serving: those that are to listen.
-        interface: network interface, or address, of this host; None is the address by which others know it.
+        serving: the ranks that are to listen.
+        interface: network interface, or address, of this host; None is the address by which the others know it.
         name: the same on every rank, unique among the collectives in flight.
 
     Raises:
-        OSError: on every rank alike, where one cannot listen.
+        OSError: on every rank, if one cannot listen.
     """
     held, address, problem = None, "", ""
     if world.rank in serving:

@@ -1,4 +1,4 @@
-"""Which ranks form a node, by what each of them tells of itself."""
+"""Which ranks form a node, from what each rank reports about itself."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ def arrange(places: Sequence[dict[str, Any]]) -> list[list[int]]:
     """Groups the world ranks into nodes of equal size.
 
     Args:
-        places: for each world rank its `host` and the `local_size` that was asked for, or None.
+        places: for each world rank its `host` and the requested `local_size`, or None.
 
     Returns:
         The world ranks of each node, the nodes in the order of their first ranks.
 
     Raises:
-        ValueError: where the ranks ask for different sizes or the nodes would be unequal.
+        ValueError: if the ranks ask for different sizes or the nodes would be unequal.
     """
     asked = {place["local_size"] for place in places}
     if len(asked) > 1:
@@ -51,12 +51,12 @@ def arrange(places: Sequence[dict[str, Any]]) -> list[list[int]]:
 
 
 def columns(rows: Sequence[Sequence[int]]) -> list[list[int]]:
-    """The world ranks that have the same place in their nodes, in the order in which Horovod numbers a process set."""
+    """The world ranks at the same position in their nodes, in the order in which Horovod numbers a process set."""
     return [sorted(column) for column in zip(*rows, strict=True)]
 
 
 def place(local_size: int | None) -> dict[str, Any]:
-    """Where this process runs and what it asks for, to be compared with the others."""
+    """Where this process runs and what it asks for, to compare with the others."""
     if local_size is None and os.environ.get(LOCAL_SIZE_VARIABLE):
         text = os.environ[LOCAL_SIZE_VARIABLE]
         # An unreadable number must reach every rank, so it travels as 0 and is refused by all.

@@ -1,7 +1,7 @@
 """Sets of ranks that run collectives together: Horovod's, which users and the grid of nodes share.
 
-Horovod has at most one set of the same ranks. The grid may have made one that a user asks for, or the other way round:
-so each has an object of their own, and a set of which the grid makes use stays when a user removes theirs.
+Horovod has at most one set of the same ranks. The grid may have created one that a user asks for, or vice versa: so
+each has its own object, and a set that the grid uses stays when a user removes theirs.
 """
 
 from __future__ import annotations
@@ -14,19 +14,19 @@ import tensorflow as tf
 from horovod.tensorflow import ProcessSet, global_process_set
 
 DYNAMIC_VARIABLE = "HOROVOD_DYNAMIC_PROCESS_SETS"
-_ids: dict[tuple[int, ...], int] = {}  # of all sets but that of all ranks
+_ids: dict[tuple[int, ...], int] = {}  # of all sets except that of all ranks
 _of_grid: set[tuple[int, ...]] = set()
 
 
 class NotIncludedError(tf.errors.InvalidArgumentError, ValueError):
-    """A rank has called a collective of a process set that it is not in; Horovod's own error, and a `ValueError`."""
+    """A rank has called a collective of a process set that it does not belong to; also Horovod's error for that."""
 
     def __init__(self, message: str):
         super().__init__(None, None, message)
 
 
 def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
-    """Makes a process set while Horovod runs; every rank calls it, with the same ranks.
+    """Adds a process set while Horovod runs; every rank calls it, with the same ranks.
 
     Args:
         process_set: a `ProcessSet`, or world ranks.
@@ -35,8 +35,8 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
         The set, ready for `process_set=`.
 
     Raises:
-        ValueError: where Horovod was started without dynamic process sets, ranks are not there, or a user has such a
-            set already.
+        ValueError: if Horovod was started without dynamic process sets, ranks do not exist, or a user already has such
+            a set.
     """
     made = process_set if isinstance(process_set, ProcessSet) else ProcessSet(process_set)
     size = _horovod.size()
@@ -62,10 +62,10 @@ def remove_process_set(process_set: ProcessSet) -> bool:
     """Removes a process set while Horovod runs; every rank calls it.
 
     Returns:
-        Whether it was there and could be removed; `process_set` is of no use then.
+        Whether it was there and could be removed; if so, `process_set` is no longer usable.
 
     Raises:
-        ValueError: where Horovod was started without dynamic process sets.
+        ValueError: if Horovod was started without dynamic process sets.
     """
     key = tuple(process_set.ranks or ())
     if process_set.process_set_id and key in _of_grid:
@@ -78,16 +78,16 @@ def remove_process_set(process_set: ProcessSet) -> bool:
 
 
 def can_be(process_set: ProcessSet, size: int) -> bool:
-    """Whether a process set is one of some, but not all, of so many ranks."""
+    """Whether a process set consists of some, but not all, of this many ranks."""
     ranks = process_set.ranks or []
     return 0 < len(ranks) < size and len(set(ranks)) == len(ranks) and 0 <= min(ranks) and max(ranks) < size
 
 
 def make_ready(process_set: ProcessSet) -> None:
-    """Gives a set that `init` was asked for its place among those that Horovod has; every rank calls it.
+    """Registers a set that `init` was asked for among those that Horovod has; every rank calls it.
 
     Raises:
-        ValueError: on every rank alike, where it is not there and cannot be added.
+        ValueError: on every rank, if it is not there and cannot be added.
     """
     key = tuple(process_set.ranks)
     if key in _ids:
@@ -102,10 +102,10 @@ def is_dynamic() -> bool:
 
 
 def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -> list[ProcessSet]:
-    """The sets that `init` was asked for; "dynamic" asks for none, but that they can be added later.
+    """The sets that `init` was asked for; "dynamic" asks for none, but allows adding them later.
 
     Raises:
-        ValueError: where one is no process set, or two have the same ranks.
+        ValueError: if one is not a process set, or two have the same ranks.
     """
     if isinstance(process_sets, str):
         if process_sets.lower() != "dynamic":
@@ -133,10 +133,10 @@ def start(own: Sequence[ProcessSet], groups: Iterable[tuple[int, ...]] = ()) -> 
 
 
 def of_grid(ranks: Sequence[int]) -> ProcessSet:
-    """The process set of a group of the grid, made where it is not there; every rank calls it, in the same order.
+    """The process set of a group of the grid, created if missing; every rank calls it, in the same order.
 
     Raises:
-        RuntimeError: on every rank alike, where it is not there and cannot be added.
+        RuntimeError: on every rank, if it is not there and cannot be added.
     """
     key = tuple(ranks)
     if len(key) == _horovod.size():
@@ -156,23 +156,23 @@ def of_grid(ranks: Sequence[int]) -> ProcessSet:
 
 
 def forget() -> None:
-    """Drops what is of no use once Horovod has stopped."""
+    """Drops what is useless once Horovod has stopped."""
     _ids.clear()
     _of_grid.clear()
 
 
 def require_member(process_set: ProcessSet, root_rank: int | None = None) -> None:
-    """Refuses a process set that is not ready or without this rank, and a root outside it.
+    """Raises an error for a process set that is not ready or does not contain this rank, or a root outside it.
 
     Raises:
-        ValueError: saying which of them it is; for a rank outside it is also Horovod's `InvalidArgumentError`.
+        ValueError: naming the reason; for a rank outside the set it is also Horovod's `InvalidArgumentError`.
     """
     if process_set.process_set_id is None:
         raise ValueError(
             f"The process set of the ranks {process_set.ranks} is not part of Horovod: pass it to "
             "hvd.init(process_sets=[...]) or hvd.add_process_set."
         )
-    size = _horovod.size()  # says so where Horovod was not started
+    size = _horovod.size()  # raises an error if Horovod was not started
     ranks = process_set.ranks if process_set.process_set_id else list(range(size))
     if _horovod.rank() not in ranks:
         raise NotIncludedError(

@@ -1,7 +1,7 @@
 """Collectives among the ranks of one host, through memory that all of them have mapped.
 
-Horovod's Gloo takes TCP over the loopback device, which costs several copies and system calls. Here a rank writes each
-piece into the memory of the rank that is to have it, which uses it where it lies.
+Horovod's Gloo uses TCP over the loopback device, which costs several copies and system calls. Here a rank writes each
+piece directly into the receiver's memory, where the receiver uses it in place.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _DTYPES = (tf.float32, tf.float16, tf.bfloat16, tf.float64, tf.int32, tf.int64, 
 
 
 class SharedMemoryCommunicator(Communicator):
-    """Sends by shared memory what goes from rank to rank, and leaves the rest to another communicator.
+    """Sends point-to-point data through shared memory, and leaves the rest to another communicator.
 
     Args:
         carrier: the same ranks; it carries all-reduce, broadcast, and all-gather of unknown lengths.
@@ -40,7 +40,7 @@ class SharedMemoryCommunicator(Communicator):
 
     @property
     def process_set(self) -> Any:
-        """The carrier's, for Horovod's own functions."""
+        """The carrier's process set, for Horovod's own functions."""
         return self._carrier.process_set
 
     def in_background(self):
@@ -100,7 +100,7 @@ class SharedMemoryCommunicator(Communicator):
         return tf.reshape(received, [tf.reduce_sum(lengths), *shape]), lengths
 
     def _unknown(self, tensor):
-        """The same tensor, but never a constant, which TensorFlow would exchange when it optimises the graph."""
+        """The same tensor, but never a constant, whose collective TensorFlow would run when it optimises the graph."""
         return tensor if tf.executing_eagerly() else unknown(tensor, self._never_written)
 
     def _exchange(
@@ -128,21 +128,21 @@ class SharedMemoryCommunicator(Communicator):
 
 
 def connect(carrier: Communicator, name: str) -> Communicator:
-    """Lets ranks of one host exchange through memory, where all of them can; a collective.
+    """Lets ranks of one host exchange data through memory, if all of them can; a collective.
 
     Args:
         carrier: ranks of one host.
         name: the same on every rank, unique among the collectives in flight.
 
     Returns:
-        A `SharedMemoryCommunicator`, or the carrier: where a rank has HVD_SPARSE_SHARED_MEMORY=0, where processes may
-        not open each other's memory (other users, other process namespaces), or where TensorFlow has a GPU, whose
-        gradients Horovod exchanges without the host.
+        A `SharedMemoryCommunicator`; or the carrier if a rank has HVD_SPARSE_SHARED_MEMORY=0, if processes may not open
+        each other's memory (other users, other process namespaces), or if TensorFlow has a GPU, whose gradients Horovod
+        exchanges without the host.
     """
     if carrier.size == 1:
         return carrier
     wanted = os.environ.get(SWITCH_VARIABLE, "1") != "0" and not tf.config.list_physical_devices("GPU")
-    address = np.zeros(3, np.int64)  # zeros: this rank has none
+    address = np.zeros(3, np.int64)  # zeros mean that this rank has none
     group = _native().hvds_neighbours_open(carrier.size, carrier.rank, address.ctypes) if wanted else 0
     addresses = carrier.allgather(tf.constant(address[np.newaxis]), f"{name}.addresses").numpy()
     joined = addresses[:, 0].all() and _native().hvds_neighbours_join(group, addresses.ctypes) == 0
@@ -153,7 +153,7 @@ def connect(carrier: Communicator, name: str) -> Communicator:
 
 
 def disconnect(communicator: Communicator) -> None:
-    """Leaves the others, if they are connected; exchanges that still run fail, here and there."""
+    """Leaves the other ranks, if connected; exchanges that still run fail, here and there."""
     if isinstance(communicator, SharedMemoryCommunicator):
         _native().hvds_neighbours_close(communicator.group)
 

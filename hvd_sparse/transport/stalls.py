@@ -1,10 +1,10 @@
-"""Tells who is where, once ranks have waited for each other for a while.
+"""Reports where each rank is, once ranks have waited for each other for a while.
 
-A rank with fewer batches goes on to its next collective, where it waits for the others, which wait for it in theirs.
-A thread looks every few seconds whether the main thread has computed since. That costs training nothing, and asks
-nobody while the main thread gets on. Only once that has stood still for long its stack is read: its alone, as
-`sys._current_frames` reads those of all threads, and Python 3.11 has crashed and deadlocked in it beside threads that
-come and go, as those of tf.data do.
+A rank with fewer batches goes on to its next collective, where it waits for the others, which wait for it in theirs. A
+thread checks every few seconds whether the main thread has computed since. That costs training nothing, and sends no
+message while the main thread makes progress. Only once the main thread has stood still for long is its stack read: only
+its own, because `sys._current_frames` reads those of all threads, and Python 3.11 has crashed and deadlocked in it next
+to threads that come and go, like those of tf.data.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _REMEDY = (
     "rank the same number: dataset.repeat() with steps_per_epoch=int(hvd.allreduce(steps, op=hvd.Min)). "
     f"{SECONDS_VARIABLE} says after how many seconds this is told, 0 for never."
 )
-_LOOKS = 4  # in that time
-_STILL = 2e-4  # seconds of its own that a thread may compute between two looks and still be waiting
+_LOOKS = 4  # checks in that time
+_STILL = 2e-4  # seconds of computation between two checks below which a thread counts as waiting
 _COLLECTIVES = ("allgather", "allreduce", "alltoall", "alltoall_ragged", "broadcast", "exchange", "reducescatter")
 _CARRIERS = (
     "horovod.",
@@ -48,9 +48,9 @@ class Place(NamedTuple):
     """Where a rank waits.
 
     Attributes:
-        doing: what for, the same on all ranks that wait for the same.
-        where: in which line of the user's, and the like.
-        collective: whether other ranks are waited for; else that is likely, as TensorFlow computes.
+        doing: what it waits for, the same on all ranks that wait for the same.
+        where: the line of the user's code, and the like.
+        collective: whether it certainly waits for other ranks; otherwise that is likely, as TensorFlow computes.
     """
 
     doing: str
@@ -59,14 +59,14 @@ class Place(NamedTuple):
 
 
 def start(rank: int, size: int, scope: str) -> None:
-    """Has a thread watch this process's main thread, until `stop`; nothing where there is one already.
+    """Starts a thread that watches this process's main thread until `stop`; does nothing if there is one already.
 
-    It is to be called by the main thread: another one cannot be watched.
+    Call it from the main thread: another one cannot be watched.
 
     Args:
         rank: of this process.
         size: the number of ranks.
-        scope: of the launcher's store; another one for each start of Horovod.
+        scope: of the launcher's store; a new one for each start of Horovod.
     """
     seconds = float(os.environ.get(SECONDS_VARIABLE) or USUAL_SECONDS)
     if _running or size == 1 or seconds <= 0 or threading.current_thread() is not threading.main_thread():
@@ -78,13 +78,13 @@ def start(rank: int, size: int, scope: str) -> None:
 
 
 def stop() -> None:
-    """Ends the watch; nothing where there is none."""
+    """Ends the watch; does nothing if there is none."""
     while _running:
         _running.pop().set()
 
 
 def place_of(frame: FrameType | None) -> Place | None:
-    """What a thread waits for whose innermost frame this is; None where it computes in Python, or has joined."""
+    """What the thread with this innermost frame waits for; None if it computes in Python, or has joined."""
     frames = list(_outwards(frame))
     if not frames or not _is_inside(frames[0], ("tensorflow.", "keras.", "horovod.")) and not _is_generated(frames[0]):
         return None
@@ -104,20 +104,20 @@ def place_of(frame: FrameType | None) -> Place | None:
 
 
 class WatchedThread:
-    """The thread that makes this object, as another one may look at it."""
+    """The thread that makes this object, to be observed by another thread."""
 
     def __init__(self) -> None:
         self._clock = time.pthread_getcpuclockid(threading.get_ident())
-        # By prototypes of our own: those of ctypes.pythonapi belong to everybody.
+        # With prototypes of our own: those of ctypes.pythonapi are shared by everybody.
         self._state = ctypes.PYFUNCTYPE(ctypes.c_void_p)(("PyThreadState_Get", ctypes.pythonapi))()
         self._read = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p)(("PyThreadState_GetFrame", ctypes.pythonapi))
 
     def computed(self) -> float:
-        """Seconds that it has computed."""
+        """Seconds of computation so far."""
         return time.clock_gettime(self._clock)
 
     def frame(self) -> FrameType | None:
-        """Its innermost frame, to be read while the thread waits; None where it is not in Python."""
+        """Its innermost frame, to be read while the thread waits; None if it is not in Python."""
         try:
             return self._read(self._state)
         except ValueError:  # NULL
@@ -125,7 +125,7 @@ class WatchedThread:
 
 
 class _Watch:
-    """Follows each call of the main thread as long as it lasts; tells of one that lasts long."""
+    """Follows each call of the main thread as long as it lasts; reports one that lasts long."""
 
     def __init__(
         self,
@@ -160,14 +160,14 @@ class _Watch:
         self._store.put(self._rank, place)
         self._told = self._told or " "
         if any(self._said(rank) for rank in range(self._rank)):
-            return  # the first that waits tells it for all
+            return  # the first rank that waits reports for all
         others = {rank: self._said(rank) for rank in range(self._rank + 1, self._size)}
         places = {self._rank: place, **others}
         if _is_stall(places, certain=waited > 2 * self._seconds):
             self._print(places)
 
     def _said(self, rank: int) -> Place | None:
-        """Where another rank waits, by its own word."""
+        """Where another rank waits, according to itself."""
         assert self._store is not None
         try:
             said = self._store.get(rank, patience=0)
@@ -183,7 +183,7 @@ class _Watch:
         self._told = text
 
     def _get_on(self) -> None:
-        """The call has ended."""
+        """Notes that the call has ended."""
         if self._told and self._store is not None:
             with contextlib.suppress(OSError):
                 self._store.put(self._rank, None)
@@ -191,7 +191,7 @@ class _Watch:
 
 
 def _is_stall(places: dict[int, Place | None], certain: bool) -> bool:
-    """Whether ranks wait in different places, or some do not wait at all and do not come either."""
+    """Whether ranks wait in different places, or some do not wait at all and do not arrive either."""
     waiting = [place for place in places.values() if place is not None]
     if len(waiting) < len(places):
         return certain and any(place.collective for place in waiting)
@@ -218,7 +218,7 @@ def _is_inside(frame: FrameType, modules: Sequence[str]) -> bool:
 
 
 def _is_generated(frame: FrameType) -> bool:
-    """Of the functions that TensorFlow makes for the operations of a library, as Horovod's."""
+    """Whether it is one of the functions that TensorFlow generates for a library's operations, such as Horovod's."""
     return frame.f_code.co_filename == "<string>"
 
 
@@ -231,7 +231,7 @@ def _is_step(frame: FrameType) -> bool:
 
 
 def _callback(frames: Sequence[FrameType]) -> str:
-    """The Keras callback that waits, "" where none does."""
+    """The Keras callback that waits; "" if none does."""
     for frame in frames:
         if frame.f_code.co_name.startswith("on_") and "self" in frame.f_locals:
             return f"{type(frame.f_locals['self']).__name__}.{frame.f_code.co_name}"
@@ -239,7 +239,7 @@ def _callback(frames: Sequence[FrameType]) -> str:
 
 
 def _progress(frames: Sequence[FrameType]) -> str:
-    """How far Keras's fit is, as far as it can be seen."""
+    """How far Keras's fit has progressed, as far as can be seen."""
     for frame in frames:
         if _is_step(frame):
             seen: dict[str, Any] = {key: frame.f_locals.get(key) for key in ("epoch", "begin_step")}
@@ -249,7 +249,7 @@ def _progress(frames: Sequence[FrameType]) -> str:
 
 
 def _users_line(frames: Sequence[FrameType]) -> str:
-    """The innermost line that is not of a library."""
+    """The innermost line that is not in a library."""
     for frame in frames:
         path = frame.f_code.co_filename
         if not path.startswith(_NOT_THE_USERS):

@@ -14,7 +14,7 @@ def of(process_set: Any) -> Grid:
     """The ranks of a process set, each a node of its own; a grid of one for a rank that is outside.
 
     Raises:
-        ValueError: where Horovod does not know the process set, or `init` was forgotten.
+        ValueError: if Horovod does not know the process set, or `init` was not called.
     """
     me = topology.rank()
     if process_set.process_set_id is None or not process_set.ranks:

@@ -1,4 +1,4 @@
-"""How long calls take that all ranks make: the slowest rank's time counts, and every rank gets the same figures."""
+"""Times calls that all ranks make: the slowest rank's time counts, and every rank gets the same figures."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ import tensorflow as tf
 from hvd_sparse.costs import Link
 from hvd_sparse.transport.communicator import Communicator
 
-_COLD, _REPEATS = 3, 5  # an operation that keeps its outputs has made them after three rounds
+_COLD, _REPEATS = 3, 5  # an operation that keeps its outputs has allocated them after three rounds
 
 
 class Sizes(NamedTuple):
-    """What is sent to tell latency from bandwidth.
+    """The message sizes that separate latency from bandwidth.
 
     Attributes:
-        smallest: elements.
-        largest: elements.
-        step: by which they grow.
-        long: seconds after which nothing larger is sent: bandwidth is well told from latency.
+        smallest: number of elements.
+        largest: number of elements.
+        step: factor by which they grow.
+        long: seconds after which nothing larger is sent: bandwidth then clearly dominates latency.
     """
 
     smallest: int
@@ -32,10 +32,10 @@ class Sizes(NamedTuple):
 
 
 def slowest(world: Communicator, run: Callable[[], Any], name: str) -> float:
-    """Seconds that a call takes on the slowest rank, from when all ranks are there; the same on every rank.
+    """Seconds that a call takes on the slowest rank, from when all ranks have arrived; the same on every rank.
 
     Args:
-        world: who makes the call.
+        world: the ranks that make the call.
         run: makes it, and returns when it is done.
         name: the same on every rank; collectives are named after it.
     """
@@ -47,23 +47,23 @@ def slowest(world: Communicator, run: Callable[[], Any], name: str) -> float:
 
 
 def median_seconds(world: Communicator, run: Callable[[], Any], name: str) -> float:
-    """The median of a few rounds of `slowest`, after some that do not count; arguments as there."""
+    """The median of a few rounds of `slowest`, after some warm-up rounds; same arguments."""
     taken = [slowest(world, run, name) for _ in range(_COLD + _REPEATS)]
     return float(np.median(taken[_COLD:]))
 
 
 def medians(rounds: Mapping[str, Sequence[float]]) -> dict[str, float]:
-    """The median of each, by name."""
+    """The median of each series, by name."""
     return {name: float(np.median(taken)) for name, taken in rounds.items()}
 
 
 def fit_link(seconds: Callable[[int], float], sizes: Sizes, element: int) -> Link:
-    """Latency and bandwidth of a call, out of the smallest size and the first that takes long.
+    """Latency and bandwidth of a call, from the smallest size and the first that takes long.
 
     Args:
-        seconds: of a call that sends some elements; a collective, the same on every rank.
+        seconds: returns the time of a call that sends this many elements; a collective, the same on every rank.
         sizes: of the calls.
-        element: bytes that follow one another for each element.
+        element: bytes sent one after another for each element.
     """
     each = sizes.smallest
     small = large = seconds(each)

@@ -1,7 +1,7 @@
 """Horovod's start-up, and the grid of nodes and ranks.
 
-`init` starts Horovod and arranges the P ranks as m nodes of n ranks (CommLib 3.2): `node()` is the process set
-of this rank's node, `cross()` the process set of the ranks that have the same place in their nodes.
+`init` starts Horovod and arranges the P ranks as m nodes of n ranks (CommLib 3.2): `node()` is the process set of this
+rank's node, `cross()` the process set of the ranks at the same position in their nodes.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ _Sets = Iterable[ProcessSet | Sequence[int]] | str | None
 
 @tf.autograph.experimental.do_not_convert
 def init(comm: Sequence[int] | None = None, process_sets: _Sets = None, local_size: int | None = None) -> None:
-    """Starts Horovod, where it is not started yet, and arranges its ranks as nodes.
+    """Starts Horovod, if it is not started yet, and arranges its ranks as nodes.
 
     Args:
-        comm: None, or the list of all ranks. Other communicators are refused.
-        process_sets: a list of `ProcessSet`, or of lists of ranks, the same on every rank; or "dynamic", so that they
-            can be added later.
-        local_size: ranks per node n; the default is the environment variable HVD_SPARSE_LOCAL_SIZE, and
-            without it the number of ranks that Horovod started on each host. A smaller number lets one host
-            stand for several nodes; it must divide the number of ranks on every host. To call `init` again with
-            another one, call `shutdown` before, or have HOROVOD_DYNAMIC_PROCESS_SETS=1 set from the start.
+        comm: None, or the list of all ranks. Other communicators raise an error.
+        process_sets: a list of `ProcessSet`, or of lists of ranks, the same on every rank; or "dynamic" to allow adding
+            them later.
+        local_size: n, the number of ranks per node; the default is the environment variable HVD_SPARSE_LOCAL_SIZE, and
+            without it the number of ranks that Horovod started on each host. A smaller number lets one host stand for
+            several nodes; it must divide the number of ranks on every host. To call `init` again with another one, call
+            `shutdown` first, or set HOROVOD_DYNAMIC_PROCESS_SETS=1 from the start.
 
     Raises:
-        ValueError: on every rank alike: where hosts have unequal numbers of ranks, `local_size` does not divide
-            them or differs between ranks, a host's name resolves to its loopback address, `comm` is not of all ranks,
-            or the process sets differ between ranks or cannot be.
-        RuntimeError: on every rank alike: where Horovod was started for other nodes than these.
+        ValueError: on every rank, if hosts have unequal numbers of ranks, `local_size` does not divide them or differs
+            between ranks, a host's name resolves to its loopback address, `comm` does not consist of all ranks, or the
+            process sets differ between ranks or are invalid.
+        RuntimeError: on every rank, if Horovod was started for other nodes than these.
     """
     eagerly(lambda: _init(comm, process_sets, local_size), makes_variables=True)
 
@@ -95,7 +95,7 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     )
     places = world_communicator.gather_descriptions(_place(local_size, own), "topology.places")
     if starts:
-        forget_addresses()  # all are connected: they have met
+        forget_addresses()  # all ranks are connected
         world_communicator.gather_descriptions(None, "topology.forgotten")
     _require_same_sets(places)
     rows = nodes.arrange(places)
@@ -110,9 +110,9 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
 
 
 def _start(local_size: int | None, own: Sequence[ProcessSet]) -> None:
-    """Starts Horovod with the process sets that all ranks know of before, else so that it takes them later.
+    """Starts Horovod with the process sets that all ranks know in advance; otherwise so that they can be added later.
 
-    The latter lets Horovod ask all ranks for new sets in each of its cycles, by which a small message takes two to
+    The latter makes Horovod ask all ranks for new sets in each of its cycles, so that a small message takes two to
     three times as long.
     """
     global _starts
@@ -130,12 +130,12 @@ def _start(local_size: int | None, own: Sequence[ProcessSet]) -> None:
 
 
 def _place(local_size: int | None, own: Sequence[ProcessSet]) -> dict[str, Any]:
-    """Where this process runs and what it asks for, to be compared with the others."""
+    """Where this process runs and what it asks for, to compare with the others."""
     return {**nodes.place(local_size), "process_sets": [each.ranks for each in own]}
 
 
 def _rows_ahead(local_size: int | None, own: Sequence[ProcessSet]) -> list[list[int]] | None:
-    """The world ranks of each node, as all ranks know them before Horovod starts; None where they cannot."""
+    """The world ranks of each node, as all ranks know them before Horovod starts; None if they cannot know."""
     store, size = Store.of_job(f"hvd_sparse_places.{_starts}"), int(os.environ.get("HOROVOD_SIZE", "1"))
     if store is None:
         return None
@@ -144,7 +144,7 @@ def _rows_ahead(local_size: int | None, own: Sequence[ProcessSet]) -> list[list[
 
 
 def _arranged(places: Sequence[dict[str, Any] | None]) -> list[list[int]] | None:
-    """As `nodes.arrange`, None where that cannot be: what is wrong is told once ranks are connected."""
+    """As `nodes.arrange`, but None if that fails: the error is raised once ranks are connected."""
     try:
         told = [place for place in places if place]
         _require_same_sets(told)
@@ -183,7 +183,7 @@ def is_initialized() -> bool:
 
 
 def grid() -> Grid:
-    """The grid of all ranks; a grid of one where neither `init` nor Horovod was started."""
+    """The grid of all ranks; a grid of one if neither `init` nor Horovod was started."""
     if _grid is not None:
         return _grid
     if _horovod.is_initialized():
@@ -204,7 +204,7 @@ def node() -> Communicator:
 
 
 def cross() -> Communicator:
-    """The ranks that have this rank's place in their nodes, one of each node, in rank order."""
+    """The ranks at this rank's position in their nodes, one of each node, in rank order."""
     return grid().cross
 
 
@@ -221,7 +221,7 @@ def size() -> int:
 
 
 def local_rank() -> int:
-    """This process's number on its host (not on its node, where `local_size` splits a host), for pinning a GPU."""
+    """This process's number on its host (not on its node, if `local_size` splits a host), for pinning a GPU."""
     _require_init()
     return _horovod.local_rank()
 
@@ -250,7 +250,7 @@ def _require_init() -> None:
 
 
 def _communicator(name: str, groups: Sequence[Sequence[int]], world_communicator: Communicator) -> Communicator:
-    """This rank's group out of a partition of all ranks; every rank registers every group, in the same order."""
+    """This rank's group in a partition of all ranks; every rank registers every group, in the same order."""
     me = world_communicator.world_rank
     mine = next(group for group in groups if me in group)
     if len(mine) == 1:
@@ -269,7 +269,7 @@ def _node(rows: Sequence[Sequence[int]], world_communicator: Communicator) -> Co
 
 
 def _forget() -> None:
-    """Drops what is of no use once Horovod has stopped."""
+    """Drops what is useless once Horovod has stopped."""
     joining.allow_join()
     process_sets.forget()
     for node_communicator in _nodes.values():
