@@ -1,4 +1,4 @@
-// Which instruction set the kernels use, chosen when the program runs.
+// Selects the instruction set of the kernels at run time.
 #ifndef HVD_SPARSE_OPS_CPU_FEATURES_H_
 #define HVD_SPARSE_OPS_CPU_FEATURES_H_
 
@@ -12,18 +12,18 @@ enum hvds_isa_level {
   HVDS_AVX512 = 2,  // F, BW, VL and DQ
 };
 
-// The widest level that this processor and its operating system offer.
+// The widest level that the processor and the operating system support.
 int hvds_isa_detected(void);
 
-// The level in use: at first the detected one, or what the environment variable HVD_SPARSE_ISA (sse2, avx2 or avx512,
-// read once) asks for, which never exceeds the detected one.
+// The level in use: initially the detected one, or the one requested by the environment variable HVD_SPARSE_ISA (sse2,
+// avx2 or avx512; read once), capped at the detected one.
 int hvds_isa(void);
 
-// How far ahead of its loads a pass over memory asks for more, in bytes, as measured: 2048 suits Intel's processors; AMD's
-// fetch ahead by themselves, and any request from afar slows them (Zen 4: by a tenth).
+// Prefetch distance of a pass over memory, in bytes, as measured: 2048 suits Intel's processors; AMD's prefetch in
+// hardware, and software prefetches far ahead slow them down (Zen 4: by a tenth).
 int hvds_bytes_ahead(void);
 
-// Uses `level` from now on, in every thread. Returns 0, or -1 when the processor lacks it or there is no such level.
+// Uses `level` from now on, in every thread. Returns 0, or -1 if the processor lacks it or there is no such level.
 int hvds_set_isa(int level);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// The element types of the GPU kernels and their conversions, the same bits on the host and on the device.
+// The element types of the GPU kernels and their conversions, bitwise identical on the host and on the device.
 #ifndef HVD_SPARSE_OPS_ELEMENTS_H_
 #define HVD_SPARSE_OPS_ELEMENTS_H_
 
@@ -40,7 +40,7 @@ HVDS_BOTH inline float widen(Bfloat16 value) { return float_of(uint32_t(value.bi
 
 HVDS_BOTH inline float widen(Half value) {
 #if defined(__CUDA_ARCH__)
-  return __half2float(__ushort_as_half(value.bits));  // exact, and one instruction in the pass over memory
+  return __half2float(__ushort_as_half(value.bits));  // exact, and a single instruction in a pass over memory
 #else
   const uint32_t sign = uint32_t(value.bits & 0x8000u) << 16;
   const uint32_t magnitude = value.bits & 0x7fffu;
@@ -50,7 +50,7 @@ HVDS_BOTH inline float widen(Half value) {
 #endif
 }
 
-// Rounds to nearest, ties to even; NaN stays NaN, and what is too large becomes Inf.
+// Rounds to nearest, ties to even; NaN stays NaN, and values that are too large become Inf.
 template <typename Element>
 HVDS_BOTH Element narrow(float value);
 
@@ -73,7 +73,7 @@ HVDS_BOTH inline Half narrow<Half>(float value) {
   const uint32_t magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return Half{uint16_t(sign | 0x7e00u)};
   if (magnitude >= 0x477ff000u) return Half{uint16_t(sign | 0x7c00u)};  // 65520 and above
-  if (magnitude < 0x38800000u) {  // below 2^-14: the last bit of 0.5 is worth 2^-24, as is that of the result
+  if (magnitude < 0x38800000u) {  // below 2^-14: the last bit of 0.5 is worth 2^-24, as is the result's
     return Half{uint16_t(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)))};
   }
   const uint32_t rounded = magnitude + 0xfffu + (magnitude >> 13 & 1u);

@@ -8,8 +8,8 @@
 
 namespace hvds {
 
-// While it lives, this thread rounds and treats denormal numbers as a control word of x86 says; elsewhere, as it does
-// anyway.
+// While an instance lives, its thread rounds and treats denormal numbers as this x86 control word says; on other
+// processors it has no effect.
 class FloatMode {
  public:
 #if defined(__SSE2__)
@@ -27,8 +27,8 @@ class FloatMode {
 #endif
 };
 
-// Keeps denormal numbers. TensorFlow's threads flush these to zero and Python's do not, so without it the bits of a sum
-// would depend on who adds.
+// Keeps denormal numbers. TensorFlow's threads flush them to zero and Python's do not, so without this the bits of a
+// sum would depend on the thread that computes it.
 class StandardFloats : public FloatMode {
  public:
   StandardFloats() : FloatMode(kAllMasked) {}
@@ -37,13 +37,13 @@ class StandardFloats : public FloatMode {
   static constexpr unsigned kAllMasked = 0x1f80;  // no traps, round to nearest even, no flushing
 };
 
-// Takes denormal numbers for zero, and makes none, as TensorFlow's own operations do when they run eagerly.
+// Treats denormal inputs as zero and flushes denormal results, as TensorFlow's own operations do in eager mode.
 class FlushedFloats : public FloatMode {
  public:
   FlushedFloats() : FloatMode(kFlushing) {}
 
  private:
-  static constexpr unsigned kFlushing = 0x9fc0;  // the same, with flushing of what goes in and what comes out
+  static constexpr unsigned kFlushing = 0x9fc0;  // the same, but inputs and results are flushed
 };
 
 }  // namespace hvds

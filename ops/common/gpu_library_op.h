@@ -1,4 +1,4 @@
-// How a library of operations, compiled without CUDA, finds _cuda.so in its own folder and works on the GPU's stream.
+// How an op library that was compiled without CUDA finds _cuda.so in its own folder and uses the GPU's stream.
 #ifndef HVDS_GPU_LIBRARY_OP_H_
 #define HVDS_GPU_LIBRARY_OP_H_
 
@@ -12,7 +12,7 @@
 #include "xla/stream_executor/stream.h"
 
 namespace hvds {
-// Of its own in each library that includes this: a function that two of them share would tell the folder of one.
+// Internal linkage: a function shared by two libraries would return the folder of only one of them.
 namespace {
 
 std::string path_beside_this_library(const char* name) {
@@ -28,8 +28,8 @@ bool find(void* library, const char* name, Function* function) {
   return *function != nullptr;
 }
 
-// Fills `functions`, which knows by find_all(library) whether a library has all of them and is of the same build; or
-// says, after `consequence`, why the GPU is left to itself. No _cuda.so at all is an ordinary installation.
+// Fills `functions`, whose find_all(library) returns whether a library has all of them and is of the same build. On
+// failure logs why, after `consequence`. A missing _cuda.so is not an error: the installation has no GPU support.
 template <typename Functions>
 bool load_cuda(const char* consequence, Functions* functions) {
   const std::string path = path_beside_this_library("_cuda.so");

@@ -1,4 +1,4 @@
-// What the operations share: the kernels' view of TensorFlow's element types and threads, and the checks of arguments.
+// What the ops share: TensorFlow's element types and threads in the form the kernels expect, and argument checks.
 #ifndef HVD_SPARSE_OPS_OP_SUPPORT_H_
 #define HVD_SPARSE_OPS_OP_SUPPORT_H_
 
@@ -22,31 +22,31 @@ inline hvds_dtype dtype_of(tensorflow::DataType type) {
   if (type == tensorflow::DT_HALF) return HVDS_FLOAT16;
   if (type == tensorflow::DT_BFLOAT16) return HVDS_BFLOAT16;
   if (type == tensorflow::DT_DOUBLE) return HVDS_FLOAT64;
-  CHECK_EQ(type, tensorflow::DT_FLOAT);  // the registration admits no other
+  CHECK_EQ(type, tensorflow::DT_FLOAT);  // the op's registration allows no other
   return HVDS_FLOAT32;
 }
 
-// An argument that cannot be: the pieces of the message say what was expected and what came.
+// An invalid argument: the pieces of the message say what was expected and what was given.
 template <typename... Pieces>
 absl::Status invalid_argument(const Pieces&... pieces) {
   return absl::InvalidArgumentError(absl::StrCat(pieces...));
 }
 
-// A scalar tensor int32 or int64 as a number.
+// The value of an int32 or int64 scalar tensor.
 inline int64_t number_of(const tensorflow::Tensor& scalar) {
   return scalar.dtype() == tensorflow::DT_INT32 ? scalar.scalar<int32_t>()() : scalar.scalar<int64_t>()();
 }
 
-// Large outputs of a kernel, used again once nobody holds them. TensorFlow's CPU allocator gives large blocks back to the
-// operating system, and fresh ones cost a page fault for every 4 KB, which is more than the kernels' own work.
+// Large outputs of a kernel, reused once nobody holds them. TensorFlow's CPU allocator returns large blocks to the
+// operating system, and fresh ones cost a page fault per 4 KB, which is more than the kernels' own work.
 //
-// An output belongs to its holders alone, so that an operation behind this one may write in its place.
+// An output belongs to its holders alone, so that a later op may overwrite it in place.
 class KeptOutputs {
  public:
-  // How many blocks wait for the next call at most: those of calls at the same time, and of other shapes.
+  // The most blocks kept for later calls: for concurrent calls, and for other shapes.
   explicit KeptOutputs(size_t most = 3) : shelf_(std::make_shared<Shelf>(most)) {}
 
-  // As OpKernelContext::allocate_output.
+  // Like OpKernelContext::allocate_output.
   absl::Status allocate(tensorflow::OpKernelContext* context, int index, const tensorflow::TensorShape& shape,
                         tensorflow::Tensor** output) {
     const tensorflow::DataType type = context->expected_output_dtype(index);
@@ -64,7 +64,7 @@ class KeptOutputs {
  private:
   static constexpr int64_t kWorthKeeping = 1 << 20;  // bytes
 
-  // Memory that waits for the next call.
+  // Memory kept for later calls.
   class Shelf {
    public:
     explicit Shelf(size_t most) : most_(most) {}
@@ -91,7 +91,7 @@ class KeptOutputs {
     std::vector<tensorflow::Tensor> waiting_;
   };
 
-  // A tensor's buffer, whose memory goes back to the shelf when the last holder lets it go.
+  // A tensor's buffer whose memory returns to the shelf when the last holder releases it.
   class Lent : public tensorflow::TensorBuffer {
    public:
     Lent(tensorflow::Tensor memory, std::shared_ptr<Shelf> shelf)
@@ -112,7 +112,7 @@ class KeptOutputs {
   const std::shared_ptr<Shelf> shelf_;
 };
 
-// The threads among which TensorFlow shares the work inside an operation, for as long as `context` lives.
+// The threads that TensorFlow uses for work inside an op; valid as long as `context` lives.
 class DeviceThreads {
  public:
   explicit DeviceThreads(tensorflow::OpKernelContext* context)

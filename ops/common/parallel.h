@@ -1,4 +1,4 @@
-// How a kernel runs tasks in parallel without knowing whose threads they are.
+// How a kernel runs tasks in parallel, whoever owns the threads.
 #ifndef HVD_SPARSE_OPS_PARALLEL_H_
 #define HVD_SPARSE_OPS_PARALLEL_H_
 
@@ -8,9 +8,10 @@
 extern "C" {
 #endif
 
-// An executor lent by the caller. `run` calls task(argument, 0) ... task(argument, tasks - 1), each exactly once, in any
-// order, on any threads, and returns when all have returned. `threads` (>= 1) says how many run at the same time; it
-// decides how the work is cut, never what comes out. A NULL pointer to this struct means: serially, on the caller.
+// An executor lent by the caller. `run` calls task(argument, 0) ... task(argument, tasks - 1), each exactly once, in
+// any order, on any threads, and returns when all have returned. `threads` (>= 1) is how many run concurrently; it
+// determines how the work is divided, but never the result. A NULL pointer to this struct means: run serially, on the
+// calling thread.
 typedef struct hvds_parallel {
   void* context;  // passed to run
   int threads;

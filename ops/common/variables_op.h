@@ -1,4 +1,4 @@
-// TensorFlow's variables behind the handles that an operation is given, for reading or for update in place.
+// TensorFlow's variables behind an op's resource handles, for reading or for updating in place.
 #ifndef HVD_SPARSE_OPS_VARIABLES_OP_H_
 #define HVD_SPARSE_OPS_VARIABLES_OP_H_
 
@@ -15,9 +15,9 @@ namespace hvds {
 
 enum class Access { kRead, kUpdate };
 
-// Looks variables up, and holds the locks of all of them from lock() to the end of its life: shared ones to read, so
-// that no value is aliased (a variable that is also updated by rows admits no alias), exclusive ones to update. Locks
-// are taken in the order of their addresses, as TensorFlow's own operations do.
+// Looks up variables and holds the locks of all of them from lock() until it is destroyed: shared locks for reading, so
+// that no value is aliased (a variable that also gets sparse updates must not be), exclusive ones for updating. Locks
+// are taken in the order of their addresses, as TensorFlow's own ops do.
 class Variables {
  public:
   explicit Variables(Access access) : access_(access) {}
@@ -30,7 +30,7 @@ class Variables {
     }
   }
 
-  // Looks up those of an input that is a list of handles.
+  // Looks up the variables of an input that is a list of handles.
   absl::Status add(tensorflow::OpKernelContext* context, const char* input) {
     int begin = 0, end = 0;
     TF_RETURN_IF_ERROR(context->op_kernel().InputRange(input, &begin, &end));
@@ -43,7 +43,7 @@ class Variables {
     return absl::OkStatus();
   }
 
-  // Locks all that were added. A variable that is to be updated must have been added once.
+  // Locks all variables added. A variable to be updated must have been added only once.
   absl::Status lock() {
     std::vector<tensorflow::Var*> distinct;
     for (const auto& variable : variables_) distinct.push_back(variable.get());
@@ -60,7 +60,7 @@ class Variables {
     return absl::OkStatus();
   }
 
-  // Variable `number` of those added; its value may be looked at while this lives.
+  // The value of variable `number`, in the order of adding; valid while this object lives.
   absl::Status value(size_t number, const tensorflow::Tensor** value) const {
     tensorflow::Var& variable = *variables_[number];
     if (!variable.is_initialized) {
@@ -72,15 +72,15 @@ class Variables {
     return absl::OkStatus();
   }
 
-  // Whether somebody else holds the value too: then it must not be written.
+  // Whether the value has other holders: then it must not be overwritten.
   bool is_shared(size_t number) const { return !held(number).RefCountIsOne(); }
 
   const tensorflow::Tensor& held(size_t number) const { return *variables_[number]->tensor(); }
 
   void replace(size_t number, const tensorflow::Tensor& tensor) const { *variables_[number]->tensor() = tensor; }
 
-  // The memory of a value that is to be written: where somebody else holds it, it is left to them, and the variable gets
-  // a copy.
+  // The memory of a value that is to be written. If the value has other holders, they keep it and the variable gets a
+  // copy.
   absl::Status writable(tensorflow::OpKernelContext* context, size_t number, float** memory) const {
     if (is_shared(number)) {
       tensorflow::Tensor copy;
@@ -92,7 +92,7 @@ class Variables {
     return absl::OkStatus();
   }
 
-  // Memory for another value of a variable.
+  // Memory for a new value of a variable.
   absl::Status allocate_like(tensorflow::OpKernelContext* context, size_t number, tensorflow::Tensor* tensor) const {
     tensorflow::AllocatorAttributes attributes;
     attributes.set_gpu_compatible(true);
@@ -102,7 +102,7 @@ class Variables {
 
  private:
   const Access access_;
-  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;  // outlive their locks
+  std::vector<tensorflow::core::RefCountPtr<tensorflow::Var>> variables_;  // must outlive their locks
   std::vector<tensorflow::Var*> locked_;
 };
 

@@ -1,4 +1,4 @@
-// Vectors for AVX-512 (F, BW, VL and DQ), as the kernels of select, momentum, quantize and lars use them.
+// Vectors for AVX-512 (F, BW, VL and DQ), used by the kernels of select, momentum, quantize and lars.
 #ifndef HVD_SPARSE_OPS_VECTORS_AVX512_H_
 #define HVD_SPARSE_OPS_VECTORS_AVX512_H_
 
@@ -18,7 +18,7 @@ namespace {
 typedef float Floats __attribute__((vector_size(64)));
 typedef double Doubles __attribute__((vector_size(64)));
 typedef int32_t Ints __attribute__((vector_size(64)));
-constexpr int kWidth = 16;  // floats of a vector
+constexpr int kWidth = 16;  // floats per vector
 
 HVDS_INLINE Floats load(const float* from) { return _mm512_loadu_ps(from); }
 HVDS_INLINE Doubles load(const double* from) { return _mm512_loadu_pd(from); }
@@ -47,7 +47,7 @@ HVDS_INLINE Doubles load_doubles(const Bfloat16* from) {
 HVDS_INLINE void store(float* to, Floats values) { _mm512_storeu_ps(to, values); }
 HVDS_INLINE void store(double* to, Doubles values) { _mm512_storeu_pd(to, values); }
 
-// Narrow ones round to nearest, ties to even.
+// Narrow types round to nearest, ties to even.
 HVDS_INLINE void store(Half* to, Floats values) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to),
                       _mm512_cvtps_ph(values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
@@ -64,7 +64,7 @@ HVDS_INLINE void store(Bfloat16* to, Floats values) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(narrow));
 }
 
-// Past the caches, to a multiple of the vector's length; end_streaming() makes it visible to other threads.
+// Non-temporal, to an address aligned to the vector's length; end_streaming() makes it visible to other threads.
 HVDS_INLINE void stream(float* to, Floats values) { _mm512_stream_ps(to, values); }
 HVDS_INLINE void end_streaming() { _mm_sfence(); }
 

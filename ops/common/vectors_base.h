@@ -1,5 +1,5 @@
-// Vectors of 16 bytes, as the kernels of select, momentum, quantize and lars use them: SSE2 on x86-64, and whatever the
-// compiler makes of them elsewhere.
+// 16-byte vectors, used by the kernels of select, momentum, quantize and lars: SSE2 on x86-64, elsewhere whatever the
+// compiler makes of them.
 #ifndef HVD_SPARSE_OPS_VECTORS_BASE_H_
 #define HVD_SPARSE_OPS_VECTORS_BASE_H_
 
@@ -22,7 +22,7 @@ namespace {
 typedef float Floats __attribute__((vector_size(16)));
 typedef double Doubles __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(16)));
-constexpr int kWidth = 4;  // floats of a vector
+constexpr int kWidth = 4;  // floats per vector
 
 HVDS_INLINE Floats load(const float* from) {
   Floats values;
@@ -57,7 +57,7 @@ HVDS_INLINE void store(Narrow* to, Floats values) {
   for (int lane = 0; lane < kWidth; ++lane) to[lane] = narrow<Narrow>(values[lane]);
 }
 
-// Past the caches, to a multiple of the vector's length; end_streaming() makes it visible to other threads.
+// Non-temporal, to an address aligned to the vector's length; end_streaming() makes it visible to other threads.
 #if defined(__SSE2__)
 HVDS_INLINE void stream(float* to, Floats values) { _mm_stream_ps(to, values); }
 HVDS_INLINE void end_streaming() { _mm_sfence(); }

@@ -1,4 +1,4 @@
-// Threads for operations that wait for other processes.
+// Threads for ops that wait for other processes.
 #ifndef HVD_SPARSE_OPS_WAITERS_H_
 #define HVD_SPARSE_OPS_WAITERS_H_
 
@@ -11,8 +11,8 @@
 
 namespace hvds {
 
-// Threads that may wait for other processes. TensorFlow's own must not: the exchanges of two ranks need not begin in the
-// same order, and threads that wait for one could be those that another one needs.
+// Threads that may wait for other processes. TensorFlow's own must not: two ranks may begin their exchanges in
+// different orders, and the threads that wait for one exchange could be those that another needs.
 class Waiters {
  public:
   static Waiters& instance() {
