@@ -1,4 +1,4 @@
-// CRC-32C, with the processor's instruction where there is one.
+// CRC-32C, using the processor's instruction if there is one.
 #include <array>
 #include <cstring>
 

@@ -1,4 +1,4 @@
-// A batch from the memory level as a TensorFlow operation, so that a batch that is wholly there needs no Python.
+// A batch from the memory level as a TensorFlow op, so that a batch that is all in memory needs no Python.
 #include <algorithm>
 #include <vector>
 
@@ -21,7 +21,7 @@ using tensorflow::shape_inference::DimensionHandle;
 using tensorflow::shape_inference::InferenceContext;
 using tensorflow::shape_inference::ShapeHandle;
 
-constexpr size_t kKept = 8;  // batches: those that are gathered, that wait, and that are trained on
+constexpr size_t kKept = 8;  // batches: being gathered, waiting, and being trained on
 
 absl::Status gather_shape(InferenceContext* c) {
   ShapeHandle any, spans, samples;
@@ -41,9 +41,9 @@ absl::Status gather_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// Batch `step` consists of the samples order[spans[step, 0] : spans[step, 1]]. `whole` says whether all of it was found;
-// otherwise samples and labels are of no use. It is also false where a batch up to `ahead` further on is not all there, as
-// then somebody should ask for it; all of these are looked at in step 0, and afterwards the one that is new.
+// Batch `step` consists of the samples order[spans[step, 0] : spans[step, 1]]. `whole` says whether all of them were
+// found; otherwise samples and labels must not be used. It is also false if one of the next `ahead` batches is
+// incomplete, so that the caller requests it; step 0 checks all of these, and later steps only the one that is new.
 REGISTER_OP("DatacacheGather")
     .Input("order: int64")
     .Input("spans: int64")
@@ -57,7 +57,7 @@ REGISTER_OP("DatacacheGather")
     .Attr("ahead: int >= 0")
     .SetShapeFn(gather_shape);
 
-// A slab for as long as this lives.
+// Borrows a slab for as long as this object lives.
 class Borrowed {
  public:
   explicit Borrowed(int64_t number) : number_(number), there_(datacache_borrow(number, &slab_) == 1) {}
@@ -126,7 +126,7 @@ class GatherOp : public OpKernel {
     return 0 <= begin && begin <= end && end <= order.NumElements();
   }
 
-  // Samples by number, as the slab knows them; a negative one is no sample of any slab.
+  // Sample numbers as the slab represents them; a negative one is no sample of any slab.
   static const uint64_t* samples_from(const Tensor& order, int64_t begin) {
     return reinterpret_cast<const uint64_t*>(order.vec<int64_t>().data() + begin);
   }

@@ -17,7 +17,7 @@ struct Register {
   std::condition_variable returned;
   std::deque<Lent> lent;  // by number
 
-  // nullptr for what never was a number.
+  // nullptr for a number that was never given out.
   Lent* find(int64_t number) {
     return number >= 0 && static_cast<uint64_t>(number) < lent.size() ? &lent[number] : nullptr;
   }

@@ -12,12 +12,12 @@ constexpr uint64_t kHead = 4096, kNext = 2048, kAlignment = 64, kAhead = 512;
 using Word = std::atomic<uint64_t>;
 static_assert(sizeof(Word) == 8 && Word::is_always_lock_free, "words are shared between processes");
 
-// All words but the state are written and read plainly between two readings of the state, as in a sequence lock.
+// All words except the state are accessed with relaxed order between two reads of the state, as in a sequence lock.
 struct Entry {
-  Word state;   // odd: published; each change makes it larger by one
-  Word offset;  // from the base; 0 before a place has been reserved
+  Word state;   // odd: published; each change increments it
+  Word offset;  // from the base; 0 before space has been reserved
   Word length;
-  Word checksum;  // of the record; of the reservation before it is published
+  Word checksum;  // of the record; before it is published, of the reservation
   Word label;
 };
 static_assert(sizeof(Entry) == 40, "part of the layout");
@@ -30,7 +30,7 @@ uint64_t round_up(uint64_t size, uint64_t unit) { return (size + unit - 1) / uni
 
 Word& next_place(const datacache_slab* slab) { return *reinterpret_cast<Word*>(slab->base + kNext); }
 
-// The entry of a sample, nullptr where it has none.
+// The entry of a sample; nullptr if it has none.
 Entry* entry_of(const datacache_slab* slab, uint64_t index) {
   if (index < slab->first || index - slab->first >= slab->slots) return nullptr;
   return reinterpret_cast<Entry*>(slab->base + kHead) + (index - slab->first);
@@ -46,7 +46,7 @@ uint64_t proof_of_place(uint64_t index, uint64_t offset, uint64_t length) {
   return datacache_xxh3(place, sizeof place, ~index);
 }
 
-// Takes the next free place; 0 where there is none.
+// Allocates space for a payload; 0 if there is none left.
 uint64_t take_place(const datacache_slab* slab, uint64_t length) {
   Word& next = next_place(slab);
   uint64_t offset = next.load(kRelaxed);
@@ -56,7 +56,7 @@ uint64_t take_place(const datacache_slab* slab, uint64_t length) {
   return offset;
 }
 
-// The place of a record: what a writer that was killed had reserved for it, or a new one; 0 where there is none.
+// The space for a record: what a writer that was killed had reserved for it, or new space; 0 if there is none.
 uint64_t reserve(const datacache_slab* slab, Entry* entry, uint64_t index, uint64_t length) {
   const uint64_t before = entry->offset.load(kRelaxed);
   const uint64_t proof = proof_of_place(index, before, length);
@@ -68,7 +68,7 @@ uint64_t reserve(const datacache_slab* slab, Entry* entry, uint64_t index, uint6
   return offset;
 }
 
-// Has the beginning of a record fetched from memory, where the processor cannot guess that it is next.
+// Prefetches the beginning of a record, which the processor cannot predict.
 void ask_ahead(const datacache_slab* slab, uint64_t index) {
   const Entry* entry = entry_of(slab, index);
   if (entry == nullptr) return;
@@ -89,7 +89,7 @@ datacache_found copy_out(const datacache_slab* slab, uint64_t index, uint8_t* ro
   const uint64_t found =
       fits ? datacache_xxh3_copy(row, slab->base + offset, length, datacache_record_seed(index, *label)) : ~checksum;
   std::atomic_thread_fence(kAcquire);
-  if (entry->state.load(kRelaxed) != state) return DATACACHE_MISSING;  // taken out meanwhile
+  if (entry->state.load(kRelaxed) != state) return DATACACHE_MISSING;  // removed meanwhile
   return found == checksum ? DATACACHE_FOUND : DATACACHE_DAMAGED;
 }
 

@@ -11,12 +11,12 @@
 
 namespace {
 
-// ---- the format, as in LMDB's mdb.c, on a machine of 64 bits ----
+// ---- the format, as in LMDB's mdb.c, on a 64-bit machine ----
 
 constexpr uint32_t kMagic = 0xBEEFC0DE, kVersion = 1;
 constexpr uint64_t kMetas = 2, kNone = ~uint64_t{0};
 constexpr uint16_t kBranch = 1, kLeaf = 2, kOverflow = 4, kMeta = 8;  // of a page
-constexpr uint16_t kBig = 1;                                         // of a node: its value has pages of its own
+constexpr uint16_t kBig = 1;                                         // of a node: its value is on overflow pages
 constexpr uint16_t kIntegerKey = 8;                                  // of the tree of free pages
 constexpr int kDeepest = 32;
 constexpr uint64_t kLongestKey = 511;
@@ -24,10 +24,10 @@ constexpr uint64_t kLongestKey = 511;
 struct PageHead {
   uint64_t number;
   uint16_t unused, flags;
-  uint16_t lower, upper;  // where the offsets of nodes end, and where nodes begin; of a value's pages, their number
+  uint16_t lower, upper;  // end of the nodes' offsets, and start of the nodes; on overflow pages, the number of pages
 };
 struct NodeHead {
-  uint16_t low, high, flags, key_bytes;  // low and high: bytes of the value, or with the flags a branch's child
+  uint16_t low, high, flags, key_bytes;  // low and high: bytes of the value; with flags: a branch's child
 };
 struct Tree {
   uint32_t page_bytes;
@@ -146,7 +146,7 @@ uint64_t bytes_of(const Node& node) {
   return bytes + bytes % 2;
 }
 
-// Whether the nodes of a page lie side by side from its `upper` to its end, and are of the kind that it may have.
+// Whether the nodes of a page are contiguous from its `upper` to its end, and of a kind that the page may have.
 bool has_sound_nodes(const char* page, uint64_t page_bytes, bool is_leaf, std::vector<uint16_t>* offsets) {
   const auto head = read_as<PageHead>(page);
   if (head.lower < sizeof head || head.lower % 2 != 0 || head.lower > head.upper || head.upper > page_bytes) return false;
@@ -187,7 +187,7 @@ class Walk {
     return nullptr;
   }
 
-  // After both trees.
+  // To be called after both trees have been followed.
   Problem check_free_pages() {
     for (uint64_t page : free_)
       if (!use(page, 1)) return "a page is free and in use, or twice free";
@@ -195,7 +195,7 @@ class Walk {
   }
 
  private:
-  // Marks pages; false where one is no page, or is marked already.
+  // Marks pages; returns false if one is not a page of the file, or is marked already.
   bool use(uint64_t first, uint64_t count) {
     if (first > last_ || count > last_ + 1 - first) return false;
     const auto begin = used_.begin() + static_cast<std::ptrdiff_t>(first), end = begin + static_cast<std::ptrdiff_t>(count);
@@ -204,7 +204,7 @@ class Walk {
     return true;
   }
 
-  // A page whose keys are from `from` on and before `until`, where these are given, `depth` levels above the last.
+  // Follows a page whose keys are >= `from` and < `until`, if given; `depth` levels above the leaves.
   Problem follow_page(uint64_t number, int depth, Bytes from, Bytes until) {
     std::vector<char> page(file_.page_bytes());
     std::vector<uint16_t> offsets;
@@ -217,7 +217,7 @@ class Walk {
     if (offsets.size() < (is_leaf ? 1 : 2)) return "a page of a tree has too few entries";
     std::vector<Node> nodes;
     for (uint64_t offset : offsets) nodes.push_back(node_at(page.data(), offset, is_leaf));
-    if (!is_leaf) nodes[0].key = from;  // which stands for all that is less
+    if (!is_leaf) nodes[0].key = from;  // stands for all smaller keys
     if (Problem problem = check_keys(nodes, is_leaf ? 0 : 1, from, until)) return problem;
     (is_leaf ? counted_.leaves : counted_.branches) += 1;
     return is_leaf ? take_values(nodes) : follow_children(nodes, depth, until);
@@ -258,7 +258,7 @@ class Walk {
     return nullptr;
   }
 
-  // A value of the tree of free pages: their number, and then they, in falling order.
+  // A value in the tree of free pages: their count, then the page numbers in descending order.
   Problem take_free_pages(const Node& node) {
     std::vector<char> own;
     const char* numbers = node.value.data();
@@ -291,7 +291,7 @@ class Walk {
   Tree counted_{};
 };
 
-// The first page of the value of a key and the bytes of it, where it has pages of its own; otherwise false.
+// Finds the first overflow page of a key's value and the value's length in bytes; false if it has no such pages.
 bool find_value(const File& file, const Tree& tree, Bytes key, uint64_t* first, uint64_t* length) {
   std::vector<char> page(file.page_bytes());
   std::vector<uint16_t> offsets;

@@ -1,4 +1,4 @@
-// XXH3, 64 bits, written after xxHash's specification; names of steps are the specification's.
+// XXH3, 64 bits, written from xxHash's specification; the names of the steps are the specification's.
 #include <algorithm>
 #include <cstring>
 
@@ -19,8 +19,8 @@ constexpr uint64_t kPrime64_5 = 0x27D4EB2F165667C5ULL;
 constexpr uint64_t kMix1 = 0x165667919E3779F9ULL, kMix2 = 0x9FB21C651E98DF25ULL;
 
 constexpr size_t kSecretBytes = 192, kStripe = 64, kBlockStripes = 16;
-constexpr size_t kScramble = kSecretBytes - kStripe;  // where in the secret the key of the scrambling is
-constexpr size_t kShort = 240;                        // the longest input of the other methods
+constexpr size_t kScramble = kSecretBytes - kStripe;  // where the scrambling key starts in the secret
+constexpr size_t kShort = 240;                        // the longest input of the methods for short inputs
 
 alignas(64) constexpr uint8_t kSecret[kSecretBytes] = {
     0xb8, 0xfe, 0x6c, 0x39, 0x23, 0xa4, 0x4b, 0xbe, 0x7c, 0x01, 0x81, 0x2c, 0xf7, 0x21, 0xad, 0x1c, 0xde, 0xd4, 0x6d, 0xe9,
@@ -112,10 +112,10 @@ uint64_t hash_129_to_240(const uint8_t* input, size_t length, uint64_t seed) {
   return avalanche(sum + mix_step(input + length - 16, 119, seed));
 }
 
-// ---- longer ----
+// ---- more than 240 bytes ----
 
-// Takes `stripes` stripes into the lanes, which are scrambled after each block of them. With kCopy the input is written to
-// `copy` too, and what is hashed is what is written: each byte is read once.
+// Accumulates `stripes` stripes into the lanes, which are scrambled after each block. With kCopy the input is also
+// written to `copy`, and the copied bytes are hashed: each byte is read once.
 using Accumulate = void (*)(uint64_t* lanes, const uint8_t* input, uint8_t* copy, const uint8_t* secret, size_t stripes);
 
 void accumulate_stripe(uint64_t* lanes, const uint8_t* stripe, const uint8_t* secret) {
