@@ -1,4 +1,4 @@
-// The time at which the graph comes here, for telemetry.
+// The time at which execution reaches this op, for telemetry.
 #include <chrono>
 
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -12,7 +12,7 @@ using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 using tensorflow::Tensor;
 
-// Not stateful: tf.function runs stateful operations one after another, and clocks on parallel branches would chain those.
+// Not stateful: tf.function runs stateful ops one after another, so clocks on parallel branches would serialize those.
 REGISTER_OP("HvdSparseClock")
     .Input("unknown: double")
     .Output("seconds: double")

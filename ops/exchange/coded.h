@@ -1,8 +1,9 @@
-// Messages of values in few bits each, of ranks that know neither each other's counts nor how many scales there are.
+// Messages of values coded in a few bits each, between ranks that know neither each other's counts nor the number of
+// scales.
 //
-// A message is HVDS_CODED_HEADER_WORDS words: how many entries, 1 where what it carries is of no use as something was
-// not finite, else 0, how many scales, how many bytes of codes; then the indices, the scales, and the codes, padded with
-// zeros to a word.
+// A message starts with HVDS_CODED_HEADER_WORDS words: the number of entries; 1 if the contents are unusable because
+// something was not finite, else 0; the number of scales; the number of bytes of codes. The indices, the scales and the
+// codes follow, the codes padded with zeros to a word.
 #ifndef HVD_SPARSE_OPS_CODED_H_
 #define HVD_SPARSE_OPS_CODED_H_
 
@@ -15,13 +16,13 @@ extern "C" {
 
 #define HVDS_CODED_HEADER_WORDS 4
 
-// Reads what stands before each of the messages [words] of `ranks` ranks.
+// Reads the headers of the messages [words] of `ranks` ranks.
 //   lengths:   [3][ranks]: entries, scales and bytes of codes of each rank.
-//   nonfinite: whether any rank says so.
-// Returns -1, or the first rank whose message does not fit; `ranks` where words are left over.
+//   nonfinite: whether any rank's header says so.
+// Returns -1, or the first rank whose message does not fit, or `ranks` if words are left over.
 int64_t hvds_read_coded(const int32_t* messages, int64_t words, int64_t ranks, int32_t* lengths, bool* nonfinite);
 
-// Takes messages that were read apart, rank after rank.
+// Splits messages whose headers were read, rank after rank.
 //   indices, scales, codes: as long as the sums of their lengths; there is no padding between the codes.
 void hvds_unpack_coded(const int32_t* messages, const int32_t* lengths, int64_t ranks, int32_t* indices, float* scales,
                        uint8_t* codes);

@@ -9,7 +9,7 @@ int64_t message_words(int64_t entries, int64_t scales, int64_t bytes) {
   return HVDS_CODED_HEADER_WORDS + entries + scales + (bytes + 3) / 4;
 }
 
-// Copies, also nothing from nowhere, and returns the end of the copy.
+// Copies `count` words, where 0 from a null pointer is allowed, and returns the end of the copy.
 template <typename To>
 To* copied(const int32_t* from, int64_t count, To* to) {
   if (count > 0) std::memcpy(to, from, static_cast<size_t>(count) * sizeof *to);

@@ -1,4 +1,4 @@
-// Messages of coded values are taken apart, of ranks that do not know each other's counts.
+// Splits messages of coded values from ranks that do not know each other's counts.
 #include <numeric>
 
 #include "../common/op_support.h"

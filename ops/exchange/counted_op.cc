@@ -1,4 +1,4 @@
-// Messages of ranks that do not know each other's counts are taken apart.
+// Splits messages from ranks that do not know each other's counts.
 #include <vector>
 
 #include "../common/op_support.h"

@@ -1,4 +1,4 @@
-// Whether tf.config.experimental.enable_op_determinism was called, which Python has no public name to ask for.
+// Whether tf.config.experimental.enable_op_determinism was called; Python has no public name for this query.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"

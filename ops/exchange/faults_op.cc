@@ -1,4 +1,4 @@
-// The last word of an exchange: raises, on every rank alike, where a rank's gradient was not finite.
+// The last step of an exchange: raises an error, on all ranks alike, if any rank's gradient was not finite.
 #include <string>
 #include <vector>
 
@@ -32,7 +32,7 @@ REGISTER_OP("HvdSparseCheckFaults")
     .Output("checked: int32")
     .Attr("labels: list(string)")
     .Attr("remedy: string")
-    .SetIsStateful()  // it may raise; else a graph that only depends on it would be optimised to one without it
+    .SetIsStateful()  // it may raise; otherwise graph optimization could remove it
     .SetShapeFn(culprits_shape);
 
 class CheckFaultsOp : public OpKernel {

@@ -25,7 +25,7 @@ namespace {
 template <typename Element>
 const FloatPasses<Element>& float_passes() {
 #if defined(__x86_64__) && defined(__GNUC__)
-  if (hvds_isa() >= HVDS_AVX2) return avx2::kPasses<Element>;  // wider ones wait for the same memory
+  if (hvds_isa() >= HVDS_AVX2) return avx2::kPasses<Element>;  // wider vectors do not help a memory-bound pass
 #endif
   return base::kPasses<Element>;
 }

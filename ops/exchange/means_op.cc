@@ -1,4 +1,4 @@
-// Several sums become means in place, in one operation, and are looked at on the way.
+// Turns several sums into means in place, in one op, and checks that they are finite.
 #include "../common/op_support.h"
 #include "sparse.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -74,7 +74,7 @@ class MeansOp : public OpKernel {
     return invalid_argument("Expected residual of [0] or [", size, "], got shape ", residual.shape().DebugString());
   }
 
-  // In place of the total where nobody else holds it: what a collective has written is nobody else's.
+  // Overwrites the total if it has no other holders, as is the case for a collective's output.
   static absl::Status output(OpKernelContext* context, int each, const TensorShape& shape, Tensor** mean) {
     return context->forward_input_or_allocate_output({each}, each, shape, mean);
   }

@@ -18,11 +18,11 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kWindow = 8192;        // elements that are worked on at a time, in the first-level cache
-constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays
-constexpr int64_t kWorthSorting = 16;    // looks at runs an entry that cost as much as sorting it
+constexpr int64_t kWindow = 8192;        // elements processed at a time, in the first-level cache
+constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays off
+constexpr int64_t kWorthSorting = 16;    // visits to runs, per entry, that cost as much as sorting it
 
-// Calls body with a null pointer of the C++ type that stands for a dtype.
+// Calls body with a null pointer of the C++ type that represents a dtype.
 template <typename Body>
 auto with_type(hvds_dtype dtype, Body&& body) {
   if (dtype == HVDS_FLOAT16) return body(static_cast<const Half*>(nullptr));
@@ -32,7 +32,7 @@ auto with_type(hvds_dtype dtype, Body&& body) {
 
 int64_t item_size(hvds_dtype dtype) { return dtype == HVDS_FLOAT32 ? 4 : 2; }
 
-// Cuts [0, size) into runs of whole windows and calls body(task, first, last) for each, in parallel.
+// Cuts [0, size) into ranges of whole windows and calls body(task, first, last) for each, in parallel.
 template <typename Body>
 void parallel_ranges(const hvds_parallel* parallel, int tasks, int64_t size, Body&& body) {
   const int64_t windows = (size + kWindow - 1) / kWindow;
@@ -75,7 +75,7 @@ bool all_finite(const Element* elements, int64_t count) {
 bool all_finite(const Half* halves, int64_t count) {
   uint16_t signs = 0;
   for (int64_t i = 0; i < count; ++i) {
-    // Carries into the sign exactly where all bits of the exponent are set.
+    // Carries into the sign bit exactly if all bits of the exponent are set.
     signs |= uint16_t((halves[i].bits & 0x7fffu) + 0x0400u);
   }
   return (signs & 0x8000u) == 0;
@@ -95,7 +95,8 @@ bool sum_window(const Part* parts, int count, int64_t stride, int64_t length, fl
   return finite;
 }
 
-// Halves are widened one part at a time: without the instruction for it, bit by bit takes four times as long.
+// Halves are widened one part at a time: without the instruction for it, widening them bit by bit takes four times as
+// long.
 bool sum_window(const Half* parts, int count, int64_t stride, int64_t length, float* sum) {
   const FloatPasses<float>& passes = float_passes<float>();
   alignas(64) float wide[kWindow];
@@ -118,7 +119,7 @@ bool sum_range(const Part* parts, int count, int64_t size, int64_t first, int64_
   return finite;
 }
 
-// A sum is only finite where all its parts are, so parts are looked at when a sum is not.
+// A sum is finite only if all its parts are, so the parts are examined only if a sum is not.
 template <typename Part>
 int32_t blame(const Part* parts, int count, int64_t size) {
   for (int part = 0; part < count; ++part) {
@@ -127,7 +128,7 @@ int32_t blame(const Part* parts, int count, int64_t size) {
   return 1 + count;
 }
 
-// Whether the body holds for all ranges that a vector is cut into.
+// Whether the body returns true for all ranges that a vector is cut into.
 template <typename Body>
 bool all_of_ranges(const hvds_parallel* parallel, int64_t size, const Body& body) {
   const int tasks = task_count(parallel, size);
@@ -169,7 +170,7 @@ bool mean_range(const Element* total, float divisor, Mean* mean, int64_t first, 
 
 // ---- sparse_sum ----
 
-// Entries whose indices ascend, and the values that belong to them.
+// Entries with ascending indices, and their values.
 template <typename Value>
 struct Run {
   const int32_t* index;
@@ -183,7 +184,7 @@ struct Window {
   uint64_t touched[kWindow / 64];
 };
 
-// Adds what a run holds below `limit`, and moves the run past it.
+// Adds the entries of a run below `limit`, and advances the run past them.
 template <typename Value>
 void add_run(Run<Value>& run, int64_t origin, int64_t limit, Window& window) {
   for (; run.index != run.end && *run.index < limit; ++run.index, ++run.value) {
@@ -193,7 +194,7 @@ void add_run(Run<Value>& run, int64_t origin, int64_t limit, Window& window) {
   }
 }
 
-// Writes the sums, divided, and sets them and the bits back to zero.
+// Writes the divided sums, and resets sums and bits to zero.
 template <typename Out>
 void finish(Window& window, float divisor, int64_t length, Out* out) {
   std::memset(static_cast<void*>(out), 0, length * sizeof(Out));
@@ -223,7 +224,7 @@ void sum_runs(std::vector<Run<Value>> runs, int64_t offset, float divisor, int64
   }
 }
 
-// Whether any of `count` indices is less than the one before it.
+// Whether any of `count` indices is smaller than its predecessor.
 bool descends(const int32_t* indices, int64_t count) {
   int32_t found = 0;
   for (int64_t i = 0; i < count; ++i) found |= indices[i] < indices[i - 1];
@@ -261,7 +262,7 @@ int64_t find_outside(const std::vector<Run<Value>>& runs, const int32_t* indices
   return -1;
 }
 
-// Entries in ascending order of index, those of equal index in the order in which they stood.
+// Entries in ascending order of index; entries of equal index keep their order.
 template <typename Value>
 struct Sorted {
   std::vector<int32_t> indices;
@@ -284,7 +285,7 @@ int64_t sparse_sum(const int32_t* indices, const Value* values, int64_t count, i
   std::vector<Run<Value>> runs = find_runs(indices, values, count);
   const int64_t misplaced = find_outside(runs, indices, offset, size);
   if (misplaced >= 0) return misplaced;
-  // Every window looks at every run; beyond some number of runs it is cheaper to make one of them.
+  // Every window visits every run; beyond some number of runs it is cheaper to sort all entries into one.
   const bool scattered = int64_t(runs.size()) * (size / kWindow) > kWorthSorting * count;
   const Sorted<Value> sorted(indices, values, scattered ? count : 0);
   if (scattered) runs = find_runs(sorted.indices.data(), sorted.values.data(), count);

@@ -1,4 +1,4 @@
-// TensorFlow operations around the selection; the arithmetic is in sparse.h.
+// TensorFlow ops around the selection; the arithmetic is in sparse.h.
 #include <limits>
 
 #include "../common/op_support.h"
@@ -152,7 +152,7 @@ class SumPartsOp : public OpKernel {
     Tensor* culprit = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({}), &culprit));
     const DeviceThreads threads(context);
-    Tensor alone;  // a single part of float32 is its own sum, and not copied
+    Tensor alone;  // a single float32 part is its own sum, and is not copied
     if (parts.dim_size(0) == 1 && parts.dtype() == tensorflow::DT_FLOAT && alone.CopyFrom(parts, shape)) {
       context->set_output(0, alone);
       culprit->scalar<int32_t>()() = !hvds_all_finite(static_cast<const float*>(parts.data()), shape.num_elements(), threads.get());
@@ -197,7 +197,7 @@ class MeanOp : public OpKernel {
   }
 
  private:
-  // In place of the total where nobody else holds it.
+  // Overwrites the total if it has no other holders.
   absl::Status mean_output(OpKernelContext* context, Tensor** mean) {
     const TensorShape shape = context->input(0).shape();
     if (context->input(0).dtype() == dtype_ &&

@@ -1,4 +1,4 @@
-// A tensor handed on as it is, as something that nothing can know before the graph runs.
+// Passes a tensor through as a value that graph optimization cannot know in advance.
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
 #include "tensorflow/core/framework/op_kernel.h"
@@ -9,8 +9,9 @@ namespace {
 using tensorflow::OpKernel;
 using tensorflow::OpKernelContext;
 
-// TensorFlow computes what depends on constants alone when it optimises a graph, once for each graph: a collective would
-// then wait, on one rank alone, for others that have yet to begin the step. The second input is the value of a variable.
+// When TensorFlow optimizes a graph, it evaluates the parts that depend only on constants, once per graph: a collective
+// among them would then wait, on one rank only, for others that have yet to begin the step. The second input is the
+// value of a variable.
 REGISTER_OP("HvdSparseUnknown")
     .Input("tensor: T")
     .Input("unknown: int32")
@@ -28,7 +29,7 @@ class UnknownOp : public OpKernel {
 };
 
 REGISTER_KERNEL_BUILDER(Name("HvdSparseUnknown").Device(tensorflow::DEVICE_CPU), UnknownOp);
-// Nothing is read on the device, so the same code serves; without it the tensor would be moved to the host and back.
+// Nothing is read on the device, so the same code serves; without it the tensor would be copied to the host and back.
 REGISTER_KERNEL_BUILDER(Name("HvdSparseUnknown").Device(tensorflow::DEVICE_GPU).HostMemory("unknown"), UnknownOp);
 
 }  // namespace
