@@ -1,4 +1,4 @@
-// Has the kernel cut a message into datagrams.
+// Lets the kernel cut a message into datagrams.
 #ifndef HVD_SPARSE_OPS_DATAGRAMS_CUT_H_
 #define HVD_SPARSE_OPS_DATAGRAMS_CUT_H_
 
@@ -15,10 +15,10 @@
 
 namespace hvds {
 
-// UDP_SEGMENT (Linux 4.18); to be kept until the message has been sent.
+// UDP_SEGMENT (Linux 4.18); must live until the message has been sent.
 class Cut {
  public:
-  // Into datagrams of so many bytes, of which the last may be shorter.
+  // Cuts into datagrams of `bytes` bytes; the last may be shorter.
   explicit Cut(int64_t bytes) : bytes_(static_cast<uint16_t>(bytes)) {}
 
   void apply(msghdr* message) {

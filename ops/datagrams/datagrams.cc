@@ -56,7 +56,7 @@ void tell(char* message, const std::string& text) { std::snprintf(message, HVDS_
 
 bool positive(double value) { return std::isfinite(value) && value > 0; }
 
-// Why settings cannot be; empty where they can.
+// Why settings are invalid; empty if they are valid.
 std::string fault_of(const hvds_datagrams_settings& settings) {
   if (settings.ranks < 1 || settings.ranks > HVDS_DATAGRAM_RANKS || settings.me < 0 || settings.me >= settings.ranks) {
     return "expected 1 to " + std::to_string(HVDS_DATAGRAM_RANKS) + " ranks and one of them, got " +

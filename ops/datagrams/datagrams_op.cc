@@ -1,4 +1,4 @@
-// The averaging by datagrams as a TensorFlow operation; what it does is in datagrams.h.
+// The averaging by datagrams as a TensorFlow op; see datagrams.h.
 #include <utility>
 
 #include "../common/op_support.h"
@@ -32,7 +32,7 @@ absl::Status average_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// Stateful: rounds follow each other, and none may be left out or computed in advance.
+// Stateful: rounds follow one another, and none may be skipped or computed in advance.
 REGISTER_OP("HvdDatagramsAverage")
     .Input("vector: float")
     .Input("round: int64")

@@ -1,9 +1,10 @@
-// One rank's side of the averaging: a thread that listens (listening.cc), and the caller's, which sends (sending.cc).
+// One rank's side of the averaging: a listening thread (listening.cc), and the caller's thread, which sends
+// (sending.cc).
 //
-// The stages of a round: kWaiting until all others have come or patience is over; kScatter until contributions to the
-// own block are in or will not come any more; kGather the same for the others' means; kOver until the caller has seen.
-// Between rounds, kIdle, contributions to the next are taken in already: as a round begins when all are in it, there is
-// never more than one whose segments arrive, and memory for one is enough.
+// The stages of a round: kWaiting until all others have arrived or `patience` is over; kScatter until the contributions
+// to the rank's own block have arrived or can no longer arrive; kGather the same for the others' means; kOver until the
+// caller has noticed. Between rounds (kIdle), contributions to the next round are already accepted: a round begins only
+// when all ranks are in it, so segments of only one round can arrive, and memory for one is enough.
 #ifndef HVD_SPARSE_OPS_DATAGRAMS_ENDPOINT_H_
 #define HVD_SPARSE_OPS_DATAGRAMS_ENDPOINT_H_
 
@@ -39,7 +40,7 @@ class Endpoint {
   int64_t ranks() const { return settings_.ranks; }
   int64_t size() const { return settings_.size; }
 
-  // The round, or -errno and why.
+  // The round, or -errno and the reason.
   int64_t average(const float* vector, bool gives, int64_t round, float* mean, int64_t* counts, std::string* why);
 
   void report(hvds_datagrams_report* report);
@@ -49,7 +50,7 @@ class Endpoint {
  private:
   enum Stage { kIdle, kWaiting, kScatter, kGather, kOver };
 
-  // Datagrams that go to a rank at once: segments of a block, of the same length.
+  // Datagrams sent to one rank at once: segments of a block, of equal length.
   struct Run {
     Kind kind;
     int64_t rank, block, first, count, elements, bytes;
@@ -60,7 +61,7 @@ class Endpoint {
   bool in_round() const { return stage_ != kIdle; }
   const float* given() const { return gives_ ? vector_ : nullptr; }
 
-  // Listening; with the mutex held but for the first.
+  // The listening thread; the mutex is held in all but the first.
   void listen();
   void take(const uint8_t* datagrams, int64_t bytes, int64_t stride, int64_t count);
   bool is_well_formed(const Header& header) const;
@@ -81,7 +82,7 @@ class Endpoint {
   Nanoseconds next_look();
   void send_states(uint8_t extra = 0);
 
-  // Sending; on the caller's thread, with the mutex held where they take its lock.
+  // The sending side: on the caller's thread; functions that take its lock are called with the mutex held.
   using Lock = std::unique_lock<std::mutex>;
   void enter(const float* vector, bool gives, int64_t round, float* mean);
   void spread_vector(Lock& lock);
@@ -112,7 +113,7 @@ class Endpoint {
   Key master_{};
   uint32_t job_ = 0;
 
-  std::mutex mutex_;  // guards all that follows, but for what is atomic
+  std::mutex mutex_;  // guards all that follows, except atomics
   std::condition_variable changed_;
   std::vector<Peer> peers_;
   Inbox inbox_;
@@ -121,25 +122,25 @@ class Endpoint {
   const float* vector_ = nullptr;
   bool gives_ = true;  // whether this rank contributes its vector
   float* mean_ = nullptr;
-  int64_t looked_at_ = 0;  // segments of the own block, in the all-gather: those before it have been averaged
-  uint64_t expected_ = 0;  // ranks that had come when the round began
+  int64_t looked_at_ = 0;  // in the all-gather: segments of the own block before this one have been averaged
+  uint64_t expected_ = 0;  // ranks that were present when the round began
   uint64_t giving_ = 0;    // those of them that contribute
-  uint8_t flags_ = 0;      // what this rank tells the others
+  uint8_t flags_ = 0;      // sent to the others
   bool busy_ = false, joined_ = false;
-  Nanoseconds time_ = 0;       // when the thread that listens last looked
+  Nanoseconds time_ = 0;       // when the listening thread last looked
   Nanoseconds next_state_ = 0;
   Nanoseconds begun_ = 0, scattered_ = 0, scatter_deadline_ = 0, gather_deadline_ = 0;
   hvds_datagrams_report report_{};
   std::vector<uint64_t> last_contributors_;
   std::vector<uint8_t> last_came_;
 
-  std::mutex ways_;  // guards the ways to the peers; taken after the other one
+  std::mutex ways_;  // guards the ways to the peers; taken after mutex_
   std::atomic<bool> closing_{false};
   std::atomic<int64_t> sent_{0};
   std::atomic<double> achieved_;  // bits per second, in the last reduce-scatter
-  std::atomic<int> unfit_{0};     // an errno: datagrams do not fit the interface
+  std::atomic<int> unfit_{0};     // an errno: datagrams are too large for the interface
   std::vector<uint8_t> run_;      // what the caller's thread sends next
-  Floats spread_;                 // the transform of the vector, where that is what travels
+  Floats spread_;                 // the transform of the vector, if transforms are sent
   std::thread listener_;
 };
 

@@ -1,4 +1,4 @@
-// What has come of one round: contributions to the block that this rank owns, and means of the others' blocks.
+// What has arrived in one round: contributions to the block that this rank owns, and means of the others' blocks.
 #ifndef HVD_SPARSE_OPS_DATAGRAMS_INBOX_H_
 #define HVD_SPARSE_OPS_DATAGRAMS_INBOX_H_
 
@@ -15,7 +15,7 @@
 
 namespace hvds {
 
-// Memory that is not touched before it is used.
+// Memory whose pages are not touched before they are used.
 struct Free {
   void operator()(float* memory) const { free(memory); }
 };
@@ -51,7 +51,7 @@ class Inbox {
   }
 
   int64_t round() const { return round_; }
-  int64_t block() const { return block_; }  // the one that this rank owns
+  int64_t block() const { return block_; }  // the block that this rank owns
   int64_t segments() const { return layout_.segments_of(block_); }
   int64_t most_segments() const { return most_; }
   int64_t scattered(int64_t sender) const { return scattered_[sender]; }
@@ -59,7 +59,7 @@ class Inbox {
   const std::vector<uint64_t>& contributors() const { return contributors_; }
   const std::vector<uint8_t>& came() const { return came_; }
 
-  // Keeps a contribution to a segment of the own block. HVDS_ACCEPTED, HVDS_REPEATED or HVDS_LATE.
+  // Stores a contribution to a segment of the own block. Returns HVDS_ACCEPTED, HVDS_REPEATED or HVDS_LATE.
   hvds_datagrams_fate put(int64_t sender, int64_t number, const uint8_t* payload) {
     const uint64_t bit = uint64_t{1} << sender;
     if ((contributors_[number] & bit) != 0) return HVDS_REPEATED;
@@ -70,7 +70,7 @@ class Inbox {
     return HVDS_ACCEPTED;
   }
 
-  // Takes a mean of another block into the result. HVDS_ACCEPTED or HVDS_REPEATED.
+  // Writes a mean of another block to the result. Returns HVDS_ACCEPTED or HVDS_REPEATED.
   hvds_datagrams_fate put_mean(int64_t owner, int64_t number, const uint8_t* payload, float* result) {
     const int64_t block = layout_.block_of(owner, round_);
     uint8_t& there = came_[block * most_ + number];
@@ -87,8 +87,8 @@ class Inbox {
     return (contributors_[number] & others) == others;
   }
 
-  // Averages what is there of a segment, with this rank's own unless that is null, if that has not happened. Of nothing
-  // there is no mean.
+  // Averages the contributions to a segment, including this rank's own unless `vector` is null, if that has not been
+  // done. Without contributions there is no mean.
   void finish(int64_t number, const float* vector, float* result) {
     if (finished_[number]) return;
     finished_[number] = 1;
@@ -116,11 +116,11 @@ class Inbox {
     count_.store(place + 1, std::memory_order_release);
   }
 
-  // Segments in the order in which they were finished; may be read while others are finished.
+  // Segments in the order in which they were finished; may be read while others are being finished.
   int64_t finished_count() const { return count_.load(std::memory_order_acquire); }
   int64_t finished_at(int64_t place) const { return order_[place]; }
 
-  // Where no mean came, the rank's own elements stay.
+  // Fills in the rank's own elements where no mean arrived.
   void keep_own(const float* vector, float* result) const {
     for (int64_t block = 0; block < layout_.ranks; ++block) {
       for (int64_t number = 0; number < layout_.segments_of(block); ++number) {
@@ -139,13 +139,13 @@ class Inbox {
   const Layout layout_;
   const int64_t me_, most_;
   int64_t round_ = 0, block_ = 0;
-  Floats contributions_;                        // [ranks][length]; this rank's own are never touched
-  std::vector<uint64_t> contributors_;          // by segment of the own block
+  Floats contributions_;                        // [ranks][length]; this rank's own is never touched
+  std::vector<uint64_t> contributors_;          // per segment of the own block
   std::vector<uint8_t> finished_;
   std::vector<int64_t> order_;
   std::atomic<int64_t> count_{0};
   std::vector<uint8_t> came_;                   // [blocks][segments]
-  std::vector<int64_t> scattered_, gathered_;   // by rank
+  std::vector<int64_t> scattered_, gathered_;   // per rank
 };
 
 }  // namespace hvds

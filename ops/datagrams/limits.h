@@ -1,4 +1,4 @@
-// How long the phases of a round may last.
+// Time limits of the phases of a round.
 #ifndef HVD_SPARSE_OPS_DATAGRAMS_LIMITS_H_
 #define HVD_SPARSE_OPS_DATAGRAMS_LIMITS_H_
 
@@ -15,8 +15,9 @@ class Limits {
  public:
   explicit Limits(const hvds_datagrams_settings& settings) : settings_(settings) {}
 
-  // For phase 0 (reduce-scatter) or 1 (all-gather), in which each rank sends so many bytes. Where the rate has fallen,
-  // the recent phases tell too little: what the bytes take now counts as one of them, if it is more.
+  // The limit of phase 0 (reduce-scatter) or 1 (all-gather), in which each rank sends `bytes` bytes. If the rate has
+  // fallen, recent phases are too short a guide: the time that the bytes need now counts as one of them, if it is
+  // longer.
   Nanoseconds of(int phase, int64_t bytes, double rate) const {
     const double needed = static_cast<double>(bytes) * 8 / rate;
     double limit = settings_.multiple * needed;
@@ -24,7 +25,7 @@ class Limits {
     return static_cast<Nanoseconds>(std::max(limit, settings_.least) * kSecond);
   }
 
-  // A phase has lasted so many seconds.
+  // Records the duration of a phase.
   void remember(int phase, double seconds) { recent_[phase][count_[phase]++ % kRecent] = seconds; }
 
  private:

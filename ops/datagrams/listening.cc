@@ -1,4 +1,4 @@
-// The thread that listens.
+// The listening thread.
 #include <algorithm>
 #include <cstring>
 #include <limits>
@@ -11,10 +11,10 @@ namespace {
 
 constexpr Nanoseconds kStateInRound = 5 * kMillisecond;
 constexpr Nanoseconds kStateIdle = 100 * kMillisecond;
-constexpr Nanoseconds kSettle = 2 * kMillisecond;  // what is on the way when all was sent may be overtaken
-constexpr Nanoseconds kGatherUp = 200'000;         // in a phase it sleeps so long rather than wake for each datagram
-constexpr int64_t kFew = 64;                       // datagrams: what one call brings at most
-constexpr int64_t kAtOnce = 128;                   // segments that are averaged between two looks at what has come
+constexpr Nanoseconds kSettle = 2 * kMillisecond;  // datagrams sent last may overtake earlier ones
+constexpr Nanoseconds kGatherUp = 200'000;         // sleep in a phase, rather than waking for each datagram
+constexpr int64_t kFew = 64;                       // the most datagrams that one call brings
+constexpr int64_t kAtOnce = 128;                   // segments averaged before checking for arrivals again
 
 }  // namespace
 
@@ -26,7 +26,7 @@ void Endpoint::listen() {
     const auto handle = [this](const uint8_t* datagrams, int64_t bytes, int64_t stride, int64_t count) {
       const std::lock_guard<std::mutex> lock(mutex_);
       time_ = now();
-      if (time_ >= deadline()) look_at_phases();  // there may be much to take
+      if (time_ >= deadline()) look_at_phases();  // there may be many datagrams to process
       take(datagrams, bytes, stride, count);
     };
     const int64_t received = socket_.receive(next, handle);
@@ -43,9 +43,9 @@ void Endpoint::listen() {
   }
 }
 
-// ---- What comes ----
+// ---- Arriving datagrams ----
 
-// Datagrams of equal length: their tags are computed side by side, whoever they are from.
+// Datagrams of equal length: their tags are computed side by side, whatever their senders.
 void Endpoint::take(const uint8_t* datagrams, int64_t bytes, int64_t stride, int64_t count) {
   if (bytes < kFrame || bytes > settings_.datagram) {
     report_.fates[HVDS_BAD_SIZE] += count;
@@ -99,7 +99,7 @@ hvds_datagrams_fate Endpoint::take_tagged(const Header& header, const uint8_t* d
   return take_content(header, datagram + sizeof(Header), bytes - kFrame);
 }
 
-// Of or for a process that is no more; or of one that was started anew, which is known by this from now on.
+// Handles a datagram from or for a process that no longer exists; or from a restarted one, which this tells about.
 hvds_datagrams_fate Endpoint::take_stale(const Header& header, const uint8_t* datagram, int64_t bytes) {
   if (header.kind != kState || header.sender_start <= peer(header.sender).start) return HVDS_BAD_START;
   const Key key = derive(master_, header.sender, header.receiver, header.sender_start, header.receiver_start);
@@ -107,7 +107,7 @@ hvds_datagrams_fate Endpoint::take_stale(const Header& header, const uint8_t* da
   hvds_siphash(key.bytes, datagram, bytes - HVDS_TAG_BYTES, tag);
   if (!same_tag(tag, datagram + bytes - HVDS_TAG_BYTES)) return HVDS_BAD_TAG;
   learn_start(header.sender, header.sender_start);
-  // What it takes this rank for may be a former process, too: then it learns better from the next state sent there.
+  // The sender may take this rank for a former process, too; the next state sent to it corrects that.
   return is_current(header) ? take_tagged(header, datagram, bytes, tag) : HVDS_BAD_START;
 }
 
@@ -145,7 +145,7 @@ void Endpoint::take_state(Peer& from, const uint8_t* payload) {
   std::memcpy(&state, payload, sizeof state);
   if (state.rate > 0) from.rate = state.rate;
   if (state.highest <= from.told_highest || state.accepted < from.told_accepted) return;
-  if (from.told_highest != 0) {  // the first is where counting begins
+  if (from.told_highest != 0) {  // the first one only starts the count
     const auto sent = static_cast<int64_t>(state.highest - from.told_highest);
     const auto came = static_cast<int64_t>(state.accepted - from.told_accepted);
     pacer_.report(sent, sent - came, time_);
@@ -179,9 +179,9 @@ hvds_datagrams_fate Endpoint::take_segment(const Header& header, const uint8_t* 
   return inbox_.put_mean(header.sender, number, payload, mean_);
 }
 
-// ---- What follows from it ----
+// ---- What follows from arrivals ----
 
-// Whether more may come from a rank in a phase: 0 the reduce-scatter, 1 the all-gather.
+// Whether a rank may still send something in a phase: 0 the reduce-scatter, 1 the all-gather.
 bool Endpoint::owes(int64_t rank, int phase) {
   if (((phase == 0 ? giving_ : expected_) >> rank & 1) == 0) return false;
   const Peer& from = peer(rank);
@@ -207,8 +207,8 @@ void Endpoint::look_at_phases() {
   changed_.notify_all();
 }
 
-// Segments that lack something are averaged from here on, as time allows: were it done at once, this phase would last
-// longer by a pass over the whole block, and the next would begin as much later.
+// From here on, incomplete segments are averaged as time allows: doing so at once would prolong this phase by a pass
+// over the whole block, and delay the next one as much.
 void Endpoint::end_scatter() {
   stage_ = kGather;
   scattered_ = time_;
@@ -222,7 +222,7 @@ void Endpoint::finish_some() {
   for (; looked_at_ < end; ++looked_at_) inbox_.finish(looked_at_, given(), mean_);
 }
 
-// When the phase ends at the latest; in none never.
+// The latest time at which the phase ends; never, outside the phases.
 Nanoseconds Endpoint::deadline() const {
   if (stage_ == kScatter) return scatter_deadline_;
   return stage_ == kGather ? gather_deadline_ : std::numeric_limits<Nanoseconds>::max();
@@ -239,7 +239,7 @@ Nanoseconds Endpoint::next_look() {
   return next;
 }
 
-// Tells all where this rank is; lost ones are made up for by the next.
+// Sends this rank's state to all others; the next state makes up for a lost one.
 void Endpoint::send_states(uint8_t extra) {
   next_state_ = now() + (in_round() ? kStateInRound : kStateIdle);
   for (int64_t rank = 0; rank < ranks(); ++rank) {

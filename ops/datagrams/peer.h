@@ -1,4 +1,4 @@
-// What a rank knows of another one.
+// What a rank knows about another one.
 #ifndef HVD_SPARSE_OPS_DATAGRAMS_PEER_H_
 #define HVD_SPARSE_OPS_DATAGRAMS_PEER_H_
 
@@ -19,15 +19,15 @@ struct Peer {
   Key in{};
   Window window;
   uint64_t accepted = 0;
-  int64_t round = 0;                // the latest in which it was seen
-  uint8_t flags = 0;                // what it said in that round
-  Nanoseconds sent_all[2] = {0, 0};  // when it was first heard that all of a phase is on the way
-  bool left = false;                 // it said good-bye
-  bool silent = false;              // nobody waits for it until it takes part in a round again
+  int64_t round = 0;                // the latest round in which it was seen
+  uint8_t flags = 0;                // its flags in that round
+  Nanoseconds sent_all[2] = {0, 0};  // when it first reported that all of a phase had been sent
+  bool left = false;                 // it has said that it leaves
+  bool silent = false;              // not waited for until it takes part in a round again
   double rate = 0;
-  uint64_t told_highest = 0, told_accepted = 0;  // by it, of what it had from here
+  uint64_t told_highest = 0, told_accepted = 0;  // its report of what it has received from here
 
-  // Of the way to it: read by who sends, under the endpoint's mutex for the ways.
+  // The way to the peer: read by the sending thread, under the endpoint's mutex for the ways.
   Address address{};
   Key out{};
   uint32_t start = 0;
@@ -36,7 +36,7 @@ struct Peer {
 
   bool in_round(int64_t wanted) const { return round == wanted && (flags & kInRound) != 0; }
 
-  // It was seen in a round, and said this.
+  // The peer was seen in round `said` with these flags.
   void hear(int64_t said, uint8_t flags_said, Nanoseconds time) {
     if (said < round) return;
     if (said > round) {
@@ -49,7 +49,7 @@ struct Peer {
     if ((flags & kGatherSent) != 0 && sent_all[1] == 0) sent_all[1] = time;
   }
 
-  // It has been started anew.
+  // The peer's process has been restarted.
   void begin_anew(uint32_t new_start) {
     start = new_start;
     window = Window();

@@ -1,4 +1,4 @@
-// The caller's thread: a round from its beginning to its end, and what is sent in it.
+// The caller's thread: a round from beginning to end, and what is sent in it.
 #include <errno.h>
 
 #include <chrono>
@@ -12,8 +12,8 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kHeaders = 42;     // bytes of Ethernet, IP and UDP before a datagram
-constexpr int64_t kRunBytes = 64'000;  // of datagrams that go out at once
+constexpr int64_t kHeaders = 42;     // bytes of the Ethernet, IP and UDP headers of a datagram
+constexpr int64_t kRunBytes = 64'000;  // of datagrams sent at once
 constexpr int64_t kWorthTiming = 1 << 20;  // bytes
 
 }  // namespace
@@ -38,7 +38,7 @@ int Endpoint::join(const std::vector<Address>& addresses, const uint32_t* starts
   if (joined_) return EALREADY;
   if (!inbox_.has_memory() || (settings_.spread != 0 && spread_ == nullptr)) return ENOMEM;
   std::memcpy(master_.bytes, key, sizeof master_.bytes);
-  const Key job = derive(master_, 0, 0, 0, 0);  // no rank sends to itself: the key of no direction
+  const Key job = derive(master_, 0, 0, 0, 0);  // no rank sends to itself, so this key belongs to no direction
   std::memcpy(&job_, job.bytes, sizeof job_);
   for (int64_t rank = 0; rank < ranks(); ++rank) {
     if (rank == me()) continue;
@@ -97,7 +97,7 @@ int64_t Endpoint::average(const float* vector, bool gives, int64_t round, float*
   return closing_ ? -ECANCELED : -ETIMEDOUT;
 }
 
-// ---- Beginning ----
+// ---- Beginning a round ----
 
 void Endpoint::enter(const float* vector, bool gives, int64_t round, float* mean) {
   if (round > inbox_.round()) inbox_.reset(round);
@@ -120,8 +120,8 @@ bool Endpoint::nobody_has_come() {
   return std::none_of(peers_.begin(), peers_.end(), [this](const Peer& each) { return each.in_round(inbox_.round()); });
 }
 
-// Until all are in the same round, the latest that any of them is in; who does not come is silent from then on. False
-// where the endpoint is closed, or this rank contributes nothing and nobody else is there.
+// Waits until all are in the same round, the latest that any of them is in; ranks that do not arrive are silent from
+// then on. Returns false if the endpoint is closed, or if this rank contributes nothing and nobody else is there.
 bool Endpoint::wait_for_others(Lock& lock) {
   const auto limit = std::chrono::steady_clock::now() + std::chrono::duration<double>(settings_.patience);
   const auto until = std::chrono::time_point_cast<std::chrono::steady_clock::duration>(limit);
@@ -133,7 +133,7 @@ bool Endpoint::wait_for_others(Lock& lock) {
     if (told != inbox_.round()) {
       told = inbox_.round();
       send_states();
-      socket_.wake();  // it tells it again and again from now on
+      socket_.wake();  // the listening thread repeats the state from now on
     }
     if (all_have_come() && (gives_ || !nobody_has_come())) return true;
     if (changed_.wait_until(lock, until) == std::cv_status::timeout) {
@@ -160,8 +160,8 @@ void Endpoint::begin() {
   const int64_t bytes = (ranks() - 1) * layout_.most_segments() * (settings_.datagram + kHeaders);
   const double rate = common_rate();
   const Nanoseconds limits[2] = {limits_.of(0, bytes, rate), limits_.of(1, bytes, rate)};
-  // The others' reduce-scatter may take as long as its limit, so what this rank does not need of it counts for what
-  // follows.
+  // The others' reduce-scatter may last up to its limit, so time that this rank does not need for it is left for the
+  // next phase.
   scatter_deadline_ = begun_ + limits[0];
   gather_deadline_ = scatter_deadline_ + limits[1];
   report_.scatter_limit = static_cast<double>(limits[0]) / kSecond;
@@ -185,13 +185,13 @@ double Endpoint::common_rate() {
 
 // ---- Sending ----
 
-// Datagrams that go to a rank at once.
+// The number of datagrams sent to a rank at once.
 int64_t Endpoint::run_length() const {
   const int64_t most = std::min(kMostRun, kRunBytes / settings_.datagram);
   return std::clamp<int64_t>(pacer_.burst() / settings_.datagram, 1, std::max<int64_t>(most, 1));
 }
 
-// A run to each other rank in turn, each rank beginning with the one behind it, so that no receiver has all at once.
+// Sends a run to each other rank in turn, each rank starting with its successor, so that no receiver gets all at once.
 void Endpoint::scatter() {
   const Nanoseconds start = now();
   int64_t bytes = 0;
@@ -208,8 +208,8 @@ void Endpoint::scatter() {
   if (bytes >= kWorthTiming) achieved_ = 8e9 * static_cast<double>(bytes) / static_cast<double>(now() - start);
 }
 
-// Means in the order in which they were made, as many at once as may be: one by one they would wake this thread, and
-// take it a call, for each datagram.
+// Sends means in the order in which they were computed, as many at once as possible: singly they would cost this thread
+// a wake-up and a system call per datagram.
 void Endpoint::gather() {
   for (int64_t first = 0, length = run_length(); wait_for_means(first, length); length = run_length()) {
     const int64_t count = std::min(inbox_.finished_count() - first, length);
@@ -222,7 +222,7 @@ void Endpoint::gather() {
   }
 }
 
-// Until there are `wanted` more, or no others will come; false where there is none.
+// Waits until there are `wanted` more means, or no others will come; returns false if there is none.
 bool Endpoint::wait_for_means(int64_t place, int64_t wanted) {
   const auto there = [&] { return inbox_.finished_count() - place; };
   if (there() >= wanted) return true;
@@ -231,7 +231,7 @@ bool Endpoint::wait_for_means(int64_t place, int64_t wanted) {
   return there() > 0;
 }
 
-// Returns the bytes that went out, those of all headers included.
+// Returns the bytes sent, including all headers.
 int64_t Endpoint::send_run(int64_t rank, Kind kind, int64_t first, int64_t count) {
   const Nanoseconds deadline = kind == kContribution ? scatter_deadline_ : gather_deadline_;
   int64_t bytes = 0;
@@ -240,7 +240,7 @@ int64_t Endpoint::send_run(int64_t rank, Kind kind, int64_t first, int64_t count
     const Nanoseconds time = now();
     const Nanoseconds when = pacer_.take(run.count * (run.bytes + kHeaders), time);
     if (when > time) sleep_until(std::min(when, deadline));
-    seal(run);  // only now, as counters are to leave in their order
+    seal(run);  // only now, as counters must be sent in ascending order
     const int failed = socket_.send(peer(rank).address, run_.data(), run.bytes, run.count * run.bytes, deadline);
     if (failed != 0) unfit_ = failed;
     sent_.fetch_add(run.count, std::memory_order_relaxed);
@@ -255,7 +255,7 @@ int64_t Endpoint::number_at(Kind kind, int64_t place) const {
   return kind == kContribution ? place : inbox_.finished_at(place);
 }
 
-// As many datagrams as are equally long: a block's last segment may be shorter.
+// As many datagrams as have equal length: a block's last segment may be shorter.
 Endpoint::Run Endpoint::run_from(Kind kind, int64_t rank, int64_t first, int64_t count) const {
   const int64_t block = kind == kContribution ? layout_.block_of(rank, inbox_.round()) : inbox_.block();
   const int64_t elements = layout_.elements_of(block, number_at(kind, first));
@@ -264,7 +264,7 @@ Endpoint::Run Endpoint::run_from(Kind kind, int64_t rank, int64_t first, int64_t
   return {kind, rank, block, first, alike, elements, kFrame + elements * int64_t{sizeof(float)}};
 }
 
-// Lays datagrams end to end.
+// Writes datagrams one after the other.
 void Endpoint::seal(const Run& run) {
   Peer& to = peer(run.rank);
   Header header = header_for(run.rank, run.kind);
@@ -319,7 +319,7 @@ void Endpoint::say_sent(Flag flag) {
   send_states();
 }
 
-// ---- Ending ----
+// ---- Ending a round ----
 
 void Endpoint::conclude(int64_t* counts) {
   const int64_t round = inbox_.round();
@@ -328,7 +328,7 @@ void Endpoint::conclude(int64_t* counts) {
     const int64_t due[2] = {rank == me() ? 0 : inbox_.segments(), layout_.segments_of(layout_.block_of(rank, round))};
     const int64_t came[2] = {inbox_.scattered(rank), inbox_.gathered(rank)};
     for (int phase = 0; phase < 2; ++phase) {
-      // Of a rank that came too late to be waited for, something may have come.
+      // Something may have arrived from a rank that came too late to be waited for.
       counts[2 * phase * ranks() + rank] = expected[phase] || came[phase] > 0 ? due[phase] : 0;
       counts[(2 * phase + 1) * ranks() + rank] = came[phase];
     }

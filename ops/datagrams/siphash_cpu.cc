@@ -4,7 +4,7 @@
 
 #include "../common/cpu_features.h"
 
-// Messages side by side pay where a lane can be rotated in one instruction, which is AVX-512.
+// Hashing messages side by side pays off if a lane can be rotated in one instruction, which AVX-512 has.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HVDS_SIDE_BY_SIDE 1
 #define HVDS_WIDE __attribute__((target("avx512f,avx512bw,avx512vl,avx512dq")))
@@ -22,14 +22,14 @@ inline uint64_t word_at(const uint8_t* bytes) {
   return word;
 }
 
-// The last word: what is left of the message, and its length in the uppermost byte.
+// The last word: the rest of the message, and its length in the uppermost byte.
 inline uint64_t last_word(const uint8_t* rest, int64_t bytes) {
   uint64_t word = static_cast<uint64_t>(bytes) << 56;
   for (int64_t i = 0; i < bytes % 8; ++i) word |= static_cast<uint64_t>(rest[i]) << 8 * i;
   return word;
 }
 
-// The state for one message, or with vectors for several, lane by lane.
+// The state for one message, or with vectors for several, one per lane.
 template <typename Word>
 struct State {
   Word v0, v1, v2, v3;
@@ -86,16 +86,16 @@ __attribute__((always_inline)) inline void end(State<Word>& s, Word& low, Word& 
 #ifdef HVDS_SIDE_BY_SIDE
 typedef uint64_t Lanes __attribute__((vector_size(64)));
 
-constexpr int64_t kWorthLanes = 3;  // messages: all lanes take as long as two messages one by one
+constexpr int64_t kWorthLanes = 3;  // messages: all lanes together take as long as two single messages
 
-// A word of each message, HVDS_LANES of them.
+// One word from each of HVDS_LANES messages.
 HVDS_WIDE inline Lanes words_at(const uint8_t* const* messages, int64_t at) {
   Lanes words;
   for (int lane = 0; lane < HVDS_LANES; ++lane) words[lane] = word_at(messages[lane] + at);
   return words;
 }
 
-// All at once; lanes that are left over repeat the first message.
+// All messages at once; unused lanes repeat the first message.
 HVDS_WIDE void side_by_side(const uint8_t* const* keys, const uint8_t* const* messages, int64_t count, int64_t bytes,
                             uint8_t* tags) {
   const uint8_t *whose[HVDS_LANES], *lanes[HVDS_LANES];

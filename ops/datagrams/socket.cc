@@ -19,9 +19,9 @@
 namespace hvds {
 namespace {
 
-constexpr int kReceiveBytes = 32 << 20;  // as much as the system gives: a thread that is late loses nothing
-constexpr int kSendBytes = 1 << 20;      // a few milliseconds' worth: what a queue of this host does not take waits
-constexpr int64_t kJoined = 1 << 16;     // bytes of what the system has joined, at most
+constexpr int kReceiveBytes = 32 << 20;  // or as much as the system grants: a late thread loses nothing
+constexpr int kSendBytes = 1 << 20;      // a few milliseconds' worth: what a queue of this host rejects waits
+constexpr int64_t kJoined = 1 << 16;     // the most bytes that the system joins
 constexpr size_t kControl = CMSG_SPACE(sizeof(int));
 
 void ask_for(int fd, int forced, int plain, int bytes) {
@@ -70,7 +70,7 @@ int Socket::open(const Address& address, int64_t most, bool offload) {
   if (bind(fd_, reinterpret_cast<const sockaddr*>(&address.storage), address.bytes) != 0) return errno;
   ask_for(fd_, SO_RCVBUFFORCE, SO_RCVBUF, kReceiveBytes);
   ask_for(fd_, SO_SNDBUFFORCE, SO_SNDBUF, kSendBytes);
-  const int whole = IP_PMTUDISC_DO;  // what is too large for a link is an error and not two fragments
+  const int whole = IP_PMTUDISC_DO;  // a datagram that is too large for a link is an error, not two fragments
   const bool v4 = address.storage.ss_family == AF_INET;
   setsockopt(fd_, v4 ? IPPROTO_IP : IPPROTO_IPV6, v4 ? IP_MTU_DISCOVER : IPV6_MTU_DISCOVER, &whole, sizeof whole);
   const int on = 1;
@@ -105,11 +105,11 @@ int Socket::send(const Address& to, const uint8_t* datagrams, int64_t bytes, int
     if (failed == EAGAIN || failed == ENOBUFS) {
       if (!wait_writable(deadline)) return 0;
     } else if (run && (failed == EIO || failed == EINVAL || failed == EMSGSIZE || failed == EOPNOTSUPP)) {
-      cuts_.store(false, std::memory_order_relaxed);  // this system or this interface cannot
+      cuts_.store(false, std::memory_order_relaxed);  // not supported by this system or this interface
     } else if (failed == EMSGSIZE) {
       return failed;
     } else if (failed != EINTR) {
-      done += run ? total : bytes;  // no route, refused by a filter, no such host: the network loses it
+      done += run ? total : bytes;  // no route, refused by a filter, no such host: lost in the network
       if (done >= total) return 0;
     }
   }
@@ -163,7 +163,7 @@ bool Socket::wait_readable(Nanoseconds deadline) {
 
 void Socket::wake() {
   const uint64_t once = 1;
-  if (write(bell_, &once, sizeof once) < 0) return;  // it was rung so often that it rings anyway
+  if (write(bell_, &once, sizeof once) < 0) return;  // it has been rung so often that it rings anyway
 }
 
 int Socket::fill() {

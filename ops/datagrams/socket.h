@@ -1,4 +1,4 @@
-// A UDP socket: runs of datagrams out, as few system calls as the system lets it, and whatever comes in.
+// A UDP socket: sends runs of datagrams in as few system calls as the system allows, and receives whatever arrives.
 #ifndef HVD_SPARSE_OPS_DATAGRAMS_SOCKET_H_
 #define HVD_SPARSE_OPS_DATAGRAMS_SOCKET_H_
 
@@ -19,11 +19,11 @@ struct Address {
   socklen_t bytes;
 };
 
-// A numeric address, IPv4 or IPv6; false where it is none.
+// Parses a numeric address, IPv4 or IPv6; returns false if it is not one.
 bool parse_address(const char* host, int32_t port, Address* address);
 
-constexpr int64_t kMostDatagram = 65'507;  // bytes that UDP carries over IPv4
-constexpr int64_t kMostRun = 64;           // datagrams that go out at once (UDP_MAX_SEGMENTS of older kernels)
+constexpr int64_t kMostDatagram = 65'507;  // the most bytes that UDP carries over IPv4
+constexpr int64_t kMostRun = 64;           // the most datagrams sent at once (UDP_MAX_SEGMENTS of older kernels)
 
 class Socket {
  public:
@@ -32,19 +32,19 @@ class Socket {
   Socket(const Socket&) = delete;
   Socket& operator=(const Socket&) = delete;
 
-  // most: bytes of a datagram; offload: whether the system may cut and join. Returns 0 or an errno.
+  // most: bytes of the largest datagram; offload: whether the system may split and join. Returns 0 or an errno.
   int open(const Address& address, int64_t most, bool offload);
 
   // The port; or -errno.
   int32_t port() const;
 
-  // Sends datagrams that lie end to end, each `bytes` long but the last; waits for room until `deadline`. What the
-  // network does not take is lost as if on the way. Returns 0; EMSGSIZE where they are too large for the interface.
+  // Sends contiguous datagrams, each of `bytes` bytes except the last; waits for room until `deadline`. What the
+  // network does not accept counts as lost on the way. Returns 0, or EMSGSIZE if they are too large for the interface.
   int send(const Address& to, const uint8_t* datagrams, int64_t bytes, int64_t total, Nanoseconds deadline);
 
-  // Waits for datagrams, or until it is woken or `deadline`; then calls handle(datagrams, bytes, stride, count) for all
-  // there is, in order: `count` datagrams of `bytes` each, `stride` apart. Those that were too long have no bytes.
-  // Returns how many there were.
+  // Waits for datagrams until `deadline` or until woken; then calls handle(datagrams, bytes, stride, count) for all
+  // that have arrived, in order: `count` datagrams of `bytes` bytes each, `stride` apart. Oversized datagrams have 0
+  // bytes. Returns the number of datagrams.
   template <typename Handle>
   int64_t receive(Nanoseconds deadline, Handle&& handle) {
     int filled = more_ ? fill() : 0;
@@ -66,7 +66,7 @@ class Socket {
     return received;
   }
 
-  // Ends a wait, now or the next one; from any thread.
+  // Ends the current wait, or the next one; may be called from any thread.
   void wake();
 
  private:
@@ -75,7 +75,7 @@ class Socket {
   bool wait_readable(Nanoseconds deadline);
   bool wait_writable(Nanoseconds deadline);
   int fill();
-  int64_t piece_of(int buffer) const;  // bytes of each datagram that was joined with others in a buffer; 0: alone
+  int64_t piece_of(int buffer) const;  // bytes per datagram if several were joined in a buffer; 0: a single one
   int send_run(const Address& to, const uint8_t* datagrams, int64_t bytes, int64_t total);
   int send_each(const Address& to, const uint8_t* datagrams, int64_t bytes, int64_t total, int64_t* done);
 
@@ -85,7 +85,7 @@ class Socket {
     return (messages_[buffer].msg_hdr.msg_flags & MSG_TRUNC) != 0 ? 0 : messages_[buffer].msg_len;
   }
 
-  // Of datagrams that were joined, the last may be shorter.
+  // The last of several joined datagrams may be shorter.
   template <typename Handle>
   int64_t take_apart(int buffer, int64_t bytes, Handle& handle) {
     const int64_t total = bytes_of(buffer), whole = total / bytes;
@@ -96,9 +96,9 @@ class Socket {
   }
 
   int fd_ = -1, bell_ = -1;
-  std::atomic<bool> cuts_{false};  // whether the system cuts what is sent
+  std::atomic<bool> cuts_{false};  // whether the system splits what is sent
   bool joins_ = false;             // whether it joins what is received
-  bool more_ = false;              // whether there may be more than was received, which needs no wait
+  bool more_ = false;              // whether more may have arrived, which needs no wait
   int64_t buffer_bytes_ = 0;
   std::unique_ptr<uint8_t[]> memory_;
   std::vector<mmsghdr> messages_;

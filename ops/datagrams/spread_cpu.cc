@@ -5,7 +5,7 @@
 
 #include "../common/cpu_features.h"
 
-// The compiler makes vectors of the loops over a tile's columns, as wide as the target has them.
+// The compiler vectorizes the loops over a tile's columns, as wide as the target allows.
 #if defined(__x86_64__) && defined(__GNUC__)
 #define HVDS_DISPATCHED 1
 #define HVDS_WITH_AVX2 __attribute__((target("avx2")))
@@ -17,7 +17,7 @@ namespace hvds {
 namespace {
 
 constexpr int64_t kMostRows = 64;
-constexpr int64_t kColumns = 64;  // of a tile: one word of signs for each row
+constexpr int64_t kColumns = 64;  // per tile: one word of signs for each row
 
 HVDS_INLINE uint64_t word_of(uint64_t seed, int64_t index) {
   uint64_t mixed = seed + (static_cast<uint64_t>(index) + 1) * 0x9e3779b97f4a7c15u;
@@ -26,7 +26,7 @@ HVDS_INLINE uint64_t word_of(uint64_t seed, int64_t index) {
   return mixed ^ (mixed >> 31);
 }
 
-// Changes the signs of a row where bits are set.
+// Flips the signs of a row where bits are set.
 HVDS_INLINE void change_signs(float* row, uint64_t word) {
   uint32_t bits[kColumns];
   std::memcpy(bits, row, sizeof bits);
@@ -56,7 +56,7 @@ HVDS_INLINE void butterflies(float (*rows)[kColumns], int64_t count) {
 struct Block {
   const float* from;
   float* to;
-  int64_t rows, length;  // of a row
+  int64_t rows, length;  // length: of a row
   uint64_t seed;
 };
 

@@ -1,10 +1,11 @@
-// What a round does to spread losses: blocks are transformed before it begins, and back when it has ended.
+// How a round spreads losses: blocks are transformed before it begins, and back after it has ended.
 #include "endpoint.h"
 #include "spread.h"
 
 namespace hvds {
 
-// Once it is known which round it is: signs are drawn for each. Nothing reads the vector before the round begins.
+// Transforms the vector once the round is known, as each round has its own signs. Nothing reads it before the round
+// begins.
 void Endpoint::spread_vector(Lock& lock) {
   const float* own = vector_;
   lock.unlock();

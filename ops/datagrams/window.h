@@ -1,4 +1,4 @@
-// Which counters of a sender have been seen: each is let in once, in any order as far as the window goes (RFC 6479).
+// Tracks the counters seen from a sender: each is accepted once, in any order within the window (RFC 6479).
 #ifndef HVD_SPARSE_OPS_DATAGRAMS_WINDOW_H_
 #define HVD_SPARSE_OPS_DATAGRAMS_WINDOW_H_
 
@@ -10,10 +10,10 @@ namespace hvds {
 
 class Window {
  public:
-  static constexpr uint64_t kSize = 8192;  // counters below the highest that may still come, at least
+  static constexpr uint64_t kSize = 8192;  // counters below the highest that are still accepted, at least
 
-  // Whether a counter, from 1 on, comes for the first time; it is then seen. One that lies below the window was perhaps
-  // seen, and is refused.
+  // Whether a counter, starting at 1, is new; it is then marked as seen. A counter below the window may have been seen,
+  // and is refused.
   bool accept(uint64_t counter) {
     if (counter == 0 || counter + kSize <= highest_) return false;
     if (counter > highest_) advance(counter);
