@@ -1,9 +1,9 @@
-// How a list of tensors is cut for the norms; the order of every addition is fixed, whoever adds.
+// How a list of tensors is cut for the norms. The order of every addition is fixed, whichever thread adds.
 //
-// Each tensor is cut into blocks of kBlock elements, the last one shorter; blocks are numbered through the list, and an
-// empty tensor has none. A block's sum of squares: element e of a chunk of kChunk elements goes to lane e mod kLanes,
-// each lane adds its squares (float64) from the first to the last; lanes are folded by halves (lane l gets lane l +
-// kLanes / 2, and so on); the chunks' sums are added from the first to the last, as are a tensor's blocks.
+// Each tensor is cut into blocks of kBlock elements, the last one shorter. Blocks are numbered through the list; an
+// empty tensor has none. A block's sum of squares: element e of a chunk of kChunk elements goes to lane e mod kLanes;
+// each lane adds its squares (float64) from first to last; lanes are folded by halves (lane l gets lane l + kLanes / 2,
+// and so on); the chunks' sums are added from first to last, as are a tensor's blocks.
 #ifndef LARS_BLOCKS_H_
 #define LARS_BLOCKS_H_
 

@@ -1,4 +1,4 @@
-// The inner loops, which exist once for each instruction set; kernels.inc has their text.
+// The inner loops, which exist once per instruction set; their source is kernels.inc.
 #ifndef LARS_KERNELS_H_
 #define LARS_KERNELS_H_
 
@@ -17,14 +17,14 @@ struct Span {
   double scale, decay;
 };
 
-// lamb_rule with what follows from the step; each number is rounded to the type that is computed with.
+// lamb_rule and the numbers derived from its step, each rounded to the type used for computing.
 struct LambRule {
   double beta_1, rest_1, correction_1;
   double beta_2, rest_2, correction_2;
   double epsilon;
 };
 
-// Tables by dtype.
+// Tables indexed by dtype.
 struct Kernels {
   double (*sum_of_squares[kDtypes])(const void* elements, int64_t count);  // of one block
   void (*lars_update[kDtypes])(const Span& span, double momentum);

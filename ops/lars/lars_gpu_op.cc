@@ -1,9 +1,9 @@
-// The GPU's kernels of the operations of LARS and LAMB; the arithmetic is in passes_gpu.h.
+// GPU kernels of the LARS and LAMB ops; the arithmetic is in passes_gpu.h.
 //
-// As select_gpu_op.cc: this library is compiled without CUDA, looks for _cuda.so in its own folder when it is
-// loaded, and registers kernels for the GPU only where that is found and fits.
+// As in select_gpu_op.cc, this library is compiled without CUDA, looks for _cuda.so in its own folder when it is
+// loaded, and registers GPU kernels only if that is found and compatible.
 //
-// Compiled, and the passes are tested elsewhere (tests/gpu); not yet run under TensorFlow on a GPU.
+// This file compiles, and the passes are tested separately (tests/gpu); it has not yet run under TensorFlow on a GPU.
 #include <vector>
 
 #include "../common/gpu_library_op.h"
@@ -37,7 +37,7 @@ struct Cuda {
   }
 };
 
-// Null where there is none.
+// Null if _cuda.so is not available.
 const Cuda* cuda() {
   static Cuda functions;
   static const bool loaded = hvds::load_cuda("lars computes on the CPU", &functions);
@@ -51,7 +51,7 @@ absl::Status told(int code) {
   return absl::InternalError(absl::StrCat("LARS and LAMB on the GPU: ", cuda()->error(code), "."));
 }
 
-// What is queued is ordered by the device's stream, so locks need not be held until it has run.
+// The device's stream orders what is queued, so locks need not be held until it has run.
 class GpuListKernel : public ListKernel {
  public:
   using ListKernel::ListKernel;
@@ -165,7 +165,7 @@ class LarsLayerSumsOp : public OpKernel {
   }
 };
 
-// Handles and numbers are read on the host; ratios come from the device, where the norms are.
+// Handles and scalars are in host memory; ratios are in device memory, where the norms are.
 bool register_kernels() {
   if (cuda() == nullptr) return false;
   REGISTER_KERNEL_BUILDER(
@@ -213,5 +213,5 @@ const bool registered = register_kernels();
 }  // namespace
 }  // namespace lars
 
-// Whether the operations of LARS and LAMB have kernels for the GPU: 1, or 0.
+// Whether the LARS and LAMB ops have GPU kernels: 1 or 0.
 extern "C" int lars_gpu_registered(void) { return lars::registered; }

@@ -1,4 +1,4 @@
-// TensorFlow operations of LARS and LAMB and their kernels for the CPU; the arithmetic is in passes.h.
+// The TensorFlow ops of LARS and LAMB and their CPU kernels; the arithmetic is in passes.h.
 #include <vector>
 
 #include "list_op.h"
@@ -40,7 +40,7 @@ absl::Status check_vectors(InferenceContext* c, const std::vector<const char*>& 
 }
 
 absl::Status set_partials(InferenceContext* c) {
-  const int inputs = c->num_inputs();  // first and last are the last two
+  const int inputs = c->num_inputs();  // `first` and `last` are the last two
   const Tensor *first = c->input_tensor(inputs - 2), *last = c->input_tensor(inputs - 1);
   int64_t rows = InferenceContext::kUnknownDim;
   if (first != nullptr && last != nullptr) {
@@ -85,7 +85,7 @@ absl::Status layer_sums_shape(InferenceContext* c) {
 
 // ---- Registration ----
 //
-// Stateful, as they read or write variables: the graph optimiser leaves them where they are.
+// Stateful, as they read or write variables: graph optimization leaves them in place.
 
 REGISTER_OP("LarsPartials")
     .Input("weights: N * resource")
@@ -155,14 +155,14 @@ REGISTER_OP("LarsLayerSums")
 
 // ---- Kernels ----
 
-// What a kernel's status says. Arguments are checked before, so memory is all that can be missing.
+// The op status for a kernel's status. Arguments were checked before, so the only possible failure is a lack of memory.
 absl::Status told(int status) {
   if (status == LARS_OK) return absl::OkStatus();
   if (status == LARS_OUT_OF_MEMORY) return absl::ResourceExhaustedError("Out of memory for the list of blocks.");
   return absl::InternalError("The kernel refused its arguments.");
 }
 
-// Reads ratios and learning rate of an update into the layers.
+// Reads the ratios and the learning rate of an update into the layers.
 absl::Status read_scales(OpKernelContext* context, std::vector<lars_layer>* layers) {
   const double* ratios = nullptr;
   double learning_rate = 0;

@@ -1,4 +1,4 @@
-// What the passes on the CPU and on a GPU share: checks of a list of layers, and numbers that follow from a rule.
+// What the passes on the CPU and on a GPU share: checks of a list of layers, and numbers derived from a rule.
 #ifndef LARS_LIST_H_
 #define LARS_LIST_H_
 
@@ -28,7 +28,7 @@ inline bool valid(const lamb_rule* rule) {
          rule->step >= 1;
 }
 
-// The blocks of tensors of these sizes, or LARS_BAD_ARGUMENT; size_of(number) gives the size of each.
+// The number of blocks of tensors of these sizes, or LARS_BAD_ARGUMENT; size_of(number) gives each tensor's size.
 template <typename SizeOf>
 int64_t count_blocks(int64_t count, const SizeOf& size_of) {
   int64_t blocks = 0;
@@ -47,7 +47,7 @@ inline bool valid_range(const lars_layer* layers, int64_t count, int64_t first, 
   return 0 <= first && first <= last && last <= count_blocks(layers, count) && (first == last || partials != nullptr);
 }
 
-// By multiplications alone, so that it does not depend on the machine's mathematical library.
+// Uses multiplications only, so that the result does not depend on the machine's math library.
 inline double power(double base, int64_t exponent) {
   double result = 1;
   for (double factor = base; exponent > 0; exponent >>= 1, factor *= factor) {

@@ -1,4 +1,4 @@
-// What the operations on lists of tensors share, on every device: their arguments, checked.
+// What the ops on lists of tensors share on every device: their arguments, checked.
 #ifndef LARS_LIST_OP_H_
 #define LARS_LIST_OP_H_
 
@@ -27,7 +27,7 @@ inline lars_dtype dtype_of(DataType type) {
   if (type == tensorflow::DT_HALF) return LARS_FLOAT16;
   if (type == tensorflow::DT_BFLOAT16) return LARS_BFLOAT16;
   if (type == tensorflow::DT_DOUBLE) return LARS_FLOAT64;
-  CHECK_EQ(type, tensorflow::DT_FLOAT);  // the registration admits no other
+  CHECK_EQ(type, tensorflow::DT_FLOAT);  // the op's registration allows no other
   return LARS_FLOAT32;
 }
 
@@ -77,7 +77,7 @@ inline absl::Status check_like(const Tensor& gradient, const Tensor& variable, c
                           DataTypeString(gradient.dtype()), " ", gradient.shape().DebugString());
 }
 
-// Whether there is a row of partial sums for each block of tensors of these sizes.
+// Checks that there is a row of partial sums for each block of tensors of these sizes.
 inline absl::Status check_rows(const Tensor& sizes, const Tensor& partials) {
   if (sizes.dims() != 1 || partials.dims() != 2) {
     return invalid_argument("Expected sizes [n] and partials [blocks, columns], got shapes ",
@@ -92,7 +92,7 @@ inline absl::Status check_rows(const Tensor& sizes, const Tensor& partials) {
 
 constexpr const char* kSlotRoles[] = {"weight", "slot 1 of weight", "slot 2 of weight"};
 
-// An operation on weights, and on slots beside each: `variables` names the inputs that are lists of handles.
+// An op on weights and the slots beside them: `variables` names the inputs that are lists of handles.
 class ListKernel : public OpKernel {
  public:
   ListKernel(OpKernelConstruction* context, std::vector<const char*> variables)
@@ -106,7 +106,7 @@ class ListKernel : public OpKernel {
   }
 
  protected:
-  // Fills one layer for each weight, but for scale and decay, while `variables` holds the locks.
+  // Fills in a layer for each weight, except scale and decay, while `variables` holds the locks.
   absl::Status gather(OpKernelContext* context, Variables* variables, std::vector<lars_layer>* layers) const {
     for (const char* name : variables_) TF_RETURN_IF_ERROR(variables->add(context, name));
     TF_RETURN_IF_ERROR(variables->lock());
@@ -130,8 +130,8 @@ class ListKernel : public OpKernel {
     return absl::OkStatus();
   }
 
-  // Makes the variables of the layers safe to write: a value that somebody else holds is left to them, and the variable
-  // gets a copy. After all checks, so that what is refused has copied nothing.
+  // Makes the layers' variables safe to write: if a value has other holders, they keep it and the variable gets a copy.
+  // To be called after all checks, so that a rejected call has copied nothing.
   absl::Status make_writable(OpKernelContext* context, const Variables& variables,
                              std::vector<lars_layer>* layers) const {
     for (size_t number = 0; number < layers->size(); ++number) {
@@ -158,7 +158,7 @@ class ListKernel : public OpKernel {
     return absl::OkStatus();
   }
 
-  // The range of blocks that is asked for, and room for their sums.
+  // The requested range of blocks, and memory for their sums.
   static absl::Status allocate_partials(OpKernelContext* context, const std::vector<lars_layer>& layers, int64_t* first,
                                         int64_t* last, double** partials) {
     TF_RETURN_IF_ERROR(read_scalar(context, "first", first));
@@ -175,7 +175,7 @@ class ListKernel : public OpKernel {
   }
 
  private:
-  // Where the elements lie is the device's business.
+  // Overridden for devices with memory of their own.
   virtual absl::Status copy_elements(OpKernelContext*, const Tensor& from, Tensor* to) const {
     if (from.TotalBytes() > 0) std::memcpy(to->data(), from.data(), from.TotalBytes());
     return absl::OkStatus();

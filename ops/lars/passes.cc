@@ -1,4 +1,4 @@
-// The interface of passes.h: checks, how the list is cut, and who computes what.
+// The interface of passes.h: checks, how the list is cut, and how the work is divided.
 #include "passes.h"
 
 #include <algorithm>
@@ -12,7 +12,7 @@
 namespace lars {
 namespace {
 
-constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays
+constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays off
 constexpr int64_t kItemSizes[kDtypes] = {4, 2, 2, 8};
 
 const Kernels& kernels() {
@@ -25,7 +25,7 @@ const Kernels& kernels() {
 
 // ---- How the list is cut ----
 
-// A block, or what there is of it.
+// A block, shorter at the end of a layer.
 struct Piece {
   int64_t layer, begin, count;
 };
@@ -33,7 +33,7 @@ struct Piece {
 std::vector<Piece> cut(const lars_layer* layers, int64_t count, int64_t first, int64_t last) {
   std::vector<Piece> pieces;
   pieces.reserve(last - first);
-  int64_t before = 0;  // blocks of the layers before
+  int64_t before = 0;  // blocks of the preceding layers
   for (int64_t number = 0; number < count && before < last; ++number) {
     const int64_t size = layers[number].size;
     const int64_t blocks = blocks_of(size);
@@ -45,7 +45,7 @@ std::vector<Piece> cut(const lars_layer* layers, int64_t count, int64_t first, i
   return pieces;
 }
 
-// Calls body(place, piece) for each piece; tasks get the same number of elements, but for a block.
+// Calls body(place, piece) for each piece; tasks get the same number of elements, to within a block.
 template <typename Body>
 void for_pieces(const std::vector<Piece>& pieces, const hvds_parallel* parallel, const Body& body) {
   int64_t elements = 0;

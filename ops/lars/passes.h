@@ -1,10 +1,10 @@
 // LARS and LAMB on a list of tensors: one pass over memory for all norms, one for the whole update.
 //
-// All results are the same bits under every instruction set and any number of threads: blocks.h has the order of the
-// additions, rules.inc the formulas, each operation of which rounds by itself. Halves and bfloat16 are widened to
-// float32, computed with, and rounded once when they are written; numbers that are not of the list (scale, decay,
-// momentum ...) are rounded once to the type that is computed with. Denormal numbers are kept, but a velocity or a
-// moment that would become one becomes zero.
+// All results are bitwise identical under every instruction set and any number of threads: blocks.h defines the order
+// of the additions, rules.inc the formulas, in which each operation is rounded separately. Half and bfloat16 are
+// widened to float32 for computing, and rounded once when written; numbers that are not in the list (scale, decay,
+// momentum ...) are rounded once to the type used for computing. Denormal numbers are kept, but a velocity or a moment
+// that would become denormal becomes zero.
 #ifndef LARS_PASSES_H_
 #define LARS_PASSES_H_
 
@@ -20,18 +20,18 @@ enum lars_dtype { LARS_FLOAT32 = 0, LARS_FLOAT16 = 1, LARS_BFLOAT16 = 2, LARS_FL
 
 enum lars_status {
   LARS_OK = 0,
-  LARS_BAD_ARGUMENT = -1,  // a negative size, an unknown dtype, a null pointer to what is not empty, no such blocks
+  LARS_BAD_ARGUMENT = -1,  // a negative size, an unknown dtype, a null pointer with a non-zero size, invalid blocks
   LARS_OUT_OF_MEMORY = -2,
 };
 
-// One tensor of the list with all that belongs to it; memory of `size` elements of `dtype` each, none of which overlap.
+// One tensor of the list and what belongs to it; each pointer is to `size` elements of `dtype`, none of which overlap.
 typedef struct lars_layer {
   void* weight;
   void* slots[2];  // LARS: the velocity; LAMB: the first and the second moment
   const void* gradient;
   int64_t size;
   int32_t dtype;
-  double scale;  // learning rate times trust ratio; the norms do not need it
+  double scale;  // learning rate times trust ratio; not used for the norms
   double decay;
 } lars_layer;
 
@@ -44,17 +44,17 @@ typedef struct lamb_rule {
   double beta_1;  // both in [0, 1)
   double beta_2;
   double epsilon;
-  int64_t step;  // from 1
+  int64_t step;  // counted from 1
 } lamb_rule;
 
-// Elements of a block.
+// Elements per block.
 int64_t lars_block_size(void);
 
-// The blocks of all layers, or LARS_BAD_ARGUMENT.
+// The number of blocks of all layers, or LARS_BAD_ARGUMENT.
 int64_t lars_block_count(const lars_layer* layers, int64_t count);
 
 // For the blocks first <= b < last: partials[2 (b - first)] is the sum of squares of the weights of block b, and the
-// next one that of the gradients. Slots are not looked at.
+// next element that of the gradients. Slots are not read.
 int lars_partials(const lars_layer* layers, int64_t count, int64_t first, int64_t last, double* partials,
                   const hvds_parallel* parallel);
 
@@ -62,7 +62,7 @@ int lars_partials(const lars_layer* layers, int64_t count, int64_t first, int64_
 // weight -= momentum velocity + scale (gradient + decay weight).
 int lars_update(const lars_layer* layers, int64_t count, const lars_rule* rule, const hvds_parallel* parallel);
 
-// As lars_partials, with the direction u of LAMB's step in the gradient's place; nothing but the partials is written.
+// Like lars_partials, with the direction u of LAMB's step instead of the gradient; only the partials are written.
 int lamb_partials(const lars_layer* layers, int64_t count, const lamb_rule* rule, int64_t first, int64_t last,
                   double* partials, const hvds_parallel* parallel);
 
@@ -70,8 +70,7 @@ int lamb_partials(const lars_layer* layers, int64_t count, const lamb_rule* rule
 // beta_1^step)) / (sqrt(second / (1 - beta_2^step)) + epsilon); u = r + decay weight; weight -= scale u.
 int lamb_update(const lars_layer* layers, int64_t count, const lamb_rule* rule, const hvds_parallel* parallel);
 
-// Adds the rows of partials [blocks][columns] of each tensor in order: sums [count][columns], zero where a tensor is
-// empty.
+// Adds the rows of partials [blocks][columns] of each tensor in order: sums [count][columns], zero for an empty tensor.
 int lars_layer_sums(const int64_t* sizes, int64_t count, const double* partials, int64_t rows, int64_t columns,
                     double* sums);
 

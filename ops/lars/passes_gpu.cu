@@ -1,6 +1,6 @@
-// LARS and LAMB on a GPU. A launch takes the layers' addresses among its arguments, as many layers as fit, so that
-// nothing has to be copied to the device first. Sums: a warp adds a chunk, each thread one of its lanes, and a block of
-// threads has a warp for each chunk of a block, so that the order of additions is that of blocks.h whatever the device.
+// LARS and LAMB on a GPU. A launch gets the layers' addresses as arguments, for as many layers as fit, so that nothing
+// has to be copied to the device first. Sums: a warp adds a chunk, each thread one of its lanes, and a thread block has
+// a warp for each chunk of a block, so that the order of additions is that of blocks.h on every device.
 #include "passes_gpu.h"
 
 #include <cuda_runtime.h>
@@ -22,9 +22,9 @@ using hvds::Half;
 
 #include "rules.inc"
 
-constexpr int kChunks = kBlock / kChunk;        // of a block
-constexpr int kSumThreads = kChunks * kLanes;   // a warp for each
-constexpr int kUpdateThreads = 256;             // for a chunk
+constexpr int kChunks = kBlock / kChunk;        // per block
+constexpr int kSumThreads = kChunks * kLanes;   // a warp for each chunk
+constexpr int kUpdateThreads = 256;             // per chunk
 constexpr int kLayersOfALaunch = 60;            // a launch has 4 KB for its arguments
 constexpr int kTensorsOfALaunch = 400;
 constexpr unsigned kAllLanes = 0xffffffffu;
@@ -38,14 +38,14 @@ const char* describe(int code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }
 
-// ---- What a launch is given ----
+// ---- Arguments of a launch ----
 
 struct Entry {
   void* weight;
   void* slots[2];
   const void* gradient;
   int64_t size;
-  int64_t first;   // the launch's block that is the layer's first one; negative where that belongs to another launch
+  int64_t first;   // the launch's block that is the layer's first one; negative if an earlier launch has that
   int64_t number;  // in the list
   double decay;
 };
@@ -79,14 +79,14 @@ __device__ inline int64_t end_of(const Entry& entry, int64_t begin) {
   return entry.size - begin < kChunk ? entry.size : begin + kChunk;
 }
 
-// The sum over a warp's lanes, in lane 0.
+// The sum over a warp's lanes, valid in lane 0.
 __device__ inline double folded(double sum) {
 #pragma unroll
   for (unsigned half = kLanes / 2; half > 0; half /= 2) sum += __shfl_down_sync(kAllLanes, sum, half);
   return sum;
 }
 
-// The chunks' two sums, which the warps' first lanes have, added in order and written by the first thread.
+// Adds the chunks' two sums, held by the first lane of each warp, in order; the first thread writes the totals.
 __device__ inline void write_block(double one, double other, int chunks, double* to) {
   __shared__ double of_chunks[2][kChunks];
   if (threadIdx.x % kLanes == 0) {
@@ -147,7 +147,7 @@ __global__ void __launch_bounds__(kSumThreads)
   write_block(folded(of_weights), folded(of_directions), chunks_of(entry, block), partials + 2 * int64_t(blockIdx.x));
 }
 
-// The updates have a block of threads for each chunk; those behind the end of a layer do nothing.
+// The updates use a thread block per chunk; those past the end of a layer do nothing.
 __device__ inline int64_t begin_of(const Entry& entry) {
   return (blockIdx.x / kChunks - entry.first) * kBlock + int64_t(blockIdx.x % kChunks) * kChunk;
 }
@@ -192,7 +192,7 @@ __global__ void __launch_bounds__(kUpdateThreads) lamb_update_kernel(const Batch
   }
 }
 
-// A thread for each sum.
+// One thread per sum.
 __global__ void __launch_bounds__(kUpdateThreads)
     layer_sums_kernel(const Rows rows, const double* partials, int64_t columns, double* sums) {
   const int64_t place = int64_t(blockIdx.x) * kUpdateThreads + threadIdx.x;
@@ -213,11 +213,11 @@ int launch(void (*kernel)(Parameters...), int64_t blocks, int threads, void* str
   config.blockDim = dim3(threads);
   config.stream = static_cast<cudaStream_t>(stream);
   const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
-  if (error != cudaSuccess) cudaGetLastError();  // or it would surface in a later call
+  if (error != cudaSuccess) cudaGetLastError();  // otherwise it would surface in a later call
   return static_cast<int>(error);
 }
 
-// Calls body with a null pointer of the C++ type that stands for a dtype.
+// Calls body with a null pointer of the C++ type that represents a dtype.
 template <typename Body>
 int with_type(int dtype, Body&& body) {
   if (dtype == LARS_FLOAT16) return body(static_cast<Half*>(nullptr));
@@ -226,12 +226,12 @@ int with_type(int dtype, Body&& body) {
   return body(static_cast<float*>(nullptr));
 }
 
-// Calls body(dtype, batch, start, blocks) for batches of layers of one dtype, which have the blocks from `start` on.
+// Calls body(dtype, batch, start, blocks) for batches of layers of one dtype, whose blocks start at number `start`.
 template <typename Body>
 int for_batches(const lars_layer* layers, int64_t count, int64_t first, int64_t last, const Body& body) {
   Batch batch = {};
   int dtype = 0, code = 0;
-  int64_t start = first, end = first, before = 0;  // before: blocks of the layers before
+  int64_t start = first, end = first, before = 0;  // before: blocks of the preceding layers
   for (int64_t number = 0; number < count && before < last && code == 0; ++number) {
     const lars_layer& layer = layers[number];
     const int64_t blocks = blocks_of(layer.size);
