@@ -1,4 +1,4 @@
-// What the operation of momentum asks of its arguments, on the CPU and on a GPU.
+// Checks of the momentum op's arguments, on the CPU and on a GPU.
 #ifndef HVD_SPARSE_OPS_MOMENTUM_ARGUMENTS_H_
 #define HVD_SPARSE_OPS_MOMENTUM_ARGUMENTS_H_
 
@@ -6,7 +6,7 @@
 
 namespace hvds {
 
-// The operation's arguments, checked.
+// The op's arguments, checked.
 struct MomentumArguments {
   explicit MomentumArguments(tensorflow::OpKernelContext* context)
       : parts(context->input(0)), velocity(context->input(1)), decay(context->input(2)), gain(context->input(3)) {}

@@ -13,9 +13,9 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kWorthATask = 131072;       // elements for which waking a thread pays
-constexpr int64_t kWorthStreaming = 1 << 20;  // elements of a vector that leaves the caches anyway
-constexpr int64_t kWorthClearing = 8192;      // indices of a task: each costs a line of memory
+constexpr int64_t kWorthATask = 131072;       // elements for which waking a thread pays off
+constexpr int64_t kWorthStreaming = 1 << 20;  // elements of a vector that does not fit the caches anyway
+constexpr int64_t kWorthClearing = 8192;      // indices per task: each costs a cache line
 constexpr int64_t kLine = 16;                 // floats in 64 bytes
 
 const MomentumKernels& kernels_in_use() {
@@ -28,13 +28,13 @@ const MomentumKernels& kernels_in_use() {
 
 bool in_lines(const float* to) { return reinterpret_cast<uintptr_t>(to) % 64 == 0; }
 
-// Whether results are written past the caches: never over the velocity, which has just come into them.
+// Whether results are written past the caches: never over the velocity, which has just been read into them.
 bool streams(const MomentumRun& whole) {
   return whole.length >= kWorthStreaming && whole.velocity_out != whole.velocity && in_lines(whole.velocity_out) &&
          (whole.moves == nullptr || in_lines(whole.moves));
 }
 
-// Cuts [0, size) into runs of whole lines and calls body(first, last) for each, in parallel.
+// Cuts [0, size) into runs of whole cache lines and calls body(first, last) for each, in parallel.
 template <typename Body>
 void parallel_runs(const hvds_parallel* parallel, int64_t worth, int64_t size, Body&& body) {
   const int64_t lines = (size + kLine - 1) / kLine;

@@ -1,4 +1,4 @@
-// Momentum in vectors of 16 bytes: SSE2 on x86-64, and whatever the compiler makes of them elsewhere.
+// Momentum in 16-byte vectors: SSE2 on x86-64, elsewhere whatever the compiler makes of them.
 #include "../common/vectors_base.h"
 #include "momentum_kernels.h"
 

@@ -1,4 +1,4 @@
-// Momentum on a GPU: each thread has its own elements, so that the order of threads decides nothing.
+// Momentum on a GPU: each thread has its own elements, so the order of threads does not matter.
 #include "momentum_gpu.h"
 
 #include <cuda_runtime.h>
@@ -11,8 +11,8 @@ namespace hvds {
 namespace {
 
 constexpr int kBadArgument = -1;
-constexpr int kThreads = 256;  // of a block
-constexpr int64_t kEach = 8;   // elements of a thread, in vectors that are long enough
+constexpr int kThreads = 256;  // per block
+constexpr int64_t kEach = 8;   // elements per thread, if the vector is long enough
 constexpr int32_t kNobody = INT32_MAX;
 
 const char* describe(int code) {
@@ -30,7 +30,7 @@ struct Vectors {
   const float* decay;
   const float* gain;
   float* velocity_out;
-  float* moves;  // null: velocity_out is what is moved by
+  float* moves;  // null: velocity_out is the move
   int32_t* culprit;
 };
 
@@ -82,14 +82,14 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// ---- Their order ----
+// ---- Launches ----
 
-// Queues kernels one after another; after the first error nothing more.
+// Queues kernels one after another; after the first error it queues nothing more.
 class Queue {
  public:
   explicit Queue(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {}
 
-  // With as many blocks as `pieces` of work keep busy.
+  // Launches as many blocks as `pieces` of work keep busy.
   template <typename... Parameters, typename... Arguments>
   void launch(void (*kernel)(Parameters...), int64_t pieces, Arguments&&... arguments) {
     if (error_ != cudaSuccess) return;

@@ -1,11 +1,12 @@
 // Momentum on a CUDA GPU: the functions of momentum.h, with hvds_momentum_gpu_ for hvds_, on device memory.
 //
-// Arguments and results are those of momentum.h, to the bit; what differs:
-// Pointers    are to memory of the current device, which is the stream's: of decay, gain and culprit too, so that the host
-//             need not wait for them.
-// Waiting     is not done, nor is memory allocated: a call queues its kernels on `stream` (a cudaStream_t) and returns.
-// Indices     outside the vector are passed over, as the host does not see them.
-// Codes       0, or what hvds_momentum_gpu_error() puts in words: a bad argument, or an error of CUDA.
+// Arguments and results are those of momentum.h, bitwise identical. Differences:
+// Pointers    are to memory of the current device, which is the stream's, including decay, gain and culprit, so that
+// the
+//             host need not wait for them.
+// Waiting     None, and no memory is allocated: a call queues its kernels on `stream` (a cudaStream_t) and returns.
+// Indices     outside the vector are skipped, as the host does not see them.
+// Codes       0, or a code that hvds_momentum_gpu_error() describes: a bad argument or a CUDA error.
 #ifndef HVD_SPARSE_OPS_MOMENTUM_GPU_H_
 #define HVD_SPARSE_OPS_MOMENTUM_GPU_H_
 
@@ -17,7 +18,7 @@
 extern "C" {
 #endif
 
-// Rises whenever a function below changes; a caller that loads the library at run time compares it.
+// Incremented whenever a function below changes; a caller that loads the library at run time compares it.
 #define HVDS_MOMENTUM_GPU_INTERFACE 1
 int hvds_momentum_gpu_interface(void);
 

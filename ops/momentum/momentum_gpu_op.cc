@@ -1,7 +1,7 @@
-// The GPU's kernels of the operations of momentum; the arithmetic is in momentum_gpu.h. They are registered only where
-// _cuda.so is found beside this library and fits; elsewhere TensorFlow runs these operations on the CPU and copies.
+// GPU kernels of the momentum ops; the arithmetic is in momentum_gpu.h. They are registered only if a compatible
+// _cuda.so is found beside this library; otherwise TensorFlow runs these ops on the CPU and copies.
 //
-// Compiled, and its parts are tested elsewhere (tests/gpu); not yet run under TensorFlow on a GPU.
+// This file compiles, and its parts are tested separately (tests/gpu); it has not yet run under TensorFlow on a GPU.
 #include "../common/gpu_library_op.h"
 #include "momentum_arguments.h"
 #include "momentum_gpu.h"
@@ -31,7 +31,7 @@ struct Cuda {
   }
 };
 
-// Null where there is none.
+// Null if _cuda.so is not available.
 const Cuda* cuda() {
   static Cuda functions;
   static const bool loaded = load_cuda("hvd_sparse keeps momentum on the CPU", &functions);
@@ -57,7 +57,7 @@ class MomentumOp : public OpKernel {
     Tensor* velocity_out = nullptr;
     Tensor* moves = nullptr;
     Tensor* culprit = nullptr;
-    // In place where nobody else holds the velocity: never where it is a variable's value.
+    // In place if the velocity has no other holders, which is never the case for a variable's value.
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 0, shape, &velocity_out));
     if (nesterov_) OP_REQUIRES_OK(context, context->allocate_output(1, shape, &moves));
     OP_REQUIRES_OK(context, context->allocate_output(2, TensorShape({}), &culprit));
@@ -104,5 +104,5 @@ const bool registered = register_kernels();
 }  // namespace
 }  // namespace hvds
 
-// Whether the operations of momentum have kernels for the GPU: 1, or 0.
+// Whether the momentum ops have GPU kernels: 1 or 0.
 extern "C" int hvds_momentum_gpu_registered(void) { return hvds::registered; }

@@ -1,4 +1,4 @@
-// The inner loop of momentum, which exists once for each instruction set; momentum_kernels.inc has its text.
+// The inner loop of momentum, which exists once per instruction set; its source is momentum_kernels.inc.
 #ifndef HVD_SPARSE_OPS_MOMENTUM_KERNELS_H_
 #define HVD_SPARSE_OPS_MOMENTUM_KERNELS_H_
 
@@ -12,19 +12,19 @@ constexpr int kPartDtypes = 3;  // HVDS_FLOAT32, HVDS_FLOAT16 and HVDS_BFLOAT16
 
 // A run of elements.
 struct MomentumRun {
-  const void* parts;  // of the first one, `stride` elements before the next one
+  const void* parts;  // of the first part; the next one is `stride` elements further
   int count;
   int64_t stride;
   const float* velocity;
   float* velocity_out;
-  float* moves;  // null: velocity_out is what is moved by
+  float* moves;  // null: velocity_out is the move
   int64_t length;
   float decay, gain;
   bool streams;  // results are written past the caches; they begin at a multiple of 64 bytes
 };
 
 struct MomentumKernels {
-  // By the parts' dtype. Returns whether all that is to be moved by is finite.
+  // Indexed by the parts' dtype. Returns whether every element of the move is finite.
   bool (*advance[kPartDtypes])(const MomentumRun& run);
 };
 

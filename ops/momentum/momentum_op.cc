@@ -1,4 +1,4 @@
-// TensorFlow's operations of momentum on the sender's side; the arithmetic is in momentum.h.
+// TensorFlow ops for momentum on the sender's side; the arithmetic is in momentum.h.
 #include "momentum.h"
 #include "momentum_arguments.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
@@ -79,7 +79,7 @@ class MomentumOp : public OpKernel {
   }
 
  private:
-  // In place where nobody else holds the velocity: never where it is a variable's value.
+  // In place if the velocity has no other holders, which is never the case for a variable's value.
   absl::Status velocity_output(OpKernelContext* context, const TensorShape& shape, Tensor** output) {
     if (context->forward_input_to_output_with_shape(1, 0, shape, output)) return absl::OkStatus();
     return velocities_.allocate(context, 0, shape, output);
@@ -112,7 +112,7 @@ class ClearOp : public OpKernel {
   }
 
  private:
-  // In place where nobody else holds the vector.
+  // In place if the vector has no other holders.
   absl::Status output(OpKernelContext* context, Tensor** cleared) {
     const TensorShape shape = context->input(0).shape();
     if (context->forward_input_to_output_with_shape(0, 0, shape, cleared)) return absl::OkStatus();
