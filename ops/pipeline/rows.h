@@ -1,11 +1,12 @@
-// The largest magnitudes of each row of a matrix, and rows that are zero but at given positions (DCT 2.2, Algorithm 2).
+// The largest magnitudes of each row of a matrix, and rows that are zero except at given positions (DCT 2.2, Algorithm
+// 2).
 //
-// Elements are float32, half or bfloat16, and come out with the bits with which they went in. Magnitudes are compared
-// exactly, as the bits without the sign: a NaN counts as larger than all numbers, so that it is never hidden, and 0.0 and
-// -0.0 are equal. The results are the same under every instruction set and any number of threads.
+// Elements are float32, half or bfloat16, and keep their bits. Magnitudes are compared exactly, as the bits without the
+// sign: a NaN counts as larger than all numbers, so that it is never hidden, and 0.0 and -0.0 are equal. The results
+// are the same under every instruction set and any number of threads.
 //
-// Matrices are [rows, width], row after row. Positions are [rows, kept], within a row, in ascending order: uint16 where
-// `narrow` is not 0, and then width is at most 65536, else int32. Nothing overlaps.
+// Matrices are [rows, width], row after row. Positions are [rows, kept], relative to their row, in ascending order:
+// uint16 if `narrow` is not 0, which requires a width of at most 65536, else int32. Nothing overlaps.
 #ifndef HVD_SPARSE_OPS_ROWS_H_
 #define HVD_SPARSE_OPS_ROWS_H_
 
@@ -22,17 +23,18 @@ typedef struct hvds_rows {
   enum hvds_dtype dtype;
   int64_t rows;
   int64_t width;  // at most 2^31 - 1
-  int64_t kept;   // of each row; at most width
+  int64_t kept;   // per row; at most width
   int32_t narrow;
 } hvds_rows;
 
-// y = x where x is among the `kept` largest magnitudes of its row, else 0; of equal ones the lower positions are kept.
-// y, values or both may be NULL. values: [rows, kept]. Returns 0, or -1 where there is not enough memory.
+// y = x where x is among the `kept` largest magnitudes of its row, else 0; of equal magnitudes those at the lowest
+// positions are kept. y, values or both may be NULL. values: [rows, kept]. Returns 0, or -1 if there is not enough
+// memory.
 int hvds_largest_rows(const hvds_rows* shape, const void* x, void* y, void* values, void* positions,
                       const hvds_parallel* parallel);
 
-// The functions below return -1; -2 where there is not enough memory; or the number of the first row whose positions do
-// not ascend or are outside [0, width): then what they wrote is of no use.
+// The functions below return -1 on success; -2 if there is not enough memory; or the number of the first row whose
+// positions do not ascend or are outside [0, width): then what they wrote must not be used.
 
 // y = the values at their positions, else 0. values: [rows, kept].
 int64_t hvds_place_rows(const hvds_rows* shape, const void* values, const void* positions, void* y,

@@ -1,4 +1,4 @@
-// What the operations on rows ask of their arguments, on the CPU and on a GPU.
+// Checks of the arguments of the ops on rows, on the CPU and on a GPU.
 #ifndef HVD_SPARSE_OPS_ROWS_ARGUMENTS_H_
 #define HVD_SPARSE_OPS_ROWS_ARGUMENTS_H_
 
@@ -11,7 +11,7 @@ namespace hvds {
 
 constexpr int64_t kNarrowWidth = 65536;  // positions in rows up to this width fit into uint16
 
-// Whether k of a row of `width` elements may be kept, with positions of this type.
+// Checks that `kept` elements of a row of `width` can be kept, with positions of this type.
 inline absl::Status check_row(int64_t kept, int64_t width, tensorflow::DataType positions) {
   const bool narrow = positions == tensorflow::DT_UINT16;
   const int64_t most = narrow ? kNarrowWidth : std::numeric_limits<int32_t>::max();
@@ -23,7 +23,7 @@ inline absl::Status check_row(int64_t kept, int64_t width, tensorflow::DataType 
   return invalid_argument("Expected k in [0, ", width, "], the elements of a row, got ", kept, ".");
 }
 
-// x [..., width] of which `kept` are kept in each row.
+// Describes x [..., width], of which `kept` elements are kept in each row.
 inline absl::Status rows_of(const tensorflow::Tensor& x, int64_t kept, tensorflow::DataType positions,
                             hvds_rows* shape) {
   if (x.dims() < 1) return invalid_argument("Expected x of shape [..., d], got a scalar.");
@@ -35,7 +35,7 @@ inline absl::Status rows_of(const tensorflow::Tensor& x, int64_t kept, tensorflo
   return absl::OkStatus();
 }
 
-// The shape of a tensor with rows of another width.
+// The shape of a tensor with its last dimension replaced by `width`.
 inline tensorflow::TensorShape with_width(const tensorflow::Tensor& tensor, int64_t width) {
   tensorflow::TensorShape shape = tensor.shape();
   shape.set_dim(tensor.dims() - 1, width);

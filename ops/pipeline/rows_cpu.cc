@@ -1,4 +1,4 @@
-// The largest magnitudes of each row: a row is searched and written while it lies in the first-level cache, so that
+// The largest magnitudes of each row. A row is searched and written while it is in the first-level cache, so that
 // memory is read and written once.
 #include "rows.h"
 
@@ -23,10 +23,10 @@ const RowKernels& row_kernels() {
 
 namespace {
 
-constexpr RowKey kNoKey = 0x80000000u;      // nothing reaches it
-constexpr int64_t kWorthFolding = 256;      // elements of a row
-constexpr int64_t kMostFolded = 64;         // vectors that have maxima in common
-constexpr int64_t kMostAhead = 32768;       // bytes that are asked for while a row is written: as the cache has room for
+constexpr RowKey kNoKey = 0x80000000u;      // reached by no key
+constexpr int64_t kWorthFolding = 256;      // elements per row
+constexpr int64_t kMostFolded = 64;         // vectors that share their maxima
+constexpr int64_t kMostAhead = 32768;       // bytes prefetched while a row is written: what fits the cache
 
 struct Job {
   const RowKernels& kernels;
@@ -35,21 +35,21 @@ struct Job {
   char* y;          // or null
   char* values;     // or null
   char* positions;
-  int kind;         // of element: an index into the kernels' pairs
+  int kind;         // of the element: an index into the kernels' pairs
   bool streams;
 };
 
-// A bound that did for the last row, and so may do for the next: rows of a batch are often alike. Where it does not, a
-// pass over the row was in vain, so it is tried again only some rows later.
+// A bound that worked for the last row, and so may work for the next: rows of a batch are often alike. If it fails, a
+// pass over the row was wasted, so it is tried again only some rows later.
 class Guess {
  public:
-  // 0: there is none now.
+  // 0 if there is no guess at present.
   RowKey lower() const { return pause_ == 0 ? lower_ : 0; }
 
-  // Whether what is found for this row will be the guess for the next.
+  // Whether the bound found for this row will be the guess for the next.
   bool wanted() const { return pause_ <= 1; }
 
-  // What was found for a row without a guess.
+  // Records the bound found for a row without a guess.
   void found(RowKey lower) {
     lower_ = lower;
     pause_ = std::max<int64_t>(0, pause_ - 1);
@@ -70,7 +70,7 @@ class Guess {
   int64_t next_pause_ = 1;
 };
 
-// What a task needs for its rows.
+// The memory that a task needs for its rows.
 struct Scratch {
   explicit Scratch(const Job& job)
       : keys(job.shape.width), maxima(job.shape.width), bits(job.shape.kept), positions(job.shape.kept) {}
@@ -81,8 +81,8 @@ struct Scratch {
   Guess guess;
 };
 
-// Finds the key of rank `rank` among keys of which at least so many reach `low`; with `slack`, one that so many more
-// reach will do.
+// Finds the key of rank `rank` among keys of which at least `rank` reach `low`; with `slack`, a key that up to `slack`
+// more keys reach is good enough.
 RowBounds search(const RowKernels& kernels, const RowKey* keys, int64_t count, int64_t rank, RowKey low, int64_t slack) {
   RowKey high = kNoKey;
   int64_t above = 0;  // reach `high`
@@ -99,8 +99,9 @@ RowBounds search(const RowKernels& kernels, const RowKey* keys, int64_t count, i
   return {high, low, rank - above};
 }
 
-// As many groups of elements reach the magnitude of rank `kept` among the groups' largest as are kept, so what does not
-// reach it is not kept. Two or three groups for each that is kept tell most of the others; 0 where there are too few.
+// If the row is divided into groups, at least `kept` groups reach the magnitude of rank `kept` among the groups'
+// maxima, so elements below it are not kept. Two or three groups per kept element rule out most of the others; 0 if
+// there are too few.
 RowKey lower_bound(const Job& job, const char* row, Scratch& scratch) {
   const int64_t width = job.shape.width, kept = job.shape.kept;
   const int64_t each = std::min(2 * width / (5 * kept), std::min(kMostFolded, width / job.kernels.lanes));
@@ -109,13 +110,13 @@ RowKey lower_bound(const Job& job, const char* row, Scratch& scratch) {
   return count <= kept ? 0 : search(job.kernels, scratch.maxima.get(), count, kept, 0, kept / 8).edge;
 }
 
-// What is kept, from the keys that reach `lower`.
+// What is kept, given the keys that reach `lower`.
 RowBounds bounds_among(const Job& job, int64_t count, RowKey lower, const Scratch& scratch) {
   if (count == job.shape.kept) return {lower, lower, 0};
   return search(job.kernels, scratch.keys.get(), count, job.shape.kept, lower, 0);
 }
 
-// With all keys of a row at hand: a bound for rows like it, or 0.
+// Given all keys of a row: a bound for similar rows, or 0.
 RowKey bound_for_others(const Job& job, const Scratch& scratch) {
   const int64_t width = job.shape.width, kept = job.shape.kept;
   const int64_t more = kept / 8 + 16;
@@ -154,7 +155,7 @@ void select(const Job& job, int64_t number, Scratch& scratch) {
   if (job.values != nullptr) write_bits(job.shape, bits, job.values + number * kept * item);
 }
 
-// Rows first to end - 1. Returns whether there was enough memory.
+// Processes rows first to end - 1. Returns whether there was enough memory.
 bool select_run(const Job& job, int64_t first, int64_t end) try {
   Scratch scratch(job);
   for (int64_t row = first; row < end; ++row) select(job, row, scratch);

@@ -16,7 +16,7 @@ namespace {
 
 using Keys = Ints;
 
-// For each mask the positions of its bits, a byte each, lowest first.
+// For each mask the positions of its set bits, a byte each, lowest first.
 constexpr std::array<uint64_t, 256> positions_of_bits() {
   std::array<uint64_t, 256> table{};
   for (unsigned mask = 0; mask < 256; ++mask) {
@@ -59,7 +59,7 @@ HVDS_INLINE void stream_bits(uint16_t* to, Keys bits) {
   _mm_stream_si128(reinterpret_cast<__m128i*>(to), halved(bits));
 }
 
-// A bound as a vector, less one: AVX2 compares for "greater", signed, which serves all bounds from 0 to 2^31.
+// A bound minus one, as a vector: AVX2 has only a signed "greater than", which works for all bounds from 0 to 2^31.
 HVDS_INLINE Keys bound_of(RowKey key) { return repeated(static_cast<int32_t>(key - 1)); }
 
 HVDS_INLINE unsigned reaching(Keys keys, Keys bound) {
@@ -82,7 +82,7 @@ HVDS_INLINE Keys where(unsigned mask, Keys bits) {
   return bits & reinterpret_cast<Keys>(_mm256_cmpeq_epi32(raw(set), raw(lanes)));
 }
 
-// Writes those whose bit is set, one after the other; kWidth entries are overwritten.
+// Writes the entries whose bit is set, one after the other; kWidth entries are overwritten.
 HVDS_INLINE void compress(void* to, Keys entries, unsigned mask) {
   const __m256i order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(kPositions[mask])));
   _mm256_storeu_si256(static_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(raw(entries), order));

@@ -2,7 +2,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #if !defined(__clang__)
-// GCC 12's own headers, where a result's old value does not count
+// GCC 12's own headers trigger these, where a result's old value does not matter
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #endif
@@ -45,11 +45,11 @@ HVDS_INLINE void stream_bits(uint16_t* to, Keys bits) {
   _mm256_stream_si256(reinterpret_cast<__m256i*>(to), _mm512_cvtepi32_epi16(raw(bits)));
 }
 
-// A bound as a vector, less one, so that the signed comparison "greater" serves all bounds from 0 to 2^31.
+// A bound minus one, as a vector, so that the signed comparison "greater than" works for all bounds from 0 to 2^31.
 HVDS_INLINE Keys bound_of(RowKey key) { return repeated(static_cast<int32_t>(key - 1)); }
 
-// The mask as a number whose upper half is zero. By assembly, because GCC 12 may keep the mask in memory as two bytes and
-// read four.
+// The mask as a number whose upper half is zero. In assembly, because GCC 12 may store the mask as two bytes and load
+// four.
 HVDS_INLINE unsigned reaching(Keys keys, Keys bound) {
   const __mmask16 mask = _mm512_cmpgt_epi32_mask(raw(keys), raw(bound));
   unsigned number;
@@ -68,7 +68,7 @@ HVDS_INLINE Keys where(unsigned mask, Keys bits) {
   return reinterpret_cast<Keys>(_mm512_maskz_mov_epi32(static_cast<__mmask16>(mask), raw(bits)));
 }
 
-// Writes those whose bit is set, one after the other; up to kWidth entries are overwritten.
+// Writes the entries whose bit is set, one after the other; up to kWidth entries are overwritten.
 HVDS_INLINE void compress(void* to, Keys entries, unsigned mask) {
   _mm512_storeu_si512(to, _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), raw(entries)));
 }

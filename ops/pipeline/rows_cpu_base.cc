@@ -1,4 +1,4 @@
-// The loops over rows in vectors of 16 bytes: SSE2 on x86-64, and whatever the compiler makes of them elsewhere.
+// The loops over rows in 16-byte vectors: SSE2 on x86-64, elsewhere whatever the compiler makes of them.
 #include <cstring>
 
 #include "../common/vectors_base.h"
@@ -34,9 +34,9 @@ HVDS_INLINE void store_bits(uint16_t* to, Keys bits) {
 HVDS_INLINE void stream_bits(uint32_t* to, Keys bits) {
   stream(reinterpret_cast<float*>(to), reinterpret_cast<Floats>(bits));
 }
-HVDS_INLINE void stream_bits(uint16_t* to, Keys bits) { store_bits(to, bits); }  // a vector's worth would be eight bytes
+HVDS_INLINE void stream_bits(uint16_t* to, Keys bits) { store_bits(to, bits); }  // only eight bytes
 
-// A bound as a vector, less one: SSE2 compares for "greater", signed, which serves all bounds from 0 to 2^31.
+// A bound minus one, as a vector: SSE2 has only a signed "greater than", which works for all bounds from 0 to 2^31.
 HVDS_INLINE Keys bound_of(RowKey key) { return repeated(static_cast<int32_t>(key - 1)); }
 
 HVDS_INLINE unsigned reaching(Keys keys, Keys bound) {
@@ -57,8 +57,8 @@ HVDS_INLINE Keys where(unsigned mask, Keys bits) {
   return bits & ((repeated(static_cast<int32_t>(mask)) & lanes) == lanes);
 }
 
-// Writes those whose bit is set, one after the other; kWidth entries are overwritten. Without branches, as each would be
-// taken now and then.
+// Writes the entries whose bit is set, one after the other; kWidth entries are overwritten. Without branches, as they
+// would be unpredictable.
 HVDS_INLINE void compress(void* to, Keys entries, unsigned mask) {
   auto* const out = static_cast<int32_t*>(to);
   unsigned found = 0;

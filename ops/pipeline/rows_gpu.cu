@@ -1,4 +1,4 @@
-// The largest magnitudes of rows on a GPU: a block has a row, and its digits are counted in shared memory.
+// The largest magnitudes of rows on a GPU: one thread block per row, which counts its digits in shared memory.
 #include "rows_gpu.h"
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@ namespace hvds {
 namespace {
 
 constexpr int kBadArgument = -1;
-constexpr int kThreads = 256;  // of a block
+constexpr int kThreads = 256;  // per block
 constexpr int kWarps = kThreads / 32;
 constexpr int kDigitBits = 11;
 constexpr int kBins = 1 << kDigitBits;
@@ -28,7 +28,7 @@ const char* describe(int code) {
 
 // ---- The magnitude of rank `kept` ----
 
-// An element's bits without the sign, whose order is that of magnitudes.
+// An element's bits without the sign, which compare like magnitudes.
 __device__ inline uint32_t key_of(uint32_t bits) { return bits & 0x7fffffffu; }
 __device__ inline uint32_t key_of(uint16_t bits) { return bits & 0x7fffu; }
 
@@ -37,13 +37,13 @@ __device__ constexpr int key_bits() {
   return sizeof(Element) * 8 - 1;
 }
 
-// What is kept of a row: what is above the edge, and the first `ties` of those at it.
+// What is kept of a row: keys above the edge, and the first `ties` of those equal to it.
 struct Edge {
   uint32_t key;
   int64_t ties;
 };
 
-// In which bin a rank lies, and its rank there, by one thread; `sums` are those of the bins of each thread.
+// Finds the bin that holds a rank, and the rank within it, in one thread; `sums` are those of each thread's bins.
 __device__ inline void find_bin(const int32_t* bins, const int32_t* sums, int64_t rank, uint32_t* bin, int64_t* left) {
   int at = kThreads - 1;
   for (; at > 0 && sums[at] < rank; --at) rank -= sums[at];
@@ -53,7 +53,7 @@ __device__ inline void find_bin(const int32_t* bins, const int32_t* sums, int64_
   *left = rank;
 }
 
-// By all threads of a block, which get the same.
+// Called by all threads of a block; all get the same result.
 template <typename Element>
 __device__ Edge edge_of(const Element* row, int64_t width, int64_t kept) {
   __shared__ int32_t bins[kBins];
@@ -86,7 +86,7 @@ __device__ Edge edge_of(const Element* row, int64_t width, int64_t kept) {
 
 // ---- What is kept, in order ----
 
-// How many of the block's threads before this one have a flag, and how many of all.
+// How many of the block's threads before this one have a flag set, and how many in all.
 struct Counted {
   int before;
   int all;
@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// y = 0 but at the positions: there it is the next of the values, or the element of x in the same place.
+// y = 0 except at the positions: there it is the next value, or the element of x at the same position.
 template <bool kFromX, typename Element, typename Position>
 __global__ void __launch_bounds__(kThreads)
     write_kernel(const hvds_rows shape, const Element* from, const Position* positions, Element* y) {
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-// ---- Their calls ----
+// ---- Launches ----
 
 template <typename... Parameters, typename... Arguments>
 int launch(void (*kernel)(Parameters...), const hvds_rows& shape, void* stream, Arguments&&... arguments) {

@@ -1,10 +1,11 @@
-// The largest magnitudes of rows on a CUDA GPU: the functions of rows.h, with hvds_rows_gpu_ for hvds_, on device memory.
+// The largest magnitudes of rows on a CUDA GPU: the functions of rows.h, with hvds_rows_gpu_ for hvds_, on device
+// memory.
 //
-// Arguments and results are those of rows.h, to the bit; what differs:
+// Arguments and results are those of rows.h, bitwise identical. Differences:
 // Pointers    are to memory of the current device, which is the stream's; the shape is read before the call returns.
-// Waiting     is not done, nor is memory allocated: a call queues its kernels on `stream` (a cudaStream_t) and returns.
-// Positions   outside a row are passed over, as the host does not see them, and what is gathered there is 0.
-// Codes       0, or what hvds_rows_gpu_error() puts in words: a bad argument, or an error of CUDA.
+// Waiting     None, and no memory is allocated: a call queues its kernels on `stream` (a cudaStream_t) and returns.
+// Positions   outside a row are skipped, as the host does not see them, and what is gathered there is 0.
+// Codes       0, or a code that hvds_rows_gpu_error() describes: a bad argument or a CUDA error.
 #ifndef HVD_SPARSE_OPS_ROWS_GPU_H_
 #define HVD_SPARSE_OPS_ROWS_GPU_H_
 
@@ -14,7 +15,7 @@
 extern "C" {
 #endif
 
-// Rises whenever a function below changes; a caller that loads the library at run time compares it.
+// Incremented whenever a function below changes; a caller that loads the library at run time compares it.
 #define HVDS_ROWS_GPU_INTERFACE 1
 int hvds_rows_gpu_interface(void);
 

@@ -1,7 +1,7 @@
-// The GPU's kernels of the operations on rows; the arithmetic is in rows_gpu.h. They are registered only where _cuda.so is
-// found beside this library and fits; elsewhere TensorFlow runs these operations on the CPU and copies.
+// GPU kernels of the ops on rows; the arithmetic is in rows_gpu.h. They are registered only if a compatible _cuda.so is
+// found beside this library; otherwise TensorFlow runs these ops on the CPU and copies.
 //
-// Compiled, and its parts are tested elsewhere (tests/gpu); not yet run under TensorFlow on a GPU.
+// This file compiles, and its parts are tested separately (tests/gpu); it has not yet run under TensorFlow on a GPU.
 #include "../common/gpu_library_op.h"
 #include "rows_arguments.h"
 #include "rows_gpu.h"
@@ -32,7 +32,7 @@ struct Cuda {
   }
 };
 
-// Null where there is none.
+// Null if _cuda.so is not available.
 const Cuda* cuda() {
   static Cuda functions;
   static const bool loaded = load_cuda("hvd_sparse selects the largest elements of rows on the CPU", &functions);
@@ -44,7 +44,7 @@ absl::Status told(int code) {
   return absl::InternalError(absl::StrCat("Rows on the GPU: ", cuda()->error(code), "."));
 }
 
-// y and positions, or values and positions.
+// Outputs y and positions, or values and positions.
 template <bool kDense>
 class LargestRowsOp : public OpKernel {
  public:
@@ -93,7 +93,7 @@ class PlaceRowsOp : public OpKernel {
   int64_t width_ = 0;
 };
 
-// The elements of x at the positions; with kDense in their places, with zeros elsewhere.
+// Gathers the elements of x at the positions; with kDense they stay at their positions in a row of zeros.
 template <bool kDense>
 class GatherRowsOp : public OpKernel {
  public:
@@ -127,5 +127,5 @@ const bool registered = register_kernels();
 }  // namespace
 }  // namespace hvds
 
-// Whether the operations on rows have kernels for the GPU: 1, or 0.
+// Whether the ops on rows have GPU kernels: 1 or 0.
 extern "C" int hvds_rows_gpu_registered(void) { return hvds::registered; }

@@ -1,4 +1,4 @@
-// What the kernels of rows share: how work is cut, and a row's positions and elements in the form in which they are given.
+// What the kernels of rows share: how work is divided, and a row's positions and elements in their output form.
 #ifndef HVD_SPARSE_OPS_ROWS_MEMORY_H_
 #define HVD_SPARSE_OPS_ROWS_MEMORY_H_
 
@@ -11,8 +11,8 @@
 
 namespace hvds {
 
-constexpr int64_t kWorthATask = 131072;           // elements for which waking a thread pays
-constexpr int64_t kWorthStreamingRows = 4 << 20;  // bytes of a result that leaves the caches anyway
+constexpr int64_t kWorthATask = 131072;           // elements for which waking a thread pays off
+constexpr int64_t kWorthStreamingRows = 4 << 20;  // bytes of a result that does not fit the caches anyway
 
 inline int64_t item_bytes(const hvds_rows& shape) { return shape.dtype == HVDS_FLOAT32 ? 4 : 2; }
 
@@ -21,13 +21,13 @@ inline int row_tasks(const hvds_rows& shape, const hvds_parallel* parallel) {
   return static_cast<int>(std::clamp<int64_t>(shape.rows * shape.width / kWorthATask, 1, most));
 }
 
-// Whether a result [rows, width] is written past the caches: where each row begins at a cache line.
+// Whether a result [rows, width] is written past the caches: requires that each row begins at a cache line.
 inline bool streams(const hvds_rows& shape, const void* to) {
   const int64_t row = shape.width * item_bytes(shape);
   return row * shape.rows >= kWorthStreamingRows && (row | reinterpret_cast<uintptr_t>(to)) % 64 == 0;
 }
 
-// An array with room for kRowOverhang more, without values, from a cache line on.
+// An uninitialized array with room for kRowOverhang more elements, aligned to a cache line.
 template <typename Element>
 class RowMemory {
  public:
@@ -46,7 +46,7 @@ class RowMemory {
   std::unique_ptr<Element, Freed> memory_;
 };
 
-// The positions of row `number`.
+// Writes the positions of row `number`.
 inline void write_positions(const hvds_rows& shape, const int32_t* positions, int64_t number, char* to) {
   if (shape.narrow != 0) {
     auto* const out = reinterpret_cast<uint16_t*>(to) + number * shape.kept;
@@ -56,7 +56,7 @@ inline void write_positions(const hvds_rows& shape, const int32_t* positions, in
   }
 }
 
-// The elements of a row that are kept.
+// Writes the kept elements of a row.
 inline void write_bits(const hvds_rows& shape, const uint32_t* bits, char* to) {
   if (shape.dtype == HVDS_FLOAT32) {
     std::memcpy(to, bits, shape.kept * sizeof *bits);

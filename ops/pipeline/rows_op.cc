@@ -1,4 +1,4 @@
-// TensorFlow's operations on the largest magnitudes of rows; the arithmetic is in rows.h.
+// TensorFlow ops for the largest magnitudes of rows; the arithmetic is in rows.h.
 #include "rows.h"
 
 #include "rows_arguments.h"
@@ -19,7 +19,7 @@ using tensorflow::shape_inference::ShapeHandle;
 
 // ---- Shapes ----
 
-// x [..., d], and [..., k] of its rows.
+// The shapes x [..., d] and [..., k], k elements of each row.
 absl::Status kept_shapes(InferenceContext* c, ShapeHandle* x, ShapeHandle* kept) {
   int64_t k = 0;
   tensorflow::DataType positions;
@@ -133,7 +133,7 @@ absl::Status told(int64_t row, const hvds_rows& shape) {
                           "), got others in row ", row, ".");
 }
 
-// y and positions, or values and positions.
+// Outputs y and positions, or values and positions.
 template <bool kDense>
 class LargestRowsOp : public OpKernel {
  public:
@@ -187,7 +187,7 @@ class PlaceRowsOp : public OpKernel {
   KeptOutputs y_;
 };
 
-// The elements of x at the positions; with kDense in their places, with zeros elsewhere.
+// Gathers the elements of x at the positions; with kDense they stay at their positions in a row of zeros.
 template <bool kDense>
 class GatherRowsOp : public OpKernel {
  public:

@@ -1,4 +1,4 @@
-// Rows that are zero but at given positions. A row is put together in the first-level cache and then copied out.
+// Rows that are zero except at given positions. A row is assembled in the first-level cache and then copied to memory.
 #include <algorithm>
 #include <atomic>
 #include <cstring>
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kRight = -1;
 constexpr int64_t kOutOfMemory = -2;
 
-// Whether positions ascend and lie in a row.
+// Whether positions ascend and lie within a row.
 template <typename Position>
 bool fits(const Position* positions, int64_t count, int64_t width) {
   bool ascends = true;
@@ -22,14 +22,14 @@ bool fits(const Position* positions, int64_t count, int64_t width) {
   return count == 0 || (ascends && positions[0] >= 0 && positions[count - 1] < width);
 }
 
-// The lower of two results of tasks: the first row that is not right.
+// Keeps the lower of two results of tasks: the first invalid row.
 void blame(std::atomic<int64_t>& culprit, int64_t row) {
   int64_t known = culprit;
   while ((known == kRight || row < known) && !culprit.compare_exchange_weak(known, row)) {
   }
 }
 
-// Calls function(first row, end) in tasks; function returns kRight or the row that is not right.
+// Calls function(first row, end) in tasks; function returns kRight or the number of the invalid row.
 template <typename Function>
 int64_t each_run(const hvds_rows& shape, const hvds_parallel* parallel, const Function& function) {
   std::atomic<int64_t> culprit{kRight};
