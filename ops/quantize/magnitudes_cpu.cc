@@ -10,14 +10,14 @@
 namespace hvds {
 namespace {
 
-constexpr int kRefinements = 4;  // of a split
+constexpr int kRefinements = 4;  // per split
 
-// Where elements lie, asked in the order of ascending indices: the matrix found last is looked at first.
+// Finds the columns of elements, fastest for ascending indices: the matrix found last is tried first.
 class Places {
  public:
   explicit Places(const hvds_matrices& matrices) : matrices_(matrices) {}
 
-  // The number of an element's column among all columns, or -1 where it is in no matrix.
+  // The number of an element's column among all columns, or -1 if the element is in no matrix.
   int64_t column_of(int64_t index) {
     if (index < begin() || index >= end()) {
       if (!find(index)) return -1;
@@ -38,7 +38,7 @@ class Places {
 
   const hvds_matrices& matrices_;
   int64_t at_ = 0;
-  int64_t first_ = 0;  // columns of the matrices before
+  int64_t first_ = 0;  // columns of the preceding matrices
 };
 
 int64_t first_not_finite(const float* values, int64_t count) {
@@ -50,7 +50,7 @@ int64_t column(const int32_t* columns, int64_t i) { return columns == nullptr ? 
 
 int negative(float value) { return value < 0; }
 
-// Without a branch, as nobody foresees signs.
+// Without a branch, as signs are unpredictable.
 float with_sign(float magnitude, uint32_t sign) { return float_of(bits_of(magnitude) | sign << 31); }
 
 template <int kBits, typename CodeOf>
@@ -86,7 +86,7 @@ void find_least(const float* values, const int32_t* columns, int64_t count, int6
   std::replace(scales, scales + scale_count, kNone, 0.0f);
 }
 
-// The values of one code.
+// The values that share a code.
 struct Part {
   double sum = 0;
   int64_t count = 0;
@@ -94,7 +94,7 @@ struct Part {
   double mean() const { return count == 0 ? 0 : sum / static_cast<double>(count); }
 };
 
-// Where magnitudes are large, of positive and of negative values.
+// The magnitudes above which values count as large, of positive and of negative values.
 struct Splits {
   double above[2];
 

@@ -1,4 +1,4 @@
-// TensorFlow operations for values in one or two bits each; the arithmetic is in magnitudes.h.
+// TensorFlow ops for values coded in one or two bits each; the arithmetic is in magnitudes.h.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -89,7 +89,7 @@ REGISTER_OP("HvdDequantizeTwoBits")
     .Output("values: float")
     .SetShapeFn([](InferenceContext* c) { return decoded_shape(c, 2); });
 
-// The matrices of a vector, as attributes; none where all of it is one column.
+// The matrices of a vector, as attributes; none if all of it is one column.
 class Matrices {
  public:
   absl::Status read(OpKernelConstruction* context) {
@@ -118,8 +118,8 @@ class Matrices {
     return {static_cast<int64_t>(ends_.size()), ends_.data(), starts_.data(), columns_.data()};
   }
 
-  // The column of each of `count` values, in `numbers`, and how many columns there are. Without matrices all are in one,
-  // and nothing is numbered.
+  // The column of each of `count` values, in `numbers`, and the number of columns. Without matrices all values are in
+  // one column, and nothing is numbered.
   absl::Status number(OpKernelContext* context, const Tensor& indices, int64_t count, Tensor* numbers,
                       int64_t* used) const {
     *used = 1;

@@ -12,7 +12,7 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays
+constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays off
 constexpr int64_t kNone = std::numeric_limits<int64_t>::max();
 
 const QuantizeKernels& kernels_in_use() {
@@ -25,7 +25,7 @@ const QuantizeKernels& kernels_in_use() {
 
 int64_t bucket_bytes(int64_t length, int bits) { return (length * bits + 7) / 8; }
 
-// Not finite where an element is not.
+// Not finite if an element is not.
 float norm_of(const QuantizeKernels& kernels, const float* values, int64_t count, hvds_norm norm) {
   if (norm == HVDS_NORM_MAX) return float_of(kernels.largest(values, count));
   return static_cast<float>(std::sqrt(kernels.sum_of_squares(values, count)));

@@ -36,7 +36,7 @@ HVDS_INLINE __m256i bytes_of(const Ints* levels) {
   return _mm256_permutevar8x32_epi32(_mm256_packs_epi16(first, second), order);
 }
 
-// Each even byte plus 2^kBits times the odd one behind it.
+// Each even byte plus 2^kBits times the odd byte after it.
 template <int kBits>
 HVDS_INLINE __m256i pairs_of(const Ints* levels) {
   const __m256i low = _mm256_and_si256(bytes_of(levels), _mm256_set1_epi8((1 << kBits) - 1));
@@ -73,7 +73,7 @@ struct Decoder {
 
   HVDS_INLINE Floats values(const uint8_t* codes) const {
     const Floats values = _mm256_cvtepi32_ps(levels(codes)) * step;
-    return _mm256_max_ps(-scale, _mm256_min_ps(scale, values));  // of equal zeros the second
+    return _mm256_max_ps(-scale, _mm256_min_ps(scale, values));  // returns the second of equal zeros
   }
 
   HVDS_INLINE __m256i levels(const uint8_t* codes) const {

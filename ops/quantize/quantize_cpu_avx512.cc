@@ -46,7 +46,7 @@ HVDS_INLINE void put(const Ints* levels, uint8_t* codes) {
     return;
   }
   const __m512i low = _mm512_and_si512(bytes, _mm512_set1_epi8((1 << kBits) - 1));
-  // Each even byte plus 2^kBits times the odd one behind it.
+  // Each even byte plus 2^kBits times the odd byte after it.
   const __m512i pairs = _mm512_maddubs_epi16(low, _mm512_set1_epi16(static_cast<short>(1 | 1 << (8 + kBits))));
   if (kBits == 4) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(codes), _mm512_cvtepi16_epi8(pairs));
@@ -56,7 +56,7 @@ HVDS_INLINE void put(const Ints* levels, uint8_t* codes) {
   _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), _mm512_cvtepi32_epi8(fours));
 }
 
-// Values by code: a table where there are at most 16, which is asked with the low four bits of each number.
+// Decodes by a table if there are at most 16 codes, indexed by the low four bits of each number.
 template <int kBits>
 struct Decoder {
   Floats table;
@@ -93,7 +93,7 @@ struct Decoder<8> {
   HVDS_INLINE Floats values(const uint8_t* codes) const {
     const __m512i levels = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(codes)));
     const Floats values = _mm512_cvtepi32_ps(levels) * step;
-    return _mm512_max_ps(-scale, _mm512_min_ps(scale, values));  // of equal zeros the second
+    return _mm512_max_ps(-scale, _mm512_min_ps(scale, values));  // returns the second of equal zeros
   }
 };
 

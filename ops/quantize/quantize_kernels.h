@@ -1,4 +1,4 @@
-// The inner loops of QSGD, which exist once for each instruction set; quantize_kernels.inc has their text.
+// The inner loops of QSGD, which exist once per instruction set; their source is quantize_kernels.inc.
 #ifndef HVD_SPARSE_OPS_QUANTIZE_KERNELS_H_
 #define HVD_SPARSE_OPS_QUANTIZE_KERNELS_H_
 
@@ -12,14 +12,14 @@ constexpr int kCodings = 3;  // 2, 4 and 8 bits
 
 inline int coding_number(int bits) { return bits == 8 ? 2 : bits == 4 ? 1 : 0; }
 
-// All work on one bucket or less.
+// Each function processes one bucket or less.
 struct QuantizeKernels {
-  // The largest magnitude as bits, which are not those of a finite number where an element is not finite.
+  // The largest magnitude as bits, which represent a non-finite number if an element is not finite.
   uint32_t (*largest)(const float* values, int64_t count);
 
   double (*sum_of_squares)(const float* values, int64_t count);
 
-  // `number` is that of the first value; a last byte that is not full is filled up with zeros.
+  // `number` is that of the first value; a last byte that is not full is padded with zeros.
   void (*encode[kCodings])(const float* values, int64_t count, const BucketRule& rule, const RandomKeys& keys,
                            uint32_t number, uint8_t* codes);
 

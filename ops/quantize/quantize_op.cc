@@ -1,4 +1,4 @@
-// TensorFlow operations for QSGD; the arithmetic is in quantize.h.
+// TensorFlow ops for QSGD; the arithmetic is in quantize.h.
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -75,7 +75,7 @@ REGISTER_OP("HvdDequantize")
     .Attr("bucket: int >= 1 = 1024")
     .SetShapeFn(dequantize_shape);
 
-// What is wrong with a bucket that cannot be coded.
+// The error for a bucket that cannot be coded.
 absl::Status refusal(const Tensor& values, const hvds_qsgd& coding, int64_t bucket) {
   const auto elements = values.flat<float>();
   const int64_t first = bucket * coding.bucket;

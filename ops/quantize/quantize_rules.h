@@ -1,4 +1,4 @@
-// The arithmetic of QSGD (quantize.h) that does not depend on the instruction set.
+// The part of QSGD's arithmetic (quantize.h) that does not depend on the instruction set.
 #ifndef HVD_SPARSE_OPS_QUANTIZE_RULES_H_
 #define HVD_SPARSE_OPS_QUANTIZE_RULES_H_
 
@@ -10,16 +10,16 @@
 
 namespace hvds {
 
-constexpr int kFractionBits = 16;  // of a level before it is rounded
-constexpr float kLeastStep = 4.930380657631324e-32f;  // 2^-104, so that what a value is multiplied with is finite
+constexpr int kFractionBits = 16;  // of a level before rounding
+constexpr float kLeastStep = 4.930380657631324e-32f;  // 2^-104, so that the factor is finite
 constexpr uint32_t kFirstFactor = 0x7feb352du;
 constexpr uint32_t kSecondFactor = 0x846ca68bu;
 
-// One hash serves two elements. Element j of a bucket that begins with element number `first` draws from that of
+// One hash serves two elements. Element j of a bucket that begins with element number `first` uses the hash of
 // i = first + j / 32 * 16 + j % 16, modulo 2^32:
 //   x = i ^ before; x = (x ^ x >> 16) * kFirstFactor + between; x = (x ^ x >> 15) * kSecondFactor,
-// where j / 16 is even its upper 16 bits, else those of its lower ones that x ^ x >> 16 has. The keys are a hash of the
-// seed; the steps are those of a well-tried integer hash (lowbias32).
+// of which it draws the upper 16 bits if j / 16 is even, else the lower 16 bits of x ^ x >> 16. The keys are a hash of
+// the seed; the steps are those of a well-tested integer hash (lowbias32).
 struct RandomKeys {
   uint32_t before, between;
 
@@ -37,7 +37,7 @@ inline int32_t levels_of(int bits) { return (1 << (bits - 1)) - 1; }
 
 // How the values of one bucket are coded.
 struct BucketRule {
-  float scale;  // 0 where all levels are 0
+  float scale;  // 0 if all levels are 0
   float step;
   float factor;  // from a magnitude to its level in units of 2^-kFractionBits
   int32_t levels;
