@@ -1,26 +1,27 @@
 // Selection by magnitude on the CPU: exact, by Algorithm 1 of CommLib, by buckets, and fused with error feedback.
 //
 // Paper: Shi et al., "Towards Scalable Distributed Training of Deep Learning on Public Cloud Clusters" (CommLib),
-// section 3. All results are the same bits under every instruction set (cpu_features.h) and any number of threads:
+// section 3. All results are bitwise identical under every instruction set (cpu_features.h) and any number of threads:
 //
 // Sum         acc[i] = (((p_0[i] + p_1[i]) + ...) + p_{count-1}[i]) + residual[i], in float32, each addition rounded to
 //             nearest even, denormal numbers kept; half and bfloat16 parts are widened first. Without a residual the
-//             last addition does not take place.
-// Exact       The `kept` largest |acc|, compared as integers on the bits without the sign; of equal magnitudes the
-//             lowest indices; indices ascend.
+//             last addition is omitted.
+// Exact       The `kept` largest |acc|, compared as integers on the bits without the sign; of equal magnitudes those
+//             with the lowest indices; indices ascend.
 // MSTopK      Algorithm 1 with a = |acc|, literally, in this arithmetic. Mean: blocks of 4096 elements; in a block 64
 //             float32 lanes (lane = i mod 64) add their elements in order; lanes are folded by halves, lane[j] +=
 //             lane[j + h] for h = 32, 16, 8, 4, 2, 1; the blocks' sums are added in order in float64; mean =
 //             float32(total / size). u = max a. l, r and ratio are float64; thres = float32(mean + ratio * (u - mean)),
 //             computed in float64, each step rounded. Indices: those with a >= thres1, ascending, then `kept - k1` of
-//             iota2 = those with thres2 <= a < thres1, ascending, from number `rand` on: rand = (splitmix64(seed) *
-//             (len(iota2) - (kept - k1) + 1)) >> 64. Where Algorithm 1 has no answer (k1 = 0, or k1 < kept and thres2
-//             was never set), the exact selection.
-// Feedback    values[j] = wire(acc[indices[j]]), rounded to nearest even. residual_out[i] = acc[i] where i is not kept,
-//             else acc[i] - float32(values[j]): what the receivers do not decode.
+//             iota2 = those with thres2 <= a < thres1, ascending, starting at number `rand`: rand = (splitmix64(seed) *
+//             (len(iota2) - (kept - k1) + 1)) >> 64. If Algorithm 1 has no answer (k1 = 0, or k1 < kept and thres2 was
+//             never set), the exact selection.
+// Feedback    values[j] = wire(acc[indices[j]]), rounded to nearest even. residual_out[i] = acc[i] if i is not kept,
+//             else acc[i] - float32(values[j]): the part that the receivers do not get.
 //
-// Pointers need no more alignment than their elements have. Functions return 0 (HVDS_OK), HVDS_BAD_ARGUMENT (nothing was
-// written) or HVDS_OUT_OF_MEMORY (outputs are unspecified). What the data hold is told apart, by `report` and `culprit`.
+// Pointers need no more alignment than their element type. Functions return 0 (HVDS_OK), HVDS_BAD_ARGUMENT (nothing was
+// written) or HVDS_OUT_OF_MEMORY (outputs are unspecified). Invalid data are reported separately, by `report` and
+// `culprit`.
 #ifndef HVD_SPARSE_OPS_SELECT_H_
 #define HVD_SPARSE_OPS_SELECT_H_
 
@@ -35,18 +36,18 @@ extern "C" {
 
 enum hvds_status { HVDS_OK = 0, HVDS_BAD_ARGUMENT = -1, HVDS_OUT_OF_MEMORY = -2 };
 
-// Scratch memory that calls, one at a time, use again: fresh memory costs more than the selection. It grows to what the
-// largest call needs, about 12 bytes for each element kept and 1% of the vector.
+// Scratch memory that successive calls reuse, one at a time: fresh memory costs more than the selection. It grows to
+// the needs of the largest call, about 12 bytes per kept element plus 1% of the vector.
 typedef struct hvds_workspace hvds_workspace;
 hvds_workspace* hvds_workspace_create(void);  // NULL when out of memory
 void hvds_workspace_destroy(hvds_workspace* workspace);
 
 // The exact selection from x [size] of `dtype` (enum hvds_dtype), 0 <= kept <= size < 2^31.
-//   values [kept]:  the elements as they are, in the dtype of x
-//   indices [kept]: where they stood
-//   report [2]:     how many elements are not finite, and the index of the first (-1: all are finite); when some are
-//                   not, the indices are still distinct and in range
-//   parallel:       NULL: serially
+//   values [kept]:  the selected elements, in the dtype of x
+//   indices [kept]: their indices in x
+//   report [2]:     the number of elements that are not finite, and the index of the first (-1: all are finite); if
+//                   some are not, the indices are still distinct and in range
+//   parallel:       NULL: serial
 int hvds_topk(const void* x, int dtype, int64_t size, int64_t kept, void* values, int32_t* indices, int64_t* report,
               hvds_workspace* workspace, const hvds_parallel* parallel);
 
@@ -56,13 +57,13 @@ int hvds_mstopk(const void* x, int dtype, int64_t size, int64_t kept, int sampli
 
 // Sum, exact selection and feedback in one pass over memory.
 //   parts:        `count` >= 1 vectors [size] of `dtype`, each `stride` >= size elements after the one before
-//   residual:     [size], or NULL: none
+//   residual:     [size], or NULL for none
 //   wire:         the dtype of values (enum hvds_dtype)
 //   values, indices: [kept]
 //   residual_out: [size]; `residual` itself, or memory that overlaps no input
-//   culprit [1]:    0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + count where all parts are
-//                 finite but acc is not, or is too large for the wire where it is kept. With a culprit indices are
-//                 distinct and in range; values and residual_out are of no use.
+//   culprit [1]:  0; 1 + the lowest number of a part that holds a NaN or an infinity; or 1 + count if all parts are
+//                 finite but acc is not, or a kept element is too large for the wire. With a culprit, indices are
+//                 distinct and in range; values and residual_out must not be used.
 int hvds_feedback_topk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                        int64_t size, int64_t kept, int wire, void* values, int32_t* indices, float* residual_out,
                        int32_t* culprit, hvds_workspace* workspace, const hvds_parallel* parallel);
@@ -73,55 +74,56 @@ int hvds_feedback_mstopk(const void* parts, int dtype, int64_t count, int64_t st
                          int32_t* indices, float* residual_out, int32_t* culprit, hvds_workspace* workspace,
                          const hvds_parallel* parallel);
 
-// The same with `kept` >= 1 elements of every `bucket` >= kept consecutive ones, and of a shorter last bucket as many as
-// it has, at most `kept` (SparCML 8.3). Each bucket's selection is the exact one.
+// The same with `kept` >= 1 elements of every `bucket` >= kept consecutive ones; of a shorter last bucket min(kept, its
+// length) (SparCML 8.3). Each bucket's selection is the exact one.
 //   values, indices: [size / bucket * kept + min(size % bucket, kept)]
 int hvds_feedback_bucket_topk(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                               int64_t size, int64_t bucket, int64_t kept, int wire, void* values, int32_t* indices,
                               float* residual_out, int32_t* culprit, hvds_workspace* workspace,
                               const hvds_parallel* parallel);
 
-// How gradient dropping finds what to send (Aji and Heafield 2017, 3): the elements of acc whose magnitude exceeds a
-// threshold, that of rank `rank` + 1 in a random sample of acc, or all of them where rank >= samples.
+// The selection of gradient dropping (Aji and Heafield 2017, 3): the elements of acc whose magnitude exceeds a
+// threshold, which is the magnitude of rank `rank` + 1 in a random sample of acc; all elements if rank >= samples.
 typedef struct {
-  int64_t samples;  // elements drawn, at least 1: number i is at (splitmix64(splitmix64(seed) + i) * size) >> 64; where
+  int64_t samples;  // elements drawn, at least 1: number i is at (splitmix64(splitmix64(seed) + i) * size) >> 64; if
                     // samples >= size, every element once
   int64_t rank;
   uint64_t seed;
-  int64_t least, most;  // how many may exceed it; where more or fewer do, the sample has misled,
-  int64_t kept;         // and so many are selected exactly
+  int64_t least, most;  // how many may exceed it; if more or fewer do, the sample has misled,
+  int64_t kept;         // and this many are selected exactly
 } hvds_sampling;
 
-// Sum, feedback and the selection by a sampled threshold in one pass over memory; in two where the sample has misled.
+// Sum, feedback and selection by a sampled threshold in one pass over memory; in two if the sample has misled.
 //   parts .. wire, culprit: as for hvds_feedback_topk
 //   residual_out: [size], memory that overlaps no input
-//   sent [1]:     how many are sent; the workspace holds them for hvds_take_sent, which has to follow
+//   sent [1]:     the number of elements sent; the workspace holds them for hvds_take_sent, which must be called next
 int hvds_feedback_sampled(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual,
                           int64_t size, const hvds_sampling* sampling, int wire, float* residual_out, int32_t* culprit,
                           int64_t* sent, hvds_workspace* workspace, const hvds_parallel* parallel);
 
-// How a threshold that outlives its step finds what to send (DCT-DP, Gupta et al. 2021, Algorithm 1): the elements of acc
-// whose magnitude reaches it, but no zeros.
+// The selection by a threshold that is kept over several steps (DCT-DP, Gupta et al. 2021, Algorithm 1): the elements
+// of acc whose magnitude reaches it, except zeros.
 typedef struct {
-  int due;              // whether the threshold is first set to the `kept`-th largest magnitude of acc, or to 0 where
+  int due;              // whether the threshold is first set to the `kept`-th largest magnitude of acc, or to 0 if
                         // kept = size
   int64_t kept;         // in [1, size]
-  int64_t least, most;  // how many may be sent, least <= most <= size, least >= 1: where fewer reach it, the `least` of
-                        // largest magnitude are; where more do, the `most`
+  int64_t least, most;  // how many may be sent, least <= most <= size, least >= 1: if fewer reach it, the `least` of
+                        // largest magnitude are; if more do, the `most`
 } hvds_holding;
 
-// Sum, feedback and the selection by a threshold that is held, in one pass over memory; in two where fewer than `least`
-// reach it, and in one more where it is due.
+// Sum, feedback and selection by a held threshold in one pass over memory; in two if fewer than `least` elements reach
+// it, and in one more if it is due.
 //   parts .. wire, culprit: as for hvds_feedback_topk; size >= 1
-//   threshold [1]: not negative; the new one where it is due
+//   threshold [1]: not negative; replaced by the new one if it is due
 //   residual_out:  [size], memory that overlaps no input
-//   sent [1]:      how many are sent; the workspace holds them for hvds_take_sent, which has to follow
-//   clamped [1]:   whether others are sent than those that reach the threshold
+//   sent [1]:      the number of elements sent; the workspace holds them for hvds_take_sent, which must be called next
+//   clamped [1]:   whether the elements sent differ from those that reach the threshold
 int hvds_feedback_held(const void* parts, int dtype, int64_t count, int64_t stride, const float* residual, int64_t size,
                        const hvds_holding* holding, int wire, float* threshold, float* residual_out, int32_t* culprit,
                        int64_t* sent, int32_t* clamped, hvds_workspace* workspace, const hvds_parallel* parallel);
 
-// Writes what the call before has found: values [sent] in the dtype `wire` of that call, and indices [sent], ascending.
+// Writes the result of the previous call: values [sent] in the dtype `wire` of that call, and indices [sent],
+// ascending.
 void hvds_take_sent(const hvds_workspace* workspace, int wire, void* values, int32_t* indices);
 
 #ifdef __cplusplus

@@ -1,4 +1,4 @@
-// What the operations of selection ask of their arguments, on the CPU and on a GPU.
+// Checks of the arguments of the selection ops, on the CPU and on a GPU.
 #ifndef HVD_SPARSE_OPS_SELECT_ARGUMENTS_H_
 #define HVD_SPARSE_OPS_SELECT_ARGUMENTS_H_
 
@@ -41,13 +41,13 @@ inline absl::Status check_parts(const tensorflow::Tensor& parts, const tensorflo
                           "], got shape ", residual.shape().DebugString(), ".");
 }
 
-// The arguments of MSTopK; samplings stays 0 for the exact selection.
+// The arguments of MSTopK; for the exact selection, samplings stays 0.
 struct Search {
   int samplings = 0;
   uint64_t seed = 0;
 };
 
-// Elements of x that are not finite, over all rows.
+// The elements of x that are not finite, over all rows.
 struct NotFinite {
   int64_t count = 0;
   int64_t row = 0;
@@ -68,7 +68,7 @@ struct NotFinite {
   }
 };
 
-// Reads how many to keep and, for MSTopK, N of Algorithm 1 and the seed.
+// Reads the number of elements to keep and, for MSTopK, N of Algorithm 1 and the seed.
 template <bool kMstopk>
 class SelectionKernel : public tensorflow::OpKernel {
  public:
@@ -81,7 +81,7 @@ class SelectionKernel : public tensorflow::OpKernel {
   }
 
  protected:
-  // The inputs from number `kept_input` on: how many to keep of `size`, and for MSTopK the seed.
+  // Reads the inputs from `kept_input` on: how many of `size` elements to keep, and for MSTopK the seed.
   absl::Status read(tensorflow::OpKernelContext* context, int kept_input, int64_t size, int64_t* kept,
                     Search* search) const {
     TF_RETURN_IF_ERROR(check_size(size));

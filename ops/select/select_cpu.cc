@@ -1,4 +1,4 @@
-// The interface of select.h, and the order of its steps.
+// The interface of select.h, and the sequence of the steps.
 #include <new>
 
 #include "../common/cpu_features.h"
@@ -8,7 +8,7 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kWorthATask = 131072;      // elements for which waking a thread pays
+constexpr int64_t kWorthATask = 131072;      // elements for which waking a thread pays off
 constexpr int64_t kGroupsWorthATask = 4096;  // the same, for random reads
 
 bool finite(float value) { return key_of(value) < kInfinityKey; }
@@ -28,7 +28,7 @@ Bounds draw_bounds(const Call& call, const SamplePlan& plan) {
   return sampled_bounds(call.kernels, plan, sample, call.workspace.keys.reserve(drawn + kOverhang));
 }
 
-// ---- What is not finite ----
+// ---- Non-finite elements ----
 
 void report_elements(const Call& call, int64_t* report) {
   float room[kTile];
@@ -40,7 +40,7 @@ void report_elements(const Call& call, int64_t* report) {
   }
 }
 
-// A sum is only finite where all parts are, so parts are looked at when a sum is not.
+// A sum is finite only if all parts are, so the parts are examined only if a sum is not.
 template <typename Part>
 int32_t blame(const Input& input) {
   const auto* parts = static_cast<const Part*>(input.parts);

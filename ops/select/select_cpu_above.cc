@@ -1,4 +1,4 @@
-// What reaches one bound, found in the pass that feeds back: how many that are is known when all of it was seen.
+// Finds the elements that reach one bound, in the pass that applies feedback: their number is known only after it.
 #include <cstring>
 
 #include "../common/cpu_features.h"
@@ -30,7 +30,7 @@ void send_found(const Call& call) { call.workspace.sent_exactly = kByCandidates;
 
 Output send_exactly(const Call& call, int64_t count) {
   hvds_workspace& workspace = call.workspace;
-  const int64_t room = count + 1;  // never none, as what copies nothing may not be given a null pointer
+  const int64_t room = count + 1;  // at least 1, as memcpy must not get a null pointer even for 0 bytes
   workspace.sent_exactly = count;
   return {workspace.sent_values.reserve(room), call.output.dtype, workspace.sent_indices.reserve(room),
           call.output.residual_out};

@@ -19,7 +19,7 @@ namespace {
 using Keys = __m256i;
 constexpr double kDenseFrom = 0.02;
 
-// For each mask the positions of its bits, a byte each, lowest first.
+// For each mask the positions of its set bits, a byte each, lowest first.
 constexpr std::array<uint64_t, 256> positions_of_bits() {
   std::array<uint64_t, 256> table{};
   for (unsigned mask = 0; mask < 256; ++mask) {
@@ -42,7 +42,7 @@ HVDS_INLINE Keys keys(Floats values) {
 HVDS_INLINE Floats magnitudes(Keys keys) { return _mm256_castsi256_ps(keys); }
 HVDS_INLINE Keys larger(Keys a, Keys b) { return _mm256_max_epi32(a, b); }
 
-// A bound as a vector, less one: AVX2 compares for "greater", signed, which serves all bounds from 0 to kNoKey.
+// A bound minus one, as a vector: AVX2 has only a signed "greater than", which works for all bounds from 0 to kNoKey.
 HVDS_INLINE Keys bound(Key key) { return _mm256_set1_epi32(static_cast<int>(key - 1)); }
 HVDS_INLINE unsigned reaching(Keys keys, Keys bound) {
   return static_cast<unsigned>(_mm256_movemask_ps(_mm256_castsi256_ps(_mm256_cmpgt_epi32(keys, bound))));
@@ -59,7 +59,7 @@ HVDS_INLINE Keys no_keys() { return _mm256_setzero_si256(); }
 HVDS_INLINE Keys load_keys(const void* from) { return _mm256_loadu_si256(static_cast<const __m256i*>(from)); }
 HVDS_INLINE Keys as_keys(Floats values) { return _mm256_castps_si256(values); }
 
-// Writes those whose bit is set, one after the other; kWidth entries are overwritten.
+// Writes the entries whose bit is set, one after the other; kWidth entries are overwritten.
 HVDS_INLINE void compress(void* to, Keys entries, unsigned mask) {
   const Keys order = _mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(kPositions[mask])));
   _mm256_storeu_si256(static_cast<__m256i*>(to), _mm256_permutevar8x32_epi32(entries, order));

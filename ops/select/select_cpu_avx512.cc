@@ -2,7 +2,7 @@
 #if defined(__x86_64__) && defined(__GNUC__)
 
 #if !defined(__clang__)
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own headers, where a result's old value does not count
+#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // GCC 12's own headers, where a result's old value is unused
 #endif
 
 #include "../common/cpu_features.h"
@@ -30,11 +30,11 @@ HVDS_INLINE Keys keys(Floats values) {
 HVDS_INLINE Floats magnitudes(Keys keys) { return _mm512_castsi512_ps(keys); }
 HVDS_INLINE Keys larger(Keys a, Keys b) { return _mm512_max_epi32(a, b); }
 
-// A bound as a vector, less one, so that the signed comparison "greater" serves all bounds from 0 to kNoKey.
+// A bound minus one, as a vector, so that the signed comparison "greater than" works for all bounds from 0 to kNoKey.
 HVDS_INLINE Keys bound(Key key) { return _mm512_set1_epi32(static_cast<int>(key - 1)); }
 
-// The mask as a number whose upper half is zero. By assembly, because GCC 12 may keep the mask in memory as two bytes and
-// read four.
+// The mask as a number whose upper half is zero. In assembly, because GCC 12 may store the mask as two bytes and load
+// four.
 HVDS_INLINE unsigned number_of(__mmask16 mask) {
   unsigned number;
   __asm__("kmovw %1, %0" : "=r"(number) : "k"(mask));
@@ -54,8 +54,8 @@ HVDS_INLINE Keys no_keys() { return _mm512_setzero_si512(); }
 HVDS_INLINE Keys load_keys(const void* from) { return _mm512_loadu_si512(from); }
 HVDS_INLINE Keys as_keys(Floats values) { return _mm512_castps_si512(values); }
 
-// Writes those whose bit is set, one after the other; up to kWidth entries are overwritten. In halves, as there are
-// seldom more than eight and a store that crosses a cache line costs twice as much.
+// Writes the entries whose bit is set, one after the other; up to kWidth entries are overwritten. In halves, as there
+// are seldom more than eight, and a store that crosses a cache line costs twice as much.
 HVDS_INLINE void compress(void* to, Keys entries, unsigned mask) {
   const Keys chosen = _mm512_maskz_compress_epi32(static_cast<__mmask16>(mask), entries);
   _mm256_storeu_si256(static_cast<__m256i*>(to), _mm512_castsi512_si256(chosen));

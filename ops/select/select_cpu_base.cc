@@ -1,4 +1,4 @@
-// The inner loops in vectors of four: SSE2 on x86-64, and whatever the compiler makes of them elsewhere.
+// The inner loops in vectors of four: SSE2 on x86-64, elsewhere whatever the compiler makes of them.
 #include "../common/cpu_features.h"
 #include "../common/dtype.h"
 #include "../common/vectors_base.h"
@@ -23,7 +23,7 @@ HVDS_INLINE Keys keys(Floats values) { return as_keys(values) & static_cast<int3
 HVDS_INLINE Floats magnitudes(Keys keys) { return reinterpret_cast<Floats>(keys); }
 HVDS_INLINE Keys larger(Keys a, Keys b) { return a > b ? a : b; }
 
-// A bound as a vector, less one: SSE2 compares for "greater", signed, which serves all bounds from 0 to kNoKey.
+// A bound minus one, as a vector: SSE2 has only a signed "greater than", which works for all bounds from 0 to kNoKey.
 HVDS_INLINE Keys bound(Key key) {
   const int32_t below = static_cast<int32_t>(key - 1);
   return Keys{below, below, below, below};
@@ -52,7 +52,7 @@ HVDS_INLINE Keys load_keys(const void* from) {
   return keys;
 }
 
-// Writes those whose bit is set, one after the other.
+// Writes the entries whose bit is set, one after the other.
 HVDS_INLINE void compress(void* to, Keys entries, unsigned mask) {
   auto* out = static_cast<int32_t*>(to);
   for (; mask != 0; mask &= mask - 1) *out++ = entries[__builtin_ctz(mask)];

@@ -1,4 +1,4 @@
-// The largest magnitudes of every run of consecutive elements: each run is summed, searched and settled while it lies in
+// The largest magnitudes of every run of consecutive elements. Each run is summed, searched and settled while it is in
 // the first-level cache, so that memory is read and written once.
 #include <functional>
 #include <new>
@@ -9,8 +9,8 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kWorthATask = 131072;       // elements for which waking a thread pays
-constexpr int64_t kWorthStreaming = 1 << 20;  // elements of a vector that leaves the caches anyway
+constexpr int64_t kWorthATask = 131072;       // elements for which waking a thread pays off
+constexpr int64_t kWorthStreaming = 1 << 20;  // elements of a vector that does not fit the caches anyway
 constexpr int64_t kLeastGroups = 16;
 
 struct Job {
@@ -18,8 +18,8 @@ struct Job {
   const Input& input;
   const Output& output;
   hvds_workspace& workspace;
-  int64_t bucket;  // elements of a whole run
-  int64_t kept;    // of a whole run
+  int64_t bucket;  // elements of a full run
+  int64_t kept;    // of a full run
   bool streams;    // residual_out is written past the caches
 
   int64_t buckets() const { return (input.size + bucket - 1) / bucket; }
@@ -39,7 +39,7 @@ Run run_of(const Job& job, int64_t number) {
   return {first, length, std::min(job.kept, length), number * job.kept};
 }
 
-// Writes acc of a run.
+// Computes acc of a run.
 void accumulate(const Job& job, const Run& run, TaskMemory& memory, float* acc) {
   const Input& input = job.input;
   const int64_t item = input.dtype == HVDS_FLOAT32 ? 4 : 2;
@@ -57,8 +57,8 @@ void accumulate(const Job& job, const Run& run, TaskMemory& memory, float* acc) 
   job.kernels.feed_back[dtype](tile, {job.output.dtype, false}, {kNoKey, kNoKey, kNoKey}, false, none, nullptr);
 }
 
-// The largest magnitudes of groups tell which elements need a closer look: as many groups reach the one of rank `kept`
-// among them as are kept, so what does not reach it is not kept. A few groups for each that is kept will do.
+// If the run is divided into groups, at least `kept` groups reach the magnitude of rank `kept` among the groups'
+// maxima, so elements below it are not kept. A few groups per kept element are enough.
 Key lower_bound(const Run& run, Key* maxima) {
   int64_t groups = kLanes;
   if (run.kept >= groups) return 0;
@@ -70,7 +70,7 @@ Key lower_bound(const Run& run, Key* maxima) {
   return maxima[run.kept - 1];
 }
 
-// The elements of a run that are kept, in order, by their places in the run.
+// The kept elements of a run, in order, by their positions in the run.
 Candidates chosen_from(const Job& job, const Run& run, Key lower, const float* acc, TaskMemory& memory) {
   const Tile tile{acc, nullptr, nullptr, 0, static_cast<int32_t>(run.length), 0};
   Candidates found{memory.index.data(), memory.value.data(), 0};

@@ -1,4 +1,4 @@
-// One call of the selection on the CPU: what it works on, and the steps it is made of.
+// One call of the selection on the CPU: its arguments and intermediate results, and its steps.
 #ifndef HVD_SPARSE_OPS_SELECT_CPU_CALL_H_
 #define HVD_SPARSE_OPS_SELECT_CPU_CALL_H_
 
@@ -14,7 +14,7 @@
 
 namespace hvds {
 
-// Memory that grows, is not initialised and forgets what it held when it grows.
+// Memory that grows, is not initialized and loses its contents when it grows.
 template <typename T>
 class Buffer {
  public:
@@ -34,15 +34,15 @@ class Buffer {
   int64_t capacity_ = 0;
 };
 
-// What one task of a scan has found in its share of the vector.
+// The findings of one task of a scan in its share of the vector.
 struct Finding {
   Candidates candidates{};
-  Bounds bounds{};        // in use: `lower` rises when there are too many candidates
-  Key* inside = nullptr;  // the keys of those candidates that do not reach the sampled upper bound
+  Bounds bounds{};        // currently used: `lower` rises when there are too many candidates
+  Key* inside = nullptr;  // the keys of the candidates below the sampled upper bound
   Split split{};          // of the first `done` candidates
   int64_t done = 0;
-  int sorted_out = 0;     // how often there were too many
-  bool given_up = false;  // too often: the rest of its share was not searched
+  int sorted_out = 0;     // how often there were too many candidates
+  bool given_up = false;  // that was too often: the rest of the share was not searched
 };
 
 struct TaskMemory {
@@ -64,14 +64,14 @@ struct hvds_workspace {
   hvds::Buffer<hvds::Key> keys;
   hvds::Buffer<hvds::Key> more_keys;
   hvds::Buffer<float> block_sums;
-  hvds::Buffer<float> sent_values;  // of select_cpu_above.cc, in the wire's dtype
+  hvds::Buffer<float> sent_values;  // for select_cpu_above.cc, in the wire's dtype
   hvds::Buffer<int32_t> sent_indices;
-  int64_t sent_exactly = 0;  // how many stand there; -1: the candidates of the findings are sent, all of them
+  int64_t sent_exactly = 0;  // how many they hold; -1: all candidates of the findings are sent instead
 };
 
 namespace hvds {
 
-// Where acc comes from: parts [count] that lie `stride` elements apart, and a residual or none.
+// The source of acc: parts [count] that lie `stride` elements apart, and an optional residual.
 struct Input {
   const void* parts;
   int dtype;
@@ -81,7 +81,7 @@ struct Input {
   int64_t size;
 };
 
-// Where the selection goes; residual_out is NULL where there is no feedback.
+// Destination of the selection; residual_out is NULL if there is no feedback.
 struct Output {
   void* values;
   int dtype;
@@ -111,7 +111,7 @@ struct Call {
   int64_t first_tile(int task) const { return tiles() * task / tasks; }
   int64_t length_of(int64_t tile) const { return std::min<int64_t>(kTile, input.size - tile * kTile); }
 
-  // The magnitude sought is that of the last element kept, or for MSTopK of the one after it.
+  // The rank of the magnitude sought: that of the last kept element, or for MSTopK of the one after it.
   bool all_fit() const { return choice.kept == input.size; }
   int64_t rank() const {
     const int64_t after = choice.samplings > 0 && !all_fit() ? 1 : 0;
@@ -127,42 +127,42 @@ struct Call {
   }
 };
 
-// What is known of the magnitudes after the vector was searched.
+// What a search of the vector has found about the magnitudes.
 struct Magnitudes {
   Key edge;     // of rank Call::rank()
   Key highest;
   float mean;   // MSTopK only
 };
 
-// Where the next winners go: positions among the values and indices.
+// Where the next winners go: positions in values and indices.
 struct Destination {
   int64_t sure;
   int64_t band;
 };
 
-// ---- select_cpu.cc: one selection, and what all of them check ----
+// ---- select_cpu.cc: one selection, and the checks common to all ----
 
 int tasks_for(int64_t size, const hvds_parallel* parallel);
 
-// Selects, and returns what is known of acc.
+// Selects, and returns what was found about acc.
 Magnitudes run(const Input& input, const Output& output, const Choice& choice, hvds_workspace& workspace,
                const hvds_parallel* parallel);
 
-// Whether the kernels can work with it; how many are kept is the caller's to check.
+// Whether the arguments are valid for the kernels; the caller checks the number of elements to keep.
 bool valid(const Input& input, const Output& output, const hvds_workspace* workspace);
 
-// The code of select.h, where `highest` is the largest magnitude of acc and is sent in the dtype `wire`.
+// The culprit as defined in select.h; `highest` is the largest magnitude of acc and is sent in the dtype `wire`.
 int32_t culprit_of(const Input& input, int wire, Key highest);
 
 // ---- select_cpu_emit.cc: from thresholds to output ----
 
 Thresholds thresholds_of(const Call& call, const Magnitudes& magnitudes);
 
-// Algorithm 1 has no answer when the band reaches down to the least element: only counting shows it.
+// Whether Algorithm 1 has no answer because the band reaches down to the least element: only counting shows it.
 bool without_answer(const Call& call, const Thresholds& thresholds, const Counts& total);
 
-// The winners of a stretch of the vector before which `before` were counted, and where they go. What reaches
-// `settled_from` has left residual_out already.
+// The winners of a stretch of the vector, given the counts `before` it, and where they go. Elements that reach
+// `settled_from` have already been removed from residual_out.
 Winners winners_after(const Call& call, const Counts& before, const Thresholds& thresholds, const Window& window,
                       Key settled_from);
 Destination destination_after(const Counts& before, const Window& window);
@@ -173,43 +173,43 @@ void emit(const Call& call, const int32_t* index, const float* value, int64_t co
 
 // ---- select_cpu_scan.cc: one pass over memory ----
 
-// Sums, adds, writes residual_out and collects candidates into workspace.findings. Returns whether these hold all that
-// may be kept.
+// Sums, adds, writes residual_out and collects candidates into workspace.findings. Returns whether these include all
+// elements that may be kept.
 bool search(const Call& call, const SamplePlan& plan, const Bounds& bounds);
 
-// Undoes what the scan took out of residual_out ahead of time, so that it holds acc.
+// Undoes what the scan removed from residual_out in advance, so that it holds acc.
 void restore(const Call& call);
 
-// From the candidates of a search that succeeded.
+// To be called after a successful search.
 Magnitudes rank_candidates(const Call& call);
 
-// The mean of Algorithm 1, after a search of whatever success.
+// The mean of Algorithm 1; to be called after a search, successful or not.
 float mean_of(const Call& call);
 
 bool candidates_suffice(const Call& call, const Thresholds& thresholds);
 void emit_candidates(const Call& call, const Bounds& bounds, const Magnitudes& magnitudes, Thresholds thresholds);
 
-// ---- select_cpu_above.cc: as many as reach one bound ----
+// ---- select_cpu_above.cc: all elements that reach one bound ----
 
-// What a scan with one bound for all has found. Where `complete`, the workspace's candidates are all that reach it.
+// The result of a scan with a single bound. If `complete`, the workspace's candidates are all elements that reach it.
 struct Found {
-  bool complete;  // else there are more than are wanted
+  bool complete;  // false: there are more than call.choice.kept
   int64_t count;
   Key highest;
 };
 
-// Scans for what reaches `bound`, about `expected` and at most call.choice.kept elements.
+// Scans for elements that reach `bound`, about `expected` and at most call.choice.kept of them.
 Found find_above(const Call& call, Key bound, int64_t expected);
 
-// Has hvds_take_sent hand on all candidates of the scan.
+// Makes hvds_take_sent return all candidates of the scan.
 void send_found(const Call& call);
 
-// Has hvds_take_sent hand on `count` elements: the output to which they are to be written.
+// Makes hvds_take_sent return `count` elements, which the caller writes to the Output returned.
 Output send_exactly(const Call& call, int64_t count);
 
 // ---- select_cpu_whole.cc: several passes, for inputs that mislead the sample ----
 
-// acc of a tile, after `restore`: widened into `room` where it does not lie in memory as float32.
+// acc of a tile, after `restore`: computed in `room` if it is not in memory as float32.
 const float* acc_of(const Call& call, int64_t tile, float* room);
 
 Magnitudes rank_all(const Call& call);

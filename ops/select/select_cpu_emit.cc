@@ -1,4 +1,4 @@
-// Who wins, and where winners go.
+// Which candidates win, and where winners are written.
 #include <cstring>
 
 #include "select_cpu_call.h"
@@ -10,12 +10,13 @@ constexpr int64_t kRoom = 2 * kBatch + kOverhang;
 constexpr int64_t kMendsAhead = 24;
 constexpr int64_t kWorthStreaming = 1 << 20;
 
-// Whether the winners are written past the caches, which do not hold so many anyway.
+// Whether the winners are written past the caches, which cannot hold that many anyway.
 bool streams(const Call& call) {
   return call.choice.kept >= kWorthStreaming && call.output.dtype == HVDS_FLOAT32;
 }
 
-// Lists of what a batch gives, in the caches. Of what is to be mended, those of several batches.
+// Lists of the results of a batch, in the caches; the lists of elements to be corrected collect those of several
+// batches.
 struct Lists {
   alignas(64) int32_t index[4][kRoom];
   alignas(64) float value[4][kRoom];
@@ -45,7 +46,7 @@ float sent(float value, int wire) {
   return wire == HVDS_FLOAT16 ? widen(narrow<Half>(value)) : widen(narrow<Bfloat16>(value));
 }
 
-// Puts right what the scan left in residual_out for these: places far apart, so that memory is asked for ahead.
+// Corrects what the scan left in residual_out for these elements; with prefetches, as they are far apart.
 void mend(const Call& call, Candidates& mistaken, bool won) {
   float* residual_out = call.output.residual_out;
   for (int64_t i = 0; i < mistaken.count; ++i) {

@@ -1,4 +1,4 @@
-// What reaches a threshold that was found in an earlier step (DCT-DP), in the pass that feeds back.
+// Finds the elements that reach a threshold from an earlier step (DCT-DP), in the pass that applies feedback.
 #include <new>
 
 #include "../common/cpu_features.h"
@@ -13,8 +13,8 @@ bool valid_holding(const hvds_holding& holding, int64_t size) {
          holding.most <= size;
 }
 
-// What is sent of more than may be: the first call.choice.kept by magnitude, all of which are candidates unless the scan
-// has given up.
+// Sends the call.choice.kept largest if more elements reach the threshold than may be sent. All of them are candidates
+// unless the scan has given up.
 Key send_largest(const Call& call, Key bound) {
   const bool given_up = std::any_of(call.workspace.findings.begin(), call.workspace.findings.end(),
                                     [](const Finding& finding) { return finding.given_up; });
@@ -28,8 +28,8 @@ Key send_largest(const Call& call, Key bound) {
   return magnitudes.highest;
 }
 
-// Takes zeros out of the elements that hvds_take_sent will hand on. Where what was sent of an element is zero and nothing
-// of it is left, it was zero.
+// Removes zeros from the elements that hvds_take_sent will return. An element was zero if both the value sent and the
+// residual are zero.
 template <typename Wire>
 int64_t without_zeros(hvds_workspace& workspace, float* residual_out) {
   auto* values = reinterpret_cast<Wire*>(workspace.sent_values.data());
@@ -47,7 +47,7 @@ int64_t without_zeros(hvds_workspace& workspace, float* residual_out) {
   return workspace.sent_exactly = count;
 }
 
-// What is sent of fewer than there should be: the `least` largest, as far as they are not zero.
+// Sends the `least` largest if fewer elements reach the threshold than should be sent, except zeros.
 Key send_least(const Call& call, int64_t least, int64_t* sent) {
   const Output output = send_exactly(call, least);
   const Magnitudes magnitudes = run(call.input, output, {least, 0, 0}, call.workspace, call.parallel);
@@ -60,7 +60,7 @@ Key send_least(const Call& call, int64_t least, int64_t* sent) {
   return magnitudes.highest;
 }
 
-// Selects, and returns the highest magnitude of those that were looked at.
+// Selects, and returns the highest magnitude of the elements examined.
 Key run_held(const Call& call, const hvds_holding& holding, float* threshold, int64_t* sent, int32_t* clamped) {
   if (holding.due != 0 && holding.kept == call.input.size) {
     *threshold = 0;
@@ -68,7 +68,7 @@ Key run_held(const Call& call, const hvds_holding& holding, float* threshold, in
     const Output scratch = send_exactly(call, holding.kept);
     *threshold = magnitude_of(run(call.input, scratch, {holding.kept, 0, 0}, call.workspace, call.parallel).edge);
   }
-  // Zeros never reach it, and what is not finite always does.
+  // Zeros never reach it, and non-finite elements always do.
   const Key bound = std::clamp(key_of(*threshold), Key{1}, kInfinityKey);
   const Found found = find_above(call, bound, holding.kept);
   *sent = found.count;
@@ -78,7 +78,7 @@ Key run_held(const Call& call, const hvds_holding& holding, float* threshold, in
     return send_largest(call, bound);
   }
   send_found(call);
-  if (found.count >= holding.least || bound == 1) return found.highest;  // at 1, all but zeros are found
+  if (found.count >= holding.least || bound == 1) return found.highest;  // a bound of 1 finds all but zeros
   const Key highest = send_least(call, holding.least, sent);
   *clamped = *sent > found.count ? 1 : 0;
   return highest;

@@ -1,4 +1,4 @@
-// Elements of acc read here and there, before anything was summed.
+// Reads single elements of acc before anything was summed.
 #ifndef HVD_SPARSE_OPS_SELECT_CPU_INPUT_H_
 #define HVD_SPARSE_OPS_SELECT_CPU_INPUT_H_
 
@@ -8,9 +8,9 @@
 
 namespace hvds {
 
-constexpr int64_t kAskedFor = 32;  // random reads under way at the same time
+constexpr int64_t kAskedFor = 32;  // random reads in flight at the same time
 
-// Calls body with a null pointer of the C++ type that stands for a dtype.
+// Calls body with a null pointer of the C++ type that represents a dtype.
 template <typename Body>
 void with_type(int dtype, Body&& body) {
   if (dtype == HVDS_FLOAT16) return body(static_cast<const Half*>(nullptr));
@@ -34,7 +34,7 @@ void ask_for(const Input& input, int64_t at) {
   if (input.residual != nullptr) __builtin_prefetch(input.residual + at);
 }
 
-// Writes the magnitudes of `neighbours` elements from position(group) on, for the groups [begin, end).
+// Writes the magnitudes of `neighbours` elements starting at position(group), for the groups [begin, end).
 template <typename Position>
 void draw(const Input& input, int64_t begin, int64_t end, int64_t neighbours, Position&& position, Key* sample) {
   with_type(input.dtype, [&](auto* part) {

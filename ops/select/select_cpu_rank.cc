@@ -7,10 +7,10 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kFew = 1024;             // keys that are ranked at once
-constexpr int64_t kProbes = 512;           // keys that narrow down where a rank lies
-constexpr double kSigmas = 4;              // how sure bounds are: wrong once in 30,000 times
-constexpr int64_t kSmallVector = 1 << 14;  // elements that are not worth a sample
+constexpr int64_t kFew = 1024;             // keys that are ranked directly
+constexpr int64_t kProbes = 512;           // keys that narrow down the range of a rank
+constexpr double kSigmas = 4;              // how safe bounds are: wrong once in 30,000 times
+constexpr int64_t kSmallVector = 1 << 14;  // elements that are not worth sampling
 
 Key ranked_at_once(const uint32_t* keys, int64_t count, int64_t rank, Key* scratch) {
   for (int64_t i = 0; i < count; ++i) scratch[i] = keys[i] & kHighestKey;
@@ -18,7 +18,7 @@ Key ranked_at_once(const uint32_t* keys, int64_t count, int64_t rank, Key* scrat
   return scratch[rank - 1];
 }
 
-// Ranks between which, in a sample of `drawn` out of `count`, the element of rank `rank` is found almost always. They
+// Ranks in a sample of `drawn` out of `count`, between which the element of rank `rank` is found almost always. They
 // may lie outside the sample.
 struct SampleRanks {
   double lower;
@@ -32,7 +32,7 @@ SampleRanks sample_ranks(double rank, double count, double drawn) {
   return {expected + deviation + kSigmas, expected - deviation - 1};
 }
 
-// Keys [low, high) between which a rank lies almost always, from equally spaced probes.
+// Keys [low, high) that almost always enclose the key of a rank, from equally spaced probes.
 Bounds probe(const uint32_t* keys, int64_t count, int64_t rank) {
   Key probes[kProbes];
   for (int64_t i = 0; i < kProbes; ++i) probes[i] = keys[(2 * i + 1) * count / (2 * kProbes)] & kHighestKey;
@@ -61,9 +61,9 @@ Key ranked_key(const Kernels& kernels, const uint32_t* keys, int64_t count, int6
     Split split;
     kernels.split(keys, count, bounds.lower, bounds.upper, scratch, split);
     const bool found = split.above < rank && rank <= split.above + split.inside;
-    if (found && bounds.upper == bounds.lower + 1) return bounds.lower;  // they are all equal
+    if (found && bounds.upper == bounds.lower + 1) return bounds.lower;  // all of them are equal
     if (!found || split.inside > count / 2) return ranked_at_once(keys, count, rank, scratch);
-    // As each round halves what is left, all rounds together fit into the scratch.
+    // As each round at least halves what is left, all rounds together fit into the scratch memory.
     keys = scratch;
     scratch += split.inside;
     count = split.inside;
@@ -76,7 +76,7 @@ SamplePlan plan_sample(int64_t size, int64_t rank) {
   const SamplePlan all{0, 0, 0, 0, 1, size};
   const double d = static_cast<double>(size);
   const double k = static_cast<double>(rank);
-  // A larger sample costs random reads, a smaller one leaves more candidates between the bounds.
+  // A larger sample costs random reads; a smaller one leaves more candidates between the bounds.
   const double hits = std::max(4.0, 2.5 * std::pow(k * k / d, 0.6));
   const int64_t groups = static_cast<int64_t>(std::ceil(hits * d / k / kNeighbours));
   const int64_t drawn = groups * kNeighbours;
@@ -94,7 +94,7 @@ Bounds sampled_bounds(const Kernels& kernels, const SamplePlan& plan, const Key*
   const int64_t drawn = plan.groups * kNeighbours;
   Bounds bounds{0, kNoKey, kNoKey};
   if (plan.groups == 0) return bounds;
-  // What is not finite must always be found.
+  // Non-finite elements must always be found.
   bounds.lower = std::min(ranked_key(kernels, sample, drawn, plan.lower_rank, scratch), kInfinityKey);
   bounds.likely = std::max(ranked_key(kernels, sample, drawn, plan.likely_rank, scratch), bounds.lower);
   if (plan.upper_rank > 0) {

@@ -1,4 +1,4 @@
-// What exceeds the magnitude that a random sample gives (gradient dropping), found in the pass that feeds back.
+// Finds the elements above a sampled magnitude (gradient dropping), in the pass that applies feedback.
 #include <new>
 
 #include "../common/cpu_features.h"
@@ -13,7 +13,7 @@ bool valid_sampling(const hvds_sampling& sampling, int64_t size) {
          0 <= sampling.kept && sampling.kept <= size;
 }
 
-// The least magnitude that is sent. What is not finite is always found.
+// The least magnitude that is sent. Non-finite elements are always found.
 Key least_sent(const Call& call, const hvds_sampling& sampling) {
   const int64_t size = call.input.size;
   const int64_t drawn = std::min(sampling.samples, size);
@@ -28,7 +28,7 @@ Key least_sent(const Call& call, const hvds_sampling& sampling) {
   return std::min(ranked_key(call.kernels, sample, drawn, sampling.rank + 1, scratch) + 1, kInfinityKey);
 }
 
-// Selects, and returns the highest magnitude of those that were looked at.
+// Selects, and returns the highest magnitude of the elements examined.
 Key run_sampled(const Input& input, const hvds_sampling& sampling, const Output& output, hvds_workspace& workspace,
                 const hvds_parallel* parallel, int64_t* sent) {
   const StandardFloats standard;

@@ -1,27 +1,27 @@
-// The selection in one pass over memory: a sample bounds the magnitude sought from below, a scan collects what reaches
-// that bound, and the rest is settled among these candidates.
+// The selection in one pass over memory: a sample bounds the magnitude sought from below, a scan collects the elements
+// that reach that bound, and the rest is decided among these candidates.
 #include "../common/cpu_features.h"
 #include "select_cpu_call.h"
 
 namespace hvds {
 namespace {
 
-constexpr int kPatience = 3;        // times that a task sorts out candidates; data that need it more often ascend
+constexpr int kPatience = 3;        // times that a task sorts out candidates; data that need more are ascending
 constexpr int64_t kWorthStreaming = 1 << 20;
-constexpr double kMuchToCollect = 0.05;  // share of candidates with which memory is best asked for from afar everywhere
+constexpr double kMuchToCollect = 0.05;  // share of candidates above which to prefetch far ahead on all processors
 constexpr int32_t kFarAhead = 2048;
 constexpr int64_t kPending = 2048;  // candidates that are split at a time, in the first-level cache
 
-// How a scan goes about it.
+// Parameters of a scan.
 struct Manner {
   Bounds bounds;     // as sampled
-  int64_t capacity;  // candidates of one task
+  int64_t capacity;  // candidates per task
   bool dense;
   int32_t ahead;  // as in Tile
   Writing writing;
 };
 
-// Whether residual_out is written past the caches: a large one does not stay there anyway, and is not read before.
+// Whether residual_out is written past the caches: a large one does not fit them anyway, and is not read before.
 bool streams(const Call& call) {
   const float* to = call.output.residual_out;
   return to != nullptr && to != call.input.residual && call.input.size >= kWorthStreaming &&
@@ -42,7 +42,8 @@ Finding empty_finding(const Call& call, int task, const Manner& manner) {
   return finding;
 }
 
-// Puts acc back where the scan left only what would be kept back of it, and has it leave acc from now on.
+// Restores acc where the scan wrote only the residual of an element taken for a winner, and makes it write acc from now
+// on.
 void restore(const Call& call, Finding& finding) {
   if (call.output.residual_out == nullptr || finding.bounds.likely == kNoKey) return;
   for (int64_t i = 0; i < finding.candidates.count; ++i) {
@@ -52,7 +53,7 @@ void restore(const Call& call, Finding& finding) {
   finding.bounds.likely = kNoKey;
 }
 
-// Of too many candidates only the best can win, and of what follows only what exceeds these: ties go to the first.
+// Of too many candidates only the best can win, and of later ones only those that exceed these: ties go to the first.
 void sort_out(const Call& call, Finding& finding) {
   Candidates& candidates = finding.candidates;
   const int64_t rank = call.rank();
@@ -65,7 +66,7 @@ void sort_out(const Call& call, Finding& finding) {
   finding.done = 0;
 }
 
-// Splits the candidates that were found since the last time.
+// Splits the candidates found since the last split.
 void split(const Call& call, const Manner& manner, Finding& finding) {
   const Candidates& candidates = finding.candidates;
   call.kernels.split(keys_of(candidates.value) + finding.done, candidates.count - finding.done, 0, manner.bounds.upper,
@@ -119,7 +120,7 @@ void scan_share(const Call& call, int task, const Manner& manner, Finding& findi
   if (!finding.given_up) split(call, manner, finding);
 }
 
-// Keys of all tasks in one stretch of memory: those between the sampled bounds, or all.
+// The keys of all tasks in contiguous memory: those between the sampled bounds, or all.
 struct Gathered {
   const uint32_t* keys;
   int64_t count;
@@ -198,7 +199,7 @@ Magnitudes rank_candidates(const Call& call) {
     total.inside += finding.split.inside;
     total.highest = std::max(total.highest, finding.split.highest);
   }
-  const bool is_inside = total.above < call.rank();  // else the sample's upper bound was wrong
+  const bool is_inside = total.above < call.rank();  // false: the sample's upper bound was wrong
   const Key edge = ranked(call, gather(call, !is_inside), is_inside ? call.rank() - total.above : call.rank());
   return {edge, total.highest, 0};
 }

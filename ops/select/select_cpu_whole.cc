@@ -7,7 +7,7 @@ namespace {
 
 using Histogram = uint32_t[kBins];
 
-// Counts the digit `digit` of the keys in one task's share that agree with `place` so far; returns the highest key.
+// Counts digit `digit` of the keys in one task's share that agree with `place` so far; returns the highest key.
 Key count_share(const Call& call, int task, const Digits& digits, int digit, const Place& place, uint32_t* bins) {
   float room[kTile];
   Key highest = 0;

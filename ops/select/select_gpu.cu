@@ -1,12 +1,12 @@
-// Selection by magnitude on a GPU: the order of the kernels and the C interface.
+// Selection by magnitude on a GPU: the sequence of the kernels and the C interface.
 //
 // bound    one block samples the vector: a bound that the winners reach
-// scan     one pass over memory: adds, writes the sums, marks what reaches the bound
+// scan     one pass over memory: adds, writes the sums, marks elements that reach the bound
 // gather   the marked elements, in order
-// rank     three histograms: the magnitude of the rank sought, among these or, where they are too few or too many, in
-//          the whole vector
+// rank     three histograms: the magnitude of the rank sought, among these or, if they are too few or too many, in the
+//          whole vector
 // decide   the thresholds of the winners
-// count    winners by chunk, and
+// count    winners per chunk
 // emit     the winners, in order
 #include "select_gpu.h"
 
@@ -30,7 +30,7 @@ const char* describe(int code) {
   return cudaGetErrorString(static_cast<cudaError_t>(code));
 }
 
-// Queues kernels one after another; after the first error nothing more.
+// Queues kernels one after another; after the first error it queues nothing more.
 class Queue {
  public:
   explicit Queue(void* stream) : stream_(static_cast<cudaStream_t>(stream)) {
@@ -49,12 +49,12 @@ class Queue {
     error_ = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
   }
 
-  // Blocks of kThreads for kernels that share out `pieces` of work in a loop: as many as run at a time.
+  // The number of blocks of kThreads for kernels that process `pieces` of work in a loop: as many as run concurrently.
   uint32_t blocks_for(uint32_t pieces) const {
     return larger(smaller(pieces, uint32_t(multiprocessors_) * kBlocksPerMultiprocessor), 1u);
   }
 
-  // Replaces counts[0 ... count - 1] by the sums of those before each.
+  // Replaces counts[0 ... count - 1] by their exclusive prefix sums.
   template <typename Count>
   void prefix_sum(Count* counts, uint32_t count, const Workspace& work) {
     size_t bytes = work.prefix_bytes;
@@ -63,7 +63,7 @@ class Queue {
 
   bool ok() const { return error_ == cudaSuccess; }
 
-  // The first error; the runtime forgets it, so that it does not surface in a later call.
+  // Returns the first error and clears it in the runtime, so that it does not surface in a later call.
   int finish() {
     if (!ok()) cudaGetLastError();
     return static_cast<int>(error_);
@@ -77,7 +77,7 @@ class Queue {
   int multiprocessors_ = 1;
 };
 
-// Cuts memory into aligned arrays; without memory it only adds up what they take.
+// Divides memory into aligned arrays; without memory it only adds up their sizes.
 class Carver {
  public:
   static constexpr size_t kAlignment = 256;
@@ -125,7 +125,7 @@ size_t carve(const Plan& plan, bool mstopk, size_t prefix_bytes, void* memory, W
   return carver.used();
 }
 
-// How many to keep, by which method, and where to work.
+// How many to keep, by which method, and in which memory to work.
 struct Request {
   int64_t size;
   int64_t kept;
@@ -162,7 +162,7 @@ void find_winners(Queue* queue, const Input<Part>& input, const Stored* vector, 
   queue->launch(decide_kernel, 1, kLoneThreads, plan, work, samplings);
 }
 
-// `vector` holds the sums once they are scanned: output.residual_out, or, where none is wanted, the one part.
+// `vector` holds the sums after the scan: output.residual_out, or the single part if no residual is wanted.
 template <typename Part, typename Stored, typename Wire>
 int select(const Input<Part>& input, const Stored* vector, const Request& request, const Findings& findings,
            const Output<Wire>& output) {

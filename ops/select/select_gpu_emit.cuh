@@ -1,4 +1,4 @@
-// The end: winners are counted by chunks of entries and, after a prefix sum of the counts, written in their order.
+// The last step: winners are counted per chunk of entries and, after a prefix sum of the counts, written in order.
 #ifndef HVD_SPARSE_OPS_SELECT_GPU_EMIT_CUH_
 #define HVD_SPARSE_OPS_SELECT_GPU_EMIT_CUH_
 
@@ -6,13 +6,13 @@
 
 namespace hvds {
 
-// As view_of, after the decision.
+// Like view_of, after the decision.
 __device__ inline View final_view_of(const Plan& plan, const Workspace& work) {
   const bool whole = work.state->whole;
   return View{whole, whole ? plan.size : work.offsets[plan.tiles]};
 }
 
-// The winning lanes of a warp that looks at 32 entries.
+// The winning lanes of a warp that examines 32 entries.
 struct Ballots {
   uint32_t sure;
   uint32_t band;
@@ -28,12 +28,12 @@ __device__ inline Ballots look_at(const View& view, const Workspace& work, const
   return Ballots{__ballot_sync(kAllLanes, sure), __ballot_sync(kAllLanes, band)};
 }
 
-// Chunks are dealt to blocks first, so that few of them still occupy all multiprocessors.
+// Chunks are distributed over blocks first, so that even a few occupy all multiprocessors.
 __device__ inline uint32_t first_chunk() { return blockIdx.x + threadIdx.x / kWarp * gridDim.x; }
 __device__ inline uint32_t chunk_step() { return gridDim.x * kWarps; }
 
-// Where it is told what the data hold; each may be null. `culprit`: see select.h; `report`: how many elements are not
-// finite and the index of the first.
+// Where properties of the data are reported; each may be null. `culprit`: see select.h; `report`: the number of
+// elements that are not finite and the index of the first.
 struct Findings {
   int32_t* culprit;
   int64_t* report;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(kThreads) count_kernel(const Stored* vector, P
 }
 
 // Where the winners go: values and indices [plan.kept]. `residual_out` (null: not wanted) holds the sums that were
-// selected from, of which the winners' are replaced by what rounding to Wire loses. Where that is infinite while all
+// selected from; those of the winners are replaced by what rounding to Wire loses. If that is infinite although all
 // sums are finite, `culprit` (null: not wanted) becomes `overflow`.
 template <typename Wire>
 struct Output {

@@ -1,11 +1,11 @@
-// The GPU's kernels of the operations of selection; the arithmetic is in select_gpu.h.
+// GPU kernels of the selection ops; the arithmetic is in select_gpu.h.
 //
-// One _ops.so serves machines with a GPU and without: it is compiled without CUDA and looks for _cuda.so, a plain C
-// library, in its own folder when it is loaded. Only where that is found, and fits, are kernels registered for the GPU;
-// elsewhere TensorFlow runs these operations on the CPU and copies. _cuda.so carries the CUDA runtime in it and asks
-// for the driver when first called, so that loading it does no harm where there is no GPU.
+// The same _ops.so serves machines with and without a GPU: it is compiled without CUDA and looks for _cuda.so, a plain
+// C library, in its own folder when it is loaded. GPU kernels are registered only if that is found and compatible;
+// otherwise TensorFlow runs these ops on the CPU and copies. _cuda.so includes the CUDA runtime and looks for the
+// driver only when first called, so that loading it is harmless on a machine without a GPU.
 //
-// Compiled, and its parts are tested elsewhere (tests/gpu); not yet run under TensorFlow on a GPU.
+// This file compiles, and its parts are tested separately (tests/gpu); it has not yet run under TensorFlow on a GPU.
 #include <vector>
 
 #include "../common/gpu_library_op.h"
@@ -42,7 +42,7 @@ struct Cuda {
   }
 };
 
-// Null where there is none.
+// Null if _cuda.so is not available.
 const Cuda* cuda() {
   static Cuda functions;
   static const bool loaded = load_cuda("hvd_sparse selects on the CPU", &functions);
@@ -56,8 +56,8 @@ absl::Status told(int code) {
   return absl::InternalError(absl::StrCat("Selection on the GPU: ", cuda()->error(code), "."));
 }
 
-// Scratch memory of the device for calls one after another on the operation's stream. TensorFlow hands it on in the
-// order of that stream, so it may go before they have run.
+// Scratch memory of the device for successive calls on the op's stream. TensorFlow reuses it in the order of that
+// stream, so it may be freed before they have run.
 class Scratch {
  public:
   absl::Status allocate(OpKernelContext* context, int64_t size, int64_t kept, bool mstopk) {
@@ -80,8 +80,8 @@ class Scratch {
   size_t bytes_ = 0;
 };
 
-// Waits for the stream: whether x is finite decides whether the operation fails, and that only the device knows. The
-// exchange of gradients uses FeedbackOp, which does not wait.
+// Waits for the stream: the op fails if x is not finite, which only the device knows. The exchange of gradients uses
+// FeedbackOp, which does not wait.
 template <bool kMstopk>
 class SelectOp : public SelectionKernel<kMstopk> {
  public:
@@ -162,7 +162,7 @@ class FeedbackOp : public SelectionKernel<kMstopk> {
     Tensor* culprit = nullptr;
     OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({kept}), &values));
     OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({kept}), &indices));
-    // In place where nobody else holds the residual: never where it is a variable's value.
+    // In place if the residual has no other holders, which is never the case for a variable's value.
     OP_REQUIRES_OK(context, context->forward_input_or_allocate_output({1}, 2, TensorShape({size}), &residual_out));
     OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &culprit));
     Scratch scratch;
@@ -189,7 +189,7 @@ class FeedbackOp : public SelectionKernel<kMstopk> {
   tensorflow::DataType wire_;
 };
 
-// The scalars are read on the host.
+// The scalars are in host memory.
 bool register_kernels() {
   if (cuda() == nullptr) return false;
   REGISTER_KERNEL_BUILDER(Name("HvdSparseTopk").Device(DEVICE_GPU).HostMemory("k"), SelectOp<false>);
@@ -206,5 +206,5 @@ const bool registered = register_kernels();
 }  // namespace
 }  // namespace hvds
 
-// Whether the operations of selection have kernels for the GPU: 1, or 0.
+// Whether the selection ops have GPU kernels: 1 or 0.
 extern "C" int hvds_gpu_registered(void) { return hvds::registered; }

@@ -1,4 +1,4 @@
-// After the pass: the candidates are collected in order, the magnitude of the wanted rank is found among them digit by
+// After the pass: the candidates are collected in order, the magnitude of the rank sought is found among them digit by
 // digit, and the thresholds of the winners are set.
 #ifndef HVD_SPARSE_OPS_SELECT_GPU_RANK_CUH_
 #define HVD_SPARSE_OPS_SELECT_GPU_RANK_CUH_
@@ -7,7 +7,7 @@
 
 namespace hvds {
 
-// Where the winners are looked for: among the candidates, or, where these are too few or too many, in the whole vector.
+// Where winners are searched: among the candidates or, if these are too few or too many, in the whole vector.
 struct View {
   bool whole;
   uint32_t size;
@@ -29,8 +29,8 @@ __device__ inline Digits digits_of(const View& view, const State& state) {
   return make_digits(view.whole ? state.tally.lowest : state.bound, state.tally.highest);
 }
 
-// Copies the marked elements of `vector`, a warp a tile. The places of the marks are first listed in shared memory, so
-// that neighbouring lanes then read and write neighbouring entries, all at the same time.
+// Copies the marked elements of `vector`, one warp per tile. The positions of the marks are first listed in shared
+// memory, so that neighbouring lanes then read and write neighbouring entries, all at the same time.
 template <typename Stored>
 __global__ void __launch_bounds__(kThreads) gather_kernel(const Stored* vector, Plan plan, Workspace work) {
   constexpr uint32_t kSteps = kWordsPerTile / kWarp;
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Stored* vector, 
   }
 }
 
-// Counts one entry a lane (where `counted`) in a histogram in shared memory. Equal bins of a whole warp, the rule in
-// vectors of many equal elements, cost one addition.
+// Counts one entry per lane (if `counted`) in a histogram in shared memory. If a whole warp has equal bins, as is the
+// rule in vectors of many equal elements, it costs one addition.
 __device__ inline void count_by_warp(uint32_t* histogram, uint32_t bin, bool counted) {
   const uint32_t lanes = __ballot_sync(kAllLanes, counted);
   if (lanes == 0) return;
@@ -79,7 +79,7 @@ __device__ inline void count_by_warp(uint32_t* histogram, uint32_t bin, bool cou
   if (!equal && counted) atomicAdd(&histogram[bin], 1u);
 }
 
-// Where the rank lies by its digits 0 to `digit`, from the histogram of the last of them. Called by whole blocks.
+// Where the rank lies by its digits 0 to `digit`, from the histogram of the last one. Called by whole blocks.
 template <int kBlock>
 __device__ inline Place place_after(const Digits& digits, int digit, const Plan& plan, const State& state,
                                     uint32_t* histogram) {
@@ -90,8 +90,8 @@ __device__ inline Place place_after(const Digits& digits, int digit, const Plan&
   return narrowed(digits, digit, before, bin.number, bin.above);
 }
 
-// Histogram of one digit over the entries that share the digits before it with the rank. Every block finds the place
-// of the rank by the earlier digit for itself, which saves a kernel.
+// Histogram of one digit over the entries that share the preceding digits with the rank. Every block finds the place of
+// the rank by the preceding digit itself, which saves a kernel.
 template <typename Stored>
 __global__ void __launch_bounds__(kThreads) histogram_kernel(const Stored* vector, Plan plan, Workspace work,
                                                              int digit) {
@@ -119,8 +119,8 @@ __global__ void __launch_bounds__(kThreads) histogram_kernel(const Stored* vecto
   }
 }
 
-// The float64 sum, in order, of non-negative float32 terms; right in thread 0 of a lone block. Added by all threads
-// where the order makes no difference, which is nearly always.
+// The float64 sum, in order, of non-negative float32 terms; valid in thread 0 of a lone block. All threads add if the
+// order makes no difference, which is almost always the case.
 __device__ inline double sum_in_order(const float* terms, uint32_t count) {
   __shared__ double sums[kLoneThreads / kWarp];
   __shared__ Key smallest_keys[kLoneThreads / kWarp];

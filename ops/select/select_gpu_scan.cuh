@@ -1,4 +1,4 @@
-// The one pass over memory: parts and residual are added, the sum is written, and what may win is marked.
+// The single pass over memory: parts and residual are added, the sum is written, and possible winners are marked.
 #ifndef HVD_SPARSE_OPS_SELECT_GPU_SCAN_CUH_
 #define HVD_SPARSE_OPS_SELECT_GPU_SCAN_CUH_
 
@@ -62,8 +62,8 @@ __global__ void __launch_bounds__(kLoneThreads) bound_kernel(Input<Part> input, 
 
 // ---- The pass ----
 
-// Half a warp reads a tile, row after row of 64 elements, each thread the same four of the 64 lanes of the mean: so the
-// lanes are added in order, in registers. Eight rows are in flight at a time.
+// Half a warp reads a tile, row by row of 64 elements, each thread the same four of the mean's 64 lanes: so the lanes
+// are added in order, in registers. Eight rows are in flight at a time.
 constexpr uint32_t kTeam = kLanes / kRow;
 constexpr uint32_t kBatch = 8;
 constexpr uint32_t kBatchElements = kBatch * kLanes;
@@ -74,10 +74,10 @@ struct alignas(kRow * sizeof(T)) Row {
   T at[kRow];
 };
 
-// How a row of four is read and written: at once, one by one, or one by one as far as the vector goes.
+// How a row of four is read and written: at once, one by one, or one by one up to the end of the vector.
 enum class Access { kRow, kElements, kGuarded };
 
-// How many of the elements from `index` on exist, up to a row of them.
+// How many of the elements from `index` on exist, at most a row of them.
 __device__ inline uint32_t row_length(uint32_t index, uint32_t size) {
   return index < size ? smaller(size - index, uint32_t(kRow)) : 0;
 }
@@ -108,7 +108,7 @@ __device__ inline void store_row(float* to, const Row<float>& row, uint32_t leng
   }
 }
 
-// Calls body with the fastest access that `vector` allows; of a part of several, only some rows may be aligned.
+// Calls body with the fastest access that `vector` allows; if there are several parts, only some rows may be aligned.
 template <bool kWhole, typename T, typename Body>
 __device__ inline void with_access(const T* vector, Body&& body) {
   if constexpr (!kWhole) {
@@ -120,7 +120,7 @@ __device__ inline void with_access(const T* vector, Body&& body) {
   }
 }
 
-// Adds, element by element, the rows of `vector` that start at `start` to `sums`; or, with kFirst, sets them.
+// Adds, element by element, the rows of `vector` that start at `start` to `sums`; with kFirst, sets them instead.
 template <bool kWhole, bool kFirst, typename T>
 __device__ inline void add_rows(const T* vector, uint32_t start, uint32_t size, Row<float> (&sums)[kBatch]) {
   with_access<kWhole>(vector, [&](auto access) {
@@ -148,13 +148,13 @@ __device__ inline void store_rows(float* vector, uint32_t start, uint32_t size, 
   });
 }
 
-// What a thread gathers from its part of one tile.
+// What a thread accumulates from its part of one tile.
 struct Strip {
   float lanes[kRow] = {0, 0, 0, 0};
   uint32_t passing = 0;
 };
 
-// Accounts for the rows from `start` on; returns which elements reach the bound, four bits a row.
+// Processes the rows from `start` on; returns which elements reach the bound, four bits per row.
 template <bool kWhole>
 __device__ inline uint32_t weigh_rows(const Row<float> (&sums)[kBatch], uint32_t start, uint32_t size, Key bound,
                                       Strip* strip, Tally* tally) {
@@ -176,7 +176,7 @@ __device__ inline uint32_t weigh_rows(const Row<float> (&sums)[kBatch], uint32_t
   return marks;
 }
 
-// Eight threads hold four bits of each of eight rows; exchanges them so that thread i holds the 32 bits of row i.
+// Eight threads hold four bits of each of eight rows; transposes them so that thread i holds the 32 bits of row i.
 __device__ inline uint32_t transpose_marks(uint32_t marks) {
   constexpr uint32_t kKept[3] = {0x0000ffffu, 0x00ff00ffu, 0x0f0f0f0fu};
 #pragma unroll
@@ -191,7 +191,7 @@ __device__ inline uint32_t transpose_marks(uint32_t marks) {
   return marks;
 }
 
-// Sum of the 64 lanes of a tile, folded by halves 32, 16, 8, 4, 2, 1; right in the first thread of the team.
+// Sum of the 64 lanes of a tile, folded by halves 32, 16, 8, 4, 2, 1; valid in the first thread of the team.
 __device__ inline float fold_lanes(const float (&lanes)[kRow]) {
   float folded[kRow];
 #pragma unroll
@@ -211,8 +211,8 @@ __device__ inline uint32_t sum_over_team(uint32_t value) {
   return value;
 }
 
-// The tally with those elements of a thread's part of a tile, from `start` on, that are not finite. Rare, so its speed
-// does not matter.
+// The tally, with the non-finite elements of a thread's part of a tile, from `start` on, added. Rare, so its speed does
+// not matter.
 template <typename Part>
 __device__ __noinline__ Tally with_nonfinite(Tally tally, Input<Part> input, const float* sums, uint32_t start) {
   for (uint32_t i = 0; i < kTile / kTeam; ++i) {
@@ -275,7 +275,7 @@ __device__ inline Tally tally_from(const Tally& tally, int distance) {
   return other;
 }
 
-// Adds what a block's threads found to the state; one set of atomic operations a block.
+// Adds the tallies of a block's threads to the state, with one set of atomic operations per block.
 __device__ inline void commit_tally(Tally tally, State* state) {
   __shared__ Tally warp_tallies[kWarps];
   for (int distance = kWarp / 2; distance > 0; distance /= 2) tally = merged(tally, tally_from(tally, distance));
@@ -291,9 +291,9 @@ __device__ inline void commit_tally(Tally tally, State* state) {
   atomicMin(&state->tally.culprit, tally.culprit);
 }
 
-// One team a tile, for the tiles from `first_tile` to below `end_tile`, both even. Writes the sums (unless null), the
-// bitmap (unless null), the counts of candidates by tile, the block sums of the mean (unless null) and the tally.
-// kWhole: these tiles are whole. A kernel of its own, because the guarded code needs other registers.
+// One team per tile, for the tiles in [first_tile, end_tile), both even. Writes the sums (unless null), the bitmap
+// (unless null), the counts of candidates per tile, the block sums of the mean (unless null) and the tally. kWhole:
+// these tiles are whole. A separate kernel, because the guarded code needs other registers.
 template <bool kWhole, typename Part>
 __global__ void __launch_bounds__(kThreads) scan_kernel(Input<Part> input, float* sums, Workspace work,
                                                         uint32_t first_tile, uint32_t end_tile) {

@@ -11,13 +11,13 @@ namespace hvds {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr int kWarp = 32;
-constexpr int kThreads = 256;  // of a block, except where one block does the whole work of a kernel
+constexpr int kThreads = 256;  // per block, except if one block does all the work of a kernel
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kLoneThreads = 1024;  // of such a block
 constexpr uint32_t kRow = 4;        // adjacent elements that a thread reads at once
 constexpr uint32_t kWordsPerTile = kTile / 32;
 
-// What is selected from: `count` parts [size], `stride` elements apart, and, unless null, residual [size].
+// The input: `count` parts [size], `stride` elements apart, and, unless null, residual [size].
 template <typename Part>
 struct Input {
   const Part* parts;
@@ -40,13 +40,13 @@ __device__ inline float sum_at(const Input<Part>& input, uint32_t index) {
   return input.residual == nullptr ? sum : sum + input.residual[index];
 }
 
-// What one pass finds out besides the candidates.
+// What one pass finds besides the candidates.
 struct Tally {
   Key highest;
   Key lowest;
   uint32_t nonfinite;
   uint32_t first_nonfinite;
-  uint32_t culprit;  // the least 1 + number of a part that is not finite, 1 + count for the sum alone
+  uint32_t culprit;  // the lowest 1 + number of a part that is not finite; 1 + count if only the sum is not
 };
 
 __device__ inline Tally empty_tally() { return Tally{0, ~Key{0}, 0, ~0u, ~0u}; }
@@ -61,27 +61,27 @@ __device__ inline Tally merged(const Tally& a, const Tally& b) {
   return tally;
 }
 
-// The state of one selection. Every field is written in one kernel and read in later ones only; what several blocks
-// write (the tally and the histograms) they write by atomic operations whose order does not matter.
+// The state of one selection. Every field is written in one kernel and read only in later ones; fields written by
+// several blocks (the tally and the histograms) use atomic operations whose order does not matter.
 struct State {
   Tally tally;
-  Key bound;              // what reaches it is a candidate
+  Key bound;              // elements that reach it are candidates
   Place places[kDigits];  // places[i]: where the rank lies by its digits 0 to i
   Thresholds thresholds;
-  bool whole;  // the winners are looked for in the whole vector
+  bool whole;  // the winners are searched in the whole vector
   uint32_t histograms[kDigits][kBins];
 };
 
-// The caller's memory, cut up. More candidates than the capacity are counted but not stored.
+// The caller's memory, divided up. Candidates beyond the capacity are counted but not stored.
 struct Workspace {
   State* state;
   uint32_t* bitmap;     // [tiles][kWordsPerTile]: bit i of word w marks element 32 w + i of the tile; null: no candidates
-  uint32_t* offsets;    // [tiles + 1]: candidates of each tile, then the sums before it; the last is their number
+  uint32_t* offsets;    // [tiles + 1]: candidates per tile, then their exclusive prefix sums; the last is their total
   Key* keys;            // [capacity]: the candidates, in ascending order of index
   uint32_t* indices;    // [capacity]
   float* block_sums;    // [tiles]: of magnitudes; null: not wanted
-  uint64_t* counts;     // [chunks + 1]: winners of each chunk (pack_counts), then the sums before it
-  void* prefix_memory;  // what the prefix sums ask for
+  uint64_t* counts;     // [chunks + 1]: winners per chunk (pack_counts), then their exclusive prefix sums
+  void* prefix_memory;  // temporary memory of the prefix sums
   size_t prefix_bytes;
 };
 
@@ -95,14 +95,14 @@ __device__ inline uint32_t warp_sum_up_to(uint32_t value) {
   return value;
 }
 
-// Which bin, from the highest down, holds the entry of this rank, and how many entries are in the bins above it.
+// The bin, from the highest down, that holds the entry of a given rank, and the number of entries in the bins above it.
 struct Bin {
   uint32_t number;
   uint32_t above;
 };
 
-// Finds the bin in a histogram in shared memory that holds at least `rank` (>= 1) entries; called by all threads of a
-// block of kBlock, after whose last write to the histogram no __syncthreads is needed.
+// Finds the bin that holds the entry of rank `rank` (>= 1) in a histogram in shared memory that counts at least that
+// many; called by all threads of a block of kBlock, with no __syncthreads needed after the last write to the histogram.
 template <int kBlock>
 __device__ Bin find_bin(const uint32_t* histogram, uint32_t rank) {
   constexpr int kShare = kBins / kBlock;

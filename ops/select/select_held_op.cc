@@ -1,4 +1,4 @@
-// The TensorFlow operation of thresholds that are held; the arithmetic is in select.h.
+// The TensorFlow op for held thresholds; the arithmetic is in select.h.
 #include <algorithm>
 #include <vector>
 
@@ -43,7 +43,7 @@ REGISTER_OP("HvdSparseFeedbackHeld")
     .Attr("wire_dtype: {float, half, bfloat16} = DT_FLOAT")
     .SetShapeFn(held_shape);
 
-// Each piece has a threshold; between a quarter of its k, rounded up, and four times its k elements of it may be sent.
+// Each piece has a threshold, and sends between a quarter of its k, rounded up, and four times its k elements.
 class FeedbackHeldOp : public PiecesKernel {
  public:
   using PiecesKernel::PiecesKernel;

@@ -1,4 +1,4 @@
-// TensorFlow operations for selection by magnitude; the arithmetic is in select.h.
+// TensorFlow ops for selection by magnitude; the arithmetic is in select.h.
 #include <algorithm>
 
 #include "select.h"
@@ -22,7 +22,7 @@ using tensorflow::shape_inference::ShapeHandle;
 
 // ---- Shapes ----
 
-// The dimension that the scalar input number `input` gives to what is kept of `size` elements.
+// The dimension of the elements kept of `size`, given by the scalar input number `input`.
 absl::Status kept_dimension(InferenceContext* c, int input, DimensionHandle size, DimensionHandle* kept) {
   ShapeHandle scalar;
   TF_RETURN_IF_ERROR(c->WithRank(c->input(input), 0, &scalar));
@@ -60,7 +60,7 @@ absl::Status feedback_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// The elements that are kept of `size`, where `kept` of every `bucket` are.
+// The number of elements kept of `size`, if `kept` of every `bucket` are.
 int64_t kept_by_buckets(int64_t size, int64_t bucket, int64_t kept) {
   return size / bucket * kept + std::min(size % bucket, kept);
 }

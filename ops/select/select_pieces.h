@@ -1,4 +1,5 @@
-// What operations share that select from each piece of a vector alone, and do not know before how much that sends.
+// What is shared by ops that select from each piece of a vector separately, and do not know in advance how many
+// elements.
 #ifndef HVD_SPARSE_OPS_SELECT_PIECES_H_
 #define HVD_SPARSE_OPS_SELECT_PIECES_H_
 
@@ -13,14 +14,14 @@
 
 namespace hvds {
 
-// Consecutive elements of a vector, of which about `kept` are sent.
+// Consecutive elements of a vector, about `kept` of which are sent.
 struct Piece {
   int64_t begin;
   int64_t size;
   int64_t kept;
 };
 
-// What a kernel is called with for one piece. It writes residual_out, `culprit` and `sent`, which are 0.
+// The arguments of a kernel for one piece. It writes residual_out, `culprit` and `sent`, which are initially 0.
 struct PieceCall {
   int64_t number;
   const Piece& piece;
@@ -41,7 +42,7 @@ inline int64_t number_at(const tensorflow::Tensor& numbers, int64_t i) {
   return numbers.dtype() == tensorflow::DT_INT32 ? numbers.flat<int32_t>()(i) : numbers.flat<int64_t>()(i);
 }
 
-// The outputs 0 to 3: values, indices, residual_out [size] and culprit [].
+// The shapes of outputs 0 to 3: values, indices, residual_out [size] and culprit [].
 template <typename InferenceContext>
 absl::Status pieces_shape(InferenceContext* c) {
   auto parts = c->input(0), residual = c->input(1);
@@ -57,8 +58,8 @@ absl::Status pieces_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// Inputs 0 and 1 are parts and residual. With `ends`, where pieces of the vector end, k [pieces] is that of each; without
-// them there is one piece.
+// Inputs 0 and 1 are parts and residual. With `ends`, the ends of the vector's pieces, k [pieces] holds the k of each
+// piece; without, there is one piece.
 class PiecesKernel : public tensorflow::OpKernel {
  public:
   explicit PiecesKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
@@ -93,7 +94,7 @@ class PiecesKernel : public tensorflow::OpKernel {
     return absl::OkStatus();
   }
 
-  // Calls `select` with a PieceCall for each piece, and gives the outputs of `pieces_shape`.
+  // Calls `select` with a PieceCall for each piece, and writes the outputs of `pieces_shape`.
   template <typename Select>
   void select_from(tensorflow::OpKernelContext* context, const std::vector<Piece>& pieces, Select&& select) {
     const tensorflow::Tensor& parts = context->input(0);
@@ -103,7 +104,7 @@ class PiecesKernel : public tensorflow::OpKernel {
     OP_REQUIRES_OK(context, residuals_.allocate(context, 2, tensorflow::TensorShape({size}), &residual_out));
     OP_REQUIRES_OK(context, context->allocate_output(3, tensorflow::TensorShape({}), &culprit));
     const DeviceThreads threads(context);
-    std::deque<Lease> leases;  // what each piece sends waits in its workspace until it is known how much all send
+    std::deque<Lease> leases;  // hold what each piece sends until the total is known
     std::vector<int64_t> sent(pieces.size());
     culprit->scalar<int32_t>()() = 0;
     for (size_t i = 0; i < pieces.size(); ++i) {
@@ -122,7 +123,7 @@ class PiecesKernel : public tensorflow::OpKernel {
   }
 
  private:
-  // The lowest code of all pieces that have one: a part before their sum.
+  // The lowest non-zero code of all pieces: a part takes precedence over the sum.
   static void blame(int32_t found, int32_t* culprit) {
     if (found != 0 && (*culprit == 0 || found < *culprit)) *culprit = found;
   }
@@ -146,7 +147,7 @@ class PiecesKernel : public tensorflow::OpKernel {
   }
 
   std::vector<int64_t> ends_;
-  std::deque<Workspaces> workspaces_;  // one for each piece, as large as it needs
+  std::deque<Workspaces> workspaces_;  // one per piece, as large as it needs
   KeptOutputs residuals_;
   tensorflow::DataType wire_;
 };

@@ -1,8 +1,8 @@
 // The rules of selection by magnitude on a GPU: plain functions of numbers, without memory or threads.
 //
-// Everything that can be decided wrongly is decided here (what a sample promises, where a rank lies, what Algorithm 1
-// does, which entries win and where they go), so that the same lines run in the kernels and, under any C++ compiler,
-// in the tests.
+// All decisions that could be wrong are made here (what a sample implies, where a rank lies, what Algorithm 1 does,
+// which entries win and where they go), so that the same code runs in the kernels and, under any C++ compiler, in the
+// tests.
 #ifndef HVD_SPARSE_OPS_SELECT_RULES_H_
 #define HVD_SPARSE_OPS_SELECT_RULES_H_
 
@@ -12,8 +12,8 @@
 
 namespace hvds {
 
-// A magnitude |x| as an integer: the bits of a float32 without the sign. The order of keys is the order of magnitudes,
-// with NaN > Inf > every finite number, and it is total, so that non-finite input is harmless.
+// A magnitude |x| as an integer: the bits of a float32 without the sign. Keys compare like magnitudes, with NaN > Inf >
+// every finite number; the order is total, so that non-finite input is harmless.
 using Key = uint32_t;
 
 constexpr Key kInfinityKey = 0x7f800000u;
@@ -33,24 +33,24 @@ HVDS_BOTH inline Number larger(Number a, Number b) {
   return a < b ? b : a;
 }
 
-// ---- How the work is cut, from the sizes alone ----
+// ---- How the work is divided, from the sizes alone ----
 
-constexpr uint32_t kTile = 4096;   // elements of one block of the mean
-constexpr uint32_t kLanes = 64;    // float32 partial sums of one block of the mean
-constexpr uint32_t kChunk = 256;   // entries whose winners one warp counts and emits, 32 after 32: so not many
+constexpr uint32_t kTile = 4096;   // elements per block of the mean
+constexpr uint32_t kLanes = 64;    // float32 partial sums per block of the mean
+constexpr uint32_t kChunk = 256;   // entries whose winners one warp counts and emits, 32 at a time: hence not many
 
-constexpr uint32_t kNeighbours = 4;  // adjacent elements of one sampled position
+constexpr uint32_t kNeighbours = 4;  // adjacent elements per sampled position
 constexpr uint32_t kSampleGroups = 4096;
 constexpr uint32_t kSample = kSampleGroups * kNeighbours;
 
-// Candidates allowed beyond the number that the sample promises; tests make it small to reach all paths with less data.
+// Candidates allowed beyond the number that the sample predicts; tests reduce it to reach all paths with less data.
 #ifndef HVDS_CANDIDATE_SLACK
 #define HVDS_CANDIDATE_SLACK 65536
 #endif
 
-// How `kept` of `size` elements are selected. `rank` is the magnitude to be found, counted from the largest (1 = the
-// largest): the kept-th for the exact selection; for MSTopK the one beyond it, against which Algorithm 1's counts are
-// decided. `capacity` 0: no candidates are collected, every stage works on the whole vector.
+// How `kept` of `size` elements are selected. `rank` is the rank of the magnitude sought (1 = the largest): `kept` for
+// the exact selection; for MSTopK the next one, which decides Algorithm 1's counts. `capacity` 0: no candidates are
+// collected, every stage works on the whole vector.
 struct Plan {
   uint32_t size;
   uint32_t kept;
@@ -63,9 +63,9 @@ struct Plan {
 
 HVDS_BOTH inline uint32_t pieces(uint32_t size, uint32_t piece) { return size / piece + (size % piece != 0); }
 
-// The sample's magnitude of rank m + 4 sqrt(m) + 4, where m sampled elements are expected among the `rank` largest, is
-// below the magnitude sought but once in tens of thousands of times; as many elements pass it as the capacity allows
-// for, with the same care. Where that is half of the vector or more, collecting candidates does not pay.
+// If m sampled elements are expected among the `rank` largest, the sample's magnitude of rank m + 4 sqrt(m) + 4 is
+// below the magnitude sought except once in tens of thousands of times. The capacity allows for the number of elements
+// that pass it with the same margin. If that is half of the vector or more, collecting candidates does not pay off.
 inline Plan make_plan(uint32_t size, uint32_t kept, bool mstopk) {
   const uint32_t rank = larger(mstopk && kept < size ? kept + 1 : kept, 1u);
   Plan plan{size, kept, rank, 0, 0, pieces(size, kTile), pieces(size, kChunk)};
@@ -80,7 +80,7 @@ inline Plan make_plan(uint32_t size, uint32_t kept, bool mstopk) {
   return plan;
 }
 
-// ---- Random numbers: a counter, hashed ----
+// ---- Random numbers: a hashed counter ----
 
 HVDS_BOTH inline uint64_t splitmix64(uint64_t seed) {
   uint64_t z = seed + 0x9E3779B97F4A7C15ull;
@@ -89,14 +89,14 @@ HVDS_BOTH inline uint64_t splitmix64(uint64_t seed) {
   return z ^ (z >> 31);
 }
 
-// (splitmix64(seed) * range) >> 64 with the 128-bit product, in halves of which none overflows.
+// (splitmix64(seed) * range) >> 64 with the 128-bit product, in halves that do not overflow.
 HVDS_BOTH inline uint32_t random_below(uint64_t seed, uint32_t range) {
   const uint64_t z = splitmix64(seed);
   const uint64_t carry = ((z & 0xffffffffull) * range) >> 32;
   return uint32_t(((z >> 32) * range + carry) >> 32);
 }
 
-// First of the kNeighbours elements that sample group `group` reads: a jittered place in its share of the vector.
+// The first of the kNeighbours elements that sample group `group` reads: a jittered place in its share of the vector.
 HVDS_BOTH inline uint32_t sample_position(uint32_t group, uint32_t size) {
   const uint64_t start = uint64_t(group) * size / kSampleGroups;
   const uint64_t end = uint64_t(group + 1) * size / kSampleGroups;
@@ -109,7 +109,7 @@ constexpr int kDigits = 3;
 constexpr int kDigitBits = 11;
 constexpr int kBins = 1 << kDigitBits;
 
-// The digits of key - base for keys in [base, top]; a narrow range makes fine digits.
+// The digits of key - base for keys in [base, top]; a narrow range gives fine digits.
 struct Digits {
   Key base;
   int shift[kDigits];
@@ -139,7 +139,7 @@ HVDS_BOTH inline uint32_t bin_of(const Digits& digits, Key key, int digit) {
   return prefix_of(digits, key, digit) & ((1u << width_of(digits, digit)) - 1);
 }
 
-// Where a rank, counted from the top, was found: the digits so far and the rank among the keys that share them.
+// Where a rank, counted from the largest, was found: the digits so far, and the rank among the keys that share them.
 struct Place {
   uint32_t prefix;
   uint32_t rank;
@@ -156,9 +156,9 @@ HVDS_BOTH inline Place narrowed(const Digits& digits, int digit, const Place& pl
 
 // ---- The mean of Algorithm 1 ----
 
-// True when adding non-negative float32 numbers in float64 gives `total` in whatever order, because no sum on the way
-// needs more than 53 bits. `smallest` is the least key that is not 0. All numbers are multiples of its last bit, and
-// a float64 adds such multiples exactly below 2^53 of them: the total's being below shows that all partial sums are.
+// Whether adding non-negative float32 numbers in float64 gives `total` in any order, because no partial sum needs more
+// than 53 bits. `smallest` is the smallest non-zero key. All numbers are multiples of the value of its last bit, and
+// float64 adds such multiples exactly up to 2^53 of them; if the total is below that, so are all partial sums.
 HVDS_BOTH inline bool sum_has_no_order(double total, Key smallest) {
   const uint64_t exponent = larger(smallest >> 23, 1u);          // the last bit is worth 2^(exponent - 150)
   const uint64_t bits = (exponent - 150 + 53 + 1023) << 52;      // 2^(exponent - 97) as a float64
@@ -167,7 +167,7 @@ HVDS_BOTH inline bool sum_has_no_order(double total, Key smallest) {
   return total < limit;
 }
 
-// mean + ratio * (highest - mean) in float64, each step rounded: a fused multiply-add would give other bits.
+// mean + ratio * (highest - mean) in float64, each step rounded: a fused multiply-add would give different bits.
 HVDS_BOTH inline float sampled_threshold(float mean, float highest, double ratio) {
 #if defined(__CUDA_ARCH__)
   return __double2float_rn(__dadd_rn(mean, __dmul_rn(ratio, __dsub_rn(highest, mean))));
@@ -178,25 +178,26 @@ HVDS_BOTH inline float sampled_threshold(float mean, float highest, double ratio
 #endif
 }
 
-// ---- Who wins ----
+// ---- Which entries win ----
 
-// Entries with key >= sure win; of those with band <= key < sure, as many as are still missing. `literal`: they are a
-// random window, and follow the sure ones (Algorithm 1). Otherwise the first ones, all in ascending order.
+// Entries with key >= sure win; of those with band <= key < sure, as many as are still missing. `literal`: these are a
+// random window, and follow the sure ones (Algorithm 1). Otherwise they are the first ones, and all winners are in
+// ascending order.
 struct Thresholds {
   Key sure;
   Key band;
   bool literal;
 };
 
-// The exact selection, from the magnitude of the last one kept or of the first one not kept: either way, what exceeds
-// it is kept, and of what equals it the first ones, as far as there is room.
+// The exact selection, given the magnitude of the last element kept or of the first one not kept: either way, elements
+// above it are kept, and the first of those equal to it, as far as there is room.
 HVDS_BOTH inline Thresholds exact_thresholds(Key edge) { return Thresholds{edge + 1, edge, false}; }
 
-// CommLib's Algorithm 1, lines 4 to 24, without counting: nnz <= k exactly when the threshold exceeds `beyond`, the
-// magnitude of rank k + 1 (with k = d there is none, and `all_fit`). Its sets are nested, so what remains of its
-// bookkeeping is the lowest threshold with nnz <= k and the highest with nnz > k. It has no answer when the former
-// selects nothing (k1 = 0), or when the latter is missing or selects everything (thres2 is never set; should k1 = k
-// then, both ways give the same indices): in these cases the exact selection stands in.
+// CommLib's Algorithm 1, lines 4 to 24, without counting: nnz <= k exactly if the threshold exceeds `beyond`, the
+// magnitude of rank k + 1 (with k = d there is none, hence `all_fit`). Its sets are nested, so its bookkeeping reduces
+// to the lowest threshold with nnz <= k and the highest with nnz > k. It has no answer if the former selects nothing
+// (k1 = 0), or if the latter is missing or selects everything (thres2 is never set; if k1 = k then, both ways give the
+// same indices): in these cases the exact selection is used.
 HVDS_BOTH inline Thresholds replay(float mean, Key lowest, Key highest, Key beyond, bool all_fit, int samplings) {
   Key sure = ~Key{0};
   Key band = 0;
@@ -217,12 +218,13 @@ HVDS_BOTH inline Thresholds replay(float mean, Key lowest, Key highest, Key beyo
   return answered ? Thresholds{sure, band, true} : exact_thresholds(beyond);
 }
 
-// Counts of sure entries (a) and of entries in the band (b), added as one number; neither sum reaches 2^32.
+// Counts of sure entries (a) and of band entries (b), packed so that they are added as one number; neither sum reaches
+// 2^32.
 HVDS_BOTH inline uint64_t pack_counts(uint32_t a, uint32_t b) { return uint64_t(a) << 32 | b; }
 HVDS_BOTH inline uint32_t sure_count(uint64_t counts) { return uint32_t(counts >> 32); }
 HVDS_BOTH inline uint32_t band_count(uint64_t counts) { return uint32_t(counts); }
 
-// Which of the band are taken: `taken` of them from number `first` on.
+// The band entries that are taken: `taken` of them, starting at number `first`.
 struct Window {
   uint32_t sure;
   uint32_t first;
@@ -237,7 +239,7 @@ HVDS_BOTH inline Window make_window(uint64_t totals, uint32_t kept, bool literal
   return Window{sure, first, taken, literal};
 }
 
-// Where a sure entry goes that has so many sure ones and ones of the band before it.
+// The position of a sure entry, given the numbers of sure and band entries before it.
 HVDS_BOTH inline uint32_t sure_position(const Window& window, uint32_t sure_before, uint32_t band_before) {
   return window.literal ? sure_before : sure_before + smaller(band_before, window.taken);
 }
@@ -246,7 +248,7 @@ HVDS_BOTH inline bool band_wins(const Window& window, uint32_t band_before) {
   return band_before >= window.first && band_before - window.first < window.taken;
 }
 
-// Where a winner of the band goes.
+// The position of a band entry that wins.
 HVDS_BOTH inline uint32_t band_position(const Window& window, uint32_t sure_before, uint32_t band_before) {
   return (window.literal ? window.sure : sure_before) + band_before - window.first;
 }

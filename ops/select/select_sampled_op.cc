@@ -1,4 +1,4 @@
-// The TensorFlow operation of gradient dropping; the arithmetic is in select.h.
+// The TensorFlow op for gradient dropping; the arithmetic is in select.h.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -65,8 +65,8 @@ class FeedbackSampledOp : public PiecesKernel {
   }
 
  private:
-  // A share of the vector, but of a short one enough to tell something; between half of k and twice k may be sent.
-  // Each piece has another sample.
+  // Samples a share of the vector, with a minimum for short vectors; between half of k and twice k elements may be
+  // sent. Each piece has its own sample.
   hvds_sampling sampling_of(const Piece& piece, int64_t seed, uint64_t number) const {
     const int64_t size = piece.size, kept = piece.kept;
     const auto share = static_cast<int64_t>(std::ceil(static_cast<double>(sample_) * static_cast<double>(size)));

@@ -1,4 +1,4 @@
-// The scratch memory that the operations of selection keep between their calls on the CPU.
+// The scratch memory that the selection ops keep between their calls on the CPU.
 #ifndef HVD_SPARSE_OPS_SELECT_WORKSPACES_H_
 #define HVD_SPARSE_OPS_SELECT_WORKSPACES_H_
 
@@ -18,7 +18,7 @@ struct DestroyWorkspace {
 
 using Workspace = std::unique_ptr<hvds_workspace, DestroyWorkspace>;
 
-// The workspaces that a kernel keeps between its calls, as many as have run at the same time.
+// The workspaces that a kernel keeps between its calls, as many as have been used at the same time.
 class Workspaces {
  public:
   Workspace take() {
@@ -39,7 +39,7 @@ class Workspaces {
   std::vector<Workspace> free_;
 };
 
-// A workspace for the time of one call.
+// A workspace for the duration of one call.
 class Lease {
  public:
   explicit Lease(Workspaces& owner) : owner_(owner), workspace_(owner.take()) {}
@@ -56,7 +56,7 @@ class Lease {
   Workspace workspace_;
 };
 
-// What a kernel's status says. Arguments are checked before, so memory is all that can be missing.
+// The op status for a kernel's status. Arguments were checked before, so the only possible failure is a lack of memory.
 inline absl::Status told(int status) {
   if (status == HVDS_OK) return absl::OkStatus();
   if (status == HVDS_OUT_OF_MEMORY) return absl::ResourceExhaustedError("Out of memory for the candidates.");
