@@ -7,10 +7,10 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays
+constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays off
 constexpr int64_t kPlacesWorthATask = 16384;
-constexpr int64_t kBlock = 128;  // places whose elements are laid end to end: with all slots they fit the first cache
-constexpr int64_t kAhead = 32;   // places between one that is read and one that memory is asked for
+constexpr int64_t kBlock = 128;  // places gathered at a time: with all slots they fit the first-level cache
+constexpr int64_t kAhead = 32;   // prefetch distance, in places
 
 struct Counts {
   int32_t slots, numbers;
@@ -35,8 +35,8 @@ ApplyRun cut(const ApplyRun& whole, int64_t first, int64_t last) {
   return run;
 }
 
-// A block's elements of one vector, while memory for later ones is on its way.
-//   known: how many places there are from this block's first on.
+// Gathers a block's elements of one vector, while prefetching later ones.
+//   known: how many places there are from the block's first one on.
 void take(const float* vector, const int32_t* places, int64_t count, int64_t known, float* block) {
   const int64_t asked = std::clamp<int64_t>(known - kAhead, 0, count);
   for (int64_t i = 0; i < asked; ++i) {
@@ -50,7 +50,7 @@ void put(const float* block, const int32_t* places, int64_t count, float* vector
   for (int64_t i = 0; i < count; ++i) vector[places[i]] = block[i];
 }
 
-// A step of the elements at some places of a run of unknown length, whose gradient has a value for each place.
+// A step for the elements at some places of a run of unknown length; the gradient has one value per place.
 void apply_at(const ApplyRun& whole, const int32_t* places, int64_t first, int64_t last) {
   alignas(64) float blocks[1 + HVDS_MOST_SLOTS][kBlock];
   float* const vectors[] = {whole.weights, whole.slots[0], whole.slots[1], whole.slots[2]};

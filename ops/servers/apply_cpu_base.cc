@@ -1,4 +1,4 @@
-// Steps of optimizers in vectors of 16 bytes: SSE2 on x86-64, and whatever the compiler makes of them elsewhere.
+// Steps of optimizers in 16-byte vectors: SSE2 on x86-64, elsewhere whatever the compiler makes of them.
 #include <cmath>
 #include <cstring>
 

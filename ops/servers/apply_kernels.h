@@ -1,4 +1,4 @@
-// The loop of the steps, which exists once for each instruction set; apply_kernels.inc has its text.
+// The loop of the steps, which exists once per instruction set; its source is apply_kernels.inc.
 #ifndef HVD_SPARSE_OPS_APPLY_KERNELS_H_
 #define HVD_SPARSE_OPS_APPLY_KERNELS_H_
 
@@ -17,7 +17,7 @@ struct ApplyRun {
   float* slots[HVDS_MOST_SLOTS];  // the optimizer's; the others are null
   const float* gradient;
   int64_t length;
-  int64_t ahead;  // elements before it is read memory is asked for; 0 where all is in the cache
+  int64_t ahead;  // prefetch distance, in elements; 0 if everything is in the cache
 };
 
 struct ApplyKernels {

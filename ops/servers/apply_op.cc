@@ -1,4 +1,4 @@
-// TensorFlow's operation for the steps of optimizers on servers; the arithmetic is in apply.h.
+// TensorFlow ops for the steps of optimizers on servers; the arithmetic is in apply.h.
 #include "apply.h"
 
 #include <algorithm>
@@ -43,9 +43,9 @@ absl::Status scalars_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// Both are stateful, as they write variables: the graph optimiser leaves them where they are.
+// Both are stateful, as they write variables: graph optimization leaves them in place.
 
-// Of all elements.
+// A step for all elements.
 REGISTER_OP("HvdServersApply")
     .Input("weights: resource")
     .Input("slots: S * resource")
@@ -60,7 +60,7 @@ REGISTER_OP("HvdServersApply")
     .SetIsStateful()
     .SetShapeFn(scalars_shape);
 
-// Of those at places, whose gradient is given, and no others.
+// A step only for the elements at the places whose gradient is given.
 REGISTER_OP("HvdServersApplyPlaces")
     .Input("weights: resource")
     .Input("slots: S * resource")
@@ -84,7 +84,7 @@ absl::Status read_scalar(const Tensor& tensor, const char* name, float* number) 
   return absl::OkStatus();
 }
 
-// A step of an optimizer; which elements it is of, a subclass says.
+// A step of an optimizer; subclasses determine which elements it covers.
 class StepOp : public OpKernel {
  public:
   explicit StepOp(OpKernelConstruction* context) : OpKernel(context) {
@@ -95,7 +95,7 @@ class StepOp : public OpKernel {
     OP_REQUIRES_OK(context, context->GetAttr("decays", &decays));
     OP_REQUIRES_OK(context, context->GetAttr("S", &slots));
     OP_REQUIRES_OK(context, context->GetAttr("N", &numbers));
-    const auto* found = std::find(std::begin(kNames), std::end(kNames), name);  // the registration admits no other
+    const auto* found = std::find(std::begin(kNames), std::end(kNames), name);  // the op's registration allows no other
     step_.optimizer = static_cast<hvds_optimizer>(found - std::begin(kNames));
     step_.decays = decays;
     const int expected[] = {hvds_slot_count(step_.optimizer), hvds_number_count(step_.optimizer)};
@@ -122,11 +122,11 @@ class StepOp : public OpKernel {
  protected:
   virtual absl::Status check(OpKernelContext* context, const Variables& variables) const = 0;
 
-  // Makes the step, of weights and slots, once all has been checked.
+  // Makes the step, given the weights and the slots, after all checks.
   virtual void apply(OpKernelContext* context, const hvds_step& step, float* const* values,
                      const hvds_parallel* parallel) const = 0;
 
-  // That weights and slots are of this shape, which is that of `whose`.
+  // Checks that weights and slots have this shape, which is that of `whose`.
   absl::Status check_shapes(const Variables& variables, const TensorShape& shape, const char* whose) const {
     for (int number = 0; number < count(); ++number) {
       const Tensor* value = nullptr;
@@ -140,7 +140,7 @@ class StepOp : public OpKernel {
   }
 
  private:
-  // Of the weights and the slots.
+  // The number of weights and slots.
   int count() const { return 1 + hvds_slot_count(step_.optimizer); }
 
   static absl::Status read_numbers(OpKernelContext* context, hvds_step* step) {

@@ -1,6 +1,6 @@
-// Values at places of a vector of float32: a sparse message touches the elements that it is about, and no others.
+// Values at given places of a float32 vector: a sparse message touches the elements it contains, and no others.
 //
-// Places are all different, so that the order in which they come does not matter; they may come in any.
+// Places are all different and may be in any order, so their order does not matter.
 #ifndef HVD_SPARSE_OPS_PLACES_H_
 #define HVD_SPARSE_OPS_PLACES_H_
 
@@ -10,10 +10,10 @@
 extern "C" {
 #endif
 
-// Whether all of the places lie in a vector of this size.
+// Whether all places lie within a vector of this size.
 int32_t hvds_places_fit(const int32_t* places, int64_t count, int64_t size);
 
-// A vector's elements, which lie in `count` pieces, end to end: piece i holds those from ends[i - 1], or 0, to ends[i].
+// A vector stored in `count` consecutive pieces: piece i holds the elements from ends[i - 1] (or 0) to ends[i].
 typedef struct hvds_pieces {
   float* const* memory;
   const int64_t* ends;

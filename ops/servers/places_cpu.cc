@@ -7,9 +7,9 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kAhead = 24;  // places between one that is written and one that memory is asked for
+constexpr int64_t kAhead = 24;  // prefetch distance, in places
 
-// Calls function(i) for each i below count, after memory was asked for where ask(i + kAhead) says.
+// Calls function(i) for each i below count, after prefetching with ask(i + kAhead).
 template <typename Ask, typename Function>
 void each_place(int64_t count, const Ask& ask, const Function& function) {
   const int64_t asked = std::max<int64_t>(0, count - kAhead);
@@ -20,7 +20,7 @@ void each_place(int64_t count, const Ask& ask, const Function& function) {
   for (int64_t i = asked; i < count; ++i) function(i);
 }
 
-// Puts values at places of which the piece holds elements from `begin` on.
+// Puts values at places in a piece that holds the elements from `begin` on.
 void put_in(float* piece, int64_t begin, const float* values, const int32_t* places, int64_t count) {
   each_place(
       count, [&](int64_t i) { __builtin_prefetch(piece + (places[i] - begin), 1); },
@@ -31,14 +31,14 @@ void put_in(float* piece, int64_t begin, const float* values, const int32_t* pla
 }  // namespace hvds
 
 extern "C" int32_t hvds_places_fit(const int32_t* places, int64_t count, int64_t size) {
-  uint32_t highest = 0;  // of places as unsigned numbers, among which negative ones come last
+  uint32_t highest = 0;  // of places as unsigned numbers, where negative ones come last
   for (int64_t i = 0; i < count; ++i) highest = std::max(highest, static_cast<uint32_t>(places[i]));
   return count == 0 || highest < static_cast<uint64_t>(size);
 }
 
 extern "C" void hvds_put_places(const hvds_pieces* vector, const float* values, const int32_t* places, int64_t count) {
   const int64_t* const last = vector->ends + vector->count;
-  for (int64_t from = 0, to = 0; from < count; from = to) {  // runs of places that lie in one piece
+  for (int64_t from = 0, to = 0; from < count; from = to) {  // runs of places within one piece
     const int64_t* const found = std::upper_bound(vector->ends, last, static_cast<int64_t>(places[from]));
     const int64_t begin = found == vector->ends ? 0 : found[-1];
     while (to < count && begin <= places[to] && places[to] < *found) ++to;

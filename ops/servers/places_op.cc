@@ -1,4 +1,4 @@
-// TensorFlow's operations for values at places of variables; the loops are in places.h.
+// TensorFlow ops for values at places of variables; the loops are in places.h.
 #include "places_op.h"
 
 #include <cstring>
@@ -30,9 +30,9 @@ absl::Status vectors_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// All are stateful, as they write variables: the graph optimiser leaves them where they are.
+// All are stateful, as they write variables: graph optimization leaves them in place.
 
-// Puts values at places of the vector that the variables make up, end to end; `everywhere`: at each place, in order.
+// Puts values at places of the vector that the variables form together; `everywhere`: at each place, in order.
 REGISTER_OP("HvdServersPut")
     .Input("variables: N * resource")
     .Input("values: float")
@@ -50,7 +50,7 @@ REGISTER_OP("HvdServersAdd")
     .SetIsStateful()
     .SetShapeFn(vectors_shape);
 
-// Takes the parameters at places, and notes them in the negated copy of whom they are sent to.
+// Returns the parameters at places, and records them in the negated copy kept for their receiver.
 REGISTER_OP("HvdServersSend")
     .Input("negated: resource")
     .Input("parameters: float")
@@ -65,7 +65,7 @@ REGISTER_OP("HvdServersSend")
       return absl::OkStatus();
     });
 
-// Variables of float32 that make up a vector, end to end, in the order in which they were added; they are locked.
+// Float32 variables that together form a vector, in the order in which they were added; they are locked.
 class Vector {
  public:
   explicit Vector(Variables& variables) : variables_(variables) {}
@@ -84,7 +84,7 @@ class Vector {
 
   int64_t size() const { return ends_.empty() ? 0 : ends_.back(); }
 
-  // To write it, once all has been checked.
+  // Prepares the vector for writing, after all checks.
   absl::Status open(OpKernelContext* context) {
     memory_.resize(ends_.size());
     for (size_t number = 0; number < ends_.size(); ++number) {
@@ -97,7 +97,7 @@ class Vector {
 
   hvds_pieces pieces() const { return {memory_.data(), ends_.data(), static_cast<int64_t>(ends_.size())}; }
 
-  // Puts all values there.
+  // Writes all elements.
   void fill(const float* values) const {
     int64_t begin = 0;
     for (size_t number = 0; number < ends_.size(); ++number) {

@@ -1,4 +1,4 @@
-// What operations ask of places that they are given.
+// Checks of the ops' arguments that are places.
 #ifndef HVD_SPARSE_OPS_PLACES_OP_H_
 #define HVD_SPARSE_OPS_PLACES_OP_H_
 
@@ -8,7 +8,7 @@
 
 namespace hvds {
 
-// That places [k] lie in a vector of this size.
+// Checks that places [k] lie within a vector of this size.
 inline absl::Status check_places(const tensorflow::Tensor& places, int64_t size) {
   if (places.dims() != 1) {
     return invalid_argument("Expected places as a vector, got shape ", places.shape().DebugString(), ".");
@@ -17,7 +17,7 @@ inline absl::Status check_places(const tensorflow::Tensor& places, int64_t size)
   return invalid_argument("Expected places in [0, ", size, "), got one that is not.");
 }
 
-// That there is a value for each.
+// Checks that there is a value for each place.
 inline absl::Status check_values(const tensorflow::Tensor& values, const tensorflow::Tensor& places) {
   if (values.shape() == places.shape()) return absl::OkStatus();
   return invalid_argument("Expected a value for each place, got values of shape ", values.shape().DebugString(),
