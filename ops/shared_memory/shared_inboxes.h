@@ -1,4 +1,4 @@
-// Memory that other processes can map, and the inboxes made of it, which are used again.
+// Memory that other processes can map, and reusable inboxes made of it.
 #ifndef HVD_SPARSE_OPS_SHARED_INBOXES_H_
 #define HVD_SPARSE_OPS_SHARED_INBOXES_H_
 
@@ -15,7 +15,7 @@
 
 namespace hvds {
 
-constexpr int64_t kForgetAfter = 1000;  // exchanges for which memory was of no use
+constexpr int64_t kForgetAfter = 1000;  // exchanges after which unused memory is freed
 
 class Mapping {
  public:
@@ -44,7 +44,7 @@ class Mapping {
   int64_t bytes_ = 0;
 };
 
-// Anonymous memory that others can open while this process has it.
+// Anonymous memory that other processes can open as long as this process holds it.
 class Memory {
  public:
   ~Memory() {
@@ -55,7 +55,7 @@ class Memory {
   int make(const char* name, int64_t bytes) {
     fd_ = memfd_create(name, MFD_CLOEXEC);
     if (fd_ < 0) return errno;
-    // Reserved at once: memory that is missing later would be a SIGBUS.
+    // Reserved at once: running out of memory later would raise SIGBUS.
     const int missing = posix_fallocate(fd_, 0, bytes);
     return missing != 0 ? missing : mapping_.map(fd_, bytes);
   }
@@ -78,7 +78,7 @@ struct Inbox {
 
 class Inboxes {
  public:
-  // The smallest free one that is large enough, or a new one; NULL, with `failed` an errno, where there is no memory.
+  // The smallest free inbox that is large enough, or a new one; NULL, with an errno in `failed`, if there is no memory.
   std::shared_ptr<Inbox> take(int64_t bytes, int* failed) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++taken_;

@@ -26,11 +26,11 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kPollsBeforeWarning = 600;  // a minute, as Horovod's stall check
+constexpr int64_t kPollsBeforeWarning = 600;  // a minute, like Horovod's stall check
 
-// ---- The others ----
+// ---- The other members ----
 
-// Memory of another process, by the number that the descriptor has there. Returns 0 or an errno.
+// Maps memory of another process, given its descriptor number there. Returns 0 or an errno.
 int map_of_process(int64_t process, int32_t fd, int64_t bytes, Mapping& mapping) {
   char path[64];
   std::snprintf(path, sizeof path, "/proc/%lld/fd/%d", static_cast<long long>(process), fd);
@@ -76,7 +76,7 @@ class Neighbour {
     return nullptr;
   }
 
-  // Its inbox, mapped here; NULL, with `failed` an errno, where that cannot be.
+  // The slot's inbox, mapped here; NULL, with an errno in `failed`, if that is impossible.
   std::shared_ptr<Mapping> inbox(const Slot& slot, int* failed) {
     const std::lock_guard<std::mutex> lock(mutex_);
     ++looked_up_;
@@ -156,7 +156,7 @@ class Neighbours {
     ring_others();
   }
 
-  // Returns the inbox with all pieces in it, or NULL and why.
+  // Returns the inbox with all pieces in it, or NULL with the reason.
   std::shared_ptr<Inbox> exchange(const std::string& channel, const Pieces& pieces, int64_t expected,
                                   std::string* why);
 
@@ -242,11 +242,11 @@ std::shared_ptr<Inbox> Neighbours::exchange(const std::string& channel, const Pi
     slot->exchange.store(0, std::memory_order_release);
   }
   if (done) return inbox;
-  leave();  // the others wait for what will not come
+  leave();  // otherwise the others would wait in vain
   return nullptr;
 }
 
-// Writes the piece of a member into its inbox; false where that failed.
+// Writes a member's piece into its inbox; returns false on failure.
 bool Neighbours::send(int member, Slot& slot, const Pieces& pieces, std::string* why) {
   int failed = 0;
   const std::shared_ptr<Mapping> inbox = others_[member]->inbox(slot, &failed);
@@ -261,7 +261,7 @@ bool Neighbours::send(int member, Slot& slot, const Pieces& pieces, std::string*
   return true;
 }
 
-// Sends to those whose inboxes are open, and leaves the others in `unsent`; false where that failed.
+// Sends to the members whose inboxes are open, and leaves the others in `unsent`; returns false on failure.
 bool Neighbours::send_to_ready(uint64_t exchange, const Pieces& pieces, std::vector<int>& unsent, std::string* why) {
   std::vector<int> later;
   for (const int member : unsent) {
@@ -276,7 +276,7 @@ bool Neighbours::send_to_ready(uint64_t exchange, const Pieces& pieces, std::vec
   return true;
 }
 
-// Sends to whoever is ready first, until all have been sent to and all have sent.
+// Sends to whichever member is ready first, until this rank has sent to all and all have sent to it.
 bool Neighbours::exchange_with_all(Slot& slot, const std::string& channel, const Pieces& pieces, std::string* why) {
   const uint64_t exchange = slot.exchange.load(std::memory_order_relaxed);
   std::vector<int> unsent;
@@ -284,7 +284,7 @@ bool Neighbours::exchange_with_all(Slot& slot, const std::string& channel, const
   bool rang = true;
   for (int64_t silent = 0;; silent += rang ? 0 : 1) {
     const uint32_t heard = own().bell.load(std::memory_order_acquire);
-    // Before looking at what has come: who leaves may have done all that is asked of it.
+    // Checked before the arrivals: a member that leaves may already have sent all its pieces.
     const std::vector<std::string> absent = absences(!rang);
     if (!send_to_ready(exchange, pieces, unsent, why)) return false;
     const std::vector<int> waited = waited_for(slot, unsent);
@@ -296,7 +296,7 @@ bool Neighbours::exchange_with_all(Slot& slot, const std::string& channel, const
   }
 }
 
-// Why there is nothing to expect of each member, this one included; empty where there may be.
+// For each member, this one included, why nothing can be expected of it; empty if it may still send.
 std::vector<std::string> Neighbours::absences(bool look_closely) const {
   std::vector<std::string> found(members());
   const bool closed = own().left.load(std::memory_order_acquire) != 0;
@@ -325,7 +325,7 @@ std::vector<int> Neighbours::waited_for(const Slot& slot, const std::vector<int>
 
 std::mutex groups_mutex;
 
-// Never destroyed: threads that wait may outlive main.
+// Never destroyed: waiting threads may outlive main.
 std::map<int64_t, std::shared_ptr<Neighbours>>& groups() {
   static auto* all = new std::map<int64_t, std::shared_ptr<Neighbours>>;
   return *all;

@@ -1,4 +1,4 @@
-// The exchange in shared memory as a TensorFlow operation; what it does is in shared_memory.h.
+// The exchange through shared memory as a TensorFlow op; see shared_memory.h.
 #include <cstring>
 #include <numeric>
 #include <string>
@@ -31,8 +31,8 @@ absl::Status exchange_shape(InferenceContext* c) {
   return absl::OkStatus();
 }
 
-// Not stateful: tf.function runs stateful operations one after another. Whoever calls it keeps the input from being a
-// constant, as for Horovod's operations.
+// Not stateful: tf.function runs stateful ops one after another. The caller ensures that the input is not a constant,
+// as for Horovod's ops.
 REGISTER_OP("HvdSparseSharedExchange")
     .Input("vector: T")
     .Output("received: T")
@@ -66,7 +66,7 @@ REGISTER_OP("HvdSparseSharedExchangeRagged")
     .Attr("width: int >= 0")
     .SetShapeFn(ragged_exchange_shape);
 
-// An inbox as the memory of a tensor.
+// An inbox as a tensor's memory.
 class InboxBuffer : public tensorflow::TensorBuffer {
  public:
   InboxBuffer(hvds_received* received, size_t bytes)
@@ -156,7 +156,7 @@ class SharedExchangeOp : public AsyncOpKernel {
   int64_t received_size_;
 };
 
-// Two exchanges: who sends how much to whom, and then that.
+// Two exchanges: first the numbers of rows that each member sends to each, then the rows.
 class SharedExchangeRaggedOp : public AsyncOpKernel {
  public:
   explicit SharedExchangeRaggedOp(OpKernelConstruction* context) : AsyncOpKernel(context) {
@@ -195,7 +195,7 @@ class SharedExchangeRaggedOp : public AsyncOpKernel {
   }
 
  private:
-  // [sender][receiver], in rows.
+  // The splits of all members: [sender][receiver], in rows.
   absl::Status tell_splits(const int32_t* splits, int64_t members, std::vector<int32_t>* matrix) const {
     const int64_t row = members * sizeof(int32_t);
     const std::vector<const void*> pieces(members, splits);
