@@ -1,4 +1,4 @@
-// Messages are read, cut, joined and spread out (merge.h).
+// Reads, cuts, joins and expands messages (merge.h).
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -10,8 +10,8 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays
-constexpr int64_t kStretch = 1024;       // indices that are looked at before a decision
+constexpr int64_t kWorthATask = 131072;  // elements for which waking a thread pays off
+constexpr int64_t kStretch = 1024;       // indices examined before a decision
 
 bool ascending(const int32_t* indices, int64_t count) {
   int32_t misplaced = 0;
@@ -19,10 +19,10 @@ bool ascending(const int32_t* indices, int64_t count) {
   return misplaced == 0;
 }
 
-// The first position whose index is not above the one before it, or -1.
+// The first position whose index is not greater than the one before it, or -1.
 int64_t first_misplaced(const int32_t* indices, int64_t count) {
   for (int64_t begin = 0; begin < count; begin += kStretch) {
-    const int64_t end = std::min(begin + kStretch + 1, count);  // the next one begins with the last of this one
+    const int64_t end = std::min(begin + kStretch + 1, count);  // the next one begins with this one's last index
     if (ascending(indices + begin, end - begin)) continue;
     for (int64_t i = begin + 1; i < end; ++i) {
       if (indices[i - 1] >= indices[i]) return i;
@@ -40,7 +40,7 @@ hvds_stream_fault check_indices(const hvds_stream& stream, int64_t size, int64_t
   return HVDS_STREAM_BOUNDS;
 }
 
-// The rows [begin, end) of a stream that are there, as positions.
+// The rows of a stream in [begin, end) that are present, as positions.
 struct Run {
   int64_t first;
   int64_t last;
@@ -54,7 +54,7 @@ Run run_of(const hvds_stream& stream, int64_t begin, int64_t end) {
           std::lower_bound(stream.indices, last, end) - stream.indices};
 }
 
-// Spreads a run of a stream out over rows [begin, end) of a vector; absent rows are neutral.
+// Expands a run of a stream into rows [begin, end) of a vector; absent rows are neutral.
 template <typename Element, typename Operation>
 void spread(const hvds_stream& stream, const Run& run, int64_t begin, int64_t end, int64_t width, Element* out) {
   const auto* values = static_cast<const Element*>(stream.values);
@@ -68,7 +68,7 @@ void spread(const hvds_stream& stream, const Run& run, int64_t begin, int64_t en
   }
 }
 
-// Writes the indices of a run, moved by `by`.
+// Writes the indices of a run, shifted by `by`.
 void shift_indices(const hvds_stream& stream, const Run& run, int64_t by, int32_t* out) {
   const auto offset = static_cast<int32_t>(by);
   if (stream.indices == nullptr) {
@@ -104,7 +104,7 @@ void divide(Element* values, int64_t count, double divisor) {
   for (int64_t i = 0; i < count; ++i) values[i] = Numbers::narrow(Numbers::widen(values[i]) / by);
 }
 
-// Rows [begin, end) of the whole vector.
+// Writes rows [begin, end) of the whole vector.
 template <typename Element, typename Operation>
 void write_dense(const hvds_stream& stream, int64_t begin, int64_t end, int64_t width, double divisor, Element* out) {
   const Run run = run_of(stream, begin, end);

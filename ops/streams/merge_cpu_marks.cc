@@ -1,4 +1,4 @@
-// From a bitmap to a list of rows.
+// Converts a bitmap to a list of rows.
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
 #endif
@@ -11,17 +11,17 @@ namespace {
 
 #define HVDS_INLINE inline __attribute__((always_inline))
 
-constexpr uint64_t kLast = uint64_t{1} << 63;  // so that there is a lowest bit when all were taken
-constexpr size_t kGroup = 64;                  // words that are looked through together
+constexpr uint64_t kLast = uint64_t{1} << 63;  // a sentinel, so that there is a lowest bit even if no row is left
+constexpr size_t kGroup = 64;                  // words that are examined together
 
-// Which of a group of words are not 0.
+// Which words of a group are not 0.
 uint64_t occupied(const uint64_t* words) {
   uint64_t occupied = 0;
   for (size_t word = 0; word < kGroup; ++word) occupied |= uint64_t{words[word] != 0} << word;
   return occupied;
 }
 
-// Two rows at a time whether they are there or not, as the number in a word is hard to predict.
+// Writes two rows at a time whether they exist or not, as the number of rows in a word is hard to predict.
 HVDS_INLINE int32_t* list_word(uint64_t rest, int32_t first, int32_t* out) {
   int32_t* const end = out + __builtin_popcountll(rest);
   while (out < end) {
@@ -31,7 +31,7 @@ HVDS_INLINE int32_t* list_word(uint64_t rest, int32_t first, int32_t* out) {
   return end;
 }
 
-// Lists and clears those words of a group that are occupied.
+// Lists and clears the occupied words of a group.
 HVDS_INLINE int32_t* list_group(uint64_t* words, uint64_t occupied, size_t first, int32_t* out) {
   for (; occupied != 0; occupied &= occupied - 1) {
     const auto word = static_cast<size_t>(__builtin_ctzll(occupied));

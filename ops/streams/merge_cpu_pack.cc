@@ -1,4 +1,4 @@
-// From values and indices in any order to a message (merge.h).
+// Converts values and indices in any order to a message (merge.h).
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -21,7 +21,7 @@ bool strictly_ascending(const int32_t* indices, int64_t count) {
   return misplaced == 0;
 }
 
-// An index above the position at which it stands.
+// An index in the upper half, and its position in the lower half.
 using Key = uint64_t;
 
 inline Key key_of(int32_t index, int64_t position) {
@@ -30,7 +30,7 @@ inline Key key_of(int32_t index, int64_t position) {
 inline int64_t position_of(Key key) { return static_cast<int64_t>(key & 0xffffffffu); }
 inline int32_t index_of(Key key) { return static_cast<int32_t>(key >> 32); }
 
-// By the digits of the index, from the lowest on, which leaves equal ones as they stand.
+// Radix sort by the digits of the index, lowest first, which is stable.
 void sort_by_digits(std::vector<Key>& keys, int64_t size) {
   std::vector<Key> other(keys.size());
   for (int shift = 32; (size - 1) >> (shift - 32) > 0; shift += kDigitBits) {
@@ -42,7 +42,7 @@ void sort_by_digits(std::vector<Key>& keys, int64_t size) {
   }
 }
 
-// The order in which rows are to be taken: by index, and of the same index as they stand.
+// The order in which rows are taken: by index, and rows of equal index by position.
 class Order {
  public:
   Order(const int32_t* indices, int64_t count, int64_t size) : unique_(count) {
@@ -60,7 +60,7 @@ class Order {
   int64_t unique() const { return unique_; }
   bool as_they_stand() const { return keys_.empty(); }
 
-  // Calls body(position) for one after the other.
+  // Calls body(position) for each row in this order.
   template <typename Body>
   void for_each(Body&& body) const {
     for (const Key key : keys_) body(position_of(key));
@@ -68,7 +68,7 @@ class Order {
 
  private:
   int64_t unique_;
-  std::vector<Key> keys_;  // empty where the rows stand in order
+  std::vector<Key> keys_;  // empty if the rows are already in order
 };
 
 template <typename Element, typename Operation>

@@ -1,4 +1,4 @@
-// Several streams become one (merge.h), in one pass over them, block by block of rows.
+// Merges several streams into one (merge.h), in one pass over them, block by block of rows.
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -12,9 +12,9 @@
 namespace hvds {
 namespace {
 
-constexpr int64_t kWorthATask = 65536;    // elements for which waking a thread pays
+constexpr int64_t kWorthATask = 65536;    // elements for which waking a thread pays off
 constexpr int64_t kLargestBlock = 32768;  // rows
-constexpr int64_t kWorthABlock = 1024;    // entries for which going through a block's bitmap pays
+constexpr int64_t kWorthABlock = 1024;    // entries for which scanning a block's bitmap pays off
 
 struct Totals {
   int64_t rows = 0;
@@ -30,14 +30,14 @@ Totals totals_of(const Streams& streams) {
   return totals;
 }
 
-// A block's elements lie in the first-level cache, if that does not make it almost empty.
+// A block's elements fit the first-level cache, unless such a block would be almost empty.
 int64_t block_of(const Totals& totals, const hvds_rows& rows) {
   int64_t block = Marks::kMultiple;
   while (block < kLargestBlock && totals.rows * block < kWorthABlock * rows.size) block *= 2;
   return block;
 }
 
-// The work cut into runs of rows; all that tasks need is there before they begin, as they must not throw.
+// The work, cut into runs of rows; everything that tasks need is allocated before they begin, as they must not throw.
 class Tasks {
  public:
   Tasks(const Streams& streams, const hvds_rows& rows, const Totals& totals, const hvds_parallel* parallel)
@@ -88,14 +88,14 @@ int64_t count_union(const Streams& streams, Tasks& tasks) {
   return count;
 }
 
-// Where a task's rows begin if no row were in two streams.
+// Where a task's rows would begin if no row were in two streams.
 int64_t most_before(const Streams& streams, int64_t row) {
   int64_t before = 0;
   for (const hvds_stream& stream : streams) before += position_of(stream, row);
   return before;
 }
 
-// Each task writes to where its rows lie at the latest; then they are moved together.
+// Each task writes to the last place where its rows can begin; then they are moved together.
 template <typename Element, typename Operation>
 int64_t reduce_to_sparse(const Streams& streams, const hvds_rows& rows, int64_t most, Tasks& tasks, int32_t* message) {
   const Merge<Element, Operation> merge(streams, rows.width);

@@ -1,4 +1,4 @@
-// What the merging of streams knows of element types and operations.
+// Element types and operations of the merging of streams.
 #ifndef HVD_SPARSE_OPS_MERGE_ELEMENTS_H_
 #define HVD_SPARSE_OPS_MERGE_ELEMENTS_H_
 
@@ -10,7 +10,7 @@
 
 namespace hvds {
 
-// The type in which elements are computed with, and the way there and back.
+// The type used for computing with elements, and the conversions to it and back.
 template <typename Element>
 struct Arithmetic {
   using Number = float;
@@ -61,7 +61,7 @@ auto with_element(hvds_dtype dtype, Body&& body) {
   return body(static_cast<float*>(nullptr));
 }
 
-// The same, and the operation.
+// The same with the operation.
 template <typename Body>
 auto with_operation(hvds_dtype dtype, hvds_combine combine, Body&& body) {
   return with_element(dtype, [&](auto* element) {

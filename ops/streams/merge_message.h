@@ -1,4 +1,4 @@
-// Where things are in a message (merge.h).
+// The layout of a message (merge.h).
 #ifndef HVD_SPARSE_OPS_MERGE_MESSAGE_H_
 #define HVD_SPARSE_OPS_MERGE_MESSAGE_H_
 
@@ -20,10 +20,10 @@ inline int64_t value_bytes(int64_t count, const hvds_rows& rows) {
 
 inline int64_t value_words(int64_t count, const hvds_rows& rows) { return even((value_bytes(count, rows) + 3) / 4); }
 
-// The words before the values.
+// The number of words before the values.
 inline int64_t words_before_values(bool dense, int64_t count) { return kHeaderWords + (dense ? 0 : even(count)); }
 
-// Writes the header and the padding, for values that are written between them.
+// Writes the header and the padding; the values between them are written separately.
 inline void write_frame(bool dense, int64_t count, const hvds_rows& rows, int32_t* message) {
   message[0] = dense;
   message[1] = static_cast<int32_t>(count);

@@ -1,4 +1,4 @@
-// How operations read messages of sparse streams, and what they say where one cannot be read.
+// How ops read messages of sparse streams, and the errors for messages that cannot be read.
 #ifndef HVD_SPARSE_OPS_MERGE_MESSAGES_OP_H_
 #define HVD_SPARSE_OPS_MERGE_MESSAGES_OP_H_
 
@@ -28,7 +28,7 @@ inline absl::Status check_rows(const hvds_rows& rows) {
                           "got size ", rows.size, " and width ", rows.width);
 }
 
-// The size and width that are inputs 1 and 2.
+// Reads the size and the width, inputs 1 and 2.
 inline absl::Status rows_of(tensorflow::OpKernelContext* context, tensorflow::DataType type, hvds_rows* rows) {
   TF_RETURN_IF_ERROR(check_scalar(context, 1, "size"));
   TF_RETURN_IF_ERROR(check_scalar(context, 2, "width"));
@@ -58,10 +58,10 @@ inline std::string what_is_wrong(hvds_stream_fault fault, const int32_t* words, 
   return absl::StrCat("expected indices in [0, ", rows.size, "), got ", stream.indices[at], " at position ", at);
 }
 
-// Messages that lie one after the other in a tensor, taken apart.
+// Splits messages that lie one after the other in a tensor.
 class Messages {
  public:
-  // Begins at the first word, of a copy where that does not lie where a message may begin.
+  // Starts at the first word; copies the tensor if it is not aligned as messages must be.
   absl::Status open(tensorflow::OpKernelContext* context, const tensorflow::Tensor& words) {
     if (!tensorflow::TensorShapeUtils::IsVector(words.shape())) {
       return invalid_argument("Expected messages [words], got shape ", words.shape().DebugString());

@@ -1,4 +1,4 @@
-// TensorFlow operations on sparse streams; the arithmetic is in merge.h.
+// TensorFlow ops on sparse streams; the arithmetic is in merge.h.
 #include <algorithm>
 #include <string>
 
@@ -128,7 +128,7 @@ absl::Status set_message(OpKernelContext* context, const Tensor& room, int64_t w
   return absl::OkStatus();
 }
 
-// What all of these operations have: the type of the elements, and how they are combined.
+// What all of these ops have: the type of the elements, and the operation that combines them.
 class StreamOp : public OpKernel {
  public:
   explicit StreamOp(OpKernelConstruction* context) : OpKernel(context) {

@@ -1,7 +1,7 @@
-// The merge of two streams of single numbers, without a branch that depends on them.
+// The merge of two streams of single numbers, without data-dependent branches.
 //
-// Each step takes the lower row of the two that are next, or both where they are the same; which it is decides only
-// what is added to the positions. As a step has to wait for the one before, several merges of different rows are under way.
+// Each step takes the lower of the two next rows, or both if they are equal; the choice only determines what is added
+// to the positions. As each step depends on the one before, several merges of different rows are interleaved.
 #ifndef HVD_SPARSE_OPS_MERGE_PAIR_H_
 #define HVD_SPARSE_OPS_MERGE_PAIR_H_
 
@@ -18,12 +18,12 @@ namespace hvds {
 template <typename Element, typename Operation>
 class PairMerge {
  public:
-  // Writes to `indices` and `values`, which have room for the entries of both.
+  // Writes to `indices` and `values`, which have room for the entries of both streams.
   PairMerge(const hvds_stream& a, const hvds_stream& b, int32_t* indices, Element* values)
       : a_(a), b_(b), a_rows_(a.indices), b_rows_(b.indices), a_values_(static_cast<const Element*>(a.values)),
         b_values_(static_cast<const Element*>(b.values)), indices_(indices), values_(values) {}
 
-  // Merges rows [begin, end), and returns how many there are.
+  // Merges rows [begin, end), and returns their number.
   int64_t run(int64_t begin, int64_t end) {
     Lane lanes[kLanes];
     int64_t starts[kLanes];
@@ -53,7 +53,7 @@ class PairMerge {
   using Bits = std::conditional_t<sizeof(Element) == 8, uint64_t,
                                   std::conditional_t<sizeof(Element) == 4, uint32_t, uint16_t>>;
 
-  // Lanes of about the same length. A row is in one of them only.
+  // Cuts the rows into lanes of about the same length. No row is in two lanes.
   void cut(int64_t begin, int64_t end, Lane* lanes) const {
     const int64_t a_begin = position_of(a_, begin), b_begin = position_of(b_, begin);
     const int64_t a_end = position_of(a_, end), b_end = position_of(b_, end);
@@ -70,7 +70,7 @@ class PairMerge {
     }
   }
 
-  // A row before which lie about `entries` of both streams: one of the longer stream.
+  // A row of the longer stream before which there are about `entries` entries of both streams.
   int64_t row_before(int64_t entries, int64_t end) const {
     const hvds_stream& longer = a_.count >= b_.count ? a_ : b_;
     const hvds_stream& other = a_.count >= b_.count ? b_ : a_;
@@ -83,7 +83,7 @@ class PairMerge {
     return low < longer.count ? std::min<int64_t>(longer.indices[low], end) : end;
   }
 
-  // Makes the steps that no lane can be too short for; returns false where that is not worthwhile.
+  // Makes the steps for which no lane is too short; returns false if that is not worthwhile.
   bool run_together(Lane* lanes) {
     int64_t sure = lanes[0].a_end - lanes[0].a;
     for (int lane = 0; lane < kLanes; ++lane) {

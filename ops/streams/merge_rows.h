@@ -1,4 +1,4 @@
-// The merges of several streams over a range of rows, for one element type and one operation.
+// Merges of several streams over a range of rows, for one element type and one operation.
 #ifndef HVD_SPARSE_OPS_MERGE_ROWS_H_
 #define HVD_SPARSE_OPS_MERGE_ROWS_H_
 
@@ -13,7 +13,7 @@
 
 namespace hvds {
 
-// What one task works in.
+// The memory of one task.
 template <typename Element>
 struct MergeMemory {
   explicit MergeMemory(int64_t block)
@@ -30,7 +30,7 @@ class Merge {
  public:
   Merge(const Streams& streams, int64_t width) : streams_(streams), width_(width) {}
 
-  // Writes the rows of the walk that are there, and returns how many those are.
+  // Writes the rows of the walk that are present, and returns their number.
   int64_t sparse(Walk walk, MergeMemory<Element>& memory, int32_t* indices, Element* values) const {
     if (width_ > 1) return rows(walk, memory, indices, values);
     if (streams_.number > 2) return numbers(walk, memory, indices, values);
@@ -50,7 +50,7 @@ class Merge {
   }
 
  private:
-  // Single numbers are combined where they are in the block, and those that were are collected.
+  // Single numbers are combined at their place in the block; then those present are collected.
   int64_t numbers(Walk& walk, MergeMemory<Element>& memory, int32_t* indices, Element* values) const {
     const Element start = neutral<Element, Operation>();
     Element* const sums = memory.sums.get();
@@ -78,7 +78,7 @@ class Merge {
     return written;
   }
 
-  // Rows get their places first, and are combined there.
+  // Rows are assigned their places first, and are combined there.
   int64_t rows(Walk& walk, MergeMemory<Element>& memory, int32_t* indices, Element* values) const {
     int64_t written = 0;
     while (walk.next_present()) {

@@ -1,4 +1,4 @@
-// How streams are gone through: block after block of rows, each stream as far as the block reaches.
+// Traverses streams block by block of rows, each stream up to the end of the block.
 #ifndef HVD_SPARSE_OPS_MERGE_WALK_H_
 #define HVD_SPARSE_OPS_MERGE_WALK_H_
 
@@ -22,7 +22,7 @@ inline int64_t position_of(const hvds_stream& stream, int64_t row) {
   return std::lower_bound(stream.indices, stream.indices + stream.count, row) - stream.indices;
 }
 
-// A range of rows, and how many of them are worked on at a time.
+// A range of rows, and how many of them are processed at a time.
 struct Range {
   int64_t begin;
   int64_t end;
@@ -31,16 +31,16 @@ struct Range {
 
 class Walk {
  public:
-  // `positions` [number of streams] is lent.
+  // `positions` [number of streams] is borrowed.
   Walk(const Streams& streams, const Range& range, int64_t* positions)
       : streams_(streams), positions_(positions), range_(range), block_(range.begin), block_end_(range.begin) {
     for (int64_t i = 0; i < streams.number; ++i) positions_[i] = position_of(streams.each[i], range.begin);
   }
 
-  // Goes to the next block; returns whether there is one.
+  // Advances to the next block; returns whether there is one.
   bool next() { return go_to(block_end_); }
 
-  // Goes to the next block that holds a row of a stream; all of them are sparse.
+  // Advances to the next block that holds a row of a stream; all streams must be sparse.
   bool next_present() { return go_to(std::max(block_end_, least_row())); }
 
   const Range& range() const { return range_; }
@@ -53,7 +53,7 @@ class Walk {
     visit(stream, body);
   }
 
-  // The same, and leaves them behind.
+  // The same, and moves the stream past them.
   template <typename Body>
   void take(int64_t stream, Body&& body) {
     positions_[stream] = visit(stream, body);
@@ -89,17 +89,17 @@ class Walk {
   int64_t block_, block_end_;
 };
 
-// The rows of a block that some stream has.
+// The rows of a block that are present in some stream.
 class Marks {
  public:
-  static constexpr int64_t kOverhang = 2;     // entries that `list` may write behind the last one
-  static constexpr int64_t kMultiple = 4096;  // of which a block is
+  static constexpr int64_t kOverhang = 2;     // entries that `list` may write past the last one
+  static constexpr int64_t kMultiple = 4096;  // blocks are a multiple of this
 
   explicit Marks(int64_t block) : words_(static_cast<size_t>(block / 64)) {}
 
   void set(int64_t row) { words_[static_cast<size_t>(row / 64)] |= uint64_t{1} << row % 64; }
 
-  // Writes the rows that are marked, in ascending order, and returns how many; then none is marked.
+  // Writes the marked rows in ascending order, clears all marks, and returns the number of rows.
   int64_t list(int32_t* rows);
 
   int64_t count() const;
