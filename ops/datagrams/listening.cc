@@ -99,7 +99,7 @@ hvds_datagrams_fate Endpoint::take_tagged(const Header& header, const uint8_t* d
   return take_content(header, datagram + sizeof(Header), bytes - kFrame);
 }
 
-// Handles a datagram from or for a process that no longer exists; or from a restarted one, which this tells about.
+// Handles a datagram from or for a former process. A valid one from a restarted process makes that process known.
 hvds_datagrams_fate Endpoint::take_stale(const Header& header, const uint8_t* datagram, int64_t bytes) {
   if (header.kind != kState || header.sender_start <= peer(header.sender).start) return HVDS_BAD_START;
   const Key key = derive(master_, header.sender, header.receiver, header.sender_start, header.receiver_start);
