@@ -119,7 +119,7 @@ class Pacer {
 
   // Raises the rate by a tenth until something is lost: reports arrive only after more has been sent. Then halves the
   // distance to the rate at which too much was lost, as a neighbour's burst is soon over (as BIC: Xu, Harfoush and Rhee
-  // 2004), and beyond that rate grows in steps that start small and increase.
+  // 2004), and beyond that, grows in steps that start small and increase.
   void increase() {
     const double rate = this->rate();
     double more = 1.1 * rate;

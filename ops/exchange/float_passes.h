@@ -16,8 +16,8 @@ template <typename Element>
 struct FloatPasses {
   bool (*all_finite)(const Element* x, int64_t count);
 
-  // Sets (or, in the second table, adds to) sum [count] the sum of rows that lie `stride` apart, 1 to kRowsAtOnce of
-  // them: function n sums n + 1 rows. Returns whether all sums are finite.
+  // Sets sum [count] to the sum of rows that lie `stride` apart, 1 to kRowsAtOnce of them (the second table: adds them
+  // to sum): function n takes n + 1 rows. Returns whether all sums are finite.
   bool (*sum[kRowsAtOnce])(const Element* rows, int64_t stride, float* sum, int64_t count);
   bool (*add[kRowsAtOnce])(const Element* rows, int64_t stride, float* sum, int64_t count);
 

@@ -158,7 +158,7 @@ HVDS_BOTH inline Place narrowed(const Digits& digits, int digit, const Place& pl
 
 // Whether adding non-negative float32 numbers in float64 gives `total` in any order, because no partial sum needs more
 // than 53 bits. `smallest` is the smallest non-zero key. All numbers are multiples of the value of its last bit, and
-// float64 adds such multiples exactly up to 2^53 of them; if the total is below that, so are all partial sums.
+// float64 adds such multiples exactly below 2^53 of them; if the total is below that, so are all partial sums.
 HVDS_BOTH inline bool sum_has_no_order(double total, Key smallest) {
   const uint64_t exponent = larger(smallest >> 23, 1u);          // the last bit is worth 2^(exponent - 150)
   const uint64_t bits = (exponent - 150 + 53 + 1023) << 52;      // 2^(exponent - 97) as a float64
