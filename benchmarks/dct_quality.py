@@ -11,7 +11,7 @@ Differences of test loss to dense training with as many trainers are paired by s
 is dense with a learning rate that is larger by 1%.
 
 Each finished run is a line of benchmarks/results/dct_runs.jsonl, and is not made again as long as arm, rows and sources
-are the same. A study uses one snapshot of the index, whose digest is told. 12 seeds of 16 arms are 192 runs of half a
+are the same. A study uses one snapshot of the index, whose digest is told. 12 seeds of 17 arms are 204 runs of half a
 minute or more each, which is a matter of hours; `--seeds` takes fewer, and `--finished` tells of those there are.
 """
 
@@ -86,7 +86,8 @@ def _split(sparsity: float, *after: str) -> tuple[str, ...]:
 _ONE, _TWO = ("bottom_2",), ("bottom_2", "top_2")
 DENSE, AGAIN, DENSE_OF_TWO = "dense", "dense, A/A", "dense, two trainers"
 _RECIPES = ("dct(0.99)", "dct(0.99, life=50)", "updates(dct(0.99, life=50), ahead=True)")
-_PUBLISHED, _, _BEST = _RECIPES
+_PUBLISHED, _SHORT, _BEST = _RECIPES
+_WARM = f"warmup({_SHORT}, steps=727)"
 
 
 def _exchanged(recipe: str) -> tuple[str, ...]:
@@ -103,6 +104,7 @@ ARMS = (
     *(Arm(recipe, _exchanged(recipe), trainers=2) for recipe in _RECIPES),
     Arm(ONE_SPLIT, (*_exchanged(_BEST), *_split(0.9, *_ONE)), trainers=2),
     Arm(TWO_SPLITS, (*_exchanged(_BEST), *_split(0.9, *_TWO)), trainers=2),
+    Arm(f"90%, one split, and {_WARM}", (*_exchanged(_WARM), *_split(0.9, *_ONE)), trainers=2),
     Arm(f"90%, two splits, and {_PUBLISHED}", (*_exchanged(_PUBLISHED), *_split(0.9, *_TWO)), trainers=2),
 )
 QUICK = tuple(dataclasses.replace(arm, words=(*arm.words, "--width", "0.125")) for arm in ARMS[:2])
