@@ -1,6 +1,6 @@
-"""What each of bench_accuracy.py's ranks does: trains a large network from the start, or times its steps.
+"""What each rank of bench_accuracy.py does: trains a large network from scratch, or times its steps.
 
-All arms begin with the same weights and see the same crops in the same order, with the same noise.
+All arms start from the same weights and see the same crops in the same order, with the same noise.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What came out of the study of model averaging: a table for each model and number of ranks, verdicts, and pictures."""
+"""The report of the study of model averaging: a table for each model and number of ranks, verdicts, and pictures."""
 
 from __future__ import annotations
 

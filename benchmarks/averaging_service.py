@@ -1,18 +1,18 @@
-"""What a service on the same links gains where training goes second, and may lose messages (RPS, section 7).
+"""What a service on the same links gains if training has lower priority, and may lose messages (RPS, section 7).
 
-Nodes are network namespaces behind links of 100 Mbit/s (benchmarks/cluster.py), so root is needed; the paper has 16
-servers at 1 Gbit/s and simulates packets. On each node runs a rank of the training (benchmarks/service_rank.py) and a
-node of a request-reply service (benchmarks/service_node.py), which is all-to-all, over TCP and Poisson as in the paper;
-its sizes and rates are lost there, and are chosen here: a request of 256 bytes, a reply of 10 KB, and some loads, in
-messages a second of all nodes together. Training averages a vector in each step, between waits that stand for its
+Nodes are network namespaces behind links of 100 Mbit/s (benchmarks/cluster.py), so root is needed; the paper simulates
+packets of 16 servers at 1 Gbit/s. Each node runs a rank of the training (benchmarks/service_rank.py) and a node of a
+request-reply service (benchmarks/service_node.py), which is all-to-all, over TCP, with Poisson arrivals as in the
+paper. The paper's sizes and rates are not known. Chosen here are a request of 256 bytes, a reply of 10 KB, and several
+loads, in messages per second over all nodes. Training averages a vector in each step, between waits that stand for its
 computation: by Horovod's all-reduce over TCP, or by datagrams.
 
-Each end of each link has two queues (benchmarks/priority.py), of 100 ms as Linux has them by default at this rate. In
-the arms without priority all packets wait in one of them, in those with it the service's go first. Segmentation offload
-is off everywhere, so that a packet has at most 1,500 bytes and none waits for 64 KB. All arms run in turn, each round
-in another order, in the same processes; the service begins when training is in full swing, and its last replies are
-waited for. What a message waits for a busy processor counts as well: two cores carry all nodes, which is why the
-service's processes go first there.
+Each end of each link has two queues (benchmarks/priority.py) of 100 ms, Linux's default at this rate. In the arms
+without priority all packets wait in one of them; in those with priority the service's packets go first. Segmentation
+offload is off everywhere, so that a packet has at most 1,500 bytes and none waits behind 64 KB. All arms run in turn,
+in another order each round, in the same processes. The service starts when training is in full swing, and its last
+replies are awaited. Time that a message waits for a busy processor counts as well: two cores carry all nodes, which is
+why the service's processes have priority there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What came out of training beside a service: a table for each load, targets, and a picture."""
+"""The report of training beside a service: a table for each load, targets, and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the study of model averaging trains, by how many ranks, and in which arms (RPS, Yu et al. 2019, section 6)."""
+"""What the study of model averaging trains, on how many ranks, and in which arms (RPS, Yu et al. 2019, section 6)."""
 
 from __future__ import annotations
 

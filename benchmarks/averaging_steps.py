@@ -1,21 +1,21 @@
-"""What a step of averaging by datagrams takes beside Horovod's all-reduce over TCP, and what a neighbour does to both.
+"""What a step of averaging by datagrams costs against Horovod's all-reduce over TCP, with and without a neighbour.
 
-Nodes of one rank are network namespaces behind links of 1 Gbit/s (benchmarks/cluster.py), so root is needed. Both arms,
-`Datagrams` at the links' rate and Horovod's all-reduce (Gloo) of the same vector, run in turn in the same processes, in
-an order drawn for each round; every result is checked, not timed (averaging_rank.py). A step lasts until the slowest
-rank has it. Ranks meet before it in a file, which no link carries.
+Nodes of one rank are network namespaces behind links of 1 Gbit/s (benchmarks/cluster.py), so root is needed. The two
+arms are `Datagrams` at the links' rate and Horovod's all-reduce (Gloo) of the same vector. They run in turn in the same
+processes, in random order in each round; every result is checked, outside the timed section (averaging_rank.py). A step
+lasts until the slowest rank has the result. Before it ranks synchronise through a file, which uses no link.
 
-Alone on their links: a vector of 25M elements, with segmentation offload (TSO, GSO and GRO of all interfaces, and
-UDP_SEGMENT and UDP_GRO of datagrams) off, as on links where each packet costs what it costs, and on; and with that of
-the interfaces off alone, as `ethtool -K` leaves it: TCP is cut by the kernel then, always, and so are datagrams by
-UDP_SEGMENT. Beside each the floor: as many datagrams as of a step, with nothing but the system. Processor time is
-that of the whole process, all threads, from a step's beginning until this rank has its result, on average over ranks.
+Without other traffic, the vector has 25M elements. Segmentation offload (TSO, GSO and GRO of all interfaces, and
+UDP_SEGMENT and UDP_GRO for datagrams) is off, as on links where each packet has its full cost; on; or off only for the
+interfaces, as `ethtool -K` leaves it. In that last case the kernel still segments TCP itself, and datagrams by
+UDP_SEGMENT. The floor of each is the cost of the same number of datagrams with nothing but system calls. Processor time
+is that of all threads of the process, from the beginning of a step until this rank has its result, averaged over ranks.
 
-Beside a neighbour, who sends UDP from node 1 to node 0 in bursts, at more than the link carries, so that its queue is
-full all the while (neighbour.py): a smaller vector, so that there are enough steps to tell their 99th percentile of,
-and queues that hold as little as a switch does; offload as it is by default. With and without him, on the same links:
-both arms, and the training of a small network on handwritten digits over datagrams, from the same weights with the same
-batches for each seed.
+The neighbour sends UDP from node 1 to node 0 in bursts, faster than the link, so that its queue is full during a burst
+(neighbour.py). Here the vector is smaller, so that there are enough steps for a 99th percentile, queues are as short as
+a switch's, and offload has its default. Measured with and without the neighbour, on the same links, are both arms, and
+the training of a small network on handwritten digits over datagrams, from the same weights with the same batches for
+each seed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What came of the steps by datagrams and by Horovod's all-reduce, and of the training beside a neighbour."""
+"""The report of steps by datagrams and by Horovod's all-reduce, and of the training beside a neighbour."""
 
 from __future__ import annotations
 

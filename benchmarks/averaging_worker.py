@@ -1,4 +1,4 @@
-"""One process of the study of model averaging, which makes runs one after another; JOB is as `on_cores` writes it.
+"""One process of the study of model averaging, which makes runs one after another; `on_cores` writes JOB.
 
 python -m benchmarks.averaging_worker JOB
 """

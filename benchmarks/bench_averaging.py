@@ -1,6 +1,6 @@
 """Model averaging over a network that may lose messages (RPS, Yu et al. 2019): `make bench-averaging`.
 
-Each module of QUESTIONS answers one question; how stands at its head.
+Each module of QUESTIONS answers one question; its docstring says how.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""What the cache of the input reaches and what it costs, each question in a section: `make bench-datacache`.
+"""What the input cache gains and what it costs, one section for each question: `make bench-datacache`.
 
-Each module of QUESTIONS answers one and runs alone as well, with options of its own: `python -m
+Each module of QUESTIONS answers one question. It also runs alone, with options of its own: `python -m
 benchmarks.datacache_files --help`.
 """
 

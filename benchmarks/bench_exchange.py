@@ -1,17 +1,17 @@
 """The whole exchange on emulated slow networks, ours against others': `make bench-exchange`.
 
-A gradient goes in, its mean over all ranks comes out; selection, feedback and scatter included. Nodes are network
-namespaces behind shaped links (benchmarks/cluster.py), so root is needed. In each cell all arms run in turn, every
-result is checked, and the bytes that the nodes' interfaces have counted are reported. "A/A" is a second arm that does
-what the first does: their difference is noise.
+An exchange takes a gradient and returns its mean over all ranks, selection, error feedback and scatter included. Nodes
+are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. In each cell all arms run in
+turn, every result is checked, and the bytes counted by the nodes' interfaces are reported. "A/A" is a second copy of
+the first arm; the difference between them is noise.
 
-For each cell the floor is given: bytes on the link over its rate, plus bytes touched over the rate at which one core
-reads memory.
+Each cell also gives the floor: bytes on the link divided by its rate, plus bytes touched divided by the rate at which
+one core reads memory.
 
-Two rivals take part where they are installed: torch.distributed with Gloo (.venv/bin/pip install torch), and, with
+Two rivals take part if they are installed: torch.distributed with Gloo (.venv/bin/pip install torch), and, with
 --launcher mpirun, mpi4py (.venv/bin/pip install mpi4py). That launcher needs Open MPI (packages openmpi-bin and
-libopenmpi-dev) and a Horovod built with it: make clean setup builds one where mpicxx is found. All of Horovod's arms
-then go through MPI.
+libopenmpi-dev) and a Horovod built with it: make clean setup builds one if mpicxx is found. All of Horovod's arms then
+use MPI.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""LARS and LAMB by native passes against the same mathematics as a tf.function: `make bench-lars`.
+"""LARS and LAMB as native passes against the same mathematics as a tf.function: `make bench-lars`.
 
-One process, one thread: all arms run in turn on the variables of ResNet-50 and of a Transformer base; the norms are
-compared with NumPy's and whole steps with each other, as they are timed. The floor is what plain passes over as many
-vectors take that compute next to nothing: for LARS the norms read 2 vectors, and the update reads 3 and writes 2; for
-LAMB the norms read 4, and the update reads 4 and writes 3. "A/A" is a second arm that does the same, so that the noise
-can be seen.
+With one process and one thread, all arms run in turn on the variables of ResNet-50 and of a Transformer base. While
+they are timed, the norms are compared with NumPy's and whole steps with each other. The floor is the time of plain
+passes over the same number of vectors that compute almost nothing. For LARS the norms read 2 vectors, and the update
+reads 3 and writes 2; for LAMB the norms read 4, and the update reads 4 and writes 3. "A/A" is a second arm that does
+the same, and shows the noise.
 
-Two ranks on this host (benchmarks/lars_rank.py): the processor time of the trust ratios, each rank alone and shared,
-and whole steps with parallel=True, which measures and chooses, and without. "small" is a network for which sharing can
-hardly pay.
+Two ranks on this host (benchmarks/lars_rank.py) measure the processor time of the trust ratios, computed by each rank
+alone and shared. They also time whole steps with parallel=True, which measures and chooses, and without. "small" is a
+network for which sharing can hardly pay.
 """
 
 from __future__ import annotations

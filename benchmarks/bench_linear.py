@@ -1,14 +1,15 @@
-"""Linear models as SparCML's MPI-OPT trains them, sparse exchange against dense (8.2, Table 2): `make bench-linear`.
+"""Linear models trained as by SparCML's MPI-OPT, sparse exchange against dense (8.2, Table 2): `make bench-linear`.
 
-Four ranks of one node each, network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. Data are
-what examples/make_ngrams.py makes of the Python files of this machine: 16.6M dimensions as Webspam for stochastic
-gradient descent, 3.2M as URL for coordinate descent. A row is one launch of examples/linear.py; dense and sparse ones
-take turns. Times are of a pass, on average over all passes but the first, in which buffers are made: the slowest rank's
-whole, and what ranks spend in the exchange in the mean. They meet before each exchange (--meet), so that waiting for
-the slowest rank's arithmetic is told apart, and of the dense all-reduce the making of its vector does not count.
+Four nodes of one rank are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. The data
+is made by examples/make_ngrams.py from the Python files of this machine: 16.6M dimensions, like Webspam, for stochastic
+gradient descent, and 3.2M, like URL, for coordinate descent. A row is one launch of examples/linear.py; dense and
+sparse launches take turns. Times are per pass, averaged over all passes but the first, which allocates buffers: the
+slowest rank's total time, and the ranks' mean time in the exchange. Ranks synchronise before each exchange (--meet), so
+that waiting for the slowest rank's arithmetic is measured separately. Building the dense vector is not counted in the
+dense all-reduce.
 
-Beside that losses after each pass are compared, and the accuracy on held-out files with that of scikit-learn's
-SGDClassifier, which has the same loss, the same regularisation and the same files.
+The losses after each pass are compared as well, and the accuracy on held-out files is compared with that of
+scikit-learn's SGDClassifier with the same loss, regularisation and files.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Merging sorted streams against SciPy's sparse addition, and QSGD against a plain pass over memory.
 
-`make bench-merge` takes a few minutes on two cores and writes benchmarks/results/merge.md and .json. Everything is
-checked while it is timed: our sums equal SciPy's, decoded values lie within a step of what was coded, and their mean
-error is that of unbiased rounding. Merges are timed through the kernels' C interface with buffers that are used again,
-and with the check of the messages; SciPy's additions make new results. Quantizing is in multiples of one read pass over
-the float32 vector; what is wanted is meant for vectors that lie in memory. One of 4M elements may lie in a large cache,
-where a read pass is several times as fast.
+`make bench-merge` takes a few minutes on two cores and writes benchmarks/results/merge.md and .json. All results are
+checked while they are timed: our sums equal SciPy's, decoded values lie within one step of the encoded ones, and their
+mean error is that of unbiased rounding. Merges are timed through the kernels' C interface with reused buffers, and
+include the check of the messages; SciPy's additions allocate their results. Quantization is given in multiples of one
+read pass over the float32 vector; its targets are meant for vectors that lie in memory. A vector of 4M elements may fit
+in a large cache, where a read pass is several times as fast.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""What a step costs where the exchange runs the optimizer, or its momentum: `make bench-optimizer`.
+"""What a step costs if the exchange runs the optimizer, or its momentum: `make bench-optimizer`.
 
-Four ranks on this host as two nodes of two, one thread each, 25M weights, Adam, a density of 0.01. A step takes
-gradients that are there and ends with the weights moved: exchange, selection, feedback and the optimizer's arithmetic.
-The links are this host's memory and loopback, so that what is computed is not hidden behind what is sent. All arms run
-in turn, in another order each round; "A/A" is a second arm that does what hitopk does. Memory is what optimizer and
-exchange keep on a rank from step to step, residuals included.
+Four ranks on this host act as two nodes of two, with one thread each, 25M weights, Adam and a density of 0.01. A step
+starts with the gradients computed and ends with the weights updated: exchange, selection, error feedback and the
+optimizer's arithmetic. The links are this host's memory and loopback, so that communication does not hide the
+computation. All arms run in turn, in another order each round; "A/A" is a second arm that does what hitopk does. Memory
+is what optimizer and exchange keep on a rank from step to step, residuals included.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""CommLib's cluster on paper, and beyond it: `make bench-paper`. A calculation, nothing is timed.
+"""CommLib's cluster on paper, and larger ones: `make bench-paper` calculates and times nothing.
 
-16 nodes of 8 V100 behind 25 Gbit/s Ethernet: the times of CommLib's Fig. 7 and 8 with the orderings that 5.3 states,
-the throughputs of Tables 3 and 4, and 1 to 1,024 such nodes. The formulas are those of hvd_sparse/costs/recipes.py, the
-constants and assumptions those of benchmarks/paper_model.py.
+The cluster has 16 nodes of 8 V100 on 25 Gbit/s Ethernet. The report gives the times of CommLib's Fig. 7 and 8 with the
+orderings that section 5.3 states, the throughputs of Tables 3 and 4, and predictions for 1 to 1,024 such nodes. The
+formulas are those of hvd_sparse/costs/recipes.py, the constants and assumptions those of benchmarks/paper_model.py.
 """
 
 from __future__ import annotations

@@ -1,13 +1,14 @@
 """Sharded parameter servers on emulated slow networks: `make bench-servers`.
 
-Four nodes of one rank, network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. A rank's step
-is a wait, which stands for its computation and leaves the cores free, then a push of a gradient that is there and a
-pull of parameters; Adam runs on the servers. All arms run in turn, in rounds; after each all ranks have to end with the
-same parameters. Arms are dense or at 99% both ways, on links of each rate and on none; with one rank at half speed,
-asynchronous and synchronous; and TensorFlow's ParameterServerStrategy on the same nodes, which sends all both ways.
+Four nodes of one rank are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. A rank's
+step is a wait, which stands for the computation and leaves the cores free, then a push of a prepared gradient and a
+pull of parameters; Adam runs on the servers. All arms run in turn, in rounds; after each arm all ranks must hold the
+same parameters. Arms are dense or at 99% in both directions, on links of each rate and on unshaped ones; asynchronous
+and synchronous with one rank at half speed; and TensorFlow's ParameterServerStrategy on the same nodes, which sends
+everything in both directions.
 
-Bytes are those that the nodes' interfaces have counted, and those that telemetry claims. The processor's time is given
-as well: two cores carry four ranks and four servers, which on real nodes would not share them.
+Reported are the bytes counted by the nodes' interfaces and those that telemetry claims. Processor time is given as
+well: two cores carry four ranks and four servers, which would not share them on real nodes.
 """
 
 from __future__ import annotations

@@ -1,17 +1,17 @@
 """SparCML's collectives against each other and Horovod's dense all-reduce, as in its Fig. 3: `make bench-sparcml`.
 
-Vectors of 2^24 float32, of which every rank has some rows; index sets are uniform but where said. Time against the
-number of ranks at a density of 0.781%, and against the density; one rank a node, nodes being network namespaces behind
-shaped links (benchmarks/cluster.py), so root is needed. An arm is one call in eager code: tf.IndexedSlices with
-ascending indices are there before, its result after; for Horovod's dense all-reduce the dense vector is there, and
-making it does not count. "horovod, slices" is horovod.allreduce of the slices, which gathers values and indices and
-combines nothing. Auto has tried its candidates before, in eight calls. In each cell all arms take turns, every result
-is checked, and what the nodes' interfaces have counted is reported. "A/A" is a second arm that does what the first
-does: their difference is noise.
+Vectors have 2^24 float32 elements, of which each rank contributes some rows; index sets are uniform unless stated
+otherwise. Time is measured against the number of ranks at a density of 0.781%, and against the density. Nodes of one
+rank are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. An arm is one call in eager
+code, from existing tf.IndexedSlices with ascending indices to the result. For Horovod's dense all-reduce the dense
+vector already exists, and making it is not counted. "horovod, slices" is horovod.allreduce of the slices, which gathers
+values and indices and combines nothing. Auto has tried its candidates before, in eight calls. In each cell all arms
+take turns, every result is checked, and the bytes counted by the nodes' interfaces are reported. "A/A" is a second copy
+of the first arm; the difference between them is noise.
 
-Then what a collective that runs in the background costs beside a computation that takes as long (section 7): 2 ranks,
-tf.matmul of rows as they are found to fit, one thread for TensorFlow a rank. Exposed is the time of both together less
-that of the computation alone.
+The last part measures what a background collective costs beside a computation of the same length (section 7): 2 ranks,
+tf.matmul with as many rows as take that long, one TensorFlow thread per rank. Exposed time is the time of both together
+less that of the computation alone.
 """
 
 from __future__ import annotations

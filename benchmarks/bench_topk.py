@@ -1,10 +1,10 @@
 """Selection against its rivals, in multiples of one pass that reads the vector: `make bench-topk`.
 
-Every cell runs all arms in turn, one thread each unless it says otherwise, and checks every result. Before each arm the
-vector is read once, so that small ones are in a cache for all. The unit is the median of reading the vector once (the
-sum of |x|, 4 bytes an element), taken in the same rounds; "A/A" is a second arm that does the same, so that the noise
-can be seen. The fused step is given as a multiple of the bare addition of gradient and residual (12 bytes an element),
-both in place and into another buffer.
+In every cell all arms run in turn, with one thread each unless stated otherwise, and every result is checked. The
+vector is read once before each arm, so that small ones are in a cache for all. The unit is the median time to read the
+vector once (the sum of |x|, 4 bytes per element), measured in the same rounds; "A/A" is a second arm that does the
+same, and shows the noise. The fused step is given as a multiple of the plain addition of gradient and residual (12
+bytes per element), both in place and into another buffer.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Selection on a GPU against its rivals, in multiples of one pass that reads the vector.
 
-Needs PyTorch and a CUDA GPU, and no TensorFlow: `python -m benchmarks.bench_topk_gpu`. Times are of the device, taken
-by events; before each arm a buffer larger than the caches is written, which also lets the host queue ahead. Every cell
-runs all arms in turn and checks every result. The unit is the median of summing the vector (4 bytes an element), taken
-in the same rounds; "read, A/A" is a second such arm, so that the noise can be seen. The fused step is to be compared
-with the bare addition of gradient and residual (12 bytes an element). The last arms are the vectors for which one pass
-cannot do: there the whole vector is searched.
+Needs PyTorch and a CUDA GPU, and no TensorFlow: `python -m benchmarks.bench_topk_gpu`. Device times are measured by
+events; before each arm a buffer larger than the caches is written, which also lets the host queue ahead. In every cell
+all arms run in turn and every result is checked. The unit is the median time to sum the vector (4 bytes per element),
+measured in the same rounds; "read, A/A" is a second such arm, and shows the noise. The fused step is to be compared
+with the plain addition of gradient and residual (12 bytes per element). The last arms use vectors for which one pass is
+not enough, so that the whole vector is searched.
 """
 
 from __future__ import annotations

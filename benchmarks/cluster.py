@@ -2,10 +2,10 @@
 
     python -m benchmarks.cluster --nodes 2 --local 2 --rate 1gbit -- python -m examples.keras_digits
 
-Ranks are started through Horovod's own rendezvous, with Gloo; or with --launcher mpirun through Open MPI, where Horovod
-was built with MPI. Each node has its own name resolution, as Horovod's process sets ask the host's own name where they
-are. Whatever ends this program, a guard that outlives it stops the
-ranks and removes namespaces, bridge and links. Needs root and the commands ip and tc (package iproute2).
+Ranks are started through Horovod's own rendezvous, with Gloo, or with --launcher mpirun through Open MPI, if Horovod
+was built with MPI. Each node has its own name resolution, as Horovod's process sets look up the host's own name to find
+their address. However this program ends, a guard that outlives it stops the ranks and removes namespaces, bridge and
+links. Needs root and the commands ip and tc (package iproute2).
 """
 
 from __future__ import annotations

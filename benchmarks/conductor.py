@@ -1,7 +1,7 @@
-"""One process tells many what to do next, and hears what came of it: lines of JSON over TCP.
+"""One process tells many what to do next and receives their results, as lines of JSON over TCP.
 
-The cells of a benchmark in which links are changed between arms, in a process outside of the namespaces, while those
-inside of them go on.
+It runs the cells of a benchmark that changes links between arms: the conductor is a process outside the namespaces,
+while the processes inside them keep running.
 """
 
 from __future__ import annotations

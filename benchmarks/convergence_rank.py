@@ -1,9 +1,9 @@
 """What one rank does for bench_convergence.py: python -m benchmarks.convergence_rank JOB.
 
 JOB is a JSON file: {"store": where rank 0 adds finished runs, "runs": [{the fields of `convergence_runs.Run`,
-"settings": those of its model, "fingerprint"}, ...]}, all of one cluster. Runs that follow one another and differ in
-their seeds alone share one graph if they are for images: weights, the optimizer's slots and all that the exchange keeps
-are put back to the start, so that a run does not depend on those before it.
+"settings": those of its model, "fingerprint"}, ...]}, all for one cluster. Consecutive runs on images that differ only
+in their seeds share one graph: weights, the optimizer's slots and the state of the exchange are reset, so that a run
+does not depend on those before it.
 """
 
 from __future__ import annotations

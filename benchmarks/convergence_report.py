@@ -1,4 +1,4 @@
-"""What came out of the convergence study: paired differences, tables, targets, and two pictures in one."""
+"""The report of the convergence study: paired differences, tables, targets, and two pictures in one."""
 
 from __future__ import annotations
 

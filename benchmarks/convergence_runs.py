@@ -1,8 +1,7 @@
-"""The runs of the convergence study: what tells one from another, where finished ones are kept, how new ones are made.
+"""The runs of the convergence study: what identifies one, where finished ones are kept, and how new ones are made.
 
-A finished run is a line of a file that is kept in the repository, so that a study that was interrupted, here or on
-another machine, goes on. A run that differs in its recipe, its settings or the sources that make it is another run; its
-fingerprint says so.
+A finished run is a line of a file in the repository, so that an interrupted study can be resumed, here or on another
+machine. A run with another recipe, other settings or other sources is a different run, and has a different fingerprint.
 """
 
 from __future__ import annotations

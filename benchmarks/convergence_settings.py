@@ -1,4 +1,4 @@
-"""What the convergence study trains, how (the same for all recipes), and with which recipes."""
+"""What the convergence study trains, with which settings (the same for all recipes), and with which recipes."""
 
 from __future__ import annotations
 

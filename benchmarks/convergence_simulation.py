@@ -2,10 +2,11 @@
 
     python -m benchmarks.convergence_simulation JOB
 
-JOB is that of convergence_rank.py, with models for translation alone; finished runs go to the same store.
+JOB is that of convergence_rank.py, with models for translation only; finished runs go to the same store.
 
-Four processes on two cores spend most of a step waiting for each other; threads that meet in memory do not. Weights and
-bytes are those of real ranks, to the bit (convergence_threads.py says how). Evaluation is that of one rank with all.
+Four processes on two cores spend most of a step waiting for each other; threads that exchange in memory do not. Weights
+and bytes are those of real ranks, to the bit (convergence_threads.py says how). Evaluation is that of one rank on all
+the data.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Ranks of the convergence study that are threads of one process.
+"""Ranks of the convergence study as threads of one process.
 
 Every rank has a distributed Keras optimizer, its exchange and its recipe's state, all the library's own, and a step is
-one compiled function. Two things differ from real ranks: a collective hands arrays over (tests/threads.py), and the
-variables of the model lie in one flat variable for each bucket of the exchange, which for optimizers that treat each
-element alone changes no bit.
+one compiled function. Two things differ from real ranks. A collective passes arrays in memory (tests/threads.py). And
+the model's variables lie in one flat variable for each bucket of the exchange, which changes no bit for element-wise
+optimizers.
 """
 
 from __future__ import annotations

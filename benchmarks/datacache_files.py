@@ -1,22 +1,24 @@
 """From a slow network file system to training, datacache against tf.data: `python -m benchmarks.datacache_files`.
 
-JPEG files of 500 x 375 and 110 KB behind benchmarks/slow_files, decoded and resized to 96 x 96 by the same TensorFlow
-operations in all arms. In each round, for each rate of the link, one after another, each on a mount of its own:
+JPEG files of 500 x 375 and 110 KB lie behind benchmarks/slow_files; all arms decode and resize them to 96 x 96 by the
+same TensorFlow operations. Each round does the following for each rate of the link, one after another, each on a new
+mount:
 
-- the link is calibrated: as many plain readers as there may be operations in flight;
-- datacache fills: a first run whose local directory is empty, and a second one that finds it, both up to a full memory
-  level, nobody training. Caches of the kernel are dropped before each (as root only; the report says so otherwise);
-- a small ResNet trains some epochs fed by tf.data's parallel pipeline, once with AUTOTUNE alone and once with threads
-  of its own that read 16 files at a time, and by datacache; caches are dropped before each of them. Between datacache's
-  epochs it trains an epoch on one batch that is in memory: synthetic data; at the first rate for many more, as one such
-  epoch differs from the next by a tenth.
+- the link is calibrated, with as many plain readers as operations may be in flight;
+- datacache fills: a first run with an empty local directory, and a second one that finds it filled, both up to a full
+  memory level, without training. The kernel's caches are dropped before each run (only as root; otherwise the report
+  says so);
+- a small ResNet trains some epochs on tf.data's parallel pipeline, once with AUTOTUNE alone and once with private
+  threads that read 16 files at a time, and on datacache; caches are dropped before each of these. Between datacache's
+  epochs it trains one epoch on a single batch in memory, as synthetic data. At the first rate there are many more such
+  pairs, as one synthetic epoch differs from the next by a tenth.
 
 I/O time is the time that the training step waits for its batch. The rival is the better of tf.data's arms. All files
-lie in memory on the server's side, and file server, decoding and training share this machine's cores: where the link is
-fast they, not the link, decide, for all arms. Decoded samples are kept on the local disk (keep_decoded), so that a
-second run need not decode.
+are in memory on the server's side, and file server, decoding and training share this machine's cores: on a fast link
+the cores, not the link, limit all arms. Decoded samples are kept on the local disk (keep_decoded), so that a second run
+need not decode.
 
-Then two ranks, processes of this node, read through one cache, twice, and the file server's counters are looked at.
+Finally two ranks, processes on this node, read through one cache, twice, and the file server's counters are compared.
 """
 
 from __future__ import annotations

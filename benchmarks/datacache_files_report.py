@@ -1,4 +1,4 @@
-"""What comes of datacache_files.py's figures: ratios, verdicts, tables and a picture."""
+"""What datacache_files.py's figures show: ratios, verdicts, tables and a picture."""
 
 from __future__ import annotations
 

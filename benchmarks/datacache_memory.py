@@ -1,9 +1,9 @@
-"""From the memory level to NumPy and to tf.data, against what else there is: `python -m benchmarks.datacache_memory`.
+"""From the memory level to NumPy and to tf.data, against the alternatives: `python -m benchmarks.datacache_memory`.
 
-Samples of 96x96x3 bytes in batches of 256, in random order. An arm is an epoch; all arms run in turn, and each batch's
-labels, and the bytes of one batch, are checked after each. Those of tf.data read four epochs at once, as to start an
-iterator takes as long as several batches, and a real epoch has thousands. The memory level has only one way of reading,
-which checks every record; it is compared with a plain memcpy of the same rows from the same memory.
+Samples of 96x96x3 bytes are read in batches of 256, in random order. An arm is an epoch; all arms run in turn, and
+after each the labels of every batch and the bytes of one batch are checked. The tf.data arms read four epochs at once,
+as starting an iterator takes as long as several batches, and a real epoch has thousands. The memory level has only one
+way to read, which checks every record; it is compared with a plain memcpy of the same rows from the same memory.
 """
 
 from __future__ import annotations

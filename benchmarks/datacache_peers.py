@@ -1,8 +1,8 @@
 """Peers of the cache against a raw stream: python -m benchmarks.datacache_peers.
 
-Over the loopback device, one process asks another for batches of 256 samples of 96x96x3 bytes in random order, four at
-a time. The rival is what the same kernel does with a plain TCP stream of as many bytes, by sendall and recv_into; it
-knows nothing of samples, and copies, compares and proves nothing. All arms take turns.
+Over the loopback device, one process requests batches of 256 samples of 96x96x3 bytes from another, in random order,
+four at a time. The rival is a plain TCP stream of as many bytes on the same kernel, by sendall and recv_into; it has no
+notion of samples, and copies, compares and authenticates nothing. All arms take turns.
 """
 
 from __future__ import annotations

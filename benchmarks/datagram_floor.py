@@ -1,4 +1,4 @@
-"""What a rank's datagrams take of the processor where only the system touches them (native/datagram_floor.cc)."""
+"""Processor time of a rank's datagrams if only system calls touch them (native/datagram_floor.cc)."""
 
 from __future__ import annotations
 

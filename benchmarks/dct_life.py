@@ -1,15 +1,16 @@
-"""What a selection takes by the life of thresholds and by sparsity (Fig. 7): `--questions life`; twenty minutes.
+"""The time of a selection by the life of thresholds and by sparsity (Fig. 7): `--questions life`; twenty minutes.
 
-Fig. 7 shows whole trainings; what life changes of them is the time of the selection, which is measured here alone. One
-rank selects of a gradient of 25M elements, one variable, with error feedback: `HeldThreshold` with lives of 1, 10, 100
-and 1,000 steps, and the exact `TopK`, beside the bare addition of gradient and residual. All arms make a step in turn,
-a thousand times, on one thread, by TensorFlow's operations and with the state's assignment, so that each life has the
-share of steps in which its threshold is taken anew. Four Gaussian gradients take turns, and all arms begin with what
-hundreds of steps have left, as a threshold that is taken when nothing waits yet is soon too low. Times are means, as a
-median would not see the steps that take it anew; medians of these and of those between stand among the figures.
+Fig. 7 shows whole trainings; life changes only the time of the selection in them, which is measured here alone. One
+rank selects from a gradient of 25M elements, one variable, with error feedback. The arms are `HeldThreshold` with lives
+of 1, 10, 100 and 1,000 steps, the exact `TopK`, and the plain addition of gradient and residual. All arms make a step
+in turn, a thousand times, on one thread, by TensorFlow's operations and with the state's assignment, so that each life
+has its share of steps that take a new threshold. Four Gaussian gradients take turns, and all arms start from a residual
+as after hundreds of steps, as a threshold taken with an empty residual is soon too low. Times are means, as a median
+would not include the steps that take a new threshold; the medians of these steps and of those between are among the
+figures.
 
-What was selected and what is left are checked to be the gradient in each arm's first step. How many elements went out,
-as a multiple of those that were asked for, and how often their number was clamped, is told as well.
+In each arm's first step, what was selected and what is left are checked to add up to the gradient. Also reported are
+the number of elements sent, as a multiple of the number requested, and how often it was clamped.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What one rank does for dct_training.py: python -m benchmarks.dct_rank JOB RESULTS.
 
 JOB is a JSON file: {"trainers": 2, "stages": 2, "batch": B, "micro": M, "steps": n, "rounds": [[arm, ...], ...]}, with
-arms as `dct_training.Arm` or, where they name a "row_wire", `dct_training.Sharded`. Rank 0 writes RESULTS: for each arm
-of each round what every rank has done. At the end ranks that are to have the same weights compare them.
+arms as `dct_training.Arm` or, if they have a "row_wire", `dct_training.Sharded`. Rank 0 writes RESULTS: for each arm of
+each round what every rank did. At the end, ranks that should have the same weights compare them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What crosses a split in place of thresholded activations: the schemes that `benchmarks.dct_appendix` describes."""
+"""Alternatives to thresholded activations at a split: the schemes that `benchmarks.dct_appendix` describes."""
 
 from __future__ import annotations
 

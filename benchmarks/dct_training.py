@@ -1,18 +1,18 @@
 """DLRM on four ranks on slow links: `--questions training`, or the targets alone: python -m benchmarks.dct_training.
 
-Four nodes of one rank, network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. The model is
-that of Gupta et al. 2021 (3.1), with 26 tables of 4,096 embeddings; rows are made up, as time depends on shapes alone.
-It is trained as two trainers of two stages, split after the second layer, where gradients of embeddings travel as rows
-in all arms; and as four equal ranks of half a trainer's batch, among which the rows of all tables are sharded. All arms
-run in turn, in rounds, and are checked: the loss falls, and what ranks are to have alike is the same. "A/A" is dense
-once more.
+Four nodes of one rank are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. The model
+is that of Gupta et al. 2021 (3.1), with 26 tables of 4,096 embeddings; rows are synthetic, as time depends on shapes
+alone. It is trained in two ways. As two trainers of two stages it is split after the second layer, and gradients of
+embeddings are sent as rows in all arms. As four equal ranks with half a trainer's batch each, the rows of all tables
+are sharded among them. All arms run in turn, in rounds, and are checked: the loss falls, and ranks agree on what they
+should have in common. "A/A" is dense training once more.
 
-Bytes are those that a node's interface has counted, the busiest node's. Of these "split" are the payloads of
-activations and their gradients, "embeddings" those of rows, of their gradients and of which they are, and "gradients"
-the rest: gradients of all other variables, and headers. Network and processor utilisation are shares of the link's
-rate and of one core, at four ranks on two cores.
+Bytes are those counted by the interface of the busiest node. Of these, "split" are the payloads of activations and
+their gradients, "embeddings" those of rows, their gradients and their indices, and "gradients" the rest: gradients of
+all other variables, and headers. Network and processor utilisation are shares of the link's rate and of one core, with
+four ranks on two cores.
 
-What the bytes allow is the time of dense training less what its link took for the bytes that are saved.
+The time that the bytes allow is that of dense training less the link's time for the bytes saved.
 """
 
 from __future__ import annotations

@@ -1,20 +1,20 @@
-"""How translations end with thresholded activations (Tables 4 and 5, Remark 1): `--questions translation`.
+"""How well translation trains with thresholded activations (Tables 4 and 5, Remark 1): `--questions translation`.
 
-The Transformer of examples/split_translation.py, in one process on one core, for ten epochs of the machine's message
-catalogues with a rate that falls as a cosine, told by the BLEU of the test's greedy translations. It takes as many
-pieces a step as the four ranks of the convergence study do, and has dense training's best rate there, 1.5 times the
-script's. That model has one feed-forward layer in the encoder and one in the decoder, so that it can have two splits.
-Four and eight are asked of a deeper one, of four layers each, at the rate of 1/4, 1/2 and 1 times the script's with
-which its dense training of the first seed validates best.
+The Transformer of examples/split_translation.py is trained in one process on one core, for ten epochs of the machine's
+message catalogues with a cosine learning rate, and is judged by the BLEU of greedy translations of the test set. A step
+has as many tokens as the four ranks of the convergence study together, and the rate is dense training's best there, 1.5
+times the script's. That model has one feed-forward layer in the encoder and one in the decoder, so that it can have two
+splits. Four and eight splits use a deeper model, of four layers each. Its rate is 1/4, 1/2 or 1 times the script's,
+whichever validates best in its dense training with the first seed.
 
-Splits are `Threshold` layers, which is what stages compute to the bit. The same seed gives all arms of a model the same
-first weights and batches. Differences are paired by seed, with Student's 95% interval; "A/A" is dense with a learning
-rate that is larger by 1%.
+Splits are `Threshold` layers, which compute what stages compute, to the bit. With the same seed all arms of a model
+start from the same weights and see the same batches. Differences are paired by seed, with Student's 95% interval; "A/A"
+is dense training with a learning rate 1% larger.
 
-The study is a queue. Each finished run is a line of benchmarks/results/dct_translation_runs.jsonl, and is not made
-again as long as its options, sources and messages are the same. 8 seeds of 15 arms, and the choice of a rate, are some
-120 runs of ten epochs, which is a matter of a day or more; `--seeds`, `--arms` and `--epochs` take fewer, and
-`--finished` tells of those there are.
+The study is a queue. Each finished run is a line of benchmarks/results/dct_translation_runs.jsonl, and is not repeated
+as long as its options, sources and messages are the same. 8 seeds of 15 arms, and the choice of a rate, are some 120
+runs of ten epochs, which takes a day or more; `--seeds`, `--arms` and `--epochs` take fewer, and `--finished` reports
+the runs there are.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What came out of the study of gradient dropping: a table, verdicts and a picture for each of its questions."""
+"""The report of the study of gradient dropping: a table, verdicts and a picture for each of its questions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The runs of the study of gradient dropping; how finished ones are kept is that of convergence_runs.py."""
+"""The runs of the study of gradient dropping; finished ones are kept as described in convergence_runs.py."""
 
 from __future__ import annotations
 

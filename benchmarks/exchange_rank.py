@@ -1,10 +1,10 @@
 """What one rank does for bench_exchange.py: python -m benchmarks.exchange_rank JOB RESULTS.
 
 JOB is a JSON file: {"local": n, "cells": [{"size": d, "density": ..., "groups": [[arm, ...], ...], "rounds": {arm: r},
-"warm": {arm: rounds before these, that do not count}, "steps": whether those of HiTopKComm are timed too}]}. Rank 0
-writes RESULTS: for each cell and arm the seconds of each round (the slowest rank's) and the bytes that each node's
-interface has sent, over all rounds. The first two results of each arm are checked: equal on all ranks, and right. If
-one of ours is not, the run ends; a rival's is counted.
+"warm": {arm: rounds before these, which do not count}, "steps": whether the steps of HiTopKComm are timed too}]}. Rank
+0 writes RESULTS: for each cell and arm the seconds of each round (the slowest rank's) and the bytes that each node's
+interface sent over all rounds. The first two results of each arm are checked: they must be correct and equal on all
+ranks. An error in one of our arms ends the run; errors of rivals are counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What bench_lars.py times: our passes, the same mathematics as a tf.function in several forms, and plain passes."""
+"""What bench_lars.py times: our passes, the same mathematics in several forms of tf.function, and plain passes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What else the links of a cluster in a box may be told: segmentation offload, and how much their queues hold."""
+"""Further settings of the links of a cluster in a box: segmentation offload, and the length of their queues."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Ranks of a cluster in a box through Open MPI: mpirun stays outside and reaches the nodes by an agent in place of ssh.
+"""Ranks of a cluster in a box through Open MPI: mpirun stays outside and reaches the nodes by an agent instead of ssh.
 
-Ranks on one node meet in shared memory there, those of different nodes over their shaped links.
+Ranks on one node communicate in shared memory, those of different nodes over their shaped links.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""A neighbour on a node of a cluster in a box, who fills a link in bursts: python -m benchmarks.neighbour OWN OTHER ...
+"""A neighbour on a node of a cluster in a box that fills a link in bursts: python -m benchmarks.neighbour OWN OTHER ...
 
-OWN is the address at which it takes and drops what neighbours send, OTHER the one to which it sends datagrams of full
-size, without looking at what becomes of them. A burst is at --rate, headers included. The time from one burst's
-beginning to the next is drawn from half to one and a half of --period, by a seed, so that no step keeps pace with it.
+OWN is the address at which it receives and drops what neighbours send. OTHER is the address to which it sends datagrams
+of full size, without checking whether they arrive. A burst is at --rate, headers included. The time between the
+beginnings of two bursts is random, from half to one and a half of --period, by a seed, so that steps cannot fall into
+its rhythm.
 """
 
 from __future__ import annotations

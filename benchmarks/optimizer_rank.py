@@ -1,7 +1,7 @@
-"""What each of bench_optimizer.py's ranks does: whole steps of Adam behind the recipes, in turn.
+"""What each rank of bench_optimizer.py does: whole steps of Adam with each recipe, in turn.
 
-A step takes gradients that are there and moves the weights; that of a recipe which looks ahead lowers and restores the
-weights too. The time of a round is the slowest rank's. After each round all ranks hold the same weights.
+A step starts with the gradients computed and updates the weights; for a recipe that looks ahead it also lowers and
+restores the weights. The time of a round is the slowest rank's. After each round all ranks hold the same weights.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""CommLib's evaluation on paper: what `hvd_sparse.costs` says of its cluster, its workloads and its tables.
+"""CommLib's evaluation on paper: the predictions of `hvd_sparse.costs` for its cluster, its workloads and its tables.
 
 The constants that the paper does not give are fitted on the Dense-SGD and 2DTAR-SGD columns of Table 3 alone; the
 MSTopK-SGD column and Table 4 are predicted. Every other number is either the paper's or an entry of ASSUMPTIONS.

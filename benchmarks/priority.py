@@ -1,8 +1,8 @@
-"""Two queues at both ends of each link of a cluster in a box, of which one goes first.
+"""Two queues at both ends of each link of a cluster in a box, one with strict priority.
 
 tbf at the root shapes, as before, and asks its child for packets. The child is HTB with two classes whose rates no link
-comes near, so that none ever waits for its own: HTB serves such classes by strict priority, as prio does, which not
-every kernel has. Without a filter all packets are in the second class, and wait in one queue.
+comes near, so that neither ever waits for its own rate. HTB serves such classes by strict priority, like prio, which
+not every kernel has. Without a filter all packets are in the second class, and wait in one queue.
 """
 
 from __future__ import annotations

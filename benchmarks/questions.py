@@ -1,7 +1,7 @@
-"""Benchmarks of several questions: each can be asked by itself, and the report keeps what others have given before.
+"""Benchmarks of several questions: each can be run by itself, and the report keeps the earlier answers to the others.
 
-benchmarks/results/BENCHMARK.md has a section for each question that was asked here, with the command, the date and the
-commit of its own; BENCHMARK.json has its figures and its verdicts.
+benchmarks/results/BENCHMARK.md has a section for each question answered so far, with its own command, date and commit;
+BENCHMARK.json has its figures and its verdicts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the parts of a benchmark hand to its report: tables as Markdown, figures for JSON, and targets met or missed."""
+"""What the parts of a benchmark pass to its report: tables as Markdown, figures for JSON, and targets met or missed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Our selection kernels and their native rivals, called through their C interfaces with buffers that are used again."""
+"""Our selection kernels and their native rivals, called through their C interfaces with reused buffers."""
 
 from __future__ import annotations
 

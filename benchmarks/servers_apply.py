@@ -1,9 +1,10 @@
-"""How long a server takes to apply a push, against the passes over memory: python -m benchmarks.servers_apply RESULTS.
+"""How long a server takes to apply a push, against passes over memory: python -m benchmarks.servers_apply RESULTS.
 
-On as many threads as TF_NUM_INTRAOP_THREADS says. Adam reads parameters, gradient and two slots and writes all but the
-gradient; the floor is a native pass that reads and writes as much and computes next to nothing. A push adds what it
-holds to the sum of gradients, which is a vector of the same size, and takes it out again. A lazy update is of what a
-push holds; its floor reads and writes the cache lines in which that lies, of parameters and slots, in ascending order.
+The number of threads is TF_NUM_INTRAOP_THREADS. Adam reads parameters, gradient and two slots and writes all but the
+gradient; the floor is a native pass that reads and writes as much and computes almost nothing. A push adds its elements
+to the sum of gradients, which is a vector of the same size, and takes them out again. A lazy update touches only the
+elements of a push; its floor reads and writes the cache lines of parameters and slots that hold them, in ascending
+order.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The model of bench_servers.py: matrices, for ranks of ours and for ParameterServerStrategy alike."""
+"""The model of bench_servers.py: matrices, used by our ranks and by ParameterServerStrategy alike."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """What one rank does for bench_servers.py: python -m benchmarks.servers_rank JOB RESULTS.
 
 JOB is a JSON file: {"size": d, "rounds": [[arm, ...], ...]}, with arms as `bench_servers.Arm`. Rank 0 writes RESULTS:
-for each arm of each round what every rank has done. After each arm all ranks compare the parameters that they end with.
-What Horovod sends while it has nothing to do is measured before, and is not counted.
+for each arm of each round what every rank did. After each arm all ranks compare their final parameters. What Horovod
+sends while idle is measured beforehand, and is not counted.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What bench_servers.py reports: a table, what was wanted and reached, and a picture."""
+"""The report of bench_servers.py: a table, targets met or missed, and a picture."""
 
 from __future__ import annotations
 

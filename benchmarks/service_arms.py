@@ -1,4 +1,4 @@
-"""The arms of the question about a service on the same links: how training's vectors travel, and who goes first."""
+"""The arms of the question about a service on the same links: how training sends its vectors, and what has priority."""
 
 from __future__ import annotations
 

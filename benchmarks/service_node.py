@@ -1,9 +1,9 @@
 """A node of a small request-reply service: python -m benchmarks.service_node END NAME ADDRESS PORT.
 
-Each node asks the others for a reply of REPLY bytes by a request of REQUEST bytes, over one TCP connection to each, and
-answers theirs. Requests come by a Poisson process, whose seed and rate the conductor at END tells. The time of a
-message runs from its arrival, by the schedule, to the last byte of its reply; no node has more than MOST of them on
-their way, and what comes then waits for its turn, while its time runs. One thread of plain Python does it all.
+Each node sends the others requests of REQUEST bytes for replies of REPLY bytes, over one TCP connection to each, and
+answers theirs. Requests arrive by a Poisson process, with seed and rate from the conductor at END. The time of a
+message runs from its scheduled arrival to the last byte of its reply. No node has more than MOST messages in flight;
+further ones wait their turn, and the wait counts. All of this is one thread of plain Python.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 JOB is a JSON file: {"end": the conductor's address and port, "size": elements of a vector}. A step is a wait, which
 stands for the computation and leaves the cores free, and an average of a vector over all ranks: by Horovod's all-reduce
-over TCP, or by the library's datagrams. Each result is looked at, so far as loss lets it be known.
+over TCP, or by the library's datagrams. Each result is checked as far as losses allow.
 """
 
 from __future__ import annotations

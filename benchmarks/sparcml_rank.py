@@ -1,10 +1,9 @@
 """What one rank does for bench_sparcml.py: python -m benchmarks.sparcml_rank JOB RESULTS.
 
-JOB is a JSON file: {"cells": [...], "overlaps": [...]}, as of `bench_sparcml.measure`. Rank 0 writes RESULTS: for each
-cell and arm the seconds of each round (the slowest rank's), the bytes that each node's interface has sent over all
-rounds, and what `auto` chose in each; for each overlap the seconds of each round. Every result is compared with the sum
-that Horovod makes of the dense vectors; values are small integers, so that it has to be exact. If one is wrong the run
-ends.
+JOB is a JSON file: {"cells": [...], "overlaps": [...]}, as in `bench_sparcml.measure`. Rank 0 writes RESULTS: for each
+cell and arm the seconds of each round (the slowest rank's), the bytes that each node's interface sent over all rounds,
+and what `auto` chose in each; for each overlap the seconds of each round. Every result is compared with Horovod's sum
+of the dense vectors; values are small integers, so that it has to be exact. A wrong result ends the run.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What bench_sparcml.py reports: tables as Markdown, what was wanted and reached, and a picture."""
+"""The report of bench_sparcml.py: tables as Markdown, targets met or missed, and a picture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How things are timed: all arms in turn, round after round, so that a machine that drifts drifts for all of them."""
+"""How arms are timed: all in turn, round after round, so that a drift of the machine affects all of them alike."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What bench_train.py times: one training step with each way to exchange its gradients, read by clocks in its graph."""
+"""What bench_train.py times: one training step with each kind of gradient exchange, measured by clocks in its graph."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, out of readings of one clock; the parts of CommLib Fig. 1."""
+"""Where the time of a training step goes, from readings of one clock; the parts are those of CommLib Fig. 1."""
 
 from __future__ import annotations
 

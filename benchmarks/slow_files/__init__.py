@@ -1,12 +1,13 @@
-"""A slow network file system for tests and benchmarks: a read-only passthrough by FUSE that is honest about its cost.
+"""A slow network file system for tests and benchmarks: a read-only passthrough by FUSE with realistic costs.
 
     python -m benchmarks.slow_files --source DIR --mount DIR --rate 50MB/s --latency 2ms --in-flight 16
     getfattr -n user.slow_files --only-values DIR        # operations by kind, bytes read, most operations in flight
 
-One token bucket holds all readers together to the rate, each operation has the latency, and no more than the cap are in
-flight, so that a metadata storm costs what it would cost. It is a process of its own, so its work does not hold up
-the interpreter of those who read; its processor time does count, so rates stay at or under 200 MB/s. What a client may
-keep is in server.py. It needs the Debian packages libfuse3-dev, fuse3 and pkg-config, and requirements-fuse.txt.
+One token bucket limits all readers together to the rate, each operation has the latency, and at most the cap are in
+flight, so that a metadata storm costs what it would on such a file system. The server is a separate process, so its
+work does not hold up the readers' interpreter; its processor time does count, so rates stay at or under 200 MB/s.
+server.py says what a client may cache. It needs the Debian packages libfuse3-dev, fuse3 and pkg-config, and
+requirements-fuse.txt.
 """
 
 from __future__ import annotations
