@@ -42,7 +42,7 @@ RATES = "1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this question."""
+    """Adds the options of this question."""
     group = parser.add_argument_group("convergence")
     group.add_argument("--models", default=",".join(TRAINED), help=f"some of {','.join(MODELS)} ({','.join(TRAINED)})")
     group.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all)")
@@ -55,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def problem(options: argparse.Namespace) -> str | None:
-    """Why the options cannot be; None where they can."""
+    """Why the options are invalid; None if they are valid."""
     for name, known in {"models": list(MODELS), "arms": list(ARMS)}.items():
         if not set(getattr(options, name).split(",")) <= set(known):
             return f"expected some of the {name} {', '.join(known)}, got {getattr(options, name)}"
@@ -84,15 +84,15 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is to be trained, beside models and arms.
+    """Settings of a study, except models and arms.
 
     Attributes:
-        store: of finished runs.
-        epochs: in place of the models' own; 0 for those.
+        store: file of finished runs.
+        epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
         seeds: of each arm; the first one tries all rates.
         ranks: numbers of them; the fewest try all rates.
-        make: makes runs, as `averaging_runs.make`; None goes by those that the store has.
+        make: makes runs, as `averaging_runs.make`; None uses only those in the store.
     """
 
     store: pathlib.Path

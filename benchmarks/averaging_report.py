@@ -68,7 +68,7 @@ def groups_of(outcomes: Outcomes) -> list[Group]:
 
 
 def summarise(outcomes: Outcomes, about: Mapping[str, Sequence[str]]) -> Section:
-    """The question of convergence, answered.
+    """The section on the question of convergence.
 
     Args:
         outcomes: of each arm at one learning rate.
@@ -147,8 +147,8 @@ def draw(figures: Mapping[str, Any], path: str) -> None:
     Above by arrival, below averaging of gradients against that of models.
 
     Args:
-        figures: of the section that `summarise` gives.
-        path: of the picture.
+        figures: those of the section that `summarise` returns.
+        path: where the picture is written.
     """
     groups = {title: arms for title, arms in figures.items() if title != "about"}
     figure = Figure(figsize=(4.6 * len(groups), 8.0), layout="constrained")

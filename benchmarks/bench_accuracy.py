@@ -53,7 +53,7 @@ def launch(words: list[str], rate: str | None = None) -> Any:
 
 
 def reached(curve: list[list[float]], accuracy: float) -> list[float] | None:
-    """The look, as (step, seconds, accuracy), that first shows an accuracy; None where none does."""
+    """The look, as (step, seconds, accuracy), that first shows an accuracy; None if none does."""
     return next((look for look in curve if look[2] >= accuracy), None)
 
 
@@ -92,7 +92,7 @@ def whole_training(measured: dict[str, Any], arm: str, rate: str, every: int) ->
 
 
 def verdicts_of(measured: dict[str, Any], every: int) -> list[Verdict]:
-    """The targets."""
+    """The targets, met or missed."""
     found = []
     for rate in measured["times"]:
         ratios = sooner(measured, SHARES[0], rate, every)
@@ -176,7 +176,7 @@ def draw(measured: dict[str, Any], path: str) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default="1gbit,100mbit", help="of links; the first one has the whole trainings")
     parser.add_argument("--model", choices=MODELS, default="resnet50")

@@ -23,7 +23,7 @@ PICTURES = {"convergence": "averaging.png", "service": "averaging.service.png"}
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     questions.add_arguments(parser, [*QUESTIONS])
     for question in QUESTIONS.values():

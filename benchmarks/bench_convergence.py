@@ -39,7 +39,7 @@ FOLLOWS = {"dense": "torus2d"}  # the noise of equal arms is that of equal learn
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {','.join(MODELS)} (all)")
     parser.add_argument("--recipes", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all of a model's)")
@@ -99,16 +99,16 @@ def elsewhere(study: Study, asked: Mapping[str, Sequence[str]]) -> list[reports.
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is to be trained, beside models and arms.
+    """Settings of a study, except models and arms.
 
     Attributes:
-        store: of finished runs.
+        store: file of finished runs.
         cluster: where.
-        epochs: in place of the models' own; 0 for those.
+        epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
-        seeds: how many.
-        searched: seeds that try all rates.
-        make: makes runs, of `convergence_runs`; None goes by those that the store has.
+        seeds: number of seeds.
+        searched: number of seeds that try all rates.
+        make: makes runs, of `convergence_runs`; None uses only those in the store.
     """
 
     store: pathlib.Path
@@ -120,9 +120,9 @@ class Study:
     make: Callable[[Sequence[Run], pathlib.Path], None] | None
 
     def outcomes(self, asked: Mapping[str, Sequence[str]]) -> tuple[Outcomes, dict[str, dict[str, list[float]]]]:
-        """Those of each model's arms at their best learning rates, and by model and arm all that were tried.
+        """The outcomes of each model's arms at their best learning rates, and the rates tried by model and arm.
 
-        Makes the runs that the store does not have.
+        Makes the runs that are missing in the store.
         """
         tried = queue.finished(
             [

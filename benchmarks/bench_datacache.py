@@ -77,7 +77,7 @@ def main() -> None:
         command = "make bench-datacache" if asked == names else f"bench_datacache --questions {options.questions}"
         made.append(report.made(timing.machine(), time.perf_counter() - began, command))
         text = report.of_questions(TITLE, list(sections.values()), made)
-        if not options.dry:  # after each, so that what fails later loses nothing
+        if not options.dry:  # after each, so that a later failure loses nothing
             print(f"Written to {write(sections, text)}.json, .md and .png", flush=True)
     print(text)
 

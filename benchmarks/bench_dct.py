@@ -42,7 +42,7 @@ QUESTIONS: dict[str, ModuleType] = {
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     questions.add_arguments(parser, [*QUESTIONS])
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; writes no report")

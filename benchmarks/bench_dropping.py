@@ -39,7 +39,7 @@ RATES = "1,2,4"
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="mlp", help=f"some of {','.join(MODELS)} (mlp)")
     parser.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all of a model's)")
@@ -82,15 +82,15 @@ def main() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is to be trained, beside models and arms.
+    """Settings of a study, except models and arms.
 
     Attributes:
-        store: of finished runs.
-        epochs: in place of the models' own; 0 for those.
+        store: file of finished runs.
+        epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
         seeds: how many each arm has.
-        searched: seeds that try all rates.
-        make: makes runs, as `dropping_runs.make`; None goes by those that the store has.
+        searched: number of seeds that try all rates.
+        make: makes runs, as `dropping_runs.make`; None uses only those in the store.
     """
 
     store: pathlib.Path
@@ -101,9 +101,9 @@ class Study:
     make: Callable[[Sequence[Run], pathlib.Path], None] | None
 
     def outcomes(self, asked: Mapping[str, Sequence[str]]) -> tuple[Outcomes, dict[str, dict[str, list[float]]]]:
-        """Those of each model's arms at their best learning rates, and by model and arm all that were tried.
+        """The outcomes of each model's arms at their best learning rates, and the rates tried by model and arm.
 
-        Makes the runs that the store does not have.
+        Makes the runs that are missing in the store.
         """
         pairs = [(model, arm) for model, arms in asked.items() for arm in arms]
         tried = finished(

@@ -152,7 +152,7 @@ def groups_of(arms: Sequence[str], size: int, ranks: int, available: float) -> l
         available: bytes of memory.
 
     Returns:
-        Lists of arms; none where there is not room for one.
+        Lists of arms; none if there is not room for one.
     """
     vectors = ((available - _SPARE) / ranks - _PROCESS) / (4 * size)
     kept_at_once = int((vectors - _PASSING) // _KEPT)
@@ -221,7 +221,7 @@ def memory_rate() -> float:
 
 
 def without_mpi() -> str | None:
-    """Why ranks that mpirun has started cannot exchange here, with the remedy; None where they can."""
+    """Why ranks that mpirun has started cannot exchange here, with the remedy; None if they can."""
     import horovod.tensorflow as horovod
 
     if mpirun.unavailable() is None and not horovod.mpi_built():
@@ -259,13 +259,13 @@ def main() -> None:
             rivals = others(options.launcher)
             cells = cells_of((nodes, local), rate, options.sizes, densities, rivals, options.without)
             runs.append(measure((nodes, local), rate, cells, options.launcher))
-            if not options.dry:  # after each, so that what fails later loses nothing
+            if not options.dry:  # after each, so that a later failure loses nothing
                 write(runs, read_rate)
     print(render(runs, rows_of(runs, read_rate), read_rate))
 
 
 def write(runs: list[dict], read_rate: float) -> None:
-    """Writes what there is so far as JSON, Markdown and a picture."""
+    """Writes the results so far as JSON, Markdown and a picture."""
     rows = rows_of(runs, read_rate)
     text = render(runs, rows, read_rate)
     known = ("shape", "rate", "reached", "congestion", "idle")

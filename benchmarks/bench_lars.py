@@ -80,7 +80,7 @@ class Cell:
         self.last: Any = None
 
     def arms(self) -> dict[str, Arm]:
-        """All that is timed in this cell."""
+        """The arms that are timed in this cell."""
         floors = self.floors.passes(self.name)
         arms = {FLOOR_NORMS: Arm(floors["norms"]), FLOOR_UPDATE: Arm(floors["update"])}
         ours = tf.function(lambda: our_ratios(self.name, self.still, self.gradients), autograph=False)
@@ -92,7 +92,7 @@ class Cell:
                 jit_compile=how.compiled,
             )
             arms[f"norms, {form}"] = Arm(self._kept(run), self._check_ratios)
-        # Twice a round, so that rivals take two steps for each of its two.
+        # Twice per round, so that rivals take two steps for each of its two.
         step = our_step(our_optimizer(self.name), self.ours, self.gradients)
         arms[STEPS] = arms[AGAIN] = Arm(step)
         for form, how in step_forms(self.name).items():
@@ -110,7 +110,7 @@ class Cell:
         np.testing.assert_allclose(np.array(self.last, np.float64), self.expected, rtol=1e-4)
 
     def _check_step(self, form: str, run: Any) -> None:
-        """After the step that our second arm has taken meanwhile, too."""
+        """Compares the weights, after the step that our second arm has taken meanwhile."""
         run()
         np.testing.assert_allclose(probes(self.rivals[form].weights), probes(self.ours.weights), rtol=1e-3, atol=1e-4)
 
@@ -133,7 +133,7 @@ def expected_ratios(name: str, tensors: Tensors, gradients: list[tf.Tensor]) -> 
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Times every cell in this process, and says which one it is at."""
+    """Times every cell in this process, with progress messages."""
     cells = []
     for model in MODELS:
         layers = layers_of(model)
@@ -164,7 +164,7 @@ def best_rival(times: dict[str, Timing], part: str) -> str:
 
 
 def verdicts_of(cells: list[dict], ranks: list[dict]) -> list[Verdict]:
-    """All targets."""
+    """The targets, met or missed."""
     return [verdict for cell in cells for verdict in _one_process(cell)] + [
         verdict for cell in ranks for verdict in _two_ranks(cell)
     ]
@@ -262,7 +262,7 @@ def _rank_table(cells: list[dict]) -> list[str]:
 
 
 def draw(cells: list[dict], path: str) -> None:
-    """A panel for each cell: what each arm takes, beside the floors."""
+    """A panel for each cell: the time of each arm, beside the floors."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     for cell, axes in zip(cells, figure.subplots(2, 2).flat, strict=True):
         times: dict[str, Timing] = cell["times"]

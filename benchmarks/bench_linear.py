@@ -40,16 +40,16 @@ _LIMIT = 600.0  # seconds for one launch
 
 
 class Plan(NamedTuple):
-    """What is measured.
+    """What to measure.
 
     Attributes:
-        characters: of a file that n-grams are taken of.
-        exchanges: of gradient descent, the dense one first.
-        repetitions: of each launch that is timed.
-        passes: of these.
+        characters: number of characters of a file that n-grams are taken from.
+        exchanges: kinds of exchange for gradient descent, the dense one first.
+        repetitions: number of runs of each timed launch.
+        passes: passes per timed launch.
         learnt: passes of the launch whose accuracy is compared.
-        iterations: of a pass of coordinate descent.
-        files: at the most; None for all.
+        iterations: iterations per pass of coordinate descent.
+        files: maximum number of files; None for all.
     """
 
     characters: int = 2_000
@@ -77,12 +77,12 @@ def make_data(folder: pathlib.Path, plan: Plan) -> dict[str, dict[str, str]]:
 
 
 def launch(cluster: Cluster, folder: pathlib.Path, options: dict[str, str]) -> dict[str, Any]:
-    """The figures of one launch of examples/linear.py; RuntimeError where a rank fails."""
+    """The figures of one launch of examples/linear.py; RuntimeError if a rank fails."""
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     path = folder / "figures.json"
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "examples.linear", *words, "--meet", "--json", str(path)]
-    # What is measured of links is kept for this cluster alone: the next one has the same addresses and other links.
+    # Link measurements are kept for this cluster only: the next one has the same addresses and other links.
     statuses = cluster.run(command, {cache.CACHE_VARIABLE: str(folder)}, _LIMIT)
     if any(statuses):
         raise RuntimeError(f"the ranks of {' '.join(words)} ended with {statuses}")
@@ -90,7 +90,7 @@ def launch(cluster: Cluster, folder: pathlib.Path, options: dict[str, str]) -> d
 
 
 def measure(plan: Plan, rate: str) -> dict[str, Any]:
-    """Makes the data and all launches."""
+    """Makes the data and runs all launches."""
     with tempfile.TemporaryDirectory() as name, Cluster(NODES, 1, rate) as cluster:
         folder = pathlib.Path(name)
         data = make_data(folder, plan)
@@ -115,11 +115,11 @@ def scikit_learn(options: dict[str, str]) -> float:
     return float(rival.fit(train.matrix, train.labels).score(test.matrix, test.labels))
 
 
-# ---- what came out ----
+# ---- results ----
 
 
 def rows_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a method and exchange: means over passes, medians over launches."""
+    """One row per method and exchange: means over passes, medians over launches."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for method, exchange in dict.fromkeys((run["method"], run["exchange"]) for run in runs):
         same = [run for run in runs if (run["method"], run["exchange"]) == (method, exchange)]

@@ -26,7 +26,7 @@ from benchmarks.report import Verdict
 
 NODES, LOCAL = 2, 2
 LIMIT = 1500.0  # seconds
-ADAM = 8  # bytes of its slots a weight
+ADAM = 8  # bytes of its slots per weight
 RESIDUAL = 4
 
 
@@ -40,7 +40,7 @@ def measure(elements: int, density: float, rounds: int) -> dict[str, Any]:
 
 
 def verdicts_of(measured: dict[str, Any], elements: int) -> list[Verdict]:
-    """The targets."""
+    """The targets, met or missed."""
     times, kept = measured["times"], measured["kept"]
     noise, found = _ratio(times[AGAIN], times[SPARSE])[1], []
     for arm in (MOMENTUM, UPDATES):
@@ -104,7 +104,7 @@ def draw(measured: dict[str, Any], path: str) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=25 * 10**6)
     parser.add_argument("--density", type=float, default=0.01)

@@ -157,7 +157,7 @@ def _stream() -> ctypes.c_void_p:
 
 
 def arms(libraries: tuple[ctypes.CDLL, ctypes.CDLL], shape: Shape) -> dict[str, Arm]:
-    """All that is timed with one shape; the unit first."""
+    """The arms that are timed for one shape; the unit first."""
     momentum, layers = Momentum(libraries[0], shape.elements), Layers(libraries[1], shape)
     out = torch.empty_like(momentum.gradient)
     rivals = [[torch.nn.Parameter(each.clone()) for each in layers.weights] for _ in range(2)]

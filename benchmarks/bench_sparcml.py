@@ -39,24 +39,24 @@ from benchmarks.sparcml_report import (
 from hvd_sparse.tuning import cache
 
 FIG_3 = 1 / 128  # 0.781%
-_MANY = 0.1  # density from which every arm takes as long as a dense one
+_MANY = 0.1  # density above which every arm takes as long as a dense one
 _OVERLAP_NODES = 2
-_TRIES = 8  # calls in which auto tries its four candidates, each twice
+_TRIES = 8  # calls in which auto tries each of its four candidates twice
 _RANK_LIMIT = 900.0  # seconds for one number of nodes
 
 
 class Plan(NamedTuple):
-    """What is measured.
+    """What to measure.
 
     Attributes:
         size: N, rows of the vector.
-        nodes: P, of one rank, at the density of Fig. 3.
-        densities: for `swept` nodes.
-        swept: nodes for which densities vary.
-        identical: density of a cell whose index sets are the same on all ranks; at half of all rows, the most that
-            travel sparse, splitting costs as much as of dense rows.
-        rounds: of arms that take milliseconds, and of those that take as long as a dense one.
-        overlaps: collectives and densities that run beside a computation.
+        nodes: numbers P of nodes of one rank, at the density of Fig. 3.
+        densities: measured on `swept` nodes.
+        swept: number of nodes on which densities vary.
+        identical: density of a cell with the same index sets on all ranks; at half of all rows, the most that
+            are sent sparse, splitting costs as much as with dense rows.
+        rounds: for arms that take milliseconds, and for those that take as long as a dense one.
+        overlaps: collectives and densities to run beside a computation.
     """
 
     size: int
@@ -88,7 +88,7 @@ QUICK = WHOLE._replace(
 
 
 def cells_of(plan: Plan, nodes: int) -> list[dict[str, Any]]:
-    """What is measured with one number of nodes."""
+    """The cells for one number of nodes."""
     cells = [_cell(plan, density, "uniform") for density in (plan.densities if nodes == plan.swept else [])]
     if nodes in plan.nodes and all(cell["density"] != FIG_3 for cell in cells):
         cells.append(_cell(plan, FIG_3, "uniform"))
@@ -98,7 +98,7 @@ def cells_of(plan: Plan, nodes: int) -> list[dict[str, Any]]:
 
 
 def _cell(plan: Plan, density: float, sets: str) -> dict[str, Any]:
-    """One cell; where ranks bring many rows Horovod's gather of slices, which grows by the ranks, is left out."""
+    """One cell; Horovod's gather of slices, which grows with the ranks, is left out if ranks have many rows."""
     often, seldom = plan.rounds
     many = density >= _MANY
     arms = [*DENSE_ARMS, *FIXED, "auto", AUTO_AGAIN, *([] if many else [HOROVOD_SLICES])]
@@ -109,11 +109,11 @@ def _cell(plan: Plan, density: float, sets: str) -> dict[str, Any]:
 
 
 def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Runs cells and overlaps on a cluster of their own.
+    """Runs cells and overlaps on a new cluster.
 
     Args:
-        nodes: of one rank each.
-        rate: of their links, as tc writes it.
+        nodes: number of nodes, of one rank each.
+        rate: rate of their links, in tc's notation.
         cells: each {"size", "density", "sets", "rounds": {arm: rounds}, "warm": rounds before these, "tries": calls of
             auto before all}.
         overlaps: each {"size", "density", "collective", "rounds"}.
@@ -122,7 +122,7 @@ def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[d
         What rank 0 of benchmarks/sparcml_rank.py writes, and what it was measured on.
 
     Raises:
-        RuntimeError: where a rank fails, as it does when a result is wrong.
+        RuntimeError: if a rank fails, as it does when a result is wrong.
     """
     with tempfile.TemporaryDirectory() as name, Cluster(nodes, 1, rate) as cluster:
         folder = pathlib.Path(name)
@@ -130,7 +130,7 @@ def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[d
         print(f"{nodes} ranks, {rate}: one connection reaches {reached / 1e6:,.0f} Mbit/s", flush=True)
         (folder / "job.json").write_text(json.dumps({"cells": cells, "overlaps": overlaps}))
         files = [str(folder / "job.json"), str(folder / "results.json")]
-        # What is measured of links is kept for this cluster alone: the next one has the same addresses and other links.
+        # Link measurements are kept for this cluster only: the next one has the same addresses and other links.
         environment = {cache.CACHE_VARIABLE: name}
         command = [sys.executable, "-m", "benchmarks.sparcml_rank", *files]
         statuses = cluster.run(command, environment, _RANK_LIMIT)
@@ -153,13 +153,13 @@ def measure_all(plan: Plan, rates: Sequence[str], dry: bool) -> str:
             runs.append(measure(nodes, rate, cells_of(plan, nodes), overlaps))
             rows, overlapped = rows_of(runs), overlaps_of(runs)
             text = render(runs, rows, overlapped)
-            if not dry:  # after each, so that what fails later loses nothing
+            if not dry:  # after each, so that a later failure loses nothing
                 write(runs, rows, overlapped, text)
     return text
 
 
 def write(runs: list[dict], rows: list[dict], overlapped: list[dict], text: str) -> None:
-    """Writes what there is so far as JSON, Markdown and a picture."""
+    """Writes the results so far as JSON, Markdown and a picture."""
     known = ("nodes", "rate", "reached", "congestion", "idle")
     links = [{key: run[key] for key in known} for run in runs]
     data = {"machine": timing.machine(), "links": links, "rows": writing.columns(rows), "overlaps": overlapped}

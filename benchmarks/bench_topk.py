@@ -85,7 +85,7 @@ class Cell:
         self.approximate = self.rival_indices[: self.k].copy()
 
     def arms(self, slow_rounds: int) -> dict[str, Arm]:
-        """All that is timed in this cell."""
+        """The arms that are timed in this cell."""
         kernels, rivals, x, k = self.kernels, self.rivals, self.x, self.k
         outputs = (self.values, self.indices)
         fused = (self.gradient, self.residual, k, *outputs)
@@ -139,7 +139,7 @@ class Cell:
         assert self.kernels.feedback_held(self.gradient, self.residual, self.k, self.threshold, *outputs) == self.k
 
     def _reset(self) -> None:
-        """The in-place arms go on from what the last one left; now and then from the start, lest numbers grow."""
+        """The in-place arms continue from the last result, and now and then restart, so that numbers do not grow."""
         np.copyto(self.in_place, self.residual)
 
     def _check_exact(self) -> None:
@@ -166,7 +166,7 @@ class Cell:
 
 
 def measure(quick: bool) -> list[dict]:
-    """Times every cell, and says which one it is at."""
+    """Times every cell, with progress messages."""
     kernels, rivals = Kernels(), Rivals()
     print(f"Instruction set {kernels.isa()}; {timing.machine()['processor']}")
     cells = []

@@ -138,7 +138,7 @@ class Cell:
         return {"x": self.x, "constant": self.constant, "zeros": self.zeros}
 
     def arms(self, slow_rounds: int) -> dict[str, Arm]:
-        """All that is timed in this cell."""
+        """The arms that are timed in this cell."""
         kernels, x, k = self.kernels, self.x, self.k
         outputs = (self.values, self.indices)
         fused = (self.gradient, self.residual, *outputs, self.out)
@@ -190,7 +190,7 @@ class Cell:
         assert torch.equal(self.out, self.total)
 
     def _reset(self) -> None:
-        """The in-place arm goes on from the start, lest numbers grow."""
+        """The in-place arm goes on from the start, so that numbers do not grow."""
         self.in_place.copy_(self.residual)
 
     def _literal(self) -> None:
@@ -267,7 +267,7 @@ def issue_microseconds(run: Callable[[], object], calls: int = 100) -> float:
 
 
 def measure(kernels: Kernels, sizes: Mapping[str, int]) -> list[dict]:
-    """Times every cell, and says which one it is at."""
+    """Times every cell, with progress messages."""
     flushed = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     cells = []
     for name, size in sizes.items():

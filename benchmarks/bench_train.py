@@ -95,7 +95,7 @@ def measure_all(shape: tuple[int, int], rate: str, jobs: Sequence[dict[str, Any]
 
 
 def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row an arm: throughput in samples/s, its ratio to Horovod's, efficiency, bytes a step and node, and parts."""
+    """One row per arm: throughput in samples/s, its ratio to Horovod's, efficiency, bytes per step and node, parts."""
     rows = []
     for run in runs:
         throughputs = {name: _throughputs(run, arm) for name, arm in run["arms"].items()}

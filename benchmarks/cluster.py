@@ -56,10 +56,10 @@ class Traffic:
 
 
 def bits_per_second(rate: str) -> float:
-    """A rate as tc writes it ("100mbit", "1gbit") as a number.
+    """A rate in tc's notation ("100mbit", "1gbit") as a number.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is none.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|m|g)bit", rate.strip().lower())
     if not found or float(found[1]) <= 0:
@@ -68,7 +68,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def unavailable() -> str | None:
-    """Why there can be no cluster here, with the remedy; None where there can."""
+    """Why there can be no cluster here, with the remedy; None if there can."""
     if os.geteuid() != 0:
         return "A cluster in a box needs root, to make network namespaces: run it as root or with sudo."
     missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
@@ -81,9 +81,9 @@ class Cluster:
     """Nodes on one bridge, for the time of a `with` block.
 
     Attributes:
-        nodes: how many.
+        nodes: number of nodes.
         local: ranks on each node.
-        rate: of each node's link, both ways, as tc writes it; None leaves it unshaped.
+        rate: of each node's link, both ways, in tc's notation; None leaves it unshaped.
         shaper: "tbf" or "htb", the queueing discipline that shapes.
         congestion: TCP's congestion control on the nodes: cubic, as Linux has it by default, or where this kernel does
             not let a namespace choose that, this machine's. (BBR, for one, stops sending for 200 ms every 10 s.)
@@ -168,9 +168,9 @@ class Cluster:
             status for all.
 
         Raises:
-            RuntimeError: where the launcher is not installed.
-            TimeoutError: where the limit was reached.
-            ValueError: where there is no such launcher.
+            RuntimeError: if the launcher is not installed.
+            TimeoutError: if the limit was reached.
+            ValueError: if there is no such launcher.
         """
         if launcher not in LAUNCHERS:
             raise ValueError(f"Expected the launcher {' or '.join(LAUNCHERS)}, got {launcher!r}.")

@@ -49,7 +49,7 @@ class Conductor:
         """Waits until so many are there: what each says of itself, by name.
 
         Raises:
-            TimeoutError: where they do not come.
+            TimeoutError: if they do not come.
         """
         said: dict[str, Any] = {}
         while len(said) < count:
@@ -71,8 +71,8 @@ class Conductor:
         """Waits for the replies of some, in their order.
 
         Raises:
-            RuntimeError: where one has ended.
-            TimeoutError: where one does not reply.
+            RuntimeError: if one has ended.
+            TimeoutError: if one does not reply.
         """
         return [self._heard(name) for name in names]
 

@@ -23,7 +23,7 @@ from benchmarks.exchange_rank import forget
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)
     job = json.loads(parser.parse_args().job.read_text())

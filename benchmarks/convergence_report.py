@@ -61,7 +61,7 @@ class Difference:
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> Difference:
-    """The mean of one - other with Student's interval; ValueError where they do not pair."""
+    """The mean of one - other with Student's interval; ValueError if they do not pair."""
     if len(one) != len(other) or not 1 <= len(one) <= len(STUDENT):
         raise ValueError(f"Expected 1 to {len(STUDENT)} pairs, got {len(one)} and {len(other)} values.")
     gaps = np.subtract(one, other)
@@ -115,7 +115,7 @@ def by_seed(outcomes: Outcomes, model: str, arm: str, what: str = "final") -> di
 
 
 def gap_of(outcomes: Outcomes, model: str, one: str, other: str, what: str = "final") -> Difference | None:
-    """One arm less the other, over the seeds that both have finished; None where there is none."""
+    """One arm less the other, over the seeds that both have finished; None if there is none."""
     ones, others = (by_seed(outcomes, model, arm, what) for arm in (one, other))
     both = [seed for seed in ones if seed in others]
     return difference([ones[seed] for seed in both], [others[seed] for seed in both]) if both else None
@@ -131,7 +131,7 @@ def summarise(
 
     Args:
         outcomes: of each arm at one learning rate.
-        model: of `MODELS`.
+        model: a key of `MODELS`.
         tried: for each arm the learning rates that this one is the best of, where there were others.
         wanted: how near to dense some arm is to end; as `WANTED` has it.
     """

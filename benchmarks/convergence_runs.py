@@ -55,7 +55,7 @@ class Cluster:
     """Where a run takes place, and how much sparse arms send.
 
     Attributes:
-        nodes: how many.
+        nodes: number of nodes.
         local: ranks of each.
         density: of sparse arms.
     """
@@ -75,11 +75,11 @@ class Run:
     """One training of the study.
 
     Attributes:
-        model: of `MODELS`.
-        arm: of `ARMS`.
-        rate: the learning rate, in units of the model's own.
+        model: a key of `MODELS`.
+        arm: a key of `ARMS`.
+        rate: learning rate, in units of the model's own.
         seed: of weights, samples and noise.
-        epochs: in place of the model's own; 0 for those.
+        epochs: replaces the model's own number; 0 keeps it.
         cluster: where.
     """
 
@@ -95,7 +95,7 @@ class Run:
         return MODELS[self.model].at(self.rate, self.epochs)
 
     def fingerprint(self) -> str:
-        """Changes with whatever makes this run another one; the recipe counts, not the name of the arm."""
+        """A hash of everything that determines the run's outcome; the recipe counts, not the name of the arm."""
         recipe = arguments.recipe_of(ARMS[self.arm].recipe, self.cluster.density, steps=STEPS)
         own = {name: value for name, value in dataclasses.asdict(self).items() if name != "arm"}
         told = [own, dataclasses.asdict(self.settings()), describe(recipe), self._data()]
@@ -105,7 +105,7 @@ class Run:
         return digest.hexdigest()[:16]
 
     def _data(self) -> str:
-        """Tells the data apart that differ between machines."""
+        """A digest of the data, which differ between machines."""
         settings = MODELS[self.model]
         return _digest(settings.options) if isinstance(settings, TranslationSettings) else ""
 
@@ -160,14 +160,14 @@ def finished(wanted: Sequence[Any], store: pathlib.Path, make: Make | None) -> d
 
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
-    """Makes runs of one cluster, one after the other on ranks that are started once; RuntimeError where they fail."""
+    """Makes runs of one cluster, one after the other on ranks that are started once; RuntimeError if they fail."""
     cluster = wanted[0].cluster
     with tempfile.TemporaryDirectory() as folder:
         launch([on_ranks(write_job(wanted, store, pathlib.Path(folder) / "job.json"), cluster)], cluster)
 
 
 def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
-    """Makes runs of one cluster with threads for ranks, a process for each core; RuntimeError where one fails."""
+    """Makes runs of one cluster with threads for ranks, a process for each core; RuntimeError if one fails."""
     ordered, cores = sorted(wanted, key=_turn), sorted(os.sched_getaffinity(0))[: len(wanted)]
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
@@ -204,11 +204,11 @@ def _write_job(ordered: Iterable[Any], store: pathlib.Path, path: pathlib.Path) 
 
 
 def on_cores(ordered: Sequence[Any], store: pathlib.Path, worker: str) -> None:
-    """Makes runs in a process for each core, which are dealt out in turn; RuntimeError where one fails.
+    """Makes runs in a process for each core, which are dealt out in turn; RuntimeError if one fails.
 
     Args:
         ordered: runs, dataclasses with `settings` and `fingerprint`.
-        store: of finished runs.
+        store: file of finished runs.
         worker: the module that is a process; it gets a JSON file: {"store": where finished runs are added, "runs":
             [{the fields of a run, "settings": those of its model, "fingerprint"}, ...]}.
     """

@@ -13,14 +13,14 @@ class ImageSettings:
 
     Attributes:
         epochs: over the training crops.
-        train: training crops.
-        held_out: crops that are not trained on.
-        watched: the first so many of them are for validation, after each epoch; the others are the test.
+        train: number of training crops.
+        held_out: number of crops that are not trained on.
+        watched: number of them used for validation after each epoch; the others are the test set.
         batch: crops a rank and step.
         rate: the highest learning rate, for all ranks together; momentum is 0.9.
         warm_up: epochs until it is reached; from there it falls to 0 as a cosine.
         decay: of all kernels, added to the gradient before the exchange.
-        noise: of each crop, in units of its own deviation; new in each epoch, always the same on held-out crops.
+        noise: noise of each crop, in units of its own deviation; new in each epoch, fixed on held-out crops.
         averaged: the last epochs whose weights, one set an epoch, are averaged for the end; 0 takes the last weights.
     """
 
@@ -153,8 +153,8 @@ class Elsewhere(NamedTuple):
 
     Attributes:
         name: in the report.
-        epochs: in place of the models' own; 0 for those.
-        nodes: how many.
+        epochs: replaces the models' own numbers; 0 keeps them.
+        nodes: number of nodes.
         local: ranks of each.
         wanted: as `WANTED`.
     """

@@ -45,11 +45,11 @@ class TranslationSimulation:
 
     Args:
         translated: what is learnt, with which recipe.
-        nodes: how many.
+        nodes: number of nodes.
         local: ranks of each.
 
     Raises:
-        ValueError: where the model drops features, which each rank draws for itself.
+        ValueError: if the model drops features, which each rank draws for itself.
     """
 
     def __init__(self, translated: TranslationTask, nodes: int, local: int):
@@ -123,7 +123,7 @@ def _weighted(batch: batches.Batch) -> list[tf.Tensor]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)
     parser.add_argument("core", type=int, help="to run on: threads that take turns at Python do so sooner on one")

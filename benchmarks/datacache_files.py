@@ -81,7 +81,7 @@ def measure(folder: pathlib.Path, progress: Progress, plan: Plan = WHOLE) -> Sec
         plan: how much is measured.
 
     Raises:
-        RuntimeError: where there can be no slow file system here.
+        RuntimeError: if there can be no slow file system here.
     """
     reason = slow_files.unavailable()
     if reason is not None:

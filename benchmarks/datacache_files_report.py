@@ -13,7 +13,7 @@ RIVALS: dict[str, int | None] = {"tf.data, AUTOTUNE": None, "tf.data, 16 readers
 
 
 def rows_of(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row an arm and rate: medians over the rounds, and over the epochs after the first."""
+    """One row per arm and rate: medians over the rounds, and over the epochs after the first."""
     rows = []
     for rate, link in figures["links"].items():
         for arm in (*RIVALS, OURS):

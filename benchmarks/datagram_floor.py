@@ -17,7 +17,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     """Compiles the program into a folder.
 
     Raises:
-        RuntimeError: where there is no compiler.
+        RuntimeError: if there is no compiler.
     """
     compiler = shutil.which("c++")
     if compiler is None:
@@ -39,7 +39,7 @@ def measure(program: pathlib.Path, cluster: Cluster, rate: float, datagrams: int
         cut: whether the kernel cuts them out of runs (UDP_SEGMENT).
 
     Raises:
-        RuntimeError: where a rank has failed, or the network has lost more than a tenth of them.
+        RuntimeError: if a rank has failed, or the network has lost more than a tenth of them.
     """
     addresses = [cluster.address(node) for node in range(cluster.nodes)]
     words = [str(program), *map(str, (rate, datagrams, BYTES, int(cut)))]

@@ -148,7 +148,7 @@ def train(scheme: Scheme, seeds: int, epochs: int, rate: float = RATE) -> Ends:
 
     Args:
         scheme: at the split.
-        seeds: how many.
+        seeds: number of seeds.
         epochs: of each.
         rate: of Adam.
     """
@@ -176,7 +176,7 @@ def _for_all(images: np.ndarray, labels: np.ndarray, seeds: int) -> tuple[tf.Ten
     return tf.tile(images[None], [seeds, 1, 1]), tf.tile(labels[None], [seeds, 1])
 
 
-# ---- what came out ----
+# ---- results ----
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:

@@ -132,7 +132,7 @@ def trained(
         arms: to be trained.
         seeds: of each.
         rows: digest of the index.
-        store: of finished runs.
+        store: file of finished runs.
         one: makes a run and adds it to the store; None leaves out what it does not have.
         say: gets a line for each.
     """

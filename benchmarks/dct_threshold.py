@@ -65,7 +65,7 @@ class Cell:
         self.given: tf.Tensor | None = None
 
     def arms(self, slow_rounds: int) -> dict[str, Arm]:
-        """All that is timed in this cell."""
+        """The arms that are timed in this cell."""
         x, k = self.x, self.k
         return {
             READ: Arm(self.read),

@@ -139,7 +139,7 @@ def run(arms: Sequence[Arm | Sharded], rate: str, batch: int, rounds: int, steps
 def summarised(
     arms: Sequence[Arm | Sharded], results: Sequence[dict[str, Any]], rate: float, batch: int
 ) -> dict[str, dict[str, Any]]:
-    """By arm: samples a second of each round, and what a step costs."""
+    """By arm: samples per second of each round, and what a step costs."""
     cell: dict[str, dict[str, Any]] = {}
     for arm in (each.name for each in arms):
         rounds = [result["ranks"] for result in results if result["arm"] == arm]

@@ -55,7 +55,7 @@ def summarise(
 
     Args:
         outcomes: of each arm at one learning rate.
-        model: of `MODELS`.
+        model: a key of `MODELS`.
         question: of `answered`.
         tried: for each arm the learning rates that this one is the best of, where there were others.
     """

@@ -34,11 +34,11 @@ class Run:
     """One training of the study.
 
     Attributes:
-        model: of `MODELS`.
-        arm: of `ARMS`.
-        rate: the learning rate, in units of the model's own.
+        model: a key of `MODELS`.
+        arm: a key of `ARMS`.
+        rate: learning rate, in units of the model's own.
         seed: of weights, samples, noise and simulated times.
-        epochs: in place of the model's own; 0 for those.
+        epochs: replaces the model's own number; 0 keeps it.
     """
 
     model: str
@@ -53,7 +53,7 @@ class Run:
         return dataclasses.replace(own, rate=self.rate * own.rate, epochs=self.epochs or own.epochs)
 
     def fingerprint(self) -> str:
-        """Changes with whatever makes this run another one; what the arm does counts, not its name."""
+        """A hash of everything that determines the run's outcome; what the arm does counts, not its name."""
         arm = ARMS[self.arm]
         chosen = arm.settings()
         told = [
@@ -67,7 +67,7 @@ class Run:
         return digest.hexdigest()[:16]
 
     def _data(self) -> str:
-        """Tells the data apart that differ between machines."""
+        """A digest of the data, which differ between machines."""
         settings = MODELS[self.model]
         return _digest(settings.options) if isinstance(settings, SentenceSettings) else ""
 
@@ -83,7 +83,7 @@ Outcomes = dict[Run, dict[str, Any]]
 
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
-    """Makes runs, in a process for each core; RuntimeError where one fails."""
+    """Makes runs, with one process per core; RuntimeError if one fails."""
     on_cores(sorted(wanted, key=_turn), store, "benchmarks.dropping_worker")
 
 

@@ -50,8 +50,8 @@ class ImageSettings:
     Attributes:
         width: neurons of each of three layers.
         epochs: over the training crops.
-        train: training crops.
-        held_out: crops that are not trained on.
+        train: number of training crops.
+        held_out: number of crops that are not trained on.
         watched: the first so many of them are for validation, the others are the test.
         batch: crops of a client and step.
         rate: the learning rate of AdaGrad, whose accumulators begin at 0.

@@ -32,7 +32,7 @@ _COUNTERS = pathlib.Path("/sys/class/net/eth0/statistics")
 
 
 def sent_bytes() -> int:
-    """What this node's interface has sent so far, headers included; 0 where there is no such interface."""
+    """What this node's interface has sent so far, headers included; 0 if there is no such interface."""
     counter = _COUNTERS / "tx_bytes"
     return int(counter.read_text()) if counter.exists() else 0
 

@@ -82,7 +82,7 @@ def model_error(rows: list[dict]) -> str:
 
 
 def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
-    """One row an arm and cell."""
+    """One row per arm and cell."""
     rows = []
     for run in runs:
         for cell in run["cells"]:

@@ -19,7 +19,7 @@ def run(ranks: int, words: Sequence[str], limit: float) -> None:
         limit: seconds.
 
     Raises:
-        subprocess.CalledProcessError: where they fail.
+        subprocess.CalledProcessError: if they fail.
         subprocess.TimeoutExpired: where they take longer.
     """
     launcher = [sys.executable, "-m", "benchmarks.launcher", "-np", str(ranks), "--gloo", "--disable-cache"]

@@ -109,7 +109,7 @@ def _require_equal(name: str, variables: list[keras.Variable]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=pathlib.Path, help="where the first rank writes what was measured")
     parser.add_argument("--local", type=int, default=2)

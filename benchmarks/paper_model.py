@@ -62,11 +62,11 @@ class Workload(NamedTuple):
 
     Attributes:
         name: as the paper has it.
-        size: parameters.
-        batch: samples a GPU and step; None where the paper leaves it out.
-        single: samples a second of one GPU.
+        size: number of parameters.
+        batch: samples a GPU and step; None if the paper leaves it out.
+        single: samples per second of one GPU.
         extra: seconds a step that the single GPU's rate lacks.
-        published: samples a second of 128 GPUs by algorithm.
+        published: samples per second of 128 GPUs by algorithm.
     """
 
     name: str
@@ -242,7 +242,7 @@ def figure_8_orderings(where: Cluster, sizes: Sequence[int]) -> list[Ordering]:
 
 
 def overtaken(recipe: str, by: str, constants: Constants, size: int, setting: Setting, most: int) -> int | None:
-    """The least number of nodes, from 2, at which one recipe is slower than another; None where there is none."""
+    """The least number of nodes, from 2, at which one recipe is slower than another; None if there is none."""
     for nodes in range(2, most + 1):
         where = cluster(constants, nodes)
         if exchange_seconds(recipe, where, size, setting) > exchange_seconds(by, where, size, setting):

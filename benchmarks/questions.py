@@ -71,7 +71,7 @@ def ask(
         began = time.perf_counter()
         section = measure(lambda line: print(f"  {line}", flush=True))
         answers[name] = Answer(section, report.made(timing.machine(), time.perf_counter() - began, command))
-        if keeps:  # after each, so that what fails later loses nothing
+        if keeps:  # after each, so that a later failure loses nothing
             write(benchmark, title, {each: answers[each] for each in names if each in answers})
         if keeps and draw is not None:
             draw(name, section)

@@ -28,7 +28,7 @@ class Row(NamedTuple):
     """What an arm reached on a link.
 
     Attributes:
-        rates: steps a second of all ranks, of each round.
+        rates: steps per second of all ranks, of each round.
         counted: bytes that interfaces have sent, a step.
         claimed: bytes that telemetry says have crossed the network, a step.
         processor: seconds of processor time, a step.
@@ -83,7 +83,7 @@ def communication(row: Row, wait: float, ranks: int) -> float:
 
 
 def verdicts_of(measured: dict[str, Any], ranks: int) -> list[Verdict]:
-    """The targets."""
+    """The targets, met or missed."""
     links = {link: rows_of(results) for link, results in measured["links"].items()}
     shaped = {link: rows for link, rows in links.items() if link != UNSHAPED}
     found: list[Verdict] = []
@@ -192,7 +192,7 @@ def summary(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(measured: dict[str, Any], path: str) -> None:
-    """Bars of steps a second, by link."""
+    """Bars of steps per second, by link."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     links = list(measured["links"])

@@ -74,7 +74,7 @@ def wait(seconds: float) -> tf.Operation:
 
 
 def coordinate(job: dict, cluster: tf.train.ClusterSpec) -> list[float]:
-    """Has the workers train; the updates a second of each round."""
+    """Has the workers train; the updates per second of each round."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster, task_type="chief", task_id=0, rpc_layer="grpc"
     )

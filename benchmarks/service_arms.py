@@ -13,7 +13,7 @@ class Arm:
 
     Attributes:
         name: of the arm.
-        transport: of the training; None where nobody trains.
+        transport: of the training; None if nobody trains.
         first: whether the service's packets go first.
         share: of the link's rate that datagrams take at most.
     """

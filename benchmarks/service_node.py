@@ -42,9 +42,9 @@ def arrivals(rate: float, seconds: float, nodes: int, me: int, seed: int) -> lis
     """A node's part of a Poisson process, each message to another node by equal chance.
 
     Args:
-        rate: messages a second of all nodes together.
+        rate: messages per second of all nodes together.
         seconds: for which they arrive.
-        nodes: how many.
+        nodes: number of nodes.
         me: the node.
         seed: the same one gives the same messages.
     """
@@ -88,7 +88,7 @@ class Outstanding:
         self.held_back += self._on_their_way + len(self._waiting) > self._most
 
     def next(self) -> tuple[int, int] | None:
-        """The number of the message that goes now, and to whom; None where none may."""
+        """The number of the message that goes now, and to whom; None if none may."""
         if not self._waiting or self._on_their_way >= self._most:
             return None
         self._on_their_way += 1

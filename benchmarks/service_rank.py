@@ -157,7 +157,7 @@ class Trainer:
 
 
 def require_mean(mean: np.ndarray, lossless: bool) -> None:
-    """Raises AssertionError where this is not the mean of all ranks' numbers; or, by datagrams, of any of them."""
+    """Raises AssertionError if this is not the mean of all ranks' numbers; or, by datagrams, of any of them."""
     last = hvd.size() - 1
     low, high = float(mean.min()), float(mean.max())
     if (lossless and not low == high == last / 2) or not 0 <= low <= high <= last:

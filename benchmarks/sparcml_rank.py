@@ -57,7 +57,7 @@ class Sum:
         return len(self._indices)
 
     def check(self, name: str, result: Any) -> None:
-        """Raises AssertionError where a result is not the sum, to the bit."""
+        """Raises AssertionError if a result is not the sum, to the bit."""
         if not self._is_right(result):
             raise AssertionError(f"{name}: rank {hvd.rank()} got a wrong result")
 

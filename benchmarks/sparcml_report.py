@@ -38,7 +38,7 @@ def claimed_bytes(arm: str, cell: dict, nodes: int) -> float:
 
 
 def rows_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
-    """One row an arm and cell; milliseconds, and bytes of a node and call."""
+    """One row per arm and cell; milliseconds, and bytes of a node and call."""
     rows = []
     for run in runs:
         for cell in run["cells"]:

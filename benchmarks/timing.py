@@ -30,7 +30,7 @@ class Arm:
 
     Attributes:
         run: what is timed.
-        check: looks at what the last `run` left, not timed; raises where it is wrong.
+        check: looks at what the last `run` left, not timed; raises if it is wrong.
         rounds: how often it takes part at the most; slow rivals take part less often.
     """
 

@@ -155,7 +155,7 @@ def recipe(name: str, density: float) -> Aggregator:
     """One of `hvd.recipes` by its name, with a density where it takes one.
 
     Raises:
-        ValueError: where there is none of this name.
+        ValueError: if there is none of this name.
     """
     maker = getattr(hvd.recipes, name, None)
     if not inspect.isfunction(maker):

@@ -37,7 +37,7 @@ def parts_of(marks: Marks) -> dict[str, float]:
     before lies within forward and backward.
 
     Raises:
-        ValueError: where the marks are not in their order.
+        ValueError: if the marks are not in their order.
     """
     line = (marks.asked, marks.given, marks.ready, marks.met, marks.ended)
     if any(later < earlier for earlier, later in zip(line, line[1:], strict=False)):

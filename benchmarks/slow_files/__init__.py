@@ -73,7 +73,7 @@ def bytes_per_second(text: str) -> float:
     """A rate such as "50MB/s" as a number; 1 MB is 10^6 bytes.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is none.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|m|g)b/s", text.strip().lower())
     if not found or float(found[1]) <= 0:
@@ -85,7 +85,7 @@ def seconds(text: str) -> float:
     """A latency such as "2ms" as seconds.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is none.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)", text.strip().lower())
     if not found:
@@ -94,7 +94,7 @@ def seconds(text: str) -> float:
 
 
 def unavailable() -> str | None:
-    """Why there can be no slow file system here, with the remedy; None where there can."""
+    """Why there can be no slow file system here, with the remedy; None if there can."""
     if not os.path.exists("/dev/fuse"):
         return "A slow file system needs /dev/fuse: load the kernel's module (modprobe fuse), or let the container in."
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -129,7 +129,7 @@ class SlowFiles:
         """Takes a directory that does not change, a rate ("50MB/s"; None: no limit), a latency ("2ms") and a cap.
 
         Raises:
-            ValueError: where one of them cannot be.
+            ValueError: if one of them cannot be.
         """
         if rate is not None:
             bytes_per_second(rate)

@@ -154,7 +154,7 @@ def serve(source: Path, mount: Path, link: Link, until_closed: bool, ready: Call
         ready: called once the file system is mounted.
 
     Raises:
-        RuntimeError: where it cannot be mounted.
+        RuntimeError: if it cannot be mounted.
     """
     options = {*pyfuse3.default_options, "fsname=slow_files", "ro"}
     with _unmounted_if_killed(mount):
