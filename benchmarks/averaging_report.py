@@ -50,7 +50,7 @@ class Group:
         return f"{self.model}, {self.ranks} ranks"
 
     def values(self, arm: str, what: str) -> list[Any]:
-        """What came out of an arm's runs, by seed."""
+        """The results of an arm's runs, by seed."""
         return list(by_seed(self.outcomes, self.model, arm, what).values())
 
     def gap(self, arm: str, what: str) -> Difference | None:
@@ -71,7 +71,7 @@ def summarise(outcomes: Outcomes, about: Mapping[str, Sequence[str]]) -> Section
     """The section on the question of convergence.
 
     Args:
-        outcomes: of each arm at one learning rate.
+        outcomes: outcomes of each arm at one learning rate.
         about: sentences on each model.
     """
     groups = groups_of(outcomes)

@@ -103,7 +103,7 @@ class Study:
 
     Attributes:
         store: file of finished runs.
-        cluster: where.
+        cluster: where it runs.
         epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
         seeds: number of seeds.

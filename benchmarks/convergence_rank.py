@@ -44,14 +44,14 @@ def main() -> None:
 
 
 def keep(job: dict[str, Any], number: int, result: dict[str, Any]) -> None:
-    """Adds what came of one of a job's runs to its store, and tells it."""
+    """Adds the result of one of a job's runs to its store, and prints it."""
     outcome = {**job["runs"][number], **result}
     convergence_runs.append(pathlib.Path(job["store"]), rounded(outcome))
     print(f"> [{number + 1}/{len(job['runs'])}] {told(outcome)}", flush=True)
 
 
 def rounded(outcome: dict[str, Any]) -> dict[str, Any]:
-    """With four digits after the point, curves with two, and without the settings, which the fingerprint stands for."""
+    """The outcome with four decimals, curves with two, without the settings, which the fingerprint covers."""
     kept = {name: value for name, value in outcome.items() if name != "settings"}
     return {
         name: round(value, 4)

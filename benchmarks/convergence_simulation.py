@@ -41,12 +41,12 @@ BATCH = (*[tf.TensorSpec([None, None], tf.int32)] * 3, tf.TensorSpec([None, None
 
 
 class TranslationSimulation:
-    """`convergence_tasks.TranslationLearner` among threads.
+    """`convergence_tasks.TranslationLearner` with threads as ranks.
 
     Args:
-        translated: what is learnt, with which recipe.
+        translated: the task and the recipe.
         nodes: number of nodes.
-        local: ranks of each.
+        local: ranks per node.
 
     Raises:
         ValueError: if the model drops features, which each rank draws for itself.
@@ -59,7 +59,7 @@ class TranslationSimulation:
         self._translated, self._nodes, self._local = translated, nodes, local
 
     def train(self, seed: int) -> dict[str, Any]:
-        """Trains from the start; see `TranslationTask.scores`, and across: bytes that all ranks sent to other nodes."""
+        """Trains; returns `TranslationTask.scores`, and across: bytes that all ranks sent to other nodes."""
         keras.utils.clear_session()
         options, task = self._translated.options(seed), self._translated.task
         size = self._nodes * self._local
@@ -102,7 +102,7 @@ class TranslationSimulation:
 
 
 def _gradient(flat: FlatModel) -> Callable[..., Sequence[tf.Tensor]]:
-    """Compiles what makes the gradient of the weights from them and a batch."""
+    """Compiles a function that returns the gradient of the weights for a batch."""
     model = flat.model
     others = [each.value for each in model.non_trainable_variables]
 

@@ -52,14 +52,14 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How much is measured.
+    """The extent of a measurement.
 
     Attributes:
-        files: of the data set.
-        rates: of the link; the first is that of the targets.
-        epochs: of training.
-        rounds: of everything; figures are medians over them.
-        pairs: of epochs, ours and one on synthetic data, beyond those, at the first rate.
+        files: number of files in the data set.
+        rates: rates of the link; the targets apply to the first.
+        epochs: epochs of training.
+        rounds: repetitions of everything; figures are medians over them.
+        pairs: additional pairs of epochs at the first rate, one of ours and one on synthetic data.
     """
 
     files: int = 1500
@@ -77,8 +77,8 @@ def measure(folder: pathlib.Path, progress: Progress, plan: Plan = WHOLE) -> Sec
 
     Args:
         folder: for the caches, on a local disk.
-        progress: is told what is being done.
-        plan: how much is measured.
+        progress: called with progress messages.
+        plan: extent of the measurement.
 
     Raises:
         RuntimeError: if there can be no slow file system here.
@@ -139,7 +139,7 @@ class _Bench:
             return {"cold": cold, "warm": self._filled(slow, local)}
 
     def _filled(self, slow: SlowFiles, local: pathlib.Path) -> dict[str, float]:
-        """One run, up to a full memory level: seconds until it is open (listed), and of the epoch."""
+        """One run, up to a full memory level: seconds until it is open (listed), and seconds of the epoch."""
         before, began = slow.counted(), time.perf_counter()
         with self._cache(slow, local) as cache:
             opened = time.perf_counter()
@@ -173,7 +173,7 @@ class _Bench:
         return {"open": opened, "epochs": epochs[: plan.epochs], "pairs": pairs[1:], **counted}
 
     def _ranks(self) -> list[dict[str, float]]:
-        """What several ranks of one node ask the server for, in a first run and in a second one."""
+        """The server's counters for several ranks of one node, in a first and in a second run."""
         with self._mounted(_RANKS_RATE) as slow, self._local() as local:
             runs = []
             for _ in range(2):
@@ -210,7 +210,7 @@ class _Bench:
 
 @contextlib.contextmanager
 def _data_set(folder: pathlib.Path, plan: Plan, progress: Progress) -> Iterator[tuple[pathlib.Path, int]]:
-    """The files, in memory where there is room: the server's own disk must not matter."""
+    """The files, in memory if there is room, so that the server's own disk does not matter."""
     wanted = plan.files * 250_000  # with as much again for the memory level
     roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > wanted
     with tempfile.TemporaryDirectory(dir=_MEMORY if roomy else folder, prefix="slow_files_") as name:

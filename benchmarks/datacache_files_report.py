@@ -38,7 +38,7 @@ def rows_of(figures: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def summary(figures: dict[str, Any], rate: str) -> dict[str, float]:
-    """The ratios that the targets are about, at one rate, and how many epochs the step's is of, and their spread."""
+    """The ratios of the targets at one rate, with the number of epochs behind the step's ratio and their spread."""
     rows = {row["arm"]: row for row in rows_of(figures) if row["rate"] == rate}
     rivals, ours, link = [rows[arm] for arm in RIVALS], rows[OURS], figures["links"][rate]
     reached = _median(found["rate"] for found in link["calibration"])
@@ -160,7 +160,7 @@ def _later(run: dict[str, Any], name: str) -> float:
 
 
 def _spread(seconds: list[float]) -> float:
-    """By how much an epoch differs from the one before in the median, though both do the same."""
+    """The median difference between consecutive epochs, which do the same."""
     return float(np.median(np.abs(np.diff(np.log(seconds)))))
 
 

@@ -29,14 +29,14 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 def measure(program: pathlib.Path, cluster: Cluster, rate: float, datagrams: int, cut: bool) -> float:
-    """Processor seconds of a rank, on average, that sends so many datagrams to the others and takes as many.
+    """Average processor seconds of a rank that sends and receives this many datagrams.
 
     Args:
         program: as `build` has made it.
         cluster: within its `with` block, of one rank a node.
         rate: bits per second at which a rank sends.
-        datagrams: of a rank.
-        cut: whether the kernel cuts them out of runs (UDP_SEGMENT).
+        datagrams: number of datagrams per rank.
+        cut: whether the kernel segments them (UDP_SEGMENT).
 
     Raises:
         RuntimeError: if a rank has failed, or the network has lost more than a tenth of them.

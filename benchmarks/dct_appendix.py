@@ -70,12 +70,12 @@ DENSE, AGAIN = "dense", "dense, A/A"
 
 
 class Ends(NamedTuple):
-    """How models end, a value for each seed.
+    """Final results of models, a value for each seed.
 
     Attributes:
-        loss: of the test.
-        accuracy: of the test, in percent.
-        fitted: loss of the training data.
+        loss: test loss.
+        accuracy: test accuracy, in percent.
+        fitted: loss on the training data.
     """
 
     loss: list[float]
@@ -94,7 +94,7 @@ class Models:
         ]
 
     def gradients(self, images: tf.Tensor, labels: tf.Tensor, samples: tf.Tensor | None = None) -> list[tf.Tensor]:
-        """Of all variables, layer by layer.
+        """The gradients of all variables, layer by layer.
 
         Args:
             images: [seeds, rows, 64].
@@ -116,7 +116,7 @@ class Models:
         return [*tape_before.gradient(x, before, came_back), *of_after]
 
     def judge(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Loss and accuracy of each seed, of what arrives in training too."""
+        """Loss and accuracy of each seed, with the scheme applied as in training."""
         arrived, _ = self._scheme.forward(self._through(images, self.layers[:SPLIT]))
         right = tf.argmax(self._through(arrived, self.layers[SPLIT:]), -1) == tf.cast(labels, tf.int64)
         return self._losses(arrived, labels), tf.reduce_mean(tf.cast(right, tf.float32), 1)
@@ -147,10 +147,10 @@ def train(scheme: Scheme, seeds: int, epochs: int, rate: float = RATE) -> Ends:
     """Trains models of all seeds.
 
     Args:
-        scheme: at the split.
+        scheme: scheme at the split.
         seeds: number of seeds.
         epochs: of each.
-        rate: of Adam.
+        rate: Adam's learning rate.
     """
     images, labels, test_images, test_labels = _data()
     models, optimizer = Models(scheme, seeds), keras.optimizers.Adam(rate)

@@ -37,7 +37,7 @@ _LIMIT = 300.0
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
-    """Counts."""
+    """Counts the bytes."""
     why = unavailable()
     if why:
         return Section(TITLE, [f"Not measured: {why}"], {}, [])

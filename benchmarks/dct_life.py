@@ -48,7 +48,7 @@ PICTURE = pathlib.Path(__file__).parent / "results" / "dct.life.png"
 
 
 def name_of(life: int) -> str:
-    """Of the arm with a life."""
+    """The name of the arm with this life."""
     return f"life {life:,}"
 
 
@@ -56,7 +56,7 @@ class Selecting:
     """One arm: what selects, step after step, and its state.
 
     Attributes:
-        sent: elements of all steps.
+        sent: elements sent in all steps.
     """
 
     def __init__(self, compressor: Compressor, size: int):
@@ -92,7 +92,7 @@ class Selecting:
 
     @property
     def clamped(self) -> int:
-        """How often more, or fewer, elements reached the threshold than may be sent."""
+        """How often the number of elements was clamped, to the maximum or the minimum."""
         clamped = getattr(self._state.inner, "clamped", None)
         return 0 if clamped is None else int(clamped)
 
@@ -120,10 +120,10 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 
 def timed(sparsity: float, vectors: Sequence[np.ndarray], steps: int, before: int) -> dict[str, dict[str, Any]]:
-    """What each arm took, and sent.
+    """The times of each arm, and the elements it sent.
 
     Args:
-        sparsity: the share that is not asked for.
+        sparsity: share of elements not requested.
         vectors: gradients, which take turns.
         steps: of each arm that count, after its first one.
         before: steps whose residual all arms begin with.
@@ -154,7 +154,7 @@ def timed(sparsity: float, vectors: Sequence[np.ndarray], steps: int, before: in
 
 
 def _left_after(tensors: Sequence[tf.Tensor], density: float, steps: int) -> tf.Tensor:
-    """The residual of so many steps."""
+    """The residual after `steps` steps."""
     arm = Selecting(HeldThreshold(density, life=1), tensors[0].shape[1])
     for step in range(steps):
         arm.step(tensors[step % len(tensors)])
@@ -162,7 +162,7 @@ def _left_after(tensors: Sequence[tf.Tensor], density: float, steps: int) -> tf.
 
 
 def _by_kind(seconds: Sequence[float], life: int) -> dict[str, float]:
-    """Medians of steps that take the threshold anew, and of those between, where there are such."""
+    """Medians of steps that take a new threshold, and of the others, if there are any."""
     kinds: dict[str, list[float]] = {"anew_ms": [], "between_ms": []}
     for step, taken in enumerate(seconds, start=1):
         kinds["between_ms" if step % life else "anew_ms"].append(taken)

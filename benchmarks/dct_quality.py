@@ -110,7 +110,7 @@ QUICK = tuple(dataclasses.replace(arm, words=(*arm.words, "--width", "0.125")) f
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None], store: pathlib.Path = STORE) -> Section:
-    """Makes the runs that the store does not have, seed by seed, and tells of all that it has then."""
+    """Makes the runs that are missing in the store, seed by seed, and reports on all in it."""
     try:
         rows = index.read().digest
     except RuntimeError as problem:

@@ -41,11 +41,11 @@ MOST = 3.0  # standard errors
 
 
 class Passing(NamedTuple):
-    """What passes of a sample.
+    """The sum of what passes in a sample.
 
     Attributes:
-        mean: of the sum.
-        variance: of it.
+        mean: mean of the sum.
+        variance: variance of the sum.
     """
 
     mean: float
@@ -57,26 +57,26 @@ class Passing(NamedTuple):
 
 
 def mean_threshold(width: int, kept: int) -> float:
-    """Of the k-th largest of exponential variables."""
+    """The mean of the k-th largest of exponential variables."""
     return math.fsum(1.0 / number for number in range(kept, width + 1))
 
 
 def by_sample(width: int, kept: int) -> Passing:
-    """Where the k largest of each sample pass."""
+    """The moments if the k largest of each sample pass."""
     later = range(kept + 1, width + 1)
     mean = kept * (1.0 + math.fsum(1.0 / number for number in later))
     return Passing(mean, kept + kept**2 * math.fsum(1.0 / number**2 for number in later))
 
 
 def by_mean(width: int, threshold: float) -> Passing:
-    """Where all that reach one threshold pass."""
+    """The moments if all that reach one threshold pass."""
     share = math.exp(-threshold)
     first, second = (1.0 + threshold) * share, (threshold**2 + 2.0 * threshold + 2.0) * share
     return Passing(width * first, width * (second - first**2))
 
 
 class Sampled(NamedTuple):
-    """What samples say.
+    """An estimate from samples.
 
     Attributes:
         mean: over them.
@@ -87,7 +87,7 @@ class Sampled(NamedTuple):
     error: float
 
     def errors_from(self, expected: float) -> float:
-        """How many standard errors it is away."""
+        """The distance from an expected value, in standard errors."""
         return abs(self.mean - expected) / self.error
 
 

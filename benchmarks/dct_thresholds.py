@@ -68,7 +68,7 @@ class Watch(keras.callbacks.Callback):
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
-    """Trains, and draws."""
+    """Trains, and draws the picture."""
     title = "Thresholds over a training"
     try:
         task = recommender.prepare(recommender.parse([]))

@@ -106,7 +106,7 @@ def measured(
     steps: int,
     say: Callable[[str], None],
 ) -> Section:
-    """Runs some arms, so many rounds of so many steps."""
+    """Runs some arms for `rounds` rounds of `steps` steps."""
     why = unavailable()
     if why:
         return Section("Training on slow links", [f"Not measured: {why}"], {}, [])
@@ -122,7 +122,7 @@ def measured(
 
 
 def run(arms: Sequence[Arm | Sharded], rate: str, batch: int, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """What all ranks have done in each arm of each round."""
+    """The results of all ranks in each arm of each round."""
     named = {arm.name: dataclasses.asdict(arm) for arm in arms}
     order = [[named[name] for name in timing.shuffled(named, number)] for number in range(rounds)]
     job = {"trainers": TRAINERS, "stages": STAGES, "batch": batch, "micro": 2, "steps": steps, "rounds": order}
@@ -168,7 +168,7 @@ def _by_kind(rank: dict[str, Any]) -> dict[str, float]:
 
 
 def allowed(cell: dict[str, dict[str, Any]], dense: str, ours: str, rate: float) -> float:
-    """The speed-up of an arm over a dense one that the bytes which it saves allow on a link of this rate."""
+    """The speed-up over a dense arm that the saved bytes allow on a link of this rate."""
     seconds = float(np.median(cell[dense]["seconds"]))
     saved = 8 * (cell[dense]["bytes"] - cell[ours]["bytes"]) / rate
     return seconds / max(seconds - saved, 8 * cell[ours]["bytes"] / rate)

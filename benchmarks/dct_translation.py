@@ -135,7 +135,7 @@ class Run:
 
 
 def data_of(model: str) -> str:
-    """Tells the pairs of sentences apart that machines have; RuntimeError if this one has too few."""
+    """A digest of the machine's sentence pairs; RuntimeError if it has too few."""
     options = split_translation.parse(MODELS[model].options)
     return _digest(options.catalogues, options.least_words, options.most_words)
 
@@ -167,7 +167,7 @@ def problem(options: argparse.Namespace) -> str | None:
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None], store: pathlib.Path = STORE) -> Section:
-    """Makes the runs that the store does not have, seed by seed, and tells of all that it has then."""
+    """Makes the runs that are missing in the store, seed by seed, and reports on all in it."""
     arms = [arm for arm in ARMS if arm in options.arms.split(",")]
     try:
         for model in {ARMS[arm].model for arm in arms}:
@@ -281,7 +281,7 @@ def _by_seed(outcomes: Mapping[Run, Mapping[str, Any]], arm: str, what: str) -> 
 
 
 def _gap(outcomes: Mapping[Run, Mapping[str, Any]], arm: str, what: str) -> Difference | None:
-    """An arm less what it is compared with; None if that is itself, or they have no seed in common."""
+    """An arm's difference from its reference; None if it is its own, or they have no seed in common."""
     one, other = (_by_seed(outcomes, each, what) for each in (arm, ARMS[arm].against))
     seeds = sorted(set(one) & set(other))
     if ARMS[arm].against == arm or not seeds:

@@ -74,7 +74,7 @@ class Run:
 
 @functools.cache
 def _digest(words: tuple[str, ...]) -> str:
-    """Of the pairs of sentences that the machine has."""
+    """A digest of the machine's sentence pairs."""
     options = translation.parse(words)
     return corpus.digest(corpus.of_catalogues(options.catalogues, options.least_words, options.most_words))
 
@@ -88,5 +88,5 @@ def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
 
 
 def _turn(run: Run) -> tuple[Any, ...]:
-    """The order of runs: a seed of all arms before the next one, and those together that can share a graph."""
+    """The order of runs: a seed of all arms before the next one; runs that can share a graph are adjacent."""
     return list(MODELS).index(run.model), run.seed, ARMS[run.arm].normalised, run.rate, list(ARMS).index(run.arm)
