@@ -31,7 +31,7 @@ class Ours:
     """One of our recipes.
 
     Attributes:
-        decided: which recipes it chose for its buckets, where it has a choice.
+        decided: recipes it chose for its buckets, if it has a choice.
     """
 
     def __init__(self, name: str, size: int, density: float):
@@ -137,7 +137,7 @@ class HitopkSteps:
     """The four steps of HiTopKComm (CommLib Algorithm 2, Fig. 8), one function each, to be timed one by one.
 
     Attributes:
-        names: of the steps, in order.
+        names: names of the steps, in order.
     """
 
     names = ("reduce-scatter", "selection", "across nodes", "all-gather and scatter")

@@ -26,7 +26,7 @@ _SEND_BUFFER, _SEND_BUFFER_FORCED = 4 << 20, 32  # bytes: a queue that is full d
 
 
 def beginnings(period: float, seed: int) -> Iterator[float]:
-    """Seconds from the first burst's beginning to that of each: 0, and then on and on."""
+    """Seconds from the first burst's beginning to that of each burst: 0, and so on without end."""
     random_numbers, at = random.Random(seed), 0.0
     while True:
         yield at
@@ -35,7 +35,7 @@ def beginnings(period: float, seed: int) -> Iterator[float]:
 
 @contextlib.contextmanager
 def beside(cluster, rate: float, burst: float, period: float, seed: int = 0) -> Iterator[None]:
-    """A neighbour on node 1 of a cluster who sends to node 0, for the time of a `with` block.
+    """A neighbour on node 1 of a cluster that sends to node 0, for the duration of a `with` block.
 
     Args:
         cluster: a `benchmarks.cluster.Cluster` of two nodes or more.
@@ -66,7 +66,7 @@ def beside(cluster, rate: float, burst: float, period: float, seed: int = 0) -> 
 
 
 def listen(address: str) -> socket.socket:
-    """A socket for both: what comes is left in its buffer, which is soon full, and then costs next to nothing."""
+    """A socket to send and receive; arriving data fills its buffer, and then costs almost nothing."""
     own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     own.bind((address, PORT))
     own.setsockopt(socket.SOL_SOCKET, _SEND_BUFFER_FORCED, _SEND_BUFFER)

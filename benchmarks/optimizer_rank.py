@@ -30,7 +30,7 @@ WARM = 3  # rounds that do not count
 
 
 def recipes(density: float) -> dict[str, Any]:
-    """What is timed, by name; None is no exchange."""
+    """The timed recipes by name; None is no exchange."""
     sparse = hvd.recipes.hitopk(density)
     return {
         ALONE: None,
@@ -65,7 +65,7 @@ class Step:
         self.run = tf.function(step, autograph=False, jit_compile=False)
 
     def kept_bytes(self) -> int:
-        """The optimizer's and the exchange's own memory on this rank; to look ahead takes the weights' twice."""
+        """Bytes that optimizer and exchange keep on this rank; looking ahead needs twice the weights'."""
         kept = [each.value for each in self.optimizer.variables] + 2 * ahead.offsets(self.optimizer)
         exchange = exchange_of(self.optimizer)
         if exchange is not None:

@@ -63,9 +63,9 @@ class Workload(NamedTuple):
     Attributes:
         name: as the paper has it.
         size: number of parameters.
-        batch: samples a GPU and step; None if the paper leaves it out.
-        single: samples per second of one GPU.
-        extra: seconds a step that the single GPU's rate lacks.
+        batch: samples per GPU and step; None if the paper leaves it out.
+        single: samples per second on one GPU.
+        extra: seconds per step that the single GPU's rate does not include.
         published: samples per second of 128 GPUs by algorithm.
     """
 
@@ -99,13 +99,13 @@ RECIPES = {"Dense-SGD": "tree", "2DTAR-SGD": "torus2d", "MSTopK-SGD": "hitopk"}
 
 
 class Constants(NamedTuple):
-    """What the paper does not give.
+    """Constants that the paper does not give.
 
     Attributes:
         stream: bytes per second that one rank of a node moves across nodes (TCP in one thread).
         bandwidth: bytes per second that all ranks of a node together move across nodes.
         hidden: share of the backward pass behind which communication disappears.
-        batch: samples a GPU and step where the paper leaves it out: the Transformer's sentences.
+        batch: samples per GPU and step if the paper leaves it out: the Transformer's sentences.
     """
 
     stream: float
@@ -119,12 +119,12 @@ _START = Constants(0.5e9, 2e9, 0.2, 16)
 
 
 class Setting(NamedTuple):
-    """What may be assumed otherwise.
+    """Assumptions that can be varied.
 
     Attributes:
         density: of MSTopK-SGD.
         element: bytes of a value.
-        lars: whether what single-GPU rates lack is added.
+        lars: whether the seconds missing in single-GPU rates are added.
     """
 
     density: float = DENSITY
@@ -160,7 +160,7 @@ def exchange_seconds(recipe: str, where: Cluster, size: int, setting: Setting = 
 
 
 def throughput(work: Workload, column: str, constants: Constants, setting: Setting = AS_REPORTED) -> float:
-    """Samples a second of 128 GPUs: a step is the single GPU's, and what of the exchange is not hidden."""
+    """Samples per second of 128 GPUs: a step is the single GPU's plus the part of the exchange that is not hidden."""
     batch = constants.batch if work.batch is None else work.batch
     alone = batch / work.single
     exchange = exchange_seconds(RECIPES[column], cluster(constants), work.size, setting)
@@ -193,11 +193,11 @@ def whole_batch(constants: Constants) -> Constants:
 
 
 class Ordering(NamedTuple):
-    """What 5.3 states, and where it does not come out.
+    """An ordering that 5.3 states, and where the model disagrees.
 
     Attributes:
-        stated: in words.
-        broken: the sizes at which the model disagrees.
+        stated: the statement as text.
+        broken: sizes at which the model disagrees.
     """
 
     stated: str

@@ -20,11 +20,11 @@ Measure = Callable[[Callable[[str], None]], Section]  # called with what prints 
 
 
 class Answer(NamedTuple):
-    """What a question gave, and when.
+    """The answer to a question, and when it was given.
 
     Attributes:
-        section: of the report.
-        made: by which command, where and when.
+        section: section of the report.
+        made: the command, machine and time.
     """
 
     section: Section
@@ -32,13 +32,13 @@ class Answer(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Which questions are asked, and whether the report is written."""
+    """Adds the choice of questions, and whether the report is written."""
     parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
     parser.add_argument("--dry", action="store_true", help="write no report")
 
 
 def asked(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """The questions of the command line, in their own order; others end the command."""
+    """The questions of the command line, in the order of `names`; unknown ones end the program."""
     chosen = options.questions.split(",")
     if not set(chosen) <= set(names):
         parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")
@@ -54,16 +54,16 @@ def ask(
     keeps: bool = True,
     draw: Callable[[str, Section], None] | None = None,
 ) -> None:
-    """Asks questions one after the other, and prints what they gave.
+    """Runs questions one after the other, and prints their results.
 
     Args:
         benchmark: its name, "averaging".
         title: of the report.
         names: of all its questions, in the order of the report.
-        measures: the questions that are asked.
-        words: of the command line.
+        measures: the questions to run.
+        words: arguments of the command line.
         keeps: whether the report is written.
-        draw: what draws the picture of one that was answered, where questions have not drawn their own.
+        draw: draws the picture of an answered question, if questions do not draw their own.
     """
     answers, command = kept(benchmark, names), report.command(benchmark, words)
     for name, measure in measures.items():
@@ -95,7 +95,7 @@ def write(benchmark: str, title: str, answers: Mapping[str, Answer]) -> None:
 
 
 def kept(benchmark: str, names: Sequence[str]) -> dict[str, Answer]:
-    """What the report has of questions already."""
+    """The answers that the report already has."""
     stem = writing.RESULTS / benchmark
     if not stem.with_suffix(".json").exists():
         return {}
@@ -105,7 +105,7 @@ def kept(benchmark: str, names: Sequence[str]) -> dict[str, Answer]:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """What stands below each heading of the second level."""
+    """The text below each second-level heading."""
     parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

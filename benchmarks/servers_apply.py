@@ -38,11 +38,11 @@ LINES, LAZY, LAZY_PUSH = "touched lines", "apply 1% lazily", "apply a push of 1%
 _DENSITY = 0.01
 _LINE = 16  # elements
 _LINES_FLOOR = pathlib.Path(__file__).parent / "native" / "line_floors.cc"
-_AHEAD = (0, 8, 16, 32, 64)  # lines that the floor may ask ahead
+_AHEAD = (0, 8, 16, 32, 64)  # prefetch distances of the floor, in lines
 
 
 def arms_of(size: int, threads: int) -> dict[str, Callable[[], object]]:
-    """What is timed."""
+    """The arms that are timed."""
     spec = Spec(size, Grid.lone(), segments=(Segment("weights", (size,)),))
     random = np.random.default_rng(0)
     served, lazy = (
@@ -72,7 +72,7 @@ def _push(pushed: Entries, served: Parameters, gathered: Gathering) -> None:
 
 
 def _lines_floor(size: int, places: np.ndarray, threads: int) -> Callable[[], object]:
-    """Three vectors, of which each line that has a place is read and written; each thread has its part of the lines."""
+    """Reads and writes each line with a place in three vectors; each thread has its share of the lines."""
     vectors, library = [in_small_pages(size) for _ in range(3)], compiled(_LINES_FLOOR)
     lines = places[np.unique(places // _LINE, return_index=True)[1]]
     parts = [np.append(part, np.full(max(_AHEAD), part[-1])) for part in np.array_split(lines, threads)]
@@ -91,14 +91,14 @@ def _lines_floor(size: int, places: np.ndarray, threads: int) -> Callable[[], ob
 
 
 def _floor(size: int, threads: int) -> Callable[[], object]:
-    """Three vectors that a fourth is added to, each thread its part of them."""
+    """Adds a vector to three others; each thread has its share of them."""
     floors = [Floors(size // threads) for _ in range(threads)]  # they have the memory
     together = _together([floor.passes("LAMB")["update"] for floor in floors])
     return lambda: (together(), floors)
 
 
 def _together(parts: list[Callable[[], object]]) -> Callable[[], object]:
-    """Calls all of them, each on a thread."""
+    """A call of all parts, each on its own thread."""
 
     def together() -> None:
         others = [threading.Thread(target=part) for part in parts[1:]]

@@ -50,7 +50,7 @@ class Parameters:
             )
 
     def has_moved(self) -> bool:
-        """Whether all elements are finite and not what they were."""
+        """Whether all elements are finite and have changed."""
         value = self._value.numpy()
         return bool((abs(value) < 1e30).all() and (value != START).all())
 
@@ -74,7 +74,7 @@ def wait(seconds: float) -> tf.Operation:
 
 
 def coordinate(job: dict, cluster: tf.train.ClusterSpec) -> list[float]:
-    """Has the workers train; the updates per second of each round."""
+    """Runs training on the workers; returns the updates per second of each round."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster, task_type="chief", task_id=0, rpc_layer="grpc"
     )

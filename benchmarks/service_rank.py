@@ -27,9 +27,9 @@ _GOES_ON, _ENDS = 1, 2
 
 
 class Decisions:
-    """Whether there is another step: the first rank decides, and the others look.
+    """Whether there is another step: the first rank decides, and the others read its decision.
 
-    In memory that they share, as nodes in a box can: no message of it is on the links.
+    It is in shared memory, which nodes in a box can use, so that no message of it is on the links.
     """
 
     def __init__(self, path: str, first: bool):
@@ -60,16 +60,16 @@ class Exchange(Protocol):
     """Averages a vector."""
 
     def average(self, vector: tf.Tensor) -> tuple[np.ndarray, int, int]:
-        """The mean, or what of it has come; how many pieces were to come, and how many came."""
+        """The mean, or what has arrived of it; the number of pieces expected, and the number that arrived."""
         ...
 
     def close(self) -> None:
-        """Ends."""
+        """Closes the exchange."""
         ...
 
 
 class OverTcp:
-    """Horovod's all-reduce."""
+    """Horovod's all-reduce over TCP."""
 
     def average(self, vector: tf.Tensor) -> tuple[np.ndarray, int, int]:
         """See `Exchange`."""

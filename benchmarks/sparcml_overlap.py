@@ -49,12 +49,12 @@ def run_overlap(
     """Times a collective, a computation and a wait that take as long, and the collective before and beside them.
 
     Args:
-        name: of the collective.
-        slices: what this rank brings.
-        check: raises where a result is wrong.
-        rounds: of each arm, after two that do not count.
+        name: name of the collective.
+        slices: this rank's contribution.
+        check: raises if a result is wrong.
+        rounds: rounds of each arm, after two that are not counted.
         number: of this call, for the names of collectives.
-        clock: that all ranks meet by.
+        clock: synchronises all ranks.
     """
     world = hvd.topology.world()
     called: Callable[..., Any] = getattr(collectives, name)

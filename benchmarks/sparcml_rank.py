@@ -31,7 +31,7 @@ Call = Callable[[], Any]
 
 
 class Sum:
-    """What a cell is about: this rank's rows, and what the sum over all ranks has to be.
+    """The data of a cell: this rank's rows, and the expected sum over all ranks.
 
     Attributes:
         slices: float32 values of 1 to 4, ascending indices.
@@ -110,7 +110,7 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
                 if name in chosen:
                     chosen[name].append(collectives.auto.chosen(world, f"{name}.{number}"))
             vectors.check(name, result)
-            del result  # else its memory could not be used again
+            del result  # frees its memory for reuse
     return {"seconds": seconds, "sent": sent, "chosen": chosen, "union": vectors.union}
 
 

@@ -102,7 +102,7 @@ def _cell(row: dict) -> tuple:
 
 
 def overlaps_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
-    """One row an overlap: medians in ms, and the exposed times, also as shares of the blocking one."""
+    """One row per overlap: medians in ms, and the exposed times, also as shares of the blocking one."""
     rows = []
     for run in runs:
         for overlap in run["overlaps"]:
@@ -263,7 +263,7 @@ def _overlap_table(overlapped: Sequence[dict]) -> list[str]:
 
 
 def draw(rows: Sequence[dict], path: str) -> None:
-    """Milliseconds by ranks and by density, a row of panels a link."""
+    """Milliseconds by ranks and by density, a row of panels per link."""
     rates = list(dict.fromkeys(row["rate"] for row in rows))
     figure = Figure(figsize=(11, 4.4 * len(rates)), layout="constrained")
     axes = np.atleast_2d(figure.subplots(len(rates), 2))

@@ -26,7 +26,7 @@ _NEVER = 2**40
 
 
 class Arm:
-    """A model, its optimizer, its batches and its exchange; no two arms have any of it in common.
+    """A model, its optimizer, its batches and its exchange; arms share none of these.
 
     All arms begin with the same weights and see the same batches, another sequence on each rank.
 

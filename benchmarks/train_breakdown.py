@@ -11,7 +11,7 @@ PARTS = ("input wait", "forward and backward", "compression", "exposed communica
 
 
 class Marks(NamedTuple):
-    """When a step came to what, in seconds of one clock.
+    """Times of the events of a step, in seconds of one clock.
 
     Attributes:
         asked: the batch was asked for; the step before had ended.

@@ -37,7 +37,7 @@ _PIECE = 1 << 20
 
 
 class Counted(NamedTuple):
-    """What the server has counted.
+    """The server's counters.
 
     Attributes:
         operations: by kind (lookup, getattr, opendir, readdir, open, read, readlink, statfs).
@@ -56,7 +56,7 @@ class Counted(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """What plain readers reach.
+    """The performance of plain readers.
 
     Attributes:
         one: bytes per second of one reader that reads whole files, one after another.
@@ -108,7 +108,7 @@ def unavailable() -> str | None:
 
 
 def drop_caches() -> bool:
-    """Has the kernel forget what it keeps of files, where this is root; returns whether."""
+    """Drops the kernel's caches of files, if run as root; returns whether it did."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
@@ -118,7 +118,7 @@ def drop_caches() -> bool:
 
 
 class SlowFiles:
-    """A directory behind a slow link, mounted for the time of a `with` block.
+    """A directory behind a slow link, mounted for the duration of a `with` block.
 
     Attributes:
         mount: where it is.
@@ -129,7 +129,7 @@ class SlowFiles:
         """Takes a directory that does not change, a rate ("50MB/s"; None: no limit), a latency ("2ms") and a cap.
 
         Raises:
-            ValueError: if one of them cannot be.
+            ValueError: if one of them is invalid.
         """
         if rate is not None:
             bytes_per_second(rate)
@@ -173,7 +173,7 @@ class SlowFiles:
         return self._server.pid
 
     def counted(self) -> Counted:
-        """What has been counted so far, or until the end; asking counts for nothing."""
+        """The counters so far, or at the end; reading them is not counted."""
         if self._last is not None:
             return self._last
         return _read_counted(os.getxattr(self.mount, _COUNTERS).decode())
@@ -206,7 +206,7 @@ def _read_counted(text: str) -> Counted:
 
 
 def _read_files(paths: Iterable[Path], readers: int, limit: float) -> float:
-    """Bytes per second of so many readers, who share the files and stop after the limit, or when all are read."""
+    """Bytes per second of `readers` readers, which share the files and stop after the limit, or when all are read."""
     remaining = iter(list(paths))
     began = time.perf_counter()
 

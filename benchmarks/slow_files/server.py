@@ -38,7 +38,7 @@ _TASKS = 256  # operations that are taken from the kernel, most of them to wait
 
 
 class Passthrough(pyfuse3.Operations):
-    """The files below a directory, which nobody changes meanwhile."""
+    """The files below a directory, which must not change meanwhile."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
@@ -172,7 +172,7 @@ def serve(source: Path, mount: Path, link: Link, until_closed: bool, ready: Call
 
 @contextlib.contextmanager
 def _unmounted_if_killed(mount: Path) -> Iterator[None]:
-    """Has another process wait for the end of this one and unmount, should it be killed.
+    """Starts a process that waits for the end of this one and unmounts, in case it is killed.
 
     libfuse's own auto_unmount looks once whether nobody serves the mount any more. A process that is dying closes its
     files one by one, so that the answer may still be that it is served, or is about to be aborted, and the mount stays.
@@ -193,7 +193,7 @@ def _unmounted_if_killed(mount: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[IO[bytes]]:
-    """Has this process, and those that it starts meanwhile, write their errors to a file."""
+    """Redirects the standard error of this process, and of those started meanwhile, to a file."""
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
