@@ -1,4 +1,4 @@
-"""One script a question; `make bench-NAME` runs bench_NAME.py. Reports with date and processor go to results/."""
+"""One script per question; `make bench-NAME` runs bench_NAME.py. Reports with date and processor go to results/."""
 
 from quiet_tensorflow import quiet
 

@@ -1,6 +1,6 @@
-"""What each of bench_accuracy.py's ranks does: trains a large network from the start, or times its steps.
+"""What each rank of bench_accuracy.py does: trains a large network from scratch, or times its steps.
 
-All arms begin with the same weights and see the same crops in the same order, with the same noise.
+All arms start from the same weights and see the same crops in the same order, with the same noise.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ TRAINING, HELD_OUT = 8192, 2048  # crops
 NOISE, DECAY, MOMENTUM = 0.1, 5e-4, 0.9
 RATE, WARM_UP = 0.1, 0.1  # the highest learning rate, and the share of the training until it is reached
 EVALUATED = 256  # crops at a time
-WARM, BLOCK = 3, 4  # steps that do not count, and steps in a row of one arm
+WARM, BLOCK = 3, 4  # steps that are not counted, and consecutive steps of one arm
 
 
 def half_resnet50(classes: int) -> keras.Model:
-    """That of bench_train.py, ResNet-50 of half the width, for grey crops; 5.9M parameters with 20 classes."""
+    """The ResNet-50 of half the width of bench_train.py, for grey crops; 5.9M parameters with 20 classes."""
     grey = keras.Input((convergence_data.SIDE, convergence_data.SIDE, 1))
     network = resnet50(Images(WIDTH, convergence_data.SIDE, BATCH, classes), last_gamma="zeros")
     return keras.Model(grey, network(keras.layers.Concatenate()([grey] * 3)))
@@ -45,7 +45,7 @@ MODELS = {"resnet50": half_resnet50, "small_resnet": small_resnet}
 
 @functools.cache
 def _crops(half: str, count: int) -> convergence_data.Crops:
-    """The same for all learners."""
+    """Crops of one half, the same for all learners."""
     return convergence_data.crops(half, count, 0)
 
 
@@ -55,8 +55,8 @@ class Learner:
     Args:
         arm: `HOROVOD`, whose tape averages dense gradients, or `RECOMMENDED`.
         model: one of `MODELS`.
-        seed: of weights, order and noise.
-        steps: of the whole training, by which the learning rate falls.
+        seed: for weights, order and noise.
+        steps: length of the whole training, over which the learning rate falls.
     """
 
     def __init__(self, arm: str, model: str, seed: int, steps: int):
@@ -80,7 +80,7 @@ class Learner:
         self._right = tf.function(self._counted)
 
     def step(self) -> float:
-        """One step; the seconds that it took, its batch included."""
+        """Takes one step; returns its seconds, its batch included."""
         began = time.perf_counter()
         chosen = self._order.integers(TRAINING, size=[hvd.size(), BATCH])[hvd.rank()]
         images = convergence_data.noisy(self._data.images[chosen], NOISE, self._noise)
@@ -88,7 +88,7 @@ class Learner:
         return time.perf_counter() - began
 
     def accuracy(self) -> float:
-        """On the held-out crops, each rank its part, with statistics of batch normalisation averaged before."""
+        """The accuracy on the held-out crops, shared among ranks, with averaged batch normalisation statistics."""
         world, right = topology.world(), 0.0
         for number, variable in enumerate(self.model.non_trainable_variables):
             if variable.dtype == "float32":
@@ -116,7 +116,7 @@ class Learner:
 
 
 def train(arm: str, options: argparse.Namespace) -> dict[str, Any]:
-    """A whole training: accuracy after every so many steps, and the slowest rank's seconds of all there was before."""
+    """A whole training: the accuracy curve by steps, with the slowest rank's seconds up to each evaluation."""
     learner = Learner(arm, options.model, options.seed, options.steps)
     curve, seconds = [], {"steps": [], "looks": []}
     for number in range(1, options.steps + 1):
@@ -152,7 +152,7 @@ def _slowest(seconds: float) -> float:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=pathlib.Path, help="where the first rank writes what was measured")
     parser.add_argument("--local", type=int, default=2)

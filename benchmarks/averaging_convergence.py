@@ -1,19 +1,20 @@
-"""What model averaging loses where messages are lost (RPS, Yu et al. 2019, section 6; Fig. 2 and 3).
+"""What model averaging loses in accuracy if messages are lost (RPS, Yu et al. 2019, section 6; Fig. 2 and 3).
 
-Two models are trained by plain SGD, without momentum and without regularisation, with a warm-up and a rate that is
-linear in the number of ranks, which falls to a tenth after half and after three quarters of the epochs: a small ResNet
-on crops of photographs, and LSTM cells that tell from which program a message is. Ranks are threads of one process
-(averaging_threads.py), each with the library's own optimizer around Keras's, over a transport that loses blocks by
-chance. Beside model averaging at several arrivals are averaging of gradients, owners that do not rotate as published,
-and averaging in every 8th step (averaging_settings.py).
+Two models are trained: a small ResNet on crops of photographs, and an LSTM that classifies messages by the program they
+come from. Both use plain SGD without momentum or regularisation, a warm-up, and a rate linear in the number of ranks
+that falls to a tenth after half and after three quarters of the epochs. Ranks are threads of one process
+(averaging_threads.py), each with the library's own optimizer around Keras's, over a transport that loses blocks at
+random. Arms are model averaging at several arrival rates, averaging of gradients, owners that do not rotate, as
+published, and averaging in every 8th step (averaging_settings.py).
 
-The same seed gives all arms the same first weights, and the same samples with the same noise in the same order; the
-losses follow from it, too. So differences from 100% are paired by seed, and the interval is Student's, 95%.
+With the same seed all arms start from the same weights and see the same samples with the same noise in the same order;
+the seed also determines the losses of messages. Differences from 100% are therefore paired by seed, with Student's 95%
+interval.
 
-One learning rate is for all arms of a model: the first seed is trained without loss at each of --rates, by the fewest
-ranks, and the one whose scores on validation data are best in the last epochs is taken.
+All arms of a model share one learning rate: the first seed is trained without loss at each of --rates, by the fewest
+ranks, and the rate with the best validation scores in the last epochs is taken.
 
-The study is a queue. Each finished run is a line of benchmarks/results/averaging_runs.jsonl, and is not made again as
+The study is a queue. Each finished run is a line of benchmarks/results/averaging_runs.jsonl, and is not repeated as
 long as its arm, settings and sources are the same.
 """
 
@@ -41,7 +42,7 @@ RATES = "1"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this question."""
+    """Adds the options of this question."""
     group = parser.add_argument_group("convergence")
     group.add_argument("--models", default=",".join(TRAINED), help=f"some of {','.join(MODELS)} ({','.join(TRAINED)})")
     group.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all)")
@@ -54,7 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def problem(options: argparse.Namespace) -> str | None:
-    """Why the options cannot be; None where they can."""
+    """Why the options are invalid; None if they are valid."""
     for name, known in {"models": list(MODELS), "arms": list(ARMS)}.items():
         if not set(getattr(options, name).split(",")) <= set(known):
             return f"expected some of the {name} {', '.join(known)}, got {getattr(options, name)}"
@@ -83,15 +84,15 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is to be trained, beside models and arms.
+    """Settings of a study, except models and arms.
 
     Attributes:
-        store: of finished runs.
-        epochs: in place of the models' own; 0 for those.
+        store: file of finished runs.
+        epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
         seeds: of each arm; the first one tries all rates.
         ranks: numbers of them; the fewest try all rates.
-        make: makes runs, as `averaging_runs.make`; None goes by those that the store has.
+        make: makes runs, as `averaging_runs.make`; None uses only those in the store.
     """
 
     store: pathlib.Path

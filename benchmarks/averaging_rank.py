@@ -1,11 +1,12 @@
 """What one rank does for averaging_steps.py: python -m benchmarks.averaging_rank JOB RESULTS.
 
-JOB is a JSON file: {"rate": bits per second of a rank, "offload": whether datagrams are cut and joined by the system,
+JOB is a JSON file: {"rate": bits per second of a rank, "offload": whether the system segments and joins datagrams,
 "meeting": path of a file, "parts": [...]}, with parts as `averaging_steps.Steps` and `averaging_steps.Training`. Rank 0
-writes RESULTS: for each part, by name, what every rank tells of it.
+writes RESULTS: for each part, by name, what every rank reports.
 
-Every result is checked, not timed: without loss it is the mean of all vectors, by datagrams to the bit; and what a
-rank has of a round with loss lies between the least and the greatest of all vectors, or is its own.
+Every result is checked, outside the timed section. Without loss it is the mean of all vectors, with datagrams to the
+bit. After a round with loss each value of a rank lies between the smallest and the largest of all vectors, or is its
+own.
 """
 
 from __future__ import annotations

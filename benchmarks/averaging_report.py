@@ -1,4 +1,4 @@
-"""What came out of the study of model averaging: a table for each model and number of ranks, verdicts, and pictures."""
+"""The report of the study of model averaging: a table for each model and number of ranks, verdicts, and pictures."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Group:
         return f"{self.model}, {self.ranks} ranks"
 
     def values(self, arm: str, what: str) -> list[Any]:
-        """What came out of an arm's runs, by seed."""
+        """The results of an arm's runs, by seed."""
         return list(by_seed(self.outcomes, self.model, arm, what).values())
 
     def gap(self, arm: str, what: str) -> Difference | None:
@@ -68,10 +68,10 @@ def groups_of(outcomes: Outcomes) -> list[Group]:
 
 
 def summarise(outcomes: Outcomes, about: Mapping[str, Sequence[str]]) -> Section:
-    """The question of convergence, answered.
+    """The section on the question of convergence.
 
     Args:
-        outcomes: of each arm at one learning rate.
+        outcomes: outcomes of each arm at one learning rate.
         about: sentences on each model.
     """
     groups = groups_of(outcomes)
@@ -147,8 +147,8 @@ def draw(figures: Mapping[str, Any], path: str) -> None:
     Above by arrival, below averaging of gradients against that of models.
 
     Args:
-        figures: of the section that `summarise` gives.
-        path: of the picture.
+        figures: those of the section that `summarise` returns.
+        path: where the picture is written.
     """
     groups = {title: arms for title, arms in figures.items() if title != "about"}
     figure = Figure(figsize=(4.6 * len(groups), 8.0), layout="constrained")

@@ -1,4 +1,4 @@
-"""The runs of the study of model averaging; how finished ones are kept is that of convergence_runs.py."""
+"""The runs of the study of model averaging; finished ones are kept as described in convergence_runs.py."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class Run:
     """One training of the study.
 
     Attributes:
-        model: of `MODELS`.
-        arm: of `ARMS`.
+        model: a key of `MODELS`.
+        arm: a key of `ARMS`.
         ranks: P.
-        rate: the learning rate, in units of the model's own.
+        rate: learning rate, in units of the model's own.
         seed: of weights, samples, noise and losses.
-        epochs: in place of the model's own; 0 for those.
+        epochs: replaces the model's own number; 0 keeps it.
     """
 
     model: str
@@ -51,7 +51,7 @@ class Run:
         return at(MODELS[self.model], self.rate, self.epochs)
 
     def fingerprint(self) -> str:
-        """Changes with whatever makes this run another one; what the arm does counts, not its name."""
+        """A hash of everything that determines the run's outcome; what the arm does counts, not its name."""
         arm, settings = ARMS[self.arm], self.settings()
         told = [
             {"ranks": self.ranks, "seed": self.seed, "settings": dataclasses.asdict(settings)},
@@ -85,10 +85,10 @@ Outcomes = dict[Run, dict[str, Any]]
 
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
-    """Makes runs, in a process for each core; RuntimeError where one fails."""
+    """Makes runs, with one process per core; RuntimeError if one fails."""
     on_cores(sorted(wanted, key=_turn), store, "benchmarks.averaging_worker")
 
 
 def _turn(run: Run) -> tuple[Any, ...]:
-    """The order of runs: few ranks first, and what most questions are about, a seed of all arms before the next one."""
+    """The order of runs: few ranks and the most important arms first, one seed of all arms before the next."""
     return run.ranks, run.arm not in FIRST, run.seed, list(MODELS).index(run.model), run.rate, list(ARMS).index(run.arm)

@@ -1,18 +1,18 @@
-"""What a service on the same links gains where training goes second, and may lose messages (RPS, section 7).
+"""What a service on the same links gains if training has lower priority, and may lose messages (RPS, section 7).
 
-Nodes are network namespaces behind links of 100 Mbit/s (benchmarks/cluster.py), so root is needed; the paper has 16
-servers at 1 Gbit/s and simulates packets. On each node runs a rank of the training (benchmarks/service_rank.py) and a
-node of a request-reply service (benchmarks/service_node.py), which is all-to-all, over TCP and Poisson as in the paper;
-its sizes and rates are lost there, and are chosen here: a request of 256 bytes, a reply of 10 KB, and some loads, in
-messages a second of all nodes together. Training averages a vector in each step, between waits that stand for its
+Nodes are network namespaces behind links of 100 Mbit/s (benchmarks/cluster.py), so root is needed; the paper simulates
+packets of 16 servers at 1 Gbit/s. Each node runs a rank of the training (benchmarks/service_rank.py) and a node of a
+request-reply service (benchmarks/service_node.py), which is all-to-all, over TCP, with Poisson arrivals as in the
+paper. The paper's sizes and rates are not known. Chosen here are a request of 256 bytes, a reply of 10 KB, and several
+loads, in messages per second over all nodes. Training averages a vector in each step, between waits that stand for its
 computation: by Horovod's all-reduce over TCP, or by datagrams.
 
-Each end of each link has two queues (benchmarks/priority.py), of 100 ms as Linux has them by default at this rate. In
-the arms without priority all packets wait in one of them, in those with it the service's go first. Segmentation offload
-is off everywhere, so that a packet has at most 1,500 bytes and none waits for 64 KB. All arms run in turn, each round
-in another order, in the same processes; the service begins when training is in full swing, and its last replies are
-waited for. What a message waits for a busy processor counts as well: two cores carry all nodes, which is why the
-service's processes go first there.
+Each end of each link has two queues (benchmarks/priority.py) of 100 ms, Linux's default at this rate. In the arms
+without priority all packets wait in one of them; in those with priority the service's packets go first. Segmentation
+offload is off everywhere, so that a packet has at most 1,500 bytes and none waits behind 64 KB. All arms run in turn,
+in another order each round, in the same processes. The service starts when training is in full swing, and its last
+replies are awaited. Time that a message waits for a busy processor counts as well: two cores carry all nodes, which is
+why the service's processes have priority there.
 """
 
 from __future__ import annotations
@@ -42,28 +42,28 @@ from benchmarks.service_rank import new_decisions
 
 PORT = 7117  # of the service
 _LEAD = 0.5  # seconds of training before the service begins
-_SOON = 0.2  # seconds until a cell begins, for those that hear of it last
-_LIMIT = 600.0  # seconds for anything that a worker does
+_SOON = 0.2  # seconds until a cell begins, so that all have heard of it
+_LIMIT = 600.0  # seconds for any command to a worker
 _PATIENCE = 20.0  # seconds for the last replies
-# Horovod's ranks ask each other every millisecond what is to be exchanged, in all arms, and would fill several percent
-# of these links with it; so they do every 5 ms, for which an all-reduce waits 2.5 ms on average.
+# By default Horovod's ranks negotiate every millisecond what to exchange, which in all arms would fill several percent
+# of these links. Here they do so every 5 ms, which delays an all-reduce by 2.5 ms on average.
 _ENVIRONMENT = {"HOROVOD_CYCLE_TIME": "5"}
 
 
 class Plan(NamedTuple):
-    """What is measured.
+    """What to measure.
 
     Attributes:
-        nodes: how many.
-        rate: of each link, as tc writes it.
+        nodes: number of nodes.
+        rate: of each link, in tc's notation.
         size: elements of the vector; ResNet-20 has as many.
-        compute: seconds of a step's computation.
-        window: seconds of an arm in a round.
-        rounds: of all arms.
-        loads: messages a second of all nodes together; the targets are about the one in the middle.
-        shares: of the link's rate that datagrams send at most.
-        queue: seconds of the link's rate that each queue holds.
-        batch: samples that a rank takes in a step.
+        compute: seconds that stand for a step's computation.
+        window: seconds per arm and round.
+        rounds: in each of which all arms run.
+        loads: messages per second over all nodes; the targets apply to the middle one.
+        shares: maximum rates of the datagrams, as shares of the link's rate.
+        queue: capacity of each queue, in seconds of the link's rate.
+        batch: samples per rank and step.
     """
 
     nodes: int = 8
@@ -79,19 +79,19 @@ class Plan(NamedTuple):
 
     @property
     def load(self) -> int:
-        """That of the targets."""
+        """The load that the targets apply to."""
         return sorted(self.loads)[len(self.loads) // 2]
 
 
 class Cell(NamedTuple):
-    """An arm at a load, in messages a second; 0 without the service."""
+    """An arm and its load in messages per second; 0 without the service."""
 
     arm: Arm
     load: int
 
 
 def cells_of(plan: Plan) -> list[Cell]:
-    """All arms at all loads, each training alone, and datagrams at lower rates at the load of the targets."""
+    """All arms at all loads, each training alone, and datagrams at lower rates at the targets' load."""
     full, *lower = plan.shares
     trained = [dataclasses.replace(arm, share=full) for arm in TRAINED]
     cells = [Cell(arm, load) for load in plan.loads for arm in (ALONE, *trained)]
@@ -114,7 +114,7 @@ _LISTS = {"loads": int, "shares": float}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this question."""
+    """Adds the options of this question."""
     group = parser.add_argument_group("service")
     for name, told in _OPTIONS.items():
         default = getattr(Plan(), name)
@@ -124,13 +124,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What the options ask for; ValueError where a list has something else than numbers."""
+    """The plan from the options; ValueError if a list contains anything but numbers."""
     asked = {name: getattr(options, f"service_{name}") for name in _OPTIONS}
     return Plan(**asked | {name: tuple(map(kind, asked[name].split(","))) for name, kind in _LISTS.items()})
 
 
 def problem(options: argparse.Namespace) -> str | None:
-    """Why the options cannot be; None where they can."""
+    """Why the options are invalid; None if they are valid."""
     try:
         plan = plan_of(options)
         bits_per_second(plan.rate)
@@ -149,7 +149,7 @@ def problem(options: argparse.Namespace) -> str | None:
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
-    """Runs all arms, and tells of them."""
+    """Runs all arms and reports on them."""
     reason = unavailable()
     if reason is not None:
         return Section(reports.TITLE, [f"Not measured: {reason}"], {}, [])
@@ -161,7 +161,7 @@ draw = reports.draw
 
 
 def run(plan: Plan, say: Callable[[str], None]) -> list[reports.Row]:
-    """What came of each cell of each round."""
+    """The result of each cell in each round."""
     rows = []
     with Bench.on_nodes(plan) as bench:
         say(f"{len(bench.cells)} cells of {plan.window:g} s, {plan.rounds} rounds")
@@ -175,14 +175,14 @@ def run(plan: Plan, say: Callable[[str], None]) -> list[reports.Row]:
 
 
 class Bench:
-    """Nodes on which the service and the training wait for what is to be done.
+    """Nodes on which the service and the training wait for commands.
 
     Attributes:
         cells: by name.
     """
 
     def __init__(self, plan: Plan, cluster: Cluster, conductor: Conductor, folder: pathlib.Path):
-        """Takes over nodes whose workers all are there."""
+        """Takes over nodes whose workers are all connected."""
         self._plan, self._cluster, self._conductor, self._folder = plan, cluster, conductor, folder
         self._ranks = [f"rank {node}" for node in range(plan.nodes)]
         self._nodes = [f"node {node}" for node in range(plan.nodes)]
@@ -192,7 +192,7 @@ class Bench:
     @classmethod
     @contextlib.contextmanager
     def on_nodes(cls, plan: Plan) -> Iterator[Bench]:
-        """Makes the nodes, and removes them afterwards."""
+        """Creates the nodes, and removes them afterwards."""
         with contextlib.ExitStack() as cleanup:
             folder = pathlib.Path(cleanup.enter_context(tempfile.TemporaryDirectory()))
             cluster = cleanup.enter_context(Cluster(plan.nodes, 1, plan.rate))
@@ -206,7 +206,7 @@ class Bench:
                 cleanup.callback(process.kill)
             ranks.start()
             cleanup.callback(ranks.join)
-            cleanup.callback(conductor.close)  # at which the ranks end
+            cleanup.callback(conductor.close)  # ends the ranks
             said = conductor.await_workers(2 * plan.nodes)
             bench = cls(plan, cluster, conductor, folder)
             ends = [said[name] for name in bench._nodes]
@@ -230,11 +230,11 @@ class Bench:
         """Runs one cell.
 
         Args:
-            cell: which.
-            seed: of the messages; the same one for all arms of a round.
+            cell: the arm and its load.
+            seed: for the messages; the same for all arms of a round.
 
         Raises:
-            RuntimeError: where a message was not answered, or a worker has ended.
+            RuntimeError: if a message was not answered, or a worker has ended.
         """
         arm, plan = cell.arm, self._plan
         self._number += 1
@@ -253,7 +253,7 @@ class Bench:
         return reports.row_of(arm.name, cell.load, trained, served, plan.window - _LEAD, used)
 
     def _carry_on(self, cell: Cell, begin: float, seed: int) -> tuple[list[dict], list[dict]]:
-        """Trains and serves from a moment of the monotonic clock on: what each rank and each node has to tell."""
+        """Trains and serves from a moment of the monotonic clock on; returns the reports of ranks and of nodes."""
         ranks, nodes = (self._ranks if cell.arm.transport else []), (self._nodes if cell.load else [])
         path = self._folder / f"decisions-{self._number}"
         new_decisions(path)
@@ -264,7 +264,7 @@ class Bench:
         return self._conductor.hear(ranks), self._conductor.hear(nodes)
 
     def _counters(self) -> np.ndarray:
-        """What all nodes have sent so far, as `reports.Used.of` takes it."""
+        """The counters of all nodes so far, in the form that `reports.Used.of` takes."""
         nodes = range(self._plan.nodes)
         sent = sum(each.bytes for each in self._cluster.traffic())
         first = sum(priority.sent(self._cluster, node)[0] for node in nodes)

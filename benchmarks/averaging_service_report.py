@@ -1,4 +1,4 @@
-"""What came out of training beside a service: a table for each load, targets, and a picture."""
+"""The report of training beside a service: a table for each load, targets, and a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from benchmarks.service_arms import ALONE, DATAGRAMS_ALIKE, DATAGRAMS_SECOND, TC
 from benchmarks.service_node import REPLY, REQUEST
 
 TITLE = "A service on the same links"
-FASTER, KEPT, EQUAL = 1.3, 0.95, 1.05  # of the issue's targets; service times within 5% count as equal
+FASTER, KEPT, EQUAL = 1.3, 0.95, 1.05  # the issue's targets; service times within 5% count as equal
 _COLOURS = {
     TCP_ALIKE.name: "tab:red",
     TCP_SECOND.name: "tab:orange",
@@ -36,12 +36,12 @@ _EXPLAINED = (
 
 
 class Used(NamedTuple):
-    """What was on the links.
+    """Use of the links.
 
     Attributes:
-        busy: share of the rate of all nodes' links, upwards.
-        first: share of these bytes that went first.
-        again: share of TCP segments that were sent again.
+        busy: share of the uplink rate of all nodes.
+        first: share of these bytes that had priority.
+        again: share of TCP segments that were retransmitted.
     """
 
     busy: float
@@ -50,10 +50,10 @@ class Used(NamedTuple):
 
     @classmethod
     def of(cls, counted: Sequence[int], most: float) -> Used:
-        """From counts.
+        """Computes the shares from counts.
 
         Args:
-            counted: bytes that the nodes have sent, those of them that went first, TCP segments, and those again.
+            counted: bytes sent by the nodes, those of them with priority, TCP segments, and retransmitted ones.
             most: bytes that the links could have carried.
         """
         sent, first, segments, again = map(float, counted)
@@ -61,17 +61,17 @@ class Used(NamedTuple):
 
 
 class Row(NamedTuple):
-    """What came of an arm in a round.
+    """The result of an arm in a round.
 
     Attributes:
         arm: its name.
-        load: messages a second that were to be carried, of all nodes together; 0 without the service.
-        carried: those that were.
-        mean, median, p99: milliseconds to a message's reply; NaN without the service.
-        held_back: share of messages that had to wait for their turn, as too many were on their way.
-        steps: of the training, a second.
-        averaging: milliseconds of a step's average, the median of all ranks and steps; NaN where nobody trains.
-        lost: share of the vectors' segments.
+        load: messages per second offered, over all nodes; 0 without the service.
+        carried: messages per second that were carried.
+        mean, median, p99: milliseconds until a message's reply; NaN without the service.
+        held_back: share of messages that had to wait because too many were in flight.
+        steps: training steps per second.
+        averaging: milliseconds of averaging per step, the median over all ranks and steps; NaN without training.
+        lost: share of the vectors' segments that were lost.
         busy, first, again: as of `Used`.
     """
 
@@ -101,15 +101,15 @@ def row_of(
     seconds: float,
     used: Used,
 ) -> Row:
-    """Puts together what ranks and nodes have told.
+    """Combines the reports of ranks and nodes.
 
     Args:
         arm: its name.
-        load: messages a second.
-        trained: of each rank, as `service_rank.Trainer.train`; empty where nobody trains.
-        served: of each node, as `service_node.Node.ask`; empty without the service.
+        load: messages per second.
+        trained: reports of all ranks, from `service_rank.Trainer.train`; empty without training.
+        served: reports of all nodes, from `service_node.Node.ask`; empty without the service.
         seconds: for which messages arrived.
-        used: of the links.
+        used: use of the links.
     """
     times = 1e3 * np.concatenate([[], *(each["times"] for each in served)])
     mean, (median, p99) = np.nan, (np.nan, np.nan)
@@ -143,9 +143,9 @@ def summarise(measured: Sequence[Row], plan: Mapping[str, Any], load: int) -> Se
     """The question of the service, answered.
 
     Args:
-        measured: of all rounds, in their order.
-        plan: what was measured.
-        load: that of the targets.
+        measured: rows of all rounds, in order.
+        plan: the plan of the measurement.
+        load: the targets' load.
     """
     rows: dict[tuple[str, int], list[Row]] = {}
     for row in measured:
@@ -204,21 +204,21 @@ def _middle(found: Sequence[Row], what: str) -> float:
 
 
 def curve_of(arm: str, rows: Rows) -> list[tuple[int, float]]:
-    """Mean completion times of an arm by load."""
+    """An arm's mean completion times by load."""
     return [(load, _middle(rows[name, load], "mean")) for name, load in sorted(rows) if name == arm and load]
 
 
 def carried_at(curve: Sequence[tuple[int, float]], target: float) -> tuple[str, float]:
-    """At how many messages a second an arm's mean completion time first is the target's.
+    """The lowest load at which an arm's mean completion time reaches the target.
 
-    Between two loads the time is taken to be a straight line.
+    Between two loads the time is interpolated linearly.
 
     Args:
-        curve: loads and mean times, in order of loads.
+        curve: loads and mean times, ascending by load.
         target: mean time.
 
     Returns:
-        "", and the messages a second; or "<" or ">", and the lowest or highest load, where it is beyond those.
+        "" and the messages per second; or "<" or ">" and the lowest or highest load, if it lies beyond them.
     """
     if curve[0][1] >= target:
         return ("<" if curve[0][1] > target else ""), float(curve[0][0])
@@ -256,7 +256,7 @@ def _curve_figures(arm: str, rows: Rows) -> dict[str, Any]:
 
 
 class Ratio(NamedTuple):
-    """Of one arm over another, round by round: the median, the least and the greatest."""
+    """The ratio of one arm to another, round by round: median, minimum and maximum."""
 
     median: float
     low: float
@@ -267,7 +267,7 @@ class Ratio(NamedTuple):
 
 
 def ratio_of(one: Sequence[Row], other: Sequence[Row], what: str) -> Ratio:
-    """How many times the other's figure an arm has, by rounds that both took part in."""
+    """The ratio of an arm's figure to the other's, over the rounds that both took part in."""
     ratios = [getattr(row, what) / getattr(rival, what) for row, rival in zip(one, other, strict=True)]
     return Ratio(statistics.median(ratios), min(ratios), max(ratios))
 
@@ -296,11 +296,11 @@ def _verdicts(rows: Rows, load: int) -> list[Verdict]:
 
 
 def draw(figures: Mapping[str, Any], path: str) -> None:
-    """Completion times against what training reaches, and against how many messages there are.
+    """Completion times against the training rate, and against the load.
 
     Args:
-        figures: of the section that `summarise` gives.
-        path: of the picture.
+        figures: those of the section that `summarise` returns.
+        path: where the picture is written.
     """
     figure = Figure(figsize=(12.0, 5.2), layout="constrained")
     against_training, against_load = figure.subplots(1, 2)
@@ -332,7 +332,7 @@ def _draw_against_training(axis: Axes, figures: Mapping[str, Any]) -> None:
 
 
 def _draw_lower_rates(axis: Axes, arms: Mapping[str, Any], load: str, samples: int) -> None:
-    """Datagrams that take less of the link at the load of the targets."""
+    """Draws datagrams at lower rates, at the targets' load."""
     for arm, by_load in arms.items():
         if arm in _COLOURS:
             continue

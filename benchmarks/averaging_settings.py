@@ -1,4 +1,4 @@
-"""What the study of model averaging trains, by how many ranks, and in which arms (RPS, Yu et al. 2019, section 6)."""
+"""What the study of model averaging trains, on how many ranks, and in which arms (RPS, Yu et al. 2019, section 6)."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ RANKS = (4, 8, 16)
 
 @dataclasses.dataclass(frozen=True)
 class Schedule:
-    """How both models are trained: plain SGD, without momentum and without regularisation (6.1).
+    """How both models are trained: plain SGD without momentum or regularisation (6.1).
 
     Attributes:
-        epochs: over the training samples; the paper has 160.
-        rate: the learning rate of one rank; P ranks have P times as much (Goyal et al. 2017, 2.1).
-        warm_up: share of the epochs in which the rate rises from one rank's to that of all, the paper's 5 of 160.
-        falls: shares of the epochs after which the rate is a tenth of what it was, the paper's 80 and 120 of 160.
-        batch: samples of a rank and step.
+        epochs: number of epochs; the paper has 160.
+        rate: learning rate of one rank; P ranks use P times as much (Goyal et al. 2017, 2.1).
+        warm_up: share of the epochs in which the rate rises from one rank's to that of all; 5 of 160 in the paper.
+        falls: shares of the epochs after which the rate falls to a tenth; 80 and 120 of 160 in the paper.
+        batch: samples per rank and step.
     """
 
     epochs: int
@@ -31,7 +31,7 @@ class Schedule:
     batch: int = 32
 
     def rates(self, steps: int, ranks: int) -> list[float]:
-        """The learning rate of each step of a training by so many ranks."""
+        """The learning rate of each step of a training by `ranks` ranks."""
         rising = max(1.0, self.warm_up * steps)
         return [
             self.rate * (1.0 + (ranks - 1.0) * min(1.0, (step + 1) / rising)) * 0.1 ** self._falls_before(step / steps)
@@ -47,13 +47,13 @@ class ImageSettings:
     """A residual network for crops of photographs (convergence_data.py).
 
     Attributes:
-        schedule: of the training.
+        schedule: training schedule.
         blocks: see `examples.models.small.small_resnet`; ResNet-20 has 3.
         stride: likewise; ResNet-20 has 1.
-        train: training crops.
-        held_out: crops that are not trained on.
-        watched: the first so many of them are for validation, after each epoch; the others are the test.
-        noise: of each crop, in units of its own deviation; new in each epoch, always the same in evaluations.
+        train: number of training crops.
+        held_out: number of crops that are not trained on.
+        watched: number of them used for validation after each epoch; the others are the test set.
+        noise: noise of each crop, in units of its own deviation; new in each epoch, fixed in evaluations.
     """
 
     schedule: Schedule = Schedule(epochs=24, rate=0.1)
@@ -67,17 +67,17 @@ class ImageSettings:
 
 @dataclasses.dataclass(frozen=True)
 class MessageSettings:
-    """One layer of LSTM cells that tells from which program a message is (averaging_data.py).
+    """One LSTM layer that classifies messages by the program they come from (averaging_data.py).
 
     Attributes:
-        schedule: of the training.
-        programs: how many.
-        most: messages of a program, at most.
-        vocabulary: pieces that there are.
-        pieces: of a message, at most.
-        features: of a piece.
-        cells: of the layer.
-        held_out: share of the messages for validation, and as many for the test.
+        schedule: training schedule.
+        programs: number of programs.
+        most: maximum number of messages per program.
+        vocabulary: number of distinct pieces.
+        pieces: maximum number of pieces per message.
+        features: size of a piece's embedding.
+        cells: number of cells of the layer.
+        held_out: share of the messages for validation, and the same share for the test.
         folder: see `averaging_data.programs`.
     """
 
@@ -98,7 +98,7 @@ MODELS: dict[str, Settings] = {
     "lstm": MessageSettings(),
     "resnet20": ImageSettings(blocks=3, stride=1),
 }
-TRAINED = ("resnet", "lstm")  # unless others are asked for
+TRAINED = ("resnet", "lstm")  # by default
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,10 +108,10 @@ class Arm:
     Attributes:
         name: in tables.
         arrival: the probability that a block arrives.
-        gradients: whether gradients are averaged, in place of models.
-        every: steps between two rounds.
-        rotate: whether owners of blocks change.
-        turned: by how many places the parts of a batch are dealt out to other ranks: the same sums in another order.
+        gradients: whether gradients are averaged instead of models.
+        every: steps between two averaging rounds.
+        rotate: whether the owners of blocks rotate.
+        turned: by how many places the parts of a batch are shifted among ranks: the same sums in another order.
     """
 
     name: str
@@ -122,7 +122,7 @@ class Arm:
     turned: int = 0
 
     def transport(self, seed: int) -> Transport:
-        """Without loss the reliable one; else losses follow from the seed."""
+        """The transport: reliable without loss, else with losses determined by the seed."""
         return Reliable() if self.arrival == 1.0 else Lossy(round(1.0 - self.arrival, 6), seed)
 
 
@@ -139,21 +139,21 @@ ARMS = {
     "published99": Arm("99%, owners fixed", 0.99, rotate=False),
     "every8": Arm("99%, every 8th step", 0.99, every=8),
 }
-BASE = "full"  # what all are compared with
+BASE = "full"  # the arm that all others are compared with
 ARRIVALS = ("full", "arrival99", "arrival95", "arrival90", "arrival80")  # of Fig. 2
 METHODS = ("full", "arrival99", "gradients100", "gradients99", "gradients95")  # of Fig. 3
 MEASURES = {"resnet": "top-1", "resnet20": "top-1", "lstm": "accuracy"}
 
 
 class Wanted(NamedTuple):
-    """What an arm is to end at, compared with `BASE`, by the whole 95% interval.
+    """A target for an arm's outcome against `BASE`, for the whole 95% interval.
 
     Attributes:
-        models: that it is wanted of.
-        arm: of `ARMS`.
-        what: of an outcome: "final" in points, or "fitted", the training loss.
-        least: the lower end of the interval is to be at least this; None for any.
-        most: the upper end is to be at most this; None for any.
+        models: models it applies to.
+        arm: a key of `ARMS`.
+        what: key of an outcome: "final" in points, or "fitted", the training loss.
+        least: minimum of the interval's lower end; None for no limit.
+        most: maximum of the interval's upper end; None for no limit.
     """
 
     models: tuple[str, ...]

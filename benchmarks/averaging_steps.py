@@ -1,21 +1,21 @@
-"""What a step of averaging by datagrams takes beside Horovod's all-reduce over TCP, and what a neighbour does to both.
+"""What a step of averaging by datagrams costs against Horovod's all-reduce over TCP, with and without a neighbour.
 
-Nodes of one rank are network namespaces behind links of 1 Gbit/s (benchmarks/cluster.py), so root is needed. Both arms,
-`Datagrams` at the links' rate and Horovod's all-reduce (Gloo) of the same vector, run in turn in the same processes, in
-an order drawn for each round; every result is checked, not timed (averaging_rank.py). A step lasts until the slowest
-rank has it. Ranks meet before it in a file, which no link carries.
+Nodes of one rank are network namespaces behind links of 1 Gbit/s (benchmarks/cluster.py), so root is needed. The two
+arms are `Datagrams` at the links' rate and Horovod's all-reduce (Gloo) of the same vector. They run in turn in the same
+processes, in random order in each round; every result is checked, outside the timed section (averaging_rank.py). A step
+lasts until the slowest rank has the result. Before it ranks synchronise through a file, which uses no link.
 
-Alone on their links: a vector of 25M elements, with segmentation offload (TSO, GSO and GRO of all interfaces, and
-UDP_SEGMENT and UDP_GRO of datagrams) off, as on links where each packet costs what it costs, and on; and with that of
-the interfaces off alone, as `ethtool -K` leaves it: TCP is cut by the kernel then, always, and so are datagrams by
-UDP_SEGMENT. Beside each the floor: as many datagrams as of a step, with nothing but the system. Processor time is
-that of the whole process, all threads, from a step's beginning until this rank has its result, on average over ranks.
+Without other traffic, the vector has 25M elements. Segmentation offload (TSO, GSO and GRO of all interfaces, and
+UDP_SEGMENT and UDP_GRO for datagrams) is off, as on links where each packet has its full cost; on; or off only for the
+interfaces, as `ethtool -K` leaves it. In that last case the kernel still segments TCP itself, and datagrams by
+UDP_SEGMENT. The floor of each is the cost of the same number of datagrams with nothing but system calls. Processor time
+is that of all threads of the process, from the beginning of a step until this rank has its result, averaged over ranks.
 
-Beside a neighbour, who sends UDP from node 1 to node 0 in bursts, at more than the link carries, so that its queue is
-full all the while (neighbour.py): a smaller vector, so that there are enough steps to tell their 99th percentile of,
-and queues that hold as little as a switch does; offload as it is by default. With and without him, on the same links:
-both arms, and the training of a small network on handwritten digits over datagrams, from the same weights with the same
-batches for each seed.
+The neighbour sends UDP from node 1 to node 0 in bursts, faster than the link, so that its queue is full during a burst
+(neighbour.py). Here the vector is smaller, so that there are enough steps for a 99th percentile, queues are as short as
+a switch's, and offload has its default. Measured with and without the neighbour, on the same links, are both arms, and
+the training of a small network on handwritten digits over datagrams, from the same weights with the same batches for
+each seed.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _LIMIT = 900.0  # seconds for one start of the ranks
 
 @dataclasses.dataclass(frozen=True)
 class Steps:
-    """A part in which both arms make steps.
+    """A part of the measurement in which both arms make steps.
 
     Attributes:
         name: of the part.
@@ -60,13 +60,13 @@ class Steps:
 
 @dataclasses.dataclass(frozen=True)
 class Training:
-    """A part in which a small network is trained on the digits.
+    """A part of the measurement that trains a small network on the digits.
 
     Attributes:
         name: of the part.
-        seeds: how many trainings.
+        seeds: number of trainings.
         epochs: of each.
-        batch: samples of a rank in a step.
+        batch: samples per rank and step.
         step: learning rate.
         kind: of the part.
     """
@@ -80,18 +80,18 @@ class Training:
 
 
 class Plan(NamedTuple):
-    """What is measured.
+    """What to measure.
 
     Attributes:
-        elements: of the vector alone on the links, and `rounds` of both arms there, for each setting of offload.
-        link: the rate of each node's link, as tc writes it.
-        nodes: of one rank each.
-        crowded_elements: of the vector beside the neighbour, and `crowded_rounds` of both arms with him; without him
+        elements: size of the vector without other traffic, and `rounds` of both arms, for each offload setting.
+        link: the rate of each node's link, in tc's notation.
+        nodes: number of nodes, of one rank each.
+        crowded_elements: size of the vector beside the neighbour, and `crowded_rounds` of both arms with it; without it
             there are `quiet_rounds`.
-        flood: bits per second of the neighbour, times the links' rate.
-        burst: seconds for which he sends, and `period` those from one beginning to the next, on average.
-        queue: seconds that a packet waits at most, where there is a neighbour.
-        trainings: seeds, and `epochs` of each.
+        flood: the neighbour's rate, in multiples of the links' rate.
+        burst: seconds per burst, and `period` the average seconds from one beginning to the next.
+        queue: maximum seconds that a packet waits, in parts with a neighbour.
+        trainings: number of seeds, and `epochs` of each.
     """
 
     elements: int = 25_000_000
@@ -110,7 +110,7 @@ class Plan(NamedTuple):
 
     @property
     def rate(self) -> float:
-        """Of a link, in bits per second."""
+        """The rate of a link, in bits per second."""
         return bits_per_second(self.link)
 
 
@@ -131,7 +131,7 @@ _OPTIONS = {
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this question."""
+    """Adds the options of this question."""
     group = parser.add_argument_group("steps")
     for name, told in _OPTIONS.items():
         default = getattr(Plan(), name)
@@ -140,12 +140,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
-    """What the options ask for."""
+    """The plan from the options."""
     return Plan(**{name: getattr(options, f"steps_{name}") for name in _OPTIONS})
 
 
 def problem(options: argparse.Namespace) -> str | None:
-    """Why the options cannot be; None where they can."""
+    """Why the options are invalid; None if they are valid."""
     if "steps" not in options.questions.split(","):
         return None
     plan = plan_of(options)
@@ -165,7 +165,7 @@ def problem(options: argparse.Namespace) -> str | None:
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
-    """Measures all of it."""
+    """Measures everything."""
     plan = plan_of(options)
     alone = {}
     for name, interfaces, datagrams in (("off", False, False), (reports.KERNEL, False, True), ("on", True, True)):
@@ -176,12 +176,12 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 
 def measure_alone(plan: Plan, interfaces: bool, datagrams: bool) -> reports.Told:
-    """Steps of both arms on links of their own: what every rank tells of each, and the floor.
+    """Steps of both arms without other traffic: every rank's report on each, and the floor.
 
     Args:
-        plan: of all.
-        interfaces: whether interfaces cut and join packets.
-        datagrams: whether the kernel may cut and join datagrams.
+        plan: the whole plan.
+        interfaces: whether interfaces segment and join packets.
+        datagrams: whether the kernel may segment and join datagrams.
     """
     with Cluster(plan.nodes, 1, plan.link) as cluster, tempfile.TemporaryDirectory() as folder:
         links.set_offload(cluster, interfaces)
@@ -209,13 +209,13 @@ def measure_crowded(plan: Plan) -> dict[str, reports.Told]:
 
 
 def run(cluster: Cluster, parts: Sequence[Steps | Training], rate: float, offload: bool) -> reports.Told:
-    """Starts ranks on a cluster's nodes, which do these parts one after the other: what every rank tells of each.
+    """Starts ranks on a cluster's nodes, which run the parts in order; returns every rank's report on each part.
 
     Args:
         cluster: within its `with` block.
-        parts: by different names.
+        parts: with distinct names.
         rate: bits per second at which datagrams are sent.
-        offload: whether the system may cut and join them.
+        offload: whether the system may segment and join them.
     """
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)

@@ -1,4 +1,4 @@
-"""What came of the steps by datagrams and by Horovod's all-reduce, and of the training beside a neighbour."""
+"""The report of steps by datagrams and by Horovod's all-reduce, and of the training beside a neighbour."""
 
 from __future__ import annotations
 
@@ -15,27 +15,27 @@ from benchmarks.averaging_rank import ARMS, DATAGRAMS, HOROVOD
 from benchmarks.convergence_report import Difference, difference, spread
 from benchmarks.report import Section, Verdict
 
-Told = dict[str, list[dict[str, Any]]]  # by part, what each rank tells
+Told = dict[str, list[dict[str, Any]]]  # by part, each rank's report
 
-KERNEL, FLOOR = "of interfaces off", "floor"  # a setting of offload; a part of what is told of it
+KERNEL, FLOOR = "of interfaces off", "floor"  # an offload setting; a part of its report
 QUIET, CROWDED = "without the neighbour", "beside the neighbour"
 WANTED_RATIO, WANTED_SHARE, WANTED_PROCESSOR = 1.10, 0.80, 1.5
 WANTED_TAIL, WANTED_LOST, WANTED_POINTS = 0.5, 0.05, 0.5
-EXCESS, GRACE = 1.10, 0.020  # a phase may last its limit times the one, and seconds of the other
+EXCESS, GRACE = 1.10, 0.020  # a phase may last its limit times EXCESS, plus GRACE seconds
 _DRAWS = 2_000
 _TAIL = 99  # percentile
-_SEGMENT = (1472 - 56) // 4  # elements of a datagram
+_SEGMENT = (1472 - 56) // 4  # elements per datagram
 
 
 @dataclasses.dataclass(frozen=True)
 class ArmSteps:
-    """The steps of one arm, in the order in which they were made.
+    """The steps of one arm, in order.
 
     Attributes:
-        seconds: [rounds], of the slowest rank.
-        processor: [rounds], seconds of a rank, on average.
-        sent: [rounds], bytes of a node, headers included, on average.
-        lost: [rounds], the share of segments, of all ranks and both phases, that did not arrive; 0 for Horovod.
+        seconds: [rounds], seconds of the slowest rank.
+        processor: [rounds], processor seconds, averaged over ranks.
+        sent: [rounds], bytes sent, headers included, averaged over nodes.
+        lost: [rounds], share of segments lost over all ranks and both phases; 0 for Horovod.
         phases: [rounds, ranks, 2, 2], seconds and limit of the reduce-scatter and the all-gather; empty for Horovod.
     """
 
@@ -47,7 +47,7 @@ class ArmSteps:
 
 
 def steps_of(ranks: Sequence[Mapping[str, Any]], arm: str) -> ArmSteps:
-    """Those of an arm, from what every rank tells."""
+    """The steps of an arm, from every rank's report."""
     rounds = list(zip(*(rank[arm] for rank in ranks), strict=True))
 
     def every(what: str) -> np.ndarray:
@@ -60,7 +60,7 @@ def steps_of(ranks: Sequence[Mapping[str, Any]], arm: str) -> ArmSteps:
 
 
 def excesses(phases: np.ndarray) -> np.ndarray:
-    """Seconds by which each phase has lasted longer than it may, limit + 10% + 20 ms; negative where it has not.
+    """Seconds by which each phase exceeded its maximum, limit + 10% + 20 ms; negative if it did not.
 
     Args:
         phases: [..., 2], seconds and limit.
@@ -69,12 +69,12 @@ def excesses(phases: np.ndarray) -> np.ndarray:
 
 
 def vector_bytes(elements: int, ranks: int) -> float:
-    """What a rank has to send for one step, 2 (P - 1) / P of the vector, without headers."""
+    """Bytes that a rank must send per step, 2 (P - 1) / P of the vector, without headers."""
     return 2 * (ranks - 1) / ranks * 4 * elements
 
 
 def datagrams_of(elements: int, ranks: int) -> int:
-    """How many a rank sends in one step, of packets of 1,500 bytes: to each other rank a block's, in two phases."""
+    """Datagrams that a rank sends per step, in packets of 1,500 bytes: a block to each other rank, in two phases."""
     return 2 * (ranks - 1) * math.ceil(math.ceil(elements / ranks) / _SEGMENT)
 
 
@@ -87,12 +87,12 @@ def tail_ratio(ones: np.ndarray, others: np.ndarray) -> tuple[float, float, floa
 
 
 def summarise(plan: Mapping[str, Any], alone: Mapping[str, Told], crowded: Mapping[str, Told]) -> Section:
-    """The question of steps, answered.
+    """The section on the question of steps.
 
     Args:
-        plan: as `averaging_steps.Plan`, by name.
-        alone: by setting of offload, "off", KERNEL and "on".
-        crowded: QUIET and CROWDED.
+        plan: the fields of `averaging_steps.Plan`, by name.
+        alone: reports by offload setting, "off", KERNEL and "on".
+        crowded: reports under QUIET and CROWDED.
     """
     lone = {f"offload {name}": _arms(told) for name, told in alone.items()}
     shared = {name: _arms(told) for name, told in crowded.items()}
@@ -128,7 +128,7 @@ def _arms(told: Told) -> dict[str, ArmSteps]:
     return {arm: steps_of(told["steps"], arm) for arm in ARMS}
 
 
-# ---- what is wanted ----
+# ---- targets ----
 
 
 def _of_speed(plan: Mapping[str, Any], settings: Mapping[str, Mapping[str, ArmSteps]], name: str) -> Iterator[Verdict]:
@@ -170,7 +170,7 @@ def _of_training(gap: Difference) -> Verdict:
 
 
 def _shares(plan: Mapping[str, Any], steps: ArmSteps) -> np.ndarray:
-    """Of the link's rate, what a rank has sent of its vector in each step."""
+    """The rate of a rank's payload in each step, as a share of the link's rate."""
     return 8 * vector_bytes(plan["elements"], plan["nodes"]) / plan["rate"] / steps.seconds
 
 
@@ -271,7 +271,7 @@ def _lost(arm: str, steps: ArmSteps) -> str:
 
 
 def _lost_in(training: Sequence[Mapping[str, Any]]) -> dict[str, float]:
-    """By phase, on average over ranks."""
+    """The share lost by phase, averaged over ranks."""
     return {phase: float(np.mean([rank["lost"][phase] for rank in training])) for phase in training[0]["lost"]}
 
 

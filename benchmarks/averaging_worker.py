@@ -1,4 +1,4 @@
-"""One process of the study of model averaging, which makes runs one after another; JOB is as `on_cores` writes it.
+"""One process of the study of model averaging, which makes runs one after another; `on_cores` writes JOB.
 
 python -m benchmarks.averaging_worker JOB
 """
@@ -15,7 +15,7 @@ from benchmarks.writing import DIGITS
 
 
 def train(run: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of a run of a job."""
+    """Makes a run of a job; returns its outcome."""
     return averaging_threads.train(task_of(settings_of(run)), ARMS[run["arm"]], run["ranks"], run["seed"])
 
 
@@ -27,7 +27,7 @@ def settings_of(run: dict[str, Any]) -> Settings:
 
 
 def rounded(outcome: dict[str, Any]) -> dict[str, Any]:
-    """With few digits, and without the settings, which the fingerprint stands for."""
+    """The outcome with few digits, without the settings, which the fingerprint covers."""
     kept = {name: value for name, value in outcome.items() if name != "settings"}
     return {name: _rounded(value) for name, value in kept.items()}
 

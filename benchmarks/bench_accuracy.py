@@ -1,16 +1,16 @@
 """How much sooner a large network reaches dense training's accuracy on a slow network: `make bench-accuracy`.
 
-ResNet-50 of half the width (accuracy_rank.py) trains from the start on crops of photographs, on 2x2 ranks, with
-Horovod's own tape and with `hvd.recipes.recommended()`, both at one learning rate. Root is needed, for the links.
-`--model small_resnet` is for a quick look: its gradients are so small that an exchange hardly costs anything.
+ResNet-50 at half its width (accuracy_rank.py) is trained from scratch on crops of photographs by 2x2 ranks, with
+Horovod's own tape and with `hvd.recipes.recommended()`, both at the same learning rate. The shaped links need root.
+`--model small_resnet` is for a quick look: its gradients are so small that an exchange costs hardly anything.
 
-- Steps: whole trainings, of seed 0 behind links of the first rate, of others on this host's loopback, which takes
-  less time. A training has reached an accuracy at the first look at the held-out crops that shows it; 95% and
-  98% are of what Horovod's training with the same seed ends at.
-- Times: the median step of each arm on a shaped link, blocks of both in turn, the slowest rank's. Batches, forward and
-  backward pass, exchange, selection and optimizer are all in it.
-- Seconds to an accuracy: steps times the median step, and each look at its own cost.
-- The whole trainings behind links show how near that product is.
+- Steps: counted in whole trainings. Seed 0 runs behind links of the first rate; the other seeds run on this host's
+  loopback, which takes less time. A training has reached an accuracy at the first evaluation on the held-out crops that
+  shows it; 95% and 98% are shares of the final accuracy of Horovod's training with the same seed.
+- Times: the median step of each arm on a shaped link, measured on the slowest rank, with blocks of both arms in turn. A
+  step includes batches, forward and backward pass, exchange, selection and optimizer.
+- Seconds to an accuracy: steps times the median step, plus the cost of each evaluation.
+- The whole trainings behind links show how accurate that product is.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def launch(words: list[str], rate: str | None = None) -> Any:
 
 
 def reached(curve: list[list[float]], accuracy: float) -> list[float] | None:
-    """The look, as (step, seconds, accuracy), that first shows an accuracy; None where none does."""
+    """The look, as (step, seconds, accuracy), that first shows an accuracy; None if none does."""
     return next((look for look in curve if look[2] >= accuracy), None)
 
 
@@ -92,7 +92,7 @@ def whole_training(measured: dict[str, Any], arm: str, rate: str, every: int) ->
 
 
 def verdicts_of(measured: dict[str, Any], every: int) -> list[Verdict]:
-    """The targets."""
+    """The targets, met or missed."""
     found = []
     for rate in measured["times"]:
         ratios = sooner(measured, SHARES[0], rate, every)
@@ -176,7 +176,7 @@ def draw(measured: dict[str, Any], path: str) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rates", default="1gbit,100mbit", help="of links; the first one has the whole trainings")
     parser.add_argument("--model", choices=MODELS, default="resnet50")

@@ -1,6 +1,6 @@
 """Model averaging over a network that may lose messages (RPS, Yu et al. 2019): `make bench-averaging`.
 
-Each module of QUESTIONS answers one question; how stands at its head.
+Each module of QUESTIONS answers one question; its docstring says how.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PICTURES = {"convergence": "averaging.png", "service": "averaging.service.png"}
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     questions.add_arguments(parser, [*QUESTIONS])
     for question in QUESTIONS.values():

@@ -1,21 +1,22 @@
 """How well models train under the exchanges of CommLib (Table 2, Fig. 10), SparCML (8.3), DGC, DiLoCo and SparseLoCo.
 
 `make bench-convergence` trains a small ResNet and a small VGG (examples/models/small.py) on crops of photographs
-(convergence_data.py), and the Transformer and the LSTM cells of examples/translation.py on message catalogues, on 4
-ranks as 2 nodes of 2, with the recipes of `ARMS` (convergence_settings.py): sparse ones at a density of 0.01, which is
-that of CommLib's Fig. 7 and 8. Dense-SGD adds up what 2DTAR-SGD does in another order: its difference is the noise.
+(convergence_data.py), and the Transformer and the LSTM of examples/translation.py on message catalogues. It uses 4
+ranks as 2 nodes of 2, with the recipes of `ARMS` (convergence_settings.py); sparse ones have a density of 0.01, as in
+CommLib's Fig. 7 and 8. Dense-SGD adds the same gradients as 2DTAR-SGD in another order, so the difference between the
+two is noise.
 
-The same seed gives all arms the same first weights and the same samples with the same noise in the same order; all
-settings but the learning rate are the same. So differences are paired by seed, and the interval is Student's, 95%.
+With the same seed all arms start from the same weights and see the same samples with the same noise in the same order;
+all settings but the learning rate are the same. Differences are therefore paired by seed, with Student's 95% interval.
 
-Each arm, dense too, is trained at its own best learning rate of one grid: the first seeds (--searched) are trained at
-each of --rates, in units of the model's own rate, and all others at the one that validates best: by the loss of
-translation, and by the top-1 of images in the last epochs.
+Each arm, dense included, is trained at its own best learning rate from one grid. The first seeds (--searched) are
+trained at each of --rates, in units of the model's own rate. All other seeds use the rate that validates best: by the
+loss for translation, and by the top-1 accuracy of the last epochs for images.
 
 With --simulated the ranks are threads of one process (convergence_simulation.py): the same bits in less time.
 
-The study is a queue. Each finished run is a line of benchmarks/results/convergence_runs.jsonl, and is not made again as
-long as its recipe, settings and sources are the same: what was interrupted goes on, also on another machine.
+The study is a queue. Each finished run is a line of benchmarks/results/convergence_runs.jsonl, and is not repeated as
+long as its recipe, settings and sources are the same. An interrupted study can be resumed, also on another machine.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ FOLLOWS = {"dense": "torus2d"}  # the noise of equal arms is that of equal learn
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(MODELS), help=f"some of {','.join(MODELS)} (all)")
     parser.add_argument("--recipes", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all of a model's)")
@@ -98,16 +99,16 @@ def elsewhere(study: Study, asked: Mapping[str, Sequence[str]]) -> list[reports.
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is to be trained, beside models and arms.
+    """Settings of a study, except models and arms.
 
     Attributes:
-        store: of finished runs.
-        cluster: where.
-        epochs: in place of the models' own; 0 for those.
+        store: file of finished runs.
+        cluster: where it runs.
+        epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
-        seeds: how many.
-        searched: seeds that try all rates.
-        make: makes runs, of `convergence_runs`; None goes by those that the store has.
+        seeds: number of seeds.
+        searched: number of seeds that try all rates.
+        make: makes runs, of `convergence_runs`; None uses only those in the store.
     """
 
     store: pathlib.Path
@@ -119,9 +120,9 @@ class Study:
     make: Callable[[Sequence[Run], pathlib.Path], None] | None
 
     def outcomes(self, asked: Mapping[str, Sequence[str]]) -> tuple[Outcomes, dict[str, dict[str, list[float]]]]:
-        """Those of each model's arms at their best learning rates, and by model and arm all that were tried.
+        """The outcomes of each model's arms at their best learning rates, and the rates tried by model and arm.
 
-        Makes the runs that the store does not have.
+        Makes the runs that are missing in the store.
         """
         tried = queue.finished(
             [

@@ -1,6 +1,6 @@
-"""What the cache of the input reaches and what it costs, each question in a section: `make bench-datacache`.
+"""What the input cache gains and what it costs, one section for each question: `make bench-datacache`.
 
-Each module of QUESTIONS answers one and runs alone as well, with options of its own: `python -m
+Each module of QUESTIONS answers one question. It also runs alone, with options of its own: `python -m
 benchmarks.datacache_files --help`.
 """
 
@@ -77,7 +77,7 @@ def main() -> None:
         command = "make bench-datacache" if asked == names else f"bench_datacache --questions {options.questions}"
         made.append(report.made(timing.machine(), time.perf_counter() - began, command))
         text = report.of_questions(TITLE, list(sections.values()), made)
-        if not options.dry:  # after each, so that what fails later loses nothing
+        if not options.dry:  # after each, so that a later failure loses nothing
             print(f"Written to {write(sections, text)}.json, .md and .png", flush=True)
     print(text)
 

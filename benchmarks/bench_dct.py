@@ -1,8 +1,8 @@
-"""What DCT reaches and what it costs (Gupta et al. 2021), each question in a section: `make bench-dct`.
+"""What DCT gains and what it costs (Gupta et al. 2021), one section for each question: `make bench-dct`.
 
-Each module of QUESTIONS answers one; how, and how long it takes, stands at its head. Two are studies of hours and days,
-`quality` and `translation`, which go on where they were stopped; with `--finished` they make no more trainings. The
-report is written after each question.
+Each module of QUESTIONS answers one question; its docstring says how, and how long it takes. Two of them, `quality` and
+`translation`, are studies of hours and days, which resume where they were interrupted; with `--finished` they start no
+new trainings. The report is written after each question.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ QUESTIONS: dict[str, ModuleType] = {
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     questions.add_arguments(parser, [*QUESTIONS])
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; writes no report")

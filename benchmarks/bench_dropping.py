@@ -1,20 +1,20 @@
 """What gradient dropping costs in accuracy on sharded servers (Aji and Heafield 2017, section 5).
 
-`make bench-dropping` trains a perceptron of three layers on crops of photographs (convergence_data.py), AdaGrad and
-batches of 40 as the paper's, by 4 clients and 4 servers that one process plays (dropping_simulation.py): what clients
-and servers do is the library's own, and simulated times make it asynchronous. `--models lstm` trains the LSTM cells of
-the convergence study; a training of them takes a quarter of an hour.
+`make bench-dropping` trains a perceptron of three layers on crops of photographs (convergence_data.py), with AdaGrad
+and batches of 40 as in the paper. One process simulates 4 clients and 4 servers (dropping_simulation.py): clients and
+servers run the library's own code, and simulated times make the training asynchronous. `--models lstm` trains the LSTM
+of the convergence study; one training of it takes a quarter of an hour.
 
-The same seed gives all arms (dropping_settings.py) the same first weights and the same batches in the same order. So
-differences are paired by seed, and the interval is Student's, 95%. An arm that drops nothing is trained a second time
-with other times of computation: its difference is the noise.
+With the same seed all arms (dropping_settings.py) start from the same weights and see the same batches in the same
+order. Differences are therefore paired by seed, with Student's 95% interval. An arm that drops nothing is trained a
+second time with other computation times; the difference is noise.
 
-Each arm, dense too, is trained at its own best learning rate of one grid: the first seeds (--searched) are trained at
-each of --rates, in units of the model's own, and all others at the one whose scores on validation data were best in
-the last looks. Dense training, with the noise beside it, and 99% have --seeds of them, the other arms --fewer.
+Each arm, dense included, is trained at its own best learning rate from one grid. The first seeds (--searched) are
+trained at each of --rates, in units of the model's own rate. All other seeds use the rate with the best validation
+scores in the last evaluations. Dense training, its repetition and 99% have --seeds seeds, the other arms --fewer.
 
-The study is a queue. Each finished run is a line of benchmarks/results/dropping_runs.jsonl, and is not made again as
-long as its arm, settings and sources are the same: what was interrupted goes on, also on another machine.
+The study is a queue. Each finished run is a line of benchmarks/results/dropping_runs.jsonl, and is not repeated as long
+as its arm, settings and sources are the same. An interrupted study can be resumed, also on another machine.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ RATES = "1,2,4"
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default="mlp", help=f"some of {','.join(MODELS)} (mlp)")
     parser.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all of a model's)")
@@ -82,15 +82,15 @@ def main() -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Study:
-    """What is to be trained, beside models and arms.
+    """Settings of a study, except models and arms.
 
     Attributes:
-        store: of finished runs.
-        epochs: in place of the models' own; 0 for those.
+        store: file of finished runs.
+        epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
         seeds: how many each arm has.
-        searched: seeds that try all rates.
-        make: makes runs, as `dropping_runs.make`; None goes by those that the store has.
+        searched: number of seeds that try all rates.
+        make: makes runs, as `dropping_runs.make`; None uses only those in the store.
     """
 
     store: pathlib.Path
@@ -101,9 +101,9 @@ class Study:
     make: Callable[[Sequence[Run], pathlib.Path], None] | None
 
     def outcomes(self, asked: Mapping[str, Sequence[str]]) -> tuple[Outcomes, dict[str, dict[str, list[float]]]]:
-        """Those of each model's arms at their best learning rates, and by model and arm all that were tried.
+        """The outcomes of each model's arms at their best learning rates, and the rates tried by model and arm.
 
-        Makes the runs that the store does not have.
+        Makes the runs that are missing in the store.
         """
         pairs = [(model, arm) for model, arms in asked.items() for arm in arms]
         tried = finished(

@@ -1,17 +1,17 @@
 """The whole exchange on emulated slow networks, ours against others': `make bench-exchange`.
 
-A gradient goes in, its mean over all ranks comes out; selection, feedback and scatter included. Nodes are network
-namespaces behind shaped links (benchmarks/cluster.py), so root is needed. In each cell all arms run in turn, every
-result is checked, and the bytes that the nodes' interfaces have counted are reported. "A/A" is a second arm that does
-what the first does: their difference is noise.
+An exchange takes a gradient and returns its mean over all ranks, selection, error feedback and scatter included. Nodes
+are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. In each cell all arms run in
+turn, every result is checked, and the bytes counted by the nodes' interfaces are reported. "A/A" is a second copy of
+the first arm; the difference between them is noise.
 
-For each cell the floor is given: bytes on the link over its rate, plus bytes touched over the rate at which one core
-reads memory.
+Each cell also gives the floor: bytes on the link divided by its rate, plus bytes touched divided by the rate at which
+one core reads memory.
 
-Two rivals take part where they are installed: torch.distributed with Gloo (.venv/bin/pip install torch), and, with
+Two rivals take part if they are installed: torch.distributed with Gloo (.venv/bin/pip install torch), and, with
 --launcher mpirun, mpi4py (.venv/bin/pip install mpi4py). That launcher needs Open MPI (packages openmpi-bin and
-libopenmpi-dev) and a Horovod built with it: make clean setup builds one where mpicxx is found. All of Horovod's arms
-then go through MPI.
+libopenmpi-dev) and a Horovod built with it: make clean setup builds one if mpicxx is found. All of Horovod's arms then
+use MPI.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ def groups_of(arms: Sequence[str], size: int, ranks: int, available: float) -> l
         available: bytes of memory.
 
     Returns:
-        Lists of arms; none where there is not room for one.
+        Lists of arms; none if there is not room for one.
     """
     vectors = ((available - _SPARE) / ranks - _PROCESS) / (4 * size)
     kept_at_once = int((vectors - _PASSING) // _KEPT)
@@ -221,7 +221,7 @@ def memory_rate() -> float:
 
 
 def without_mpi() -> str | None:
-    """Why ranks that mpirun has started cannot exchange here, with the remedy; None where they can."""
+    """Why ranks that mpirun has started cannot exchange here, with the remedy; None if they can."""
     import horovod.tensorflow as horovod
 
     if mpirun.unavailable() is None and not horovod.mpi_built():
@@ -259,13 +259,13 @@ def main() -> None:
             rivals = others(options.launcher)
             cells = cells_of((nodes, local), rate, options.sizes, densities, rivals, options.without)
             runs.append(measure((nodes, local), rate, cells, options.launcher))
-            if not options.dry:  # after each, so that what fails later loses nothing
+            if not options.dry:  # after each, so that a later failure loses nothing
                 write(runs, read_rate)
     print(render(runs, rows_of(runs, read_rate), read_rate))
 
 
 def write(runs: list[dict], read_rate: float) -> None:
-    """Writes what there is so far as JSON, Markdown and a picture."""
+    """Writes the results so far as JSON, Markdown and a picture."""
     rows = rows_of(runs, read_rate)
     text = render(runs, rows, read_rate)
     known = ("shape", "rate", "reached", "congestion", "idle")

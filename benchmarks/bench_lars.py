@@ -1,14 +1,14 @@
-"""LARS and LAMB by native passes against the same mathematics as a tf.function: `make bench-lars`.
+"""LARS and LAMB as native passes against the same mathematics as a tf.function: `make bench-lars`.
 
-One process, one thread: all arms run in turn on the variables of ResNet-50 and of a Transformer base; the norms are
-compared with NumPy's and whole steps with each other, as they are timed. The floor is what plain passes over as many
-vectors take that compute next to nothing: for LARS the norms read 2 vectors, and the update reads 3 and writes 2; for
-LAMB the norms read 4, and the update reads 4 and writes 3. "A/A" is a second arm that does the same, so that the noise
-can be seen.
+With one process and one thread, all arms run in turn on the variables of ResNet-50 and of a Transformer base. While
+they are timed, the norms are compared with NumPy's and whole steps with each other. The floor is the time of plain
+passes over the same number of vectors that compute almost nothing. For LARS the norms read 2 vectors, and the update
+reads 3 and writes 2; for LAMB the norms read 4, and the update reads 4 and writes 3. "A/A" is a second arm that does
+the same, and shows the noise.
 
-Two ranks on this host (benchmarks/lars_rank.py): the processor time of the trust ratios, each rank alone and shared,
-and whole steps with parallel=True, which measures and chooses, and without. "small" is a network for which sharing can
-hardly pay.
+Two ranks on this host (benchmarks/lars_rank.py) measure the processor time of the trust ratios, computed by each rank
+alone and shared. They also time whole steps with parallel=True, which measures and chooses, and without. "small" is a
+network for which sharing can hardly pay.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Cell:
         self.last: Any = None
 
     def arms(self) -> dict[str, Arm]:
-        """All that is timed in this cell."""
+        """The arms that are timed in this cell."""
         floors = self.floors.passes(self.name)
         arms = {FLOOR_NORMS: Arm(floors["norms"]), FLOOR_UPDATE: Arm(floors["update"])}
         ours = tf.function(lambda: our_ratios(self.name, self.still, self.gradients), autograph=False)
@@ -92,7 +92,7 @@ class Cell:
                 jit_compile=how.compiled,
             )
             arms[f"norms, {form}"] = Arm(self._kept(run), self._check_ratios)
-        # Twice a round, so that rivals take two steps for each of its two.
+        # Twice per round, so that rivals take two steps for each of its two.
         step = our_step(our_optimizer(self.name), self.ours, self.gradients)
         arms[STEPS] = arms[AGAIN] = Arm(step)
         for form, how in step_forms(self.name).items():
@@ -110,7 +110,7 @@ class Cell:
         np.testing.assert_allclose(np.array(self.last, np.float64), self.expected, rtol=1e-4)
 
     def _check_step(self, form: str, run: Any) -> None:
-        """After the step that our second arm has taken meanwhile, too."""
+        """Compares the weights, after the step that our second arm has taken meanwhile."""
         run()
         np.testing.assert_allclose(probes(self.rivals[form].weights), probes(self.ours.weights), rtol=1e-3, atol=1e-4)
 
@@ -133,7 +133,7 @@ def expected_ratios(name: str, tensors: Tensors, gradients: list[tf.Tensor]) -> 
 
 
 def measure(rounds: int) -> list[dict[str, Any]]:
-    """Times every cell in this process, and says which one it is at."""
+    """Times every cell in this process, with progress messages."""
     cells = []
     for model in MODELS:
         layers = layers_of(model)
@@ -164,7 +164,7 @@ def best_rival(times: dict[str, Timing], part: str) -> str:
 
 
 def verdicts_of(cells: list[dict], ranks: list[dict]) -> list[Verdict]:
-    """All targets."""
+    """The targets, met or missed."""
     return [verdict for cell in cells for verdict in _one_process(cell)] + [
         verdict for cell in ranks for verdict in _two_ranks(cell)
     ]
@@ -262,7 +262,7 @@ def _rank_table(cells: list[dict]) -> list[str]:
 
 
 def draw(cells: list[dict], path: str) -> None:
-    """A panel for each cell: what each arm takes, beside the floors."""
+    """A panel for each cell: the time of each arm, beside the floors."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     for cell, axes in zip(cells, figure.subplots(2, 2).flat, strict=True):
         times: dict[str, Timing] = cell["times"]

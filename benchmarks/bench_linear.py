@@ -1,14 +1,15 @@
-"""Linear models as SparCML's MPI-OPT trains them, sparse exchange against dense (8.2, Table 2): `make bench-linear`.
+"""Linear models trained as by SparCML's MPI-OPT, sparse exchange against dense (8.2, Table 2): `make bench-linear`.
 
-Four ranks of one node each, network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. Data are
-what examples/make_ngrams.py makes of the Python files of this machine: 16.6M dimensions as Webspam for stochastic
-gradient descent, 3.2M as URL for coordinate descent. A row is one launch of examples/linear.py; dense and sparse ones
-take turns. Times are of a pass, on average over all passes but the first, in which buffers are made: the slowest rank's
-whole, and what ranks spend in the exchange in the mean. They meet before each exchange (--meet), so that waiting for
-the slowest rank's arithmetic is told apart, and of the dense all-reduce the making of its vector does not count.
+Four nodes of one rank are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. The data
+is made by examples/make_ngrams.py from the Python files of this machine: 16.6M dimensions, like Webspam, for stochastic
+gradient descent, and 3.2M, like URL, for coordinate descent. A row is one launch of examples/linear.py; dense and
+sparse launches take turns. Times are per pass, averaged over all passes but the first, which allocates buffers: the
+slowest rank's total time, and the ranks' mean time in the exchange. Ranks synchronise before each exchange (--meet), so
+that waiting for the slowest rank's arithmetic is measured separately. Building the dense vector is not counted in the
+dense all-reduce.
 
-Beside that losses after each pass are compared, and the accuracy on held-out files with that of scikit-learn's
-SGDClassifier, which has the same loss, the same regularisation and the same files.
+The losses after each pass are compared as well, and the accuracy on held-out files is compared with that of
+scikit-learn's SGDClassifier with the same loss, regularisation and files.
 """
 
 from __future__ import annotations
@@ -39,16 +40,16 @@ _LIMIT = 600.0  # seconds for one launch
 
 
 class Plan(NamedTuple):
-    """What is measured.
+    """What to measure.
 
     Attributes:
-        characters: of a file that n-grams are taken of.
-        exchanges: of gradient descent, the dense one first.
-        repetitions: of each launch that is timed.
-        passes: of these.
+        characters: number of characters of a file that n-grams are taken from.
+        exchanges: kinds of exchange for gradient descent, the dense one first.
+        repetitions: number of runs of each timed launch.
+        passes: passes per timed launch.
         learnt: passes of the launch whose accuracy is compared.
-        iterations: of a pass of coordinate descent.
-        files: at the most; None for all.
+        iterations: iterations per pass of coordinate descent.
+        files: maximum number of files; None for all.
     """
 
     characters: int = 2_000
@@ -76,12 +77,12 @@ def make_data(folder: pathlib.Path, plan: Plan) -> dict[str, dict[str, str]]:
 
 
 def launch(cluster: Cluster, folder: pathlib.Path, options: dict[str, str]) -> dict[str, Any]:
-    """The figures of one launch of examples/linear.py; RuntimeError where a rank fails."""
+    """The figures of one launch of examples/linear.py; RuntimeError if a rank fails."""
     words = [word for name, value in options.items() for word in (f"--{name}", value)]
     path = folder / "figures.json"
     path.unlink(missing_ok=True)
     command = [sys.executable, "-m", "examples.linear", *words, "--meet", "--json", str(path)]
-    # What is measured of links is kept for this cluster alone: the next one has the same addresses and other links.
+    # Link measurements are kept for this cluster only: the next one has the same addresses and other links.
     statuses = cluster.run(command, {cache.CACHE_VARIABLE: str(folder)}, _LIMIT)
     if any(statuses):
         raise RuntimeError(f"the ranks of {' '.join(words)} ended with {statuses}")
@@ -89,7 +90,7 @@ def launch(cluster: Cluster, folder: pathlib.Path, options: dict[str, str]) -> d
 
 
 def measure(plan: Plan, rate: str) -> dict[str, Any]:
-    """Makes the data and all launches."""
+    """Makes the data and runs all launches."""
     with tempfile.TemporaryDirectory() as name, Cluster(NODES, 1, rate) as cluster:
         folder = pathlib.Path(name)
         data = make_data(folder, plan)
@@ -114,11 +115,11 @@ def scikit_learn(options: dict[str, str]) -> float:
     return float(rival.fit(train.matrix, train.labels).score(test.matrix, test.labels))
 
 
-# ---- what came out ----
+# ---- results ----
 
 
 def rows_of(runs: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row a method and exchange: means over passes, medians over launches."""
+    """One row per method and exchange: means over passes, medians over launches."""
     rows: dict[tuple[str, str], dict[str, Any]] = {}
     for method, exchange in dict.fromkeys((run["method"], run["exchange"]) for run in runs):
         same = [run for run in runs if (run["method"], run["exchange"]) == (method, exchange)]

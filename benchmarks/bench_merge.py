@@ -1,11 +1,11 @@
 """Merging sorted streams against SciPy's sparse addition, and QSGD against a plain pass over memory.
 
-`make bench-merge` takes a few minutes on two cores and writes benchmarks/results/merge.md and .json. Everything is
-checked while it is timed: our sums equal SciPy's, decoded values lie within a step of what was coded, and their mean
-error is that of unbiased rounding. Merges are timed through the kernels' C interface with buffers that are used again,
-and with the check of the messages; SciPy's additions make new results. Quantizing is in multiples of one read pass over
-the float32 vector; what is wanted is meant for vectors that lie in memory. One of 4M elements may lie in a large cache,
-where a read pass is several times as fast.
+`make bench-merge` takes a few minutes on two cores and writes benchmarks/results/merge.md and .json. All results are
+checked while they are timed: our sums equal SciPy's, decoded values lie within one step of the encoded ones, and their
+mean error is that of unbiased rounding. Merges are timed through the kernels' C interface with reused buffers, and
+include the check of the messages; SciPy's additions allocate their results. Quantization is given in multiples of one
+read pass over the float32 vector; its targets are meant for vectors that lie in memory. A vector of 4M elements may fit
+in a large cache, where a read pass is several times as fast.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from benchmarks.timing import Arm
 SIZE = 16 * 2**20  # of the vectors that are merged, as in SparCML's Fig. 3
 DENSITIES = (0.001, 0.00781, 0.05)
 STREAMS = (2, 8)
-SPEEDUPS = {2: 1.5, 8: 3.0}  # over SciPy, that are wanted
+SPEEDUPS = {2: 1.5, 8: 3.0}  # wanted speedups over SciPy
 CODED = {"4M": 4 * 10**6, "25M": 25 * 10**6}
 BITS = (2, 4, 8)
-PASSES = {"quantize": 2.0, "dequantize": 2.5}  # read passes that 4 bits may take at the most, on AVX-512
+PASSES = {"quantize": 2.0, "dequantize": 2.5}  # maximum read passes for 4 bits, on AVX-512
 
 
 class Merges:
-    """Some streams of one density, which overlap as chance will have it."""
+    """Random streams of one density, which overlap by chance."""
 
     def __init__(self, rivals: Rivals, number: int, density: float):
         random = np.random.default_rng(number)
@@ -47,7 +47,7 @@ class Merges:
             for indices, values in parts
         ]
         for row in self.rows:
-            assert row.has_canonical_format  # looked up once, so that SciPy need not look again
+            assert row.has_canonical_format  # cached, so that SciPy need not check again
         self.merger = Merger([message(*part) for part in parts], SIZE, SIZE)
         self.two = rivals.threads(2)
         self.wanted = functools.reduce(operator.add, self.rows)
@@ -102,7 +102,7 @@ class Codings:
         return arms
 
     def _check(self, coder: Coder) -> None:
-        """Every value is within a step, and the mean error is that of unbiased rounding."""
+        """Checks that every value is within one step, with the mean error of unbiased rounding."""
         steps = np.repeat(coder.scales / coder.levels, coder.bucket)[: self.x.size]
         errors = self.out - self.x
         assert (np.abs(errors) <= 1.0001 * steps).all()
@@ -110,7 +110,7 @@ class Codings:
 
 
 def measure(quick: bool) -> tuple[list[dict], list[dict]]:
-    """Times everything, and says where it is."""
+    """Times everything, with progress messages."""
     kernels, rivals = Kernels(), Rivals()
     print(f"Instruction set {kernels.isa()}; {timing.machine()['processor']}")
     cold = aligned(SIZE)

@@ -1,10 +1,10 @@
-"""What a step costs where the exchange runs the optimizer, or its momentum: `make bench-optimizer`.
+"""What a step costs if the exchange runs the optimizer, or its momentum: `make bench-optimizer`.
 
-Four ranks on this host as two nodes of two, one thread each, 25M weights, Adam, a density of 0.01. A step takes
-gradients that are there and ends with the weights moved: exchange, selection, feedback and the optimizer's arithmetic.
-The links are this host's memory and loopback, so that what is computed is not hidden behind what is sent. All arms run
-in turn, in another order each round; "A/A" is a second arm that does what hitopk does. Memory is what optimizer and
-exchange keep on a rank from step to step, residuals included.
+Four ranks on this host act as two nodes of two, with one thread each, 25M weights, Adam and a density of 0.01. A step
+starts with the gradients computed and ends with the weights updated: exchange, selection, error feedback and the
+optimizer's arithmetic. The links are this host's memory and loopback, so that communication does not hide the
+computation. All arms run in turn, in another order each round; "A/A" is a second arm that does what hitopk does. Memory
+is what optimizer and exchange keep on a rank from step to step, residuals included.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from benchmarks.report import Verdict
 
 NODES, LOCAL = 2, 2
 LIMIT = 1500.0  # seconds
-ADAM = 8  # bytes of its slots a weight
+ADAM = 8  # bytes of its slots per weight
 RESIDUAL = 4
 
 
@@ -40,7 +40,7 @@ def measure(elements: int, density: float, rounds: int) -> dict[str, Any]:
 
 
 def verdicts_of(measured: dict[str, Any], elements: int) -> list[Verdict]:
-    """The targets."""
+    """The targets, met or missed."""
     times, kept = measured["times"], measured["kept"]
     noise, found = _ratio(times[AGAIN], times[SPARSE])[1], []
     for arm in (MOMENTUM, UPDATES):
@@ -104,7 +104,7 @@ def draw(measured: dict[str, Any], path: str) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--elements", type=int, default=25 * 10**6)
     parser.add_argument("--density", type=float, default=0.01)

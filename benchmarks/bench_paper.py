@@ -1,8 +1,8 @@
-"""CommLib's cluster on paper, and beyond it: `make bench-paper`. A calculation, nothing is timed.
+"""CommLib's cluster on paper, and larger ones: `make bench-paper` calculates and times nothing.
 
-16 nodes of 8 V100 behind 25 Gbit/s Ethernet: the times of CommLib's Fig. 7 and 8 with the orderings that 5.3 states,
-the throughputs of Tables 3 and 4, and 1 to 1,024 such nodes. The formulas are those of hvd_sparse/costs/recipes.py, the
-constants and assumptions those of benchmarks/paper_model.py.
+The cluster has 16 nodes of 8 V100 on 25 Gbit/s Ethernet. The report gives the times of CommLib's Fig. 7 and 8 with the
+orderings that section 5.3 states, the throughputs of Tables 3 and 4, and predictions for 1 to 1,024 such nodes. The
+formulas are those of hvd_sparse/costs/recipes.py, the constants and assumptions those of benchmarks/paper_model.py.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class Cell(NamedTuple):
 
     @property
     def error(self) -> float:
-        """Of the model, as a share of the paper's."""
+        """The model's error, as a share of the paper's value."""
         return self.computed / self.published - 1
 
 
 class Variant(NamedTuple):
-    """What comes out if something is assumed otherwise."""
+    """The result under another assumption."""
 
     name: str
     constants: Constants
@@ -83,7 +83,7 @@ def variants() -> list[Variant]:
 
 
 def calculate() -> dict[str, Any]:
-    """All that is reported, as it goes into the JSON file."""
+    """All reported values, in the form of the JSON file."""
     free = model.fit(model.TABLE_3)
     constants = model.whole_batch(free)
     where = model.cluster(constants)
@@ -271,7 +271,7 @@ def _nodes(found: dict[str, Any]) -> list[str]:
 
 
 def draw(found: dict[str, Any], path: str) -> None:
-    """Table 3 against the model, Fig. 7, Fig. 8, and what comes with more nodes."""
+    """Draws Table 3 against the model, Fig. 7, Fig. 8, and the predictions for more nodes."""
     figure = Figure(figsize=(17, 4.2), layout="constrained")
     against, sizes, bars, nodes = figure.subplots(1, 4)
     for number, column in enumerate(model.RECIPES):

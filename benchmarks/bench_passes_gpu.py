@@ -1,10 +1,10 @@
-"""Momentum's, LARS's and LAMB's passes on a GPU, in multiples of adding two vectors.
+"""The GPU passes of momentum, LARS and LAMB, in multiples of adding two vectors.
 
-Needs PyTorch and a CUDA GPU, and no TensorFlow: `python -m benchmarks.bench_passes_gpu`. Times are of the device, taken
-by events, all arms in turn, with a buffer larger than the caches written before each; results are checked while they
-are timed. The unit is torch.add of two vectors into a third (12 bytes an element); behind each name stands how many
-bytes an element it must move. Rivals are PyTorch's own: norms of a list of tensors, and its fused SGD and Adam, which
-move as much as an update of LARS and LAMB and know no trust ratio.
+Needs PyTorch and a CUDA GPU, and no TensorFlow: `python -m benchmarks.bench_passes_gpu`. Device times are measured by
+events. All arms run in turn, with a buffer larger than the caches written before each, and results are checked while
+they are timed. The unit is torch.add of two vectors into a third (12 bytes per element); each name is followed by the
+bytes per element that the arm must move. Rivals are PyTorch's own: norms of a list of tensors, and its fused SGD and
+Adam, which move as much as an update of LARS and LAMB but have no trust ratio.
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ def _stream() -> ctypes.c_void_p:
 
 
 def arms(libraries: tuple[ctypes.CDLL, ctypes.CDLL], shape: Shape) -> dict[str, Arm]:
-    """All that is timed with one shape; the unit first."""
+    """The arms that are timed for one shape; the unit first."""
     momentum, layers = Momentum(libraries[0], shape.elements), Layers(libraries[1], shape)
     out = torch.empty_like(momentum.gradient)
     rivals = [[torch.nn.Parameter(each.clone()) for each in layers.weights] for _ in range(2)]

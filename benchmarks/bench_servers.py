@@ -1,13 +1,14 @@
 """Sharded parameter servers on emulated slow networks: `make bench-servers`.
 
-Four nodes of one rank, network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. A rank's step
-is a wait, which stands for its computation and leaves the cores free, then a push of a gradient that is there and a
-pull of parameters; Adam runs on the servers. All arms run in turn, in rounds; after each all ranks have to end with the
-same parameters. Arms are dense or at 99% both ways, on links of each rate and on none; with one rank at half speed,
-asynchronous and synchronous; and TensorFlow's ParameterServerStrategy on the same nodes, which sends all both ways.
+Four nodes of one rank are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. A rank's
+step is a wait, which stands for the computation and leaves the cores free, then a push of a prepared gradient and a
+pull of parameters; Adam runs on the servers. All arms run in turn, in rounds; after each arm all ranks must hold the
+same parameters. Arms are dense or at 99% in both directions, on links of each rate and on unshaped ones; asynchronous
+and synchronous with one rank at half speed; and TensorFlow's ParameterServerStrategy on the same nodes, which sends
+everything in both directions.
 
-Bytes are those that the nodes' interfaces have counted, and those that telemetry claims. The processor's time is given
-as well: two cores carry four ranks and four servers, which on real nodes would not share them.
+Reported are the bytes counted by the nodes' interfaces and those that telemetry claims. Processor time is given as
+well: two cores carry four ranks and four servers, which would not share them on real nodes.
 """
 
 from __future__ import annotations
@@ -27,23 +28,23 @@ from benchmarks.cluster import Cluster, unavailable
 
 NODES = 4
 _LIMIT = 600.0  # seconds for one start of the ranks
-# Horovod's ranks ask each other every millisecond what is to be exchanged, which is nothing here but costs processor
-# time and bytes; so they do every 50 ms.
+# By default Horovod's ranks negotiate every millisecond what to exchange. Here that is nothing, but costs processor
+# time and bytes, so they do so every 50 ms.
 _ENVIRONMENT = {"HOROVOD_CYCLE_TIME": "50"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """How ranks train.
+    """A way in which ranks train.
 
     Attributes:
         name: of the arm.
-        density: of pushes and pulls; None sends all.
-        wait: seconds in each step, in place of a computation.
-        seconds: for which asynchronous ranks train.
+        density: density of pushes and pulls; None sends all.
+        wait: seconds per step that stand for the computation.
+        seconds: training time of asynchronous ranks.
         synchronous: whether servers wait for all ranks.
-        steps: of each rank where they do.
-        slower: how many times as long the last rank's wait is.
+        steps: steps of each rank, if synchronous.
+        slower: factor of the last rank's wait.
     """
 
     name: str
@@ -56,17 +57,17 @@ class Arm:
 
 
 class Plan(NamedTuple):
-    """What is measured.
+    """What to measure.
 
     Attributes:
-        size: parameters.
-        rates: of the links, as tc writes them; None leaves them unshaped.
-        wait: seconds of computation in a step.
-        window: seconds that an arm trains for in a round.
-        rounds: of all arms.
-        uneven_rate: of the links where one rank is slower, and `uneven_wait` its wait were it not.
-        rival: whether ParameterServerStrategy takes part, and `rival_steps` how many steps it makes in a round.
-        applied: parameters of the shard of which the applying is timed, and `applications` how often.
+        size: number of parameters.
+        rates: rates of the links, in tc's notation; None leaves them unshaped.
+        wait: seconds of computation per step.
+        window: training seconds per arm and round.
+        rounds: in each of which all arms run.
+        uneven_rate: rate of the links with one slower rank, and `uneven_wait` the wait of the other ranks.
+        rival: whether ParameterServerStrategy takes part, and `rival_steps` its steps per round.
+        applied: parameters of the shard for which applying a push is timed, and `applications` how often.
     """
 
     size: int = 2_000_000
@@ -83,7 +84,7 @@ class Plan(NamedTuple):
 
 
 def arms_of(plan: Plan) -> list[Arm]:
-    """Those that run on each link."""
+    """The arms that run on each link."""
     return [
         Arm(servers_report.DENSE, None, plan.wait, plan.window),
         Arm(servers_report.SPARSE, servers_report.DENSITY, plan.wait, plan.window),
@@ -91,14 +92,14 @@ def arms_of(plan: Plan) -> list[Arm]:
 
 
 def uneven_arms_of(plan: Plan) -> list[Arm]:
-    """Those in which one rank is slower."""
+    """The arms with one slower rank."""
     alike = Arm(servers_report.UNEVEN, servers_report.DENSITY, plan.uneven_wait, plan.window, slower=2.0)
     steps = max(1, round(plan.window / (2 * plan.uneven_wait)))
     return [alike, dataclasses.replace(alike, name=servers_report.UNEVEN_TOGETHER, synchronous=True, steps=steps)]
 
 
 def measure(rate: str | None, arms: Sequence[Arm], plan: Plan) -> list[dict[str, Any]]:
-    """Runs arms in turn on one link: what ranks have done in each of each round."""
+    """Runs arms in turn on one link; returns each rank's results for each arm of each round."""
     names = [arm.name for arm in arms]
     told = {arm.name: dataclasses.asdict(arm) for arm in arms}
     rounds = [[told[name] for name in timing.shuffled(names, number)] for number in range(plan.rounds)]
@@ -106,7 +107,7 @@ def measure(rate: str | None, arms: Sequence[Arm], plan: Plan) -> list[dict[str,
 
 
 def measure_rival(rate: str | None, plan: Plan) -> list[float]:
-    """ParameterServerStrategy on one link: the updates a second of each round."""
+    """Runs ParameterServerStrategy on one link; returns the updates per second of each round."""
     job = {"size": plan.size, "wait": plan.wait, "steps": plan.rival_steps, "rounds": plan.rounds}
     return _on_nodes(rate, "benchmarks.servers_strategy", job)
 
@@ -124,7 +125,7 @@ def _on_nodes(rate: str | None, module: str, job: dict[str, Any]) -> Any:
 
 
 def measure_applying(threads: int, plan: Plan) -> dict[str, list[float]]:
-    """Seconds that a server takes to apply a push, on so many threads, against those of the passes."""
+    """Seconds that a server takes to apply a push on `threads` threads, and those of the passes."""
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder) / "results.json"
         words = ["benchmarks.servers_apply", str(path), "--size", str(plan.applied)]
@@ -133,7 +134,7 @@ def measure_applying(threads: int, plan: Plan) -> dict[str, list[float]]:
 
 
 def run(plan: Plan) -> dict[str, Any]:
-    """Measures all of it."""
+    """Measures everything."""
     measured: dict[str, Any] = {"plan": plan._asdict(), "links": {}, "rival": {}}
     for rate in plan.rates:
         measured["links"][servers_report.named(rate)] = measure(rate, arms_of(plan), plan)
@@ -145,7 +146,7 @@ def run(plan: Plan) -> dict[str, Any]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--size", type=int, default=Plan().size, help="parameters")
     parser.add_argument("--wait", type=float, default=Plan().wait, help="seconds of computation in a step")

@@ -1,17 +1,17 @@
 """SparCML's collectives against each other and Horovod's dense all-reduce, as in its Fig. 3: `make bench-sparcml`.
 
-Vectors of 2^24 float32, of which every rank has some rows; index sets are uniform but where said. Time against the
-number of ranks at a density of 0.781%, and against the density; one rank a node, nodes being network namespaces behind
-shaped links (benchmarks/cluster.py), so root is needed. An arm is one call in eager code: tf.IndexedSlices with
-ascending indices are there before, its result after; for Horovod's dense all-reduce the dense vector is there, and
-making it does not count. "horovod, slices" is horovod.allreduce of the slices, which gathers values and indices and
-combines nothing. Auto has tried its candidates before, in eight calls. In each cell all arms take turns, every result
-is checked, and what the nodes' interfaces have counted is reported. "A/A" is a second arm that does what the first
-does: their difference is noise.
+Vectors have 2^24 float32 elements, of which each rank contributes some rows; index sets are uniform unless stated
+otherwise. Time is measured against the number of ranks at a density of 0.781%, and against the density. Nodes of one
+rank are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. An arm is one call in eager
+code, from existing tf.IndexedSlices with ascending indices to the result. For Horovod's dense all-reduce the dense
+vector already exists, and making it is not counted. "horovod, slices" is horovod.allreduce of the slices, which gathers
+values and indices and combines nothing. Auto has tried its candidates before, in eight calls. In each cell all arms
+take turns, every result is checked, and the bytes counted by the nodes' interfaces are reported. "A/A" is a second copy
+of the first arm; the difference between them is noise.
 
-Then what a collective that runs in the background costs beside a computation that takes as long (section 7): 2 ranks,
-tf.matmul of rows as they are found to fit, one thread for TensorFlow a rank. Exposed is the time of both together less
-that of the computation alone.
+The last part measures what a background collective costs beside a computation of the same length (section 7): 2 ranks,
+tf.matmul with as many rows as take that long, one TensorFlow thread per rank. Exposed time is the time of both together
+less that of the computation alone.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ from benchmarks.sparcml_report import (
 from hvd_sparse.tuning import cache
 
 FIG_3 = 1 / 128  # 0.781%
-_MANY = 0.1  # density from which every arm takes as long as a dense one
+_MANY = 0.1  # density above which every arm takes as long as a dense one
 _OVERLAP_NODES = 2
-_TRIES = 8  # calls in which auto tries its four candidates, each twice
+_TRIES = 8  # calls in which auto tries each of its four candidates twice
 _RANK_LIMIT = 900.0  # seconds for one number of nodes
 
 
 class Plan(NamedTuple):
-    """What is measured.
+    """What to measure.
 
     Attributes:
         size: N, rows of the vector.
-        nodes: P, of one rank, at the density of Fig. 3.
-        densities: for `swept` nodes.
-        swept: nodes for which densities vary.
-        identical: density of a cell whose index sets are the same on all ranks; at half of all rows, the most that
-            travel sparse, splitting costs as much as of dense rows.
-        rounds: of arms that take milliseconds, and of those that take as long as a dense one.
-        overlaps: collectives and densities that run beside a computation.
+        nodes: numbers P of nodes of one rank, at the density of Fig. 3.
+        densities: measured on `swept` nodes.
+        swept: number of nodes on which densities vary.
+        identical: density of a cell with the same index sets on all ranks; at half of all rows, the most that
+            are sent sparse, splitting costs as much as with dense rows.
+        rounds: for arms that take milliseconds, and for those that take as long as a dense one.
+        overlaps: collectives and densities to run beside a computation.
     """
 
     size: int
@@ -88,7 +88,7 @@ QUICK = WHOLE._replace(
 
 
 def cells_of(plan: Plan, nodes: int) -> list[dict[str, Any]]:
-    """What is measured with one number of nodes."""
+    """The cells for one number of nodes."""
     cells = [_cell(plan, density, "uniform") for density in (plan.densities if nodes == plan.swept else [])]
     if nodes in plan.nodes and all(cell["density"] != FIG_3 for cell in cells):
         cells.append(_cell(plan, FIG_3, "uniform"))
@@ -98,7 +98,7 @@ def cells_of(plan: Plan, nodes: int) -> list[dict[str, Any]]:
 
 
 def _cell(plan: Plan, density: float, sets: str) -> dict[str, Any]:
-    """One cell; where ranks bring many rows Horovod's gather of slices, which grows by the ranks, is left out."""
+    """One cell; Horovod's gather of slices, which grows with the ranks, is left out if ranks have many rows."""
     often, seldom = plan.rounds
     many = density >= _MANY
     arms = [*DENSE_ARMS, *FIXED, "auto", AUTO_AGAIN, *([] if many else [HOROVOD_SLICES])]
@@ -109,11 +109,11 @@ def _cell(plan: Plan, density: float, sets: str) -> dict[str, Any]:
 
 
 def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[dict[str, Any]]) -> dict[str, Any]:
-    """Runs cells and overlaps on a cluster of their own.
+    """Runs cells and overlaps on a new cluster.
 
     Args:
-        nodes: of one rank each.
-        rate: of their links, as tc writes it.
+        nodes: number of nodes, of one rank each.
+        rate: rate of their links, in tc's notation.
         cells: each {"size", "density", "sets", "rounds": {arm: rounds}, "warm": rounds before these, "tries": calls of
             auto before all}.
         overlaps: each {"size", "density", "collective", "rounds"}.
@@ -122,7 +122,7 @@ def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[d
         What rank 0 of benchmarks/sparcml_rank.py writes, and what it was measured on.
 
     Raises:
-        RuntimeError: where a rank fails, as it does when a result is wrong.
+        RuntimeError: if a rank fails, as it does when a result is wrong.
     """
     with tempfile.TemporaryDirectory() as name, Cluster(nodes, 1, rate) as cluster:
         folder = pathlib.Path(name)
@@ -130,7 +130,7 @@ def measure(nodes: int, rate: str, cells: list[dict[str, Any]], overlaps: list[d
         print(f"{nodes} ranks, {rate}: one connection reaches {reached / 1e6:,.0f} Mbit/s", flush=True)
         (folder / "job.json").write_text(json.dumps({"cells": cells, "overlaps": overlaps}))
         files = [str(folder / "job.json"), str(folder / "results.json")]
-        # What is measured of links is kept for this cluster alone: the next one has the same addresses and other links.
+        # Link measurements are kept for this cluster only: the next one has the same addresses and other links.
         environment = {cache.CACHE_VARIABLE: name}
         command = [sys.executable, "-m", "benchmarks.sparcml_rank", *files]
         statuses = cluster.run(command, environment, _RANK_LIMIT)
@@ -153,13 +153,13 @@ def measure_all(plan: Plan, rates: Sequence[str], dry: bool) -> str:
             runs.append(measure(nodes, rate, cells_of(plan, nodes), overlaps))
             rows, overlapped = rows_of(runs), overlaps_of(runs)
             text = render(runs, rows, overlapped)
-            if not dry:  # after each, so that what fails later loses nothing
+            if not dry:  # after each, so that a later failure loses nothing
                 write(runs, rows, overlapped, text)
     return text
 
 
 def write(runs: list[dict], rows: list[dict], overlapped: list[dict], text: str) -> None:
-    """Writes what there is so far as JSON, Markdown and a picture."""
+    """Writes the results so far as JSON, Markdown and a picture."""
     known = ("nodes", "rate", "reached", "congestion", "idle")
     links = [{key: run[key] for key in known} for run in runs]
     data = {"machine": timing.machine(), "links": links, "rows": writing.columns(rows), "overlaps": overlapped}

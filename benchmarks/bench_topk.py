@@ -1,10 +1,10 @@
 """Selection against its rivals, in multiples of one pass that reads the vector: `make bench-topk`.
 
-Every cell runs all arms in turn, one thread each unless it says otherwise, and checks every result. Before each arm the
-vector is read once, so that small ones are in a cache for all. The unit is the median of reading the vector once (the
-sum of |x|, 4 bytes an element), taken in the same rounds; "A/A" is a second arm that does the same, so that the noise
-can be seen. The fused step is given as a multiple of the bare addition of gradient and residual (12 bytes an element),
-both in place and into another buffer.
+In every cell all arms run in turn, with one thread each unless stated otherwise, and every result is checked. The
+vector is read once before each arm, so that small ones are in a cache for all. The unit is the median time to read the
+vector once (the sum of |x|, 4 bytes per element), measured in the same rounds; "A/A" is a second arm that does the
+same, and shows the noise. The fused step is given as a multiple of the plain addition of gradient and residual (12
+bytes per element), both in place and into another buffer.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Cell:
         self.approximate = self.rival_indices[: self.k].copy()
 
     def arms(self, slow_rounds: int) -> dict[str, Arm]:
-        """All that is timed in this cell."""
+        """The arms that are timed in this cell."""
         kernels, rivals, x, k = self.kernels, self.rivals, self.x, self.k
         outputs = (self.values, self.indices)
         fused = (self.gradient, self.residual, k, *outputs)
@@ -139,7 +139,7 @@ class Cell:
         assert self.kernels.feedback_held(self.gradient, self.residual, self.k, self.threshold, *outputs) == self.k
 
     def _reset(self) -> None:
-        """The in-place arms go on from what the last one left; now and then from the start, lest numbers grow."""
+        """The in-place arms continue from the last result, and now and then restart, so that numbers do not grow."""
         np.copyto(self.in_place, self.residual)
 
     def _check_exact(self) -> None:
@@ -166,7 +166,7 @@ class Cell:
 
 
 def measure(quick: bool) -> list[dict]:
-    """Times every cell, and says which one it is at."""
+    """Times every cell, with progress messages."""
     kernels, rivals = Kernels(), Rivals()
     print(f"Instruction set {kernels.isa()}; {timing.machine()['processor']}")
     cells = []

@@ -1,11 +1,11 @@
 """Selection on a GPU against its rivals, in multiples of one pass that reads the vector.
 
-Needs PyTorch and a CUDA GPU, and no TensorFlow: `python -m benchmarks.bench_topk_gpu`. Times are of the device, taken
-by events; before each arm a buffer larger than the caches is written, which also lets the host queue ahead. Every cell
-runs all arms in turn and checks every result. The unit is the median of summing the vector (4 bytes an element), taken
-in the same rounds; "read, A/A" is a second such arm, so that the noise can be seen. The fused step is to be compared
-with the bare addition of gradient and residual (12 bytes an element). The last arms are the vectors for which one pass
-cannot do: there the whole vector is searched.
+Needs PyTorch and a CUDA GPU, and no TensorFlow: `python -m benchmarks.bench_topk_gpu`. Device times are measured by
+events; before each arm a buffer larger than the caches is written, which also lets the host queue ahead. In every cell
+all arms run in turn and every result is checked. The unit is the median time to sum the vector (4 bytes per element),
+measured in the same rounds; "read, A/A" is a second such arm, and shows the noise. The fused step is to be compared
+with the plain addition of gradient and residual (12 bytes per element). The last arms use vectors for which one pass is
+not enough, so that the whole vector is searched.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ class Cell:
         return {"x": self.x, "constant": self.constant, "zeros": self.zeros}
 
     def arms(self, slow_rounds: int) -> dict[str, Arm]:
-        """All that is timed in this cell."""
+        """The arms that are timed in this cell."""
         kernels, x, k = self.kernels, self.x, self.k
         outputs = (self.values, self.indices)
         fused = (self.gradient, self.residual, *outputs, self.out)
@@ -190,7 +190,7 @@ class Cell:
         assert torch.equal(self.out, self.total)
 
     def _reset(self) -> None:
-        """The in-place arm goes on from the start, lest numbers grow."""
+        """The in-place arm goes on from the start, so that numbers do not grow."""
         self.in_place.copy_(self.residual)
 
     def _literal(self) -> None:
@@ -267,7 +267,7 @@ def issue_microseconds(run: Callable[[], object], calls: int = 100) -> float:
 
 
 def measure(kernels: Kernels, sizes: Mapping[str, int]) -> list[dict]:
-    """Times every cell, and says which one it is at."""
+    """Times every cell, with progress messages."""
     flushed = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     cells = []
     for name, size in sizes.items():

@@ -1,38 +1,40 @@
-"""Throughput of training and where a step's time goes, ours against plain Horovod: `make bench-train`.
+"""Training throughput and where a step's time goes, ours against plain Horovod: `make bench-train`.
 
-ResNet-50, VGG-19 and a Transformer of reduced size (train_models.py) train on synthetic batches, as in CommLib's
-Table 3. Nodes are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. All arms have a
-model, an optimizer and residuals of their own and train in turn, in blocks of a few steps, after a warm-up:
+ResNet-50, VGG-19 and a Transformer of reduced size (train_models.py) train on synthetic batches, as in CommLib's Table
+3. Nodes are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. Each arm has its own
+model, optimizer and residuals. After a warm-up all arms train in turn, in blocks of a few steps:
 
-- Horovod: horovod.tensorflow's DistributedGradientTape, with its own fusion of tensors, in a training step written by
-  hand, as horovod.tensorflow.keras does not work with Keras 3. Ours have the same step with hvd_sparse's tape. All arms
-  share processes, and so Horovod's default threshold; alone ours would have that of hvd.init, and be faster.
-- import line alone: the same with `hvd.DistributedGradientTape(tape)`, what a script does that has changed its import
-  line and nothing else: dense means, and nothing measured.
-- Horovod, A/A: the same steps once more; the difference to the first is noise.
+- Horovod: horovod.tensorflow's DistributedGradientTape with its own tensor fusion, in a training step written by hand,
+  as horovod.tensorflow.keras does not work with Keras 3. Ours use the same step with hvd_sparse's tape. All arms share
+  processes, and so Horovod's default threshold; alone, ours would use that of hvd.init and be faster.
+- import line alone: the same with `hvd.DistributedGradientTape(tape)`, as in a script that has changed only its import
+  line: dense means, with no measurements.
+- Horovod, A/A: the same steps once more; the difference to the first arm is noise.
 - no exchange: every rank updates by its own gradients, all ranks at the same time.
-- recipes of hvd_sparse; those that take a density get that of --density.
+- recipes of hvd_sparse; those that take a density use --density.
 
-Throughput: samples of all ranks in a block over the slowest rank's seconds for it; the median of the blocks, and the
-least and the most. Each block is also held against Horovod's of the same round: shown are the median of these ratios
-and its 95% interval. Scaling efficiency is not CommLib's, who divide by the speed of one GPU alone: here all ranks
-share a few cores, and one rank alone would have them for itself. It is the throughput over that of "no exchange", so it
-tells what the exchange costs and nothing of what more ranks cost each other.
+Throughput is the number of samples of all ranks in a block divided by the slowest rank's seconds for it; shown are the
+median, minimum and maximum over the blocks. Each block is also compared with Horovod's block of the same round: shown
+are the median of these ratios and its 95% interval. Scaling efficiency is the throughput divided by that of "no
+exchange". It differs from CommLib's, which divides by the speed of a single GPU: here all ranks share a few cores,
+which a single rank would have to itself. So it shows what the exchange costs, and not what more ranks cost each other.
 
-The breakdown is CommLib's Fig. 1: the elapsed time that no other part hides. Each rank reads one clock at the bounds of
-the parts, so they add up to the step; shown are means over ranks and steps:
+The breakdown is that of CommLib's Fig. 1: the elapsed time that no other part hides. Each rank reads one clock at the
+boundaries of the parts, so they add up to the step; shown are means over ranks and steps:
 
-- input wait: from asking tf.data for a batch until it is there. Batches are made beforehand and two are prefetched, so
-  this is what the pipeline itself costs, and no file system takes part.
-- forward and backward: until all of the rank's own gradients are there, embeddings as dense ones. What selects and
-  sends early buckets meanwhile takes cores from it, and that cannot be told apart; without an exchange it is shorter.
-- compression: of the time from there until all means are there, that in which at least one bucket is being selected
-  (sum of the parts, feedback and selection, one kernel); another bucket may be on the wire at the same time.
-- exposed communication: the rest of that time: laying gradients end to end, waiting for slower ranks (also given by
-  itself), the collectives, adding up what has come in, dividing. A rank that is kept from a core by another waits in
-  whatever part it is in: with more ranks than cores all parts hold such waiting.
-- optimizer: until all variables are written and the loss is in Python's hands. Updates that are done before the last
-  mean has come are hidden, and not in it.
+- input wait: from asking tf.data for a batch until it arrives. Batches are made beforehand and two are prefetched, so
+  this is the cost of the pipeline itself, without any file system.
+- forward and backward: until all of the rank's own gradients are computed, embeddings as dense ones. Selecting and
+  sending early buckets takes cores from it meanwhile and cannot be separated from it; without an exchange it is
+  shorter.
+- compression: the part of the time from there until all means have arrived in which at least one bucket is being
+  selected (the sum of the parts, error feedback and selection are one kernel); another bucket may be on the wire at the
+  same time.
+- exposed communication: the rest of that time: concatenating gradients, waiting for slower ranks (also given
+  separately), the collectives, adding received values, dividing. A rank that has to wait for a core waits in whatever
+  part it is in: with more ranks than cores all parts contain such waiting.
+- optimizer: until all variables are written and Python has the loss. Updates that finish before the last mean arrives
+  are hidden, and not counted.
 """
 
 from __future__ import annotations
@@ -93,7 +95,7 @@ def measure_all(shape: tuple[int, int], rate: str, jobs: Sequence[dict[str, Any]
 
 
 def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """One row an arm: throughput in samples/s, its ratio to Horovod's, efficiency, bytes a step and node, and parts."""
+    """One row per arm: throughput in samples/s, its ratio to Horovod's, efficiency, bytes per step and node, parts."""
     rows = []
     for run in runs:
         throughputs = {name: _throughputs(run, arm) for name, arm in run["arms"].items()}

@@ -2,10 +2,10 @@
 
     python -m benchmarks.cluster --nodes 2 --local 2 --rate 1gbit -- python -m examples.keras_digits
 
-Ranks are started through Horovod's own rendezvous, with Gloo; or with --launcher mpirun through Open MPI, where Horovod
-was built with MPI. Each node has its own name resolution, as Horovod's process sets ask the host's own name where they
-are. Whatever ends this program, a guard that outlives it stops the
-ranks and removes namespaces, bridge and links. Needs root and the commands ip and tc (package iproute2).
+Ranks are started through Horovod's own rendezvous, with Gloo, or with --launcher mpirun through Open MPI, if Horovod
+was built with MPI. Each node has its own name resolution, as Horovod's process sets look up the host's own name to find
+their address. However this program ends, a guard that outlives it stops the ranks and removes namespaces, bridge and
+links. Needs root and the commands ip and tc (package iproute2).
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _QUIET = {
 
 @dataclasses.dataclass(frozen=True)
 class Traffic:
-    """What an interface has sent."""
+    """The traffic that an interface has sent."""
 
     bytes: int
     packets: int
@@ -56,10 +56,10 @@ class Traffic:
 
 
 def bits_per_second(rate: str) -> float:
-    """A rate as tc writes it ("100mbit", "1gbit") as a number.
+    """A rate in tc's notation ("100mbit", "1gbit") as a number.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is none.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|m|g)bit", rate.strip().lower())
     if not found or float(found[1]) <= 0:
@@ -68,7 +68,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def unavailable() -> str | None:
-    """Why there can be no cluster here, with the remedy; None where there can."""
+    """Why there can be no cluster here, with the remedy; None if there can."""
     if os.geteuid() != 0:
         return "A cluster in a box needs root, to make network namespaces: run it as root or with sudo."
     missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
@@ -78,12 +78,12 @@ def unavailable() -> str | None:
 
 
 class Cluster:
-    """Nodes on one bridge, for the time of a `with` block.
+    """Nodes on one bridge, for the duration of a `with` block.
 
     Attributes:
-        nodes: how many.
+        nodes: number of nodes.
         local: ranks on each node.
-        rate: of each node's link, both ways, as tc writes it; None leaves it unshaped.
+        rate: rate of each node's link, in both directions, in tc's notation; None leaves it unshaped.
         shaper: "tbf" or "htb", the queueing discipline that shapes.
         congestion: TCP's congestion control on the nodes: cubic, as Linux has it by default, or where this kernel does
             not let a namespace choose that, this machine's. (BBR, for one, stops sending for 200 ms every 10 s.)
@@ -99,7 +99,7 @@ class Cluster:
         self.nodes, self.local, self.rate, self.shaper = nodes, local, rate, shaper
         self.congestion = ""
         self._prefix = f"hvds{os.getpid()}"
-        self._network = f"10.78.{os.getpid() % 256}"  # so that two clusters at a time do not disturb each other
+        self._network = f"10.78.{os.getpid() % 256}"  # so that two simultaneous clusters do not interfere
         self._cleanup = contextlib.ExitStack()
 
     def __enter__(self) -> Cluster:
@@ -119,7 +119,7 @@ class Cluster:
 
     @property
     def names(self) -> list[str]:
-        """The namespaces, one a node."""
+        """The namespaces, one per node."""
         return [f"{self._prefix}n{node}" for node in range(self.nodes)]
 
     @property
@@ -141,11 +141,11 @@ class Cluster:
         return f"{self._prefix}v{node}"
 
     def prefix(self, node: int) -> list[str]:
-        """What is put before a command to run it on a node."""
+        """The prefix of a command that runs it on a node."""
         return ["ip", "netns", "exec", self.names[node]]
 
     def traffic(self) -> list[Traffic]:
-        """What each node has sent to the others so far, headers included; the host's end of each link counts it."""
+        """The traffic of each node to the others so far, headers included, as counted by the host's end of its link."""
         return [self._counted(node) for node in range(self.nodes)]
 
     def run(
@@ -168,9 +168,9 @@ class Cluster:
             status for all.
 
         Raises:
-            RuntimeError: where the launcher is not installed.
-            TimeoutError: where the limit was reached.
-            ValueError: where there is no such launcher.
+            RuntimeError: if the launcher is not installed.
+            TimeoutError: if the limit was reached.
+            ValueError: if there is no such launcher.
         """
         if launcher not in LAUNCHERS:
             raise ValueError(f"Expected the launcher {' or '.join(LAUNCHERS)}, got {launcher!r}.")
@@ -275,14 +275,14 @@ def _slot_environment(slot, address: str, port: int) -> dict[str, str]:
 
 
 def _choose_congestion(namespace: str) -> str:
-    """Asks for cubic in a namespace, and says what it has."""
+    """Requests cubic in a namespace; returns the congestion control that it has."""
     inside = ["ip", "netns", "exec", namespace]
     subprocess.run([*inside, "sh", "-c", f"echo cubic > {_CONGESTION}"], stderr=subprocess.DEVNULL)
     return subprocess.run([*inside, "cat", _CONGESTION], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _wait(ranks: Sequence[subprocess.Popen], limit: float | None) -> None:
-    """Until all ranks have ended, or some have failed and the others had a moment to say why."""
+    """Waits until all ranks have ended, or some have failed and the others had a moment to report why."""
     began = time.monotonic()
     failed_since = None
     while any(rank.poll() is None for rank in ranks):
@@ -301,7 +301,7 @@ def _ip(command: str) -> None:
 
 
 def _guard(prefix: str) -> None:
-    """Waits until nobody holds the other end of the input, then removes all that a cluster has made."""
+    """Waits until the other end of the input is closed, then removes all that a cluster has created."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()

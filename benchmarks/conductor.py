@@ -1,7 +1,7 @@
-"""One process tells many what to do next, and hears what came of it: lines of JSON over TCP.
+"""One process tells many what to do next and receives their results, as lines of JSON over TCP.
 
-The cells of a benchmark in which links are changed between arms, in a process outside of the namespaces, while those
-inside of them go on.
+It runs the cells of a benchmark that changes links between arms: the conductor is a process outside the namespaces,
+while the processes inside them keep running.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 
 class Conductor:
-    """The one that tells.
+    """The process that sends commands.
 
     Attributes:
         end: address and port at which it listens.
@@ -24,7 +24,7 @@ class Conductor:
 
         Args:
             address: numeric.
-            limit: seconds that it waits for anybody.
+            limit: maximum seconds to wait for a worker.
         """
         self._limit = limit
         self._server = socket.create_server((address, 0), backlog=256)
@@ -39,17 +39,17 @@ class Conductor:
         self.close()
 
     def close(self) -> None:
-        """Ends the connections, and with them what the others wait for."""
+        """Closes the connections, which ends the workers' commands."""
         for connection, lines in self._workers.values():
             lines.close()
             connection.close()
         self._server.close()
 
     def await_workers(self, count: int) -> dict[str, Any]:
-        """Waits until so many are there: what each says of itself, by name.
+        """Waits until `count` workers have connected; returns what each reports about itself, by name.
 
         Raises:
-            TimeoutError: where they do not come.
+            TimeoutError: if they do not come.
         """
         said: dict[str, Any] = {}
         while len(said) < count:
@@ -62,22 +62,22 @@ class Conductor:
         return said
 
     def tell(self, names: Sequence[str], command: Mapping[str, Any]) -> None:
-        """Sends some the same command."""
+        """Sends the same command to some workers."""
         line = json.dumps(command).encode() + b"\n"
         for name in names:
             self._workers[name][0].sendall(line)
 
     def hear(self, names: Sequence[str]) -> list[Any]:
-        """Waits for the replies of some, in their order.
+        """Waits for the replies of some workers; returns them in the order of the names.
 
         Raises:
-            RuntimeError: where one has ended.
-            TimeoutError: where one does not reply.
+            RuntimeError: if a worker has ended.
+            TimeoutError: if a worker does not reply.
         """
         return [self._heard(name) for name in names]
 
     def ask(self, names: Sequence[str], command: Mapping[str, Any]) -> list[Any]:
-        """Tells, and hears."""
+        """Sends a command and waits for the replies."""
         self.tell(names, command)
         return self.hear(names)
 
@@ -89,7 +89,7 @@ class Conductor:
 
 
 class Worker:
-    """One of those that are told.
+    """A process that receives commands.
 
     Attributes:
         connection: readable when there is a command.
@@ -101,17 +101,17 @@ class Worker:
         Args:
             end: the conductor's address and port.
             name: unique.
-            told: what it says of itself.
+            told: what it reports about itself.
         """
         self.connection = socket.create_connection(tuple(end))
         self._lines = self.connection.makefile("r")
         self.reply([name, told])
 
     def commands(self) -> Iterator[dict[str, Any]]:
-        """Each as it comes, until the conductor has ended; `reply` is due before the next."""
+        """Yields commands as they arrive, until the conductor has ended; each needs a `reply` before the next."""
         for line in self._lines:
             yield json.loads(line)
 
     def reply(self, result: Any) -> None:
-        """Tells what came of a command."""
+        """Sends the result of a command."""
         self.connection.sendall(json.dumps(result).encode() + b"\n")

@@ -1,9 +1,9 @@
 """What one rank does for bench_convergence.py: python -m benchmarks.convergence_rank JOB.
 
 JOB is a JSON file: {"store": where rank 0 adds finished runs, "runs": [{the fields of `convergence_runs.Run`,
-"settings": those of its model, "fingerprint"}, ...]}, all of one cluster. Runs that follow one another and differ in
-their seeds alone share one graph if they are for images: weights, the optimizer's slots and all that the exchange keeps
-are put back to the start, so that a run does not depend on those before it.
+"settings": those of its model, "fingerprint"}, ...]}, all for one cluster. Consecutive runs on images that differ only
+in their seeds share one graph: weights, the optimizer's slots and the state of the exchange are reset, so that a run
+does not depend on those before it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from benchmarks.exchange_rank import forget
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)
     job = json.loads(parser.parse_args().job.read_text())
@@ -44,14 +44,14 @@ def main() -> None:
 
 
 def keep(job: dict[str, Any], number: int, result: dict[str, Any]) -> None:
-    """Adds what came of one of a job's runs to its store, and tells it."""
+    """Adds the result of one of a job's runs to its store, and prints it."""
     outcome = {**job["runs"][number], **result}
     convergence_runs.append(pathlib.Path(job["store"]), rounded(outcome))
     print(f"> [{number + 1}/{len(job['runs'])}] {told(outcome)}", flush=True)
 
 
 def rounded(outcome: dict[str, Any]) -> dict[str, Any]:
-    """With four digits after the point, curves with two, and without the settings, which the fingerprint stands for."""
+    """The outcome with four decimals, curves with two, without the settings, which the fingerprint covers."""
     kept = {name: value for name, value in outcome.items() if name != "settings"}
     return {
         name: round(value, 4)

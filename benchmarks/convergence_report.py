@@ -1,4 +1,4 @@
-"""What came out of the convergence study: paired differences, tables, targets, and two pictures in one."""
+"""The report of the convergence study: paired differences, tables, targets, and two pictures in one."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ STUDENT = (
     *(2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120, 2.110, 2.101, 2.093),
 )
 
-LAST = 3  # epochs, by the mean of which a learning rate is judged
+LAST = 3  # epochs whose mean decides on a learning rate
 _TELLING = 3  # pairs: the interval of two spans the picture
 _COLOURS = colormaps["tab20"].colors[::2] + colormaps["tab20"].colors[1::2]
 
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Of two arms, over paired seeds.
+    """The difference of two arms over paired seeds.
 
     Attributes:
-        mean: in points.
-        half: of the 95% interval, in points; infinite for a single pair.
-        pairs: how many.
+        mean: mean difference, in points.
+        half: half-width of the 95% interval, in points; infinite for a single pair.
+        pairs: number of pairs.
     """
 
     mean: float
@@ -55,13 +55,13 @@ class Difference:
         return self.told(2)
 
     def told(self, digits: int) -> str:
-        """With so many digits after the point; of a single pair there is no interval."""
+        """As text with `digits` decimals; a single pair has no interval."""
         mean, low, high = (f"{each:+.{digits}f}" for each in (self.mean, self.low, self.high))
         return f"{mean} ({low} to {high})" if self.pairs > 1 else mean
 
 
 def difference(one: Sequence[float], other: Sequence[float]) -> Difference:
-    """The mean of one - other with Student's interval; ValueError where they do not pair."""
+    """The mean of one - other with Student's interval; ValueError if they do not pair."""
     if len(one) != len(other) or not 1 <= len(one) <= len(STUDENT):
         raise ValueError(f"Expected 1 to {len(STUDENT)} pairs, got {len(one)} and {len(other)} values.")
     gaps = np.subtract(one, other)
@@ -74,7 +74,7 @@ def difference(one: Sequence[float], other: Sequence[float]) -> Difference:
 
 
 def rates_of(outcomes: Outcomes, model: str, arm: str) -> list[float]:
-    """Those that an arm was trained at."""
+    """The learning rates that an arm was trained at."""
     return sorted({run.rate for run in outcomes if (run.model, run.arm) == (model, arm)})
 
 
@@ -92,10 +92,10 @@ def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
 
 
 def _error(model: str, outcome: Mapping[str, Any]) -> float:
-    """What is least at the best learning rate, on validation data.
+    """The validation error that the best learning rate minimises.
 
-    The loss of translation, which differs less between seeds than BLEU does; of images what top-1 lacks in the last
-    epochs, as at high rates their loss may fall with it.
+    For translation the loss, which differs less between seeds than BLEU does; for images the top-1 error of the last
+    epochs, as at high rates the loss may fall along with top-1.
     """
     return outcome["error"] if MEASURES[model] == "BLEU" else 100.0 - float(np.mean(outcome["curve"][-LAST:]))
 
@@ -109,13 +109,13 @@ def arms_of(outcomes: Outcomes, model: str) -> list[str]:
 
 
 def by_seed(outcomes: Outcomes, model: str, arm: str, what: str = "final") -> dict[int, Any]:
-    """What came out of an arm's runs, in the order of their seeds."""
+    """The results of an arm's runs, in the order of their seeds."""
     own = {run.seed: outcome[what] for run, outcome in outcomes.items() if (run.model, run.arm) == (model, arm)}
     return dict(sorted(own.items()))
 
 
 def gap_of(outcomes: Outcomes, model: str, one: str, other: str, what: str = "final") -> Difference | None:
-    """One arm less the other, over the seeds that both have finished; None where there is none."""
+    """One arm less the other, over the seeds that both have finished; None if there is none."""
     ones, others = (by_seed(outcomes, model, arm, what) for arm in (one, other))
     both = [seed for seed in ones if seed in others]
     return difference([ones[seed] for seed in both], [others[seed] for seed in both]) if both else None
@@ -130,10 +130,10 @@ def summarise(
     """A model's results, differences and verdicts.
 
     Args:
-        outcomes: of each arm at one learning rate.
-        model: of `MODELS`.
-        tried: for each arm the learning rates that this one is the best of, where there were others.
-        wanted: how near to dense some arm is to end; as `WANTED` has it.
+        outcomes: outcomes of each arm at one learning rate.
+        model: a key of `MODELS`.
+        tried: for each arm the learning rates from which its own was chosen, if there were others.
+        wanted: how close to dense some arm must end, as in `WANTED`.
     """
     arms = arms_of(outcomes, model)
     figures: dict[str, Any] = {
@@ -158,7 +158,7 @@ def summarise(
 
 
 def _gaps(outcomes: Outcomes, model: str, arms: Sequence[str], what: str) -> dict[str, Difference]:
-    """Of the arms that share seeds with dense, from it."""
+    """The differences from dense of the arms that share seeds with it."""
     found = {arm: gap_of(outcomes, model, arm, DENSE, what) for arm in arms}
     return {arm: gap for arm, gap in found.items() if gap is not None}
 
@@ -198,14 +198,14 @@ def _listed(rates: Sequence[float]) -> str:
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean, and the deviation from seed to seed."""
+    """The mean and the standard deviation over seeds, as text."""
     return f"{np.mean(values):.2f}" + (f" ± {np.std(values, ddof=1):.2f}" if len(values) > 1 else "")
 
 
 def _frontier(
     model: str, targets: Sequence[Wanted], gaps: Mapping[str, Difference], shares: Mapping[str, float]
 ) -> list[Verdict]:
-    """Whether some arm is near enough to dense for what it sends."""
+    """Whether some arm is close enough to dense for the bytes it sends."""
     verdicts = []
     for wanted in targets if shares else ():
         arms = [arm for arm in gaps if arm != DENSE and shares[arm] <= wanted.share]
@@ -226,7 +226,7 @@ def _verdict(model: str, wanted: Wanted, best: str, gap: Difference) -> Verdict:
 
 
 def _within(outcomes: Outcomes, model: str) -> list[Verdict]:
-    """Whether arms that are to be equal are."""
+    """Whether arms that should be equal are."""
     found = []
     for one, (other, points) in WITHIN.items():
         gap = gap_of(outcomes, model, one, other)
@@ -241,7 +241,7 @@ def _within(outcomes: Outcomes, model: str) -> list[Verdict]:
 
 
 def render(sections: Sequence[Section], about: Mapping[str, Any], others: Sequence[Section] = ()) -> str:
-    """The report as Markdown; `others` are trainings for longer, or on other nodes."""
+    """The report as Markdown; `others` are longer trainings, or on other nodes."""
     machine = timing.machine()
     verdicts = [verdict for section in sections for verdict in section.verdicts]
     verdicts += [verdict._replace(what=_named(verdict.what, each)) for each in others for verdict in each.verdicts]
@@ -274,7 +274,7 @@ def _named(what: str, section: Section) -> str:
 
 
 def draw(sections: Sequence[Section], path: str) -> None:
-    """Above, as CommLib's Fig. 10, the score after each epoch; below, the score in the end against the bytes sent."""
+    """Draws the score after each epoch, as in CommLib's Fig. 10, and below the final score against the bytes sent."""
     figure = Figure(figsize=(5.5 * len(sections), 10.0), layout="constrained")
     axes = figure.subplots(2, len(sections), squeeze=False)
     for section, curves, frontier in zip(sections, *axes, strict=True):
@@ -300,7 +300,7 @@ def _draw_curves(axis: Any, section: Section) -> dict[str, Any]:
 
 
 def _draw_frontier(axis: Any, section: Section, colours: Mapping[str, Any]) -> None:
-    """A point for each arm, hollow and without its interval where fewer than three pairs make it."""
+    """Draws a point for each arm, hollow and without an interval if it has fewer than three pairs."""
     gaps = section.figures["differences"]
     for arm, share in section.figures["share"].items():
         gap, told = gaps[arm], gaps[arm]["pairs"] >= _TELLING or arm == DENSE

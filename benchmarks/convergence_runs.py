@@ -1,8 +1,7 @@
-"""The runs of the convergence study: what tells one from another, where finished ones are kept, how new ones are made.
+"""The runs of the convergence study: what identifies one, where finished ones are kept, and how new ones are made.
 
-A finished run is a line of a file that is kept in the repository, so that a study that was interrupted, here or on
-another machine, goes on. A run that differs in its recipe, its settings or the sources that make it is another run; its
-fingerprint says so.
+A finished run is a line of a file in the repository, so that an interrupted study can be resumed, here or on another
+machine. A run with another recipe, other settings or other sources is a different run, and has a different fingerprint.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from hvd_sparse.spec import describe
 ROOT = pathlib.Path(__file__).parents[1]
 STORE = ROOT / "benchmarks" / "results" / "convergence_runs.jsonl"
 TOGETHER = 4  # seeds
-STEPS = 1000  # of the recipe that a fingerprint is taken of, where it goes by their number
+STEPS = 1000  # steps assumed for the fingerprint of a recipe that depends on their number
 _SOURCES = {
     "BLEU": [
         "benchmarks/convergence_tasks.py",
@@ -53,12 +52,12 @@ _SOURCES = {
 
 @dataclasses.dataclass(frozen=True)
 class Cluster:
-    """Where a run takes place, and how much sparse arms send.
+    """The cluster of a run, and the density of its sparse arms.
 
     Attributes:
-        nodes: how many.
-        local: ranks of each.
-        density: of sparse arms.
+        nodes: number of nodes.
+        local: ranks per node.
+        density: density of sparse arms.
     """
 
     nodes: int = 2
@@ -67,7 +66,7 @@ class Cluster:
 
     @property
     def ranks(self) -> int:
-        """All of them."""
+        """The number of ranks."""
         return self.nodes * self.local
 
 
@@ -76,12 +75,12 @@ class Run:
     """One training of the study.
 
     Attributes:
-        model: of `MODELS`.
-        arm: of `ARMS`.
-        rate: the learning rate, in units of the model's own.
+        model: a key of `MODELS`.
+        arm: a key of `ARMS`.
+        rate: learning rate, in units of the model's own.
         seed: of weights, samples and noise.
-        epochs: in place of the model's own; 0 for those.
-        cluster: where.
+        epochs: replaces the model's own number; 0 keeps it.
+        cluster: where it runs.
     """
 
     model: str
@@ -96,7 +95,7 @@ class Run:
         return MODELS[self.model].at(self.rate, self.epochs)
 
     def fingerprint(self) -> str:
-        """Changes with whatever makes this run another one; the recipe counts, not the name of the arm."""
+        """A hash of everything that determines the run's outcome; the recipe counts, not the name of the arm."""
         recipe = arguments.recipe_of(ARMS[self.arm].recipe, self.cluster.density, steps=STEPS)
         own = {name: value for name, value in dataclasses.asdict(self).items() if name != "arm"}
         told = [own, dataclasses.asdict(self.settings()), describe(recipe), self._data()]
@@ -106,7 +105,7 @@ class Run:
         return digest.hexdigest()[:16]
 
     def _data(self) -> str:
-        """Tells the data apart that differ between machines."""
+        """A digest of the data, which differ between machines."""
         settings = MODELS[self.model]
         return _digest(settings.options) if isinstance(settings, TranslationSettings) else ""
 
@@ -116,7 +115,7 @@ class Run:
 
 @functools.cache
 def _digest(words: tuple[str, ...]) -> str:
-    """Of the pairs of sentences that the machine has."""
+    """A digest of the machine's sentence pairs."""
     options = translation.parse(words)
     return corpus.digest(corpus.of_catalogues(options.catalogues, options.least_words, options.most_words))
 
@@ -126,7 +125,7 @@ Make = Callable[[Sequence[Any], pathlib.Path], None]  # makes runs and adds them
 
 
 def load(store: pathlib.Path, wanted: Iterable[Run]) -> Outcomes:
-    """The outcomes of those runs that the store has; of a line that was cut off there is none."""
+    """The outcomes of the wanted runs that are in the store; a truncated line is ignored."""
     kept = {}
     for line in store.read_text(encoding="utf8").splitlines(keepends=True) if store.exists() else []:
         if line.endswith("\n"):
@@ -137,7 +136,7 @@ def load(store: pathlib.Path, wanted: Iterable[Run]) -> Outcomes:
 
 
 def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
-    """Adds a finished run, in one write; what was left of one that was cut off goes first. Processes take turns."""
+    """Adds a finished run in one write, after removing a truncated line. Processes take turns."""
     store.parent.mkdir(parents=True, exist_ok=True)
     with open(store, "ab+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -148,7 +147,7 @@ def append(store: pathlib.Path, outcome: dict[str, Any]) -> None:
 
 
 def finished(wanted: Sequence[Any], store: pathlib.Path, make: Make | None) -> dict[Any, dict[str, Any]]:
-    """All of these runs, made where the store does not have them; without `make` those that it has."""
+    """The outcomes of all wanted runs, made if missing in the store; without `make` only those in the store."""
     found = load(store, wanted)
     missing = [run for run in wanted if run not in found]
     print(f"{len(wanted)} runs, {len(missing)} of them {'to be made' if make else 'not there'}", flush=True)
@@ -161,14 +160,14 @@ def finished(wanted: Sequence[Any], store: pathlib.Path, make: Make | None) -> d
 
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
-    """Makes runs of one cluster, one after the other on ranks that are started once; RuntimeError where they fail."""
+    """Makes runs of one cluster one by one, on ranks that are started once; RuntimeError if they fail."""
     cluster = wanted[0].cluster
     with tempfile.TemporaryDirectory() as folder:
         launch([on_ranks(write_job(wanted, store, pathlib.Path(folder) / "job.json"), cluster)], cluster)
 
 
 def simulate(wanted: Sequence[Run], store: pathlib.Path) -> None:
-    """Makes runs of one cluster with threads for ranks, a process for each core; RuntimeError where one fails."""
+    """Makes runs of one cluster with threads as ranks, one process per core; RuntimeError if one fails."""
     ordered, cores = sorted(wanted, key=_turn), sorted(os.sched_getaffinity(0))[: len(wanted)]
     with tempfile.TemporaryDirectory() as folder:
         jobs = [
@@ -186,12 +185,12 @@ def on_ranks(job: pathlib.Path, cluster: Cluster) -> list[str]:
 
 
 def on_threads(job: pathlib.Path, core: int) -> list[str]:
-    """The command that makes them in one process, on one core."""
+    """The command that makes a job's runs in one process, on one core."""
     return [sys.executable, "-m", "benchmarks.convergence_simulation", str(job), str(core)]
 
 
 def write_job(wanted: Iterable[Run], store: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    """Writes what ranks are told of runs, and returns where."""
+    """Writes the job file of some runs; returns its path."""
     return _write_job(sorted(wanted, key=_turn), store, path)
 
 
@@ -205,11 +204,11 @@ def _write_job(ordered: Iterable[Any], store: pathlib.Path, path: pathlib.Path) 
 
 
 def on_cores(ordered: Sequence[Any], store: pathlib.Path, worker: str) -> None:
-    """Makes runs in a process for each core, which are dealt out in turn; RuntimeError where one fails.
+    """Makes runs in one process per core, dealt out in turn; RuntimeError if one fails.
 
     Args:
         ordered: runs, dataclasses with `settings` and `fingerprint`.
-        store: of finished runs.
+        store: file of finished runs.
         worker: the module that is a process; it gets a JSON file: {"store": where finished runs are added, "runs":
             [{the fields of a run, "settings": those of its model, "fingerprint"}, ...]}.
     """
@@ -223,12 +222,12 @@ def on_cores(ordered: Sequence[Any], store: pathlib.Path, worker: str) -> None:
 
 
 def _turn(run: Run) -> tuple[Any, ...]:
-    """The order of runs: a few seeds of all arms before further ones, and those together that can share a graph."""
+    """The order of runs: a few seeds of all arms before further ones; runs that can share a graph are adjacent."""
     return list(MODELS).index(run.model), run.seed // TOGETHER, run.arm, run.rate, run.seed
 
 
 def launch(commands: Sequence[Sequence[str]], cluster: Cluster) -> None:
-    """Runs commands beside each other and shows their progress; where one fails the others end: RuntimeError."""
+    """Runs commands in parallel and shows their progress; if one fails, ends the others and raises RuntimeError."""
     previous = signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     started: list[subprocess.Popen[str]] = []
     try:
@@ -257,7 +256,7 @@ def _require_success(process: subprocess.Popen[str], others: str) -> None:
 
 
 def environment(cluster: Cluster) -> dict[str, str]:
-    """What all ranks need, so that a run has the same bits anywhere."""
+    """The environment of all ranks, with which a run has the same bits anywhere."""
     return {
         "HVD_SPARSE_LOCAL_SIZE": str(cluster.local),
         "TF_NUM_INTRAOP_THREADS": "1",
@@ -270,7 +269,7 @@ def environment(cluster: Cluster) -> dict[str, str]:
 
 
 def _end(launcher: subprocess.Popen) -> None:
-    """Has a launcher end its ranks, and ends it where it does not."""
+    """Tells a launcher to end its ranks, and kills it if it does not."""
     launcher.terminate()
     try:
         launcher.wait(3)

@@ -1,4 +1,4 @@
-"""What the convergence study trains, how (the same for all recipes), and with which recipes."""
+"""What the convergence study trains, with which settings (the same for all recipes), and with which recipes."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ class ImageSettings:
 
     Attributes:
         epochs: over the training crops.
-        train: training crops.
-        held_out: crops that are not trained on.
-        watched: the first so many of them are for validation, after each epoch; the others are the test.
-        batch: crops a rank and step.
-        rate: the highest learning rate, for all ranks together; momentum is 0.9.
-        warm_up: epochs until it is reached; from there it falls to 0 as a cosine.
-        decay: of all kernels, added to the gradient before the exchange.
-        noise: of each crop, in units of its own deviation; new in each epoch, always the same on held-out crops.
-        averaged: the last epochs whose weights, one set an epoch, are averaged for the end; 0 takes the last weights.
+        train: number of training crops.
+        held_out: number of crops that are not trained on.
+        watched: number of them used for validation after each epoch; the others are the test set.
+        batch: crops per rank and step.
+        rate: highest learning rate, for all ranks together; momentum is 0.9.
+        warm_up: epochs until it is reached; from there it falls to 0 along a cosine.
+        decay: weight decay of all kernels, added to the gradient before the exchange.
+        noise: noise of each crop, in units of its own deviation; new in each epoch, fixed on held-out crops.
+        averaged: number of last epochs whose weights, one set per epoch, are averaged; 0 takes the last weights.
     """
 
     epochs: int = 24
@@ -36,7 +36,7 @@ class ImageSettings:
     averaged: int = 0
 
     def at(self, rate: float, epochs: int) -> ImageSettings:
-        """With so many times the learning rate, and another number of epochs where that is not 0."""
+        """These settings with `rate` times the learning rate, and another number of epochs if that is not 0."""
         return dataclasses.replace(self, rate=rate * self.rate, epochs=epochs or self.epochs)
 
 
@@ -55,7 +55,7 @@ class TranslationSettings:
     rate: float = 1.0
 
     def at(self, rate: float, epochs: int) -> TranslationSettings:
-        """With so many times the learning rate, and another number of epochs where that is not 0."""
+        """These settings with `rate` times the learning rate, and another number of epochs if that is not 0."""
         return dataclasses.replace(self, rate=rate * self.rate, epochs=epochs or self.epochs)
 
 
@@ -77,7 +77,7 @@ class Arm:
 
     Attributes:
         name: in tables.
-        recipe: as training scripts write it.
+        recipe: expression as in training scripts.
     """
 
     name: str
@@ -113,7 +113,7 @@ ARMS = {
     "bucket8_updates": Arm("updates, ahead, 8 of 512, 4 bits", "updates(sparcml_buckets(k=8, bits=4), ahead=True)"),
     "bucket16_updates": Arm("updates, ahead, 16 of 512, 4 bits", "updates(sparcml_buckets(k=16, bits=4), ahead=True)"),
 }
-# dense adds up what torus2d does in another order: the two differ by rounding alone, and tell how far equal arms part.
+# dense adds the same gradients as torus2d in another order: the two differ by rounding alone, and show the noise.
 _COMMLIB = ("torus2d", "dense", "topk", "hitopk")
 _BETTER = ("momentum", "unmasked", "behind", "updates", "updates_warmed")
 _LOCAL = ("thin", "updates8", "diloco10", "diloco", "diloco100", "averaged")
@@ -125,15 +125,15 @@ TRAINED: dict[str, tuple[str, ...]] = {
     "transformer": (*_COMMLIB, "warmed", *_BETTER, *_LOCAL, *_LOCO),
     "lstm": ("torus2d", *_BETTER, "bucket4", "warmed4", "bucket4_updates"),  # SparCML 8.3: Hansards
 }
-DENSE = "torus2d"  # what all arms are compared with
+DENSE = "torus2d"  # the arm that all others are compared with
 
 
 class Wanted(NamedTuple):
-    """How near to dense some arm is to end.
+    """How close to dense some arm must end.
 
     Attributes:
-        points: at most so far below it, as a mean over the seeds.
-        share: at most so many of its bytes between nodes, over the whole training.
+        points: maximum mean distance below dense, over the seeds.
+        share: maximum share of dense's bytes between nodes, over the whole training.
     """
 
     points: float
@@ -149,13 +149,13 @@ WANTED: dict[str, tuple[Wanted, ...]] = {
 
 
 class Elsewhere(NamedTuple):
-    """What else the study is told of, where the store has runs of it: the same models for longer, or on other nodes.
+    """Further trainings, reported if the store has runs of them: the same models for longer, or on other nodes.
 
     Attributes:
         name: in the report.
-        epochs: in place of the models' own; 0 for those.
-        nodes: how many.
-        local: ranks of each.
+        epochs: replaces the models' own numbers; 0 keeps them.
+        nodes: number of nodes.
+        local: ranks per node.
         wanted: as `WANTED`.
     """
 

@@ -2,10 +2,11 @@
 
     python -m benchmarks.convergence_simulation JOB
 
-JOB is that of convergence_rank.py, with models for translation alone; finished runs go to the same store.
+JOB is that of convergence_rank.py, with models for translation only; finished runs go to the same store.
 
-Four processes on two cores spend most of a step waiting for each other; threads that meet in memory do not. Weights and
-bytes are those of real ranks, to the bit (convergence_threads.py says how). Evaluation is that of one rank with all.
+Four processes on two cores spend most of a step waiting for each other; threads that exchange in memory do not. Weights
+and bytes are those of real ranks, to the bit (convergence_threads.py says how). Evaluation is that of one rank on all
+the data.
 """
 
 from __future__ import annotations
@@ -40,15 +41,15 @@ BATCH = (*[tf.TensorSpec([None, None], tf.int32)] * 3, tf.TensorSpec([None, None
 
 
 class TranslationSimulation:
-    """`convergence_tasks.TranslationLearner` among threads.
+    """`convergence_tasks.TranslationLearner` with threads as ranks.
 
     Args:
-        translated: what is learnt, with which recipe.
-        nodes: how many.
-        local: ranks of each.
+        translated: the task and the recipe.
+        nodes: number of nodes.
+        local: ranks per node.
 
     Raises:
-        ValueError: where the model drops features, which each rank draws for itself.
+        ValueError: if the model drops features, which each rank draws for itself.
     """
 
     def __init__(self, translated: TranslationTask, nodes: int, local: int):
@@ -58,7 +59,7 @@ class TranslationSimulation:
         self._translated, self._nodes, self._local = translated, nodes, local
 
     def train(self, seed: int) -> dict[str, Any]:
-        """Trains from the start; see `TranslationTask.scores`, and across: bytes that all ranks sent to other nodes."""
+        """Trains; returns `TranslationTask.scores`, and across: bytes that all ranks sent to other nodes."""
         keras.utils.clear_session()
         options, task = self._translated.options(seed), self._translated.task
         size = self._nodes * self._local
@@ -101,7 +102,7 @@ class TranslationSimulation:
 
 
 def _gradient(flat: FlatModel) -> Callable[..., Sequence[tf.Tensor]]:
-    """Compiles what makes the gradient of the weights from them and a batch."""
+    """Compiles a function that returns the gradient of the weights for a batch."""
     model = flat.model
     others = [each.value for each in model.non_trainable_variables]
 
@@ -122,7 +123,7 @@ def _weighted(batch: batches.Batch) -> list[tf.Tensor]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)
     parser.add_argument("core", type=int, help="to run on: threads that take turns at Python do so sooner on one")

@@ -1,9 +1,9 @@
-"""Ranks of the convergence study that are threads of one process.
+"""Ranks of the convergence study as threads of one process.
 
 Every rank has a distributed Keras optimizer, its exchange and its recipe's state, all the library's own, and a step is
-one compiled function. Two things differ from real ranks: a collective hands arrays over (tests/threads.py), and the
-variables of the model lie in one flat variable for each bucket of the exchange, which for optimizers that treat each
-element alone changes no bit.
+one compiled function. Two things differ from real ranks. A collective passes arrays in memory (tests/threads.py). And
+the model's variables lie in one flat variable for each bucket of the exchange, which changes no bit for element-wise
+optimizers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class FlatModel:
 
     Args:
         model: built.
-        sends_all: whether the recipe sends all of each gradient, by which buckets go.
+        sends_all: whether the recipe sends whole gradients, which determines the buckets.
     """
 
     def __init__(self, model: keras.Model, sends_all: bool):
@@ -38,7 +38,7 @@ class FlatModel:
         self._buckets = plan.make_plan(zeros, shapes, plan.usual_bucket_bytes(zeros, shapes, sends_all)).buckets
 
     def packed(self) -> list[np.ndarray]:
-        """The model's weights as vectors, the bucket that is exchanged first last, as gradients become ready."""
+        """The model's weights as vectors; the bucket that is exchanged first comes last, as gradients become ready."""
         values = {str(number): each.numpy() for number, each in enumerate(self.model.trainable_variables)}
         return [bucket.pack(values).numpy() for bucket in reversed(self._buckets)]
 
@@ -50,12 +50,12 @@ class FlatModel:
         return [values[str(number)] for number in range(len(values))]
 
     def assign(self, vectors: Sequence[Any]) -> None:
-        """Gives the model these weights."""
+        """Assigns these weights to the model."""
         for variable, value in zip(self.model.trainable_variables, self.unpacked(vectors), strict=True):
             variable.assign(value)
 
     def gradients(self, vectors: Sequence[tf.Tensor], loss: Callable[[Any], tf.Tensor]) -> list[tf.Tensor]:
-        """Those of a loss, which is called with the values of the trainable variables; vectors as `packed` gives."""
+        """The gradients of a loss, called with the values of the trainable variables; vectors as from `packed`."""
         values = self.unpacked(vectors)
         with tf.GradientTape() as tape:
             tape.watch(values)
@@ -68,7 +68,7 @@ class InGraph(Communicator):
     """A thread's place in a group for compiled code too, in which a collective is a call of Python.
 
     Args:
-        own: what meets the other threads.
+        own: the thread's communicator.
     """
 
     def __init__(self, own: Communicator):
@@ -119,11 +119,11 @@ class Rank:
         arguments.agree_on(self.optimizer, self.weights)
 
     def compile(self, gradient: Callable[..., Sequence[tf.Tensor]], signature: Sequence[tf.TensorSpec]) -> None:
-        """Makes the function that is a step, after `agree`.
+        """Compiles the step function, after `agree`.
 
         Args:
-            gradient: of the weights and a batch.
-            signature: of a batch.
+            gradient: function of the weights and a batch.
+            signature: signature of a batch.
         """
 
         def step(*batch):
@@ -140,8 +140,8 @@ class Rank:
             self._step(*batch)
 
     def consolidate(self) -> None:
-        """What the callbacks of hvd_sparse do at the end of an epoch: the optimizer's slots become what they would be.
+        """Does what hvd_sparse's callbacks do at the end of an epoch: consolidates the optimizer's slots.
 
-        It belongs to the bits: Keras's Adam without a first moment computes m + (g - m), and so rounds by its slot.
+        This affects the bits: Keras's Adam without a first moment computes m + (g - m), and so rounds by its slot.
         """
         consolidate_slots(self.optimizer)

@@ -1,22 +1,24 @@
 """From a slow network file system to training, datacache against tf.data: `python -m benchmarks.datacache_files`.
 
-JPEG files of 500 x 375 and 110 KB behind benchmarks/slow_files, decoded and resized to 96 x 96 by the same TensorFlow
-operations in all arms. In each round, for each rate of the link, one after another, each on a mount of its own:
+JPEG files of 500 x 375 and 110 KB lie behind benchmarks/slow_files; all arms decode and resize them to 96 x 96 by the
+same TensorFlow operations. Each round does the following for each rate of the link, one after another, each on a new
+mount:
 
-- the link is calibrated: as many plain readers as there may be operations in flight;
-- datacache fills: a first run whose local directory is empty, and a second one that finds it, both up to a full memory
-  level, nobody training. Caches of the kernel are dropped before each (as root only; the report says so otherwise);
-- a small ResNet trains some epochs fed by tf.data's parallel pipeline, once with AUTOTUNE alone and once with threads
-  of its own that read 16 files at a time, and by datacache; caches are dropped before each of them. Between datacache's
-  epochs it trains an epoch on one batch that is in memory: synthetic data; at the first rate for many more, as one such
-  epoch differs from the next by a tenth.
+- the link is calibrated, with as many plain readers as operations may be in flight;
+- datacache fills: a first run with an empty local directory, and a second one that finds it filled, both up to a full
+  memory level, without training. The kernel's caches are dropped before each run (only as root; otherwise the report
+  says so);
+- a small ResNet trains some epochs on tf.data's parallel pipeline, once with AUTOTUNE alone and once with private
+  threads that read 16 files at a time, and on datacache; caches are dropped before each of these. Between datacache's
+  epochs it trains one epoch on a single batch in memory, as synthetic data. At the first rate there are many more such
+  pairs, as one synthetic epoch differs from the next by a tenth.
 
 I/O time is the time that the training step waits for its batch. The rival is the better of tf.data's arms. All files
-lie in memory on the server's side, and file server, decoding and training share this machine's cores: where the link is
-fast they, not the link, decide, for all arms. Decoded samples are kept on the local disk (keep_decoded), so that a
-second run need not decode.
+are in memory on the server's side, and file server, decoding and training share this machine's cores: on a fast link
+the cores, not the link, limit all arms. Decoded samples are kept on the local disk (keep_decoded), so that a second run
+need not decode.
 
-Then two ranks, processes of this node, read through one cache, twice, and the file server's counters are looked at.
+Finally two ranks, processes on this node, read through one cache, twice, and the file server's counters are compared.
 """
 
 from __future__ import annotations
@@ -50,14 +52,14 @@ _ROOT = pathlib.Path(__file__).parents[1]
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """How much is measured.
+    """The extent of a measurement.
 
     Attributes:
-        files: of the data set.
-        rates: of the link; the first is that of the targets.
-        epochs: of training.
-        rounds: of everything; figures are medians over them.
-        pairs: of epochs, ours and one on synthetic data, beyond those, at the first rate.
+        files: number of files in the data set.
+        rates: rates of the link; the targets apply to the first.
+        epochs: epochs of training.
+        rounds: repetitions of everything; figures are medians over them.
+        pairs: additional pairs of epochs at the first rate, one of ours and one on synthetic data.
     """
 
     files: int = 1500
@@ -75,11 +77,11 @@ def measure(folder: pathlib.Path, progress: Progress, plan: Plan = WHOLE) -> Sec
 
     Args:
         folder: for the caches, on a local disk.
-        progress: is told what is being done.
-        plan: how much is measured.
+        progress: called with progress messages.
+        plan: extent of the measurement.
 
     Raises:
-        RuntimeError: where there can be no slow file system here.
+        RuntimeError: if there can be no slow file system here.
     """
     reason = slow_files.unavailable()
     if reason is not None:
@@ -137,7 +139,7 @@ class _Bench:
             return {"cold": cold, "warm": self._filled(slow, local)}
 
     def _filled(self, slow: SlowFiles, local: pathlib.Path) -> dict[str, float]:
-        """One run, up to a full memory level: seconds until it is open (listed), and of the epoch."""
+        """One run, up to a full memory level: seconds until it is open (listed), and seconds of the epoch."""
         before, began = slow.counted(), time.perf_counter()
         with self._cache(slow, local) as cache:
             opened = time.perf_counter()
@@ -171,7 +173,7 @@ class _Bench:
         return {"open": opened, "epochs": epochs[: plan.epochs], "pairs": pairs[1:], **counted}
 
     def _ranks(self) -> list[dict[str, float]]:
-        """What several ranks of one node ask the server for, in a first run and in a second one."""
+        """The server's counters for several ranks of one node, in a first and in a second run."""
         with self._mounted(_RANKS_RATE) as slow, self._local() as local:
             runs = []
             for _ in range(2):
@@ -208,7 +210,7 @@ class _Bench:
 
 @contextlib.contextmanager
 def _data_set(folder: pathlib.Path, plan: Plan, progress: Progress) -> Iterator[tuple[pathlib.Path, int]]:
-    """The files, in memory where there is room: the server's own disk must not matter."""
+    """The files, in memory if there is room, so that the server's own disk does not matter."""
     wanted = plan.files * 250_000  # with as much again for the memory level
     roomy = _MEMORY.is_dir() and shutil.disk_usage(_MEMORY).free > wanted
     with tempfile.TemporaryDirectory(dir=_MEMORY if roomy else folder, prefix="slow_files_") as name:

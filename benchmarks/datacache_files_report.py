@@ -1,4 +1,4 @@
-"""What comes of datacache_files.py's figures: ratios, verdicts, tables and a picture."""
+"""What datacache_files.py's figures show: ratios, verdicts, tables and a picture."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ RIVALS: dict[str, int | None] = {"tf.data, AUTOTUNE": None, "tf.data, 16 readers
 
 
 def rows_of(figures: dict[str, Any]) -> list[dict[str, Any]]:
-    """One row an arm and rate: medians over the rounds, and over the epochs after the first."""
+    """One row per arm and rate: medians over the rounds, and over the epochs after the first."""
     rows = []
     for rate, link in figures["links"].items():
         for arm in (*RIVALS, OURS):
@@ -38,7 +38,7 @@ def rows_of(figures: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def summary(figures: dict[str, Any], rate: str) -> dict[str, float]:
-    """The ratios that the targets are about, at one rate, and how many epochs the step's is of, and their spread."""
+    """The ratios of the targets at one rate, with the number of epochs behind the step's ratio and their spread."""
     rows = {row["arm"]: row for row in rows_of(figures) if row["rate"] == rate}
     rivals, ours, link = [rows[arm] for arm in RIVALS], rows[OURS], figures["links"][rate]
     reached = _median(found["rate"] for found in link["calibration"])
@@ -160,7 +160,7 @@ def _later(run: dict[str, Any], name: str) -> float:
 
 
 def _spread(seconds: list[float]) -> float:
-    """By how much an epoch differs from the one before in the median, though both do the same."""
+    """The median difference between consecutive epochs, which do the same."""
     return float(np.median(np.abs(np.diff(np.log(seconds)))))
 
 

@@ -1,9 +1,9 @@
-"""From the memory level to NumPy and to tf.data, against what else there is: `python -m benchmarks.datacache_memory`.
+"""From the memory level to NumPy and to tf.data, against the alternatives: `python -m benchmarks.datacache_memory`.
 
-Samples of 96x96x3 bytes in batches of 256, in random order. An arm is an epoch; all arms run in turn, and each batch's
-labels, and the bytes of one batch, are checked after each. Those of tf.data read four epochs at once, as to start an
-iterator takes as long as several batches, and a real epoch has thousands. The memory level has only one way of reading,
-which checks every record; it is compared with a plain memcpy of the same rows from the same memory.
+Samples of 96x96x3 bytes are read in batches of 256, in random order. An arm is an epoch; all arms run in turn, and
+after each the labels of every batch and the bytes of one batch are checked. The tf.data arms read four epochs at once,
+as starting an iterator takes as long as several batches, and a real epoch has thousands. The memory level has only one
+way to read, which checks every record; it is compared with a plain memcpy of the same rows from the same memory.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ extern "C" void copy_rows(const uint8_t* const* places, uint64_t count, uint8_t*
 
 
 def decode(payload: bytes) -> np.ndarray:
-    """Samples are kept as they are."""
+    """Keeps samples as they are."""
     return np.frombuffer(payload, np.uint8).reshape(SHAPE)
 
 
@@ -62,7 +62,7 @@ def open_cache(folder: pathlib.Path, memory: pathlib.Path, world: datacache.Worl
 
 
 class Epoch:
-    """What the last epoch of an arm has left."""
+    """The state that an arm's last epoch has left."""
 
     def __init__(self, data: np.ndarray):
         self.data, self.flat = data, data.reshape(len(data), SIZE)
@@ -99,7 +99,7 @@ class Epoch:
 def into_numpy(
     epoch: Epoch, level: Any, folder: pathlib.Path, memory: pathlib.Path, environment: lmdb.Environment
 ) -> dict[str, Arm]:
-    """Arms that copy batches into one buffer that is used again.
+    """Arms that copy batches into one reused buffer.
 
     NumPy's own arrays may lie in huge pages, which a tmpfs normally does not have; so `take` has an arm on a tmpfs too.
     """
@@ -191,7 +191,7 @@ def places_of(level: Any, count: int) -> np.ndarray:
 
 @contextlib.contextmanager
 def lmdb_of(data: np.ndarray, memory: pathlib.Path) -> Iterator[lmdb.Environment]:
-    """The samples in LMDB on a tmpfs, in the order of their keys, opened as its users do who are in a hurry."""
+    """The samples in LMDB on a tmpfs, in the order of their keys, opened with options for speed."""
     path = str(memory / "lmdb")
     with lmdb.open(path, map_size=2 * data.nbytes + (64 << 20), sync=False) as environment:
         with environment.begin(write=True) as transaction:
@@ -249,11 +249,11 @@ def be_reader(folder: str, memory: str, rank: str, processes: str) -> None:
 def measure(
     folder: pathlib.Path, progress: Callable[[str], Any], samples: int = SAMPLES, rounds: int = ROUNDS
 ) -> Section:
-    """Times all arms, and says what became of the targets.
+    """Times all arms, and judges the targets.
 
     Args:
-        folder: for about 27 KB a sample.
-        progress: told what is going on.
+        folder: with room for about 27 KB per sample.
+        progress: called with progress messages.
         samples: a multiple of the batch; /dev/shm gets about three times their size.
         rounds: epochs of each arm.
     """

@@ -1,8 +1,8 @@
 """Peers of the cache against a raw stream: python -m benchmarks.datacache_peers.
 
-Over the loopback device, one process asks another for batches of 256 samples of 96x96x3 bytes in random order, four at
-a time. The rival is what the same kernel does with a plain TCP stream of as many bytes, by sendall and recv_into; it
-knows nothing of samples, and copies, compares and proves nothing. All arms take turns.
+Over the loopback device, one process requests batches of 256 samples of 96x96x3 bytes from another, in random order,
+four at a time. The rival is a plain TCP stream of as many bytes on the same kernel, by sendall and recv_into; it has no
+notion of samples, and copies, compares and authenticates nothing. All arms take turns.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ from link.session import Channel
 
 SAMPLES, BATCH, SHAPE = 2048, 256, (96, 96, 3)
 BYTES = int(np.prod(SHAPE))
-BATCHES, AHEAD, ROUNDS = 48, 4, 15  # batches a round, requests in flight, rounds
+BATCHES, AHEAD, ROUNDS = 48, 4, 15  # batches per round, requests in flight, rounds
 RAW, TAGGED, CURVE, UNTAGGED = "raw stream", "peers", "peers, CURVE", "peers, no tag"
-ROUNDS_OF = {CURVE: 3}  # of those that take long
+ROUNDS_OF = {CURVE: 3}  # for slow arms
 TITLE = "Peers over the loopback device"
 WANTED = 0.7
 
 
 class Untagged(Channel):
-    """What the tags cost is seen by leaving them out, here and nowhere else."""
+    """A channel without tags, which shows their cost; used here and nowhere else."""
 
     def tag(self, header: Any, payload: Any) -> bytes:
         return bytes(16)
@@ -57,7 +57,7 @@ def content() -> np.ndarray:
 
 
 def serve(name: str, place: str) -> None:
-    """Serves by an arm's means until its input ends."""
+    """Serves an arm until the input ends."""
     secret, samples = bytes.fromhex(sys.stdin.readline()), content()
     if name == RAW:
         threading.Thread(target=_stream, args=(place, samples), daemon=True).start()
@@ -87,7 +87,7 @@ def _stream(place: str, samples: np.ndarray) -> None:
 
 @contextlib.contextmanager
 def serving(name: str, place: str, secret: bytes) -> Iterator[None]:
-    """A process that serves by an arm's means."""
+    """A process that serves an arm."""
     command = [sys.executable, "-m", "benchmarks.datacache_peers", "--serve", name, place]
     with subprocess.Popen(command, stdin=subprocess.PIPE, text=True) as process:
         assert process.stdin is not None
@@ -114,7 +114,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def client(name: str, place: str, secret: bytes) -> Iterator[Client]:
-    """An asking client of one arm, past its handshake."""
+    """A client of one arm, after its handshake."""
     caller = Caller(0, "benchmark", secret, BYTES, Patience(60), Counters(), name == CURVE)
     with contextlib.closing(Client(["127.0.0.1:1", place], caller)) as made:
         connection.Channel = Untagged if name == UNTAGGED else Channel
@@ -126,7 +126,7 @@ def client(name: str, place: str, secret: bytes) -> Iterator[Client]:
 
 
 def connect(place: str) -> socket.socket:
-    """A connection to who may be about to listen."""
+    """A connection to a process that may not be listening yet."""
     host, port = place.split(":")
     for _ in range(600):
         with contextlib.suppress(ConnectionRefusedError):
@@ -143,7 +143,7 @@ class RawArm:
         self._samples, self._got = samples.reshape(-1, BATCH * BYTES), np.empty(BATCH * BYTES, np.uint8)
 
     def run(self) -> None:
-        """Takes a round's batches."""
+        """Receives a round's batches."""
         self._connection.sendall(b"x")
         view = memoryview(self._got)
         for _ in range(BATCHES):
@@ -152,7 +152,7 @@ class RawArm:
                 filled += self._connection.recv_into(view[filled:])
 
     def check(self) -> None:
-        """The last batch."""
+        """Checks the last batch."""
         np.testing.assert_array_equal(self._got, self._samples[(BATCHES - 1) % len(self._samples)])
 
 
@@ -165,7 +165,7 @@ class PeersArm:
         self._rows, self._labels = np.empty((BATCH, BYTES), np.uint8), np.empty(BATCH, np.int64)
 
     def run(self) -> None:
-        """Takes a round's batches; every record's checksum is compared, and every label."""
+        """Receives a round's batches; every record's checksum and every label are compared."""
         asked: collections.deque = collections.deque()
         places = np.arange(BATCH)
         for number in range(BATCHES + AHEAD):
@@ -178,7 +178,7 @@ class PeersArm:
                     raise AssertionError("a batch is not what was asked for")
 
     def check(self) -> None:
-        """The last batch, byte by byte."""
+        """Checks the last batch, byte by byte."""
         np.testing.assert_array_equal(self._rows, self._samples[self._orders[-1].astype(np.int64)])
 
 

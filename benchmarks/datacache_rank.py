@@ -1,4 +1,4 @@
-"""One of several ranks that read the same files through one cache, without TensorFlow: run by datacache_files.py."""
+"""One of several ranks that read the same files through one cache, without TensorFlow; datacache_files.py starts it."""
 
 from __future__ import annotations
 

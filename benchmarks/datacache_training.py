@@ -71,7 +71,7 @@ def rival(folder: Path, readers: int | None) -> tf.data.Dataset:
 
 
 def synthetic(steps: int) -> tf.data.Dataset:
-    """As many batches, made beforehand: what training costs without any input."""
+    """As many batches, made beforehand, to time training without input."""
     random = np.random.default_rng(0)
     pixels = tf.constant(random.integers(0, 256, (BATCH, SIDE, SIDE, 3), np.uint8))
     labels = tf.constant(random.integers(0, 2, BATCH), tf.int64)
@@ -92,7 +92,7 @@ class Trainer:
 
     @property
     def parameters(self) -> int:
-        """Of the model."""
+        """The number of the model's parameters."""
         return self._model.count_params()
 
     def epoch(self, batches: tf.data.Dataset) -> Epoch:

@@ -1,4 +1,4 @@
-"""What a rank's datagrams take of the processor where only the system touches them (native/datagram_floor.cc)."""
+"""Processor time of a rank's datagrams if only system calls touch them (native/datagram_floor.cc)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def build(folder: pathlib.Path) -> pathlib.Path:
     """Compiles the program into a folder.
 
     Raises:
-        RuntimeError: where there is no compiler.
+        RuntimeError: if there is no compiler.
     """
     compiler = shutil.which("c++")
     if compiler is None:
@@ -29,17 +29,17 @@ def build(folder: pathlib.Path) -> pathlib.Path:
 
 
 def measure(program: pathlib.Path, cluster: Cluster, rate: float, datagrams: int, cut: bool) -> float:
-    """Processor seconds of a rank, on average, that sends so many datagrams to the others and takes as many.
+    """Average processor seconds of a rank that sends and receives this many datagrams.
 
     Args:
         program: as `build` has made it.
         cluster: within its `with` block, of one rank a node.
         rate: bits per second at which a rank sends.
-        datagrams: of a rank.
-        cut: whether the kernel cuts them out of runs (UDP_SEGMENT).
+        datagrams: number of datagrams per rank.
+        cut: whether the kernel segments them (UDP_SEGMENT).
 
     Raises:
-        RuntimeError: where a rank has failed, or the network has lost more than a tenth of them.
+        RuntimeError: if a rank has failed, or the network has lost more than a tenth of them.
     """
     addresses = [cluster.address(node) for node in range(cluster.nodes)]
     words = [str(program), *map(str, (rate, datagrams, BYTES, int(cut)))]

@@ -1,32 +1,32 @@
-"""Other schemes with as many bytes at a split as DCT-MP (appendix A): `--questions appendix`; three minutes.
+"""Other schemes that send as many bytes at a split as DCT-MP (appendix A): `--questions appendix`; three minutes.
 
-A perceptron of four layers learns the digits of scikit-learn, split after its second layer, at a row of 256 elements.
-Beside DCT-MP at 50, 75 and 90%, which sends the largest of each row forward and the gradient at the same places
-backward, stand schemes with as many bytes in both directions together:
+A perceptron of four layers learns scikit-learn's digits, split after its second layer, where a row has 256 elements.
+DCT-MP at 50, 75 and 90% sends the largest elements of each row forward and the gradient at the same places backward. It
+is compared with schemes that send as many bytes in both directions together:
 
-- Gaussian sketch of activations (Table 6): X S goes forward, S normal with variance 1 / m, drawn once, and X S S^T
-  comes out. The paper does not say how one comes back to rows of the same length, nor whether S is drawn anew, and does
-  not compress the gradient; that of what was computed here has m elements as well, and is exact;
-- forward as DCT-MP, and backward the largest of the whole gradient, with error feedback;
+- Gaussian sketch of activations (Table 6): X S goes forward, with S normal with variance 1 / m, drawn once, and the
+  receiver computes X S S^T. The paper does not say how rows get their original length back, nor whether S is drawn
+  anew, and does not compress the gradient; the gradient of this computation has m elements as well, and is exact;
+- forward as DCT-MP, and backward the largest elements of the whole gradient, with error feedback;
 
-and schemes that send all forward, as in Table 7, and backward as many bytes as DCT-MP does there:
+and with schemes that send everything forward, as in Table 7, and backward as many bytes as DCT-MP does there:
 
-- the largest of the gradient, with error feedback, and without. Feedback belongs to a place in the batch, as the
-  gradient of a split is a matrix of other samples in each step; the paper says no more than that there is some;
-- count sketch of the gradient, three rows of counters, of which the receiver takes the largest estimates, as many as a
-  row has counters: not in the paper, but what is nearest to a sketch for what travels backward.
+- the largest elements of the gradient, with and without error feedback. The feedback belongs to a place in the batch,
+  as the rows of a split's gradient are different samples in each step; the paper says only that there is feedback;
+- count sketch of the gradient, with three rows of counters, from which the receiver takes the largest estimates, as
+  many as a row has counters. It is not in the paper, but is the nearest thing to a sketch for the backward direction.
 
-Beside them stand rivals that send all in fewer bits, with about as many bytes as DCT-MP at the sparsity of their row:
-whole numbers of 8 and 4 bits with a scale for each row, and 4 bits of the change of a sample's activations since it was
-last sent, as AQ-SGD does (Wang et al. 2022). That one sends a sample whole the first time, which is one epoch of 25 and
-not counted in its bytes; both sides keep the activations of all samples, and the gradient is rounded directly.
+Further rivals send all elements in fewer bits, with about as many bytes as DCT-MP at the sparsity of their row:
+integers of 8 and 4 bits with a scale for each row, and 4 bits of the change of a sample's activations since it was last
+sent, as AQ-SGD does (Wang et al. 2022). AQ-SGD sends a sample whole the first time, in one epoch of 25, which its bytes
+do not include; both sides keep the activations of all samples, and the gradient is rounded directly.
 
-Positions count, which the paper's factors leave out. The data is small and easy: its images have 64 pixels, so that
-activations may well be of low rank, and what costs nothing here may cost elsewhere.
+Bytes include positions, which the paper's factors leave out. The data is small and easy: its images have 64 pixels, so
+that activations may well be of low rank, and what costs nothing here may cost something elsewhere.
 
-The same seed gives all schemes the same first weights and batches, and all have Adam's usual rate, which is dense
-training's. Models of all seeds are trained side by side, as one. Differences are paired by seed, with Student's 95%
-interval; "A/A" is dense with a rate that is larger by 1%.
+With the same seed all schemes start from the same weights and see the same batches. All use Adam's default rate, which
+is dense training's. Models of all seeds are trained side by side, as one. Differences are paired by seed, with
+Student's 95% interval; "A/A" is dense training with a rate 1% larger.
 """
 
 from __future__ import annotations
@@ -70,12 +70,12 @@ DENSE, AGAIN = "dense", "dense, A/A"
 
 
 class Ends(NamedTuple):
-    """How models end, a value for each seed.
+    """Final results of models, a value for each seed.
 
     Attributes:
-        loss: of the test.
-        accuracy: of the test, in percent.
-        fitted: loss of the training data.
+        loss: test loss.
+        accuracy: test accuracy, in percent.
+        fitted: loss on the training data.
     """
 
     loss: list[float]
@@ -94,7 +94,7 @@ class Models:
         ]
 
     def gradients(self, images: tf.Tensor, labels: tf.Tensor, samples: tf.Tensor | None = None) -> list[tf.Tensor]:
-        """Of all variables, layer by layer.
+        """The gradients of all variables, layer by layer.
 
         Args:
             images: [seeds, rows, 64].
@@ -116,7 +116,7 @@ class Models:
         return [*tape_before.gradient(x, before, came_back), *of_after]
 
     def judge(self, images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Loss and accuracy of each seed, of what arrives in training too."""
+        """Loss and accuracy of each seed, with the scheme applied as in training."""
         arrived, _ = self._scheme.forward(self._through(images, self.layers[:SPLIT]))
         right = tf.argmax(self._through(arrived, self.layers[SPLIT:]), -1) == tf.cast(labels, tf.int64)
         return self._losses(arrived, labels), tf.reduce_mean(tf.cast(right, tf.float32), 1)
@@ -147,10 +147,10 @@ def train(scheme: Scheme, seeds: int, epochs: int, rate: float = RATE) -> Ends:
     """Trains models of all seeds.
 
     Args:
-        scheme: at the split.
-        seeds: how many.
+        scheme: scheme at the split.
+        seeds: number of seeds.
         epochs: of each.
-        rate: of Adam.
+        rate: Adam's learning rate.
     """
     images, labels, test_images, test_labels = _data()
     models, optimizer = Models(scheme, seeds), keras.optimizers.Adam(rate)
@@ -176,7 +176,7 @@ def _for_all(images: np.ndarray, labels: np.ndarray, seeds: int) -> tuple[tf.Ten
     return tf.tile(images[None], [seeds, 1, 1]), tf.tile(labels[None], [seeds, 1])
 
 
-# ---- what came out ----
+# ---- results ----
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:

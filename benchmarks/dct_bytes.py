@@ -1,10 +1,10 @@
 """Bytes that cross the network, by the counters of the nodes' interfaces: `--questions bytes`.
 
-Two nodes of one rank, network namespaces on links without a limit, so root is needed. A model of two dense layers is
-split in the middle, at an activation of 4,000 elements, and trained with batches of 512; counted are both nodes' bytes
-of some steps, less what Horovod sends in as much time while it has nothing to do. Then the two ranks exchange a
-gradient of 4M elements by `dct(0.995, life=1)`, whose threshold is taken in each step: one that is held lets more pass,
-or fewer, as time goes on. It takes a few minutes.
+Two nodes of one rank are network namespaces on unlimited links, so root is needed. A model of two dense layers is split
+in the middle, at an activation of 4,000 elements, and trained with batches of 512. Counted are the bytes of both nodes
+over some steps, less what Horovod sends in as much time while idle. Then the two ranks exchange a gradient of 4M
+elements by `dct(0.995, life=1)`, which takes a new threshold in each step: a threshold that is held lets more or fewer
+elements pass as time goes on. It takes a few minutes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _LIMIT = 300.0
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
-    """Counts."""
+    """Counts the bytes."""
     why = unavailable()
     if why:
         return Section(TITLE, [f"Not measured: {why}"], {}, [])

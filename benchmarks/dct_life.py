@@ -1,15 +1,16 @@
-"""What a selection takes by the life of thresholds and by sparsity (Fig. 7): `--questions life`; twenty minutes.
+"""The time of a selection by the life of thresholds and by sparsity (Fig. 7): `--questions life`; twenty minutes.
 
-Fig. 7 shows whole trainings; what life changes of them is the time of the selection, which is measured here alone. One
-rank selects of a gradient of 25M elements, one variable, with error feedback: `HeldThreshold` with lives of 1, 10, 100
-and 1,000 steps, and the exact `TopK`, beside the bare addition of gradient and residual. All arms make a step in turn,
-a thousand times, on one thread, by TensorFlow's operations and with the state's assignment, so that each life has the
-share of steps in which its threshold is taken anew. Four Gaussian gradients take turns, and all arms begin with what
-hundreds of steps have left, as a threshold that is taken when nothing waits yet is soon too low. Times are means, as a
-median would not see the steps that take it anew; medians of these and of those between stand among the figures.
+Fig. 7 shows whole trainings; life changes only the time of the selection in them, which is measured here alone. One
+rank selects from a gradient of 25M elements, one variable, with error feedback. The arms are `HeldThreshold` with lives
+of 1, 10, 100 and 1,000 steps, the exact `TopK`, and the plain addition of gradient and residual. All arms make a step
+in turn, a thousand times, on one thread, by TensorFlow's operations and with the state's assignment, so that each life
+has its share of steps that take a new threshold. Four Gaussian gradients take turns, and all arms start from a residual
+as after hundreds of steps, as a threshold taken with an empty residual is soon too low. Times are means, as a median
+would not include the steps that take a new threshold; the medians of these steps and of those between are among the
+figures.
 
-What was selected and what is left are checked to be the gradient in each arm's first step. How many elements went out,
-as a multiple of those that were asked for, and how often their number was clamped, is told as well.
+In each arm's first step, what was selected and what is left are checked to add up to the gradient. Also reported are
+the number of elements sent, as a multiple of the number requested, and how often it was clamped.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ PICTURE = pathlib.Path(__file__).parent / "results" / "dct.life.png"
 
 
 def name_of(life: int) -> str:
-    """Of the arm with a life."""
+    """The name of the arm with this life."""
     return f"life {life:,}"
 
 
@@ -55,7 +56,7 @@ class Selecting:
     """One arm: what selects, step after step, and its state.
 
     Attributes:
-        sent: elements of all steps.
+        sent: elements sent in all steps.
     """
 
     def __init__(self, compressor: Compressor, size: int):
@@ -91,7 +92,7 @@ class Selecting:
 
     @property
     def clamped(self) -> int:
-        """How often more, or fewer, elements reached the threshold than may be sent."""
+        """How often the number of elements was clamped, to the maximum or the minimum."""
         clamped = getattr(self._state.inner, "clamped", None)
         return 0 if clamped is None else int(clamped)
 
@@ -119,10 +120,10 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 
 def timed(sparsity: float, vectors: Sequence[np.ndarray], steps: int, before: int) -> dict[str, dict[str, Any]]:
-    """What each arm took, and sent.
+    """The times of each arm, and the elements it sent.
 
     Args:
-        sparsity: the share that is not asked for.
+        sparsity: share of elements not requested.
         vectors: gradients, which take turns.
         steps: of each arm that count, after its first one.
         before: steps whose residual all arms begin with.
@@ -153,7 +154,7 @@ def timed(sparsity: float, vectors: Sequence[np.ndarray], steps: int, before: in
 
 
 def _left_after(tensors: Sequence[tf.Tensor], density: float, steps: int) -> tf.Tensor:
-    """The residual of so many steps."""
+    """The residual after `steps` steps."""
     arm = Selecting(HeldThreshold(density, life=1), tensors[0].shape[1])
     for step in range(steps):
         arm.step(tensors[step % len(tensors)])
@@ -161,7 +162,7 @@ def _left_after(tensors: Sequence[tf.Tensor], density: float, steps: int) -> tf.
 
 
 def _by_kind(seconds: Sequence[float], life: int) -> dict[str, float]:
-    """Medians of steps that take the threshold anew, and of those between, where there are such."""
+    """Medians of steps that take a new threshold, and of the others, if there are any."""
     kinds: dict[str, list[float]] = {"anew_ms": [], "between_ms": []}
     for step, taken in enumerate(seconds, start=1):
         kinds["between_ms" if step % life else "anew_ms"].append(taken)

@@ -1,18 +1,18 @@
-"""How the recommender ends with thresholded activations and gradients (Tables 1 to 3): `--questions quality`.
+"""How well the recommender trains with thresholded activations and gradients (Tables 1 to 3): `--questions quality`.
 
-The DLRM of examples/recommender.py on the machine's package index, one epoch, the same seeds for all arms. Splits are
-`Threshold` layers in one process, which is what stages compute to the bit. Arms with two trainers are two ranks, with
-half of the batch each, that exchange the gradients of the 8 layers by a recipe, as in the paper, and those of the
-embeddings as the rows that a batch has; dense training has the same bits whether these travel as rows or whole. The
-whole training has 727 steps, in which the learning rate rises and falls, so that the usual threshold of `dct`, for
-1,000 steps, is the wrong one most of the time; for 50 steps it holds for as large a part of it as 1,000 are of 15,000.
+The DLRM of examples/recommender.py is trained on the machine's package index for one epoch, with the same seeds for all
+arms. Splits are `Threshold` layers in one process, which compute what stages compute, to the bit. Arms with two
+trainers are two ranks with half of the batch each. They exchange the gradients of the 8 layers by a recipe, as in the
+paper, and those of the embeddings as the rows in the batch; dense training has the same bits whether these are sent as
+rows or whole. A training has 727 steps, in which the learning rate rises and falls, so that a threshold held for
+`dct`'s default of 1,000 steps is wrong most of the time. 50 steps are as large a share of it as 1,000 are of 15,000.
 
-Differences of test loss to dense training with as many trainers are paired by seed, with Student's 95% interval; "A/A"
-is dense with a learning rate that is larger by 1%.
+Differences in test loss from dense training with as many trainers are paired by seed, with Student's 95% interval;
+"A/A" is dense training with a learning rate 1% larger.
 
-Each finished run is a line of benchmarks/results/dct_runs.jsonl, and is not made again as long as arm, rows and sources
-are the same. A study uses one snapshot of the index, whose digest is told. 12 seeds of 17 arms are 204 runs of half a
-minute or more each, which is a matter of hours; `--seeds` takes fewer, and `--finished` tells of those there are.
+Each finished run is a line of benchmarks/results/dct_runs.jsonl, and is not repeated as long as arm, rows and sources
+are the same. A study uses one snapshot of the index, whose digest is reported. 12 seeds of 17 arms are 204 runs of at
+least half a minute each, which takes hours; `--seeds` takes fewer, and `--finished` reports the runs there are.
 """
 
 from __future__ import annotations
@@ -112,7 +112,7 @@ QUICK = tuple(dataclasses.replace(arm, words=(*arm.words, "--width", "0.125")) f
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None], store: pathlib.Path = STORE) -> Section:
-    """Makes the runs that the store does not have, seed by seed, and tells of all that it has then."""
+    """Makes the runs that are missing in the store, seed by seed, and reports on all in it."""
     try:
         rows = index.read().digest
     except RuntimeError as problem:
@@ -134,7 +134,7 @@ def trained(
         arms: to be trained.
         seeds: of each.
         rows: digest of the index.
-        store: of finished runs.
+        store: file of finished runs.
         one: makes a run and adds it to the store; None leaves out what it does not have.
         say: gets a line for each.
     """

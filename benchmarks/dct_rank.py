@@ -1,8 +1,8 @@
 """What one rank does for dct_training.py: python -m benchmarks.dct_rank JOB RESULTS.
 
 JOB is a JSON file: {"trainers": 2, "stages": 2, "batch": B, "micro": M, "steps": n, "rounds": [[arm, ...], ...]}, with
-arms as `dct_training.Arm` or, where they name a "row_wire", `dct_training.Sharded`. Rank 0 writes RESULTS: for each arm
-of each round what every rank has done. At the end ranks that are to have the same weights compare them.
+arms as `dct_training.Arm` or, if they have a "row_wire", `dct_training.Sharded`. Rank 0 writes RESULTS: for each arm of
+each round what every rank did. At the end, ranks that should have the same weights compare them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WARM = 3  # steps that do not count
 
 
 def made_up(batch: int, seed: int) -> tuple[dict[str, Any], Any]:
-    """A batch of Criteo's form; few categories are frequent, and most are rare."""
+    """A synthetic batch in Criteo's form; few categories are frequent, and most are rare."""
     random = np.random.default_rng(seed)
     numbers = random.standard_normal((batch, FEATURES), np.float32)
     categories = np.minimum(random.zipf(1.3, (batch, TABLES)) - 1, ROWS - 1).astype(np.int32)
@@ -49,16 +49,16 @@ class Trained(Protocol):
         """Forgets the metrics so far, as `fit` does at the end of an epoch."""
 
     def split_bytes(self) -> int:
-        """Payload that this rank has sent of activations and their gradients."""
+        """Payload bytes of activations and their gradients that this rank has sent."""
 
     def embedding_bytes(self, number: int) -> int:
-        """Payload that this rank sends of embeddings, their gradients, and which rows they are, in a step."""
+        """Payload bytes of embeddings, their gradients and their row numbers that this rank sends in a step."""
 
     def own_weights(self) -> bytes:
-        """The weights that others have as well."""
+        """The weights that other ranks hold as well."""
 
     def others(self) -> list[int]:
-        """The ranks that have them."""
+        """The ranks that hold the same weights."""
 
 
 class InStages:
@@ -133,7 +133,7 @@ class WithShardedTables:
         self._model.reset_metrics()
 
     def split_bytes(self) -> int:
-        """None: each rank computes all of the model."""
+        """Zero: each rank computes the whole model."""
         return 0
 
     def embedding_bytes(self, number: int) -> int:
@@ -145,7 +145,7 @@ class WithShardedTables:
         return 4 * (world - 1 + elsewhere) + (elsewhere + of_others) * BOTTOM[-1] * self._value_bytes
 
     def own_weights(self) -> bytes:
-        """See `Trained`; rows are on one rank alone."""
+        """See `Trained`; each row is on a single rank."""
         return b"".join(each.numpy().tobytes() for each in self._model.weights if each is not self._tables.shard)
 
     def others(self) -> list[int]:
@@ -159,7 +159,7 @@ def recipe_of(arm: dict) -> Any:
 
 
 def with_tables(tables: hvd.pipeline.ShardedTables) -> keras.Model:
-    """DLRM, whose embeddings are looked up in these."""
+    """DLRM with embeddings looked up in these tables."""
     whole = dlrm(FEATURES, [1] * TABLES)  # whole tables are never there
     inputs = [keras.Input(each.shape[1:], dtype=each.dtype, name=each.name) for each in whole.inputs]
     vectors = tables(inputs[1])
@@ -172,15 +172,15 @@ def with_tables(tables: hvd.pipeline.ShardedTables) -> keras.Model:
 
 
 def row_numbers(batch: tuple[dict[str, Any], Any]) -> np.ndarray:
-    """The rows that a batch looks up, of all tables, which count through."""
+    """The rows that a batch looks up, numbered consecutively over all tables."""
     return batch[0]["categories"].numpy() + ROWS * np.arange(TABLES)
 
 
 def check(trained: Trained, name: str) -> None:
-    """The loss falls, and ranks that are to have the same weights have them.
+    """Checks that the loss falls, and that ranks that should hold the same weights do.
 
     Raises:
-        AssertionError: on every rank, where that is not so.
+        AssertionError: on every rank, if not.
     """
     losses = trained.losses
     told = hvd.topology.world().gather_descriptions(zlib.crc32(trained.own_weights()), "weights")

@@ -1,4 +1,4 @@
-"""What crosses a split in place of thresholded activations: the schemes that `benchmarks.dct_appendix` describes."""
+"""Alternatives to thresholded activations at a split: the schemes that `benchmarks.dct_appendix` describes."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _ALL = value_bytes(1, WIDTH, "float32")
 
 
 class Dense:
-    """All goes both ways."""
+    """Sends everything in both directions."""
 
     bytes_of_row = (_ALL, _ALL)
 
@@ -123,14 +123,14 @@ class CountSketch(Dense):
         return rows.threshold_rows(middle, self._counters)[0]
 
     def _estimate(self, gradient: tf.Tensor, number: int) -> tf.Tensor:
-        """Of all elements, by one row of counters."""
+        """The estimates of all elements by one row of counters."""
         signs, places = self._signs[number], self._places[number]
         counted = (gradient * signs) @ tf.one_hot(places, self._counters)
         return tf.gather(counted, places, axis=-1) * signs
 
 
 class WholeNumbers:
-    """All goes both ways, rounded to whole numbers of few bits with a scale for each row."""
+    """Sends everything in both directions, rounded to integers of few bits with a scale for each row."""
 
     def __init__(self, dtype: str):
         self._largest = {"int8": 127.0, "int4": 7.0}[dtype]
@@ -169,13 +169,13 @@ class Changes(WholeNumbers):
 
 
 def bytes_of(sparsity: float) -> tuple[int, int]:
-    """What DCT-MP sends of a row, forward and backward."""
+    """The bytes that DCT-MP sends per row, forward and backward."""
     kept = kept_of(WIDTH, sparsity)
     return activation_bytes(1, WIDTH, Wire("float32", kept)), value_bytes(1, kept, "float32")
 
 
 def _most_with_positions(given: int) -> int:
-    """How many values go into so many bytes with their positions."""
+    """How many values with their positions fit into this many bytes."""
     fitting = [kept for kept in range(1, WIDTH) if activation_bytes(1, WIDTH, Wire("float32", kept)) <= given]
     return max(fitting)
 

@@ -1,24 +1,24 @@
-"""Whether thresholds of each sample train as their mean would (appendix B, Theorem 1): `--questions theorem`; seconds.
+"""Whether a threshold per sample trains like their mean (appendix B, Theorem 1): `--questions theorem`; seconds.
 
 Theorem 1 says that the gradient's mean over samples is "up to first order" the same whether each sample's activation
-passes a threshold of its own or all pass the mean of these, if (1) the mean of what passes is the same for both. The
-paper proves that by a Taylor series and has no case in which both sides are known. Here is one, which we have derived:
-activations are d independent exponential variables, positive as after a ReLU, and a sample's threshold is its k-th
-largest. By Renyi's representation their sum S of those that pass, and the mean threshold t, have
+passes its own threshold or all pass the mean of these thresholds, if (1) the mean of what passes is the same for both.
+The paper proves this by a Taylor series and has no case in which both sides are known. This module has such a case,
+derived here: activations are d independent exponential variables, positive as after a ReLU, and a sample's threshold is
+its k-th largest element. By Renyi's representation the sum S of those that pass, and the mean threshold t, have
 
     E S = k (1 + H_d - H_k),   Var S = k + k^2 (1 / (k + 1)^2 + ... + 1 / d^2),   t = 1 / k + ... + 1 / d,
 
-H the harmonic numbers, and what passes the mean threshold in place of that
+where H are the harmonic numbers. The sum of what passes the mean threshold instead has
 
     E S = d m_1,   Var S = d (m_2 - m_1^2),   m_1 = (1 + t) exp(-t),   m_2 = (t^2 + 2 t + 2) exp(-t).
 
-The layer before scales activations by u = 1, the layer after adds up what passes with equal weights w, so that the mean
-is 1, and the loss is (w S - c)^2 / 2 for a target c. Its derivative by u has the mean w^2 (Var S + (E S)^2) - c w E S.
-Both means are compared with samples, those of Theorem 1 with the `Threshold` layer and its backward pass.
+The layer before scales activations by u = 1, the layer after adds what passes with equal weights w, so that the mean is
+1, and the loss is (w S - c)^2 / 2 for a target c. Its derivative with respect to u has the mean w^2 (Var S + (E S)^2) -
+c w E S. Both means are compared with samples; those of Theorem 1 use the `Threshold` layer and its backward pass.
 
-What the proof needs beside (1): it takes the mean of the loss's second derivative times the difference of what passes
-as 0 because the difference has the mean 0. Where the second derivative differs between samples the two must also be
-uncorrelated. Here they are not: what passes is the less scattered of the two if each sample has its own threshold.
+The proof needs more than (1): it takes the mean of the loss's second derivative times the difference of what passes to
+be 0 because the difference has mean 0. If the second derivative differs between samples, the two must also be
+uncorrelated. Here they are not: what passes varies less if each sample has its own threshold.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ MOST = 3.0  # standard errors
 
 
 class Passing(NamedTuple):
-    """What passes of a sample.
+    """The sum of what passes in a sample.
 
     Attributes:
-        mean: of the sum.
-        variance: of it.
+        mean: mean of the sum.
+        variance: variance of the sum.
     """
 
     mean: float
@@ -57,26 +57,26 @@ class Passing(NamedTuple):
 
 
 def mean_threshold(width: int, kept: int) -> float:
-    """Of the k-th largest of exponential variables."""
+    """The mean of the k-th largest of exponential variables."""
     return math.fsum(1.0 / number for number in range(kept, width + 1))
 
 
 def by_sample(width: int, kept: int) -> Passing:
-    """Where the k largest of each sample pass."""
+    """The moments if the k largest of each sample pass."""
     later = range(kept + 1, width + 1)
     mean = kept * (1.0 + math.fsum(1.0 / number for number in later))
     return Passing(mean, kept + kept**2 * math.fsum(1.0 / number**2 for number in later))
 
 
 def by_mean(width: int, threshold: float) -> Passing:
-    """Where all that reach one threshold pass."""
+    """The moments if all that reach one threshold pass."""
     share = math.exp(-threshold)
     first, second = (1.0 + threshold) * share, (threshold**2 + 2.0 * threshold + 2.0) * share
     return Passing(width * first, width * (second - first**2))
 
 
 class Sampled(NamedTuple):
-    """What samples say.
+    """An estimate from samples.
 
     Attributes:
         mean: over them.
@@ -87,7 +87,7 @@ class Sampled(NamedTuple):
     error: float
 
     def errors_from(self, expected: float) -> float:
-        """How many standard errors it is away."""
+        """The distance from an expected value, in standard errors."""
         return abs(self.mean - expected) / self.error
 
 

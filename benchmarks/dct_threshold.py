@@ -1,9 +1,9 @@
 """The largest elements of each row, in multiples of one pass that reads the matrix: `--questions threshold`.
 
 All arms run in turn on one thread, and every result is checked; before each arm the matrix is read once. The unit is
-the median of reading it once (the sum of |x|). The arms are TensorFlow's operations with their outputs, zeros included;
-the rival is what TensorFlow offers: `tf.math.top_k` of the magnitudes, then a scatter of what it found into zeros.
-"A/A" is the reading once more. It takes some minutes.
+the median time to read it once (the sum of |x|). The arms are TensorFlow's operations with their outputs, zeros
+included. The rival is what TensorFlow offers: `tf.math.top_k` of the magnitudes, then a scatter of the elements found
+into zeros. "A/A" is the reading once more. It takes some minutes.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Cell:
         self.given: tf.Tensor | None = None
 
     def arms(self, slow_rounds: int) -> dict[str, Arm]:
-        """All that is timed in this cell."""
+        """The arms that are timed in this cell."""
         x, k = self.x, self.k
         return {
             READ: Arm(self.read),

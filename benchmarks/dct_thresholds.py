@@ -1,9 +1,10 @@
 """Thresholds over a training of the recommender (Fig. 2 and 5): `--questions thresholds`.
 
 One process trains the DLRM of examples/recommender.py for one epoch. Every few steps the thresholds of several
-sparsities are taken: of the gradient of one layer, which DCT-DP holds for a thousand steps, and of the activations
-after the second layer, row by row, whose mean is drawn. The activations' are taken without thresholds, and in trainings
-of their own with a `Threshold` layer of that sparsity there: four trainings in all, of half a minute or more each.
+sparsities are computed: for the gradient of one layer, whose threshold DCT-DP holds for a thousand steps, and for the
+activations after the second layer, row by row, of which the mean is drawn. For the activations this is done without a
+`Threshold` layer, and in separate trainings with one of that sparsity: four trainings in all, of at least half a minute
+each.
 """
 
 from __future__ import annotations
@@ -67,7 +68,7 @@ class Watch(keras.callbacks.Callback):
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
-    """Trains, and draws."""
+    """Trains, and draws the picture."""
     title = "Thresholds over a training"
     try:
         task = recommender.prepare(recommender.parse([]))

@@ -1,18 +1,18 @@
 """DLRM on four ranks on slow links: `--questions training`, or the targets alone: python -m benchmarks.dct_training.
 
-Four nodes of one rank, network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. The model is
-that of Gupta et al. 2021 (3.1), with 26 tables of 4,096 embeddings; rows are made up, as time depends on shapes alone.
-It is trained as two trainers of two stages, split after the second layer, where gradients of embeddings travel as rows
-in all arms; and as four equal ranks of half a trainer's batch, among which the rows of all tables are sharded. All arms
-run in turn, in rounds, and are checked: the loss falls, and what ranks are to have alike is the same. "A/A" is dense
-once more.
+Four nodes of one rank are network namespaces behind shaped links (benchmarks/cluster.py), so root is needed. The model
+is that of Gupta et al. 2021 (3.1), with 26 tables of 4,096 embeddings; rows are synthetic, as time depends on shapes
+alone. It is trained in two ways. As two trainers of two stages it is split after the second layer, and gradients of
+embeddings are sent as rows in all arms. As four equal ranks with half a trainer's batch each, the rows of all tables
+are sharded among them. All arms run in turn, in rounds, and are checked: the loss falls, and ranks agree on what they
+should have in common. "A/A" is dense training once more.
 
-Bytes are those that a node's interface has counted, the busiest node's. Of these "split" are the payloads of
-activations and their gradients, "embeddings" those of rows, of their gradients and of which they are, and "gradients"
-the rest: gradients of all other variables, and headers. Network and processor utilisation are shares of the link's
-rate and of one core, at four ranks on two cores.
+Bytes are those counted by the interface of the busiest node. Of these, "split" are the payloads of activations and
+their gradients, "embeddings" those of rows, their gradients and their indices, and "gradients" the rest: gradients of
+all other variables, and headers. Network and processor utilisation are shares of the link's rate and of one core, with
+four ranks on two cores.
 
-What the bytes allow is the time of dense training less what its link took for the bytes that are saved.
+The time that the bytes allow is that of dense training less the link's time for the bytes saved.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def measured(
     steps: int,
     say: Callable[[str], None],
 ) -> Section:
-    """Runs some arms, so many rounds of so many steps."""
+    """Runs some arms for `rounds` rounds of `steps` steps."""
     why = unavailable()
     if why:
         return Section("Training on slow links", [f"Not measured: {why}"], {}, [])
@@ -122,7 +122,7 @@ def measured(
 
 
 def run(arms: Sequence[Arm | Sharded], rate: str, batch: int, rounds: int, steps: int) -> list[dict[str, Any]]:
-    """What all ranks have done in each arm of each round."""
+    """The results of all ranks in each arm of each round."""
     named = {arm.name: dataclasses.asdict(arm) for arm in arms}
     order = [[named[name] for name in timing.shuffled(named, number)] for number in range(rounds)]
     job = {"trainers": TRAINERS, "stages": STAGES, "batch": batch, "micro": 2, "steps": steps, "rounds": order}
@@ -139,7 +139,7 @@ def run(arms: Sequence[Arm | Sharded], rate: str, batch: int, rounds: int, steps
 def summarised(
     arms: Sequence[Arm | Sharded], results: Sequence[dict[str, Any]], rate: float, batch: int
 ) -> dict[str, dict[str, Any]]:
-    """By arm: samples a second of each round, and what a step costs."""
+    """By arm: samples per second of each round, and what a step costs."""
     cell: dict[str, dict[str, Any]] = {}
     for arm in (each.name for each in arms):
         rounds = [result["ranks"] for result in results if result["arm"] == arm]
@@ -168,7 +168,7 @@ def _by_kind(rank: dict[str, Any]) -> dict[str, float]:
 
 
 def allowed(cell: dict[str, dict[str, Any]], dense: str, ours: str, rate: float) -> float:
-    """The speed-up of an arm over a dense one that the bytes which it saves allow on a link of this rate."""
+    """The speed-up over a dense arm that the saved bytes allow on a link of this rate."""
     seconds = float(np.median(cell[dense]["seconds"]))
     saved = 8 * (cell[dense]["bytes"] - cell[ours]["bytes"]) / rate
     return seconds / max(seconds - saved, 8 * cell[ours]["bytes"] / rate)

@@ -1,20 +1,20 @@
-"""How translations end with thresholded activations (Tables 4 and 5, Remark 1): `--questions translation`.
+"""How well translation trains with thresholded activations (Tables 4 and 5, Remark 1): `--questions translation`.
 
-The Transformer of examples/split_translation.py, in one process on one core, for ten epochs of the machine's message
-catalogues with a rate that falls as a cosine, told by the BLEU of the test's greedy translations. It takes as many
-pieces a step as the four ranks of the convergence study do, and has dense training's best rate there, 1.5 times the
-script's. That model has one feed-forward layer in the encoder and one in the decoder, so that it can have two splits.
-Four and eight are asked of a deeper one, of four layers each, at the rate of 1/4, 1/2 and 1 times the script's with
-which its dense training of the first seed validates best.
+The Transformer of examples/split_translation.py is trained in one process on one core, for ten epochs of the machine's
+message catalogues with a cosine learning rate, and is judged by the BLEU of greedy translations of the test set. A step
+has as many tokens as the four ranks of the convergence study together, and the rate is dense training's best there, 1.5
+times the script's. That model has one feed-forward layer in the encoder and one in the decoder, so that it can have two
+splits. Four and eight splits use a deeper model, of four layers each. Its rate is 1/4, 1/2 or 1 times the script's,
+whichever validates best in its dense training with the first seed.
 
-Splits are `Threshold` layers, which is what stages compute to the bit. The same seed gives all arms of a model the same
-first weights and batches. Differences are paired by seed, with Student's 95% interval; "A/A" is dense with a learning
-rate that is larger by 1%.
+Splits are `Threshold` layers, which compute what stages compute, to the bit. With the same seed all arms of a model
+start from the same weights and see the same batches. Differences are paired by seed, with Student's 95% interval; "A/A"
+is dense training with a learning rate 1% larger.
 
-The study is a queue. Each finished run is a line of benchmarks/results/dct_translation_runs.jsonl, and is not made
-again as long as its options, sources and messages are the same. 8 seeds of 15 arms, and the choice of a rate, are some
-120 runs of ten epochs, which is a matter of a day or more; `--seeds`, `--arms` and `--epochs` take fewer, and
-`--finished` tells of those there are.
+The study is a queue. Each finished run is a line of benchmarks/results/dct_translation_runs.jsonl, and is not repeated
+as long as its options, sources and messages are the same. 8 seeds of 15 arms, and the choice of a rate, are some 120
+runs of ten epochs, which takes a day or more; `--seeds`, `--arms` and `--epochs` take fewer, and `--finished` reports
+the runs there are.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Arm:
 
     Attributes:
         name: in tables.
-        model: of `MODELS`.
+        model: a key of `MODELS`.
         words: of the command line, beside those of the model.
         against: the arm that it is compared with.
         rate: in units of that of the model's dense training.
@@ -107,10 +107,10 @@ class Run:
     """One training of the study.
 
     Attributes:
-        arm: of `ARMS`.
+        arm: a key of `ARMS`.
         seed: of weights and order.
         rate: of the model's dense training, in units of the script's learning rate.
-        epochs: in place of the model's own; 0 for those.
+        epochs: replaces the model's own number; 0 keeps it.
     """
 
     arm: str
@@ -125,7 +125,7 @@ class Run:
         return dataclasses.replace(own, options=(*own.options, *arm.words))
 
     def fingerprint(self) -> str:
-        """Changes with whatever makes this run another one; what the arm does counts, not its name."""
+        """A hash of everything that determines the run's outcome; what the arm does counts, not its name."""
         settings = self.settings()
         told = [dataclasses.asdict(settings), self.seed, data_of(ARMS[self.arm].model)]
         digest = hashlib.sha256(json.dumps(told).encode())
@@ -135,7 +135,7 @@ class Run:
 
 
 def data_of(model: str) -> str:
-    """Tells the pairs of sentences apart that machines have; RuntimeError where this one has too few."""
+    """A digest of the machine's sentence pairs; RuntimeError if it has too few."""
     options = split_translation.parse(MODELS[model].options)
     return _digest(options.catalogues, options.least_words, options.most_words)
 
@@ -149,14 +149,14 @@ def _digest(*given: Any) -> str:
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """The options of this question."""
+    """Adds the options of this question."""
     group = parser.add_argument_group("translation")
     group.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all)")
     group.add_argument("--epochs", type=int, default=0, help="in place of ten")
 
 
 def problem(options: argparse.Namespace) -> str | None:
-    """Why the options cannot be; None where they can."""
+    """Why the options are invalid; None if they are valid."""
     if not set(options.arms.split(",")) <= set(ARMS):
         return f"expected some of the arms {', '.join(ARMS)}, got {options.arms}"
     if 0 < options.epochs < FEWEST:
@@ -167,7 +167,7 @@ def problem(options: argparse.Namespace) -> str | None:
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None], store: pathlib.Path = STORE) -> Section:
-    """Makes the runs that the store does not have, seed by seed, and tells of all that it has then."""
+    """Makes the runs that are missing in the store, seed by seed, and reports on all in it."""
     arms = [arm for arm in ARMS if arm in options.arms.split(",")]
     try:
         for model in {ARMS[arm].model for arm in arms}:
@@ -192,8 +192,8 @@ def trained(
     Args:
         arms: of `ARMS`.
         seeds: of each.
-        epochs: in place of the models' own; 0 for those.
-        store: of finished runs.
+        epochs: replaces the models' own numbers; 0 keeps them.
+        store: file of finished runs.
         make: makes runs and adds them to the store; None leaves out what it does not have.
     """
     models = {ARMS[arm].model for arm in arms}
@@ -211,7 +211,7 @@ def best_rate(tried: Mapping[Run, Mapping[str, Any]], model: str) -> float:
 
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
-    """Makes runs, in a process for each core; RuntimeError where one fails."""
+    """Makes runs, with one process per core; RuntimeError if one fails."""
     on_cores(wanted, store, "benchmarks.dct_translation")
 
 
@@ -242,7 +242,7 @@ def line(outcome: dict[str, Any]) -> str:
     )
 
 
-# ---- what came out ----
+# ---- results ----
 
 
 def told(outcomes: Mapping[Run, Mapping[str, Any]], arms: Sequence[str]) -> Section:
@@ -281,7 +281,7 @@ def _by_seed(outcomes: Mapping[Run, Mapping[str, Any]], arm: str, what: str) -> 
 
 
 def _gap(outcomes: Mapping[Run, Mapping[str, Any]], arm: str, what: str) -> Difference | None:
-    """An arm less what it is compared with; None where that is itself, or they have no seed in common."""
+    """An arm's difference from its reference; None if it is its own, or they have no seed in common."""
     one, other = (_by_seed(outcomes, each, what) for each in (arm, ARMS[arm].against))
     seeds = sorted(set(one) & set(other))
     if ARMS[arm].against == arm or not seeds:

@@ -1,4 +1,4 @@
-"""What came out of the study of gradient dropping: a table, verdicts and a picture for each of its questions."""
+"""The report of the study of gradient dropping: a table, verdicts and a picture for each of its questions."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
 
 
 def answered(outcomes: Outcomes, model: str) -> list[Question]:
-    """The questions to which an arm has an answer."""
+    """The questions that at least one trained arm answers."""
     there = {run.arm for run in outcomes if run.model == model}
     return [each for each in QUESTIONS if each.base in there and there & set(each.arms)]
 
@@ -54,10 +54,10 @@ def summarise(
     """A question's answer for one model.
 
     Args:
-        outcomes: of each arm at one learning rate.
-        model: of `MODELS`.
+        outcomes: outcomes of each arm at one learning rate.
+        model: a key of `MODELS`.
         question: of `answered`.
-        tried: for each arm the learning rates that this one is the best of, where there were others.
+        tried: for each arm the learning rates from which its own was chosen, if there were others.
     """
     arms = [arm for arm in (question.base, *question.arms) if by_seed(outcomes, model, arm)]
     gaps = {
@@ -80,7 +80,7 @@ def summarise(
 def _figures(
     outcomes: Outcomes, model: str, arm: str, tried: Sequence[float], gaps: Mapping[str, Difference | None]
 ) -> dict[str, Any]:
-    """All that is told of an arm."""
+    """The figures of an arm."""
 
     def values(what: str) -> list[Any]:
         return list(by_seed(outcomes, model, arm, what).values())

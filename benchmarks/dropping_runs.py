@@ -1,4 +1,4 @@
-"""The runs of the study of gradient dropping; how finished ones are kept is that of convergence_runs.py."""
+"""The runs of the study of gradient dropping; finished ones are kept as described in convergence_runs.py."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Run:
     """One training of the study.
 
     Attributes:
-        model: of `MODELS`.
-        arm: of `ARMS`.
-        rate: the learning rate, in units of the model's own.
+        model: a key of `MODELS`.
+        arm: a key of `ARMS`.
+        rate: learning rate, in units of the model's own.
         seed: of weights, samples, noise and simulated times.
-        epochs: in place of the model's own; 0 for those.
+        epochs: replaces the model's own number; 0 keeps it.
     """
 
     model: str
@@ -53,7 +53,7 @@ class Run:
         return dataclasses.replace(own, rate=self.rate * own.rate, epochs=self.epochs or own.epochs)
 
     def fingerprint(self) -> str:
-        """Changes with whatever makes this run another one; what the arm does counts, not its name."""
+        """A hash of everything that determines the run's outcome; what the arm does counts, not its name."""
         arm = ARMS[self.arm]
         chosen = arm.settings()
         told = [
@@ -67,14 +67,14 @@ class Run:
         return digest.hexdigest()[:16]
 
     def _data(self) -> str:
-        """Tells the data apart that differ between machines."""
+        """A digest of the data, which differ between machines."""
         settings = MODELS[self.model]
         return _digest(settings.options) if isinstance(settings, SentenceSettings) else ""
 
 
 @functools.cache
 def _digest(words: tuple[str, ...]) -> str:
-    """Of the pairs of sentences that the machine has."""
+    """A digest of the machine's sentence pairs."""
     options = translation.parse(words)
     return corpus.digest(corpus.of_catalogues(options.catalogues, options.least_words, options.most_words))
 
@@ -83,10 +83,10 @@ Outcomes = dict[Run, dict[str, Any]]
 
 
 def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
-    """Makes runs, in a process for each core; RuntimeError where one fails."""
+    """Makes runs, with one process per core; RuntimeError if one fails."""
     on_cores(sorted(wanted, key=_turn), store, "benchmarks.dropping_worker")
 
 
 def _turn(run: Run) -> tuple[Any, ...]:
-    """The order of runs: a seed of all arms before the next one, and those together that can share a graph."""
+    """The order of runs: a seed of all arms before the next one; runs that can share a graph are adjacent."""
     return list(MODELS).index(run.model), run.seed, ARMS[run.arm].normalised, run.rate, list(ARMS).index(run.arm)

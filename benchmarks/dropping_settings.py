@@ -37,7 +37,7 @@ class Timing:
     latency: float = 1e-4
 
     def pace(self, size: int, slowness: tuple[float, ...], seed: int) -> Pace:
-        """For a vector of so many elements."""
+        """The pace for a vector of this many elements."""
         messages = self.computing * self.communication / (1.0 - self.communication)  # a push, then a pull
         bandwidth = 2 * 4 * size / len(slowness) / messages
         return Pace(self.computing, self.spread, slowness, bandwidth, self.latency, seed)
@@ -50,8 +50,8 @@ class ImageSettings:
     Attributes:
         width: neurons of each of three layers.
         epochs: over the training crops.
-        train: training crops.
-        held_out: crops that are not trained on.
+        train: number of training crops.
+        held_out: number of crops that are not trained on.
         watched: the first so many of them are for validation, the others are the test.
         batch: crops of a client and step.
         rate: the learning rate of AdaGrad, whose accumulators begin at 0.
@@ -129,7 +129,7 @@ class Arm:
     timing: int = 0
 
     def settings(self) -> Settings:
-        """Of clients and servers."""
+        """The settings of clients and servers."""
         if self.density == 1.0:
             return Settings(None, None, self.rule, None)
         chosen: Any = SampledThreshold(self.density, scope=self.scope)
@@ -185,7 +185,7 @@ class Question(NamedTuple):
     bases: tuple[tuple[str, str], ...] = ()
 
     def base_of(self, arm: str) -> str:
-        """Whom an arm is compared with."""
+        """The arm that an arm is compared with."""
         return dict(self.bases).get(arm, self.base)
 
 
@@ -209,7 +209,7 @@ QUESTIONS = (
 
 
 class Wanted(NamedTuple):
-    """Two arms that are to end alike.
+    """Two arms that should end alike.
 
     Attributes:
         one: of them.

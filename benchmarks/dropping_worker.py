@@ -17,12 +17,12 @@ from benchmarks.worker import work_off
 
 
 def outcome_of(run: dict[str, Any]) -> dict[str, Any]:
-    """Of a run of a job."""
+    """Makes a run of a job; returns its outcome."""
     return train(task_of(run), ARMS[run["arm"]], run["seed"])
 
 
 def task_of(run: dict[str, Any]) -> Task:
-    """What a run learns, made where another run has not had the same."""
+    """The task of a run, reused if another run has had the same."""
     settings = {**run["settings"], "timing": Timing(**run["settings"]["timing"])}
     if run["model"] == "lstm":
         return SentenceTask(SentenceSettings(**{**settings, "options": tuple(settings["options"])}))

@@ -1,9 +1,9 @@
-"""What is timed by bench_exchange.py: a gradient in, its mean over all ranks out, by ours and by others.
+"""What bench_exchange.py times: a function from a gradient to its mean over all ranks, ours and others'.
 
-An arm is a function of the gradient [d] that returns the mean in consecutive pieces, selection, feedback and scatter
-included. Ours exchange in buckets of 25 MiB, all at once. (For recipes that send all of it the optimizer makes smaller
-ones: they leave earlier in a backward pass, which is not timed here, and cost calls, which would be.)
-The literal rivals are written from the papers with TensorFlow's and Horovod's own operations.
+An arm is a function of the gradient [d] that returns the mean in consecutive pieces, selection, error feedback and
+scatter included. Ours exchange buckets of 25 MiB, all at once. (For dense recipes the optimizer uses smaller buckets:
+they can leave earlier in a backward pass, which is not timed here, but cost more calls, which would be.) The literal
+rivals follow the papers, with TensorFlow's and Horovod's own operations.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Ours:
     """One of our recipes.
 
     Attributes:
-        decided: which recipes it chose for its buckets, where it has a choice.
+        decided: recipes it chose for its buckets, if it has a choice.
     """
 
     def __init__(self, name: str, size: int, density: float):
@@ -137,7 +137,7 @@ class HitopkSteps:
     """The four steps of HiTopKComm (CommLib Algorithm 2, Fig. 8), one function each, to be timed one by one.
 
     Attributes:
-        names: of the steps, in order.
+        names: names of the steps, in order.
     """
 
     names = ("reduce-scatter", "selection", "across nodes", "all-gather and scatter")

@@ -1,10 +1,10 @@
 """What one rank does for bench_exchange.py: python -m benchmarks.exchange_rank JOB RESULTS.
 
 JOB is a JSON file: {"local": n, "cells": [{"size": d, "density": ..., "groups": [[arm, ...], ...], "rounds": {arm: r},
-"warm": {arm: rounds before these, that do not count}, "steps": whether those of HiTopKComm are timed too}]}. Rank 0
-writes RESULTS: for each cell and arm the seconds of each round (the slowest rank's) and the bytes that each node's
-interface has sent, over all rounds. The first two results of each arm are checked: equal on all ranks, and right. If
-one of ours is not, the run ends; a rival's is counted.
+"warm": {arm: rounds before these, which do not count}, "steps": whether the steps of HiTopKComm are timed too}]}. Rank
+0 writes RESULTS: for each cell and arm the seconds of each round (the slowest rank's) and the bytes that each node's
+interface sent over all rounds. The first two results of each arm are checked: they must be correct and equal on all
+ranks. An error in one of our arms ends the run; errors of rivals are counted.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _COUNTERS = pathlib.Path("/sys/class/net/eth0/statistics")
 
 
 def sent_bytes() -> int:
-    """What this node's interface has sent so far, headers included; 0 where there is no such interface."""
+    """Bytes that this node's interface has sent so far, headers included; 0 if there is no such interface."""
     counter = _COUNTERS / "tx_bytes"
     return int(counter.read_text()) if counter.exists() else 0
 
@@ -52,7 +52,7 @@ def make_arm(name: str, size: int, density: float, job: dict) -> exchange_arms.E
 
 
 class Clock:
-    """Times calls from a moment when all ranks are ready until the slowest is done."""
+    """Times calls from when all ranks are ready until the slowest is done."""
 
     def __init__(self) -> None:
         self._number = 0
@@ -86,7 +86,7 @@ def is_right(pieces: list[Any], gradient: tf.Tensor, exact: bool) -> bool:
 
 
 def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
-    """Times the arms of one cell, those of a group in turn."""
+    """Times the arms of one cell; those of a group take turns."""
     random = np.random.default_rng(hvd.rank())
     gradient = tf.constant(random.standard_normal(cell["size"], dtype=np.float32))
     result: dict[str, dict] = {"seconds": {}, "sent": {}, "spans": {}, "wrong": {}, "decided": {}, "steps": {}}
@@ -104,9 +104,9 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
 
 
 def run_group(group: list[str], cell: dict, gradient: tf.Tensor, job: dict, clock: Clock) -> dict[str, dict]:
-    """Times arms in turn, after rounds that do not count; each round begins with another one.
+    """Times arms in turn, after warm-up rounds; each round begins with another arm.
 
-    What an arm leaves behind, in caches and in threads that are yet to sleep, would else always fall to the same one.
+    Otherwise what an arm leaves behind, in caches and in threads still awake, would always affect the same next arm.
     """
     arms = {name: make_arm(name, cell["size"], cell["density"], job) for name in group}
     rounds, warm = ({name: cell[what][name] for name in group} for what in ("rounds", "warm"))
@@ -129,13 +129,13 @@ def run_group(group: list[str], cell: dict, gradient: tf.Tensor, job: dict, cloc
                 spans[name] += time.perf_counter() - began
             if number < 2 - warm[name]:
                 wrong[name] += not is_right(mean, gradient, name not in exchange_arms.SPARSE)
-            del mean  # else its memory could not be used again
+            del mean  # frees its memory for reuse
     decided = {name: arm.decided for name, arm in arms.items() if isinstance(arm, exchange_arms.Ours)}
     return {"seconds": seconds, "sent": sent, "spans": spans, "wrong": wrong, "decided": decided}
 
 
 def forget() -> None:
-    """Gives back what the arms before have kept: a function and its graph refer to each other, and to residuals."""
+    """Frees the memory of earlier arms: a function and its graph refer to each other, and to residuals."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # pieces of 25 MB are not given back by themselves
 
@@ -160,7 +160,7 @@ def run_steps(cell: dict, gradient: tf.Tensor, clock: Clock) -> dict[str, list[f
 
 
 def merge(own: dict, everyones: list[dict]) -> dict:
-    """The slowest rank's seconds of each round, and the bytes each node has sent in all, in the order of `own`."""
+    """The slowest rank's seconds of each round, and each node's total bytes sent, in the order of `own`."""
 
     def slowest(what: str) -> dict[str, list[float]]:
         return {name: np.max([rank[what][name] for rank in everyones], axis=0).tolist() for name in own[what]}
@@ -178,7 +178,7 @@ def merge(own: dict, everyones: list[dict]) -> dict:
 
 
 def idle_bytes_per_second(clock: Clock) -> list[float]:
-    """What each node sends while nothing is exchanged: Horovod's control traffic."""
+    """Bytes per second of each node while nothing is exchanged: Horovod's control traffic."""
     clock.meet()
     before, start = sent_bytes(), time.perf_counter()
     time.sleep(IDLE_SECONDS)

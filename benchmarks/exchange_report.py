@@ -1,4 +1,4 @@
-"""What bench_exchange.py reports: tables as Markdown, what was wanted and reached, and a picture."""
+"""The report of bench_exchange.py: tables as Markdown, targets met or missed, and a picture."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COLUMNS = 4  # panels side by side
 
 
 class Target(NamedTuple):
-    """What an arm should reach against another one, in the same cell."""
+    """A target for an arm against another one in the same cell."""
 
     shape: tuple[int, int]
     rate: str
@@ -40,7 +40,7 @@ TARGETS = (
 
 
 def link_bytes(arm: str, size: int, density: float, nodes: int, local: int) -> float:
-    """Payload bytes that a node must send; rivals are put to the recipe that they are."""
+    """Payload bytes that a node must send; a rival counts as the recipe it implements."""
     recipe = {"NaiveAG, literal": "topk", "2DTAR, literal": "torus2d"}.get(arm, arm)
     return costs.link_bytes(recipe if recipe in costs.MODELS else "dense", nodes, local, size, density)
 
@@ -54,7 +54,7 @@ def floor_seconds(sent: float, cell: dict, run: dict, read_rate: float) -> float
 
 
 def predicted_seconds(arm: str, cell: dict, run: dict) -> float | None:
-    """What the cost model says, with the constants that the planner measured; None for rivals without a model."""
+    """The cost model's prediction, with the planner's measured constants; None for rivals without a model."""
     recipe = "dense" if arm == "horovod.allreduce" else arm
     if recipe not in costs.MODELS:
         return None
@@ -62,7 +62,7 @@ def predicted_seconds(arm: str, cell: dict, run: dict) -> float | None:
 
 
 def cluster_of(run: dict) -> costs.Cluster:
-    """What the planner measured."""
+    """The cluster as the planner measured it."""
     nodes, local, inside, across, memory, entry, reducing = run["cluster"]
     links = [None if link is None else costs.Link(*link) for link in (inside, across, reducing)]
     return costs.Cluster(nodes, local, links[0], links[1], memory, entry, links[2])
@@ -82,7 +82,7 @@ def model_error(rows: list[dict]) -> str:
 
 
 def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
-    """One row an arm and cell."""
+    """One row per arm and cell."""
     rows = []
     for run in runs:
         for cell in run["cells"]:
@@ -119,7 +119,7 @@ def rows_of(runs: list[dict], read_rate: float) -> list[dict]:
 
 
 def choices(rows: list[dict]) -> list[dict]:
-    """How `auto` did in each cell: against the best fixed recipe and Horovod; and two measures of the noise.
+    """How `auto` did in each cell against the best fixed recipe and Horovod, with two measures of the noise.
 
     These are Horovod's second arm against its first, and `auto` against the arm of the one recipe that it chose.
     """
@@ -148,9 +148,9 @@ def choices(rows: list[dict]) -> list[dict]:
 
 
 def _beside(rows: list[dict], cell: dict) -> dict[str, float]:
-    """Milliseconds of the arms that a cell can be held against: its own, and the dense ones timed in another.
+    """Milliseconds of the arms that a cell is compared with: its own, and the dense ones timed in another.
 
-    A dense exchange does not depend on the density; where it takes long only the first cell of its size has it.
+    A dense exchange does not depend on the density; if it is slow, only the first cell of its size has it.
     """
     same = [row for row in rows if all(row[what] == cell[what] for what in ("shape", "rate", "size"))]
     once = {row["arm"]: row["ms"] for row in reversed(same) if row["arm"] in DENSE}
@@ -271,7 +271,7 @@ def render(runs: list[dict], rows: list[dict], read_rate: float) -> str:
 
 
 def draw(rows: list[dict], path: str) -> None:
-    """Milliseconds by density for 25M, one panel a shape and link."""
+    """Milliseconds by density for 25M, one panel per shape and link."""
     shown = [row for row in rows if row["size"] == "25M"] or rows
     places = {(row["shape"], row["rate"]) for row in shown}
     panels = sorted(places, key=lambda place: (place[0], bits_per_second(place[1])))

@@ -1,4 +1,4 @@
-"""What bench_lars.py times: our passes, the same mathematics as a tf.function in several forms, and plain passes."""
+"""What bench_lars.py times: our passes, the same mathematics in several forms of tf.function, and plain passes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ ALONE, SHARED, HOROVOD = "each rank alone", "shared, by memory", "shared, by Hor
 UNSHARED, CHOSEN = "step, parallel=False", "step, parallel=True"
 UNSHARED_AGAIN = f"{UNSHARED}, A/A"
 _FLOORS = pathlib.Path(__file__).parent / "native" / "lars_floors.cc"
-_AHEAD = (0, 64, 128, 512)  # elements that a pass may ask ahead
+_AHEAD = (0, 64, 128, 512)  # prefetch distances, in elements
 _PROBES = 8  # elements of each layer that are compared
 
 
@@ -89,7 +89,7 @@ class Tensors:
 
 
 def gradients_of(layers: Sequence[Layer]) -> list[tf.Tensor]:
-    """Of all layers, the same for all arms."""
+    """The gradients of all layers, the same for all arms."""
     random = np.random.default_rng(1)
     return [tf.constant(_drawn(random, layer)) for layer in layers]
 
@@ -111,7 +111,7 @@ def probes(variables: Sequence[tf.Variable]) -> np.ndarray:
 
 
 def our_ratios(name: str, tensors: Tensors, gradients: list[tf.Tensor], communicator: Any = None) -> tf.Tensor:
-    """The trust ratios by the native passes, shared out where there is a communicator."""
+    """The trust ratios by the native passes, shared among ranks if there is a communicator."""
     weights, slots = tensors.weights, tensors.slots
 
     def partials(first: int, last: int) -> tf.Tensor:
@@ -261,7 +261,7 @@ def rival_step(name: str, form: Form, tensors: Tensors, gradients: list[tf.Tenso
 
 
 class Floors:
-    """native/lars_floors.cc: passes that read and write as much as ours, and compute next to nothing.
+    """native/lars_floors.cc: passes that read and write as much as ours, and compute almost nothing.
 
     They pass over pages of 4 KB, as those of TensorFlow's variables are. NumPy asks for pages of 2 MB, over which the
     same passes take two to three quarters of the time.
@@ -273,7 +273,7 @@ class Floors:
         self._elements = elements
 
     def passes(self, name: str) -> dict[str, Callable[[], object]]:
-        """The two passes of an optimizer, each asking ahead by what is fastest on this machine."""
+        """The two passes of an optimizer, each with the prefetch distance that is fastest on this machine."""
         return {
             part: self._fastest(getattr(self._library, f"{name.lower()}_floor_{part}")) for part in ("norms", "update")
         }

@@ -1,7 +1,7 @@
-"""What each of bench_lars.py's ranks does: trust ratios alone and shared, and whole steps with and without a choice.
+"""What each rank of bench_lars.py does: trust ratios alone and shared, and whole steps with and without a choice.
 
-Elapsed time of a round is that of the slowest rank; processor time is a rank's own, with all of its threads, those of
-Horovod and of the exchange included.
+Elapsed time of a round is that of the slowest rank; processor time is a rank's own, over all of its threads, including
+those of Horovod and of the exchange.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""horovodrun, which need not find out that Horovod has Gloo: for that it imports TensorFlow, five seconds a launch."""
+"""horovodrun without its check for Gloo, which imports TensorFlow and takes five seconds per launch."""
 
 import sys
 

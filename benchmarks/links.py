@@ -1,4 +1,4 @@
-"""What else the links of a cluster in a box may be told: segmentation offload, and how much their queues hold."""
+"""Further settings of the links of a cluster in a box: segmentation offload, and the length of their queues."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as own:
 
 
 def set_offload(cluster: Cluster, on: bool) -> None:
-    """Has all interfaces of a cluster cut and join packets for TCP (TSO, GSO, GRO), or lets none of them.
+    """Turns segmentation offload (TSO, GSO, GRO) of all interfaces of a cluster on or off.
 
     Args:
         cluster: within its `with` block.
@@ -33,11 +33,11 @@ def set_offload(cluster: Cluster, on: bool) -> None:
 
 
 def set_queue(cluster: Cluster, seconds: float) -> None:
-    """Has each end of each link drop what would wait for longer.
+    """Makes each end of each link drop packets that would wait longer.
 
     Args:
         cluster: shaped by tbf, within its `with` block.
-        seconds: that a packet waits at most.
+        seconds: maximum seconds that a packet waits.
     """
     for where, device in _ends(cluster):
         listed = subprocess.run(
@@ -51,6 +51,6 @@ def set_queue(cluster: Cluster, seconds: float) -> None:
 
 
 def _ends(cluster: Cluster) -> list[tuple[list[str], str]]:
-    """Both interfaces of each link, each with what is put before a command on it."""
+    """Both interfaces of each link, each with the prefix of a command on it."""
     inside = [(cluster.prefix(node), "eth0") for node in range(cluster.nodes)]
     return inside + [([], cluster.outer(node)) for node in range(cluster.nodes)]

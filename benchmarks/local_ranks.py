@@ -11,16 +11,16 @@ ONE_THREAD = {"TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1", "TF_
 
 
 def run(ranks: int, words: Sequence[str], limit: float) -> None:
-    """Runs a module on so many ranks.
+    """Runs a module on `ranks` ranks.
 
     Args:
-        ranks: how many.
+        ranks: number of ranks.
         words: the module, and its arguments.
         limit: seconds.
 
     Raises:
-        subprocess.CalledProcessError: where they fail.
-        subprocess.TimeoutExpired: where they take longer.
+        subprocess.CalledProcessError: if they fail.
+        subprocess.TimeoutExpired: if they take longer.
     """
     launcher = [sys.executable, "-m", "benchmarks.launcher", "-np", str(ranks), "--gloo", "--disable-cache"]
     command = [*launcher, sys.executable, "-m", *words]
@@ -28,6 +28,6 @@ def run(ranks: int, words: Sequence[str], limit: float) -> None:
 
 
 def run_alone(words: Sequence[str], threads: int, limit: float) -> None:
-    """Runs a module in one process with so many threads for each operation; arguments and errors as of `run`."""
+    """Runs a module in one process with `threads` threads per operation; arguments and errors as in `run`."""
     environment = {**os.environ, **ONE_THREAD, "TF_NUM_INTRAOP_THREADS": str(threads)}
     subprocess.run([sys.executable, "-m", *words], env=environment, timeout=limit, check=True)

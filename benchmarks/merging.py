@@ -1,4 +1,4 @@
-"""Our kernels for sparse streams and QSGD, called through their C interfaces with buffers that are used again."""
+"""Our kernels for sparse streams and QSGD, called through their C interfaces with reused buffers."""
 
 from __future__ import annotations
 

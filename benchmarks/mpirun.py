@@ -1,6 +1,6 @@
-"""Ranks of a cluster in a box through Open MPI: mpirun stays outside and reaches the nodes by an agent in place of ssh.
+"""Ranks of a cluster in a box through Open MPI: mpirun stays outside and reaches the nodes by an agent instead of ssh.
 
-Ranks on one node meet in shared memory there, those of different nodes over their shaped links.
+Ranks on one node communicate in shared memory, those of different nodes over their shaped links.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ exec ip netns exec "$namespace" unshare --uts sh -c 'hostname "$0" && eval "$1"'
 
 
 def unavailable() -> str | None:
-    """Why ranks cannot be started this way here, with the remedy; None where they can."""
+    """Why ranks cannot be started this way here, with the remedy; None if they can."""
     if shutil.which("mpirun") is None:
         return "The launcher mpirun needs Open MPI: install the package openmpi-bin."
     if shutil.which("unshare") is None:
@@ -91,8 +91,8 @@ def run(
         The exit status of mpirun: that of the rank which failed first.
 
     Raises:
-        RuntimeError: where there is no mpirun.
-        TimeoutError: where the limit was reached.
+        RuntimeError: if there is no mpirun.
+        TimeoutError: if the limit was reached.
     """
     reason = unavailable()
     if reason is not None:

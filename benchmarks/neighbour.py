@@ -1,8 +1,9 @@
-"""A neighbour on a node of a cluster in a box, who fills a link in bursts: python -m benchmarks.neighbour OWN OTHER ...
+"""A neighbour on a node of a cluster in a box that fills a link in bursts: python -m benchmarks.neighbour OWN OTHER ...
 
-OWN is the address at which it takes and drops what neighbours send, OTHER the one to which it sends datagrams of full
-size, without looking at what becomes of them. A burst is at --rate, headers included. The time from one burst's
-beginning to the next is drawn from half to one and a half of --period, by a seed, so that no step keeps pace with it.
+OWN is the address at which it receives and drops what neighbours send. OTHER is the address to which it sends datagrams
+of full size, without checking whether they arrive. A burst is at --rate, headers included. The time between the
+beginnings of two bursts is random, from half to one and a half of --period, by a seed, so that steps cannot fall into
+its rhythm.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _SEND_BUFFER, _SEND_BUFFER_FORCED = 4 << 20, 32  # bytes: a queue that is full d
 
 
 def beginnings(period: float, seed: int) -> Iterator[float]:
-    """Seconds from the first burst's beginning to that of each: 0, and then on and on."""
+    """Seconds from the first burst's beginning to that of each burst: 0, and so on without end."""
     random_numbers, at = random.Random(seed), 0.0
     while True:
         yield at
@@ -34,7 +35,7 @@ def beginnings(period: float, seed: int) -> Iterator[float]:
 
 @contextlib.contextmanager
 def beside(cluster, rate: float, burst: float, period: float, seed: int = 0) -> Iterator[None]:
-    """A neighbour on node 1 of a cluster who sends to node 0, for the time of a `with` block.
+    """A neighbour on node 1 of a cluster that sends to node 0, for the duration of a `with` block.
 
     Args:
         cluster: a `benchmarks.cluster.Cluster` of two nodes or more.
@@ -65,7 +66,7 @@ def beside(cluster, rate: float, burst: float, period: float, seed: int = 0) -> 
 
 
 def listen(address: str) -> socket.socket:
-    """A socket for both: what comes is left in its buffer, which is soon full, and then costs next to nothing."""
+    """A socket to send and receive; arriving data fills its buffer, and then costs almost nothing."""
     own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     own.bind((address, PORT))
     own.setsockopt(socket.SOL_SOCKET, _SEND_BUFFER_FORCED, _SEND_BUFFER)

@@ -1,7 +1,7 @@
-"""What each of bench_optimizer.py's ranks does: whole steps of Adam behind the recipes, in turn.
+"""What each rank of bench_optimizer.py does: whole steps of Adam with each recipe, in turn.
 
-A step takes gradients that are there and moves the weights; that of a recipe which looks ahead lowers and restores the
-weights too. The time of a round is the slowest rank's. After each round all ranks hold the same weights.
+A step starts with the gradients computed and updates the weights; for a recipe that looks ahead it also lowers and
+restores the weights. The time of a round is the slowest rank's. After each round all ranks hold the same weights.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WARM = 3  # rounds that do not count
 
 
 def recipes(density: float) -> dict[str, Any]:
-    """What is timed, by name; None is no exchange."""
+    """The timed recipes by name; None is no exchange."""
     sparse = hvd.recipes.hitopk(density)
     return {
         ALONE: None,
@@ -65,7 +65,7 @@ class Step:
         self.run = tf.function(step, autograph=False, jit_compile=False)
 
     def kept_bytes(self) -> int:
-        """The optimizer's and the exchange's own memory on this rank; to look ahead takes the weights' twice."""
+        """Bytes that optimizer and exchange keep on this rank; looking ahead needs twice the weights'."""
         kept = [each.value for each in self.optimizer.variables] + 2 * ahead.offsets(self.optimizer)
         exchange = exchange_of(self.optimizer)
         if exchange is not None:
@@ -109,7 +109,7 @@ def _require_equal(name: str, variables: list[keras.Variable]) -> None:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("path", type=pathlib.Path, help="where the first rank writes what was measured")
     parser.add_argument("--local", type=int, default=2)

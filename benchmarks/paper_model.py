@@ -1,4 +1,4 @@
-"""CommLib's evaluation on paper: what `hvd_sparse.costs` says of its cluster, its workloads and its tables.
+"""CommLib's evaluation on paper: the predictions of `hvd_sparse.costs` for its cluster, its workloads and its tables.
 
 The constants that the paper does not give are fitted on the Dense-SGD and 2DTAR-SGD columns of Table 3 alone; the
 MSTopK-SGD column and Table 4 are predicted. Every other number is either the paper's or an entry of ASSUMPTIONS.
@@ -62,11 +62,11 @@ class Workload(NamedTuple):
 
     Attributes:
         name: as the paper has it.
-        size: parameters.
-        batch: samples a GPU and step; None where the paper leaves it out.
-        single: samples a second of one GPU.
-        extra: seconds a step that the single GPU's rate lacks.
-        published: samples a second of 128 GPUs by algorithm.
+        size: number of parameters.
+        batch: samples per GPU and step; None if the paper leaves it out.
+        single: samples per second on one GPU.
+        extra: seconds per step that the single GPU's rate does not include.
+        published: samples per second of 128 GPUs by algorithm.
     """
 
     name: str
@@ -99,13 +99,13 @@ RECIPES = {"Dense-SGD": "tree", "2DTAR-SGD": "torus2d", "MSTopK-SGD": "hitopk"}
 
 
 class Constants(NamedTuple):
-    """What the paper does not give.
+    """Constants that the paper does not give.
 
     Attributes:
         stream: bytes per second that one rank of a node moves across nodes (TCP in one thread).
         bandwidth: bytes per second that all ranks of a node together move across nodes.
         hidden: share of the backward pass behind which communication disappears.
-        batch: samples a GPU and step where the paper leaves it out: the Transformer's sentences.
+        batch: samples per GPU and step if the paper leaves it out: the Transformer's sentences.
     """
 
     stream: float
@@ -119,12 +119,12 @@ _START = Constants(0.5e9, 2e9, 0.2, 16)
 
 
 class Setting(NamedTuple):
-    """What may be assumed otherwise.
+    """Assumptions that can be varied.
 
     Attributes:
         density: of MSTopK-SGD.
         element: bytes of a value.
-        lars: whether what single-GPU rates lack is added.
+        lars: whether the seconds missing in single-GPU rates are added.
     """
 
     density: float = DENSITY
@@ -160,7 +160,7 @@ def exchange_seconds(recipe: str, where: Cluster, size: int, setting: Setting = 
 
 
 def throughput(work: Workload, column: str, constants: Constants, setting: Setting = AS_REPORTED) -> float:
-    """Samples a second of 128 GPUs: a step is the single GPU's, and what of the exchange is not hidden."""
+    """Samples per second of 128 GPUs: a step is the single GPU's plus the part of the exchange that is not hidden."""
     batch = constants.batch if work.batch is None else work.batch
     alone = batch / work.single
     exchange = exchange_seconds(RECIPES[column], cluster(constants), work.size, setting)
@@ -193,11 +193,11 @@ def whole_batch(constants: Constants) -> Constants:
 
 
 class Ordering(NamedTuple):
-    """What 5.3 states, and where it does not come out.
+    """An ordering that 5.3 states, and where the model disagrees.
 
     Attributes:
-        stated: in words.
-        broken: the sizes at which the model disagrees.
+        stated: the statement as text.
+        broken: sizes at which the model disagrees.
     """
 
     stated: str
@@ -242,7 +242,7 @@ def figure_8_orderings(where: Cluster, sizes: Sequence[int]) -> list[Ordering]:
 
 
 def overtaken(recipe: str, by: str, constants: Constants, size: int, setting: Setting, most: int) -> int | None:
-    """The least number of nodes, from 2, at which one recipe is slower than another; None where there is none."""
+    """The least number of nodes, from 2, at which one recipe is slower than another; None if there is none."""
     for nodes in range(2, most + 1):
         where = cluster(constants, nodes)
         if exchange_seconds(recipe, where, size, setting) > exchange_seconds(by, where, size, setting):

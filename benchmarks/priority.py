@@ -1,8 +1,8 @@
-"""Two queues at both ends of each link of a cluster in a box, of which one goes first.
+"""Two queues at both ends of each link of a cluster in a box, one with strict priority.
 
 tbf at the root shapes, as before, and asks its child for packets. The child is HTB with two classes whose rates no link
-comes near, so that none ever waits for its own: HTB serves such classes by strict priority, as prio does, which not
-every kernel has. Without a filter all packets are in the second class, and wait in one queue.
+comes near, so that neither ever waits for its own rate. HTB serves such classes by strict priority, like prio, which
+not every kernel has. Without a filter all packets are in the second class, and wait in one queue.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _SHAPED_SECONDS, _SHAPED_LEAST = 0.0005, 6000  # of the rate, and bytes: what th
 
 
 def install(cluster: Cluster, seconds: float) -> None:
-    """Puts both queues behind the shapers of a cluster, within its `with` block; no packet goes first yet.
+    """Puts both queues behind the shapers of a cluster, within its `with` block; no packet has priority yet.
 
-    A shaper that has rested lets through at once what the link carries in .5 ms, in place of 70 KB: else a message on a
-    link at rest would take no time, and whoever sends in bursts would have more of the link than who does not.
+    An idle shaper lets through at once what the link carries in 0.5 ms, instead of 70 KB. Otherwise a message on an
+    idle link would take no time, and a sender of bursts would get more of the link than a steady one.
 
     Args:
         cluster: shaped by tbf, with segmentation offload off.
@@ -46,13 +46,13 @@ def install(cluster: Cluster, seconds: float) -> None:
 
 
 def put_first(cluster: Cluster, port: int | None) -> None:
-    """From now on what goes to or comes from a TCP port waits for nothing else, but for one packet on its way.
+    """Gives packets to and from a TCP port strict priority; they wait for at most one packet being sent.
 
-    So does ARP, without which two nodes that have not heard of each other for a while cannot talk.
+    ARP has priority too, as nodes without recent contact need it before they can communicate.
 
     Args:
-        cluster: in which both queues are.
-        port: None has all packets wait in one queue, in the order in which they come.
+        cluster: one with both queues installed.
+        port: None puts all packets in one queue, in order of arrival.
     """
     for where, device in _ends(cluster):
         lines = [f"filter del dev {device} parent 2:"]
@@ -65,7 +65,7 @@ def put_first(cluster: Cluster, port: int | None) -> None:
 
 
 def sent(cluster: Cluster, node: int) -> tuple[int, int]:
-    """Bytes that have left a node so far: by the queue that goes first, and by the other."""
+    """Bytes that have left a node so far: through the priority queue, and through the other."""
     command = ["tc", "-n", cluster.names[node], "-s", "class", "show", "dev", "eth0"]
     listed = subprocess.run(command, check=True, capture_output=True, text=True).stdout
     first, second = (re.search(rf"class htb 2:{number} .*?Sent (\d+) bytes", listed, re.DOTALL) for number in (1, 2))
@@ -74,7 +74,7 @@ def sent(cluster: Cluster, node: int) -> tuple[int, int]:
 
 
 def _ends(cluster: Cluster) -> Iterator[tuple[list[str], str]]:
-    """Both interfaces of each link, each with what tc is told of where it is."""
+    """Both interfaces of each link, each with the arguments by which tc finds it."""
     for node in range(cluster.nodes):
         yield ["-n", cluster.names[node]], "eth0"
         yield [], cluster.outer(node)

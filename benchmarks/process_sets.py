@@ -1,10 +1,10 @@
-"""What Horovod's process sets cost each of its calls: ranks started with those of the grid, or plainly.
+"""What Horovod's process sets add to each of its calls: ranks start with those of the grid, or with none.
 
     python -m benchmarks.cluster --nodes 2 --local 2 --rate 10gbit -- python -m benchmarks.process_sets --plain
     python -m benchmarks.cluster --nodes 2 --local 2 --rate 10gbit -- python -m benchmarks.process_sets
 
-Prints the median milliseconds, of the slowest rank, of Horovod's all-reduce of a million elements and of ten. Each
-start is one sample: take several of both kinds, in turn.
+Prints the median milliseconds, on the slowest rank, of Horovod's all-reduce of a million elements and of ten. Each
+launch is one sample: take several of both kinds, in turn.
 """
 
 from __future__ import annotations

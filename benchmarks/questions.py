@@ -1,7 +1,7 @@
-"""Benchmarks of several questions: each can be asked by itself, and the report keeps what others have given before.
+"""Benchmarks of several questions: each can be run by itself, and the report keeps the earlier answers to the others.
 
-benchmarks/results/BENCHMARK.md has a section for each question that was asked here, with the command, the date and the
-commit of its own; BENCHMARK.json has its figures and its verdicts.
+benchmarks/results/BENCHMARK.md has a section for each question answered so far, with its own command, date and commit;
+BENCHMARK.json has its figures and its verdicts.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Measure = Callable[[Callable[[str], None]], Section]  # called with what prints 
 
 
 class Answer(NamedTuple):
-    """What a question gave, and when.
+    """The answer to a question, and when it was given.
 
     Attributes:
-        section: of the report.
-        made: by which command, where and when.
+        section: section of the report.
+        made: the command, machine and time.
     """
 
     section: Section
@@ -32,13 +32,13 @@ class Answer(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Which questions are asked, and whether the report is written."""
+    """Adds the choice of questions, and whether the report is written."""
     parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
     parser.add_argument("--dry", action="store_true", help="write no report")
 
 
 def asked(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """The questions of the command line, in their own order; others end the command."""
+    """The questions of the command line, in the order of `names`; unknown ones end the program."""
     chosen = options.questions.split(",")
     if not set(chosen) <= set(names):
         parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")
@@ -54,16 +54,16 @@ def ask(
     keeps: bool = True,
     draw: Callable[[str, Section], None] | None = None,
 ) -> None:
-    """Asks questions one after the other, and prints what they gave.
+    """Runs questions one after the other, and prints their results.
 
     Args:
         benchmark: its name, "averaging".
         title: of the report.
         names: of all its questions, in the order of the report.
-        measures: the questions that are asked.
-        words: of the command line.
+        measures: the questions to run.
+        words: arguments of the command line.
         keeps: whether the report is written.
-        draw: what draws the picture of one that was answered, where questions have not drawn their own.
+        draw: draws the picture of an answered question, if questions do not draw their own.
     """
     answers, command = kept(benchmark, names), report.command(benchmark, words)
     for name, measure in measures.items():
@@ -71,7 +71,7 @@ def ask(
         began = time.perf_counter()
         section = measure(lambda line: print(f"  {line}", flush=True))
         answers[name] = Answer(section, report.made(timing.machine(), time.perf_counter() - began, command))
-        if keeps:  # after each, so that what fails later loses nothing
+        if keeps:  # after each, so that a later failure loses nothing
             write(benchmark, title, {each: answers[each] for each in names if each in answers})
         if keeps and draw is not None:
             draw(name, section)
@@ -95,7 +95,7 @@ def write(benchmark: str, title: str, answers: Mapping[str, Answer]) -> None:
 
 
 def kept(benchmark: str, names: Sequence[str]) -> dict[str, Answer]:
-    """What the report has of questions already."""
+    """The answers that the report already has."""
     stem = writing.RESULTS / benchmark
     if not stem.with_suffix(".json").exists():
         return {}
@@ -105,7 +105,7 @@ def kept(benchmark: str, names: Sequence[str]) -> dict[str, Answer]:
 
 
 def _sections(text: str) -> dict[str, str]:
-    """What stands below each heading of the second level."""
+    """The text below each second-level heading."""
     parts = re.split(r"^## (.*)$", text, flags=re.MULTILINE)
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 

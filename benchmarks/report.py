@@ -1,4 +1,4 @@
-"""What the parts of a benchmark hand to its report: tables as Markdown, figures for JSON, and targets met or missed."""
+"""What the parts of a benchmark pass to its report: tables as Markdown, figures for JSON, and targets met or missed."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ class Verdict(NamedTuple):
     """A target and what was measured.
 
     Attributes:
-        what: is measured, with its unit.
+        what: measured quantity, with its unit.
         wanted: as text, ">= 0.9".
-        measured: as text, with its spread where there is one.
-        met: whether the target is.
+        measured: as text, with its spread if there is one.
+        met: whether the target is met.
     """
 
     what: str
@@ -24,12 +24,12 @@ class Verdict(NamedTuple):
 
 
 class Section(NamedTuple):
-    """One question of a benchmark, answered.
+    """The answer to one question of a benchmark.
 
     Attributes:
         title: of the section.
         lines: Markdown.
-        figures: all that was measured; JSON-serialisable.
+        figures: all measured values; JSON-serialisable.
         verdicts: on the targets of this question.
     """
 
@@ -53,8 +53,8 @@ def of_questions(title: str, sections: Sequence[Section], made: Sequence[str]) -
 
     Args:
         title: of the report.
-        sections: one a question.
-        made: how each came about, as `made` tells it.
+        sections: one per question.
+        made: how each was made, from `made`.
     """
     text = [
         f"# {title}",
@@ -74,9 +74,9 @@ def made(machine: Mapping[str, str], seconds: float, command: str) -> str:
     """When and by what a section was made.
 
     Args:
-        machine: as `timing.machine` tells it.
-        seconds: that it took.
-        command: that made it.
+        machine: result of `timing.machine`.
+        seconds: duration.
+        command: the command that made it.
     """
     return (
         f"`{command}`, {machine['date']}, on {machine['processor']}; commit {machine['commit']}; "
@@ -85,11 +85,11 @@ def made(machine: Mapping[str, str], seconds: float, command: str) -> str:
 
 
 def command(benchmark: str, words: Sequence[str]) -> str:
-    """What makes the same results anywhere: a store elsewhere is this machine's.
+    """The command that makes the same results anywhere, without the path of a local store.
 
     Args:
         benchmark: its name, "topk".
-        words: that it was called with.
+        words: its arguments.
     """
     asked = [
         word

@@ -1,4 +1,4 @@
-"""Our selection kernels and their native rivals, called through their C interfaces with buffers that are used again."""
+"""Our selection kernels and their native rivals, called through their C interfaces with reused buffers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SEED = 1
 SAMPLINGS = 30
 _RIVALS = pathlib.Path(__file__).parent / "native" / "topk_rivals.cc"
 _FLOAT32 = 0
-_AHEAD = (0, 64, 128, 512)  # elements that a pass may ask ahead
+_AHEAD = (0, 64, 128, 512)  # prefetch distances, in elements
 _LEVELS = ("SSE2", "AVX2", "AVX-512")
 
 
 def aligned(size: int, dtype: type = np.float32) -> np.ndarray:
-    """An array that begins at a multiple of 64 bytes, as TensorFlow's tensors do, and whose pages are there."""
+    """An array aligned to 64 bytes, like TensorFlow's tensors, with its pages allocated."""
     items = np.dtype(dtype).itemsize
-    memory = np.full(size * items + 64, 0, np.uint8)  # np.zeros would leave all pages one and the same until written
+    memory = np.full(size * items + 64, 0, np.uint8)  # np.zeros would map all pages to the same one until written
     start = -memory.ctypes.data % 64
     return memory[start : start + size * items].view(dtype)
 
@@ -77,14 +77,14 @@ class Rivals:
         between: tuple[np.ndarray, np.ndarray],
         kept: tuple[np.ndarray, np.ndarray],
     ) -> None:
-        """The addition and the memory traffic of a selection, without selecting: what the fused step cannot beat."""
+        """The addition and the memory traffic of a selection, without selecting: a lower bound of the fused step."""
         pointers = [_pointer(gradient), _pointer(residual), _pointer(out)]
         sizes = [ctypes.c_int64(out.size), ctypes.c_int64(kept[0].size)]
         ahead = ctypes.c_int64(self._ahead.get(("bench_add", out.size), 0))
         self._library.bench_add_and_move(*pointers, *sizes, *map(_pointer, between), *map(_pointer, kept), ahead)
 
     def _pass(self, name: str, *vectors: np.ndarray) -> None:
-        """A pass over memory, which asks ahead by as much as was fastest when it first met this size."""
+        """A pass over memory, with the prefetch distance that was fastest when this size was first used."""
         function, size = getattr(self._library, name), vectors[0].size
         arguments = [*map(_pointer, vectors), ctypes.c_int64(size)]
         if (name, size) not in self._ahead:
@@ -185,7 +185,7 @@ class Kernels:
         indices: np.ndarray,
         residual_out: np.ndarray,
     ) -> int:
-        """What reaches a threshold of an earlier step, at most 4 k elements; returns how many."""
+        """Selects what reaches an earlier step's threshold, at most 4 k elements; returns how many."""
         *parts, _ = self._parts(gradient, residual, k)
         sent, clamped = ctypes.c_int64(), ctypes.c_int32()
         holding = _Holding(0, k, (k + 3) // 4, min(4 * k, gradient.size))

@@ -1,9 +1,10 @@
-"""How long a server takes to apply a push, against the passes over memory: python -m benchmarks.servers_apply RESULTS.
+"""How long a server takes to apply a push, against passes over memory: python -m benchmarks.servers_apply RESULTS.
 
-On as many threads as TF_NUM_INTRAOP_THREADS says. Adam reads parameters, gradient and two slots and writes all but the
-gradient; the floor is a native pass that reads and writes as much and computes next to nothing. A push adds what it
-holds to the sum of gradients, which is a vector of the same size, and takes it out again. A lazy update is of what a
-push holds; its floor reads and writes the cache lines in which that lies, of parameters and slots, in ascending order.
+The number of threads is TF_NUM_INTRAOP_THREADS. Adam reads parameters, gradient and two slots and writes all but the
+gradient; the floor is a native pass that reads and writes as much and computes almost nothing. A push adds its elements
+to the sum of gradients, which is a vector of the same size, and takes them out again. A lazy update touches only the
+elements of a push; its floor reads and writes the cache lines of parameters and slots that hold them, in ascending
+order.
 """
 
 from __future__ import annotations
@@ -37,11 +38,11 @@ LINES, LAZY, LAZY_PUSH = "touched lines", "apply 1% lazily", "apply a push of 1%
 _DENSITY = 0.01
 _LINE = 16  # elements
 _LINES_FLOOR = pathlib.Path(__file__).parent / "native" / "line_floors.cc"
-_AHEAD = (0, 8, 16, 32, 64)  # lines that the floor may ask ahead
+_AHEAD = (0, 8, 16, 32, 64)  # prefetch distances of the floor, in lines
 
 
 def arms_of(size: int, threads: int) -> dict[str, Callable[[], object]]:
-    """What is timed."""
+    """The arms that are timed."""
     spec = Spec(size, Grid.lone(), segments=(Segment("weights", (size,)),))
     random = np.random.default_rng(0)
     served, lazy = (
@@ -71,7 +72,7 @@ def _push(pushed: Entries, served: Parameters, gathered: Gathering) -> None:
 
 
 def _lines_floor(size: int, places: np.ndarray, threads: int) -> Callable[[], object]:
-    """Three vectors, of which each line that has a place is read and written; each thread has its part of the lines."""
+    """Reads and writes each line with a place in three vectors; each thread has its share of the lines."""
     vectors, library = [in_small_pages(size) for _ in range(3)], compiled(_LINES_FLOOR)
     lines = places[np.unique(places // _LINE, return_index=True)[1]]
     parts = [np.append(part, np.full(max(_AHEAD), part[-1])) for part in np.array_split(lines, threads)]
@@ -90,14 +91,14 @@ def _lines_floor(size: int, places: np.ndarray, threads: int) -> Callable[[], ob
 
 
 def _floor(size: int, threads: int) -> Callable[[], object]:
-    """Three vectors that a fourth is added to, each thread its part of them."""
+    """Adds a vector to three others; each thread has its share of them."""
     floors = [Floors(size // threads) for _ in range(threads)]  # they have the memory
     together = _together([floor.passes("LAMB")["update"] for floor in floors])
     return lambda: (together(), floors)
 
 
 def _together(parts: list[Callable[[], object]]) -> Callable[[], object]:
-    """Calls all of them, each on a thread."""
+    """A call of all parts, each on its own thread."""
 
     def together() -> None:
         others = [threading.Thread(target=part) for part in parts[1:]]

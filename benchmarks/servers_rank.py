@@ -1,8 +1,8 @@
 """What one rank does for bench_servers.py: python -m benchmarks.servers_rank JOB RESULTS.
 
 JOB is a JSON file: {"size": d, "rounds": [[arm, ...], ...]}, with arms as `bench_servers.Arm`. Rank 0 writes RESULTS:
-for each arm of each round what every rank has done. After each arm all ranks compare the parameters that they end with.
-What Horovod sends while it has nothing to do is measured before, and is not counted.
+for each arm of each round what every rank did. After each arm all ranks compare their final parameters. What Horovod
+sends while idle is measured beforehand, and is not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SOON = 0.3  # seconds until all begin, for those that hear of it last
 
 
 class Trained:
-    """A model of one arm, whose gradients are there, and what it takes to step."""
+    """A model of one arm with prepared gradients, and its optimizer."""
 
     def __init__(self, arm: dict, size: int):
         shapes, random = layers_of(size), np.random.default_rng(hvd.rank())
@@ -45,7 +45,7 @@ class Trained:
         self._step(self._gradients)
 
     def check(self) -> int:
-        """Ends the servers; the checksum of the parameters, which are finite and have moved."""
+        """Stops the servers; returns the parameters' checksum, after checking that they are finite and have changed."""
         hvd.servers.finish(self.optimizer)
         values = [variable.numpy() for variable in self.variables]
         if not all(np.isfinite(value).all() and (value != np.float32(START)).any() for value in values):
@@ -57,7 +57,7 @@ class Trained:
 
 
 def stepped(trained: Trained, arm: dict) -> tuple[float, list[float]]:
-    """Computes, which is a wait, and steps, for a time or a number of times: when it began, and when each had ended."""
+    """Waits for the computation and steps, for a time or a number of steps; returns its begin and each step's end."""
     told = hvd.topology.world().gather_descriptions(time.monotonic() + _SOON, "begin")
     wait = arm["wait"] * (arm["slower"] if hvd.rank() == hvd.size() - 1 else 1)
     time.sleep(max(0.0, told[0] - time.monotonic()))
@@ -71,7 +71,7 @@ def stepped(trained: Trained, arm: dict) -> tuple[float, list[float]]:
 
 
 def run_arm(arm: dict, size: int, clock: Clock, idle: float) -> dict[str, Any]:
-    """What this rank does in an arm: steps, seconds, bytes of its interface and of its telemetry, processor time."""
+    """This rank's results in an arm: steps, seconds, bytes of its interface and its telemetry, processor time."""
     trained = Trained(arm, size)
     for _ in range(WARM):
         trained.step()

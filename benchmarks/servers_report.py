@@ -1,4 +1,4 @@
-"""What bench_servers.py reports: a table, what was wanted and reached, and a picture."""
+"""The report of bench_servers.py: a table, targets met or missed, and a picture."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ UNEVEN, UNEVEN_TOGETHER = "asynchronous, one rank at half speed", "synchronous, 
 RIVAL = "ParameterServerStrategy"
 DENSITY = 0.01
 UNSHAPED = "no limit"
-_BOUND = 0.75  # share of a step that dense communication takes, where a network counts as slow
+_BOUND = 0.75  # share of a step in dense communication from which a network counts as slow
 
 
 class Row(NamedTuple):
-    """What an arm reached on a link.
+    """The results of an arm on a link.
 
     Attributes:
-        rates: steps a second of all ranks, of each round.
-        counted: bytes that interfaces have sent, a step.
-        claimed: bytes that telemetry says have crossed the network, a step.
-        processor: seconds of processor time, a step.
+        rates: steps per second over all ranks, for each round.
+        counted: bytes per step that interfaces have sent.
+        claimed: bytes per step that crossed the network according to telemetry.
+        processor: seconds of processor time per step.
         staleness: the oldest gradient, in updates.
     """
 
@@ -43,7 +43,7 @@ class Row(NamedTuple):
 
     @property
     def median(self) -> float:
-        """Steps a second."""
+        """The median of steps per second."""
         return statistics.median(self.rates)
 
 
@@ -53,7 +53,7 @@ def named(rate: str | None) -> str:
 
 
 def rows_of(results: Sequence[dict[str, Any]]) -> dict[str, Row]:
-    """By arm, of what `bench_servers.measure` gives."""
+    """Rows by arm, from the results of `bench_servers.measure`."""
     return {name: _row([each["ranks"] for each in results if each["arm"] == name]) for name in _names(results)}
 
 
@@ -78,12 +78,12 @@ def _row(rounds: Sequence[Sequence[dict[str, Any]]]) -> Row:
 
 
 def communication(row: Row, wait: float, ranks: int) -> float:
-    """The share of a step that is no computation."""
+    """The share of a step that is not computation."""
     return 1 - wait * row.median / ranks
 
 
 def verdicts_of(measured: dict[str, Any], ranks: int) -> list[Verdict]:
-    """The targets."""
+    """The targets, met or missed."""
     links = {link: rows_of(results) for link, results in measured["links"].items()}
     shaped = {link: rows for link, rows in links.items() if link != UNSHAPED}
     found: list[Verdict] = []
@@ -125,7 +125,7 @@ def _of_bytes(link: str, rows: dict[str, Row]) -> list[Verdict]:
 
 
 def _at_least(what: str, wanted: float, ones: Sequence[float], others: Sequence[float]) -> Verdict:
-    """Of medians, with the spread between rounds."""
+    """A verdict on the ratio of medians, with the spread between rounds."""
     ratio = statistics.median(ones) / statistics.median(others)
     told = f"{ratio:.2f} ({min(ones) / max(others):.2f} to {max(ones) / min(others):.2f})"
     return Verdict(what, f">= {wanted}", told, ratio >= wanted)
@@ -192,7 +192,7 @@ def summary(measured: dict[str, Any]) -> dict[str, Any]:
 
 
 def draw(measured: dict[str, Any], path: str) -> None:
-    """Bars of steps a second, by link."""
+    """Bars of steps per second, by link."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
     links = list(measured["links"])

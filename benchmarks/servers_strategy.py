@@ -1,9 +1,9 @@
 """TensorFlow's ParameterServerStrategy for bench_servers.py: python -m benchmarks.servers_strategy JOB RESULTS.
 
-On each node a worker and a parameter server, on the first one the coordinator too. The model is that of
-servers_rank.py, as plain variables, two matrices on each server with Adam's slots beside them. A step waits as long as
-ours does, reads all variables, and has Adam applied where they are. JOB is a JSON file: {"size": d, "addresses":
-[...], "wait": seconds, "steps": in all, "rounds": r}; RESULTS has the updates a second of each round.
+Each node has a worker and a parameter server; the first one also has the coordinator. The model is that of
+servers_rank.py, as plain variables, two matrices on each server together with Adam's slots. A step waits as long as
+ours does, reads all variables, and applies Adam on the servers. JOB is a JSON file: {"size": d, "addresses": [...],
+"wait": seconds, "steps": in all, "rounds": r}; RESULTS has the updates per second of each round.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Parameters:
             )
 
     def has_moved(self) -> bool:
-        """Whether all elements are finite and not what they were."""
+        """Whether all elements are finite and have changed."""
         value = self._value.numpy()
         return bool((abs(value) < 1e30).all() and (value != START).all())
 
@@ -74,7 +74,7 @@ def wait(seconds: float) -> tf.Operation:
 
 
 def coordinate(job: dict, cluster: tf.train.ClusterSpec) -> list[float]:
-    """Has the workers train; the updates a second of each round."""
+    """Runs training on the workers; returns the updates per second of each round."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         cluster, task_type="chief", task_id=0, rpc_layer="grpc"
     )

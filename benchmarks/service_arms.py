@@ -1,4 +1,4 @@
-"""The arms of the question about a service on the same links: how training's vectors travel, and who goes first."""
+"""The arms of the question about a service on the same links: how training sends its vectors, and what has priority."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ TCP, DATAGRAMS = "tcp", "datagrams"
 
 @dataclasses.dataclass(frozen=True)
 class Arm:
-    """What is on the links beside the service.
+    """The training traffic beside the service.
 
     Attributes:
         name: of the arm.
-        transport: of the training; None where nobody trains.
-        first: whether the service's packets go first.
-        share: of the link's rate that datagrams take at most.
+        transport: transport of the training; None without training.
+        first: whether the service's packets have priority.
+        share: maximum rate of the datagrams, as a share of the link's.
     """
 
     name: str
@@ -33,5 +33,5 @@ TRAINED = (TCP_ALIKE, TCP_SECOND, DATAGRAMS_ALIKE, DATAGRAMS_SECOND)
 
 
 def slower(share: float) -> Arm:
-    """Datagrams at a share of the link's rate, the service first."""
+    """Datagrams at a share of the link's rate, with priority for the service."""
     return dataclasses.replace(DATAGRAMS_SECOND, name=f"{DATAGRAMS_SECOND.name}, at {share:g}", share=share)

@@ -1,9 +1,9 @@
 """A node of a small request-reply service: python -m benchmarks.service_node END NAME ADDRESS PORT.
 
-Each node asks the others for a reply of REPLY bytes by a request of REQUEST bytes, over one TCP connection to each, and
-answers theirs. Requests come by a Poisson process, whose seed and rate the conductor at END tells. The time of a
-message runs from its arrival, by the schedule, to the last byte of its reply; no node has more than MOST of them on
-their way, and what comes then waits for its turn, while its time runs. One thread of plain Python does it all.
+Each node sends the others requests of REQUEST bytes for replies of REPLY bytes, over one TCP connection to each, and
+answers theirs. Requests arrive by a Poisson process, with seed and rate from the conductor at END. The time of a
+message runs from its scheduled arrival to the last byte of its reply. No node has more than MOST messages in flight;
+further ones wait their turn, and the wait counts. All of this is one thread of plain Python.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from typing import Any, NamedTuple
 from benchmarks.conductor import Worker
 
 REQUEST, REPLY = 256, 10_000  # bytes; the paper's size is lost. A reply fits TCP's first window.
-MOST = 64  # messages of a node on their way
+MOST = 64  # messages in flight per node
 _HEADER = struct.Struct("!Q")
 
 
 class Arrival(NamedTuple):
-    """A message that a node is to send.
+    """A message that a node must send.
 
     Attributes:
         after: seconds, from the beginning.
-        to: the node that it asks.
+        to: the node it is sent to.
     """
 
     after: float
@@ -39,12 +39,12 @@ class Arrival(NamedTuple):
 
 
 def arrivals(rate: float, seconds: float, nodes: int, me: int, seed: int) -> list[Arrival]:
-    """A node's part of a Poisson process, each message to another node by equal chance.
+    """A node's part of a Poisson process; each message goes to a random other node.
 
     Args:
-        rate: messages a second of all nodes together.
+        rate: messages per second of all nodes together.
         seconds: for which they arrive.
-        nodes: how many.
+        nodes: number of nodes.
         me: the node.
         seed: the same one gives the same messages.
     """
@@ -60,14 +60,14 @@ class Outstanding:
 
     Attributes:
         times: seconds of those that were answered.
-        held_back: how many had to wait for their turn.
+        held_back: number of messages that had to wait their turn.
     """
 
     def __init__(self, most: int):
         """Begins with none.
 
         Args:
-            most: that may be on their way at once.
+            most: maximum number in flight.
         """
         self._most = most
         self._arrived: dict[int, float] = {}
@@ -81,21 +81,21 @@ class Outstanding:
         return len(self._arrived)
 
     def arrive(self, to: int, time: float) -> None:
-        """A message for a node has arrived; `next` tells when it may go."""
+        """Records that a message for a node has arrived; `next` says when it may go."""
         self._number += 1
         self._arrived[self._number] = time
         self._waiting.append((self._number, to))
         self.held_back += self._on_their_way + len(self._waiting) > self._most
 
     def next(self) -> tuple[int, int] | None:
-        """The number of the message that goes now, and to whom; None where none may."""
+        """The number and the destination of the message to send now; None if none may be sent."""
         if not self._waiting or self._on_their_way >= self._most:
             return None
         self._on_their_way += 1
         return self._waiting.popleft()
 
     def answer(self, number: int, time: float) -> None:
-        """The reply is there."""
+        """Records that the reply has arrived."""
         self.times.append(time - self._arrived.pop(number))
         self._on_their_way -= 1
 
@@ -167,12 +167,12 @@ class Stream:
         self._take(self, number)
 
     def _wake_for(self, length: int) -> None:
-        """Has the system tell of what has come once it is so many bytes: a message, and not each of its packets."""
+        """Makes the system report data once a whole message has arrived, instead of each packet."""
         self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, length)
 
 
 class Node:
-    """One that asks and answers.
+    """A node that sends requests and answers them.
 
     Attributes:
         end: address and port at which it is asked.
@@ -200,7 +200,7 @@ class Node:
             self._streams.append(stream)
 
     def ask(self, schedule: Sequence[Arrival], begin: float, limit: float) -> dict[str, Any]:
-        """Asks by a schedule, and answers meanwhile.
+        """Sends requests by a schedule, and answers others meanwhile.
 
         Args:
             schedule: in order of time.
@@ -222,7 +222,7 @@ class Node:
         return {"times": mine.times, "held_back": mine.held_back, "unanswered": len(mine)}
 
     def serve_beside(self, worker: Worker) -> None:
-        """Answers until there is a command, or the conductor has ended."""
+        """Answers requests until there is a command, or the conductor has ended."""
         called: list[int] = []
         self._selector.register(worker.connection, selectors.EVENT_READ, called.append)
         while not called:

@@ -2,7 +2,7 @@
 
 JOB is a JSON file: {"end": the conductor's address and port, "size": elements of a vector}. A step is a wait, which
 stands for the computation and leaves the cores free, and an average of a vector over all ranks: by Horovod's all-reduce
-over TCP, or by the library's datagrams. Each result is looked at, so far as loss lets it be known.
+over TCP, or by the library's datagrams. Each result is checked as far as losses allow.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ _GOES_ON, _ENDS = 1, 2
 
 
 class Decisions:
-    """Whether there is another step: the first rank decides, and the others look.
+    """Whether there is another step: the first rank decides, and the others read its decision.
 
-    In memory that they share, as nodes in a box can: no message of it is on the links.
+    It is in shared memory, which nodes in a box can use, so that no message of it is on the links.
     """
 
     def __init__(self, path: str, first: bool):
@@ -60,16 +60,16 @@ class Exchange(Protocol):
     """Averages a vector."""
 
     def average(self, vector: tf.Tensor) -> tuple[np.ndarray, int, int]:
-        """The mean, or what of it has come; how many pieces were to come, and how many came."""
+        """The mean, or what has arrived of it; the number of pieces expected, and the number that arrived."""
         ...
 
     def close(self) -> None:
-        """Ends."""
+        """Closes the exchange."""
         ...
 
 
 class OverTcp:
-    """Horovod's all-reduce."""
+    """Horovod's all-reduce over TCP."""
 
     def average(self, vector: tf.Tensor) -> tuple[np.ndarray, int, int]:
         """See `Exchange`."""
@@ -157,7 +157,7 @@ class Trainer:
 
 
 def require_mean(mean: np.ndarray, lossless: bool) -> None:
-    """Raises AssertionError where this is not the mean of all ranks' numbers; or, by datagrams, of any of them."""
+    """Raises AssertionError if this is not the mean of all ranks' numbers; or, by datagrams, of any of them."""
     last = hvd.size() - 1
     low, high = float(mean.min()), float(mean.max())
     if (lossless and not low == high == last / 2) or not 0 <= low <= high <= last:

@@ -1,8 +1,8 @@
 """A collective in the background of a computation that takes as long (SparCML section 7), for sparcml_rank.py.
 
-The computation is a product of matrices on the cores that the collective needs as well; and, apart, a wait that leaves
-them free, as the host's are while a GPU computes. What stays exposed beside the product and not beside the wait is what
-the collective itself computes.
+The computation is a product of matrices on the cores that the collective needs as well, and, separately, a wait that
+leaves them free, like the host's cores while a GPU computes. What stays exposed with the product but not with the wait
+is the collective's own computation.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ def run_overlap(
     """Times a collective, a computation and a wait that take as long, and the collective before and beside them.
 
     Args:
-        name: of the collective.
-        slices: what this rank brings.
-        check: raises where a result is wrong.
-        rounds: of each arm, after two that do not count.
+        name: name of the collective.
+        slices: this rank's contribution.
+        check: raises if a result is wrong.
+        rounds: rounds of each arm, after two that are not counted.
         number: of this call, for the names of collectives.
-        clock: that all ranks meet by.
+        clock: synchronises all ranks.
     """
     world = hvd.topology.world()
     called: Callable[..., Any] = getattr(collectives, name)

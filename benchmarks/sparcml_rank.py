@@ -1,10 +1,9 @@
 """What one rank does for bench_sparcml.py: python -m benchmarks.sparcml_rank JOB RESULTS.
 
-JOB is a JSON file: {"cells": [...], "overlaps": [...]}, as of `bench_sparcml.measure`. Rank 0 writes RESULTS: for each
-cell and arm the seconds of each round (the slowest rank's), the bytes that each node's interface has sent over all
-rounds, and what `auto` chose in each; for each overlap the seconds of each round. Every result is compared with the sum
-that Horovod makes of the dense vectors; values are small integers, so that it has to be exact. If one is wrong the run
-ends.
+JOB is a JSON file: {"cells": [...], "overlaps": [...]}, as in `bench_sparcml.measure`. Rank 0 writes RESULTS: for each
+cell and arm the seconds of each round (the slowest rank's), the bytes that each node's interface sent over all rounds,
+and what `auto` chose in each; for each overlap the seconds of each round. Every result is compared with Horovod's sum
+of the dense vectors; values are small integers, so that it has to be exact. A wrong result ends the run.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Call = Callable[[], Any]
 
 
 class Sum:
-    """What a cell is about: this rank's rows, and what the sum over all ranks has to be.
+    """The data of a cell: this rank's rows, and the expected sum over all ranks.
 
     Attributes:
         slices: float32 values of 1 to 4, ascending indices.
@@ -58,7 +57,7 @@ class Sum:
         return len(self._indices)
 
     def check(self, name: str, result: Any) -> None:
-        """Raises AssertionError where a result is not the sum, to the bit."""
+        """Raises AssertionError if a result is not the sum, to the bit."""
         if not self._is_right(result):
             raise AssertionError(f"{name}: rank {hvd.rank()} got a wrong result")
 
@@ -111,7 +110,7 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
                 if name in chosen:
                     chosen[name].append(collectives.auto.chosen(world, f"{name}.{number}"))
             vectors.check(name, result)
-            del result  # else its memory could not be used again
+            del result  # frees its memory for reuse
     return {"seconds": seconds, "sent": sent, "chosen": chosen, "union": vectors.union}
 
 

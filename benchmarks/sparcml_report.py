@@ -1,4 +1,4 @@
-"""What bench_sparcml.py reports: tables as Markdown, what was wanted and reached, and a picture."""
+"""The report of bench_sparcml.py: tables as Markdown, targets met or missed, and a picture."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def claimed_bytes(arm: str, cell: dict, nodes: int) -> float:
 
 
 def rows_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
-    """One row an arm and cell; milliseconds, and bytes of a node and call."""
+    """One row per arm and cell; milliseconds, and bytes of a node and call."""
     rows = []
     for run in runs:
         for cell in run["cells"]:
@@ -102,7 +102,7 @@ def _cell(row: dict) -> tuple:
 
 
 def overlaps_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
-    """One row an overlap: medians in ms, and the exposed times, also as shares of the blocking one."""
+    """One row per overlap: medians in ms, and the exposed times, also as shares of the blocking one."""
     rows = []
     for run in runs:
         for overlap in run["overlaps"]:
@@ -263,7 +263,7 @@ def _overlap_table(overlapped: Sequence[dict]) -> list[str]:
 
 
 def draw(rows: Sequence[dict], path: str) -> None:
-    """Milliseconds by ranks and by density, a row of panels a link."""
+    """Milliseconds by ranks and by density, a row of panels per link."""
     rates = list(dict.fromkeys(row["rate"] for row in rows))
     figure = Figure(figsize=(11, 4.4 * len(rates)), layout="constrained")
     axes = np.atleast_2d(figure.subplots(len(rates), 2))

@@ -1,4 +1,4 @@
-"""How things are timed: all arms in turn, round after round, so that a machine that drifts drifts for all of them."""
+"""How arms are timed: all in turn, round after round, so that a drift of the machine affects all of them alike."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ class Arm:
 
     Attributes:
         run: what is timed.
-        check: looks at what the last `run` left, not timed; raises where it is wrong.
-        rounds: how often it takes part at the most; slow rivals take part less often.
+        check: looks at what the last `run` left, not timed; raises if it is wrong.
+        rounds: maximum number of rounds; slow rivals take part less often.
     """
 
     run: Callable[[], object]
@@ -88,7 +88,7 @@ def interleave(arms: Mapping[str, Arm], rounds: int, before: Callable[[], object
 def paired_ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float, float, float]:
     """The median of one / other, pair by pair, and its 95% interval.
 
-    The interval is that of order statistics, which asks nothing of the distribution: how many of n pairs lie below
+    The interval is that of order statistics, without assumptions on the distribution: how many of n pairs lie below
     their median is binomial. With fewer than six pairs there is none, and it is all of the real line.
 
     Args:
@@ -109,7 +109,7 @@ def machine() -> dict[str, str]:
     """What the figures depend on: processor, cores, versions, date.
 
     "stolen" is the share of the cores' time since this process began that the host gave to other machines: where it is
-    more than a trifle, absolute figures are too slow and ratios are noisy.
+    not negligible, absolute figures are too slow and ratios are noisy.
     """
     names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     elapsed = _processor_times() - _AT_START

@@ -1,4 +1,4 @@
-"""What bench_train.py times: one training step with each way to exchange its gradients, read by clocks in its graph."""
+"""What bench_train.py times: one training step with each kind of gradient exchange, measured by clocks in its graph."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _NEVER = 2**40
 
 
 class Arm:
-    """A model, its optimizer, its batches and its exchange; no two arms have any of it in common.
+    """A model, its optimizer, its batches and its exchange; arms share none of these.
 
     All arms begin with the same weights and see the same batches, another sequence on each rank.
 
@@ -155,7 +155,7 @@ def recipe(name: str, density: float) -> Aggregator:
     """One of `hvd.recipes` by its name, with a density where it takes one.
 
     Raises:
-        ValueError: where there is none of this name.
+        ValueError: if there is none of this name.
     """
     maker = getattr(hvd.recipes, name, None)
     if not inspect.isfunction(maker):

@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, out of readings of one clock; the parts of CommLib Fig. 1."""
+"""Where the time of a training step goes, from readings of one clock; the parts are those of CommLib Fig. 1."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ PARTS = ("input wait", "forward and backward", "compression", "exposed communica
 
 
 class Marks(NamedTuple):
-    """When a step came to what, in seconds of one clock.
+    """Times of the events of a step, in seconds of one clock.
 
     Attributes:
         asked: the batch was asked for; the step before had ended.
@@ -37,7 +37,7 @@ def parts_of(marks: Marks) -> dict[str, float]:
     before lies within forward and backward.
 
     Raises:
-        ValueError: where the marks are not in their order.
+        ValueError: if the marks are not in their order.
     """
     line = (marks.asked, marks.given, marks.ready, marks.met, marks.ended)
     if any(later < earlier for earlier, later in zip(line, line[1:], strict=False)):

@@ -1,7 +1,7 @@
-"""What bench_train.py trains: ResNet-50, VGG-19 and a Transformer of any width, on batches made at random.
+"""What bench_train.py trains: ResNet-50, VGG-19 and a Transformer of any width, on random batches.
 
-Width scales channels, features and heads, image and length the input; examples/models/ has the models. CommLib speaks
-of a Transformer of 110M without its configuration.
+Width scales channels, features and heads; image and length scale the input; the models are in examples/models/. CommLib
+mentions a Transformer of 110M parameters without its configuration.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 JOB is a JSON file: {"local": n, "model": one of train_models.TASKS, "size": {} or what differs from the task's own,
 "arms": [...], "density": ..., "steps": timed steps of each arm}. Rank 0 writes RESULTS: for each arm the seconds of
-each block (the slowest rank's), the bytes that each node's interface has sent, the mean breakdown of a step, and what
-telemetry claims. It checks that losses are finite, that ranks which exchange stay equal to the bit and those which do
-not exchange do not, and that the first mean gradient of a dense recipe is Horovod's. Later ones cannot be compared: in
-ResNet-50 as it is initialised, two steps turn a difference of 1e-6 into one of 1e-2, with any exchange and with none.
+each block (the slowest rank's), the bytes that each node's interface sent, the mean breakdown of a step, and what
+telemetry claims. It checks that losses are finite, that ranks that exchange stay equal to the bit and others do not,
+and that the first mean gradient of a dense recipe is Horovod's. Later gradients cannot be compared: in a freshly
+initialised ResNet-50, two steps turn a difference of 1e-6 into one of 1e-2, with any exchange and with none.
 """
 
 from __future__ import annotations

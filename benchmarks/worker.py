@@ -1,4 +1,4 @@
-"""What processes have in common that `convergence_runs.on_cores` starts: a job, worked off run by run."""
+"""Common code of the processes that `convergence_runs.on_cores` starts: a job is a list of runs, made one by one."""
 
 from __future__ import annotations
 

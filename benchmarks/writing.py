@@ -1,7 +1,7 @@
-"""Where figures go: a report, its picture and a summary that are kept, and all samples, which stay on the machine.
+"""Where figures go: a report, its picture and a summary in the repository, and all samples, which stay on the machine.
 
-benchmarks/results/ holds one report a benchmark, the newest: BENCHMARK.md, .json and .png. Date and commit stand
-inside. The JSON has settings, summaries and medians; what every round took goes to results/BENCHMARK-DATE.json, which
+benchmarks/results/ holds one report per benchmark, the newest: BENCHMARK.md, .json and .png, with date and commit
+inside. The JSON has settings, summaries and medians; the times of all rounds go to results/BENCHMARK-DATE.json, which
 git ignores.
 """
 

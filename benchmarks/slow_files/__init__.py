@@ -1,12 +1,13 @@
-"""A slow network file system for tests and benchmarks: a read-only passthrough by FUSE that is honest about its cost.
+"""A slow network file system for tests and benchmarks: a read-only passthrough by FUSE with realistic costs.
 
     python -m benchmarks.slow_files --source DIR --mount DIR --rate 50MB/s --latency 2ms --in-flight 16
     getfattr -n user.slow_files --only-values DIR        # operations by kind, bytes read, most operations in flight
 
-One token bucket holds all readers together to the rate, each operation has the latency, and no more than the cap are in
-flight, so that a metadata storm costs what it would cost. It is a process of its own, so its work does not hold up
-the interpreter of those who read; its processor time does count, so rates stay at or under 200 MB/s. What a client may
-keep is in server.py. It needs the Debian packages libfuse3-dev, fuse3 and pkg-config, and requirements-fuse.txt.
+One token bucket limits all readers together to the rate, each operation has the latency, and at most the cap are in
+flight, so that a metadata storm costs what it would on such a file system. The server is a separate process, so its
+work does not hold up the readers' interpreter; its processor time does count, so rates stay at or under 200 MB/s.
+server.py says what a client may cache. It needs the Debian packages libfuse3-dev, fuse3 and pkg-config, and
+requirements-fuse.txt.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ _PIECE = 1 << 20
 
 
 class Counted(NamedTuple):
-    """What the server has counted.
+    """The server's counters.
 
     Attributes:
         operations: by kind (lookup, getattr, opendir, readdir, open, read, readlink, statfs).
@@ -55,7 +56,7 @@ class Counted(NamedTuple):
 
 
 class Calibration(NamedTuple):
-    """What plain readers reach.
+    """The performance of plain readers.
 
     Attributes:
         one: bytes per second of one reader that reads whole files, one after another.
@@ -72,7 +73,7 @@ def bytes_per_second(text: str) -> float:
     """A rate such as "50MB/s" as a number; 1 MB is 10^6 bytes.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is none.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|m|g)b/s", text.strip().lower())
     if not found or float(found[1]) <= 0:
@@ -84,7 +85,7 @@ def seconds(text: str) -> float:
     """A latency such as "2ms" as seconds.
 
     Raises:
-        ValueError: where it is none.
+        ValueError: if it is none.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(us|ms|s)", text.strip().lower())
     if not found:
@@ -93,7 +94,7 @@ def seconds(text: str) -> float:
 
 
 def unavailable() -> str | None:
-    """Why there can be no slow file system here, with the remedy; None where there can."""
+    """Why there can be no slow file system here, with the remedy; None if there can."""
     if not os.path.exists("/dev/fuse"):
         return "A slow file system needs /dev/fuse: load the kernel's module (modprobe fuse), or let the container in."
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
@@ -107,7 +108,7 @@ def unavailable() -> str | None:
 
 
 def drop_caches() -> bool:
-    """Has the kernel forget what it keeps of files, where this is root; returns whether."""
+    """Drops the kernel's caches of files, if run as root; returns whether it did."""
     os.sync()
     try:
         Path("/proc/sys/vm/drop_caches").write_text("3\n")
@@ -117,7 +118,7 @@ def drop_caches() -> bool:
 
 
 class SlowFiles:
-    """A directory behind a slow link, mounted for the time of a `with` block.
+    """A directory behind a slow link, mounted for the duration of a `with` block.
 
     Attributes:
         mount: where it is.
@@ -128,7 +129,7 @@ class SlowFiles:
         """Takes a directory that does not change, a rate ("50MB/s"; None: no limit), a latency ("2ms") and a cap.
 
         Raises:
-            ValueError: where one of them cannot be.
+            ValueError: if one of them is invalid.
         """
         if rate is not None:
             bytes_per_second(rate)
@@ -172,7 +173,7 @@ class SlowFiles:
         return self._server.pid
 
     def counted(self) -> Counted:
-        """What has been counted so far, or until the end; asking counts for nothing."""
+        """The counters so far, or at the end; reading them is not counted."""
         if self._last is not None:
             return self._last
         return _read_counted(os.getxattr(self.mount, _COUNTERS).decode())
@@ -205,7 +206,7 @@ def _read_counted(text: str) -> Counted:
 
 
 def _read_files(paths: Iterable[Path], readers: int, limit: float) -> float:
-    """Bytes per second of so many readers, who share the files and stop after the limit, or when all are read."""
+    """Bytes per second of `readers` readers, which share the files and stop after the limit, or when all are read."""
     remaining = iter(list(paths))
     began = time.perf_counter()
 

@@ -1,4 +1,4 @@
-"""Shows a directory as a slow network file system, until it is stopped; then what was counted is printed as JSON."""
+"""Mounts a directory as a slow network file system until it is stopped, then prints its counters as JSON."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """The file server: a read-only passthrough by FUSE, in one thread, behind a slow link.
 
-What the kernel may keep is what a client of NFS keeps: attributes and names for 3 seconds (acregmin), data as long as a
-file is open. An open is an operation of its own, as NFS asks the server at each open whether the file is still the
-same, and the data that the kernel has of a file are dropped then: a data set that is larger than the client's memory is
-not there the next time either. Nothing is written, so a file has one operation to be found, one to be opened, and then
-those that read it. Reads go through the page cache with its read-ahead, not direct_io, as they do on
-a mounted network file system. Releasing costs nothing: nobody waits for it.
+The kernel may cache what an NFS client does: attributes and names for 3 seconds (acregmin), data as long as a file is
+open. An open is an operation of its own, as an NFS client asks the server at each open whether the file is unchanged.
+The kernel's cached data of the file are dropped then: a data set larger than the client's memory would not be cached
+the next time either. Nothing is written, so a file costs one operation to be found, one to be opened, and then the
+reads. Reads go through the page cache with its read-ahead, not direct_io, as they do on a mounted network file system.
+Releasing costs nothing: nobody waits for it.
 
-A client of NFS looks up several names of a directory at the same time. A kernel does so with FUSE only where the server
-asks for it, which libfuse 3.14 does not: it holds a lock on the directory, and lookups of 2 ms would be 500 a second,
-however many are wanted. So a lookup is answered at once, with attributes that have expired; the kernel then asks for
-the attributes, without the lock, and that is where the lookup is counted and has its latency.
+An NFS client looks up several names of a directory at the same time. With FUSE a kernel does so only if the server asks
+for it, which libfuse 3.14 does not: the kernel holds a lock on the directory, so lookups of 2 ms would be limited to
+500 per second. So a lookup is answered at once, with attributes that have expired. The kernel then asks for the
+attributes, without the lock; there the lookup is counted and has its latency.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _TASKS = 256  # operations that are taken from the kernel, most of them to wait
 
 
 class Passthrough(pyfuse3.Operations):
-    """The files below a directory, which nobody changes meanwhile."""
+    """The files below a directory, which must not change meanwhile."""
 
     supports_dot_lookup = False
     enable_writeback_cache = False
@@ -154,7 +154,7 @@ def serve(source: Path, mount: Path, link: Link, until_closed: bool, ready: Call
         ready: called once the file system is mounted.
 
     Raises:
-        RuntimeError: where it cannot be mounted.
+        RuntimeError: if it cannot be mounted.
     """
     options = {*pyfuse3.default_options, "fsname=slow_files", "ro"}
     with _unmounted_if_killed(mount):
@@ -172,7 +172,7 @@ def serve(source: Path, mount: Path, link: Link, until_closed: bool, ready: Call
 
 @contextlib.contextmanager
 def _unmounted_if_killed(mount: Path) -> Iterator[None]:
-    """Has another process wait for the end of this one and unmount, should it be killed.
+    """Starts a process that waits for the end of this one and unmounts, in case it is killed.
 
     libfuse's own auto_unmount looks once whether nobody serves the mount any more. A process that is dying closes its
     files one by one, so that the answer may still be that it is served, or is about to be aborted, and the mount stays.
@@ -193,7 +193,7 @@ def _unmounted_if_killed(mount: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _standard_error() -> Iterator[IO[bytes]]:
-    """Has this process, and those that it starts meanwhile, write their errors to a file."""
+    """Redirects the standard error of this process, and of those started meanwhile, to a file."""
     kept = os.dup(2)
     with tempfile.TemporaryFile() as file:
         os.dup2(file.fileno(), 2)
