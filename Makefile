@@ -84,6 +84,6 @@ $(DONE)/horovod: $(wildcard tools/horovod/*.sh) $(DONE)/requirements
 	@touch $@
 
 $(DONE)/package: setup.py pyproject.toml $(DONE)/horovod
-	@echo "Compiling the native operations and installing hvd_sparse in development mode (about half a minute) ..."
+	@echo "Compiling the native operations and installing hvd_sparse in development mode (some three minutes) ..."
 	@$(PIP) install --no-deps --no-build-isolation --editable .
 	@touch $@
