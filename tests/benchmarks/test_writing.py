@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from PIL import Image
 
-from benchmarks import averaging_runs, convergence_runs, dct_quality, dropping_runs, timing, writing
+from benchmarks import averaging_runs, convergence_runs, dct_quality, dct_translation, dropping_runs, timing, writing
 
 ENDINGS = {".json", ".md", ".png"}
 
@@ -58,7 +58,7 @@ def test_a_picture_stays_small(tmp_path):
 
 
 def test_the_reports_that_are_kept_are_one_a_benchmark_and_small():
-    runs = (averaging_runs, convergence_runs, dct_quality, dropping_runs)
+    runs = (averaging_runs, convergence_runs, dct_quality, dct_translation, dropping_runs)
     finished = {each.STORE for each in runs}  # not reports
     kept = [path for path in writing.RESULTS.iterdir() if path not in finished]
     names = {path.name.partition(".")[0] for path in kept}  # averaging.service.png is of averaging

@@ -19,8 +19,8 @@ class Equal(NamedTuple):
 EQUAL = (
     Equal(
         "lars/layerwise.py",
-        "_names = 0  # how many plans that share this process has made",
-        "_names = 1  # how many plans that share this process has made",
+        "_names = 0  # number of plans with sharing that this process has made",
+        "_names = 1  # number of plans with sharing that this process has made",
         "The number only makes names that differ, wherever it begins.",
     ),
     Equal(
