@@ -1,4 +1,4 @@
-"""Where a Transformer can be split, and the layers that are inserted there."""
+"""Where a Transformer is split, and the layers that stand there."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ SIDES = ("encoder", "decoder")
 
 
 def usual_places(layers: int, splits: int) -> list[str]:
-    """The feed-forward layers after which a Transformer is split, for a number of splits.
+    """The feed-forward layers after which a Transformer is split, by how many splits there are.
 
-    Gupta et al. 2021 (3.2) take the fifth of the encoder's six, then the decoder's fifth, then the third of both: the
-    last but one and every second layer before it. Further splits follow every second layer from the last one back.
+    Gupta et al. 2021 (3.2) take the fifth of the encoder's six, then the decoder's, then the third of both: the last
+    but one and every second before it. What is left follows from the last one on.
 
     Args:
-        layers: number of layers of the encoder, and of the decoder.
-        splits: number of splits, 1 to 2 * layers.
+        layers: of the encoder, and of the decoder.
+        splits: how many, of 1 to 2 layers.
 
     Returns:
         Names as `thresholded` takes them.
 
     Raises:
-        ValueError: if `splits` is outside this range.
+        ValueError: where there are fewer feed-forward layers.
     """
     if not 1 <= splits <= 2 * layers:
         raise ValueError(
@@ -38,19 +38,19 @@ def usual_places(layers: int, splits: int) -> list[str]:
 def thresholded(
     model: keras.Model, places: Collection[str], make_layer: Callable[[], keras.Layer], before_relu: bool = False
 ) -> keras.Model:
-    """Inserts layers into the feed-forward layers of a Transformer, between their two dense layers.
+    """Puts layers within the feed-forward layers of a Transformer, between the two dense layers.
 
     Args:
-        model: made by `examples.models.transformer`; its layers are reused, so do not use it any more.
-        places: "encoder_1", "decoder_1" and so on: the feed-forward layers of both sides, numbered in order.
-        make_layer: makes a new layer without weights; called once for each place.
-        before_relu: whether the layer stands before the ReLU, right after the first dense layer; otherwise after it.
+        model: of `examples.models.transformer`; its layers are taken, so it is not to be used any more.
+        places: "encoder_1", "decoder_1" and on, the feed-forward layers of both in their order.
+        make_layer: makes a layer that has no weights, a new one for each place.
+        before_relu: whether it stands before the ReLU, behind the dense layer itself; else after the ReLU.
 
     Returns:
         A model with the same weights, inputs, output and names.
 
     Raises:
-        ValueError: if the model has no such place.
+        ValueError: where the model has no such place.
     """
     known = {name: layer for side in SIDES for name, layer in _feed_forwards(model.get_layer(side), side).items()}
     unknown = [name for name in places if name not in known]
@@ -76,7 +76,7 @@ def thresholded(
 
 
 def _feed_forwards(side: keras.Model, name: str) -> dict[str, keras.layers.Dense]:
-    """The first of the two dense layers in each feed-forward layer, by name."""
+    """The first of the two dense layers of each."""
     found = [each for each in side.layers if isinstance(each, keras.layers.Dense)]
     inner = [each for each in found if each.activation is keras.activations.relu]
     return {f"{name}_{number}": layer for number, layer in enumerate(inner, start=1)}
