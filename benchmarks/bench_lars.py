@@ -92,7 +92,7 @@ class Cell:
                 jit_compile=how.compiled,
             )
             arms[f"norms, {form}"] = Arm(self._kept(run), self._check_ratios)
-        # Twice per round, so that rivals take two steps for each of its two.
+        # Twice per round, as each rival takes two steps: the timed one, and one in its check.
         step = our_step(our_optimizer(self.name), self.ours, self.gradients)
         arms[STEPS] = arms[AGAIN] = Arm(step)
         for form, how in step_forms(self.name).items():
@@ -110,13 +110,13 @@ class Cell:
         np.testing.assert_allclose(np.array(self.last, np.float64), self.expected, rtol=1e-4)
 
     def _check_step(self, form: str, run: Any) -> None:
-        """Compares the weights, after the step that our second arm has taken meanwhile."""
+        """Compares the weights after a second step, as our step is timed twice per round."""
         run()
         np.testing.assert_allclose(probes(self.rivals[form].weights), probes(self.ours.weights), rtol=1e-3, atol=1e-4)
 
 
 def expected_ratios(name: str, tensors: Tensors, gradients: list[tf.Tensor]) -> np.ndarray:
-    """The trust ratios by NumPy, in float64."""
+    """The trust ratios computed by NumPy, in float64."""
     ratios = []
     for number, adapted in enumerate(tensors.adapted):
         weight, gradient = tensors.weights[number].numpy().astype(np.float64), gradients[number].numpy()
@@ -262,7 +262,7 @@ def _rank_table(cells: list[dict]) -> list[str]:
 
 
 def draw(cells: list[dict], path: str) -> None:
-    """A panel for each cell: the time of each arm, beside the floors."""
+    """Plots the time of each arm beside the floors, with a panel for each cell."""
     figure = Figure(figsize=(11, 7), layout="constrained")
     for cell, axes in zip(cells, figure.subplots(2, 2).flat, strict=True):
         times: dict[str, Timing] = cell["times"]

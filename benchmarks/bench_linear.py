@@ -199,7 +199,7 @@ def render(figures: dict[str, Any]) -> str:
 
 
 def draw(figures: dict[str, Any], path: str) -> None:
-    """Seconds of a pass, exchange and all else, by method and exchange."""
+    """Plots seconds per pass, for the exchange and the rest, by method and exchange."""
     rows = rows_of(figures["runs"])
     figure = Figure(figsize=(11, 4), layout="constrained")
     for method, axis in zip(DIMENSIONS, figure.subplots(1, 2), strict=True):

@@ -65,12 +65,12 @@ _RANK_LIMIT = 1500.0  # seconds for one model, shape and link
 
 
 def measure(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
-    """Trains one model with all arms on a cluster; what rank 0 of benchmarks/train_rank.py writes."""
+    """Trains one model with all arms on a cluster; returns the results of benchmarks/train_rank.py."""
     with tempfile.TemporaryDirectory() as name:
         folder = pathlib.Path(name)
         (folder / "job.json").write_text(json.dumps(job))
         files = [str(folder / "job.json"), str(folder / "results.json")]
-        # Horovod's arm needs the fusion that is its default; what auto measures is kept for this cluster alone.
+        # Horovod's arm needs the default fusion threshold; the measurements of `auto` are kept for this cluster only.
         environment = {"HOROVOD_FUSION_THRESHOLD": HOROVOD_FUSION, cache.CACHE_VARIABLE: name}
         command = [sys.executable, "-m", "benchmarks.train_rank", *files]
         statuses = cluster.run(command, environment, limit=_RANK_LIMIT)
@@ -80,7 +80,7 @@ def measure(cluster: Cluster, job: dict[str, Any]) -> dict[str, Any]:
 
 
 def measure_all(shape: tuple[int, int], rate: str, jobs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Trains several models on a cluster of their own, one after another."""
+    """Trains several models in sequence on a new cluster."""
     nodes, local = shape
     runs = []
     with Cluster(nodes, local, rate) as cluster:
@@ -124,7 +124,7 @@ def rows_of(runs: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _throughputs(run: dict[str, Any], arm: dict[str, Any]) -> list[float]:
-    """Samples a second over all ranks, of each block."""
+    """Samples per second over all ranks, for each block."""
     samples = run["size"]["batch"] * math.prod(run["shape"]) * run["block"]
     return [samples / seconds for seconds in arm["seconds"]]
 
@@ -194,7 +194,7 @@ def _place(run: dict[str, Any]) -> str:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: str) -> None:
-    """Stacked bars, one an arm, one panel a model, shape and link."""
+    """Draws stacked bars, one per arm, with one panel per model, shape and link."""
     panels = list(dict.fromkeys((row["model"], row["shape"], row["rate"]) for row in rows))
     figure = Figure(figsize=(1.5 + 4.0 * len(panels), 4.6), layout="constrained")
     axes = np.atleast_1d(figure.subplots(1, len(panels)))

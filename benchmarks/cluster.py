@@ -29,7 +29,7 @@ from typing import NoReturn
 from horovod.runner.common.util.hosts import HostInfo, get_host_assignments
 from horovod.runner.http.http_server import RendezvousServer
 
-_CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"  # of the namespace of whoever opens it
+_CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"  # that of the namespace of the process that opens it
 LAUNCHERS = ("rendezvous", "mpirun")
 _BURST_SECONDS = 0.0005
 _LEAST_BURST = 70_000  # bytes: a packet before segmentation has up to 64 KB
@@ -59,7 +59,7 @@ def bits_per_second(rate: str) -> float:
     """A rate in tc's notation ("100mbit", "1gbit") as a number.
 
     Raises:
-        ValueError: if it is none.
+        ValueError: if it is not a rate.
     """
     found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*(k|m|g)bit", rate.strip().lower())
     if not found or float(found[1]) <= 0:
@@ -68,7 +68,7 @@ def bits_per_second(rate: str) -> float:
 
 
 def unavailable() -> str | None:
-    """Why there can be no cluster here, with the remedy; None if there can."""
+    """The reason why no cluster can be made here, with the remedy; None if one can."""
     if os.geteuid() != 0:
         return "A cluster in a box needs root, to make network namespaces: run it as root or with sudo."
     missing = [command for command in ("ip", "tc") if shutil.which(command) is None]
@@ -84,9 +84,9 @@ class Cluster:
         nodes: number of nodes.
         local: ranks on each node.
         rate: rate of each node's link, in both directions, in tc's notation; None leaves it unshaped.
-        shaper: "tbf" or "htb", the queueing discipline that shapes.
-        congestion: TCP's congestion control on the nodes: cubic, as Linux has it by default, or where this kernel does
-            not let a namespace choose that, this machine's. (BBR, for one, stops sending for 200 ms every 10 s.)
+        shaper: queueing discipline that shapes the links, "tbf" or "htb".
+        congestion: TCP's congestion control on the nodes: cubic, the default in Linux, or this machine's if the kernel
+            does not let a namespace choose that. (BBR, for example, stops sending for 200 ms every 10 s.)
     """
 
     def __init__(self, nodes: int, local: int, rate: str | None = None, shaper: str = "tbf"):
@@ -124,7 +124,7 @@ class Cluster:
 
     @property
     def bridge(self) -> str:
-        """The interface that joins them."""
+        """The bridge interface that joins the nodes."""
         return f"{self._prefix}b"
 
     def address(self, node: int) -> str:
@@ -141,7 +141,7 @@ class Cluster:
         return f"{self._prefix}v{node}"
 
     def prefix(self, node: int) -> list[str]:
-        """The prefix of a command that runs it on a node."""
+        """The command prefix that runs a command on a node."""
         return ["ip", "netns", "exec", self.names[node]]
 
     def traffic(self) -> list[Traffic]:
@@ -155,11 +155,11 @@ class Cluster:
         limit: float | None = None,
         launcher: str = "rendezvous",
     ) -> list[int]:
-        """Runs a command on all ranks; what they print passes through.
+        """Runs a command on all ranks; their output is passed through.
 
         Args:
             command: program and arguments.
-            environment: added to that of every rank.
+            environment: variables to add to every rank's environment.
             limit: seconds after which all ranks are killed.
             launcher: "rendezvous" (Horovod's, with Gloo) or "mpirun" (Open MPI).
 
@@ -196,7 +196,7 @@ class Cluster:
         return statuses
 
     def _run_by_mpirun(self, command: Sequence[str], environment: Mapping[str, str], limit: float | None) -> list[int]:
-        from benchmarks import mpirun  # the guard runs this file alone, without the package
+        from benchmarks import mpirun  # not at the top: the guard runs this file alone, without the package
 
         addresses = [self.address(node) for node in range(self.nodes)]
         whole = {**_QUIET, "HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi", **environment}
@@ -239,7 +239,7 @@ class Cluster:
         return Traffic(int((statistics / "rx_bytes").read_text()), int((statistics / "rx_packets").read_text()))
 
     def _start_guard(self):
-        """Starts the process that cleans up once the other end of its input is closed; returns what closes it."""
+        """Starts the process that cleans up when its input is closed; returns the function that closes it."""
         guard = subprocess.Popen(
             [sys.executable, os.path.abspath(__file__), "--guard", self._prefix],
             stdin=subprocess.PIPE,
@@ -301,7 +301,7 @@ def _ip(command: str) -> None:
 
 
 def _guard(prefix: str) -> None:
-    """Waits until the other end of the input is closed, then removes all that a cluster has created."""
+    """Waits until its input is closed, then removes everything that a cluster has created."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sys.stdin.buffer.read()
@@ -320,7 +320,7 @@ def _guard(prefix: str) -> None:
 
 
 def raw_rate(cluster: Cluster, seconds: float = 1.0) -> float:
-    """Bits per second that one TCP connection carries from node 0 to node 1."""
+    """Bits per second that one TCP connection transfers from node 0 to node 1."""
     receiver = (
         "import socket,sys,time\n"
         "server = socket.create_server(('0.0.0.0', 0)); print(server.getsockname()[1], flush=True)\n"

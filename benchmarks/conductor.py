@@ -23,7 +23,7 @@ class Conductor:
         """Listens.
 
         Args:
-            address: numeric.
+            address: numeric IP address.
             limit: maximum seconds to wait for a worker.
         """
         self._limit = limit
@@ -46,10 +46,10 @@ class Conductor:
         self._server.close()
 
     def await_workers(self, count: int) -> dict[str, Any]:
-        """Waits until `count` workers have connected; returns what each reports about itself, by name.
+        """Waits until `count` workers have connected; returns each one's report about itself, by name.
 
         Raises:
-            TimeoutError: if they do not come.
+            TimeoutError: if they do not connect in time.
         """
         said: dict[str, Any] = {}
         while len(said) < count:
@@ -100,8 +100,8 @@ class Worker:
 
         Args:
             end: the conductor's address and port.
-            name: unique.
-            told: what it reports about itself.
+            name: unique name.
+            told: its report about itself.
         """
         self.connection = socket.create_connection(tuple(end))
         self._lines = self.connection.makefile("r")

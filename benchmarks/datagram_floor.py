@@ -10,7 +10,7 @@ from benchmarks.cluster import Cluster
 
 _ROOT = pathlib.Path(__file__).parents[1]
 _SOURCE = _ROOT / "benchmarks" / "native" / "datagram_floor.cc"
-BYTES = 1472  # of a datagram
+BYTES = 1472  # per datagram
 
 
 def build(folder: pathlib.Path) -> pathlib.Path:
@@ -32,14 +32,14 @@ def measure(program: pathlib.Path, cluster: Cluster, rate: float, datagrams: int
     """Average processor seconds of a rank that sends and receives this many datagrams.
 
     Args:
-        program: as `build` has made it.
-        cluster: within its `with` block, of one rank a node.
+        program: the program that `build` has made.
+        cluster: a cluster within its `with` block, with one rank per node.
         rate: bits per second at which a rank sends.
         datagrams: number of datagrams per rank.
         cut: whether the kernel segments them (UDP_SEGMENT).
 
     Raises:
-        RuntimeError: if a rank has failed, or the network has lost more than a tenth of them.
+        RuntimeError: if a rank fails, or the network loses more than a tenth of them.
     """
     addresses = [cluster.address(node) for node in range(cluster.nodes)]
     words = [str(program), *map(str, (rate, datagrams, BYTES, int(cut)))]
@@ -54,7 +54,7 @@ def measure(program: pathlib.Path, cluster: Cluster, rate: float, datagrams: int
     ]
     for rank in ranks:
         assert rank.stdout is not None
-        rank.stdout.readline()  # it listens
+        rank.stdout.readline()  # it is listening
     told = [line.split() for line, _ in _begin(ranks)]
     if any(rank.returncode for rank in ranks) or any(len(each) != 3 for each in told):
         raise RuntimeError(f"the ranks of {program.name} ended with {[rank.returncode for rank in ranks]}")

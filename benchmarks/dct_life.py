@@ -39,7 +39,7 @@ from hvd_sparse.transport.communicator import Grid
 
 TITLE = "Selections by the life of thresholds"
 SIZE, STEPS, BEFORE = 25_000_000, 1_000, 400  # elements; steps of each arm; steps whose residual they begin with
-FEW_ELEMENTS, FEW_STEPS, FEW_BEFORE = 200_000, 20, 50  # of a quick run
+FEW_ELEMENTS, FEW_STEPS, FEW_BEFORE = 200_000, 20, 50  # for a quick run
 LIVES, SPARSITIES = (1, 10, 100, 1_000), (0.75, 0.9, 0.95, 0.99, 0.995)
 JUDGED = 0.95  # the sparsity of Fig. 7 (a)
 GRADIENTS = 4
@@ -53,7 +53,7 @@ def name_of(life: int) -> str:
 
 
 class Selecting:
-    """One arm: what selects, step after step, and its state.
+    """One arm: a compressor with its state, applied step after step.
 
     Attributes:
         sent: elements sent in all steps.
@@ -66,19 +66,19 @@ class Selecting:
 
     @property
     def residual(self) -> tf.Variable:
-        """What was not sent."""
+        """The elements that were not sent."""
         return self._state.residual
 
     def step(self, gradient: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """Values and places of what is sent of [1, size]; the rest is kept."""
+        """Values and positions of the elements sent, out of [1, size]; the rest is kept."""
         values, indices = self._run(gradient)
         self.sent += len(values)
         return values, indices
 
     def begin(self, residual: tf.Tensor, gradient: tf.Tensor) -> None:
-        """Makes a step that takes the threshold anew; what is sent and left are the gradient and what was left before.
+        """Makes a step that takes a new threshold; checks that sent and kept elements add up to gradient and residual.
 
-        It is step 1,000, as thresholds live shorter in the first steps.
+        The step is number 1,000, as thresholds live shorter in the first steps.
         """
         self.residual.assign(residual)
         if isinstance(self._state.inner, Steps):
@@ -120,13 +120,13 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 
 def timed(sparsity: float, vectors: Sequence[np.ndarray], steps: int, before: int) -> dict[str, dict[str, Any]]:
-    """The times of each arm, and the elements it sent.
+    """The times of each arm, and the number of elements it sent.
 
     Args:
         sparsity: share of elements not requested.
         vectors: gradients, which take turns.
-        steps: of each arm that count, after its first one.
-        before: steps whose residual all arms begin with.
+        steps: steps of each arm that count, after its first one.
+        before: number of steps that lead to the residual with which all arms begin.
     """
     size, density, rivals = vectors[0].size, 1.0 - sparsity, Rivals()
     tensors = [tf.constant(each[np.newaxis]) for each in vectors]

@@ -1,4 +1,4 @@
-"""What bench_lars.py times: our passes, the same mathematics in several forms of tf.function, and plain passes."""
+"""The arms of bench_lars.py: our passes, the same mathematics in several forms of tf.function, and plain passes."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from lars.parallel import block_sizes, parallel_range
 
 RATE, DECAY, MOMENTUM, TRUST, LARS_EPSILON = 0.125, 1e-4, 0.9, 0.001, 1e-9
 LAMB_DECAY, BETA_1, BETA_2, LAMB_EPSILON = 0.01, 0.9, 0.999, 1e-6
-STEP = 10  # the number of the step in which the norms of LAMB are taken
-# Arms of the ranks: how the trust ratios are computed, and whole steps.
+STEP = 10  # step number at which LAMB's norms are computed
+# Arms of the ranks: ways to compute the trust ratios, and whole steps.
 ALONE, SHARED, HOROVOD = "each rank alone", "shared, by memory", "shared, by Horovod"
 UNSHARED, CHOSEN = "step, parallel=False", "step, parallel=True"
 UNSHARED_AGAIN = f"{UNSHARED}, A/A"
@@ -58,15 +58,15 @@ def layers_of(model: str) -> list[Layer]:
 
 
 def elements_of(layers: Sequence[Layer]) -> int:
-    """How many parameters the layers have."""
+    """The number of parameters in the layers."""
     return sum(int(np.prod(layer.shape)) for layer in layers)
 
 
 class Tensors:
-    """Random weights of some layers, the same in all arms.
+    """Random weights of some layers, equal in all arms.
 
     Attributes:
-        slots: lists of variables: the optimizer's slots in the middle of training; `at_rest` makes them zero.
+        slots: lists of variables: the optimizer's slots in mid-training; `at_rest` makes them zero.
     """
 
     def __init__(self, layers: Sequence[Layer], slots: int = 0):
@@ -78,7 +78,7 @@ class Tensors:
         self.blocks = block_sizes(self.sizes, ops.BLOCK)
 
     def at_rest(self) -> Tensors:
-        """The same before the first step."""
+        """The same weights with the slots as before the first step."""
         for variable in (variable for kind in self.slots for variable in kind):
             variable.assign(tf.zeros_like(variable))
         return self
@@ -89,7 +89,7 @@ class Tensors:
 
 
 def gradients_of(layers: Sequence[Layer]) -> list[tf.Tensor]:
-    """The gradients of all layers, the same for all arms."""
+    """The gradients of all layers, equal in all arms."""
     random = np.random.default_rng(1)
     return [tf.constant(_drawn(random, layer)) for layer in layers]
 
@@ -111,7 +111,7 @@ def probes(variables: Sequence[tf.Variable]) -> np.ndarray:
 
 
 def our_ratios(name: str, tensors: Tensors, gradients: list[tf.Tensor], communicator: Any = None) -> tf.Tensor:
-    """The trust ratios by the native passes, shared among ranks if there is a communicator."""
+    """The trust ratios from the native passes, shared among ranks if there is a communicator."""
     weights, slots = tensors.weights, tensors.slots
 
     def partials(first: int, last: int) -> tf.Tensor:
@@ -128,7 +128,7 @@ def our_ratios(name: str, tensors: Tensors, gradients: list[tf.Tensor], communic
 
 
 def our_optimizer(name: str, parallel: Any = False) -> LayerwiseOptimizer:
-    """The optimizer of a cell, with the numbers that the rivals use too."""
+    """The optimizer of a cell, with the same settings as the rivals."""
     if name == "LARS":
         return lars.LARS(RATE, MOMENTUM, DECAY, TRUST, LARS_EPSILON, parallel=parallel)
     return lars.LAMB(RATE, BETA_1, BETA_2, LAMB_EPSILON, LAMB_DECAY, parallel=parallel)
@@ -193,7 +193,7 @@ def _lars_step(norm: Callable, fused: bool, tensors: Tensors, gradients: list[tf
     for weight, velocity, gradient, adapted in rows:
         ratio = _lars_ratio(norm, weight, gradient, adapted)
         decayed = gradient + DECAY * weight if adapted else gradient
-        if fused:  # TensorFlow's own pass of momentum, over a gradient that is scaled and decayed
+        if fused:  # TensorFlow's own momentum pass, over a gradient that is already scaled and decayed
             tf.raw_ops.ResourceApplyMomentum(
                 var=weight.handle, accum=velocity.handle, lr=1.0, grad=RATE * ratio * decayed, momentum=MOMENTUM
             )
@@ -217,9 +217,9 @@ class Form(NamedTuple):
     """A way to write the mathematics.
 
     Attributes:
-        norm: of a tensor.
+        norm: the norm of a tensor.
         compiled: whether XLA compiles it.
-        fused: whether LARS updates by TensorFlow's own operation for momentum.
+        fused: whether LARS updates with TensorFlow's own operation for momentum.
     """
 
     norm: Callable
@@ -240,7 +240,7 @@ STEP_FORMS = {
 
 
 def step_forms(name: str) -> dict[str, Form]:
-    """The forms of a whole step; only LARS has one by TensorFlow's own momentum."""
+    """The forms of a whole step; the one with TensorFlow's own momentum exists only for LARS."""
     return {form: how for form, how in STEP_FORMS.items() if name == "LARS" or not how.fused}
 
 
@@ -263,8 +263,8 @@ def rival_step(name: str, form: Form, tensors: Tensors, gradients: list[tf.Tenso
 class Floors:
     """native/lars_floors.cc: passes that read and write as much as ours, and compute almost nothing.
 
-    They pass over pages of 4 KB, as those of TensorFlow's variables are. NumPy asks for pages of 2 MB, over which the
-    same passes take two to three quarters of the time.
+    They use pages of 4 KB, like TensorFlow's variables. NumPy requests pages of 2 MB, over which the same passes take
+    two to three quarters of the time.
     """
 
     def __init__(self, elements: int):
@@ -273,7 +273,7 @@ class Floors:
         self._elements = elements
 
     def passes(self, name: str) -> dict[str, Callable[[], object]]:
-        """The two passes of an optimizer, each with the prefetch distance that is fastest on this machine."""
+        """The two passes of an optimizer, each with the fastest prefetch distance on this machine."""
         return {
             part: self._fastest(getattr(self._library, f"{name.lower()}_floor_{part}")) for part in ("norms", "update")
         }
@@ -288,7 +288,7 @@ class Floors:
 
 
 def compiled(source: pathlib.Path) -> ctypes.CDLL:
-    """A library of one file of benchmarks/native, for this processor."""
+    """Compiles one file of benchmarks/native to a library for this processor."""
     with tempfile.TemporaryDirectory() as folder:
         library = f"{folder}/{source.stem}.so"
         flags = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-shared"]
@@ -297,7 +297,7 @@ def compiled(source: pathlib.Path) -> ctypes.CDLL:
 
 
 def in_small_pages(elements: int) -> np.ndarray:
-    """A vector [elements] float32 over pages of 4 KB."""
+    """A vector [elements] float32 in pages of 4 KB."""
     memory = mmap.mmap(-1, elements * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     memory.madvise(mmap.MADV_NOHUGEPAGE)
     vector = np.frombuffer(memory, np.float32)

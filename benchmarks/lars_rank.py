@@ -1,4 +1,4 @@
-"""What each rank of bench_lars.py does: trust ratios alone and shared, and whole steps with and without a choice.
+"""One rank of bench_lars.py: trust ratios alone and shared, and whole steps with and without a choice.
 
 Elapsed time of a round is that of the slowest rank; processor time is a rank's own, over all of its threads, including
 those of Horovod and of the exchange.
@@ -35,14 +35,14 @@ from benchmarks.lars_arms import (
 from benchmarks.timing import shuffled
 from hvd_sparse import topology
 
-SLOTS = {"LARS": 0, "LAMB": 2}  # that the ratios are computed from
-SECONDS = 0.15  # that an arm's calls of one round take, so that processor time can be read off
-# Steps of 2 ms on two ranks that share the host's cores differ by a tenth from round to round, and 2% is to be seen.
+SLOTS = {"LARS": 0, "LAMB": 2}  # number of slots from which the ratios are computed
+SECONDS = 0.15  # duration of an arm's calls in one round, long enough to measure processor time
+# Steps of 2 ms on two ranks that share the host's cores vary by a tenth between rounds, and 2% must be visible.
 MORE_ROUNDS = {"small": 8}
 
 
 def measure(rounds: int, models: list[str]) -> list[dict[str, Any]]:
-    """All cells; alike on every rank."""
+    """The results of all cells; the same on every rank."""
     cells = []
     for model in models:
         layers = layers_of(model)
@@ -81,7 +81,7 @@ def _step_arms(name: str, layers: list, gradients: list[tf.Tensor], chosen: Any)
 
 
 def _timed(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
-    """For each arm, of all rounds: the slowest rank's elapsed and the busiest rank's processor milliseconds a call."""
+    """For each arm and round: the slowest rank's elapsed and the busiest rank's processor milliseconds per call."""
     world = topology.world()
     times: dict[str, list[list[float]]] = {arm: [] for arm in arms}
     calls = {arm: _calls(run) for arm, run in arms.items()}
@@ -101,7 +101,7 @@ def _timed(arms: dict[str, Callable[[], Any]], rounds: int) -> dict[str, Any]:
 
 
 def _calls(run: Callable[[], Any]) -> int:
-    """How many calls a round has; the same on every rank."""
+    """The number of calls in a round; the same on every rank."""
     run()
     began = time.perf_counter()
     run()

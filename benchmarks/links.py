@@ -1,4 +1,4 @@
-"""Further settings of the links of a cluster in a box: segmentation offload, and the length of their queues."""
+"""Further settings for the links of a cluster in a box: segmentation offload, and the length of their queues."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import sys
 
 from benchmarks.cluster import Cluster
 
-# ioctl's SIOCETHTOOL with ETHTOOL_STSO, ETHTOOL_SGSO and ETHTOOL_SGRO (linux/ethtool.h): as `ethtool -K`, which is not
-# on every machine. Run in the namespace of the interface.
+# ioctl's SIOCETHTOOL with ETHTOOL_STSO, ETHTOOL_SGSO and ETHTOOL_SGRO (linux/ethtool.h): like `ethtool -K`, which some
+# machines lack. Runs in the namespace of the interface.
 _SET_OFFLOAD = """
 import array, fcntl, socket, struct, sys
 name, on = sys.argv[1].encode(), int(sys.argv[2])
@@ -26,7 +26,7 @@ def set_offload(cluster: Cluster, on: bool) -> None:
 
     Args:
         cluster: within its `with` block.
-        on: whether they do.
+        on: whether to turn it on.
     """
     for where, device in _ends(cluster):
         subprocess.run([*where, sys.executable, "-c", _SET_OFFLOAD, device, str(int(on))], check=True)
@@ -51,6 +51,6 @@ def set_queue(cluster: Cluster, seconds: float) -> None:
 
 
 def _ends(cluster: Cluster) -> list[tuple[list[str], str]]:
-    """Both interfaces of each link, each with the prefix of a command on it."""
+    """Both interfaces of each link, each with the command prefix for its namespace."""
     inside = [(cluster.prefix(node), "eth0") for node in range(cluster.nodes)]
     return inside + [([], cluster.outer(node)) for node in range(cluster.nodes)]

@@ -19,14 +19,14 @@ import time
 from collections.abc import Iterator
 
 PORT = 7171
-_PAYLOAD, _WHOLE = 1472, 1514  # bytes of a datagram, and with the headers of UDP, IP and Ethernet
-_RUN = 16  # datagrams in a system call, about as many as those of `Datagrams` at 1 Gbit/s
+_PAYLOAD, _WHOLE = 1472, 1514  # bytes of a datagram without and with the headers of UDP, IP and Ethernet
+_RUN = 16  # datagrams per system call, about as many as in `Datagrams` at 1 Gbit/s
 _UDP, _SEGMENT = 17, 103  # SOL_UDP, UDP_SEGMENT
-_SEND_BUFFER, _SEND_BUFFER_FORCED = 4 << 20, 32  # bytes: a queue that is full drops, and does not hold the sender up
+_SEND_BUFFER, _SEND_BUFFER_FORCED = 4 << 20, 32  # bytes; so large that a full queue drops, and the sender never waits
 
 
 def beginnings(period: float, seed: int) -> Iterator[float]:
-    """Seconds from the first burst's beginning to that of each burst: 0, and so on without end."""
+    """Yields the seconds from the beginning of the first burst to that of each burst, from 0 on, without end."""
     random_numbers, at = random.Random(seed), 0.0
     while True:
         yield at
@@ -35,14 +35,14 @@ def beginnings(period: float, seed: int) -> Iterator[float]:
 
 @contextlib.contextmanager
 def beside(cluster, rate: float, burst: float, period: float, seed: int = 0) -> Iterator[None]:
-    """A neighbour on node 1 of a cluster that sends to node 0, for the duration of a `with` block.
+    """Runs a neighbour on node 1 of a cluster that sends to node 0, for the duration of a `with` block.
 
     Args:
         cluster: a `benchmarks.cluster.Cluster` of two nodes or more.
         rate: bits per second in a burst.
-        burst: seconds.
-        period: seconds from one beginning to the next, on average.
-        seed: of the draws.
+        burst: seconds per burst.
+        period: mean seconds between the beginnings of two bursts.
+        seed: seed of the draws.
     """
     told = [f"--rate={rate}", f"--burst={burst}", f"--period={period}", f"--seed={seed}"]
     own, other = cluster.address(1), cluster.address(0)
@@ -66,7 +66,7 @@ def beside(cluster, rate: float, burst: float, period: float, seed: int = 0) -> 
 
 
 def listen(address: str) -> socket.socket:
-    """A socket to send and receive; arriving data fills its buffer, and then costs almost nothing."""
+    """A socket for sending and receiving; arriving data fills its buffer, and after that costs almost nothing."""
     own = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     own.bind((address, PORT))
     own.setsockopt(socket.SOL_SOCKET, _SEND_BUFFER_FORCED, _SEND_BUFFER)
@@ -80,7 +80,7 @@ def fill(sender: socket.socket, other: str, rate: float, begin: float, end: floa
     due, seconds = begin, _WHOLE * _RUN * 8 / rate
     while max(due, now := time.monotonic()) < end:
         time.sleep(max(0.0, due - now))
-        with contextlib.suppress(OSError):  # what the queue does not take is lost
+        with contextlib.suppress(OSError):  # the queue may drop datagrams
             sender.sendto(data, (other, PORT))
         due += seconds
 

@@ -1,4 +1,4 @@
-"""Benchmarks of several questions: each can be run by itself, and the report keeps the earlier answers to the others.
+"""Benchmarks of several questions: each can be run alone, and the report keeps the earlier answers to the others.
 
 benchmarks/results/BENCHMARK.md has a section for each question answered so far, with its own command, date and commit;
 BENCHMARK.json has its figures and its verdicts.
@@ -16,15 +16,15 @@ from typing import Any, NamedTuple
 from benchmarks import report, timing, writing
 from benchmarks.report import Section, Verdict
 
-Measure = Callable[[Callable[[str], None]], Section]  # called with what prints a line of progress
+Measure = Callable[[Callable[[str], None]], Section]  # takes a function that prints a line of progress
 
 
 class Answer(NamedTuple):
-    """The answer to a question, and when it was given.
+    """The answer to a question, and how it was obtained.
 
     Attributes:
         section: section of the report.
-        made: the command, machine and time.
+        made: a sentence with command, machine and time.
     """
 
     section: Section
@@ -32,13 +32,13 @@ class Answer(NamedTuple):
 
 
 def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
-    """Adds the choice of questions, and whether the report is written."""
+    """Adds the options for the questions to run and for writing the report."""
     parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
     parser.add_argument("--dry", action="store_true", help="write no report")
 
 
 def asked(parser: argparse.ArgumentParser, options: argparse.Namespace, names: Sequence[str]) -> list[str]:
-    """The questions of the command line, in the order of `names`; unknown ones end the program."""
+    """The questions on the command line, in the order of `names`; unknown ones end the program."""
     chosen = options.questions.split(",")
     if not set(chosen) <= set(names):
         parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")
@@ -57,9 +57,9 @@ def ask(
     """Runs questions one after the other, and prints their results.
 
     Args:
-        benchmark: its name, "averaging".
-        title: of the report.
-        names: of all its questions, in the order of the report.
+        benchmark: name of the benchmark, "averaging".
+        title: title of the report.
+        names: all its questions, in the order of the report.
         measures: the questions to run.
         words: arguments of the command line.
         keeps: whether the report is written.
@@ -71,7 +71,7 @@ def ask(
         began = time.perf_counter()
         section = measure(lambda line: print(f"  {line}", flush=True))
         answers[name] = Answer(section, report.made(timing.machine(), time.perf_counter() - began, command))
-        if keeps:  # after each, so that a later failure loses nothing
+        if keeps:  # after each question, so that a later failure loses nothing
             write(benchmark, title, {each: answers[each] for each in names if each in answers})
         if keeps and draw is not None:
             draw(name, section)

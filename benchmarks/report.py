@@ -1,4 +1,4 @@
-"""What the parts of a benchmark pass to its report: tables as Markdown, figures for JSON, and targets met or missed."""
+"""What the parts of a benchmark pass to its report: Markdown tables, figures for JSON, and targets met or missed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ class Verdict(NamedTuple):
     """A target and what was measured.
 
     Attributes:
-        what: measured quantity, with its unit.
-        wanted: as text, ">= 0.9".
-        measured: as text, with its spread if there is one.
+        what: the measured quantity, with its unit.
+        wanted: the target as text, ">= 0.9".
+        measured: the result as text, with its spread if there is one.
         met: whether the target is met.
     """
 
@@ -27,10 +27,10 @@ class Section(NamedTuple):
     """The answer to one question of a benchmark.
 
     Attributes:
-        title: of the section.
-        lines: Markdown.
+        title: title of the section.
+        lines: lines of Markdown.
         figures: all measured values; JSON-serialisable.
-        verdicts: on the targets of this question.
+        verdicts: verdicts on the targets of this question.
     """
 
     title: str
@@ -52,9 +52,9 @@ def of_questions(title: str, sections: Sequence[Section], made: Sequence[str]) -
     """The report of a benchmark of several questions, as Markdown.
 
     Args:
-        title: of the report.
+        title: title of the report.
         sections: one per question.
-        made: how each was made, from `made`.
+        made: how each was measured, as formatted by `made`.
     """
     text = [
         f"# {title}",
@@ -71,7 +71,7 @@ def of_questions(title: str, sections: Sequence[Section], made: Sequence[str]) -
 
 
 def made(machine: Mapping[str, str], seconds: float, command: str) -> str:
-    """When and by what a section was made.
+    """A sentence that says when and by which command a section was made.
 
     Args:
         machine: result of `timing.machine`.
@@ -85,11 +85,11 @@ def made(machine: Mapping[str, str], seconds: float, command: str) -> str:
 
 
 def command(benchmark: str, words: Sequence[str]) -> str:
-    """The command that makes the same results anywhere, without the path of a local store.
+    """The command that reproduces the results anywhere, without the path of a local store.
 
     Args:
-        benchmark: its name, "topk".
-        words: its arguments.
+        benchmark: name of the benchmark, "topk".
+        words: arguments of the command line.
     """
     asked = [
         word

@@ -19,19 +19,19 @@ from benchmarks.exchange_rank import Clock
 from hvd_sparse import collectives
 
 ARMS = ("computation", "collective", "one after the other", "overlapped", "wait", "overlapped with a wait")
-_INNER = 1024  # rows and columns of the matrix that is multiplied with
+_INNER = 1024  # rows and columns of the second matrix
 _FIRST = 64  # rows of the first product that is timed
 _REPEATS = 5
-_CLOSE = 0.05  # by which the two may differ in time
+_CLOSE = 0.05  # maximum relative difference between the two times
 _TRIES = 12
 
 
 class Taken(NamedTuple):
-    """What was measured.
+    """The measurements.
 
     Attributes:
-        seconds: of this rank, for each arm and round.
-        matmul: shapes of the two matrices, [rows, inner, columns].
+        seconds: this rank's seconds for each arm and round.
+        matmul: sizes of the two matrices, [rows, inner, columns].
     """
 
     seconds: dict[str, list[float]]
@@ -46,14 +46,14 @@ def run_overlap(
     number: int,
     clock: Clock,
 ) -> Taken:
-    """Times a collective, a computation and a wait that take as long, and the collective before and beside them.
+    """Times a collective, a computation and a wait of the same length, and the collective before and beside them.
 
     Args:
         name: name of the collective.
         slices: this rank's contribution.
         check: raises if a result is wrong.
-        rounds: rounds of each arm, after two that are not counted.
-        number: of this call, for the names of collectives.
+        rounds: rounds of each arm, after two that do not count.
+        number: number of this call, for the names of collectives.
         clock: synchronises all ranks.
     """
     world = hvd.topology.world()
@@ -95,9 +95,9 @@ def run_overlap(
 
 
 def matrices(collective: Callable[[], Any], clock: Clock) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two matrices whose product takes as long as the collective on the slowest rank while all ranks make it.
+    """Two matrices whose product takes as long as the collective on the slowest rank, if all ranks compute it.
 
-    Both are timed again each time: products of few rows are slower by the row, and first calls of a name are slow.
+    Both are timed again in each iteration: fewer rows take longer per row, and the first calls of a name are slow.
     """
     right = tf.ones([_INNER, _INNER])
     rows = _FIRST
@@ -111,7 +111,7 @@ def matrices(collective: Callable[[], Any], clock: Clock) -> tuple[tf.Tensor, tf
 
 
 def _slowest(clock: Clock, run: Callable[[], Any]) -> float:
-    """The median of a few rounds after one that does not count, each as long as its slowest rank."""
+    """The median over a few rounds of the slowest rank's seconds, after one round that does not count."""
     taken = []
     for _ in range(1 + _REPEATS):
         _, elapsed = clock.time(run)

@@ -1,4 +1,4 @@
-"""What one rank does for bench_sparcml.py: python -m benchmarks.sparcml_rank JOB RESULTS.
+"""One rank of bench_sparcml.py: python -m benchmarks.sparcml_rank JOB RESULTS.
 
 JOB is a JSON file: {"cells": [...], "overlaps": [...]}, as in `bench_sparcml.measure`. Rank 0 writes RESULTS: for each
 cell and arm the seconds of each round (the slowest rank's), the bytes that each node's interface sent over all rounds,
@@ -34,7 +34,7 @@ class Sum:
     """The data of a cell: this rank's rows, and the expected sum over all ranks.
 
     Attributes:
-        slices: float32 values of 1 to 4, ascending indices.
+        slices: this rank's rows: float32 values of 1 to 4, ascending indices.
         dense: [size], the same as a vector.
     """
 
@@ -57,7 +57,7 @@ class Sum:
         return len(self._indices)
 
     def check(self, name: str, result: Any) -> None:
-        """Raises AssertionError if a result is not the sum, to the bit."""
+        """Raises AssertionError if a result is not exactly the sum."""
         if not self._is_right(result):
             raise AssertionError(f"{name}: rank {hvd.rank()} got a wrong result")
 
@@ -65,14 +65,14 @@ class Sum:
         if not isinstance(result, tf.IndexedSlices):
             return np.array_equal(result.numpy(), self._total)
         values, indices = result.values.numpy(), result.indices.numpy()
-        if (np.diff(indices) <= 0).any():  # as Horovod gathers them
+        if (np.diff(indices) <= 0).any():  # as gathered by Horovod
             return np.array_equal(np.bincount(indices, values, len(self._total)), self._total)
-        there = np.flatnonzero(values)  # of a piece that travelled dense all rows are there
+        there = np.flatnonzero(values)  # a piece that was sent dense contains all rows
         return np.array_equal(indices[there], self._indices) and np.array_equal(values[there], self._values)
 
 
 def make_arm(name: str, vectors: Sum, number: int) -> Call:
-    """The call that an arm's name stands for."""
+    """The call that an arm's name denotes."""
     if name in DENSE_ARMS:
         return lambda: horovod.allreduce(vectors.dense, op=horovod.Sum, name=f"{name}.{number}")
     if name == HOROVOD_SLICES:
@@ -87,12 +87,12 @@ def takes_part(number: int, rounds: int, of: int) -> bool:
 
 
 def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
-    """Times the arms of one cell in turn, in another order each round, the same on every rank."""
+    """Times the arms of one cell in turn, in a different order each round, the same on every rank."""
     vectors = Sum(cell["size"], cell["density"], cell["sets"])
     arms = {name: make_arm(name, vectors, number) for name in cell["rounds"]}
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     sent = dict.fromkeys(arms, 0)
-    chosen: dict[str, list[str]] = {name: [] for name in arms if name.startswith("auto")}  # it goes on learning
+    chosen: dict[str, list[str]] = {name: [] for name in arms if name.startswith("auto")}  # auto continues to learn
     world = hvd.topology.world()
     rounds = max(cell["rounds"].values())
     for arm in [arm for name, arm in arms.items() if name.startswith("auto")] * cell["tries"]:
@@ -115,12 +115,12 @@ def run_cell(cell: dict, number: int, clock: Clock) -> dict[str, Any]:
 
 
 def slowest(own: dict[str, list[float]], everyones: list[dict[str, list[float]]]) -> dict[str, list[float]]:
-    """The slowest rank's seconds of each round, arms in the order of this rank's own."""
+    """The slowest rank's seconds of each round, with the arms in this rank's order."""
     return {name: np.max([rank[name] for rank in everyones], axis=0).tolist() for name in own}
 
 
 def gather_cell(own: dict[str, Any]) -> dict[str, Any]:
-    """A cell's figures: the slowest rank's seconds, and the bytes that each node has sent."""
+    """A cell's figures: the slowest rank's seconds, and the bytes sent by each node."""
     everyones = hvd.topology.world().gather_descriptions(own, "cell")
     seconds = slowest(own["seconds"], [rank["seconds"] for rank in everyones])
     sent = {name: [rank["sent"][name] for rank in everyones] for name in own["sent"]}

@@ -18,14 +18,14 @@ DENSE_ARMS = ("horovod", "horovod, A/A")
 HOROVOD_SLICES = "horovod, slices"
 FIXED = ("recursive_doubling", "split_allgather", "dynamic", "sparse_ring", "dense_ring", "allgather")
 AUTO_AGAIN = "auto, A/A"
-_JUDGED = "1gbit"  # the link that the targets are for
+_JUDGED = "1gbit"  # the link to which the targets apply
 _SPARSE, _TIMES = 0.001, 25.0
 _DYNAMIC, _AUTO, _EXPOSED = 1.1, 0.05, 0.35
-_BYTES = 4  # of a float32
+_BYTES = 4  # per float32
 
 
 def claimed_bytes(arm: str, cell: dict, nodes: int) -> float:
-    """Payload that a rank is expected to send in one call; of `auto` the mean over what it chose in each round."""
+    """Payload that a rank should send in one call; for `auto` the mean over its choices in all rounds."""
     size, kept = cell["size"], max(1, round(cell["size"] * cell["density"]))
     if arm in DENSE_ARMS:
         return 2 * (nodes - 1) / nodes * _BYTES * size
@@ -38,7 +38,7 @@ def claimed_bytes(arm: str, cell: dict, nodes: int) -> float:
 
 
 def rows_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
-    """One row per arm and cell; milliseconds, and bytes of a node and call."""
+    """One row per arm and cell: milliseconds, and bytes per node and call."""
     rows = []
     for run in runs:
         for cell in run["cells"]:
@@ -68,10 +68,10 @@ def rows_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
 
 
 def winners(rows: Sequence[dict]) -> list[dict[str, Any]]:
-    """For each cell the best two of ours, and how `auto` did against the best and against its own second arm.
+    """For each cell our best two arms, and `auto` against the best and against its own second arm.
 
-    `regret` is against the best of those that `auto` chooses from, `regret_of_all` against the best of all fixed ones;
-    `noise` is the difference of its two arms, and `against_same` that to the arm of what it chose.
+    `regret` compares with the best of the candidates of `auto`, `regret_of_all` with the best fixed arm; `noise` is the
+    difference between its two arms, and `against_same` that to the arm it chose.
     """
     found = []
     for row in (each for each in rows if each["arm"] == "auto"):
@@ -125,7 +125,7 @@ def overlaps_of(runs: Sequence[dict]) -> list[dict[str, Any]]:
 
 
 def verdicts(rows: Sequence[dict], overlapped: Sequence[dict]) -> list[report.Verdict]:
-    """The targets, met or missed, as far as their cells were measured."""
+    """The targets, met or missed, for the cells that were measured."""
     found = [each for each in winners(rows) if each["rate"] == _JUDGED]
     made = []
     for each in found:
@@ -263,7 +263,7 @@ def _overlap_table(overlapped: Sequence[dict]) -> list[str]:
 
 
 def draw(rows: Sequence[dict], path: str) -> None:
-    """Milliseconds by ranks and by density, a row of panels per link."""
+    """Plots milliseconds by ranks and by density, with a row of panels per link."""
     rates = list(dict.fromkeys(row["rate"] for row in rows))
     figure = Figure(figsize=(11, 4.4 * len(rates)), layout="constrained")
     axes = np.atleast_2d(figure.subplots(len(rates), 2))

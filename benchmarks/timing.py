@@ -1,4 +1,4 @@
-"""How arms are timed: all in turn, round after round, so that a drift of the machine affects all of them alike."""
+"""How arms are timed: all in turn, round after round, so that a drift of the machine's speed affects all arms alike."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from scipy.stats import binom
 
 
 def _processor_times() -> np.ndarray:
-    """Of all cores together since the machine was started, as /proc/stat lists them; the eighth was stolen."""
+    """Times of all cores together since the machine started, in the order of /proc/stat; the eighth is stolen time."""
     with open("/proc/stat") as file:
         return np.array(file.readline().split()[1:9], dtype=np.int64)
 
@@ -26,11 +26,11 @@ _AT_START = _processor_times()
 
 @dataclasses.dataclass
 class Arm:
-    """Something to be timed.
+    """Something to time.
 
     Attributes:
-        run: what is timed.
-        check: looks at what the last `run` left, not timed; raises if it is wrong.
+        run: the function to time.
+        check: checks the results of the last `run`, not timed; raises if they are wrong.
         rounds: maximum number of rounds; slow rivals take part less often.
     """
 
@@ -51,7 +51,7 @@ class Timing:
 def shuffled(names: Iterable[str], seed: int) -> list[str]:
     """Arms in the order of one round, the same on every rank.
 
-    An arm that always follows the same one is faster or slower by what that one leaves behind.
+    An arm that always follows the same other arm is affected by the state in which that one leaves the machine.
     """
     order = list(names)
     random.Random(seed).shuffle(order)
@@ -62,9 +62,9 @@ def interleave(arms: Mapping[str, Arm], rounds: int, before: Callable[[], object
     """Runs all arms in turn, `rounds` times after one warm-up; every result is checked.
 
     Args:
-        arms: by name.
-        rounds: of all arms that do not want fewer.
-        before: runs, not timed, before each arm, so that what the former one left in the caches is the same for all.
+        arms: the arms by name.
+        rounds: rounds of all arms that do not ask for fewer.
+        before: runs before each arm, not timed, so that caches are in the same state for all.
     """
     seconds: dict[str, list[float]] = {name: [] for name in arms}
     for number in range(-1, rounds):
@@ -89,14 +89,14 @@ def paired_ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float,
     """The median of one / other, pair by pair, and its 95% interval.
 
     The interval is that of order statistics, without assumptions on the distribution: how many of n pairs lie below
-    their median is binomial. With fewer than six pairs there is none, and it is all of the real line.
+    their median is binomial. With fewer than six pairs there is no such interval, and the whole real line is returned.
 
     Args:
         ones: figures of one arm.
-        others: of the other, in the same rounds.
+        others: figures of the other arm, in the same rounds.
 
     Returns:
-        The median, and the interval's ends.
+        The median, and the ends of the interval.
     """
     ratios = np.sort(np.asarray(ones, float) / np.asarray(others, float))
     outside = next((rank for rank in range(len(ratios)) if binom.cdf(rank, len(ratios), 0.5) > 0.025), 0)
@@ -106,10 +106,10 @@ def paired_ratio(ones: Sequence[float], others: Sequence[float]) -> tuple[float,
 
 
 def machine() -> dict[str, str]:
-    """What the figures depend on: processor, cores, versions, date.
+    """The conditions of the figures: processor, cores, versions, date.
 
-    "stolen" is the share of the cores' time since this process began that the host gave to other machines: where it is
-    not negligible, absolute figures are too slow and ratios are noisy.
+    "stolen" is the share of the cores' time since this process began that the host gave to other machines: if it is not
+    negligible, times are too long and ratios are noisy.
     """
     names = [line.split(":", 1)[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
     elapsed = _processor_times() - _AT_START

@@ -1,4 +1,4 @@
-"""What bench_train.py times: one training step with each kind of gradient exchange, measured by clocks in its graph."""
+"""The arms of bench_train.py: one training step per kind of gradient exchange, measured by clocks in its graph."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ _NEVER = 2**40
 class Arm:
     """A model, its optimizer, its batches and its exchange; arms share none of these.
 
-    All arms begin with the same weights and see the same batches, another sequence on each rank.
+    All arms begin with the same weights and see the same batches; each rank has its own sequence.
 
     Args:
         name: `HOROVOD`, `NOTHING`, `IMPORTED`, or a recipe of `hvd.recipes`.
-        task: what is trained.
-        size: of the task's model.
-        density: for recipes that take one.
+        task: the task to train.
+        size: size of the task's model.
+        density: density for recipes that take one.
 
     Attributes:
-        model: it.
-        losses: of all steps so far.
-        sends_all: whether its means are those of plain data parallelism.
+        model: the model.
+        losses: losses of all steps so far.
+        sends_all: whether its mean gradients are those of plain data parallelism.
     """
 
     def __init__(self, name: str, task: train_models.Task, size: Any, density: float):
@@ -62,20 +62,20 @@ class Arm:
             distributed = self._sparsely_distributed
             self._plan()
         self._optimizer = optimizer = task.optimizer()
-        optimizer.build(self.model.trainable_variables)  # variables made in the step would have it traced twice
+        optimizer.build(self.model.trainable_variables)  # variables created in the step would cause a second trace
         step = _Step(self.model, optimizer, distributed, self._selections)
         self._step = tf.function(step, jit_compile=False, autograph=False)
         self._never_known = tf.constant(0.0, tf.float64)
 
     def run(self, steps: int) -> list[Marks]:
-        """Trains some steps; the marks of one end where those of the next begin."""
+        """Takes some training steps; the marks of each begin where those of the last one end."""
         readings, ended = [], time.perf_counter()
         for _ in range(steps):
             asked = ended
             inputs, labels = next(self._batches)
             given = time.perf_counter()
             loss, ready, met, selections = self._step(inputs, labels, self._never_known)
-            self.losses.append(float(loss))  # in eager mode on a CPU all of the step is done by now
+            self.losses.append(float(loss))  # in eager mode on a CPU the whole step has ended by now
             ended = time.perf_counter()
             readings.append((asked, given, ready, met, ended, selections))
         return [
@@ -84,18 +84,18 @@ class Arm:
         ]
 
     def kept_by_optimizer(self) -> np.ndarray:
-        """Momentum and the like, end to end, float32: after one step it tells the mean gradient."""
+        """The optimizer's slots, concatenated, float32; after one step they show the mean gradient."""
         slots = [variable for variable in self._optimizer.variables if variable.shape]
         return np.concatenate([np.ravel(slot.value.numpy()) for slot in slots])
 
     def figures(self) -> dict[str, Any]:
-        """What telemetry says of the last exchange; {} where it is not ours."""
+        """The telemetry of the last exchange; {} for arms without an exchange of ours."""
         return {} if self._exchange is None else self._exchange.read_telemetry()
 
     def _plan(self) -> None:
-        """Exchanges zeros once: an exchange that plans while a step is traced has the step traced twice.
+        """Exchanges zeros once: an exchange that plans while a step is traced would cause a second trace.
 
-        Buckets are then filled in the reverse order of the variables, which in these models is about that of a graph.
+        Buckets are then filled in the reverse order of the variables, which in these models is roughly a graph's order.
         """
         variables = [variable.value for variable in self.model.trainable_variables]
         assert self._exchange is not None
@@ -105,7 +105,7 @@ class Arm:
         return hvd.DistributedGradientTape(tape, aggregator=self._exchange)
 
     def _selections(self) -> tf.Tensor:
-        """When the selection of each bucket began and ended in the exchange before, [buckets, 2]."""
+        """When the selection of each bucket began and ended in the last exchange, [buckets, 2]."""
         states = () if self._exchange is None else self._exchange.states
         spans = [span for state in states for span in telemetry.spans(state)]
         return tf.stack([span.read_value() for span in spans]) if spans else tf.zeros([0, 2], tf.float64)
@@ -113,9 +113,9 @@ class Arm:
 
 @dataclasses.dataclass(eq=False)  # tf.function hashes it
 class _Step:
-    """A training step as a user of Horovod writes it, with clocks.
+    """A training step as a user of Horovod writes it, with clock readings.
 
-    It reads them once all of something is there: our clock op and `time.perf_counter` tell the same time, that of
+    A clock is read when all of a part's results exist. Our clock op and `time.perf_counter` read the same clock,
     CLOCK_MONOTONIC, which all ranks of a machine share.
     """
 
@@ -141,7 +141,7 @@ class _Step:
 
 
 def _noting_tape(own: list[tf.Tensor]) -> tf.GradientTape:
-    """A tape that puts the gradients that it gives into a list; rows of an embedding are made dense for all alike."""
+    """A tape that also puts its gradients into a list; embedding gradients are made dense, alike for all arms."""
 
     class NotingTape(tf.GradientTape):
         def gradient(self, *args: Any, **options: Any) -> list[tf.Tensor]:
@@ -152,10 +152,10 @@ def _noting_tape(own: list[tf.Tensor]) -> tf.GradientTape:
 
 
 def recipe(name: str, density: float) -> Aggregator:
-    """One of `hvd.recipes` by its name, with a density where it takes one.
+    """The recipe of this name in `hvd.recipes`, with a density if it takes one.
 
     Raises:
-        ValueError: if there is none of this name.
+        ValueError: if there is no recipe of this name.
     """
     maker = getattr(hvd.recipes, name, None)
     if not inspect.isfunction(maker):

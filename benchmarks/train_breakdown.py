@@ -1,4 +1,4 @@
-"""Where the time of a training step goes, from readings of one clock; the parts are those of CommLib Fig. 1."""
+"""The breakdown of a training step's time, from readings of one clock, into the parts of CommLib Fig. 1."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ class Marks(NamedTuple):
     """Times of the events of a step, in seconds of one clock.
 
     Attributes:
-        asked: the batch was asked for; the step before had ended.
-        given: the batch was there.
-        ready: all of this rank's own gradients were there.
-        met: all means over the ranks were there.
-        ended: all variables were written and the loss was at hand.
-        selections: when the selection of each bucket began and ended, in any order, side by side or not.
+        asked: the batch was requested; the previous step had ended.
+        given: the batch had arrived.
+        ready: all of this rank's own gradients were computed.
+        met: all means over the ranks had arrived.
+        ended: all variables were written and the loss was available.
+        selections: when the selection of each bucket began and ended, in any order; they may overlap.
     """
 
     asked: float
@@ -33,11 +33,11 @@ class Marks(NamedTuple):
 def parts_of(marks: Marks) -> dict[str, float]:
     """Seconds of each of `PARTS`; they add up to the step, from asked to ended.
 
-    Compression is the time between ready and met in which at least one bucket is being selected; what was selected
-    before lies within forward and backward.
+    Compression is the time between ready and met in which at least one bucket is being selected; selections before that
+    are part of forward and backward.
 
     Raises:
-        ValueError: if the marks are not in their order.
+        ValueError: if the marks are not in order.
     """
     line = (marks.asked, marks.given, marks.ready, marks.met, marks.ended)
     if any(later < earlier for earlier, later in zip(line, line[1:], strict=False)):
@@ -54,7 +54,7 @@ def parts_of(marks: Marks) -> dict[str, float]:
 
 
 def covered(spans: Sequence[tuple[float, float]], start: float, stop: float) -> float:
-    """Seconds between start and stop that lie in at least one of the spans."""
+    """Seconds between start and stop that are covered by at least one of the spans."""
     total, reached = 0.0, start
     for begin, end in sorted(spans):
         begin, end = max(begin, reached), min(end, stop)
@@ -68,11 +68,11 @@ def summary(ranks: Sequence[Sequence[Marks]]) -> dict[str, float]:
     """Mean seconds of a step over all ranks and steps.
 
     Args:
-        ranks: the marks of the same steps, rank by rank, of one clock for all.
+        ranks: marks of the same steps for each rank, all from the same clock.
 
     Returns:
-        `PARTS`, which add up to "step"; "selection in all": the lengths of all selections, one after another; and "for
-        slower ranks": how much of the time from ready to met went by before the last rank was ready.
+        `PARTS`, which add up to "step"; "selection in all": the sum of the lengths of all selections; and "for slower
+        ranks": how much of the time from ready to met had passed when the last rank was ready.
     """
     parts = [parts_of(marks) for rank in ranks for marks in rank]
     means = {part: float(np.mean([each[part] for each in parts])) for part in PARTS}

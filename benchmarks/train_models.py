@@ -1,4 +1,4 @@
-"""What bench_train.py trains: ResNet-50, VGG-19 and a Transformer of any width, on random batches.
+"""The models of bench_train.py: ResNet-50, VGG-19 and a Transformer of any width, on random batches.
 
 Width scales channels, features and heads; image and length scale the input; the models are in examples/models/. CommLib
 mentions a Transformer of 110M parameters without its configuration.
@@ -17,13 +17,13 @@ import tensorflow as tf
 from examples.models.images import Images, resnet50, vgg19
 from examples.models.transformer import Sentences, transformer
 
-BATCHES = 8  # made before the run and yielded in turn
+BATCHES = 8  # created before the run and yielded in turn
 _PREFETCHED = 2
 _MOMENTUM = 0.9
 
 
 def image_batches(size: Images, seed: int) -> tf.data.Dataset:
-    """(images [batch, image, image, 3] float32, labels [batch]) for ever; pixels are scaled in the pipeline."""
+    """Endless (images [batch, image, image, 3] float32, labels [batch]); pixels are scaled in the pipeline."""
     random = np.random.default_rng(seed)
     images = random.integers(0, 256, (BATCHES, size.batch, size.image, size.image, 3), np.uint8)
     labels = random.integers(0, size.classes, (BATCHES, size.batch), np.int32)
@@ -33,7 +33,7 @@ def image_batches(size: Images, seed: int) -> tf.data.Dataset:
 
 
 def sentence_batches(size: Sentences, seed: int) -> tf.data.Dataset:
-    """((sources, targets), next tokens), each [batch, length] int32, for ever; no token is padding."""
+    """Endless ((sources, targets), next tokens), each [batch, length] int32, without padding."""
     random = np.random.default_rng(seed)
     tokens = random.integers(1, size.vocabulary, (BATCHES, size.batch, 2 * size.length + 1), np.int32)
     source, target = tokens[..., : size.length], tokens[..., size.length :]
@@ -43,13 +43,13 @@ def sentence_batches(size: Sentences, seed: int) -> tf.data.Dataset:
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """One of the three: how it is made, and what it is trained with.
+    """One of the three tasks: a model, its data and its optimizer.
 
     Attributes:
-        size: what the benchmark trains where nothing else is asked for.
-        model: makes it from a size.
-        batches: makes its batches from a size and a seed.
-        optimizer: makes its optimizer.
+        size: the default size in the benchmark.
+        model: makes the model from a size.
+        batches: makes batches from a size and a seed.
+        optimizer: makes the optimizer.
     """
 
     size: Images | Sentences
@@ -66,7 +66,7 @@ TASKS = {
         Images(width=0.5, image=32, batch=8), vgg19, image_batches, lambda: keras.optimizers.SGD(0.001, _MOMENTUM)
     ),
     "transformer": Task(
-        Sentences(width=0.5, length=32, batch=4, vocabulary=8_000, layers=3),  # with 6 its graphs take minutes to make
+        Sentences(width=0.5, length=32, batch=4, vocabulary=8_000, layers=3),  # with 6 layers, tracing takes minutes
         transformer,
         sentence_batches,
         lambda: keras.optimizers.Adam(1e-4, beta_2=0.98, epsilon=1e-9),

@@ -1,11 +1,11 @@
-"""What one rank does for bench_train.py: python -m benchmarks.train_rank JOB RESULTS.
+"""One rank of bench_train.py: python -m benchmarks.train_rank JOB RESULTS.
 
-JOB is a JSON file: {"local": n, "model": one of train_models.TASKS, "size": {} or what differs from the task's own,
-"arms": [...], "density": ..., "steps": timed steps of each arm}. Rank 0 writes RESULTS: for each arm the seconds of
-each block (the slowest rank's), the bytes that each node's interface sent, the mean breakdown of a step, and what
-telemetry claims. It checks that losses are finite, that ranks that exchange stay equal to the bit and others do not,
-and that the first mean gradient of a dense recipe is Horovod's. Later gradients cannot be compared: in a freshly
-initialised ResNet-50, two steps turn a difference of 1e-6 into one of 1e-2, with any exchange and with none.
+JOB is a JSON file: {"local": n, "model": one of train_models.TASKS, "size": {} or changes to the task's own, "arms":
+[...], "density": ..., "steps": timed steps of each arm}. Rank 0 writes RESULTS: for each arm the seconds of each block
+(the slowest rank's), the bytes that each node's interface sent, the mean breakdown of a step, and the telemetry. It
+checks that losses are finite, that ranks with an exchange stay bitwise equal and others do not, and that the first mean
+gradient of a dense recipe equals Horovod's. Later gradients cannot be compared: in a freshly initialised ResNet-50, two
+steps turn a difference of 1e-6 into one of 1e-2, with any exchange and with none.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from benchmarks import train_breakdown, train_models
 from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes, write_json
 from benchmarks.train_arms import AGAIN, HOROVOD, NOTHING, Arm
 
-BLOCK = 3  # steps of one arm in a run, before it is the next one's turn
-WARM_UP = 2  # steps before anything is timed; the first one makes the graph
-MEAN_TOLERANCE = 1e-5  # relative, of the norm: a few gradients in float32, added in another order
+BLOCK = 3  # consecutive steps of an arm, before the next arm's turn
+WARM_UP = 2  # steps that are not timed; the graph is made in the first one
+MEAN_TOLERANCE = 1e-5  # relative, of the norm: a few gradients in float32, summed in different orders
 
 
 @dataclasses.dataclass
 class Record:
-    """What a rank has seen of one arm."""
+    """One rank's measurements of one arm."""
 
-    seconds: list[float] = dataclasses.field(default_factory=list)  # of each block
+    seconds: list[float] = dataclasses.field(default_factory=list)  # per block
     sent: int = 0  # bytes, over all blocks
     marks: list[train_breakdown.Marks] = dataclasses.field(default_factory=list)
 
 
 def run_block(arm: Arm, steps: int, clock: Clock, record: Record) -> None:
-    """Trains some steps from a moment when all ranks are ready."""
+    """Takes some training steps, beginning when all ranks are ready."""
     clock.meet()
     before = sent_bytes()
     marks = arm.run(steps)
@@ -53,10 +53,10 @@ def run_block(arm: Arm, steps: int, clock: Clock, record: Record) -> None:
 
 
 def train(job: dict, clock: Clock) -> tuple[dict[str, Arm], dict[str, Record]]:
-    """Warms the arms up, then trains with all of them in turn; each round begins with another one."""
+    """Warms the arms up, then trains with all of them in turn; each round begins with a different one."""
     task = train_models.TASKS[job["model"]]
     size = dataclasses.replace(task.size, **job["size"])
-    # All before any runs: to seed TensorFlow has it optimise every graph again.
+    # All arms are made before any runs: seeding makes TensorFlow optimise every graph again.
     arms = {name: Arm(name, task, size, job["density"]) for name in job["arms"] if name != AGAIN}
     first_mean = None
     for name, arm in arms.items():
@@ -76,12 +76,12 @@ def train(job: dict, clock: Clock) -> tuple[dict[str, Arm], dict[str, Record]]:
 
 
 def check(arms: dict[str, Arm]) -> None:
-    """Losses are finite, and replicas are equal where they should be and only there.
+    """Checks that losses are finite, and that replicas are equal exactly where they should be.
 
-    Statistics of batch normalisation are each rank's own, with Horovod as with us, and not looked at.
+    Statistics of batch normalisation belong to each rank, as in Horovod, and are not compared.
 
     Raises:
-        AssertionError: naming the arm.
+        AssertionError: if a check fails; it names the arm.
     """
     for name, arm in arms.items():
         if not np.all(np.isfinite(arm.losses)):
@@ -91,14 +91,14 @@ def check(arms: dict[str, Arm]) -> None:
 
 
 def check_mean(name: str, kept: np.ndarray, first: np.ndarray) -> None:
-    """What the optimizers of two arms have kept of their first mean gradient is the same, but for rounding."""
+    """Checks that the optimizers of two arms received the same first mean gradient, except for rounding."""
     error = np.linalg.norm(kept - first) / np.linalg.norm(first)
     if not error <= MEAN_TOLERANCE:
         raise AssertionError(f"{name}: the first mean differs from that of the first dense arm by {error:.1e} of it")
 
 
 def replicas_equal(arm: Arm) -> bool:
-    """Whether all ranks hold the same trainable variables, to the bit."""
+    """Whether all ranks hold bitwise equal trainable variables."""
     digest = 0
     for variable in arm.model.trainable_variables:
         digest = zlib.crc32(np.ascontiguousarray(variable.value.numpy()), digest)
@@ -108,7 +108,7 @@ def replicas_equal(arm: Arm) -> bool:
 
 
 def merged(name: str, everyones: list[dict[str, Any]]) -> dict[str, Any]:
-    """One arm's figures out of those of all ranks."""
+    """Combines one arm's figures from all ranks."""
     own = [rank["records"][name] for rank in everyones]
     marks = [
         [train_breakdown.Marks(*step[:-1], tuple(map(tuple, step[-1]))) for step in record["marks"]] for record in own

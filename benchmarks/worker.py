@@ -1,4 +1,4 @@
-"""Common code of the processes that `convergence_runs.on_cores` starts: a job is a list of runs, made one by one."""
+"""Common code of the processes that `convergence_runs.on_cores` starts: a job is a list of runs, done one by one."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def work_off(
     rounded: Callable[[Outcome], Outcome],
     told: Callable[[Outcome], str],
 ) -> None:
-    """The command of such a process: makes the runs of JOB, keeps each when it has ended, and tells of it.
+    """The command of such a process: does the runs of JOB, stores each one when it has ended, and reports progress.
 
     Args:
-        description: of the command.
-        train: makes a run of the job.
-        rounded: what is kept of a run and its outcome.
-        told: a line of progress about them.
+        description: the description of the command.
+        train: does one run of the job.
+        rounded: rounds a run with its outcome for the store.
+        told: formats a line of progress about them.
     """
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)

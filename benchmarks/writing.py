@@ -1,4 +1,4 @@
-"""Where figures go: a report, its picture and a summary in the repository, and all samples, which stay on the machine.
+"""Writes results: a report, its picture and a summary to the repository; all samples stay on the machine.
 
 benchmarks/results/ holds one report per benchmark, the newest: BENCHMARK.md, .json and .png, with date and commit
 inside. The JSON has settings, summaries and medians; the times of all rounds go to results/BENCHMARK-DATE.json, which
@@ -22,23 +22,23 @@ from benchmarks import timing
 ROOT = pathlib.Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 SAMPLES = ROOT / "results"
-LARGEST_JSON, LARGEST_PICTURE = 60_000, 65_000  # bytes, of what is kept
+LARGEST_JSON, LARGEST_PICTURE = 60_000, 65_000  # bytes, for files in the repository
 DIGITS = 5
 FEW = 4
 WIDTH = 118
 
 
 def write_results(name: str, summary: dict[str, Any], markdown: str, samples: Any = None) -> pathlib.Path:
-    """Writes RESULTS/NAME.json and .md by temporary name and rename, and the samples to SAMPLES.
+    """Writes RESULTS/NAME.json and .md under a temporary name, then renames them; writes the samples to SAMPLES.
 
     Args:
-        name: of the benchmark.
+        name: name of the benchmark.
         summary: settings, verdicts and medians; JSON-serialisable.
-        markdown: the report.
-        samples: what every round took; JSON-serialisable, or None.
+        markdown: text of the report.
+        samples: times of every round; JSON-serialisable, or None.
 
     Returns:
-        The path of the report without its ending.
+        The path of the report without its suffix.
     """
     if samples is not None:
         raw = {**summary, "samples": samples}
@@ -50,7 +50,7 @@ def write_results(name: str, summary: dict[str, Any], markdown: str, samples: An
 
 
 def save_picture(figure: Figure, path: str | pathlib.Path) -> None:
-    """Saves a figure as PNG with few colours, at the finest resolution that stays below LARGEST_PICTURE."""
+    """Saves a figure as PNG with few colours, at the highest resolution that stays below LARGEST_PICTURE."""
     for dots_per_inch in (120, 100, 80, 60):
         drawn, saved = io.BytesIO(), io.BytesIO()
         figure.savefig(drawn, dpi=dots_per_inch)
@@ -62,7 +62,7 @@ def save_picture(figure: Figure, path: str | pathlib.Path) -> None:
 
 
 def medians(tree: Any) -> Any:
-    """The same with every list of more than FEW numbers, or pairs of numbers, as their median and count."""
+    """Replaces every list of more than FEW numbers, or pairs of numbers, by its median and count."""
     if isinstance(tree, dict):
         return {key: medians(value) for key, value in tree.items()}
     if not isinstance(tree, list | tuple):
@@ -75,13 +75,13 @@ def medians(tree: Any) -> Any:
 
 
 def columns(rows: Sequence[dict[str, Any]]) -> dict[str, list]:
-    """Rows of the same keys as a table, which names each key once."""
+    """Rows with the same keys as a table that names each key once."""
     names = list(dict.fromkeys(key for row in rows for key in row))
     return {"columns": names, "rows": [[row.get(name) for name in names] for row in rows]}
 
 
 def as_json(data: Any, indent: str = "") -> str:
-    """JSON of which each line holds as much as fits; numbers have DIGITS digits."""
+    """JSON in which each line is as full as possible; numbers have DIGITS digits."""
     if isinstance(data, float):
         return json.dumps(float(f"{data:.{DIGITS}g}"))
     if not isinstance(data, dict | list | tuple) or not data:
@@ -97,7 +97,7 @@ def as_json(data: Any, indent: str = "") -> str:
 
 
 def _fill(parts: list[str], opening: str, closing: str, indent: str) -> str:
-    """Joins parts by commas, with as many on a line as fit; one that has lines of its own begins a new one."""
+    """Joins parts with commas, filling each line; a part of several lines begins a new one."""
     lines = [opening]
     for number, part in enumerate(parts):
         text = part + ("," if number < len(parts) - 1 else closing)

@@ -1,4 +1,4 @@
-"""One script a use."""
+"""Example scripts, one for each use."""
 
 from quiet_tensorflow import quiet
 

@@ -1,4 +1,4 @@
-"""Real images that need no download: the 1,797 handwritten digits that scikit-learn ships, 8x8 pixels in grey."""
+"""Real images that need no download: the 1,797 handwritten digits that scikit-learn ships, 8x8 greyscale pixels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Digits(NamedTuple):
 
 
 def load(seed: int) -> Digits:
-    """Splits the digits in two halves, by a seed."""
+    """Splits the digits into two halves at random, by a seed."""
     images, labels = load_digits(return_X_y=True)
     images = (images / 16.0).astype("float32").reshape(-1, 8, 8, 1)
     order = np.random.default_rng(seed).permutation(len(labels))
@@ -28,7 +28,7 @@ def load(seed: int) -> Digits:
 
 
 def share(digits: Digits, rank: int, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """One rank's part of the training half; all ranks get equally many, so that they take equally many steps."""
+    """One rank's part of the training half; all parts are equally large, so that all ranks take equally many steps."""
     count = len(digits.train_labels) // size
     own = slice(rank * count, (rank + 1) * count)
     return digits.train_images[own], digits.train_labels[own]

@@ -3,10 +3,10 @@
     horovodrun -np 128 -H ... python -m examples.imagenet --data /nfs/imagenet --cache-dir /scratch/cache \\
         --precision mixed_float16 --checkpoint-dir /nfs/run7 --target top5=0.93
 
-Images are 96, 128, 224 and 288 pixels wide for 13, 11, 3 and 1 epochs; the gradients go by HiTopKComm in the first 13
-and by 2DTAR after. Started again with the same --checkpoint-dir, training goes on where it was, in mid-epoch too.
-Without --data it trains on what the machine has: crops of the photographs that scikit-image and scikit-learn ship,
-labelled by photograph, left halves for training and right halves held out. In minutes on one machine:
+Images are 96, 128, 224 and 288 pixels wide for 13, 11, 3 and 1 epochs; gradients are aggregated by HiTopKComm in the
+first 13 and by 2DTAR after that. Started again with the same --checkpoint-dir, training resumes where it stopped, even
+in mid-epoch. Without --data it trains on what the machine has: crops of the photographs that scikit-image and
+scikit-learn ship, labelled by photograph, left halves for training, right halves held out. In minutes on one machine:
 
     horovodrun -np 4 python -m examples.imagenet --reduced
 """
@@ -44,10 +44,10 @@ REDUCED = {
     "trust_coefficient": 0.05,
 }
 IMAGENET_CLASSES = 1000
-# For 256 images a step of all ranks together, and in proportion for more (Goyal et al. 2017); where to begin to look.
+# For a global batch of 256 images, scaled in proportion for larger ones (Goyal et al. 2017); start a search here.
 RATES = {"sgd": 0.1, "momentum": 0.1, "lars": 0.2, "lamb": 3e-4, "adam": 1e-4}
 WARMUP = 5 / 28  # of the epochs
-# The start files of examples/launch/ set these on every host.
+# The launch scripts in examples/launch/ set these on every host.
 DATA = os.environ.get("DATA_DIR")
 CACHE = Path(os.environ.get("DATACACHE_LOCAL_DIR", "~/.cache/hvd_sparse/images"))
 MEMORY = os.environ.get("DATACACHE_MEMORY_DIR", "/dev/shm")
@@ -55,10 +55,10 @@ MEMORY = os.environ.get("DATACACHE_MEMORY_DIR", "/dev/shm")
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a training has ended, the same on every rank.
+    """The result of a training, the same on every rank.
 
     Attributes:
-        lines: of the log, one an epoch.
+        lines: lines of the log, one per epoch.
         weights: SHA-256 of all weights.
     """
 
@@ -67,7 +67,7 @@ class Outcome:
 
 
 def parser() -> argparse.ArgumentParser:
-    """All arguments."""
+    """The command-line parser."""
     made = arguments.parser(
         __doc__,
         sized=False,
@@ -107,7 +107,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of a command line; what is wrong with them ends the script with a sentence."""
+    """The options of a command line; invalid ones end the script with an error message."""
     made = parser()
     if made.parse_known_args(words)[0].reduced:
         made.set_defaults(**REDUCED)
@@ -120,7 +120,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _complete(options: argparse.Namespace) -> None:
-    """What follows from other options; ValueError where they cannot be."""
+    """Sets the options that follow from others; raises ValueError if options are invalid."""
     plan = stages.parse(options.stages)
     options.epochs = sum(stage.epochs for stage in plan)
     options.warmup_epochs = WARMUP * options.epochs if options.warmup_epochs is None else options.warmup_epochs
@@ -132,13 +132,13 @@ def _complete(options: argparse.Namespace) -> None:
 
 
 def train(options: argparse.Namespace) -> Outcome:
-    """Trains as the options of `parse` say, on all ranks that are started; a collective."""
+    """Trains on all ranks with the options of `parse`; a collective."""
     arguments.begin(options)
     return _Training(options).run()
 
 
 class _Training:
-    """A training from its first stage that is not done, to its end."""
+    """A training, from its first unfinished stage to its end."""
 
     def __init__(self, options: argparse.Namespace):
         self._options, self._plan = options, stages.parse(options.stages)
@@ -166,10 +166,10 @@ class _Training:
         self._beside = Beside(self._model)
 
     def run(self) -> Outcome:
-        """Trains all stages that are left, and says how it has ended.
+        """Trains all remaining stages and returns the result.
 
         Raises:
-            ValueError: where none is left.
+            ValueError: if none remains.
         """
         options = self._options
         last = min(options.stop_after or options.epochs, options.epochs)
@@ -185,7 +185,7 @@ class _Training:
         return self._outcome()
 
     def _run_stage(self, epoch: int, end: int, stage: Stage) -> None:
-        """One size of images, with caches of its own."""
+        """Trains one stage, with its own caches and size of images."""
         options, position, saving = self._options, 0, None
         with self._open("train", stage) as samples, self._open("val", stage, memory_bytes=None) as held_out:
             if held_out.classes != self._classes:
@@ -209,10 +209,10 @@ class _Training:
                 epochs=end,
                 steps_per_epoch=self._steps(stage),
                 callbacks=monitor.callbacks(options, self._monitor, [AverageStatistics(), self._follow], saving),
-                shuffle=False,  # that was done
+                shuffle=False,  # the samples are shuffled already
                 verbose=0,
             )
-            hvd.topology.world().gather_descriptions(None, "imagenet.read")  # before caches that others may ask close
+            hvd.topology.world().gather_descriptions(None, "imagenet.read")  # barrier: peers may still read the cache
 
     def _outcome(self) -> Outcome:
         digest = hashlib.sha256(b"".join(weight.tobytes() for weight in self._model.get_weights())).hexdigest()
@@ -258,7 +258,7 @@ def _write_photographs(options: argparse.Namespace, plan: Sequence[Stage]) -> Pa
 
 
 def main() -> None:
-    """Trains, and says how it has ended."""
+    """Trains and prints the result."""
     outcome = train(parse())
     if hvd.rank() == 0:
         last = outcome.lines[-1] if outcome.lines else {}

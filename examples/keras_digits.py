@@ -1,8 +1,8 @@
-"""A Horovod user's Keras script; `# <-` marks what is different from one without distribution, nine lines.
+"""A Horovod user's Keras script; `# <-` marks the nine lines that differ from a script for a single process.
 
     horovodrun -np 4 python -m examples.keras_digits
 
-From a script for Horovod's own Keras module only the import and the aggregator are new.
+Compared with a script for Horovod's own Keras module, only the import and the aggregator are new.
 """
 
 import argparse

@@ -5,20 +5,20 @@
     horovodrun -np 4 python -m examples.linear --train ngrams/train.svm --test ngrams/test.svm --exchange dense
     horovodrun -np 4 python -m examples.linear --train ngrams/train.svm --test ngrams/test.svm --asynchronous
 
-Input are libsvm files, each rank reading its share of the lines. By SGD (--method sgd) the ranks sum the gradients of
-large batches, 1,000 samples a rank, which are naturally sparse; by random block coordinate descent (--method cd) they
-gather new values of 100 coordinates a rank and iteration, and each rank reads all lines. Nothing is left out and
-nothing quantized, so that losses do not depend on --exchange: `dense` is Horovod's own all-reduce (its all-gather,
-for cd), the others are hvd.collectives'. All steps are synchronous: every rank waits for the sum of all.
+The input is libsvm files, of which each rank reads its share of the lines. With SGD (--method sgd) the ranks sum the
+gradients of large batches, 1,000 samples per rank, which are naturally sparse. With random block coordinate descent
+(--method cd) they gather new values of 100 coordinates per rank and iteration, and each rank reads all lines. Nothing
+is left out or quantized, so losses do not depend on --exchange: `dense` is Horovod's own all-reduce (its all-gather
+for cd), the others are those of hvd.collectives. All steps are synchronous: every rank waits for the sum over all.
 
-With --asynchronous nobody waits: each rank's gradient is sent to sharded servers (hvd.servers), which apply it as it
-comes, and the rank goes on with weights of which it was sent the --density that have changed most. Each batch is a step
-of its own, so that a pass has as many times the steps as there are ranks. Ranks meet between passes to be evaluated.
+With --asynchronous no rank waits: each rank sends its gradient to sharded servers (hvd.servers), which apply it when it
+arrives, and gets back the share --density of the weights that have changed most. Each rank's batch is a step of its
+own, so a pass has as many times the steps as there are ranks. Ranks meet between passes for evaluation.
 
-Minimised is the loss, on average over the samples, plus l2 / 2 times the square of the weights, the intercept apart.
-After each pass over the data come this objective, the loss and the accuracies, and the time of the pass without
-evaluation: that of the slowest rank, and what the ranks spent in the exchange, on average. Waiting for the slowest
-rank is part of the latter; with --meet it is told apart.
+The objective is the mean loss over the samples plus l2 / 2 times the squared norm of the weights without the intercept.
+After each pass over the data the script prints the objective, the loss and the accuracies, and the time of the pass
+without evaluation: the slowest rank's, and the ranks' mean time in the exchange. The latter includes waiting for the
+slowest rank; with --meet this is reported separately.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ Model = GradientDescent | CoordinateDescent | AsynchronousDescent
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command line, or of these words."""
+    """The options of the command line, or of `words`."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--train", type=Path, nargs="+", required=True, metavar="FILE", help="libsvm files")
     made.add_argument("--test", type=Path, nargs="+", default=[], metavar="FILE")
@@ -99,7 +99,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def _whole(text: str) -> int:
-    """A whole number from 1."""
+    """Parses a whole number from 1."""
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text}")
     return int(text)
@@ -108,7 +108,7 @@ def _whole(text: str) -> int:
 def make_model(
     options: argparse.Namespace, communicator: Communicator, given: Data
 ) -> tuple[Model, Exchange | AsynchronousDescent]:
-    """What is trained, and what counts its exchanges; a collective."""
+    """The model to train, and the object that counts its exchanges; a collective."""
     chosen = {name: getattr(options, name) for name in (*_ONLY_SGD, *_ONLY_CD, *_ONLY_ASYNCHRONOUS)}
     chosen = {name: value for name, value in chosen.items() if value is not None}
     if options.asynchronous:
@@ -125,7 +125,7 @@ def make_model(
 
 
 def evaluate(communicator: Communicator, given: Data, model: Model, loss: Loss, l2: float) -> dict[str, float]:
-    """The figures of the model as it is, over the samples of all ranks; a collective."""
+    """The figures of the current model over the samples of all ranks; a collective."""
     weights = model.weights()
     figures = _scored(communicator, loss, *model.training_scores())
     objective = figures["loss"] + l2 / 2 * float(weights[:-1] @ weights[:-1])
@@ -144,14 +144,14 @@ def _scored(communicator: Communicator, loss: Loss, labels: np.ndarray, scores: 
 
 
 class Progress:
-    """A line every few seconds within a pass, on rank 0."""
+    """Prints a line every few seconds within a pass, on rank 0."""
 
     def __init__(self, communicator: Communicator, number: int, steps: int):
         self._shown, self._number, self._steps = communicator.rank == 0, number, steps
         self._last = time.perf_counter()
 
     def __call__(self, done: int) -> None:
-        """Is told the steps that are done."""
+        """Takes the number of steps done."""
         now = time.perf_counter()
         if self._shown and now - self._last >= _EVERY:
             print(f"pass {self._number}: {done:,} of {self._steps:,} steps", flush=True)
@@ -161,7 +161,7 @@ class Progress:
 def timed_pass(
     communicator: Communicator, model: Model, exchanged: Exchange | AsynchronousDescent, number: int
 ) -> dict[str, float]:
-    """Trains for one pass, and says how long it took; a collective."""
+    """Trains for one pass and returns its times; a collective."""
     begun, before = time.perf_counter(), (exchanged.seconds, exchanged.waiting)
     model.run_pass(number, Progress(communicator, number + 1, model.steps))
     own = [time.perf_counter() - begun, exchanged.seconds - before[0], exchanged.waiting - before[1]]
@@ -171,10 +171,10 @@ def timed_pass(
 
 
 def train(options: argparse.Namespace, world: Communicator) -> dict[str, Any]:
-    """Trains on these ranks, and gives all figures, the same on each of them; a collective.
+    """Trains and returns all figures, the same on every rank; a collective.
 
     Raises:
-        ValueError: on every rank alike, where a file cannot be read or options do not fit.
+        ValueError: on every rank alike, if a file cannot be read or options do not go together.
     """
     given = data.load(world, options.train, options.test, options.features, everywhere=options.method == "cd")
     model, exchanged = make_model(options, world, given)
@@ -197,7 +197,7 @@ def train(options: argparse.Namespace, world: Communicator) -> dict[str, Any]:
 def averages(
     communicator: Communicator, passes: list[dict[str, float]], exchanged: Exchange | AsynchronousDescent
 ) -> dict[str, float]:
-    """Of a pass, as in SparCML's Table 2; and of an exchange, the entries that a rank had and that came out."""
+    """Means per pass, as in SparCML's Table 2, and per exchange the entries of a rank and of the result."""
     counts = [exchanged.count, exchanged.sent, exchanged.received]
     count, sent, received = data.sums(communicator, counts, "linear.counts")
     means = {name: float(np.mean([each[name] for each in passes])) for name in ("seconds", "communication", "waiting")}
@@ -206,7 +206,7 @@ def averages(
 
 
 def table(figures: dict[str, Any]) -> str:
-    """All passes, and the average pass with its communication in brackets, as Markdown."""
+    """A Markdown table of all passes and of the average pass, with its communication in brackets."""
     names = list(figures["passes"][0])
     rows = [[_figure(each[name]) for name in names] for each in figures["passes"]]
     lines = [names, ["---"] * len(names), *rows]
@@ -229,7 +229,7 @@ def _silent(*_: Any, **__: Any) -> None:
 
 
 def main() -> None:
-    """Trains as the command line says, prints the table, and writes the JSON."""
+    """Trains with the options of the command line, prints the table, and writes the JSON."""
     options = parse()
     hvd.init()
     figures = train(options, hvd.topology.world())

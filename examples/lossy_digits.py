@@ -1,12 +1,12 @@
-"""Models that are averaged over a network that loses messages: how much of them has to arrive?
+"""Averages models over a network that loses messages: how many have to arrive?
 
     horovodrun -np 4 python -m examples.lossy_digits --arrival 0.9
     horovodrun -np 4 python -m examples.lossy_digits --arrival 0.9 --gradients
     horovodrun -np 4 python -m examples.lossy_digits --datagrams
 
-Each block of each message is lost by itself, drawn from a seed; the network of the ranks loses none. With `--gradients`
-the mean of gradients goes the same way in place of the mean of models. With `--datagrams` models travel over UDP, and
-what the network loses is lost.
+Each block of each message is lost independently, drawn from a seed; the ranks' real network loses nothing. With
+`--gradients`, gradients are averaged in the same way, in place of models. With `--datagrams`, models travel over UDP,
+and only what the network loses is lost.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from examples import digits
 
 
 def main() -> None:
-    """Trains on the handwritten digits; prints what was lost, and the test accuracy of the mean of all models."""
+    """Trains on the handwritten digits; prints the share of lost blocks and the test accuracy of the averaged model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
     parser.add_argument("--arrival", type=float, default=0.9, help="the share of blocks that arrive, in [0, 1]")

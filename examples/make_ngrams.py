@@ -1,15 +1,15 @@
 """Writes a real, very wide and very sparse classification task: is a Python file a test module?
 
-    python -m examples.make_ngrams --out ngrams                              # 16,609,143 dimensions, as Webspam has
-    python -m examples.make_ngrams --out ngrams --dimensions 3231961         # as URL has
+    python -m examples.make_ngrams --out ngrams                              # 16,609,143 dimensions, as in Webspam
+    python -m examples.make_ngrams --out ngrams --dimensions 3231961         # as in URL
 
-A sample is one of the Python files that are installed on this machine: which 5-grams of characters occur in it, each
-hashed to a feature (CRC-32 of its UTF-32-LE bytes, modulo the dimensions), all with the same value, so that samples
-have length 1. Its label is 1 where the file is a test module, by its name and folders, which the features do not
-show, and -1 where it is none; a share of the labels is turned over, in the test as in the training file. Files with
-the same content count once. Division, noise and order depend on content and seed alone, so that two runs on a machine
-give the same bytes, and a file stays on its side when packages are added. OUT gets train.svm and test.svm, in
-libsvm's format: examples/linear.py reads them.
+Each sample is a Python file that is installed on this machine. Its features are the 5-grams of characters that occur in
+it, hashed (CRC-32 of the UTF-32-LE bytes, modulo the dimensions), all with the same value, so that samples have length
+1. The label is 1 if the file is a test module, judged by its name and folders, which the features do not show, and -1
+otherwise; a share of the labels is flipped, in the training and the test file. Files with the same content count once.
+Split, noise and order depend only on content and seed, so two runs on a machine give the same bytes, and a file stays
+in its half when packages are added. OUT receives train.svm and test.svm in libsvm's format, which examples/linear.py
+reads.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ import numpy as np
 import xxhash
 
 LENGTH = 5  # characters of an n-gram
-# The table of CRC-32, by its value at single bytes.
+# The CRC-32 table: its value for each single byte.
 _TABLE = np.array([zlib.crc32(bytes([entry ^ 0xFF])) ^ 0xFF000000 for entry in range(256)], np.uint32)
 
 
 class Source(NamedTuple):
-    """A Python file: where it is, whether it is a test module, and a digest of its content."""
+    """A Python file: its path, whether it is a test module, and a digest of its content."""
 
     path: Path
     is_test: bool
@@ -39,7 +39,7 @@ class Source(NamedTuple):
 
 
 class Written(NamedTuple):
-    """What a file got: its samples, those with label 1, its nonzeros, and a digest of its bytes."""
+    """What was written to a file: the numbers of samples, of label-1 samples and of nonzeros, and a digest."""
 
     samples: int
     positive: int
@@ -48,7 +48,7 @@ class Written(NamedTuple):
 
 
 def parse(words: list[str] | None = None) -> argparse.Namespace:
-    """The options of the command line, or of these words."""
+    """The options of the command line, or of `words`."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets train.svm and test.svm")
     made.add_argument("--dimensions", type=int, default=16_609_143, help="features that 5-grams are hashed to")
@@ -68,14 +68,14 @@ def parse(words: list[str] | None = None) -> argparse.Namespace:
 
 
 def installed() -> list[Path]:
-    """The folders of this Python's own modules, of the packages beside it, and of the system's Python."""
+    """The folders of this Python's own modules, of its installed packages, and of the system's Python."""
     own = [Path(sysconfig.get_path(name)) for name in ("stdlib", "purelib", "platlib")]
     folders = [*own, *sorted(Path("/usr/lib").glob("python3*"))]
     return [folder for folder in dict.fromkeys(each.resolve() for each in folders) if folder.is_dir()]
 
 
 def sources(folders: Iterable[Path], fewest: int, seed: int) -> list[Source]:
-    """The Python files under the folders, in an order that the seed makes; of equal files the first one by name."""
+    """The Python files under the folders, in an order given by the seed; of equal files, the first one by name."""
     found: dict[str, Source] = {}
     for folder in folders:
         for path in sorted(folder.rglob("*.py")):
@@ -87,7 +87,7 @@ def sources(folders: Iterable[Path], fewest: int, seed: int) -> list[Source]:
 
 
 def _content(path: Path) -> str | None:
-    """The text of a file; None for what is no file, cannot be read, or is not UTF-8."""
+    """The text of a file; None if it is not a regular file, cannot be read, or is not UTF-8."""
     try:
         return path.read_text(encoding="utf8")
     except (OSError, UnicodeDecodeError):
@@ -95,18 +95,18 @@ def _content(path: Path) -> str | None:
 
 
 def is_test(name: PurePath) -> bool:
-    """Whether a module is a test by its name, or by the folders that it is in."""
+    """Whether a module is a test, judged by its name and by the folders it is in."""
     by_folder = not {"test", "tests"}.isdisjoint(name.parts[:-1])
     return by_folder or name.stem in ("test", "tests") or name.stem.startswith("test_") or name.stem.endswith("_test")
 
 
 def drawn(purpose: str, seed: int, source: Source) -> float:
-    """A number in [0, 1) that depends on a file's content, the seed and what it is for."""
+    """A number in [0, 1) that depends on a file's content, the seed and the purpose."""
     return xxhash.xxh3_64_intdigest(f"{purpose} {seed} {source.digest}") / 2**64
 
 
 def crc32_of_ngrams(text: str) -> np.ndarray:
-    """zlib.crc32 of the UTF-32-LE bytes of each n-gram [len(text) - 4], of all at once."""
+    """zlib.crc32 of the UTF-32-LE bytes of each n-gram [len(text) - 4], computed for all at once."""
     characters = np.frombuffer(text.encode("utf-32-le"), np.uint8).reshape(-1, 4)
     count = len(characters) - LENGTH + 1
     remainder = np.full(max(count, 0), 0xFFFFFFFF, np.uint32)
@@ -118,14 +118,14 @@ def crc32_of_ngrams(text: str) -> np.ndarray:
 
 
 def line(label: int, text: str, dimensions: int) -> tuple[str, int]:
-    """A sample in libsvm's format, with its line end, and the number of its features."""
+    """A sample in libsvm's format, with a line end, and the number of its features."""
     features = np.unique(crc32_of_ngrams(text) % np.uint32(dimensions)).astype(np.int64) + 1
     value = f":{len(features) ** -0.5:.5g}"
     return f"{label:+d} {' '.join(f'{feature}{value}' for feature in features.tolist())}\n", len(features)
 
 
 def write(path: Path, files: Iterable[Source], options: argparse.Namespace) -> Written:
-    """Writes one libsvm file: under a temporary name, until it is whole."""
+    """Writes one libsvm file, under a temporary name until it is complete."""
     samples = positive = nonzeros = 0
     digest = xxhash.xxh3_64()
     with _replacing(path) as part, open(part, "wb") as file:
@@ -151,7 +151,7 @@ def _replacing(path: Path) -> Iterator[Path]:
 
 
 def main(words: list[str] | None = None) -> dict[str, Written]:
-    """Writes both files, and says what is in them."""
+    """Writes both files and prints what they contain."""
     options = parse(words)
     folders = options.folder or installed()
     found = sources(folders, options.fewest, options.seed)[: options.most]

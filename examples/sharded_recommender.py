@@ -1,9 +1,9 @@
-"""Trains the recommender with tables of embeddings whose rows lie on all ranks: hvd.pipeline.ShardedTables.
+"""Trains the recommender with embedding tables whose rows are sharded over all ranks: hvd.pipeline.ShardedTables.
 
     horovodrun -np 4 python -m examples.sharded_recommender --recipe "dct(sparsity=0.99)"
 
-All other options are those of examples/recommender.py. The perceptrons are exchanged by the recipe, the tables not at
-all: each rank asks the others for the rows that its samples look up, and sends back their gradients.
+All other options are those of examples/recommender.py. The recipe exchanges the gradients of the perceptrons, but not
+of the tables: each rank asks the others for the rows that its samples look up, and sends back their gradients.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from examples.training import arguments, monitor, rates
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of `recommender.parse`, and how rows travel; of the command line, or of these words."""
+    """The options of `recommender.parse` and how rows travel, from the command line or from `words`."""
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -36,8 +36,8 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def make_model(options: argparse.Namespace, task: Task) -> tuple[keras.Model, hvd.pipeline.ShardedTables]:
-    """The model of `recommender.make_model` with its tables sharded, and these."""
-    model = recommender.make_model(options, task._replace(sizes=(1,) * len(task.sizes)))  # whole ones are never there
+    """The model of `recommender.make_model` with sharded tables, and these tables."""
+    model = recommender.make_model(options, task._replace(sizes=(1,) * len(task.sizes)))  # never holds whole tables
     tables = hvd.pipeline.ShardedTables(
         task.sizes, BOTTOM[-1], options.row_sparsity, options.row_dtype, seed=options.seed, name="tables"
     )
@@ -52,8 +52,8 @@ def make_model(options: argparse.Namespace, task: Task) -> tuple[keras.Model, hv
 
 
 def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any) -> recommender.Outcome:
-    """Trains one model from the start, or from the newest checkpoint of as many ranks; a collective, with the arguments
-    of `recommender.train`. The digest of `Outcome` is that of whole tables, and of what all ranks have alike."""
+    """Trains one model from the start, or from the newest checkpoint of the same number of ranks; a collective, with
+    the arguments of `recommender.train`. The digest in `Outcome` covers the whole tables and all replicated weights."""
     arguments.begin(options)
     task = recommender.prepare(options) if task is None else task
     stream = recommender.Stream(options, task)
@@ -81,7 +81,7 @@ def digest(model: keras.Model, tables: hvd.pipeline.ShardedTables) -> str:
 
 
 def main() -> None:
-    """Trains, and tells how well the test's answers are told."""
+    """Trains, and prints the scores on the test rows."""
     outcome = train(parse())
     if hvd.rank() == 0:
         print(f"test: {', '.join(f'{name} {value:.5g}' for name, value in outcome.test.items())}", flush=True)

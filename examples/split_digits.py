@@ -1,4 +1,4 @@
-"""A model whose halves are on different ranks: only the largest activations, and their gradients, cross the network.
+"""A model split over two ranks: only the largest activations, and their gradients, cross the network.
 
     horovodrun -np 2 python -m examples.split_digits
     horovodrun -np 4 python -m examples.split_digits --trainers 2
@@ -17,7 +17,7 @@ STAGES = 2
 
 
 def make_bottom() -> keras.Model:
-    """The first half; only its rank calls this."""
+    """The first half; only the rank that holds it calls this."""
     layers = [keras.layers.Flatten(), keras.layers.Dense(2048, "relu", name="bottom")]
     return keras.Sequential([keras.Input((8, 8, 1)), *layers])
 
@@ -29,7 +29,7 @@ def make_top() -> keras.Model:
 
 
 def main() -> None:
-    """Trains on the handwritten digits; prints the test accuracy and what each rank has sent."""
+    """Trains on the handwritten digits; prints the test accuracy and how much each rank has sent."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--sparsity", type=float, default=0.95, help="share of each activation that is not sent")
@@ -40,7 +40,7 @@ def main() -> None:
     grid = hvd.pipeline.Grid(options.trainers, STAGES)
     hvd.init(process_sets=grid.process_sets)
     trainer = grid.trainer_of(hvd.rank())
-    keras.utils.set_random_seed(trainer)  # the ranks of a trainer see the same samples in the same order
+    keras.utils.set_random_seed(trainer)  # all ranks of a trainer see the same samples in the same order
     data = digits.load(seed=0)
     images, labels = digits.share(data, trainer, grid.trainers)
 

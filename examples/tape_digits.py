@@ -1,8 +1,8 @@
-"""A Horovod user's training loop; `# <-` marks what is different from one without distribution, nine lines.
+"""A Horovod user's training loop; `# <-` marks the nine lines that differ from a loop for a single process.
 
     horovodrun -np 4 python -m examples.tape_digits
 
-From a loop for Horovod only the import and the aggregator are new.
+Compared with a loop for Horovod, only the import and the aggregator are new.
 """
 
 import argparse

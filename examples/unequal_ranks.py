@@ -1,9 +1,9 @@
-"""Ranks of unequal speed on sharded servers: each takes batches as it is ready for them, and waits for no other.
+"""Ranks of unequal speed on sharded servers: each takes a batch whenever it is ready, and waits for no other.
 
     horovodrun -np 4 python -m examples.unequal_ranks
     horovodrun -np 4 python -m examples.unequal_ranks --synchronous
 
-The last rank takes twice as long for a step as the others: a wait that leaves the cores free stands for a slower GPU.
+The last rank takes twice as long for a step as the others: it sleeps, without using a core, as if its GPU were slower.
 """
 
 import argparse
@@ -17,7 +17,7 @@ from examples import digits
 
 
 class SlowGPU(keras.callbacks.Callback):
-    """Waits in each step, and counts the steps."""
+    """Sleeps in each step, and counts the steps."""
 
     def __init__(self, seconds: float):
         super().__init__()
@@ -29,7 +29,7 @@ class SlowGPU(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """Trains on the handwritten digits; prints what each rank has done, and the test accuracy."""
+    """Trains on the handwritten digits; prints how much each rank has done, and the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--density", type=float, default=0.01)

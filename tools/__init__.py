@@ -1,4 +1,4 @@
-"""What looks after this repository."""
+"""Tools that maintain this repository."""
 
 from quiet_tensorflow import quiet
 

@@ -1,4 +1,4 @@
-"""Draws docs/images/gain.png, as docs/benchmarks.md has it, from the newest reports of bench-exchange and bench-train.
+"""Draws docs/images/gain.png, for docs/benchmarks.md, from the newest reports of bench-exchange and bench-train.
 
 python -m tools.draw_gain
 """
@@ -28,12 +28,12 @@ MODELS = {"resnet50": "ResNet-50", "vgg19": "VGG-19", "transformer": "Transforme
 
 
 def load(name: str) -> dict[str, Any]:
-    """A summary of benchmarks/results/."""
+    """Loads a summary from benchmarks/results/."""
     return json.loads((writing.RESULTS / f"{name}.json").read_text())
 
 
 def exchange_times(data: dict[str, Any]) -> dict[str, float]:
-    """Milliseconds of an exchange by label of BARS."""
+    """Milliseconds per exchange, by label of BARS."""
     rows = [dict(zip(data["rows"]["columns"], row, strict=True)) for row in data["rows"]["rows"]]
     here = [row for row in rows if (row["shape"], row["rate"], row["size"]) == PLACE]
     return {
@@ -43,7 +43,7 @@ def exchange_times(data: dict[str, Any]) -> dict[str, float]:
 
 
 def training_gains(data: dict[str, Any]) -> dict[str, list[float]]:
-    """Throughput by arm and model, times that of Horovod in the same run: of the newest run that has all arms."""
+    """Throughput by arm and model relative to Horovod's in the same run, from the newest run that has all arms."""
     runs = [each["rows"] for each in (data, *data.get("earlier", []))]
     rows = next(rows for rows in runs if set(ARMS) <= {row["arm"] for row in rows})
     return {
@@ -53,7 +53,7 @@ def training_gains(data: dict[str, Any]) -> dict[str, list[float]]:
 
 
 def draw_exchange(axis: Axes, times: dict[str, float]) -> None:
-    """Bars of milliseconds, the slowest on top."""
+    """Draws bars of milliseconds, the slowest on top."""
     labels = list(times)[::-1]
     bars = axis.barh(labels, [times[label] for label in labels], color=["C1"] * (len(labels) - 1) + ["C7"])
     axis.bar_label(bars, fmt="%.0f ms", padding=3)
@@ -61,7 +61,7 @@ def draw_exchange(axis: Axes, times: dict[str, float]) -> None:
 
 
 def draw_training(axis: Axes, gains: dict[str, list[float]]) -> None:
-    """Bars of throughput, grouped by model."""
+    """Draws bars of throughput, grouped by model."""
     for number, (arm, values) in enumerate(gains.items()):
         places = [model + 0.27 * (number - 1) for model in range(len(MODELS))]
         axis.bar_label(axis.bar(places, values, 0.25, label=arm if arm == "torus2d" else f"{arm}, 1%"), fmt="%.2f")

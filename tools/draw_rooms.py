@@ -1,9 +1,9 @@
-"""Draws the folders and their imports into docs/architecture.md, as a Mermaid diagram.
+"""Draws the folders and their imports in docs/architecture.md, as a Mermaid diagram.
 
-    .venv/bin/python -m tools.draw_rooms            # writes it
-    .venv/bin/python -m tools.draw_rooms --print    # shows it
+    .venv/bin/python -m tools.draw_rooms            # writes the page
+    .venv/bin/python -m tools.draw_rooms --print    # prints it
 
-The imports are read by grimp, which import-linter stands on. An arrow that a longer way says already is left out.
+The imports are read by grimp, on which import-linter is built. Arrows that a longer path implies are left out.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ import grimp
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "architecture.md"
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
-HIDDEN = {"hvd_sparse", "hvd_sparse._moved", "hvd_sparse._command", "hvd_sparse._version"}  # public names, no work
+HIDDEN = {"hvd_sparse", "hvd_sparse._moved", "hvd_sparse._command", "hvd_sparse._version"}  # only re-export names
 BLOCK = re.compile(r"```mermaid\n.*?```\n", re.DOTALL)
 
 Imports = dict[str, set[str]]
 
 
 def room(module: str) -> str:
-    """The folder or single module of `hvd_sparse` that a module lies in; the other packages are one room each."""
+    """The folder or single module of `hvd_sparse` that a module is in; each other package is one room."""
     package, *inner = module.split(".")
     return f"{package}.{inner[0]}" if package == "hvd_sparse" and inner else package
 
@@ -39,7 +39,7 @@ def imports() -> Imports:
 
 
 def reduced(found: Imports) -> Imports:
-    """Without the arrows that a longer way says already."""
+    """Removes the arrows that a longer path implies."""
     return {
         name: {each for each in others if not any(each in _below(other, found) for other in others)}
         for name, others in found.items()
@@ -54,7 +54,7 @@ def _below(name: str, found: Imports) -> set[str]:
 
 
 def diagram(found: Mapping[str, set[str]]) -> str:
-    """The rooms and arrows in Mermaid's language."""
+    """The rooms and arrows in Mermaid's syntax."""
     lines = ["```mermaid", "flowchart TD"]
     lines += [f'    {name.replace(".", "_")}["{name.removeprefix("hvd_sparse.")}"]' for name in found]
     lines += [
@@ -66,7 +66,7 @@ def diagram(found: Mapping[str, set[str]]) -> str:
 
 
 def page(text: str) -> str:
-    """The page with the diagram of today."""
+    """The page with the current diagram."""
     return BLOCK.sub(lambda _: diagram(reduced(imports())), text, count=1)
 
 

@@ -1,10 +1,10 @@
-"""Writes docs/horovod_names.md: what becomes of each public name of Horovod 0.28.1 for TensorFlow and Keras.
+"""Writes docs/horovod_names.md: where each public name of Horovod 0.28.1 for TensorFlow and Keras is found here.
 
-    .venv/bin/python -m tools.horovod_names            # writes it
-    .venv/bin/python -m tools.horovod_names --print    # shows it
+    .venv/bin/python -m tools.horovod_names            # writes the page
+    .venv/bin/python -m tools.horovod_names --print    # prints it
 
-The names are those of dir() of Horovod's modules that do not begin with an underscore, but for `ACCIDENTAL`. A name is
-there if hvd_sparse has it in the same place; tests/horovod_api/test_horovod_names.py fails where one is not.
+The names are those in dir() of Horovod's modules that do not begin with an underscore, except `ACCIDENTAL`. A name is
+present if hvd_sparse has it in the same place; tests/horovod_api/test_horovod_names.py fails if one is missing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hvd_sparse.horovod_api import names
 
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "horovod_names.md"
 
-# Horovod's module -> where its names are in hvd_sparse.
+# Horovod's modules -> where their names are in hvd_sparse.
 PLACES = {
     "horovod.tensorflow": "hvd_sparse",
     "horovod.tensorflow.keras": "hvd_sparse",
@@ -35,7 +35,7 @@ PLACES = {
 
 _OTHER_PACKAGE = "a package that Horovod's module imports"
 _INSIDE = "a module in which Horovod defines what it exports elsewhere; take the name from hvd_sparse"
-# What dir() shows of Horovod's modules that is none of its names, and why.
+# Names that dir() shows in Horovod's modules but that are not Horovod's, and what they are.
 ACCIDENTAL = {
     "K": "Keras's backend, which Horovod's module imports",
     "functions": _INSIDE,
@@ -54,7 +54,7 @@ ACCIDENTAL = {
     "version": _OTHER_PACKAGE,
     "warnings": _OTHER_PACKAGE,
 }
-# What horovod.tensorflow.elastic shows of horovod.tensorflow, where it is listed.
+# Names that horovod.tensorflow.elastic shows but that belong to horovod.tensorflow, where they are listed.
 FROM_ABOVE = {
     "horovod.tensorflow.elastic": {
         "broadcast_object",
@@ -77,7 +77,7 @@ _SCATTER = (
     "An all-to-all and a sum in rank order, as Horovod's own gives wrong sums through Gloo now and then. float16 is "
     "added as float32."
 )
-# Names that work otherwise than Horovod's in something that a user may notice.
+# Names that differ from Horovod's in behaviour that a user may notice.
 DIFFERENCES: dict[str, str] = {
     "DistributedGradientTape": (
         "Also takes a recipe (`aggregator=`), and tells of NaN and infinities on all ranks. Gradients are fused in "
@@ -131,21 +131,21 @@ makes. A name that "raises" can be imported, and says the sentence when it is us
 
 
 def public_names(module: str) -> list[str]:
-    """The names that are Horovod's own in one of its modules."""
+    """Horovod's own names in one of its modules."""
     shown = dir(importlib.import_module(module))
     left = set(ACCIDENTAL) | FROM_ABOVE.get(module, set())
     return [name for name in shown if not name.startswith("_") and name not in left]
 
 
 def ours(module: str, name: str) -> Any:
-    """What hvd_sparse has under a name of one of Horovod's modules; None where it has nothing."""
+    """The object that hvd_sparse has for a name in one of Horovod's modules; None if it has none."""
     place = PLACES[module].removeprefix("hvd_sparse").lstrip(".")
     holder = getattr(hvd_sparse, place, None) if place else hvd_sparse
     return getattr(holder, name, None)
 
 
 def missing() -> list[str]:
-    """Names of Horovod's, as "module.name", that are not in hvd_sparse."""
+    """Horovod's names, as "module.name", that hvd_sparse does not have."""
     return [f"{module}.{name}" for module in PLACES for name in public_names(module) if ours(module, name) is None]
 
 

@@ -1,4 +1,4 @@
-"""A hook of MkDocs (mkdocs.yml): pages that lie outside docs/, and links that work both in the repository and here."""
+"""A hook of MkDocs (mkdocs.yml): adds pages from outside docs/, and adapts links so that they work on the web pages."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _log = logging.getLogger("mkdocs.hooks.pages")
 
 
 def outside() -> dict[str, str]:
-    """All files from outside docs/, as OUTSIDE."""
+    """All pages from outside docs/, in the form of OUTSIDE."""
     reports = {
         path.relative_to(ROOT).as_posix(): f"reports/{path.name}"
         for path in sorted((ROOT / RESULTS).iterdir())
@@ -35,14 +35,14 @@ def outside() -> dict[str, str]:
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Adds them."""
+    """Adds the pages from outside docs/."""
     for path, page in outside().items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / path)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
-    """Turns links between files of the repository into links between pages; those to other files into their text."""
+    """Turns links between files of the repository into links between pages; links to other files become plain text."""
     pages = outside()
     origin = {there: here for here, there in pages.items()}.get(page.file.src_uri, f"docs/{page.file.src_uri}")
 

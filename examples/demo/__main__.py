@@ -1,10 +1,10 @@
-"""Four ranks as two nodes of two train on real images over a slow network, with one recipe after another: `make demo`.
+"""Four ranks on two nodes train on real images over a slow network, with one recipe after another: `make demo`.
 
 Each recipe trains the same network of 1.1 million parameters, with the same settings, on crops of the photographs that
-scikit-image and scikit-learn ship; held-out crops are of the other halves of the photographs. As root the nodes are
-network namespaces on this machine, joined by links of 100 Mbit/s, which are removed at the end. DEMO_NETWORK=1gbit sets
-another rate, DEMO_NETWORK=none leaves the network out: ranks then meet on this machine's loopback, as they do without
-the right to make namespaces. Writes results/demo.json and results/demo.png.
+scikit-image and scikit-learn ship; the held-out crops come from the other halves of the photographs. If started as
+root, the nodes are network namespaces on this machine, joined by links of 100 Mbit/s, which are removed at the end.
+DEMO_NETWORK=1gbit sets another rate. With DEMO_NETWORK=none, or without the right to create namespaces, the ranks use
+this machine's loopback. Writes results/demo.json and results/demo.png.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def main() -> None:
 
 
 def network() -> tuple[str | None, str]:
-    """The rate of the links, None where there are none, and what to say of it."""
+    """The rate of the links, or None without links, and a message about the network for the user."""
     asked = os.environ.get("DEMO_NETWORK", RATE)
     if asked == "none":
         return None, "DEMO_NETWORK=none: the ranks meet on this machine's loopback, so that times are not of a network."
@@ -83,7 +83,7 @@ def network() -> tuple[str | None, str]:
 
 
 def on_links(command: list[str], rate: str) -> str | None:
-    """Runs the ranks behind shaped links; how they ended, None where well."""
+    """Runs the ranks behind shaped links; returns how they failed, or None if they did not."""
     with cluster.Cluster(NODES, LOCAL_SIZE, rate) as nodes:
         statuses = nodes.run(command, QUIET, LIMIT)
     failed = {rank: status for rank, status in enumerate(statuses) if status}
@@ -91,7 +91,7 @@ def on_links(command: list[str], rate: str) -> str | None:
 
 
 def on_loopback(command: list[str]) -> str | None:
-    """Runs the ranks under horovodrun; how they ended, None where well."""
+    """Runs the ranks under horovodrun; returns how they failed, or None if they did not."""
     horovodrun = pathlib.Path(sys.executable).with_name("horovodrun")
     launcher = [str(horovodrun), "-np", str(NODES * LOCAL_SIZE), "--gloo"]
     with subprocess.Popen(
@@ -106,7 +106,7 @@ def on_loopback(command: list[str]) -> str | None:
 
 
 def show(lines: Iterable[str]) -> str:
-    """Passes on what rank 0 prints, and returns the end of everything else, for when it fails."""
+    """Prints what rank 0 prints, and returns the end of all other output, to be shown if the ranks fail."""
     others = []
     for line in lines:
         own = re.match(r"\[0\]<stdout>:(.*)", line)

@@ -1,4 +1,4 @@
-"""What one rank of the demo does: python -m examples.demo.rank RUNS EPOCHS; rank 0 writes what all have seen."""
+"""One rank of the demo: python -m examples.demo.rank RUNS EPOCHS; rank 0 writes the results of all ranks to RUNS."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from examples.demo.settings import (
 
 
 class Clock(keras.callbacks.Callback):
-    """Seconds of training, the looks at held-out crops left out, and the first step.
+    """Measures seconds of training, without evaluation on held-out crops and without the first step.
 
     Attributes:
         curve: [seconds, accuracy on held-out crops] after each epoch.
@@ -68,7 +68,7 @@ def make_model() -> keras.Model:
 
 
 def batches(training: convergence_data.Crops) -> tf.data.Dataset:
-    """This rank's batches, in the same order for every recipe, with noise that is new each time."""
+    """This rank's batches, in the same order for every recipe, with new noise each time."""
 
     def drawn():
         random = np.random.default_rng([SEED, hvd.rank()])
@@ -78,14 +78,14 @@ def batches(training: convergence_data.Crops) -> tf.data.Dataset:
 
     kinds = (tf.TensorSpec([BATCH_SIZE, 32, 32, 1]), tf.TensorSpec([BATCH_SIZE], tf.int32))
     options = tf.data.Options()
-    options.autotune.enabled = False  # its thread may sleep for up to a minute before it sees that the iterator ends
+    options.autotune.enabled = False  # its thread may sleep for up to a minute before it notices the iterator's end
     return tf.data.Dataset.from_generator(drawn, output_signature=kinds).prefetch(4).with_options(options)
 
 
 def train(name: str, epochs: int, training: convergence_data.Crops, held_out: convergence_data.Crops) -> dict[str, Any]:
-    """Trains from the start; what this rank has seen of it."""
+    """Trains from the start and returns this rank's results."""
     keras.utils.clear_session()
-    keras.utils.set_random_seed(SEED + hvd.rank())  # ranks start apart and are made equal by the broadcast
+    keras.utils.set_random_seed(SEED + hvd.rank())  # weights differ at first; the broadcast makes them equal
     steps = epochs * STEPS
     rate = keras.optimizers.schedules.CosineDecay(
         LEARNING_RATE / 10, steps, warmup_target=LEARNING_RATE, warmup_steps=steps // 10

@@ -1,4 +1,4 @@
-"""The demo's figures as a table and as a picture."""
+"""The demo's figures as a table and as a plot."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from examples.demo.settings import NODES, RECIPES, TARGET
 
 
 def summarise(everyones: list[list[dict[str, Any]]], rate: str | None) -> dict[str, Any]:
-    """Figures by recipe out of the runs of all ranks.
+    """Figures by recipe, from the runs of all ranks.
 
-    Seconds are the slowest rank's; bytes are those that one node sends to the other in the whole training.
+    Seconds are the slowest rank's; bytes are those that one node sends to the other during the whole training.
     """
     recipes = {}
     for number, name in enumerate(RECIPES):
@@ -34,7 +34,7 @@ def summarise(everyones: list[list[dict[str, Any]]], rate: str | None) -> dict[s
 
 
 def table(summary: dict[str, Any]) -> Iterator[str]:
-    """One line a recipe; the first one is what the others are compared with."""
+    """One line per recipe; the others are compared with the first one."""
     rows = summary["recipes"]
     first = next(iter(rows.values()))["seconds_to_target"]
     yield ""
@@ -55,7 +55,7 @@ def table(summary: dict[str, Any]) -> Iterator[str]:
 
 
 def draw(summary: dict[str, Any], path: pathlib.Path) -> None:
-    """Accuracy on held-out crops against the time of training."""
+    """Plots accuracy on held-out crops against seconds of training."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(8, 4.2), layout="constrained")

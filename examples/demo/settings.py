@@ -1,4 +1,4 @@
-"""What is trained, how, and with which recipes."""
+"""The demo's settings and recipes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ RATE = "100mbit"
 DENSITY = 0.01
 SEED = 0
 TRAINING, HELD_OUT = 8192, 1000  # crops
-EPOCHS, STEPS, BATCH_SIZE = 9, 15, 32  # an epoch is what lies between two looks at held-out crops; the batch of a rank
+EPOCHS, STEPS, BATCH_SIZE = 9, 15, 32  # held-out crops are evaluated after each epoch; the batch size is per rank
 LEARNING_RATE, MOMENTUM, NOISE = 0.1, 0.9, 0.1
-TARGET = 0.45  # the accuracy whose time is told
+TARGET = 0.45  # the demo reports the time to this accuracy
 
-# By name: what makes the recipe out of `hvd.recipes`; Horovod's dense all-reduce first.
+# Recipe names, each with a function that makes the recipe from `hvd.recipes`; Horovod's dense all-reduce first.
 RECIPES: dict[str, Callable[[Any], Any]] = {
     "dense": lambda recipes: recipes.dense(),
     "hitopk": lambda recipes: recipes.hitopk(DENSITY),

@@ -1,1 +1,1 @@
-"""What Horovod's users run first, on Keras 3; README.md tells which script is which."""
+"""The scripts that Horovod's users run first, on Keras 3; README.md lists which script is which."""

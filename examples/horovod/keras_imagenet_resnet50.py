@@ -1,9 +1,9 @@
-"""ResNet-50 on folders of photographs, with warm-up, a stepped rate and a resume: Horovod's keras_imagenet_resnet50.py.
+"""ResNet-50 on image folders, with warm-up, a stepped learning rate and resume: Horovod's keras_imagenet_resnet50.py.
 
     horovodrun -np 2 python -m examples.horovod.keras_imagenet_resnet50
 
-`# <-` marks what is another line in a script for Horovod. Without --train-dir it writes few photographs to a folder of
-its own, and takes small images, so that it is done within a minute.
+`# <-` marks lines that differ from a script for Horovod. Without --train-dir it writes a few photographs to a folder of
+its own, and uses small images, so that it ends within a minute.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from examples.horovod.models import model_by_name
 
 
 def arguments() -> argparse.Namespace:
-    """The options of Horovod's script, and the model and the size of the images."""
+    """The options of Horovod's script, and of the model and the image size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--train-dir", type=pathlib.Path, help="a folder with a folder of images for each class")
     parser.add_argument("--val-dir", type=pathlib.Path, help="likewise")
@@ -39,7 +39,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Trains on the images of the command line, or on few that each rank writes for itself."""
+    """Trains on the images of the command line, or on a few that each rank writes for itself."""
     options = arguments()
     with tempfile.TemporaryDirectory() as own:
         if options.train_dir is None:
@@ -49,7 +49,7 @@ def main() -> None:
 
 
 def train_on(options: argparse.Namespace) -> None:
-    """Trains, and goes on from the newest checkpoint where there is one; prints loss and accuracy of all ranks."""
+    """Trains, from the newest checkpoint if there is one; prints the loss and accuracy of all ranks."""
     hvd.init()
     gpus = tf.config.list_physical_devices("GPU")
     if gpus:  # <- was: a session's configuration
@@ -62,7 +62,7 @@ def train_on(options: argparse.Namespace) -> None:
     validation = batches(options.val_dir, options.val_batch_size, options.image_size)
     steps, validation_steps = len(train), len(validation)
 
-    # Rank 0 has the checkpoints: it says from which one to go on, and all the others get its values by the broadcast.
+    # Rank 0 holds the checkpoints: it chooses the one to resume from, and the broadcast gives its values to all others.
     resume_from_epoch = int(hvd.broadcast(newest_checkpoint(options), 0, name="resume_from_epoch"))
     compression = hvd.Compression.fp16 if options.fp16_allreduce else hvd.Compression.none
     initial_lr = options.base_lr * hvd.size()
@@ -112,7 +112,7 @@ def train_on(options: argparse.Namespace) -> None:
 
 
 def batches(directory: pathlib.Path, batch_size: int, side: int) -> tf.data.Dataset:
-    """Shuffled batches of the images of a folder, from -1 to 1, each rank's in another order."""
+    """Shuffled batches of the images in a folder, scaled to -1 to 1, in a different order on each rank."""
     data = keras.utils.image_dataset_from_directory(
         directory, image_size=(side, side), batch_size=batch_size, seed=hvd.rank(), verbose=False
     )
@@ -120,12 +120,12 @@ def batches(directory: pathlib.Path, batch_size: int, side: int) -> tf.data.Data
 
 
 def distort(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Half of the images mirrored."""
+    """Mirrors half of the images."""
     return tf.image.random_flip_left_right(images), labels
 
 
 def newest_checkpoint(options: argparse.Namespace) -> int:
-    """The last epoch that this rank's disk has a checkpoint of; 0 without."""
+    """The last epoch with a checkpoint on this rank's disk; 0 if there is none."""
     if not options.checkpoint_format:
         return 0
     found = (

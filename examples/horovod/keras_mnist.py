@@ -1,4 +1,4 @@
-"""Digits with `fit`, and nothing but the least: Horovod's keras_mnist.py; `# <-` marks what is another line there.
+"""Digits with `fit` and a minimum of code: Horovod's keras_mnist.py; `# <-` marks lines that differ from it.
 
 horovodrun -np 2 python -m examples.horovod.keras_mnist
 """
@@ -17,7 +17,7 @@ CLASSES = 10
 
 
 def main() -> None:
-    """Trains for so many epochs by all ranks together, and prints the test accuracy."""
+    """Trains for a number of epochs divided among the ranks, and prints the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=float, default=12, help="divided by the number of ranks")
     parser.add_argument("--batch-size", type=int, default=128)

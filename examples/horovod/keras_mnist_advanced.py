@@ -1,8 +1,8 @@
-"""Digits with warm-up, distorted images and averaged metrics: Horovod's keras_mnist_advanced.py; `# <-` as there.
+"""Digits with warm-up, distorted images and averaged metrics: Horovod's keras_mnist_advanced.py.
 
     horovodrun -np 2 python -m examples.horovod.keras_mnist_advanced
 
-`# <-` marks what is another line in a script for Horovod.
+`# <-` marks lines that differ from a script for Horovod.
 """
 
 import argparse
@@ -18,7 +18,7 @@ CLASSES = 10
 
 
 def main() -> None:
-    """Trains for so many epochs, each of a P-th part of the images on each of P ranks, and prints the test accuracy."""
+    """Trains for a number of epochs, with 1/P of the images on each of P ranks, and prints the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--epochs", type=int, default=12)
@@ -61,7 +61,7 @@ def main() -> None:
 
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
-        hvd.callbacks.MetricAverageCallback(),  # before those that look at metrics, so that ranks decide alike
+        hvd.callbacks.MetricAverageCallback(),  # before callbacks that read metrics, so that all ranks decide alike
         hvd.callbacks.LearningRateWarmupCallback(scaled_lr, warmup_epochs=options.warmup_epochs, verbose=1),
         keras.callbacks.ReduceLROnPlateau(patience=10, verbose=1),
     ]

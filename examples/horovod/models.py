@@ -1,4 +1,4 @@
-"""The models that the examples take by name."""
+"""The models that the examples select by name."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import keras
 
 
 def model_by_name(name: str, side: int, classes: int) -> keras.Model:
-    """A model for images [count, side, side, 3]: any of `keras.applications`, or LeNet, which is traced at once."""
+    """A model for images [count, side, side, 3]: any of `keras.applications`, or LeNet, which is quick to trace."""
     if name == "LeNet":
         return lenet(side, classes)
     return getattr(keras.applications, name)(weights=None, input_shape=(side, side, 3), classes=classes)
 
 
 def lenet(side: int, classes: int) -> keras.Model:
-    """LeNet-5 with rectifiers, for images in colour."""
+    """LeNet-5 with ReLU, for colour images."""
     return keras.Sequential(
         [
             keras.Input((side, side, 3)),

@@ -1,4 +1,4 @@
-"""Digits with `fit` and all of Horovod's callbacks: Horovod's tensorflow2_keras_mnist.py; `# <-` marks other lines.
+"""Digits with `fit` and Horovod's callbacks: Horovod's tensorflow2_keras_mnist.py; `# <-` marks lines that differ.
 
 horovodrun -np 2 python -m examples.horovod.tensorflow2_keras_mnist
 """
@@ -15,7 +15,7 @@ from examples.horovod.data import load_mnist
 
 
 def main() -> None:
-    """Trains for so many epochs, with a rate that warms up, and prints the test accuracy."""
+    """Trains for a number of epochs with learning-rate warm-up, and prints the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--steps", type=int, default=60, help="of an epoch, divided by the number of ranks")

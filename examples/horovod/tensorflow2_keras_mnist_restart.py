@@ -1,11 +1,11 @@
-"""Digits in a job that goes on with another number of ranks: what Horovod's elastic examples are for, by restart.
+"""Digits in a job that continues with another number of ranks: by restart, in place of Horovod's elastic examples.
 
     horovodrun -np 2 python -m examples.horovod.tensorflow2_keras_mnist_restart --directory /tmp/job --epochs 3
     horovodrun -np 4 python -m examples.horovod.tensorflow2_keras_mnist_restart --directory /tmp/job --epochs 6
 
-Horovod's elastic jobs take ranks in while they run; here the job is started again, and goes on from the newest whole
-checkpoint: weights, momentum, the epoch, and the residuals of all ranks. `# <-` marks what is
-another line in a script for Horovod.
+Horovod's elastic jobs admit ranks while they run; this job is started again and resumes from the newest complete
+checkpoint: weights, momentum, the epoch, and the residuals of all ranks. `# <-` marks lines that differ from a script
+for Horovod.
 """
 
 import argparse
@@ -20,7 +20,7 @@ from examples.horovod.data import load_mnist
 
 
 def main() -> None:
-    """Trains up to so many epochs in all starts together, and prints the test accuracy."""
+    """Trains up to a number of epochs, counted over all starts, and prints the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=pathlib.Path, required=True, help="for checkpoints, the same for all ranks")
     parser.add_argument("--epochs", type=int, default=6)
@@ -54,7 +54,7 @@ def main() -> None:
             keras.layers.Dense(10, activation="softmax"),
         ]
     )
-    # With N times the ranks a step sees N times the images: the rate follows, whatever the checkpoint had.
+    # With N times the ranks a step sees N times the images: the rate follows, whatever the checkpoint held.
     scaled_lr = 0.01 * hvd.size()
     steps = options.steps // hvd.size()
     optimizer = hvd.DistributedOptimizer(

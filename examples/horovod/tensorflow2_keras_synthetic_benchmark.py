@@ -2,7 +2,7 @@
 
     horovodrun -np 2 python -m examples.horovod.tensorflow2_keras_synthetic_benchmark
 
-`# <-` marks what is another line in a script for Horovod.
+`# <-` marks lines that differ from a script for Horovod.
 """
 
 import argparse
@@ -20,7 +20,7 @@ CLASSES = 1000
 
 
 class Timing(keras.callbacks.Callback):
-    """Prints images per second of each epoch, and of all but the first, which traces."""
+    """Prints images per second for each epoch, and for all but the first, in which the model is traced."""
 
     def __init__(self, images_per_epoch: int):
         super().__init__()
@@ -43,7 +43,7 @@ class Timing(keras.callbacks.Callback):
 
 
 def main() -> None:
-    """Trains a model of keras.applications on one batch over and over, and prints images per second."""
+    """Trains a model of keras.applications on the same batch repeatedly, and prints images per second."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     parser.add_argument("--density", type=float, help="send this share of the gradient")  # <- new

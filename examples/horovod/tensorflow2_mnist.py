@@ -1,4 +1,4 @@
-"""Digits in a training loop of one's own: Horovod's tensorflow2_mnist.py; `# <-` marks what is another line there.
+"""Digits in a custom training loop: Horovod's tensorflow2_mnist.py; `# <-` marks lines that differ from it.
 
 horovodrun -np 2 python -m examples.horovod.tensorflow2_mnist
 """
@@ -15,7 +15,7 @@ from examples.horovod.data import load_mnist
 
 
 def main() -> None:
-    """Trains for so many steps by all ranks together, and prints the test accuracy."""
+    """Trains for a number of steps divided among the ranks, and prints the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200, help="divided by the number of ranks")
     parser.add_argument("--batch-size", type=int, default=64)
@@ -57,7 +57,7 @@ def main() -> None:
         tape = hvd.DistributedGradientTape(tape)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
-        # After the first step, when the optimizer has its variables.
+        # After the first step, when the optimizer has created its variables.
         if first_batch:
             hvd.broadcast_variables(model.variables, root_rank=0)
             hvd.broadcast_variables(optimizer.variables, root_rank=0)  # <- was: optimizer.variables()

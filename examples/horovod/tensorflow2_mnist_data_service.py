@@ -1,10 +1,10 @@
-"""Digits that tf.data's service prepares in processes of its own: Horovod's tensorflow2_mnist_data_service.py.
+"""Digits prepared by tf.data's service: Horovod's tensorflow2_mnist_data_service.py.
 
     horovodrun -np 2 python -m examples.horovod.tensorflow2_mnist_data_service
 
-`# <-` marks what is another line in a script for Horovod. There a second job serves the data, and its configuration
-goes through a file; here rank 0 has the dispatcher, every rank a worker, and the address is broadcast as an object. For
-images that are read more than once, `datacache` keeps what has been read and decoded.
+`# <-` marks lines that differ from a script for Horovod. There a second job serves the data, and its configuration is
+passed in a file; here rank 0 runs the dispatcher, every rank a worker, and the address is broadcast as an object. For
+images that are read more than once, `datacache` keeps the read and decoded images.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from examples.horovod.data import load_mnist
 
 
 def main() -> None:
-    """Trains for so many epochs on batches that any rank's worker has prepared, and prints the test accuracy."""
+    """Trains for a number of epochs on batches prepared by any rank's worker, and prints the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--steps", type=int, default=60, help="of an epoch, divided by the number of ranks")
@@ -75,7 +75,7 @@ def main() -> None:
     _, accuracy = model.evaluate(test_images, test_labels, verbose=0)
     if hvd.rank() == 0:
         print(f"test accuracy {accuracy:.4f}")
-    hvd.allreduce(0, name="done")  # a worker serves the other ranks, too, and the dispatcher all of them
+    hvd.allreduce(0, name="done")  # barrier: a rank's worker also serves the other ranks, and the dispatcher serves all
     del worker, dispatcher
 
 

@@ -1,8 +1,8 @@
-"""Images per second of a loop of one's own on random images: Horovod's tensorflow2_synthetic_benchmark.py.
+"""Images per second of a custom loop on random images: Horovod's tensorflow2_synthetic_benchmark.py.
 
     horovodrun -np 2 python -m examples.horovod.tensorflow2_synthetic_benchmark
 
-`# <-` marks what is another line in a script for Horovod.
+`# <-` marks lines that differ from a script for Horovod.
 """
 
 import argparse
@@ -20,7 +20,7 @@ CLASSES = 1000
 
 
 def main() -> None:
-    """Trains a model of keras.applications on one batch over and over, and prints images per second."""
+    """Trains a model of keras.applications on the same batch repeatedly, and prints images per second."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     parser.add_argument("--density", type=float, help="send this share of the gradient")  # <- new

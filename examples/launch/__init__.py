@@ -1,1 +1,1 @@
-"""Start files for clusters."""
+"""Launch scripts for clusters."""

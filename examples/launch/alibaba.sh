@@ -4,7 +4,7 @@
 #   examples/launch/alibaba.sh --file-system 0123-abc.cn-hangzhou.nas.aliyuncs.com:/ --hostfile hosts -- \
 #       python -m examples.imagenet --recipe recommended --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
 #
-# CommLib's Table 1 names OSS, an object store: copy the data from there to NAS, or mount it by ossfs yourself.
+# CommLib's Table 1 names OSS, an object store: copy the data from there to NAS, or mount OSS with ossfs yourself.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=cloud.sh
 source "$(dirname "${BASH_SOURCE[0]}")/cloud.sh"

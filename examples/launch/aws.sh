@@ -4,7 +4,7 @@
 #   examples/launch/aws.sh --file-system fs-0123.efs.eu-west-1.amazonaws.com:/ --hostfile hosts -- \
 #       python -m examples.imagenet --recipe recommended --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
 #
-# The security group of the mount targets must let port 2049 in, that of the instances everything among themselves.
+# The mount targets' security group must admit port 2049, and the instances' must admit all traffic between them.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=cloud.sh
 source "$(dirname "${BASH_SOURCE[0]}")/cloud.sh"

@@ -1,20 +1,20 @@
 # shellcheck shell=bash
-# What the start files of the clouds share: each host mounts the network file system and gets its cache directories, then
+# Shared by the clouds' launch scripts: each host mounts the network file system and gets its cache directories, then
 # horovodrun starts the ranks. CommLib (Table 1) trains on such instances: 8 GPUs each, 25 to 32 Gbit/s between them.
 #
-# A start file sets FILE_SYSTEM_TYPE, MOUNT_OPTIONS and VALUES[--slots-per-host], and calls start_on_cloud "$@".
+# A launch script sets FILE_SYSTEM_TYPE, MOUNT_OPTIONS and VALUES[--slots-per-host], and calls start_on_cloud "$@".
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
 VALUES+=(
-    [--file-system]=""             # SERVER:/PATH, as mount has it
+    [--file-system]=""             # SERVER:/PATH, as mount takes it
     [--mount-point]=/mnt/data      # where the network file system appears on each host
     [--local-dir]=/var/tmp/datacache # on a disk of the host: DataCache(local_dir=...)
     [--memory-dir]=/dev/shm        # a tmpfs: DataCache(memory_dir=...)
-    [--shm-size]=""                # of the tmpfs, at the least: 200G; samples that all ranks of a host share lie there
+    [--shm-size]=""                # least size of the tmpfs, such as 200G; samples shared by a host's ranks lie in it
 )
 
-# What a host runs: nothing is done twice, and another file system in the place is an error.
+# The commands for a host: they do nothing twice, and fail if another file system is mounted at the mount point.
 prepare_commands() {
     local server=${VALUES[--file-system]} place=${VALUES[--mount-point]}
     local cache=${VALUES[--local-dir]} memory=${VALUES[--memory-dir]} size=${VALUES[--shm-size]}

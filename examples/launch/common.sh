@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# What all start files share: options named as horovodrun's, hosts and their slots, and commands that are run or only shown.
+# Shared by all launch scripts: options named as in horovodrun, hosts, slots, and commands that are run or only printed.
 #
-# A start file sources this one, puts options of its own into VALUES, and calls parse_options "$@", resolve_hosts and
-# check_command. Then NUM_PROC, HOST_NAMES, HOST_SLOTS, HOST_LIST, INTERFACE and COMMAND are set. `run` shows a command
+# A launch script sources this one, adds its own options to VALUES, and calls parse_options "$@", resolve_hosts and
+# check_command. Then NUM_PROC, HOST_NAMES, HOST_SLOTS, HOST_LIST, INTERFACE and COMMAND are set. `run` prints a command
 # and, unless --dry-run was given, runs it; what --dry-run prints on standard output is itself a shell script.
 
 declare -A VALUES=(
     [--num-proc]="" [--hosts]="" [--hostfile]="" [--network-interfaces]="" [--ssh-port]="" [--ssh-identity-file]=""
     [--start-timeout]=120        # seconds; importing TensorFlow from a network file system takes a while
     [--fusion-threshold-mb]=1    # as hvd.init sets it
-    [--cycle-time-ms]=1          # Horovod's own; how often it looks for tensors that are ready on all ranks
+    [--cycle-time-ms]=1          # Horovod's default; how often it looks for tensors that are ready on all ranks
 )
 declare -A ALIASES=(
     [-np]=--num-proc [-H]=--hosts [-hostfile]=--hostfile [-p]=--ssh-port [-i]=--ssh-identity-file
@@ -34,7 +34,7 @@ usage() {
     exit 0
 }
 
-# Reads options up to -- or the first word that is none; the rest is the command of every rank.
+# Reads options up to -- or the first word that is not an option; the rest is the command that every rank runs.
 parse_options() {
     local name
     while (($#)); do
@@ -66,7 +66,7 @@ check_numbers() {
     [[ -z $key || -r $key ]] || fail "--ssh-identity-file $key cannot be read."
 }
 
-# From --hosts, from --hostfile, or else this machine alone: names, slots, and how many ranks each host gets.
+# Takes names and slots from --hosts or --hostfile, or else this machine alone, and sets the number of ranks per host.
 resolve_hosts() {
     local wanted=${VALUES[--num-proc]} total=0 index
     if [[ -n ${VALUES[--hosts]} && -n ${VALUES[--hostfile]} ]]; then
@@ -93,7 +93,7 @@ resolve_hosts() {
     check_addresses
 }
 
-# Lines "HOST slots=N", as horovodrun and Open MPI have them; here also empty lines and comments.
+# Lines are "HOST slots=N", as for horovodrun and Open MPI; empty lines and comments are allowed here, too.
 read_hostfile() {
     [[ -r $1 ]] || fail "--hostfile $1 cannot be read."
     local line number=0
@@ -119,7 +119,7 @@ add_host() {
     HOST_SLOTS+=("$2")
 }
 
-# Ranks fill host after host, as Horovod places them; hosts that get none are left out. hvd_sparse wants equal nodes.
+# Ranks fill host after host, as Horovod places them; hosts without ranks are left out. hvd_sparse needs equal nodes.
 fill_hosts() {
     local left=$NUM_PROC index ranks names=() slots=()
     for index in "${!HOST_NAMES[@]}"; do
@@ -140,7 +140,7 @@ is_this_machine() {
     [[ $1 == localhost || $1 == 127.* || $1 == "$(hostname)" ]]
 }
 
-# Where ranks run on several hosts, a name that points to the loopback address leads nowhere from the others.
+# If ranks run on several hosts, a name that resolves to the loopback address cannot be reached from the others.
 check_addresses() {
     ((${#HOST_NAMES[@]} > 1)) || return 0
     local name address other=""
@@ -162,7 +162,7 @@ check_addresses() {
     fi
 }
 
-# The first word must be a program; a module or a script that Python is to run must be there.
+# The first word must be a program; a module or script that Python is to run must exist.
 check_command() {
     ((${#COMMAND[@]})) || fail "say what every rank runs, after --: for example -- python -m examples.keras_digits"
     command -v "${COMMAND[0]}" >/dev/null || fail "there is no program ${COMMAND[0]}."
@@ -175,7 +175,7 @@ check_command() {
     fi
 }
 
-# A program that comes with Horovod lies beside the Python of the command; else it is looked for on the PATH.
+# Finds a program that comes with Horovod: beside the command's Python, or else on the PATH.
 beside_python() {
     local beside
     beside=$(dirname "$(command -v "${COMMAND[0]}")")/$1
@@ -199,7 +199,7 @@ describe_ranks() {
     note "$NUM_PROC ranks on ${#HOST_NAMES[@]} hosts: $HOST_LIST"
 }
 
-# Sets a variable for all ranks.
+# Sets an environment variable for all ranks.
 set_variable() {
     printf 'export %s=%q\n' "$1" "$2"
     export "$1=$2"
@@ -229,7 +229,7 @@ start_horovodrun() {
     run "$program" "${arguments[@]}" "${COMMAND[@]}"
 }
 
-# horovodrun sets these by its options; what starts ranks without it hands them on as variables.
+# horovodrun sets these from its options; launchers without it pass them on as environment variables.
 set_mpi_variables() {
     set_variable HOROVOD_CONTROLLER mpi
     set_variable HOROVOD_CPU_OPERATIONS mpi

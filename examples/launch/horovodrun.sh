@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts ranks by horovodrun with Gloo: on this machine, or on several over ssh.
+# Starts ranks with horovodrun and Gloo: on this machine, or on several over ssh.
 #
 #   examples/launch/horovodrun.sh -np 4 -- python -m examples.keras_digits
 #   examples/launch/horovodrun.sh --hostfile hosts --dry-run -- python -m examples.keras_digits

@@ -1,11 +1,11 @@
-"""Starts ranks on Kubernetes by the MPI operator (kubeflow.org/v2beta1): fills in mpijob.yaml, checks it, applies it.
+"""Starts ranks on Kubernetes with the MPI operator (kubeflow.org/v2beta1): fills in, checks and applies mpijob.yaml.
 
     python -m examples.launch.mpijob -np 16 --slots-per-host 8 --image registry/hvd-sparse:1 \\
         --data-claim imagenet -- \\
         python -m examples.imagenet --recipe recommended --data /mnt/data --cache-dir /var/tmp/datacache
 
-With --dry-run the job is checked and printed, ready for `kubectl apply -f -`. Options that Horovod has too are named
-as horovodrun's.
+With --dry-run the job is checked and printed, ready for `kubectl apply -f -`. Options that Horovod has, too, have the
+same names as in horovodrun.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 import yaml
 
 TEMPLATE = pathlib.Path(__file__).with_name("mpijob.yaml")
-HOSTFILE = "/etc/mpi/hostfile"  # the operator writes it
-QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([EPTGMk]i?|m)?")  # of resources, as Kubernetes has it
+HOSTFILE = "/etc/mpi/hostfile"  # written by the operator
+QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([EPTGMk]i?|m)?")  # a resource quantity in Kubernetes's notation
 NAME = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")  # RFC 1123
 
 
 def make_job(options: argparse.Namespace) -> dict[str, Any]:
-    """The job that the options describe; ValueError where it cannot be."""
+    """The job that the options describe; raises ValueError if they are invalid."""
     workers, left = divmod(options.num_proc, options.slots_per_host)
     if options.slots_per_host < 1 or workers < 1 or left:
         raise ValueError(
@@ -62,7 +62,7 @@ def make_job(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _command(options: argparse.Namespace) -> list[str]:
-    """What the launcher runs. Gloo's ranks are started over ssh, with the keys that the operator made."""
+    """The launcher's command; Gloo's ranks are started over ssh, with the keys that the operator made."""
     interface = ["--network-interfaces", options.network_interfaces] if options.network_interfaces else []
     tuning = [
         "--start-timeout",
@@ -77,7 +77,7 @@ def _command(options: argparse.Namespace) -> list[str]:
 
 
 def _variables(options: argparse.Namespace) -> list[dict[str, str]]:
-    """What horovodrun hands on to all ranks: where the template mounts the data and the cache's levels."""
+    """The variables that horovodrun passes on to all ranks: the mount points of the data and of the cache's levels."""
     places = {
         "DATA_DIR": "/mnt/data",
         "DATACACHE_LOCAL_DIR": "/var/tmp/datacache",
@@ -95,7 +95,7 @@ def _set_resources(limits: dict[str, Any], options: argparse.Namespace) -> None:
 
 
 def faults(job: Any) -> list[str]:
-    """What is wrong with a job, as the operator and Kubernetes would say; empty where nothing is."""
+    """The faults that the operator and Kubernetes would find in a job; empty if there are none."""
     found = []
 
     def expect(holds: bool, text: str) -> None:
@@ -160,7 +160,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> None:
-    """Prints the job, or hands it to kubectl."""
+    """Prints the job, or passes it to kubectl."""
     options = parser().parse_args()
     if options.gpus_per_host is None:
         options.gpus_per_host = options.slots_per_host

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Starts ranks by Open MPI's mpirun, with the flags of Horovod's manual; Horovod must have been built with MPI.
+# Starts ranks with Open MPI's mpirun and the flags of Horovod's manual; Horovod must have been built with MPI.
 #
 #   examples/launch/mpirun.sh --hostfile hosts -- python -m examples.keras_digits
 #
@@ -8,7 +8,7 @@ set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=common.sh
 source "$(dirname "${BASH_SOURCE[0]}")/common.sh"
 
-LARGE=64 # hosts from which horovodrun, too, has mpirun start them all itself
+LARGE=64 # from this number of hosts on, mpirun starts all of them directly, as horovodrun has it do
 
 parse_options "$@"
 resolve_hosts
@@ -29,7 +29,7 @@ secure=$(ssh_arguments | paste -sd ' ')
 
 set_mpi_variables
 
-# mpirun hands on only what it is told to.
+# mpirun passes on only the environment variables that it is given by -x.
 for name in $(compgen -e | grep -E '^(PATH|LD_LIBRARY_PATH|PYTHONPATH|(HOROVOD|HVD_SPARSE|DATACACHE|NCCL|TF|OMP|KERAS)_.*)$'); do
     arguments+=(-x "$name")
 done

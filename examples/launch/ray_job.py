@@ -1,11 +1,11 @@
-"""Starts ranks on a Ray cluster by Horovod's runner for Ray (horovod.ray.RayExecutor), with Gloo.
+"""Starts ranks on a Ray cluster with Horovod's runner for Ray (horovod.ray.RayExecutor), with Gloo.
 
     python -m examples.launch.ray_job --num-hosts 2 --slots-per-host 4 -- examples.keras_digits --epochs 20
 
-Every rank runs a module, as `python -m` would. The folder that it is imported from must be on all hosts, under the
-same path. --address is ray.init's: "auto" for the cluster that this machine belongs to, "local" for a new one on this
-machine. With --dry-run the module is looked for, the cluster is asked what it has where there is one, and placement,
-variables and call are printed.
+Every rank runs a module, as `python -m` would. The folder from which it is imported must be on all hosts, under the
+same path. --address is that of ray.init: "auto" for the cluster that this machine belongs to, "local" for a new one on
+this machine. With --dry-run the script checks that the module exists and, if there is a cluster, that its resources
+suffice, and prints placement, variables and call.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ HANDED_ON = ("HVD_SPARSE_", "HOROVOD_", "DATACACHE_", "DATA_DIR", "NCCL_", "TF_"
 
 
 def run_module(module: str, arguments: list[str], folder: str) -> None:
-    """What each worker does: `python -m MODULE ARGUMENTS` from a folder."""
+    """Runs in each worker: `python -m MODULE ARGUMENTS` from a folder."""
     os.chdir(folder)
     sys.path.insert(0, folder)
     sys.argv = [module, *arguments]
@@ -30,7 +30,7 @@ def run_module(module: str, arguments: list[str], folder: str) -> None:
 
 
 def placement(options: argparse.Namespace) -> dict[str, Any]:
-    """The arguments of RayExecutor: as many workers on each host, as hvd_sparse wants them."""
+    """The arguments of RayExecutor: the same number of workers on each host, as hvd_sparse requires."""
     if options.num_hosts < 1 or options.slots_per_host < 1:
         raise ValueError(
             f"Expected at least one host with one worker, got --num-hosts {options.num_hosts} and --slots-per-host "
@@ -46,7 +46,7 @@ def placement(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def variables(options: argparse.Namespace) -> dict[str, str]:
-    """What is set for all ranks: Horovod's by the options, and those of this process that matter to training."""
+    """The variables to set for all ranks: Horovod's from the options, and this process's that matter for training."""
     handed_on = {name: value for name, value in os.environ.items() if name.startswith(HANDED_ON)}
     return {
         **handed_on,
@@ -56,7 +56,7 @@ def variables(options: argparse.Namespace) -> dict[str, str]:
 
 
 def lacking(nodes: list[dict[str, Any]], wanted: dict[str, Any]) -> str | None:
-    """What a cluster lacks for a placement, in words; None where nothing."""
+    """A message that says what a cluster lacks for a placement; None if nothing."""
     cpus = wanted["num_workers_per_host"] * wanted["cpus_per_worker"]
     gpus = wanted["num_workers_per_host"] * (wanted["gpus_per_worker"] or 0)
     fit = [
@@ -73,7 +73,7 @@ def lacking(nodes: list[dict[str, Any]], wanted: dict[str, Any]) -> str | None:
 
 
 def start(options: argparse.Namespace, wanted: dict[str, Any]) -> None:
-    """Starts the workers, runs the module on all of them, and ends them."""
+    """Starts the workers, runs the module on all of them, and stops them."""
     import ray
     from horovod.ray import RayExecutor
 
@@ -109,7 +109,7 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _nodes(address: str) -> list[dict[str, Any]] | str:
-    """The hosts of the cluster, or why they cannot be told."""
+    """The hosts of the cluster, or why they cannot be listed."""
     if importlib.util.find_spec("ray") is None:
         return "Ray is not installed: pip install ray."
     import ray
@@ -122,7 +122,7 @@ def _nodes(address: str) -> list[dict[str, Any]] | str:
 
 
 def main() -> None:
-    """Checks, and starts the ranks or tells what would be started."""
+    """Checks the job, and starts the ranks or prints what would be started."""
     options = parser().parse_args()
     if importlib.util.find_spec(options.module) is None:
         sys.exit(f"Python finds no module {options.module} from {os.getcwd()}.")

@@ -1,17 +1,17 @@
 #!/usr/bin/env bash
-# Starts ranks under Slurm: on a login node it submits itself by sbatch, inside the allocation it starts the ranks.
+# Starts ranks under Slurm: on a login node it submits itself with sbatch, inside the allocation it starts the ranks.
 #
 #   examples/launch/slurm.sh --nodes 16 --slots-per-host 8 -- python -m examples.imagenet --data /shared/imagenet
 #   sbatch --nodes 2 --ntasks-per-node 4 examples/launch/slurm.sh -- python -m examples.keras_digits
 #
-# --launcher horovodrun (Gloo) goes from node to node by ssh, which the cluster must allow inside a job; --launcher srun
-# needs none, but Horovod built with an MPI that knows Slurm's PMI (srun --mpi=list names what there is).
+# --launcher horovodrun (Gloo) connects the nodes over ssh, which the cluster must allow inside a job; --launcher srun
+# needs no ssh, but Horovod built with an MPI that supports Slurm's PMI (srun --mpi=list lists the available ones).
 #SBATCH --job-name=hvd_sparse
 #SBATCH --nodes=2
 #SBATCH --ntasks-per-node=8
 #SBATCH --output=%x-%j.log
 set -euo pipefail
-# sbatch runs a copy of this file elsewhere, so the folder of the original comes along.
+# sbatch runs a copy of this file elsewhere, so the original's folder is passed on.
 HVD_SPARSE_LAUNCH=${HVD_SPARSE_LAUNCH:-$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)}
 [[ -r $HVD_SPARSE_LAUNCH/common.sh ]] || HVD_SPARSE_LAUNCH=${SLURM_SUBMIT_DIR:-.}/examples/launch
 # shellcheck source-path=SCRIPTDIR source=common.sh

@@ -4,7 +4,7 @@
 #   examples/launch/tencent.sh --file-system 10.0.0.7:/fsid0123 --hostfile hosts -- \
 #       python -m examples.imagenet --recipe recommended --data /mnt/data/imagenet --cache-dir /var/tmp/datacache
 #
-# By NFS 3 the path is the file system's FSID, as its mount page shows it.
+# With NFS 3 the path is the file system's FSID, as shown on its mount page.
 set -euo pipefail
 # shellcheck source-path=SCRIPTDIR source=cloud.sh
 source "$(dirname "${BASH_SOURCE[0]}")/cloud.sh"

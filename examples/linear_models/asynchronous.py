@@ -1,7 +1,7 @@
-"""Stochastic gradient descent without waiting: sharded servers apply each rank's gradient as it comes (MPI-OPT, 8.2).
+"""Stochastic gradient descent without waiting: sharded servers apply each gradient as it arrives (MPI-OPT, 8.2).
 
-A rank computes with weights that others may have changed since, and each of its batches makes an update of its own.
-Gradients are sent as they are, sparse; of the weights a rank is sent those that have changed most.
+A rank computes with weights that others may have changed since, and each of its batches makes a separate update.
+Gradients are sent as they are, sparse; a rank gets back the weights that have changed most.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hvd_sparse.transport.communicator import Communicator
 
 @dataclasses.dataclass(frozen=True)
 class NonZeros(Compressor):
-    """All that is not zero: nothing is left out."""
+    """Selects all nonzeros: nothing is left out."""
 
     wire_dtype: str = "float32"
     counts_differ = True
@@ -48,26 +48,26 @@ class NonZeros(Compressor):
 
 
 class AsynchronousDescent:
-    """SGD on sharded servers; made by all ranks with the same arguments, but for their own samples.
+    """SGD on sharded servers; every rank makes it with the same arguments, but with its own samples.
 
     Args:
         communicator: the ranks.
         given: the samples.
-        loss: what is minimised, on average over all samples, together with l2 / 2 |weights|^2.
+        loss: the loss; the objective is its mean over all samples plus l2 / 2 |weights|^2.
         l2: strength of the regularisation.
-        batch: samples of a step of one rank.
-        density: of the weights, how many a rank is sent in a step.
-        learning_rate: at the beginning; None for `safe_learning_rate`.
+        batch: samples per step of one rank.
+        density: share of the weights that a rank gets back in each step.
+        learning_rate: initial learning rate; None for `safe_learning_rate`.
         schedule: one of SCHEDULES.
-        decay: of the schedule, a pass.
-        seed: of the order of the samples.
+        decay: decay of the schedule, per pass.
+        seed: seed of the order of the samples.
 
     Attributes:
-        seconds: spent in waiting for servers.
-        waiting: seconds that ranks took to meet: none.
-        count: of steps so far.
-        sent: entries that this rank had for them.
-        received: weights that it was sent.
+        seconds: seconds spent waiting for servers.
+        waiting: seconds that ranks took to meet; always 0.
+        count: steps so far.
+        sent: entries that this rank has sent.
+        received: weights that it has received.
     """
 
     waiting = 0.0
@@ -100,7 +100,7 @@ class AsynchronousDescent:
 
     @property
     def settings(self) -> dict[str, float]:
-        """What is worth telling of a run."""
+        """The settings to report with a run."""
         return {"learning_rate": self._rate, "batch": self._batch, "steps": self.steps}
 
     @property
@@ -128,17 +128,17 @@ class AsynchronousDescent:
         return self._optimizer.servers.connections
 
     def weights(self) -> np.ndarray:
-        """All weights, the intercept last, as all ranks have left them; a collective."""
+        """All weights, the intercept last, with the updates of all ranks; a collective."""
         self._servers.pause()
         self._communicator.gather_descriptions(None, "linear.paused")
         return self._servers.published().astype(np.float64)
 
     def training_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels and what the model says, for this rank's samples."""
+        """Labels and scores of this rank's samples."""
         return self._data.train.labels, self._matrix @ self._servers.published()[self._columns]
 
     def run_pass(self, number: int, progress: Callable[[int], None]) -> None:
-        """Goes over this rank's samples once; `number` counts from 0, `progress` is told the steps that are done."""
+        """Goes over this rank's samples once; `number` counts from 0, `progress` gets the number of steps done."""
         order = np.random.default_rng([self._seed, number, self._communicator.rank])
         samples = order.permutation(len(self._data.train.labels))
         for step in range(self.steps):
@@ -148,11 +148,11 @@ class AsynchronousDescent:
             progress(step + 1)
 
     def finish(self) -> None:
-        """Ends this rank's part; all ranks do."""
+        """Ends this rank's part; all ranks call it."""
         hvd.servers.finish(self._optimizer)
 
     def _gradient(self, own: np.ndarray) -> np.ndarray:
-        """Of the loss, on average over these samples, [features + 1]."""
+        """The gradient [features + 1] of the mean loss over these samples."""
         matrix, labels = self._matrix[own], self._data.train.labels[own]
         weights = np.append(self._weights.numpy(), self._intercept.numpy())[self._columns]
         slopes = self._loss.slope(labels * (matrix @ weights))

@@ -1,12 +1,12 @@
 """Distributed random block coordinate descent (SparCML 8.2, after Wright, "Coordinate descent algorithms", 2015).
 
-Each rank has a slice of the weights, and in each iteration draws some of its coordinates, takes a step along each of
-them, and gives the new values to all: a gathering of disjoint entries. For this every rank has all samples, by
-columns, and what the model says of each, which it brings up to date with what has come.
+Each rank owns a slice of the weights. In each iteration it draws some of its coordinates, takes a step along each of
+them, and sends the new values to all others: a gathering of disjoint entries. For this every rank holds all samples, by
+columns, and the model's score of each sample, which it updates with the values that arrive.
 
 The step along coordinate j is the partial derivative divided by b L_j, where L_j bounds the second derivative along
-it and b what all coordinates that move at once can add to each other: b = 1 + w p, with w the most nonzeros of a
-sample and p the greatest share of its coordinates that a rank draws. With it the expected loss never rises.
+it and b bounds what all coordinates that move at once can add to each other: b = 1 + w p, with w the most nonzeros in
+a sample and p the greatest share of its coordinates that a rank draws. With it the expected loss never rises.
 (Coordinates i and j of one sample move together with a probability of at most p^2 on different ranks, and less on
 one; so the expected square of a sum of w terms is at most p (1 + p w) times the sum of their squares.)
 """
@@ -24,20 +24,20 @@ from hvd_sparse.transport.communicator import Communicator
 
 
 class CoordinateDescent:
-    """Block coordinate descent; every rank makes it with the same arguments, and with all samples.
+    """Block coordinate descent; every rank makes it with the same arguments and with all samples.
 
     Args:
         communicator: the ranks.
         given: the samples.
-        loss: what is minimised, on average over all samples, together with l2 / 2 |weights|^2.
-        exchange: gathers new weights, of features + 1.
+        loss: the loss; the objective is its mean over all samples plus l2 / 2 |weights|^2.
+        exchange: gathers new weights, out of features + 1.
         l2: strength of the regularisation.
-        coordinates: that a rank draws in an iteration, out of those that occur in the samples.
-        iterations: of a pass; by default as many as it takes to draw as many coordinates as there are.
-        seed: of what is drawn.
+        coordinates: coordinates that a rank draws in an iteration, out of those that occur in the samples.
+        iterations: iterations per pass; by default as many as it takes to draw as many coordinates as there are.
+        seed: seed of the draws.
 
     Raises:
-        ValueError: where the loss has no curvature.
+        ValueError: if the loss has no curvature.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class CoordinateDescent:
 
     @property
     def settings(self) -> dict[str, float]:
-        """What is worth telling of a run."""
+        """The settings to report with a run."""
         return {"coordinates": sum(self._counts), "damping": self._damping, "steps": self.steps}
 
     def weights(self) -> np.ndarray:
@@ -79,17 +79,17 @@ class CoordinateDescent:
         return self._weights.astype(np.float64)
 
     def training_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels and what the model says, for this rank's share of the samples."""
+        """Labels and scores of this rank's share of the samples."""
         share = slice(*self._share)
         return self._data.train.labels[share], self._scores[share]
 
     def run_pass(self, number: int, progress: Callable[[int], None]) -> None:
-        """Does a pass's iterations; `number` counts from 0, `progress` is told those that are done."""
+        """Does one pass's iterations; `number` counts from 0, `progress` gets the number of iterations done."""
         drawing = np.random.default_rng([self._seed, number, self._rank])
         for step in range(self.steps):
             self._iterate(np.sort(drawing.choice(self._own, self._counts[self._rank], replace=False)))
             progress(step + 1)
-        # Anew, so that what updates have rounded off does not add up.
+        # Computed anew, so that rounding errors of the updates do not add up.
         self._scores = self._rows @ self._weights.astype(np.float64)
 
     def _iterate(self, drawn: np.ndarray) -> None:
@@ -100,7 +100,7 @@ class CoordinateDescent:
         self._weights[new.indices] = new.values
 
     def _stepped(self, drawn: np.ndarray) -> np.ndarray:
-        """The new weights float32 of some coordinates."""
+        """The new float32 weights of some coordinates."""
         block = self._columns[:, drawn]
         labels = self._data.train.labels
         slopes = labels * self._loss.slope(labels * self._scores) / self._data.samples

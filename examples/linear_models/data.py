@@ -1,4 +1,4 @@
-"""The samples of a run: what this rank has of them, and what is told of all."""
+"""The samples of a run: this rank's part of them, and the figures of all."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ T = TypeVar("T")
 
 
 class Data(NamedTuple):
-    """Samples with one column more than features: the last one is 1, so that its weight is the intercept.
+    """Samples with one column more than there are features: the last one is 1, so that its weight is the intercept.
 
     Attributes:
-        train: samples that this rank computes with.
-        test: this rank's share of the test samples; None without a test.
-        features: columns but the last.
-        first: number of the first of `train` among all training samples.
-        samples: training samples of all ranks.
-        nonzeros: of all training samples, without the intercept's column.
+        train: the training samples that this rank computes with.
+        test: this rank's share of the test samples; None without test samples.
+        features: number of columns without the last.
+        first: index of the first of `train` among all training samples.
+        samples: number of training samples of all ranks.
+        nonzeros: nonzeros in all training samples, without the intercept's column.
     """
 
     train: Samples
@@ -44,13 +44,13 @@ def load(
 
     Args:
         communicator: the ranks.
-        train: the training samples.
-        test: the test samples; may be empty.
-        features: by default the greatest index in any of the files.
-        everywhere: whether each rank gets all training samples, in place of its share.
+        train: files of training samples.
+        test: files of test samples; may be empty.
+        features: number of features; by default the greatest index in any of the files.
+        everywhere: whether each rank gets all training samples, not only its share.
 
     Raises:
-        ValueError: on every rank alike, where a line is bad on any of them, or there is no sample.
+        ValueError: on every rank alike, if a line is bad on any of them, or there are no samples.
     """
     rank, size = communicator.rank, communicator.size
 
@@ -77,10 +77,10 @@ def load(
 
 
 def together(communicator: Communicator, function: Callable[[], T]) -> T:
-    """What a function returns; where it raises on any rank, the same error on all of them; a collective.
+    """What a function returns; if it raises on any rank, all of them raise the same error; a collective.
 
     Raises:
-        ValueError: where it raises a ValueError or an OSError on any rank.
+        ValueError: if it raises a ValueError or an OSError on any rank.
     """
     result, fault = None, None
     try:
@@ -95,7 +95,7 @@ def together(communicator: Communicator, function: Callable[[], T]) -> T:
 
 
 def sums(communicator: Communicator, values: Sequence[float], name: str) -> list[float]:
-    """Adds numbers over the ranks; a collective."""
+    """Sums numbers over the ranks; a collective."""
     return communicator.allreduce(tf.constant(values, tf.float64), "sum", name).numpy().tolist()
 
 

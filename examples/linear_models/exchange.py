@@ -1,7 +1,7 @@
-"""How the ranks put their sparse vectors together: a sum for gradients, a gathering for coordinates of disjoint slices.
+"""Combines the ranks' sparse vectors: a sum for gradients, a gathering for coordinates of disjoint slices.
 
-Nothing is left out or rounded beyond float32. What a rank spends in the exchange is on the clock; copies from and to
-NumPy are not.
+Nothing is left out or rounded beyond float32. The time that a rank spends in the exchange is measured; copies from and
+to NumPy are not part of it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hvd_sparse.transport.communicator import Communicator
 T = TypeVar("T")
 
 DENSE = "dense"  # Horovod's own all-reduce, and its all-gather of whole slices
-GATHERED = "allgather"  # everyone's entries to everyone
+GATHERED = "allgather"  # every rank's entries to every rank
 AUTO = "auto"
 SUMS = ("recursive_doubling", "split_allgather", "dynamic", AUTO, GATHERED, DENSE)
 GATHERINGS = (GATHERED, DENSE)
@@ -29,7 +29,7 @@ class Entries(NamedTuple):
     """Entries of a vector.
 
     Attributes:
-        indices: int32 [k], ascending and unique; None where all elements are there.
+        indices: int32 [k], ascending and unique; None if all elements are given.
         values: float32 [k], or [size].
     """
 
@@ -38,22 +38,22 @@ class Entries(NamedTuple):
 
 
 class Exchange:
-    """One way to put vectors [size] of all ranks together; every rank must call the same methods in the same order.
+    """One way to combine the vectors [size] of all ranks; every rank must call the same methods in the same order.
 
-    Making one is a collective, too: `auto` measures what calls take.
+    Making one is a collective, too: `auto` measures how long calls take.
 
     Args:
         kind: one of SUMS.
         communicator: the ranks.
-        size: of the vectors.
+        size: number of elements of the vectors.
         meet: whether ranks wait for each other before each exchange, by an all-reduce of 4 bytes.
 
     Attributes:
-        seconds: spent in exchanges so far; unless ranks meet before, waiting for the slowest of them is part of it.
+        seconds: spent in exchanges so far, waiting for the slowest rank included unless ranks meet before.
         waiting: seconds that ranks took to meet.
-        count: of exchanges so far.
-        sent: entries that this rank had for them; in a dense exchange all others go as zeros.
-        received: entries of what came out, in all of them.
+        count: exchanges so far.
+        sent: entries that this rank had for them; a dense exchange sends all others as zeros.
+        received: entries of the results, in total.
     """
 
     def __init__(self, kind: str, communicator: Communicator, size: int, meet: bool = False):
@@ -62,7 +62,7 @@ class Exchange:
         self.seconds, self.waiting = 0.0, 0.0
         self.count, self.sent, self.received = 0, 0, 0
         if kind == AUTO and communicator.size > 1:
-            hvd.collectives.auto.transport(communicator)  # measured now, and not on the clock
+            hvd.collectives.auto.transport(communicator)  # measures now, outside the timed exchanges
 
     def sum(self, own: Entries) -> Entries:
         """The sum over the ranks, with the same bits on all of them."""
@@ -77,16 +77,16 @@ class Exchange:
         return self._counted(own, _entries(summed))
 
     def gather(self, own: Entries, vector: np.ndarray, bounds: list[int], counts: list[int]) -> Entries:
-        """Everyone's new elements, each rank's out of its own slice of a vector that all have.
+        """Every rank's new elements, each from its own slice of a vector that all ranks hold.
 
         Args:
             own: this rank's new elements.
-            vector: float32 [size], what all ranks had before.
+            vector: float32 [size], the values that all ranks had before.
             bounds: slice r is from bounds[r] to bounds[r + 1].
-            counts: new elements of each rank.
+            counts: number of new elements of each rank.
 
         Returns:
-            The new elements of all; after a dense exchange those that differ from what was there before.
+            The new elements of all ranks; after a dense exchange, those that differ from the previous values.
         """
         if self.kind == GATHERED:
             slices = self._slices(own)

@@ -1,9 +1,9 @@
-"""libsvm files, each rank its share of the lines, read by scikit-learn.
+"""libsvm files, parsed by scikit-learn, of which each rank reads its share of the lines.
 
 Lines are `label index:value index:value ...`: the label -1, 0 or 1 (0 counts as -1), indices from 1 and ascending, all
-values finite. The bytes of all files together are divided evenly over the ranks, and the divisions moved to the next
-line's beginning, so that each line is read by one rank, whatever their number. (scikit-learn's own byte ranges read a
-line twice where a range holds no line's beginning.)
+values finite. The bytes of all files together are divided evenly over the ranks, and each division is moved to the next
+beginning of a line, so that each line is read by exactly one rank, for any number of ranks. (scikit-learn's own byte
+ranges read a line twice if no line begins in a range.)
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import numpy as np
 from scipy import sparse
 from sklearn.datasets import load_svmlight_file
 
-_BLOCK = 2**25  # bytes that are parsed at a time
-_SHOWN = 60  # bytes of a bad line
+_BLOCK = 2**25  # bytes parsed at a time
+_SHOWN = 60  # bytes of a bad line in an error message
 _FAULTS = (ValueError, OverflowError)  # what scikit-learn's reader raises
 
 
@@ -39,13 +39,13 @@ def read(paths: Sequence[Path], rank: int = 0, size: int = 1, features: int | No
 
     Args:
         paths: the files, in an order that is the same on every rank.
-        rank: of this share.
+        rank: index of this share.
         size: number of shares.
-        features: columns; by default as many as the share's greatest index says.
+        features: number of columns; by default the share's greatest index.
 
     Raises:
-        ValueError: at a line that is no sample, or has an index above `features`; names file and line.
-        OSError: where a file cannot be read.
+        ValueError: if a line is not a sample or has an index above `features`; names file and line.
+        OSError: if a file cannot be read.
     """
     total = sum(path.stat().st_size for path in paths)
     parts, begin = [], 0
@@ -74,7 +74,7 @@ def _blocks(path: Path, begin: int, end: int) -> Iterator[tuple[int, bytes]]:
 
 
 def _next_line(file: BinaryIO, position: int) -> int:
-    """The first line's beginning at or after a position."""
+    """The position of the first beginning of a line at or after a position."""
     if position == 0:
         return 0
     file.seek(position - 1)

@@ -1,4 +1,4 @@
-"""What linear classifiers minimise, as functions of the margin: label (-1 or 1) times what the model says."""
+"""Losses of linear classifiers, as functions of the margin: label (-1 or 1) times the model's score."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Loss(NamedTuple):
     Attributes:
         value: from margins [n] to losses [n].
         slope: its derivative; where it has none, one of its subgradients.
-        curvature: what its second derivative does not exceed; None where it has jumps in the first.
+        curvature: an upper bound of its second derivative; None if the first derivative jumps.
     """
 
     value: Callable[[np.ndarray], np.ndarray]

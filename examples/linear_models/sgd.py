@@ -1,11 +1,11 @@
-"""Stochastic gradient descent with large batches: the ranks' gradients are summed as they are, sparse (SparCML 8.2).
+"""Stochastic gradient descent with large batches: sums the ranks' gradients as they are, sparse (SparCML 8.2).
 
-A step takes the same samples whatever the number of ranks, if the batches of all ranks together are as large: the order
-is drawn over all of them, and each rank computes with those of a batch that are its own.
+A step takes the same samples for any number of ranks, if the batches of all ranks together are equally large: the order
+is drawn over all samples, and each rank computes with those of a batch that it holds.
 
-L2 regularisation shrinks all weights in every step. That is one multiplication here, as the weights are kept as a
-number times a vector; the gradient of the loss alone crosses the network, as sparse as the batch is. The result is that
-of the dense computation, but for rounding.
+L2 regularisation shrinks all weights in every step. Here that is one multiplication, as the weights are stored as a
+number times a vector; only the gradient of the loss crosses the network, as sparse as the batch is. The result is that
+of the dense computation, except for rounding.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from examples.linear_models.exchange import Entries, Exchange
 from examples.linear_models.losses import Loss
 from hvd_sparse.transport.communicator import Communicator
 
-_SMALLEST = 2.0**-20  # of the scale; then it is multiplied in
+_SMALLEST = 2.0**-20  # below this the scale is multiplied into the vector
 
 # The factor of the learning rate after `passes` of the data, with a decay per pass.
 SCHEDULES: dict[str, Callable[[float, float], float]] = {
@@ -60,22 +60,22 @@ class ScaledVector:
 
 
 class GradientDescent:
-    """SGD; every rank makes it with the same arguments, but for its own samples.
+    """SGD; every rank makes it with the same arguments, but with its own samples.
 
     Args:
         communicator: the ranks.
         given: the samples.
-        loss: what is minimised, on average over all samples, together with l2 / 2 |weights|^2.
+        loss: the loss; the objective is its mean over all samples plus l2 / 2 |weights|^2.
         exchange: sums the gradients, of features + 1 elements.
         l2: strength of the regularisation.
-        batch: samples of a step, of all ranks together.
-        learning_rate: at the beginning; None for `safe_learning_rate`.
+        batch: samples per step, of all ranks together.
+        learning_rate: initial learning rate; None for `safe_learning_rate`.
         schedule: one of SCHEDULES.
-        decay: of the schedule, a pass.
-        seed: of the order of the samples.
+        decay: decay of the schedule, per pass.
+        seed: seed of the order of the samples.
 
     Raises:
-        ValueError: on every rank alike, where the learning rate is too large for the regularisation.
+        ValueError: on every rank alike, if the learning rate is too large for the regularisation.
     """
 
     def __init__(
@@ -105,7 +105,7 @@ class GradientDescent:
 
     @property
     def settings(self) -> dict[str, float]:
-        """What is worth telling of a run."""
+        """The settings to report with a run."""
         return {"learning_rate": self._rate, "batch": self._batch, "steps": self.steps}
 
     def weights(self) -> np.ndarray:
@@ -113,11 +113,11 @@ class GradientDescent:
         return self._weights.whole()
 
     def training_scores(self) -> tuple[np.ndarray, np.ndarray]:
-        """Labels and what the model says, for this rank's samples."""
+        """Labels and scores of this rank's samples."""
         return self._data.train.labels, self._matrix @ self._weights.at(self._columns)
 
     def run_pass(self, number: int, progress: Callable[[int], None]) -> None:
-        """Goes over all samples once; `number` counts from 0, `progress` is told the steps that are done."""
+        """Goes over all samples once; `number` counts from 0, `progress` gets the number of steps done."""
         order = np.random.default_rng([self._seed, number]).permutation(self._data.samples)
         for step in range(self.steps):
             batch = order[step * self._batch : (step + 1) * self._batch]
@@ -130,7 +130,7 @@ class GradientDescent:
         self._weights.subtract(summed, rate)
 
     def _gradient(self, batch: np.ndarray) -> Entries:
-        """This rank's part of the gradient of the loss, on average over the batch of all ranks."""
+        """This rank's part of the gradient of the mean loss over the batch of all ranks."""
         own = batch - self._data.first
         own = np.sort(own[(own >= 0) & (own < len(self._data.train.labels))])
         matrix, labels = self._matrix[own], self._data.train.labels[own]
@@ -141,9 +141,9 @@ class GradientDescent:
 
 
 def safe_learning_rate(communicator: Communicator, given: Data, loss: Loss, l2: float) -> float:
-    """1 / (c r^2 + l2), with which the gradient of all samples always descends; a collective.
+    """1 / (c r^2 + l2), with which full-batch gradient descent always descends; a collective.
 
-    r is the greatest length of a sample, c the loss's curvature, 1 where it has none.
+    r is the greatest norm of a sample, c the loss's curvature, or 1 if it has none.
     """
     squares = np.asarray(given.train.matrix.power(2).sum(axis=1))
     longest = data.greatest(communicator, float(squares.max(initial=0.0)), "linear.longest")
@@ -151,7 +151,7 @@ def safe_learning_rate(communicator: Communicator, given: Data, loss: Loss, l2: 
 
 
 def compact(given: Data) -> tuple[np.ndarray, sparse.csr_matrix]:
-    """The columns int32 [used] that this rank's samples have, and their matrix with these columns alone."""
+    """The columns int32 [used] that occur in this rank's samples, and their matrix with only these columns."""
     matrix = given.train.matrix
     used = np.zeros(given.features + 1, bool)
     used[matrix.indices] = True

@@ -1,1 +1,1 @@
-"""The networks that examples and benchmarks train, of any width; each is written once, here."""
+"""The networks that examples and benchmarks train, at any width; each is defined once, here."""

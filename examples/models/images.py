@@ -1,6 +1,6 @@
-"""ResNet-50 and VGG-19, of any width, for images of one size or of any.
+"""ResNet-50 and VGG-19 of any width, for images of one fixed size or of any size.
 
-At width 1 they have 25,557,032 parameters (ResNet-50, He et al. 2016, without a bias under batch normalisation) and
+At width 1 they have 25,557,032 parameters (ResNet-50, He et al. 2016, without biases before batch normalisation) and
 143,667,240 (VGG-19, Simonyan and Zisserman 2015, at 224 x 224 or for any size).
 """
 
@@ -13,19 +13,19 @@ import keras
 
 from examples.models.widths import scaled
 
-_PLACES = 7  # on each side, before VGG-19's first dense layer
-_MOVING = 0.9  # of what batch normalisation has seen so far, so that it follows when the size of images changes
+_PLACES = 7  # height and width of the features before VGG-19's first dense layer
+_MOVING = 0.9  # momentum of the moving statistics, so that they follow when the size of images changes
 
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-    """How large a network for images is.
+    """The size of a network for images.
 
     Attributes:
-        width: times the channels and features of the paper.
+        width: factor on the paper's channels and features.
         image: height and width of the input, at least 32; None for any, in one model.
-        batch: images a rank and step.
-        classes: at the output.
+        batch: images per rank and step.
+        classes: number of classes.
     """
 
     width: float
@@ -38,9 +38,9 @@ def resnet50(size: Images, last_gamma: str = "ones") -> keras.Model:
     """ResNet-50 (He et al. 2016), logits at the end; the stride is in the 3 x 3 convolution.
 
     Args:
-        size: how large it is.
-        last_gamma: what the scale of the last normalisation in a block begins with; "zeros" makes every block begin
-            as the identity, which helps where the batch is large (Goyal et al. 2017, 5.1).
+        size: the size of the network.
+        last_gamma: initializer for the scale of the last normalisation in a block; "zeros" makes every block begin as
+            the identity, which helps with large batches (Goyal et al. 2017, 5.1).
     """
     image = keras.Input((size.image, size.image, 3))
     x = _normalised(image, scaled(64, size.width), 7, 2, "relu")
@@ -71,8 +71,8 @@ def _normalised(x: Any, channels: int, kernel: int, stride: int, activation: str
 def vgg19(size: Images) -> keras.Model:
     """VGG-19 (Simonyan and Zisserman 2015, configuration E), logits at the end.
 
-    Where images may have any size, the last convolution's output is averaged to the 7 x 7 places that it has at 224 x
-    224; otherwise the first dense layer has as many inputs as there are.
+    If images may have any size, the last convolution's output is averaged to the 7 x 7 places that it has at 224 x
+    224; otherwise the first dense layer takes all of its elements.
     """
     image = keras.Input((size.image, size.image, 3))
     x = image
@@ -91,14 +91,14 @@ def vgg19(size: Images) -> keras.Model:
 
 @keras.saving.register_keras_serializable(package="examples")
 class PoolTo(keras.layers.Layer):
-    """Averages [batch, height, width, channels] to [batch, places, places, channels], whatever height and width are.
+    """Averages [batch, height, width, channels] to [batch, places, places, channels], for any height and width.
 
     Place i of n on a side of h is the mean over floor(i h / n) to before ceil((i + 1) h / n), as in Keras's
-    AdaptiveAveragePooling2D, which needs to know h when the graph is made; where h = n nothing changes.
+    AdaptiveAveragePooling2D, which needs to know h when the graph is built; if h = n, nothing changes.
 
     Args:
         places: n.
-        options: of `keras.layers.Layer`.
+        options: arguments of `keras.layers.Layer`.
     """
 
     def __init__(self, places: int, **options: Any):
@@ -106,7 +106,7 @@ class PoolTo(keras.layers.Layer):
         self.places = places
 
     def call(self, x: Any) -> Any:
-        """Two small matrix products: the means over rows, then over columns."""
+        """Averages over rows, then over columns, each by a small matrix product."""
         _, height, width, _ = keras.ops.shape(x)
         x = keras.ops.einsum("ph,bhwc->bpwc", self._means(height), x)
         return keras.ops.einsum("qw,bpwc->bpqc", self._means(width), x)
@@ -116,11 +116,11 @@ class PoolTo(keras.layers.Layer):
         return (input_shape[0], self.places, self.places, input_shape[3])
 
     def get_config(self) -> dict[str, Any]:
-        """What `__init__` got."""
+        """The arguments of `__init__`."""
         return {**super().get_config(), "places": self.places}
 
     def _means(self, length: Any) -> Any:
-        """[places, length]: row i has the reciprocal of the number of its elements at each of them."""
+        """[places, length]: row i has 1 / count at each of the elements that place i averages, 0 elsewhere."""
         place = keras.ops.arange(self.places)[:, None]
         element = keras.ops.arange(length)[None]
         begin = place * length // self.places

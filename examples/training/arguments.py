@@ -1,4 +1,4 @@
-"""The command line that all training scripts share, and what is made of it."""
+"""The command line that all training scripts share, and the objects that are made from it."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from hvd_sparse.keras import hooks
 
 OPTIMIZERS = ("sgd", "momentum", "lars", "lamb", "adam")
 PRECISIONS = ("float32", "mixed_float16", "mixed_bfloat16")
-NORMS_EVERY = 100  # steps, in TensorBoard
-NOT_DECAYED = ("bias", "gamma", "beta")  # the variables of Keras that weight decay leaves alone, as in LARS and LAMB
+NORMS_EVERY = 100  # steps between norms in TensorBoard
+NOT_DECAYED = ("bias", "gamma", "beta")  # Keras variables without weight decay, as in LARS and LAMB
 _STAGE = re.compile(r"(?:(\d+):)?([a-z0-9_]+)(?:@([0-9.e-]+)|\((.*)\))?")
 
 
 def parser(description: str, batch: str = "samples", sized: bool = True, **defaults: Any) -> argparse.ArgumentParser:
-    """A parser of the common arguments; a script adds its own.
+    """A parser with the common arguments; a script adds its own.
 
     Args:
-        description: of `--help`.
+        description: the description for `--help`.
         batch: what `--batch-size` counts.
-        sized: whether there are --epochs and --batch-size; otherwise the script says them in `begin`'s options.
-        defaults: by the names of the arguments, such as epochs=28, which has none otherwise; nor has batch_size.
+        sized: whether to add --epochs and --batch-size; otherwise the script sets them in the options for `begin`.
+        defaults: defaults by argument name; epochs and batch_size have none unless given here.
     """
     made = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     exchange = made.add_argument_group("exchange")
@@ -77,12 +77,12 @@ def _add_optimizer(group: Any) -> None:
 
 
 def begin(options: argparse.Namespace) -> None:
-    """Starts Horovod, and sets random seeds and precision; what is wrong with the arguments is said here.
+    """Starts Horovod, checks the arguments, and sets random seeds and precision.
 
-    Every rank gets a seed of its own; the broadcast makes their variables equal.
+    Every rank gets a seed of its own; the broadcast makes the variables equal.
 
     Raises:
-        ValueError: where an argument cannot be.
+        ValueError: if an argument is invalid.
     """
     if not options.epochs or options.epochs < 1:
         raise ValueError(f"Expected at least 1 epoch, got --epochs {options.epochs}.")
@@ -103,26 +103,26 @@ def seed_of(options: argparse.Namespace, rank: int) -> int:
 
 
 def recipe(options: argparse.Namespace, steps: int | None = None) -> Aggregator:
-    """What `--recipe`, `--density` and `--wire-dtype` say; ValueError as of `recipe_of`."""
+    """The recipe of `--recipe`, `--density` and `--wire-dtype`; raises ValueError as `recipe_of` does."""
     return recipe_of(options.recipe, options.density, options.wire_dtype, steps)
 
 
 def check_recipe(options: argparse.Namespace) -> None:
-    """ValueError where `recipe` would raise it, before the number of steps is known."""
+    """Raises ValueError if `recipe` would, before the number of steps is known."""
     recipe(options, steps=1)
 
 
 def recipe_of(text: str, density: float, wire_dtype: str | None = None, steps: int | None = None) -> Aggregator:
-    """A recipe as scripts write it, see `--help` of `--recipe`.
+    """Parses a recipe; `--help` explains the syntax under `--recipe`.
 
     Args:
-        text: a recipe, or several after one another by epoch.
-        density: of recipes that take one and do not say it.
-        wire_dtype: likewise; None leaves it to the recipe.
-        steps: of the whole training, likewise.
+        text: a recipe, or several in sequence by epoch.
+        density: for recipes that take one and do not specify it.
+        wire_dtype: likewise; None leaves the choice to the recipe.
+        steps: steps of the whole training, likewise.
 
     Raises:
-        ValueError: where there is no such recipe or argument, or the stages do not ascend from epoch 0.
+        ValueError: if there is no such recipe or argument, or the stages do not ascend from epoch 0.
     """
     asked = {"density": density, "wire_dtype": wire_dtype, "steps": steps}
     defaults = {name: value for name, value in asked.items() if value is not None}
@@ -131,7 +131,7 @@ def recipe_of(text: str, density: float, wire_dtype: str | None = None, steps: i
 
 
 def _split(text: str) -> list[str]:
-    """What stands between commas that are outside of parentheses."""
+    """Splits at the commas outside parentheses."""
     pieces, depth = [""], 0
     for character in text:
         depth += (character == "(") - (character == ")")
@@ -143,7 +143,7 @@ def _split(text: str) -> list[str]:
 
 
 def _stage(text: str, defaults: dict[str, Any]) -> tuple[int, Aggregator]:
-    """From EPOCH:NAME@DENSITY or EPOCH:NAME(ARGUMENTS), of which only the name must be there."""
+    """Parses EPOCH:NAME@DENSITY or EPOCH:NAME(ARGUMENTS); only the name is required."""
     matched = _STAGE.fullmatch(text)
     maker = getattr(hvd.recipes, matched[2], None) if matched and not matched[2].startswith("_") else None
     if matched is None or not inspect.isfunction(maker) or matched[2] == "schedule":
@@ -163,7 +163,7 @@ def _stage(text: str, defaults: dict[str, Any]) -> tuple[int, Aggregator]:
 
 
 def _given(arguments: str, taken: list[str], defaults: dict[str, Any], text: str) -> dict[str, Any]:
-    """From NAME=LITERAL, NAME=LITERAL; a recipe that is made of another has that first, or as `recipe`."""
+    """Parses NAME=LITERAL, NAME=LITERAL; a recipe that wraps another takes that one first, or as `recipe`."""
     try:
         call: Any = ast.parse(f"recipe({arguments})", mode="eval").body
         nodes = {str(each.arg): each.value for each in call.keywords}
@@ -182,18 +182,18 @@ def optimizer(
     steps: int | None = None,
     **exchange: Any,
 ) -> keras.optimizers.Optimizer:
-    """The distributed optimizer that the options name.
+    """The distributed optimizer that the options describe.
 
     Args:
-        options: of `parser`.
-        rate: as made by `rates.make`.
-        steps: of the whole training, for a recipe that goes by it.
+        options: the options of `parser`.
+        rate: a learning rate, or a schedule made by `rates.make`.
+        steps: steps of the whole training, for recipes that depend on it.
         exchange: further arguments of `hvd.DistributedOptimizer`.
 
     Raises:
-        ValueError: where the recipe cannot be.
+        ValueError: if the recipe is invalid.
     """
-    if options.tensorboard:  # to be told before the first exchange, which may be that of `agree`
+    if options.tensorboard:  # must be set before the first exchange, which may be that of `agree`
         exchange.setdefault("telemetry", hvd.Telemetry(norms_every=NORMS_EVERY))
     return hvd.DistributedOptimizer(_inner(options, rate), aggregator=recipe(options, steps), **exchange)
 
@@ -201,7 +201,7 @@ def optimizer(
 def _inner(options: argparse.Namespace, rate: Any) -> keras.optimizers.Optimizer:
     decay = options.weight_decay
     if options.optimizer in ("lars", "lamb"):
-        import lars  # compiled code of its own, which the other optimizers do not need
+        import lars  # has its own compiled code, which the other optimizers do not need
 
         if options.optimizer == "lamb":
             return lars.LAMB(rate, weight_decay=decay)
@@ -222,14 +222,14 @@ def _inner(options: argparse.Namespace, rate: Any) -> keras.optimizers.Optimizer
 
 
 def agree(model: keras.Model, epoch: int = 0) -> None:
-    """Builds a compiled model's optimizer and has it exchange zeros once; a collective.
+    """Builds a compiled model's optimizer and makes it exchange zeros once; a collective.
 
-    The ranks agree on their buckets then. Otherwise that is done while the first step is traced, and as variables are
-    made in it, TensorFlow traces it again, which takes as long once more.
+    In this exchange the ranks agree on their buckets. Otherwise they would do so while the first step is traced, and as
+    this creates variables, TensorFlow would trace it again, which takes as long once more.
 
     Args:
-        model: compiled with what `optimizer` made; all its gradients are dense.
-        epoch: in which training begins, for recipes that change by epoch.
+        model: compiled with the result of `optimizer`; all its gradients are dense.
+        epoch: the epoch in which training begins, for recipes that change by epoch.
     """
     agree_on(model.optimizer, model.trainable_variables, epoch)
 
@@ -244,10 +244,10 @@ def agree_on(optimizer: keras.optimizers.Optimizer, variables: Sequence[keras.Va
 
 
 def target(text: str) -> tuple[str, float]:
-    """From METRIC=VALUE to both.
+    """Parses METRIC=VALUE.
 
     Raises:
-        argparse.ArgumentTypeError: where it is not of this form.
+        argparse.ArgumentTypeError: if the text does not have this form.
     """
     name, _, value = text.partition("=")
     try:
@@ -257,7 +257,7 @@ def target(text: str) -> tuple[str, float]:
 
 
 def parse(made: argparse.ArgumentParser, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """Parses the command line, or these words; a wrong argument ends the script with a sentence."""
+    """Parses the command line, or `arguments`; an invalid argument ends the script with an error message."""
     options = made.parse_args(arguments)
     try:
         check_recipe(options)

@@ -1,10 +1,10 @@
-"""What is seen of a training: held-out metrics, the time to an accuracy, TensorBoard; callbacks in their right order.
+"""Monitoring of a training: held-out metrics, the time to an accuracy, TensorBoard; callbacks in their required order.
 
-The log has one JSON line an epoch, written by rank 0: `epoch` from 0, `seconds` since the beginning without evaluation,
-`evaluation_seconds` so far, the learning rate, and all metrics; those of held-out data have no prefix, those of the
-training data begin with train_. Saving counts as training. Beside it dawnbench.tsv has DAWNBench's columns (epoch from
-1, hours without evaluation), where there are top1 and top5. A run that goes on keeps the lines of the epochs that
-it does not train again, and its clock goes on from the last of them.
+Rank 0 writes the log, one JSON line per epoch: `epoch` from 0, `seconds` since the beginning without evaluation,
+`evaluation_seconds` so far, the learning rate, and all metrics; those of held-out data have no prefix, those of
+training data begin with train_. Saving counts as training. If there are top1 and top5, dawnbench.tsv is written next to
+it, with DAWNBench's columns (epoch from 1, hours without evaluation). A resumed run keeps the lines of the epochs that
+it does not train again, and its clock continues from the last of them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TABLE = "dawnbench.tsv"
 
 
 class Clock:
-    """Seconds since the training began, with those of evaluation apart; it can go on from what an earlier run had."""
+    """Seconds since the training began, with evaluation counted separately; it can continue from an earlier run."""
 
     def __init__(self) -> None:
         self._begun, self._before = time.perf_counter(), 0.0
@@ -35,28 +35,28 @@ class Clock:
 
     @property
     def training(self) -> float:
-        """Seconds without evaluation."""
+        """Seconds of training, without evaluation."""
         return self._before + time.perf_counter() - self._begun - self.evaluating
 
     def resume(self, training: float, evaluating: float) -> None:
-        """Adds what an earlier run had."""
+        """Adds the times of an earlier run."""
         self._before += training + evaluating
         self.evaluating += evaluating
 
 
 class Monitor(DistributedCallback):
-    """Evaluates after each epoch, and writes the log; to be used for all calls of `fit` of a training.
+    """Evaluates after each epoch and writes the log; use one monitor for all calls of `fit` in a training.
 
     Args:
-        evaluate: from the model to metrics of held-out data, the same on every rank; called by all of them.
-        log: the file; None for none.
-        target: a metric and the value that is to be reached.
+        evaluate: maps the model to metrics of held-out data, the same on every rank; all ranks call it.
+        log: the log file; None for no log.
+        target: a metric and the value that it is to reach.
         every: evaluate after every so many epochs, and after the last one.
-        epochs: of the whole training.
+        epochs: epochs of the whole training.
 
     Attributes:
-        lines: of the log, those of an earlier run included; on every rank.
-        reached: the seconds after which the target was reached; None before.
+        lines: lines of the log, those of an earlier run included; on every rank.
+        reached: seconds of training until the target was reached; None before that.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class Monitor(DistributedCallback):
         return held_out
 
     def _take_up(self, epoch: int) -> None:
-        """Keeps the lines of an earlier run that are of epochs before this one; a collective."""
+        """Keeps an earlier run's lines for the epochs before this one; a collective."""
         found = []
         if hvd.rank() == 0 and self._path is not None and epoch and self._path.exists():
             found = [line for line in map(json.loads, self._path.read_text().splitlines()) if line["epoch"] < epoch]
@@ -148,13 +148,13 @@ def callbacks(
     first: Sequence[keras.callbacks.Callback] = (),
     saving: keras.callbacks.Callback | None = None,
 ) -> list[keras.callbacks.Callback]:
-    """All callbacks of a training, in the order in which they need each other; for all calls of its `fit`.
+    """All callbacks of a training, in the order that they require; use them for all its calls of `fit`.
 
     Args:
-        options: of `arguments.parser`.
-        monitor: made by the script, with its way to evaluate.
-        first: what is to be done before evaluation.
-        saving: what saves and resumes; by default `hvd.callbacks.CheckpointCallback`, where there is --checkpoint-dir.
+        options: the options of `arguments.parser`.
+        monitor: made by the script, with its evaluation.
+        first: callbacks that run before evaluation.
+        saving: saves and resumes; by default `hvd.callbacks.CheckpointCallback`, if there is a --checkpoint-dir.
     """
     if saving is None and options.checkpoint_dir:
         saving = hvd.callbacks.CheckpointCallback(options.checkpoint_dir, required=options.resume)
@@ -174,7 +174,7 @@ def callbacks(
 
 
 def log_path(options: argparse.Namespace) -> Path | None:
-    """Where the log goes."""
+    """The path of the log."""
     if options.log:
         return Path(options.log)
     return Path(options.checkpoint_dir, "log.jsonl") if options.checkpoint_dir else None

@@ -1,4 +1,4 @@
-"""Learning rates by epoch, where an epoch may have another number of steps than the one before it."""
+"""Learning rates by epoch, where epochs may have different numbers of steps."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ DECAYS = ("cosine", "polynomial", "inverse-sqrt", "constant")
 
 
 class Leg(NamedTuple):
-    """Epochs with equally many steps.
+    """Consecutive epochs with equally many steps.
 
     Attributes:
-        epochs: how many.
-        steps: of each epoch.
-        scale: of the learning rate, such as this leg's batch size over that of the first.
+        epochs: number of epochs.
+        steps: steps per epoch.
+        scale: factor on the learning rate, such as this leg's batch size over that of the first.
     """
 
     epochs: int
@@ -31,24 +31,24 @@ class Leg(NamedTuple):
 
 @keras.saving.register_keras_serializable(package="examples")
 class WarmUpThenDecay(keras.optimizers.schedules.LearningRateSchedule):
-    """A linear rise to the highest rate, then a decay, both by the epoch that a step is in.
+    """A linear rise to the peak rate, then a decay, both by the epoch that a step is in.
 
     With e the epoch of the step (steps taken in it count as a fraction), w the epochs of the warm-up, E all epochs and
-    t = (e - w) / (E - w): cosine is (1 + cos(pi t)) / 2, polynomial (1 - t) ** power, both from 1 to `final`;
+    t = (e - w) / (E - w): cosine is (1 + cos(pi t)) / 2 and polynomial (1 - t) ** power, both scaled from 1 to `final`;
     inverse-sqrt is sqrt(w / e) (Vaswani et al. 2017, 5.3), which needs a warm-up; constant is 1. The first step has
     the rate after one step of the warm-up, not 0 (Goyal et al. 2017, 2.2).
 
     Args:
-        peak: the highest rate.
-        legs: (epochs, steps, scale), one after the other; see `Leg`.
-        decay: of `DECAYS`.
-        warmup_epochs: w, may be a fraction.
-        warmup_from: share of the highest rate at which the warm-up begins.
-        power: of the polynomial decay.
-        final: share of the highest rate at the end.
+        peak: the peak rate.
+        legs: (epochs, steps, scale), in order; see `Leg`.
+        decay: one of `DECAYS`.
+        warmup_epochs: w; may be a fraction.
+        warmup_from: share of the peak rate at which the warm-up begins.
+        power: exponent of the polynomial decay.
+        final: share of the peak rate at the end.
 
     Raises:
-        ValueError: where they cannot be.
+        ValueError: if an argument is invalid.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class WarmUpThenDecay(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * scale * decayed
 
     def steps_before(self, epoch: int) -> int:
-        """How many steps all epochs before this one have."""
+        """The number of steps in all epochs before this one."""
         before, left = 0, epoch
         for leg in self.legs:
             taken = min(left, leg.epochs)
@@ -103,7 +103,7 @@ class WarmUpThenDecay(keras.optimizers.schedules.LearningRateSchedule):
         return before + left * self.legs[-1].steps
 
     def get_config(self) -> dict[str, Any]:
-        """What `__init__` got."""
+        """The arguments of `__init__`."""
         return {
             "peak": self.peak,
             "legs": [list(leg) for leg in self.legs],
@@ -126,15 +126,15 @@ class WarmUpThenDecay(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class StepFollowsEpoch(DistributedCallback):
-    """Sets the optimizer's count of steps, which the rate follows, to that of the epoch where it is another one.
+    """Sets the optimizer's step count, which the rate follows, to that of the epoch if they differ.
 
-    It is another one where training goes on with other ranks or another batch size, or loss scaling skipped steps.
+    They differ if training resumes with other ranks or another batch size, or if loss scaling has skipped steps.
 
     Args:
-        schedule: of the learning rate.
+        schedule: the schedule of the learning rate.
 
     Attributes:
-        done: steps of the first epoch that were taken before, where training goes on in mid-epoch.
+        done: steps already taken in the first epoch, if training resumes in mid-epoch.
     """
 
     def __init__(self, schedule: WarmUpThenDecay, done: int = 0):

@@ -1,1 +1,1 @@
-"""What imagenet.py is made of: stages, layouts of data sets, samples, augmentation, accuracy."""
+"""The parts of imagenet.py: stages, data set layouts, samples, augmentation, accuracy."""

@@ -1,4 +1,4 @@
-"""Accuracy on held-out images, exact over all ranks, and what has to be the same on all of them for it."""
+"""Accuracy on held-out images, exact over all ranks, and the averaging of statistics that it requires."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ class Accuracy:
     """Top-1 and top-5 accuracy and mean cross entropy over all held-out samples, each counted once, on one rank.
 
     Attributes:
-        samples: held-out ones.
+        samples: the held-out samples.
         size: height and width of the network's input.
-        batch: images a rank and step.
+        batch: images per rank and step.
     """
 
     def __init__(self, model: keras.Model):
-        """Takes the model that is to be evaluated."""
+        """Takes the model to evaluate."""
         self.samples: Samples | None = None
         self.size = self.batch = 0
         shapes = tf.TensorSpec([None, None, None, 3], tf.float32), tf.TensorSpec([None], tf.int64)
         self._step = tf.function(lambda images, labels: _sums(model, images, labels), input_signature=shapes)
 
     def __call__(self, _: keras.Model) -> dict[str, float]:
-        """A collective; the same on every rank.
+        """Evaluates; a collective, with the same result on every rank.
 
         Raises:
-            RuntimeError: where the ranks together have counted another number of samples than there are.
+            RuntimeError: if the ranks together have not counted as many samples as there are.
         """
         assert self.samples is not None
         own = tf.zeros([len(_SUMS)], tf.float64)
@@ -53,7 +53,7 @@ class Accuracy:
 
 
 def _sums(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-    """float64 [4], in the order of `_SUMS`."""
+    """The sums over a batch: float64 [4], in the order of `_SUMS`."""
     logits = tf.cast(model(images, training=False), tf.float32)
     loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     within = [tf.math.in_top_k(labels, logits, k) for k in (1, 5)]
@@ -61,9 +61,9 @@ def _sums(model: keras.Model, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor
 
 
 class AverageStatistics(DistributedCallback):
-    """Averages what batch normalisation has seen over the ranks at the end of each epoch.
+    """Averages the moving statistics of batch normalisation over the ranks at the end of each epoch.
 
-    Moving means and variances are not trained, so each rank has its own; evaluation takes them for the whole model.
+    Moving means and variances are not trained, so each rank has its own; evaluation needs the same on all ranks.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -82,13 +82,13 @@ def average(variables: Sequence[Any], world: Communicator) -> None:
 
 
 class Beside:
-    """What a checkpoint holds beside the model, to be given to `datacache.DataCache.training`.
+    """The state that a checkpoint holds beside the model, for `datacache.DataCache.training`.
 
-    That is their residuals (`hvd.checkpoint`), and what else is not the same on all of them: the states of
-    random seeds, and between the ends of epochs the moving means and variances.
+    This is the ranks' residuals (`hvd.checkpoint`) and everything else that differs between ranks: the states of
+    random seeds and, between the ends of epochs, the moving means and variances.
 
     Args:
-        model: built.
+        model: a built model.
     """
 
     def __init__(self, model: keras.Model):
@@ -97,9 +97,9 @@ class Beside:
         self._own = [*seeds, *model.non_trainable_weights]
 
     def save(self, path: os.PathLike, of: Any) -> None:
-        """A collective."""
+        """Saves the state; a collective."""
         hvd.checkpoint.save(path, of, own_variables=self._own)
 
     def restore(self, path: os.PathLike, of: Any) -> bool | None:
-        """A collective."""
+        """Restores the state; a collective."""
         return hvd.checkpoint.restore(path, of, own_variables=self._own)

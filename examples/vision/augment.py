@@ -1,4 +1,4 @@
-"""Augmentation, after the cache: a batch at a time, and the same whenever a step is done again."""
+"""Augmentation after the cache: one batch at a time, and with the same result if a step is repeated."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def training_batches(
     """Random crops and flips of a stream of (uint8 [b, side, side, 3], labels [b]).
 
     Args:
-        batches: without end.
+        batches: an endless data set.
         size: height and width of the result.
         seed: of this rank.
-        first_step: the number of the first batch, among all steps of the training, so that training that goes on sees
-            what it would have seen.
-        smallest: a crop's share of the image's area, at the least.
+        first_step: index of the first batch among all steps of the training, so that resumed training sees the same
+            batches as it would have seen.
+        smallest: smallest share of the image's area in a crop.
 
     Returns:
         Batches of (float32 [b, size, size, 3] in [-1, 1], labels [b]); see `of_any_size`.
@@ -36,7 +36,7 @@ def training_batches(
 
 
 def of_any_size(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The same batch as [None, None, None, 3] and [None], so that one graph is made for all stages."""
+    """The same batch as [None, None, None, 3] and [None], so that one graph serves all stages."""
     placed = tf.raw_ops.PlaceholderWithDefault
     return placed(input=images, shape=[None, None, None, 3]), placed(input=labels, shape=[None])
 
@@ -48,7 +48,7 @@ def crop_and_flip(images: tf.Tensor, size: int, seed: tf.Tensor, smallest: float
         images: uint8 [b, side, side, 3].
         size: height and width of the result.
         seed: int64 [2]; the same seed gives the same result.
-        smallest: share of the area that a crop has at the least.
+        smallest: smallest share of the area in a crop.
 
     Returns:
         float32 [b, size, size, 3] in [-1, 1].
@@ -66,7 +66,7 @@ def crop_and_flip(images: tf.Tensor, size: int, seed: tf.Tensor, smallest: float
 
 
 def held_out(images: tf.Tensor, size: int) -> tf.Tensor:
-    """The middle of images uint8 [b, side, side, 3] as float32 [b, size, size, 3] in [-1, 1]."""
+    """The centre of images uint8 [b, side, side, 3], as float32 [b, size, size, 3] in [-1, 1]."""
     begin = (images.shape[1] - size) // 2
     return _scaled(tf.cast(images[:, begin : begin + size, begin : begin + size], tf.float32))
 

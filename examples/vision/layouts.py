@@ -1,4 +1,4 @@
-"""Data sets of images on disk, and how one image is decoded for the cache.
+"""Data sets of images on disk, and the decoding of an image for the cache.
 
 - A folder: DATA/train/CLASS/NAME.jpg and DATA/val/CLASS/NAME.jpg.
 - TFRecords: DATA/train-00000-of-01024 and DATA/validation-00000-of-00128, or files *.tfrecord* in DATA/train and
@@ -26,7 +26,7 @@ def find(path: Path, split: str) -> datacache.Source:
     """The source of a split, "train" or "val".
 
     Raises:
-        FileNotFoundError: where the folder has neither layout; it says what was looked for.
+        FileNotFoundError: if the folder has neither layout; the message lists what was looked for.
     """
     for name in _NAMES[split]:
         folder = path / name
@@ -40,12 +40,12 @@ def find(path: Path, split: str) -> datacache.Source:
 
 @dataclasses.dataclass(frozen=True)
 class Decode:
-    """From a sample's bytes to uint8 [side, side, 3]: the square in the middle of the image, resized.
+    """Decodes a sample's bytes to uint8 [side, side, 3]: the central square of the image, resized.
 
     Attributes:
         side: height and width.
-        in_records: samples are records, and hold their labels.
-        first_label: the smallest label of records, 1 in ImageNet's; what comes out counts from 0.
+        in_records: whether samples are records, which hold their labels.
+        first_label: the smallest label in records, 1 in ImageNet's; decoded labels count from 0.
     """
 
     side: int
@@ -53,7 +53,7 @@ class Decode:
     first_label: int = 0
 
     def __call__(self, payload: bytes) -> np.ndarray | tuple[np.ndarray, int]:
-        """The image, with its label where samples are records."""
+        """The image, with its label if samples are records."""
         if not self.in_records:
             return self._pixels(payload)
         features = tf.train.Example.FromString(payload).features.feature
@@ -62,14 +62,14 @@ class Decode:
 
     def _pixels(self, encoded: bytes) -> np.ndarray:
         with Image.open(io.BytesIO(encoded)) as image:
-            image.draft("RGB", (self.side, self.side))  # a JPEG is decoded at a half or a quarter of its size
+            image.draft("RGB", (self.side, self.side))  # decodes a JPEG at a half or a quarter of its size
             short = min(image.size)
             left, top = (image.width - short) // 2, (image.height - short) // 2
             square = image.convert("RGB").crop((left, top, left + short, top + short))
             return np.asarray(square.resize((self.side, self.side), Image.Resampling.BILINEAR))
 
     def in_graph(self, payload: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """The same by TensorFlow's operations, which round otherwise; a label from a listing, or of the record."""
+        """The same with TensorFlow's operations, which round differently; the label is a listing's or the record's."""
         if self.in_records:
             wanted = {_ENCODED: tf.io.FixedLenFeature([], tf.string), _LABEL: tf.io.FixedLenFeature([], tf.int64)}
             parsed = tf.io.parse_single_example(payload, wanted)

@@ -1,4 +1,4 @@
-"""Samples of a split at the size of a stage, through datacache or by plain tf.data; both in the same order."""
+"""Samples of a split at the size of a stage, read through datacache or by plain tf.data; both in the same order."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ from examples.vision.layouts import Decode
 
 
 class Samples(abc.ABC):
-    """The samples of a split, uint8 [side, side, 3] with labels; all ranks make it at once.
+    """The samples of a split, uint8 [side, side, 3] with labels; all ranks create it together.
 
-    Training leaves out the last global batch where it is not full; once over all samples leaves out none.
+    Training leaves out the last global batch if it is not full; `once` leaves out no sample.
     """
 
     @abc.abstractmethod
     def __len__(self) -> int:
-        """How many samples, of all ranks together."""
+        """The number of samples, of all ranks together."""
 
     @property
     @abc.abstractmethod
     def classes(self) -> tuple[str, ...]:
-        """Names of the classes, where the source has such."""
+        """Names of the classes, if the source has any."""
 
     @abc.abstractmethod
     def stream(self, batch: int, epoch: int, position: int) -> tf.data.Dataset:
-        """This rank's batches from a position in an epoch on, all epochs after it without end."""
+        """This rank's batches from a position in an epoch onwards, without end, all later epochs included."""
 
     @abc.abstractmethod
     def once(self, batch: int) -> tf.data.Dataset:
-        """This rank's share of all samples, each of them on one rank, in batches."""
+        """This rank's share of all samples, each on exactly one rank, in batches."""
 
     @abc.abstractmethod
     def saving(self, directory: Path, batch: int, save_every: int, **options: Any) -> training.Training:
@@ -47,7 +47,7 @@ class Samples(abc.ABC):
 
     @abc.abstractmethod
     def close(self) -> None:
-        """Lets go of it; all ranks have read by then."""
+        """Releases the samples; by then all ranks have read theirs."""
 
     def __enter__(self) -> Samples:
         return self
@@ -57,7 +57,7 @@ class Samples(abc.ABC):
 
 
 class Cached(Samples):
-    """Through a `datacache.DataCache`; arguments are its own."""
+    """Reads through a `datacache.DataCache`, and takes its arguments."""
 
     def __init__(self, source: datacache.Source, decode: Decode, local_dir: str | os.PathLike, **options: Any):
         self._cache = datacache.DataCache(source, decode, local_dir, **options)
@@ -70,7 +70,7 @@ class Cached(Samples):
         return self._cache.classes
 
     def stream(self, batch: int, epoch: int, position: int) -> tf.data.Dataset:
-        @functools.lru_cache(maxsize=2)  # the epoch that is read, and the one that is read ahead
+        @functools.lru_cache(maxsize=2)  # the current epoch, and the next one, which is read ahead
         def prepare(each: int) -> Any:
             begin = position if each == epoch else 0
             return self._cache.prepare(self._cache.schedule(batch, each, begin, drop_remainder=True))
@@ -88,7 +88,7 @@ class Cached(Samples):
 
 
 class Plain(Samples):
-    """By plain tf.data: every epoch reads and decodes every sample anew."""
+    """Reads by plain tf.data: reads and decodes every sample anew in every epoch."""
 
     def __init__(self, source: datacache.Source, decode: Decode, seed: int, world: datacache.World):
         self._source, self._decode, self._seed, self._world = source, decode, seed, world
@@ -157,10 +157,10 @@ def _not_prepared(schedule: Schedule) -> Any:
 
 
 def _dividing(samples: int, batch: int, ranks: int) -> int:
-    """A batch size near this one with which every rank has a part of the last batch, too; smaller ones come first.
+    """A batch size near `batch` that gives every rank a part of the last batch; smaller sizes are tried first.
 
     Raises:
-        ValueError: where there are fewer samples than ranks.
+        ValueError: if there are fewer samples than ranks.
     """
     if samples < ranks:
         raise ValueError(f"Expected at least as many held-out samples as ranks, got {samples} and {ranks} ranks.")

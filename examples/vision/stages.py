@@ -1,4 +1,4 @@
-"""Progressive input sizes: stages of epochs with their size of images and batch size."""
+"""Progressive image sizes: stages of epochs, each with its image size and batch size."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 _FORM = re.compile(r"(\d+)x(\d+)x(\d+)")
-_STORED = 8 / 7  # of the size that is trained on: 256 for 224
+_STORED = 8 / 7  # stored size over training size: 256 for 224
 
 
 class Stage(NamedTuple):
-    """Epochs in which images have one size.
+    """Epochs in which images have the same size.
 
     Attributes:
-        epochs: how many.
-        size: height and width of what the network sees.
-        batch: images a rank and step.
+        epochs: number of epochs.
+        size: height and width of the network's input.
+        batch: images per rank and step.
     """
 
     epochs: int
@@ -25,19 +25,19 @@ class Stage(NamedTuple):
 
     @property
     def stored(self) -> int:
-        """Height and width of what is kept in the cache, from which training takes random crops."""
+        """Height and width of the images in the cache, from which training takes random crops."""
         return round(self.size * _STORED)
 
 
 FULL = "13x96x256,11x128x256,3x224x256,1x288x128"  # CommLib Table 4
-REDUCED = "13x32x16,11x44x16,3x76x16,1x96x8"  # sizes by a third
+REDUCED = "13x32x16,11x44x16,3x76x16,1x96x8"  # sizes divided by three
 
 
 def parse(text: str) -> tuple[Stage, ...]:
-    """From EPOCHSxSIZExBATCH, several with commas between them.
+    """Parses EPOCHSxSIZExBATCH, one or more separated by commas.
 
     Raises:
-        ValueError: where it is not of this form, or a number is 0 or a size below 32.
+        ValueError: if the text does not have this form, or a number is 0 or a size is below 32.
     """
     stages = []
     for each in text.split(","):

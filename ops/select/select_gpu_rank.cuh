@@ -7,7 +7,7 @@
 
 namespace hvds {
 
-// Where winners are searched: among the candidates or, if these are too few or too many, in the whole vector.
+// Where winners are searched: among the candidates or, if there are too few or too many of these, in the whole vector.
 struct View {
   bool whole;
   uint32_t size;
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(kThreads) gather_kernel(const Stored* vector, 
   }
 }
 
-// Counts one entry per lane (if `counted`) in a histogram in shared memory. If a whole warp has equal bins, as is the
-// rule in vectors of many equal elements, it costs one addition.
+// Counts one entry per lane (if `counted`) in a histogram in shared memory. If a whole warp has equal bins, as is
+// typical of vectors with many equal elements, it costs one addition.
 __device__ inline void count_by_warp(uint32_t* histogram, uint32_t bin, bool counted) {
   const uint32_t lanes = __ballot_sync(kAllLanes, counted);
   if (lanes == 0) return;

@@ -1,4 +1,4 @@
-// What the selection kernels share: element types, their input, their state on the device, steps of a warp or a block.
+// Shared by the selection kernels: element types, their input, their state on the device, steps of a warp or a block.
 #ifndef HVD_SPARSE_OPS_SELECT_GPU_TYPES_CUH_
 #define HVD_SPARSE_OPS_SELECT_GPU_TYPES_CUH_
 
@@ -11,9 +11,9 @@ namespace hvds {
 
 constexpr uint32_t kAllLanes = 0xffffffffu;
 constexpr int kWarp = 32;
-constexpr int kThreads = 256;  // per block, except if one block does all the work of a kernel
+constexpr int kThreads = 256;  // per block, unless one block does all the work of a kernel
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kLoneThreads = 1024;  // of such a block
+constexpr int kLoneThreads = 1024;  // in such a block
 constexpr uint32_t kRow = 4;        // adjacent elements that a thread reads at once
 constexpr uint32_t kWordsPerTile = kTile / 32;
 
@@ -40,7 +40,7 @@ __device__ inline float sum_at(const Input<Part>& input, uint32_t index) {
   return input.residual == nullptr ? sum : sum + input.residual[index];
 }
 
-// What one pass finds besides the candidates.
+// The findings of one pass besides the candidates.
 struct Tally {
   Key highest;
   Key lowest;
@@ -79,7 +79,7 @@ struct Workspace {
   uint32_t* offsets;    // [tiles + 1]: candidates per tile, then their exclusive prefix sums; the last is their total
   Key* keys;            // [capacity]: the candidates, in ascending order of index
   uint32_t* indices;    // [capacity]
-  float* block_sums;    // [tiles]: of magnitudes; null: not wanted
+  float* block_sums;    // [tiles]: sums of magnitudes; null: not wanted
   uint64_t* counts;     // [chunks + 1]: winners per chunk (pack_counts), then their exclusive prefix sums
   void* prefix_memory;  // temporary memory of the prefix sums
   size_t prefix_bytes;

@@ -1,4 +1,4 @@
-"""The command line: which source, which scripts, on how many ranks, and where the list goes."""
+"""The command line: which source, which scripts, on how many ranks, and where to write the report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COMMAND = "python -m tools.horovod_scripts --source CHECKOUT --report docs/horov
 
 
 def main() -> int:
-    """Runs what is asked for; 1 where something failed for which `reasons.py` has no sentence."""
+    """Runs what was selected; returns 1 if there is a failure for which `reasons.py` has no sentence."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", required=True, type=pathlib.Path, help="checkout or archive of Horovod")
     parser.add_argument("--np", nargs="+", type=int, default=[2, 4], metavar="RANKS", help="default: 2 4")
@@ -52,7 +52,7 @@ def main() -> int:
 
 
 def _run_all(source: Source, options: Any) -> Iterator[tuple[str, str, int, dict[str, running.Outcome], list[Applied]]]:
-    """Kind, path, ranks, outcomes by name and changes of whatever is asked for, one launch after another."""
+    """Yields kind, path, ranks, outcomes by name and changes of everything selected, one launch after another."""
     work: list[Script | Tests] = [each for each in (*SCRIPTS, *TESTS) if options.only in each.path]
     for item in work:
         for ranks in options.np:

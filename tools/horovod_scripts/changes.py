@@ -1,4 +1,4 @@
-"""What is changed in a script of Horovod before it runs here, each change with its reason."""
+"""Changes that are made to Horovod's scripts before they run here, each with its reason."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from collections.abc import Iterable, Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-    """A replacement by regular expression, line by line where `^` and `$` are used, and why it is needed."""
+    """A regular expression with its replacement, line by line if `^` and `$` are used, and the reason for it."""
 
     pattern: str
     replacement: str
     reason: str
 
     def apply(self, text: str) -> tuple[str, int]:
-        """The changed text, and how often something was replaced."""
+        """The changed text, and the number of replacements."""
         return re.subn(self.pattern, self.replacement, text, flags=re.MULTILINE)
 
 
@@ -30,7 +30,7 @@ SESSION = "TensorFlow 2 has no sessions."
 LEGACY = "Keras 3 keeps it under `tensorflow.keras` alone."
 LAST_NAME = "Keras 3 has dropped the old name."
 
-# For examples and tests alike; those whose pattern is not found change nothing and are not listed.
+# For examples and tests alike; a change whose pattern is not found has no effect and is not listed.
 DROPPED = (
     Change(r"^[ \t]*if hasattr\(tf, 'ConfigProto'\):\n(?:[ \t]+(?:self\.)?config.*\n)+", "", SESSION),
     Change(r"^[ \t]*(?:self\.)?config(?: = tf\.ConfigProto\(\)|\.gpu_options\.\w+ = .*)\n", "", SESSION),
@@ -51,13 +51,13 @@ DROPPED = (
 
 
 def shorter(pattern: str, replacement: str) -> Change:
-    """A change that only makes a script run for less long."""
+    """A change that only makes a script run for a shorter time."""
     return Change(pattern, replacement, "Shorter: the script has no option for it.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Applied:
-    """A change that was made: in how many places, and one of them as it was."""
+    """A change that was made: the number of places, and the original text of one of them."""
 
     reason: str
     was: str
@@ -66,7 +66,7 @@ class Applied:
 
 
 def apply(text: str, changes: Iterable[Change]) -> tuple[str, list[Applied]]:
-    """The text with all changes made, and those that replaced something, in their order."""
+    """The text with all changes made, and those that replaced something, in order."""
     applied = []
     for change in changes:
         found = re.search(change.pattern, text, flags=re.MULTILINE)
@@ -79,5 +79,5 @@ def apply(text: str, changes: Iterable[Change]) -> tuple[str, list[Applied]]:
 
 
 def rewrite(text: str, further: Sequence[Change] = ()) -> tuple[str, list[Applied]]:
-    """A script of Horovod as it runs here: the import line, what was dropped, and `further` changes of its own."""
+    """A script of Horovod as it runs here, with a new import line, removed APIs replaced, and the `further` changes."""
     return apply(text, [IMPORT, *DROPPED, *further])

@@ -1,4 +1,4 @@
-"""Starts ranks by horovodrun in a folder, and leaves none behind."""
+"""Starts ranks with horovodrun in a folder, and leaves no process behind."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ import psutil
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 STAND_INS = pathlib.Path(__file__).resolve().parent / "stand_ins"
 
-# One thread a rank, as the ranks share this machine's cores, and no log noise.
+# One thread per rank, as the ranks share this machine's cores, and little logging.
 QUIET = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
@@ -30,7 +30,7 @@ QUIET = {
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """The launcher's exit status, None where the limit was passed, and what all ranks printed."""
+    """The launcher's exit status, or None if it exceeded the time limit, and the output of all ranks."""
 
     status: int | None
     output: str
@@ -38,7 +38,7 @@ class Ended:
 
 @contextlib.contextmanager
 def started(ranks: int, command: Sequence[str], folder: pathlib.Path, further: Mapping[str, str] = {}) -> Iterator:
-    """A running `horovodrun -np RANKS --gloo python COMMAND` and the file that it prints to; killed at the end."""
+    """A running `horovodrun -np RANKS --gloo python COMMAND` and its output file; killed at the end."""
     path = os.pathsep.join([str(ROOT), str(STAND_INS), *filter(None, [os.environ.get("PYTHONPATH")])])
     launcher = [sys.executable, "-m", "horovod.runner.launch", "-np", str(ranks), "--gloo", "--disable-cache"]
     with tempfile.TemporaryFile() as output:
@@ -60,7 +60,7 @@ def started(ranks: int, command: Sequence[str], folder: pathlib.Path, further: M
 def run(
     ranks: int, command: Sequence[str], folder: pathlib.Path, limit: float, further: Mapping[str, str] = {}
 ) -> Ended:
-    """Runs a command on ranks until it ends, or is killed after `limit` seconds."""
+    """Runs a command on ranks until it ends or has run for `limit` seconds."""
     with started(ranks, command, folder, further) as (process, output):
         try:
             status = process.wait(limit)
@@ -71,9 +71,9 @@ def run(
 
 
 def _kill_tree(process: subprocess.Popen) -> None:
-    """Kills a launcher and whatever descends from it; Horovod puts ranks into sessions of their own."""
+    """Kills a launcher and all its descendants; Horovod puts ranks into sessions of their own."""
     if process.poll() is not None:
-        return  # its number may be another process's by now
+        return  # another process may have its number by now
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid)
         for member in [*family.children(recursive=True), family]:

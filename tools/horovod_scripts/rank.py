@@ -1,4 +1,4 @@
-"""What each rank runs: puts the handwritten digits in the place of MNIST, then runs a script as Python would.
+"""What each rank runs: replaces MNIST by the handwritten digits, then runs a script as Python would.
 
 python -m tools.horovod_scripts.rank SCRIPT [ARGUMENTS]
 """
@@ -13,12 +13,12 @@ from examples.horovod.data import Images, load_mnist
 
 
 def load_digits(path: str = "") -> tuple[Images, Images]:
-    """As `mnist.load_data` of Keras; the path for what it would download is not looked at."""
+    """Replaces `mnist.load_data` of Keras; ignores `path`, where that would store its download."""
     return load_mnist()
 
 
 def replace_data() -> None:
-    """From now on `mnist.load_data()` gives the digits, by each of Keras's two names; nothing is downloaded."""
+    """Makes `mnist.load_data()` return the digits, under both of its names in Keras; nothing is downloaded."""
     import keras
     import tensorflow as tf
 

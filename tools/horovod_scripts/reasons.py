@@ -1,4 +1,4 @@
-"""Why what does not pass cannot pass: one sentence for each, found by the name and by what was said."""
+"""Why some scripts and tests cannot pass: one sentence for each failure, found by its name and message."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import re
 
 @dataclasses.dataclass(frozen=True)
 class Reason:
-    """Holds for what has such a name (`fnmatch`) and says such a thing (regular expression)."""
+    """A sentence for failures whose name matches `name` (`fnmatch`) and whose message `said` (a regular expression)."""
 
     name: str
     said: str
@@ -66,7 +66,7 @@ REASONS = (
 
 
 def reason_for(name: str, said: str) -> str | None:
-    """The first sentence that fits; None where there is none, which the report then says."""
+    """The first sentence that fits; None if there is none, which the report then states."""
     for reason in REASONS:
         if fnmatch.fnmatch(name, reason.name) and re.search(reason.said, said):
             return reason.sentence

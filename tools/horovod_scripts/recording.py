@@ -1,7 +1,7 @@
-"""A plugin of pytest for one rank: records how each test began and ended, and ends what would wait for ever.
+"""A pytest plugin for one rank: records how each test began and ended, and ends a rank that would wait for ever.
 
-Of two ranks that run the same tests one may fail a test in which the other waits for it: where another rank has failed
-the test that this one is in, or the test takes too long, this rank ends, and the runner goes on behind that test.
+If two ranks run the same tests, one may fail a test in which the other waits for it. If another rank has failed the
+current test, or the test takes too long, this rank ends, and the runner continues after that test.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import threading
 import time
 
 FOLDER = "HOROVOD_SCRIPTS_RECORDS"
-DONE = "done.json"  # in that folder: the tests that are not to be run again
-GRACE = 20.0  # seconds after another rank has failed a test
-LIMIT = 300.0  # seconds of one test
-TOLD = 600  # characters of what a failure said
+DONE = "done.json"  # in that folder: the tests that are not to run again
+GRACE = 20.0  # seconds to wait after another rank has failed the test
+LIMIT = 300.0  # seconds per test
+TOLD = 600  # characters of a failure's message
 _POLL = 0.5
 
 
 class _Record:
-    """One JSON line for each event of this rank; the current test is watched by a thread."""
+    """Writes one JSON line for each event of this rank; a thread watches the current test."""
 
     def __init__(self) -> None:
         self._folder = pathlib.Path(os.environ[FOLDER])

@@ -1,4 +1,4 @@
-"""What ran and how it ended, as a text of Markdown; results are kept as JSON so that a part can be run anew."""
+"""The report in Markdown: what ran and how it ended; results are kept as JSON so that parts can be run again."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from typing import Any
 from tools.horovod_scripts.reasons import reason_for
 
 Results = dict[str, Any]  # {"version", "date", "scripts": {path: Item}, "tests": {path: Item}}
-# Item: {"changes": [Applied], "ranks": {"2": {name: {"outcome", "text"}}}}; the only name of a script is its path.
+# Item: {"changes": [Applied], "ranks": {"2": {name: {"outcome", "text"}}}}; a script's only name is its path.
 
 UNKNOWN = "**No reason is known.**"
 _WAYS = ("passed", "failed", "skipped")
 
 
 def load(path: pathlib.Path) -> Results:
-    """Earlier results, or none."""
+    """Earlier results, or empty ones."""
     return json.loads(path.read_text()) if path.exists() else {"scripts": {}, "tests": {}}
 
 
 def failures(results: Results) -> dict[tuple[str, str], list[str]]:
-    """What failed, by (name, what was said): on which numbers of ranks."""
+    """The failures, as (name, message), with the numbers of ranks on which they occurred."""
     found: dict[tuple[str, str], list[str]] = {}
     for kind in ("scripts", "tests"):
         for item in results[kind].values():
@@ -36,7 +36,7 @@ def failures(results: Results) -> dict[tuple[str, str], list[str]]:
 
 
 def unexplained(results: Results) -> list[str]:
-    """The names of what failed without a sentence that says why."""
+    """The names of failures for which there is no reason."""
     return sorted({name for name, said in failures(results) if reason_for(name, said) is None})
 
 
@@ -44,8 +44,8 @@ def write(results: Results, command: str) -> str:
     """The whole report.
 
     Args:
-        results: of all runs.
-        command: what made it.
+        results: results of all runs.
+        command: the command that produced them.
     """
     parts = [
         "# Horovod's own scripts on hvd_sparse",
@@ -107,7 +107,7 @@ def _table_of_tests(items: Mapping[str, Any]) -> str:
 
 
 def _list_of_failures(results: Results) -> list[str]:
-    """One paragraph for each reason, with the names that it holds for."""
+    """One paragraph for each reason, with the names to which it applies."""
     by_sentence: dict[str, dict[str, set[str]]] = {}
     for (name, said), ranks in failures(results).items():
         sentence = reason_for(name, said)
@@ -127,7 +127,7 @@ def _wrapped(text: str, indent: str = "") -> str:
 
 
 def _table_of_changes(items: Iterable[tuple[str, Any]]) -> str:
-    """Each kind of change once, with an instance and the number of files."""
+    """Each kind of change once, with an example and the number of files."""
     seen: dict[tuple[str, str, str], tuple[list[str], int]] = {}
     for path, item in items:
         for change in item["changes"]:

@@ -1,4 +1,4 @@
-"""Runs one script, or one file of tests, on so many ranks, and tells how it ended."""
+"""Runs one script or test file on a number of ranks, and returns how it ended."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from tools.horovod_scripts import changes, launching, recording
 from tools.horovod_scripts.scripts import CONFIGURATION, PHOTOGRAPHS, Script, Tests
 from tools.horovod_scripts.source import Source
 
-LIMIT = 1200.0  # seconds of a script
-LIMIT_OF_TESTS = 3600.0  # of a file of tests
-CLASSES = 1000  # that ResNet-50 tells apart; folders without a photograph are classes, too
+LIMIT = 1200.0  # seconds per script
+LIMIT_OF_TESTS = 3600.0  # seconds per test file
+CLASSES = 1000  # ResNet-50's number of classes; folders without a photograph are classes, too
 LEFT = "a rank ended in it, or waited in it for another one that did not come"
-SHOWN = 1500  # characters of the end of what a failed script printed
+SHOWN = 1500  # characters shown from the end of a failed script's output
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a script or test ended: "passed", "failed", "skipped" or "absent", and what it said."""
+    """How a script or test ended: "passed", "failed", "skipped" or "absent", and its message."""
 
     outcome: str
     text: str = ""
 
 
 def run_script(script: Script, source: Source, ranks: int) -> tuple[Outcome, list[changes.Applied]]:
-    """Runs an example on so many ranks, in a folder of its own."""
+    """Runs an example on a number of ranks, in a folder of its own."""
     if not source.has(script.path):
         return Outcome("absent"), []
     with tempfile.TemporaryDirectory(prefix="horovod_scripts.") as temporary:
@@ -55,7 +55,7 @@ def run_script(script: Script, source: Source, ranks: int) -> tuple[Outcome, lis
 
 
 def raised(output: str) -> str:
-    """The line of the first exception in what ranks printed; without one, the end of all that was printed."""
+    """The line of the first exception in the ranks' output; if there is none, the end of the output."""
     found = re.search(r"^\[\d+\]<stderr>: ?((?:\w+\.)*\w*(?:Error|Exception)\b.*)$", output, flags=re.MULTILINE)
     return found[1] if found else output[-SHOWN:]
 
@@ -69,7 +69,7 @@ def _filled_in(argument: str, folder: pathlib.Path) -> str:
 
 
 def _write_photographs(path: pathlib.Path) -> None:
-    """Few photographs in folders as ImageNet's, and empty folders for the classes that we have none of."""
+    """Writes a few photographs into folders as ImageNet's, and empty folders for the other classes."""
     photographs.write_halves(path, train=20, held_out=20, side=224)
     for half in path.iterdir():
         for number in range(CLASSES - len(list(half.iterdir()))):
@@ -78,7 +78,7 @@ def _write_photographs(path: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def _beside(script: Script, folder: pathlib.Path) -> Iterator[None]:
-    """Runs the companion of a script, where it has one, until the script has ended."""
+    """Runs a script's companion, if it has one, until the script has ended."""
     if not script.companion:
         yield
         return
@@ -88,7 +88,7 @@ def _beside(script: Script, folder: pathlib.Path) -> Iterator[None]:
 
 
 def run_tests(tests: Tests, source: Source, ranks: int) -> tuple[dict[str, Outcome], list[changes.Applied]]:
-    """Runs a file of tests on so many ranks; where ranks end in the midst of a test, new ones run the others."""
+    """Runs a test file on a number of ranks; if ranks end in the middle of a test, new ones run the remaining tests."""
     if not source.has(tests.path):
         return {}, []
     with tempfile.TemporaryDirectory(prefix="horovod_scripts.") as temporary:
@@ -97,7 +97,7 @@ def run_tests(tests: Tests, source: Source, ranks: int) -> tuple[dict[str, Outco
         text, applied = changes.rewrite(source.read(tests.path), tests.changes)
         (folder / tests.path).write_text(text, encoding="utf8")
         outcomes: dict[str, Outcome] = {}
-        again: set[str] = set()  # what ranks were left in, perhaps by an earlier failure: run once more, by new ranks
+        again: set[str] = set()  # tests during which ranks ended, perhaps from an earlier failure: run once more
         for launch in itertools.count():
             records = folder / f"records{launch}"
             records.mkdir()
@@ -117,7 +117,7 @@ def run_tests(tests: Tests, source: Source, ranks: int) -> tuple[dict[str, Outco
 
 
 def read_records(folder: pathlib.Path, ranks: int) -> tuple[set[str], dict[str, Outcome]]:
-    """The tests that were collected, and how each that was begun ended on all ranks together."""
+    """The tests that were collected, and how each test that was begun ended on all ranks together."""
     collected: set[str] = set()
     by_rank: list[dict[str, list[Outcome]]] = []
     for rank in range(ranks):
@@ -137,7 +137,7 @@ def read_records(folder: pathlib.Path, ranks: int) -> tuple[set[str], dict[str, 
 
 
 def _together(ranks: list[list[Outcome] | None]) -> Outcome:
-    """One outcome of what a test was on each rank; None where a rank never began it."""
+    """Combines a test's outcomes on all ranks into one; None for a rank that never began it."""
     all_events = [event for events in ranks for event in events or ()]
     failed = next((event for event in all_events if event.outcome == "failed"), None)
     if failed:

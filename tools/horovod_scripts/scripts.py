@@ -1,4 +1,4 @@
-"""Which of Horovod's scripts and tests are run, how, and what is changed in each beside what is changed in all."""
+"""The scripts and tests of Horovod that are run, how, and their own changes beside those made to all."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ PHOTOGRAPHS, CONFIGURATION = "{photographs}", "{configuration}"  # filled in by 
 
 @dataclasses.dataclass(frozen=True)
 class Script:
-    """An example: its path in Horovod's repository, its arguments, its own changes.
+    """An example: its path in Horovod's repository, its arguments, and its own changes.
 
-    `modules` are further files that it imports; `companion` is a Python module, with arguments, that runs beside it on
+    `modules` are further files that it imports; `companion` is a Python module with arguments that runs beside it on
     one rank.
     """
 
@@ -26,7 +26,7 @@ class Script:
 
 @dataclasses.dataclass(frozen=True)
 class Tests:
-    """A file of tests: its path, its own changes, and options for pytest."""
+    """A test file: its path, its own changes, and options for pytest."""
 
     path: str
     changes: tuple[Change, ...] = ()
@@ -91,7 +91,7 @@ _BASICS = Change(
 _INSIDE = "It looked into Horovod's own optimizer."
 _NO_REF = Change(r"\b(var|v)\.ref\(\)", r"id(\1)", "Keras 3's variables have no `ref`.")
 
-_OWN_OPTIMIZER = (  # of a test
+_OWN_OPTIMIZER = (  # defined by a test
     Change(r"super\(\).__init__\(name=name", "super().__init__(0.1, name=name", "Keras 3 asks for a rate."),
     Change(
         r"def update_step\(self, gradient, variable\)",

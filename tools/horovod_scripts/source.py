@@ -1,4 +1,4 @@
-"""Where Horovod's scripts come from: a checkout, or an archive of one; both lie outside this repository."""
+"""The source of Horovod's scripts: a checkout, or an archive of one; both are outside this repository."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from collections.abc import Sequence
 
 
 class Source:
-    """Horovod's files, in a folder: those of a checkout, or what an archive (.tar, .tar.gz) holds.
+    """Horovod's files in a folder: those of a checkout, or the contents of an archive (.tar, .tar.gz).
 
     Args:
         path: the checkout or archive.
-        unpacked: an empty folder for what an archive holds.
+        unpacked: an empty folder into which an archive is unpacked.
     """
 
     def __init__(self, path: pathlib.Path, unpacked: pathlib.Path):
@@ -30,14 +30,14 @@ class Source:
         self.version = found[1]
 
     def has(self, path: str) -> bool:
-        """Whether there is such a file; the archive that wheels are built from has neither examples nor tests."""
+        """Whether there is such a file; the archive from which wheels are built has neither examples nor tests."""
         return (self.root / path).is_file()
 
     def read(self, path: str) -> str:
         return (self.root / path).read_text(encoding="utf8")
 
     def copy_tests(self, folder: pathlib.Path) -> None:
-        """Copies what the tests import of each other."""
+        """Copies the modules that the tests import from each other."""
         for name in ("utils", "parallel"):
             shutil.copytree(self.root / "test" / name, folder / "test" / name, dirs_exist_ok=True)
         shutil.copy(self.root / "test" / "conftest.py", folder / "test" / "conftest.py")

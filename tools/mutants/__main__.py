@@ -1,4 +1,4 @@
-"""The command line: which faults, how many at a time, and where the results go."""
+"""The command line: which faults to plant, how many at a time, and where the results go."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from tools.mutants.listed_native import NATIVE
 
 ROOT = pathlib.Path(__file__).parents[2]
 STORE = ROOT / "tools" / "mutants" / "judged.jsonl"
-BASELINE = ROOT / "results" / "mutants" / "baseline.json"  # of this machine
+BASELINE = ROOT / "results" / "mutants" / "baseline.json"  # this machine's baseline
 JOBS = 2
 
 
 def main() -> int:
-    """Judges the faults that have no record yet; 1 where the tests see too few."""
+    """Judges the faults that have no record yet; returns 1 if the tests see too few of them."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
     parser.add_argument("--seed", type=int, default=1, help="of the faults that are drawn; default: 1")
     parser.add_argument("--draw", type=int, default=40, metavar="N", help="how many; default: 40")
@@ -39,7 +39,7 @@ def main() -> int:
     parser.add_argument("--fresh", action="store_true", help="judge all again; else what has a record is left")
     parser.add_argument("--list", action="store_true", help="only tell what would be planted, and what was found")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # ends what was started, as Ctrl-C does
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # cleans up child processes, as Ctrl-C does
     store = Judged(ROOT, STORE)
     faults = [*LISTED, *NATIVE, *planting.draw(ROOT, options.seed, options.draw)]
     known = {} if options.fresh else store.of(faults)
@@ -58,7 +58,7 @@ def main() -> int:
 def judge_all(
     faults: Iterable[Fault], known: dict[str, Any], judge: Judge, store: Judged, jobs: int
 ) -> list[dict[str, Any]]:
-    """The records of faults; each that is new is written at once, so that a run that was stopped goes on."""
+    """The records of faults; each new one is written at once, so that a stopped run can resume."""
     faults = list(faults)
     new = [fault for fault in faults if fault.key not in known]
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -72,7 +72,7 @@ def judge_all(
                 print(f"{place} {fault.name}: {record['seen by']} {record['test']}", flush=True)
         except BaseException:
             pool.shutdown(wait=False, cancel_futures=True)
-            copies.end_processes()  # else one that was stopped would go on to the end of its tests
+            copies.end_processes()  # otherwise a stopped run would continue to the end of its tests
             raise
     return [known[fault.key] for fault in faults]
 
@@ -85,7 +85,7 @@ def _record(fault: Fault, judge: Judge) -> dict[str, Any]:
 
 
 def told(found: list[dict[str, Any]], faults: Iterable[Fault]) -> int:
-    """Prints faults and the table; the exit status."""
+    """Prints the faults and the table; returns the exit status."""
     for fault in faults:
         print(f"{fault.room}: {fault.name}\n{fault.difference((ROOT / fault.path).read_text())}")
     print(*report.lines(found), sep="\n")

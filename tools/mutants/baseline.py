@@ -1,4 +1,4 @@
-"""How the tests do without any fault: a test that fails then tells nothing of a fault, and its time is the measure."""
+"""Results of the tests without a fault: tests that fail anyway say nothing about a fault, and the times set limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTS = (".py", ".cc", ".h", ".inc", ".cu", ".cuh", ".so", ".toml", ".json")
 
 
 class Baseline:
-    """What each test file did in a tier, asked for file by file and kept in a JSON file."""
+    """The results of each test file in a tier, obtained file by file and kept in a JSON file."""
 
     def __init__(self, root: pathlib.Path, path: pathlib.Path):
         self._root, self._path = root, path
@@ -27,9 +27,9 @@ class Baseline:
         self._sources = _digest(root, [each for each in _listed(root) if not _is_test(each)])
 
     def of(self, tier: str, files: Sequence[str]) -> dict[str, Any]:
-        """For each file its "seconds" and the names of tests that "failed"; runs those that are not known.
+        """For each file its "seconds" and the names of tests that "failed"; runs the files without results.
 
-        What another thread runs by now is waited for, and nobody waits for what he does not need.
+        Waits for requested files that another thread is running, but for no others.
         """
         keys = {file: f"{tier} {file} {_digest(self._root, [file])} {self._sources}" for file in files}
         while missing := self._claimed(keys):
@@ -42,7 +42,7 @@ class Baseline:
         return {file: self._known[key] for file, key in keys.items()}
 
     def _claimed(self, keys: Mapping[str, str]) -> list[str]:
-        """The files that this thread is to run now; none once all are known."""
+        """The files that this thread has to run now; none once all results are known."""
         with self._changed:
             while True:
                 unknown = [file for file, key in keys.items() if key not in self._known]

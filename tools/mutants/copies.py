@@ -1,4 +1,4 @@
-"""A copy of the checkout with one fault in it, in which nothing is imported from the checkout itself."""
+"""A copy of the checkout with one fault in it; nothing in it is imported from the checkout itself."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ import psutil
 from tools.mutants.faults import Fault
 
 INSIDE = pathlib.Path(__file__).with_name("inside")
-COMPILED = ("*/_*.so", "*/_ops.json", "build/native")  # what git ignores and the tests need
-MARK = "MUTANTS_COPY"  # names the copy in the environment of every process that was started in it
+COMPILED = ("*/_*.so", "*/_ops.json", "build/native")  # ignored by git, but needed by the tests
+MARK = "MUTANTS_COPY"  # environment variable that names the copy, in every process that was started in it
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 BUILD_LIMIT = 1800.0  # seconds
-_folders: set[str] = set()  # of the copies that there are
+_folders: set[str] = set()  # the existing copies
 
 
 class Ended(NamedTuple):
-    """How a command ended: its exit status, None where it was killed for taking too long; and its output."""
+    """How a command ended: its exit status, or None if it was killed for taking too long, and its output."""
 
     status: int | None
     output: str
 
 
 class Copy:
-    """A copy in `folder`; `environment` is that of the commands that are run in it."""
+    """A copy in `folder`; commands in it run with `environment`."""
 
     def __init__(self, folder: pathlib.Path, environment: Mapping[str, str]):
         self.folder = folder
@@ -62,20 +62,20 @@ class Copy:
             return Ended(status, output.read().decode(errors="replace"))
 
     def plant(self, fault: Fault) -> str | None:
-        """Changes the file and builds what is made of it; returns why that failed, if it did."""
+        """Changes the file and builds what is compiled from it; returns why this failed, if it did."""
         path = self.folder / fault.path
         path.write_text(fault.planted(path.read_text(encoding="utf8")), encoding="utf8")
         if not fault.is_native:
             return None
         build = ["setup.py", "--quiet", "build_ext", "--inplace"]
-        ended = self.run(build, BUILD_LIMIT, {"HVD_SPARSE_WITH_CUDA": "0"})  # no listed fault is in a GPU's code alone
+        ended = self.run(build, BUILD_LIMIT, {"HVD_SPARSE_WITH_CUDA": "0"})  # no listed fault is only in GPU code
         return None if ended.status == 0 else ended.output[-2000:]
 
     def check_imports(self) -> None:
-        """Looks whether a process here, and one that it starts in another folder, imports the copy.
+        """Checks that a process here, and one that it starts in another folder, import the copy.
 
         Raises:
-            RuntimeError: where it imports something else.
+            RuntimeError: if they import something else.
         """
         names = [name for name in PACKAGES if (self.folder / name).exists()]
         specs = f"[importlib.util.find_spec(name).origin for name in {names}]"
@@ -89,7 +89,7 @@ class Copy:
 
 
 def end_processes(folders: Collection[str] = _folders) -> None:
-    """Ends what runs in copies. Ranks have sessions of their own, and may have lost their parents: the mark tells."""
+    """Kills the processes in copies; found by MARK, as ranks have own sessions and may have lost their parents."""
     for each in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             if each.environ().get(MARK) in folders:
@@ -98,7 +98,7 @@ def end_processes(folders: Collection[str] = _folders) -> None:
 
 @contextlib.contextmanager
 def made(root: pathlib.Path) -> Iterator[Copy]:
-    """A fresh copy of what git knows of in a checkout, or would add, and of what is compiled; removed in the end."""
+    """A fresh copy of a checkout's files that git tracks or would add, and of compiled files; removed at the end."""
     with tempfile.TemporaryDirectory(prefix="mutants_", ignore_cleanup_errors=True) as name:
         folder = pathlib.Path(name).resolve()
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -117,12 +117,12 @@ def _copy(path: pathlib.Path, to: pathlib.Path) -> None:
     to.parent.mkdir(parents=True, exist_ok=True)
     if path.is_dir():
         shutil.copytree(path, to)
-    elif path.exists():  # what is removed and not yet committed is listed
+    elif path.exists():  # a removed file is still listed until this is committed
         shutil.copy2(path, to)
 
 
 def _environment(root: pathlib.Path, folder: pathlib.Path) -> dict[str, str]:
-    """This process's, but that the checkout is not on Python's path: the copy is, and the plugin of the runs."""
+    """This process's environment, with the copy and the pytest plugin on Python's path in place of the checkout."""
     others = [each for each in os.environ.get("PYTHONPATH", "").split(os.pathsep) if each]
     kept = [each for each in others if pathlib.Path(each).resolve() != root.resolve()]
     path = os.pathsep.join([str(folder), str(INSIDE), *kept])

@@ -1,4 +1,4 @@
-"""Faults that were drawn and are none: what the program does with them, it does without them."""
+"""Drawn faults that are not faults: the program behaves the same with and without them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tools.mutants.faults import Fault
 
 
 class Equal(NamedTuple):
-    """A change of one line of a file, blanks apart, and why it changes nothing."""
+    """A change of one line of a file, compared without blanks, and why it changes nothing."""
 
     path: str
     was: str
@@ -45,7 +45,7 @@ EQUAL = (
 
 
 def reason(fault: Fault) -> str | None:
-    """Why a fault is an equal program; None where it is not known to be one."""
+    """Why a fault gives an equal program; None if it is not known to."""
     change = (fault.path, fault.was.split(), fault.becomes.split())
     found = (each.reason for each in EQUAL if (each.path, each.was.split(), each.becomes.split()) == change)
     return next(found, None)

@@ -1,4 +1,4 @@
-"""A fault: a piece of text in one file, and what stands there instead."""
+"""A fault: a piece of text in one file, and its replacement."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ class Fault:
     Attributes:
         name: short and unique in a run.
         room: a key of `rooms.ROOMS`.
-        path: of the file, from the root of the repository.
-        line: where it begins, from 1; 0 where `was` stands once in the file and says it.
-        was: what the file says; whole lines where `line` is given.
-        becomes: what it says instead.
-        breaks: what it does to the program, in words; empty for one that was drawn.
+        path: path of the file, from the root of the repository.
+        line: line where it begins, from 1; 0 if `was` occurs once in the file and so locates it.
+        was: the text in the file; whole lines if `line` is given.
+        becomes: the replacement.
+        breaks: a description of what it breaks; empty for a drawn fault.
     """
 
     name: str
@@ -31,7 +31,7 @@ class Fault:
 
     @property
     def key(self) -> str:
-        """The same for the same change of the same text."""
+        """A key that is the same for the same change of the same text."""
         return hashlib.sha256("\0".join([self.path, str(self.line), self.was, self.becomes]).encode()).hexdigest()[:16]
 
     @property
@@ -40,10 +40,10 @@ class Fault:
         return self.path.startswith("ops/")
 
     def start(self, text: str) -> int:
-        """Where in the file's text the fault goes.
+        """The position of the fault in the file's text.
 
         Raises:
-            ValueError: where the file does not say what is to be replaced, or says it twice.
+            ValueError: if the text to be replaced does not occur in the file, or occurs twice.
         """
         if self.line:
             start = sum(map(len, text.splitlines(keepends=True)[: self.line - 1]))
@@ -64,18 +64,18 @@ class Fault:
         return f"{self.path}:{self.line or text.count(chr(10), 0, self.start(text)) + 1}"
 
     def difference(self, text: str) -> str:
-        """The lines that go and come."""
+        """The lines that are removed and added."""
         lines = difflib.unified_diff(text.splitlines(), self.planted(text).splitlines(), lineterm="", n=0)
         return "\n".join([line for line in lines if not line.startswith(("---", "+++", "@@"))])
 
     def told(self, text: str) -> dict[str, str]:
-        """What a report says of it, from the file's text."""
+        """The fault's entries in a report, from the file's text."""
         told = {"name": self.name, "room": self.room, "breaks": self.breaks, "place": self.place(text)}
         return {**told, "difference": self.difference(text)}
 
 
 def between(name: str, room: str, path: str, text: str, other: str) -> Fault:
-    """The fault that makes one text of a file the other: the lines that differ."""
+    """The fault that turns one text of a file into the other: the lines that differ."""
     before, after = text.splitlines(keepends=True), other.splitlines(keepends=True)
     first = 0
     while first < min(len(before), len(after)) and before[first] == after[first]:

@@ -1,4 +1,4 @@
-"""Who saw which fault, kept in the repository, so that a run that was stopped goes on, also on another machine."""
+"""Which tests saw which fault, kept in the repository so that a stopped run can resume, even on another machine."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _KEPT = ("seen by", "test", "seconds")
 
 
 class Judged:
-    """The records of faults. What was found out about a file is forgotten once the file says something else.
+    """The records of faults; a record is dropped once the text of its file has changed.
 
     Args:
-        root: of the repository.
-        path: a file of JSON lines, one for each fault; it is whole whenever it is there.
+        root: root of the repository.
+        path: a file of JSON lines, one per fault; it is replaced as a whole, so it is never incomplete.
     """
 
     def __init__(self, root: pathlib.Path, path: pathlib.Path):
@@ -29,7 +29,7 @@ class Judged:
         self._lines = {line["key"]: line for line in map(json.loads, lines)}
 
     def of(self, faults: Iterable[Fault]) -> dict[str, Any]:
-        """The records that there are of these faults, by their keys."""
+        """The existing records of these faults, by key."""
         found = {}
         for fault in faults:
             line, text = self._lines.get(fault.key), self._text(fault)
@@ -38,7 +38,7 @@ class Judged:
         return found
 
     def add(self, fault: Fault, record: dict[str, Any]) -> None:
-        """Writes a record, but for one that is made anew each time: of an equal program, or of what is told later."""
+        """Writes a record, except one that is made anew each time: of an equal program, or judged `LATER`."""
         if record["seen by"] in (EQUAL, LATER):
             return
         kept = {name: record[name] for name in _KEPT}

@@ -1,4 +1,4 @@
-"""Who sees a fault: the room's own tests, the other quick ones, or the thorough ones; the first that does ends it."""
+"""Which tests see a fault: the room's own, the other quick ones, or the thorough ones; stops at the first that do."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tools.mutants.running import run_tests
 
 OWN, TEST, TEST_ALL, NOBODY, EQUAL = "own tests", "make test", "make test-all", "nobody", "equal"
 LATER = "not yet told"
-LEAST, TIMES = 180.0, 5.0  # seconds, and how much longer than without a fault, until a run is a hang
+LEAST, TIMES = 180.0, 5.0  # a run is a hang after LEAST seconds plus TIMES its duration without a fault
 
 
 class Stage(NamedTuple):
-    """Some of the tests, and who has seen the fault if they fail."""
+    """Some of the tests, and the name under which a fault counts as seen if they fail."""
 
     seer: str
     tier: str
@@ -27,7 +27,7 @@ class Stage(NamedTuple):
 
 
 def stages(root: pathlib.Path, room: Room, costs: Mapping[str, Mapping[str, float]]) -> list[Stage]:
-    """What is run one after the other; the cheapest files of each first, by the budget of the tests."""
+    """The stages in order; each runs its cheapest files first, by the budget of the tests."""
     own, others = rooms.own_tests(root, room), rooms.other_tests(root, room)
     quick = [(OWN, "quick", own), (TEST, "quick", others)]
     planned = [*quick, (TEST_ALL, "thorough", own), (TEST_ALL, "thorough", others)]
@@ -39,7 +39,7 @@ def _cheapest_first(files: Sequence[str], costs: Mapping[str, float]) -> list[st
 
 
 def judge(root: pathlib.Path, fault: Fault, planned: Sequence[Stage], baseline: Baseline) -> dict[str, Any]:
-    """The record of a fault: who saw it, by which test, what each stage took, and the lines that differ."""
+    """The record of a fault: which tests saw it, the test that failed, seconds per stage, and the lines that differ."""
     record = fault.told((root / fault.path).read_text(encoding="utf8"))
     with copies.made(root) as copy:
         copy.check_imports()
@@ -65,7 +65,7 @@ def _seen_by(copy: copies.Copy, planned: Sequence[Stage], baseline: Baseline) ->
 
 
 def _first_failure(copy: copies.Copy, stage: Stage, limit: float, left_out: Sequence[str]) -> str:
-    """The first test that fails, and fails again by itself: one that does not may have failed on a busy machine."""
+    """The first test that fails, and fails again when run alone: otherwise the busy machine may have been the cause."""
     files, left_out = stage.files, list(left_out)
     while True:
         ran = run_tests(copy, stage.tier, files, limit, left_out)
@@ -84,7 +84,7 @@ Judge = Callable[[Fault], dict[str, Any]]
 def judge_of(
     root: pathlib.Path, costs: Mapping[str, Mapping[str, float]], baseline: Baseline, own_alone: bool = False
 ) -> Judge:
-    """`judge` for the faults of all rooms; by a room's own quick tests alone, what they do not see is seen `LATER`."""
+    """`judge` for faults of all rooms; with `own_alone`, runs only a room's quick tests and marks others `LATER`."""
 
     def judged(fault: Fault) -> dict[str, Any]:
         planned = stages(root, ROOMS[fault.room], costs)

@@ -1,6 +1,6 @@
-"""Faults in Python of the kinds that every run is to have, whatever its seed draws.
+"""Faults in Python of kinds that every run includes, whatever its seed draws.
 
-The text that is replaced stands once in its file.
+The text to be replaced occurs once in its file.
 """
 
 from tools.mutants.faults import Fault

@@ -1,6 +1,6 @@
 """Faults in native code, which cosmic-ray cannot plant: thresholds, tails, orders, flags, locks, checksums.
 
-The text that is replaced stands once in its file. Libraries are built with the fault in the copy alone.
+The text to be replaced occurs once in its file. Libraries are built with the fault only in the copy.
 """
 
 from tools.mutants.faults import Fault

@@ -1,17 +1,17 @@
-"""Faults in Python that are drawn by a seed from all that cosmic-ray's operators can plant in the rooms' modules.
+"""Faults in Python that a seed draws from all that cosmic-ray's operators can plant in the rooms' modules.
 
-Left out is what gives an equal program by construction, or one that differs in nothing that a test may ask for:
+Left out are changes that give an equal program by construction, or one that differs in nothing a test should check:
 
-- annotations, which nothing reads, and what stands under `if TYPE_CHECKING`;
-- the words of an error, a warning or a line that is printed: arguments of `raise`, of warnings and of logs, and what
-  stands inside of an f-string;
-- `==` for `is` and the reverse, which differ only for objects that nobody compares so; CPython makes small numbers and
-  short strings once;
+- annotations, which nothing reads, and code under `if TYPE_CHECKING`;
+- the text of an error, a warning or a printed line: arguments of `raise`, of warnings and of logs, and the contents of
+  f-strings;
+- `==` for `is` and the reverse, which differ only for objects that no test compares so; CPython creates small numbers
+  and short strings once;
 - decorators that forbid or remember and do not compute: `abstractmethod`, `overload`, `cache`, `lru_cache`, and the
   arguments of `dataclass`, such as `frozen`;
-- what only checks: `assert`, which tells the type checker what is so, and `strict` of `zip`;
-- numbers that say how long to wait or how far to indent: results do not depend on time;
-- a change after which the syntax tree is the same, or there is none.
+- pure checks: `assert`, which informs the type checker, and `strict` of `zip`;
+- numbers for waiting times and indentation: results do not depend on time;
+- a change after which the syntax tree is the same, or the text does not parse.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from cosmic_ray.mutating import mutate_code
 from tools.mutants import rooms
 from tools.mutants.faults import Fault, between
 
-TRIES = 200  # draws for each fault that is wanted: some give no program, or the same
+TRIES = 200  # rounds of draws: some draws give no program, or the same one
 _SPEAKS = re.compile(r"(_warn|warn|warnings\.warn|print|_log\.\w+|log\.\w+|logging\.\w+)$")
 _REMEMBERS = re.compile(r"@((abc|functools|typing)\.)?(abstractmethod|(lru_)?cache|overload|final)\b|@dataclass")
 _WAITS = re.compile(r"second|timeout|interval|deadline|patience|stacklevel|indent", re.IGNORECASE)
 
 
 class Planting(NamedTuple):
-    """One thing that an operator can do to a text."""
+    """One change that an operator can make to a text."""
 
     operator: str
     occurrence: int
@@ -58,7 +58,7 @@ def _swaps_identity(name: str) -> bool:
 
 
 def plantings(text: str) -> list[Planting]:
-    """All that the operators can plant in a module and that is not left out."""
+    """All changes that the operators can make to a module, without those left out."""
     tree = get_ast(text)
     nodes = list(ast_nodes(tree))
     found = []
@@ -71,7 +71,7 @@ def plantings(text: str) -> list[Planting]:
 
 
 def planted(text: str, planting: Planting) -> str | None:
-    """The text with the fault in it; None where that is no program, or the same one."""
+    """The text with the fault in it; None if it does not parse, or is the same program."""
     changed = mutate_code(text, _operators()[planting.operator], planting.occurrence)
     try:
         same = changed is None or ast.dump(ast.parse(changed)) == ast.dump(ast.parse(text))
@@ -81,7 +81,7 @@ def planted(text: str, planting: Planting) -> str | None:
 
 
 def draw(root: pathlib.Path, seed: int, count: int) -> list[Fault]:
-    """So many faults, of each room in turn; the first n of more are those of n."""
+    """`count` faults, from each room in turn; the faults of a smaller count are the first of a larger one."""
     drawn = random.Random(f"mutants {seed}")
     names = [name for name, room in rooms.ROOMS.items() if rooms.modules(root, room)]
     faults: dict[str, Fault] = {}
@@ -97,7 +97,7 @@ def draw(root: pathlib.Path, seed: int, count: int) -> list[Fault]:
 
 
 def _draw_one(root: pathlib.Path, room: str, drawn: random.Random) -> Fault | None:
-    """A file by its length, a place in it, and what is done there; None where that gives no fault."""
+    """A random file weighted by length, a place in it, and a change there; None if that gives no fault."""
     paths = rooms.modules(root, rooms.ROOMS[room])
     texts = [_text(root / path) for path in paths]
     path, text = drawn.choices(list(zip(paths, texts, strict=True)), [len(text) for text in texts])[0]
@@ -144,7 +144,7 @@ def _above(node: Any) -> Iterator[Any]:
 
 
 def _is_unread(node: Any, below: Any, place: tuple[Any, Any]) -> bool:
-    """Whether a node is such that nothing reads what stands in it, or in its child `below`."""
+    """Whether nothing reads the contents of a node, or of its child `below`."""
     if node.type in ("raise_stmt", "assert_stmt", "fstring"):
         return True
     if node.type == "argument":
@@ -163,7 +163,7 @@ def _is_unread(node: Any, below: Any, place: tuple[Any, Any]) -> bool:
 
 
 def _words_of_number(node: Any) -> Iterator[str]:
-    """What is said of a number: the name that it is assigned to, or of an argument or parameter, and the comment."""
+    """The words about a number: the name of its variable, argument or parameter, and the comment."""
     for above in _above(node):
         if above.type in ("expr_stmt", "argument", "param"):
             yield above.children[0].get_code()

@@ -1,4 +1,4 @@
-"""The table, and what nobody saw."""
+"""The table of results, and the faults that no test saw."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 from tools.mutants.judging import EQUAL, NOBODY, OWN, TEST, TEST_ALL
 
 WANTED_OF_TEST, WANTED_OF_ALL = 0.90, 1.0
-COLUMNS = (OWN, TEST, TEST_ALL)  # each sees what those before it see, too
+COLUMNS = (OWN, TEST, TEST_ALL)  # each includes the tests of those before it
 
 
 def shares(records: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """What part of the faults that are not equal programs each of `COLUMNS` sees; 1 where there is none."""
+    """The share of faults, equal programs excluded, that each of `COLUMNS` sees; 1 if there are none."""
     by = [record["seen by"] for record in records if record["seen by"] != EQUAL]
     seers = [COLUMNS[: number + 1] for number in range(len(COLUMNS))]
     return {own[-1]: sum(each in own for each in by) / len(by) if by else 1.0 for own in seers}
 
 
 def is_enough(records: Sequence[dict[str, Any]]) -> bool:
-    """Whether both tiers see as much as is wanted."""
+    """Whether both tiers see the required share."""
     seen = shares(records)
     return seen[TEST] >= WANTED_OF_TEST and seen[TEST_ALL] >= WANTED_OF_ALL
 
 
 def lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """The table by room, the shares, and each fault that `make test` did not see."""
+    """The table by room, the shares, and each fault that `make test` does not see."""
     yield f"{'room':20}{'planted':>9}{'equal':>7}" + "".join(f"{name:>15}" for name in COLUMNS) + f"{'survive':>9}"
     for room in [*dict.fromkeys(record["room"] for record in records), "all"]:
         own = [record["seen by"] for record in records if room in (record["room"], "all")]

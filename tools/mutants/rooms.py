@@ -1,4 +1,4 @@
-"""The rooms: which modules faults are drawn from, which tests are a room's own, and which cannot reach it."""
+"""The rooms: the modules that faults are drawn from, a room's own tests, and the tests that cannot reach it."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ NOBODYS = ("tests/tools/*", "tests/test_documents.py", "tests/test_layers.py", "
 
 @dataclasses.dataclass(frozen=True)
 class Room:
-    """What belongs to a room; all are patterns of paths from the root of the repository.
+    """The files that belong to a room, as path patterns from the root of the repository.
 
     Attributes:
         tests: the room's own tests.
-        modules: what faults are drawn from; none for a room whose faults are listed.
+        modules: the modules that faults are drawn from; none for a room whose faults are listed.
         beyond: tests that run nothing of the room.
     """
 
@@ -31,7 +31,7 @@ class Room:
 TWO_RANKS = "tests/faults/test_two_ranks.py"
 OF_SENDERS = ("tests/keras/test_momentum*", "tests/keras/test_local_updates*")
 CONTRACTS = ("tests/test_contracts.py", "tests/exchange/test_exchange_laws.py")
-BESIDE = (*OF_DATACACHE, *OF_LINK)  # of hvd_sparse
+BESIDE = (*OF_DATACACHE, *OF_LINK)  # the tests of packages beside hvd_sparse
 BELOW_KERAS = (*BESIDE, *OF_OPS)
 KERNELS = (*BESIDE, *OF_LARS)
 
@@ -140,7 +140,7 @@ def found(root: pathlib.Path, patterns: tuple[str, ...]) -> list[str]:
 
 
 def modules(root: pathlib.Path, room: Room) -> list[str]:
-    """The files that faults are drawn from; what only hands on names has nothing to draw."""
+    """The files that faults are drawn from, without those that only re-export names."""
     return [path for path in found(root, room.modules) if not path.endswith("__init__.py")]
 
 

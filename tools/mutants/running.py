@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from tools.mutants.copies import Copy
 
-LIMIT = 3 * 3600.0  # seconds of a run whose length is not known
+LIMIT = 3 * 3600.0  # seconds for a run whose length is unknown
 TIERS = {"quick": "not thorough", "thorough": "thorough"}
 PASSED, NOTHING_TO_RUN = 0, 5  # exit statuses of pytest
 
@@ -19,9 +19,9 @@ class Ran(NamedTuple):
     """How a run of tests ended.
 
     Attributes:
-        status: of pytest; None where it was killed for taking too long.
-        seconds: by file, of the tests that were run; None where pytest did not come to its end.
-        failed: the names of tests, or of files that could not be read.
+        status: exit status of pytest; None if it was killed for taking too long.
+        seconds: seconds by file, for the tests that were run; None if pytest did not finish.
+        failed: names of failed tests, or of files that could not be read.
         output: what was printed.
     """
 
@@ -32,7 +32,7 @@ class Ran(NamedTuple):
 
     @property
     def seen(self) -> str:
-        """What told that something is wrong; empty where nothing did."""
+        """What showed that something is wrong; empty if nothing did."""
         if self.status in (PASSED, NOTHING_TO_RUN):
             return ""
         if self.status is None:
@@ -48,7 +48,7 @@ def run_tests(
     left_out: Sequence[str] = (),
     stop_at_first: bool = True,
 ) -> Ran:
-    """Runs the tests of a tier that stand in files, in the order of these."""
+    """Runs the tests of a tier in these files, in this order."""
     with tempfile.TemporaryDirectory(prefix="mutants_report_") as name:
         report = pathlib.Path(name, "report.json")
         options = ["-x"] if stop_at_first else []

@@ -1,4 +1,4 @@
-"""Stands in for the package filelock where it is not installed: a lock on a file, for `with`."""
+"""Stands in for the package filelock if it is not installed: a file lock as a context manager."""
 
 import fcntl
 import os

@@ -1,3 +1,3 @@
-"""Stands in for the package mock: it is part of Python by now."""
+"""Stands in for the package mock, which has become part of Python."""
 
 from unittest.mock import *  # noqa: F403

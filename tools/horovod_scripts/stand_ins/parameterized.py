@@ -1,4 +1,4 @@
-"""Stands in for the package parameterized where it is not installed: one test method for each tuple of arguments."""
+"""Stands in for the package parameterized if it is not installed: one test method for each tuple of arguments."""
 
 import functools
 import sys
@@ -11,7 +11,7 @@ class parameterized:  # noqa: N801
             names = sys._getframe(1).f_locals
             for number, values in enumerate(arguments):
                 names[f"{function.__name__}_{number}_{'_'.join(map(str, values))}"] = _with(function, values)
-            return None  # the name itself is no test
+            return None  # the name itself must not be a test
 
         return make_methods
 

@@ -1,6 +1,6 @@
-"""A plugin of pytest for the runs in a copy: cheapest files first, and a record of what was run.
+"""A pytest plugin for the runs in a copy: orders files by cost, cheapest first, and records what was run.
 
-It stands alone, since the copy's packages are those that the run imports.
+It imports nothing from here, since a run imports the copy's packages.
 """
 
 import json
@@ -11,7 +11,7 @@ _failed = []
 
 
 def pytest_collection_modifyitems(config, items):
-    """The room's own files first, then by their cost."""
+    """Puts the room's own files first, then orders by cost."""
     order = {path: number for number, path in enumerate(json.loads(os.environ["MUTANTS_ORDER"]))}
     items.sort(key=lambda item: order.get(_file(item.nodeid), len(order)))
 
