@@ -1,4 +1,4 @@
-"""Ranks that wait for each other got no message: here they wait until one is printed, and are then released."""
+"""Ranks that waited for each other got no message: here they wait until one is printed, and are then released."""
 
 from __future__ import annotations
 

@@ -105,7 +105,7 @@ def test_a_forked_child_neither_hangs_nor_disturbs(tmp_path):
 def test_an_interrupted_process_ends_though_the_source_is_slow(source, beginning, tmp_path):
     """It has requested 320 samples, each of which takes a second or never arrives."""
     script = INTERRUPTED.replace("{wait}", WAITS[source]).replace("{begin}", BEGINNINGS[beginning])
-    heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # off for background jobs
+    heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs ignore it
     process = subprocess.Popen(
         [sys.executable, "-c", heeding + script, str(tmp_path)],
         cwd=ROOT,

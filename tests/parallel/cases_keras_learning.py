@@ -45,7 +45,7 @@ def ways_of_training(ranks):
 
 
 def is_quick(ranks, recipe, policy, jit):
-    """With four ranks, the default options; with two, mixed precision under XLA."""
+    """With four ranks, hitopk; with two, mixed precision under XLA."""
     return recipe == "hitopk" if ranks == 4 else (policy, jit) == ("mixed_float16", "our train step")
 
 
