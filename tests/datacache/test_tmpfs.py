@@ -165,7 +165,7 @@ fill(path / "filler")
 assert not kept.put(10, record(10, 100_000))
 assert all(kept.get(index) == record(index, 100_000) for index in range(10))
 
-readers = [kept._environment().begin() for _ in range(200)]  # each with its own slot in LMDB's table
+readers = [kept._environment().begin() for _ in range(200)]  # each with a place of its own in LMDB's table
 for reader in readers:
     reader.abort()
 child = os.fork()

@@ -35,7 +35,7 @@ begun = cache.batches(4, 0)
 next(begun)
 child = os.fork()
 if child == 0:
-    signal.alarm(30)  # ends the process if it hangs
+    signal.alarm(30)  # ends what hangs
     for batches in (lambda: begun, lambda: cache.batches(4, 1)):
         try:
             assert all((samples[:, 0] == labels).all() for samples, labels in batches())

@@ -284,7 +284,7 @@ TRAINERS = Shape(2, 1)  # of one stage, for the simulation of their exchange
 
 
 def exchanges_of(recipe, weights):
-    """The simulations of each stage's exchange: a threshold for each variable, or the largest threshold for all."""
+    """The simulations of each stage's exchange: a held threshold for each variable, or the top k of all of them."""
     return [_exchange_of(recipe, [each.size for each in own]) for own in weights]
 
 

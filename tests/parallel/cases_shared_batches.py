@@ -1,4 +1,4 @@
-"""Epochs whose batches are shared between ranks: which rank takes which batch, the order, and the samples' way."""
+"""Epochs whose batches are shared between ranks: which rank takes which batch, the order, and the path of samples."""
 
 from __future__ import annotations
 
