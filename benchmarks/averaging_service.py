@@ -71,7 +71,7 @@ class Plan(NamedTuple):
     size: int = 270_000
     compute: float = 0.06
     window: float = 5.0
-    rounds: int = 3
+    rounds: int = 8
     loads: tuple[int, ...] = (300, 900, 2700)
     shares: tuple[float, ...] = (1.0, 0.9, 0.75)
     queue: float = 0.1

@@ -210,12 +210,12 @@ def row(arm, load, mean, steps, **others):
     return Row(**(whole | {"mean": mean, "median": mean, "p99": 3 * mean, "steps": steps, **others}))
 
 
-def rows_of(second=1.5, steps=5.0):
-    """Rows of two rounds at three loads."""
+def rows_of(second=1.5, steps=5.0, rounds=6):
+    """Rows of `rounds` rounds at three loads."""
     by_arm = {TCP_ALIKE: (4.0, 5.0), TCP_SECOND: (2.0, 4.8), DATAGRAMS_ALIKE: (3.0, 5.1)}
     by_arm[DATAGRAMS_SECOND] = second, steps
     rows = []
-    for more in (1.0, 1.1):
+    for more in np.resize([1.0, 1.1], rounds):
         for load in (100, 200, 400):
             rows.append(row(ALONE, load, 1.0, 0.0))
             rows += [row(arm, load, mean * more * load / 200, steps) for arm, (mean, steps) in by_arm.items()]
@@ -230,13 +230,25 @@ def judged(second, steps):
 
 
 @pytest.mark.parametrize(
-    "second, steps, ahead, faster", [(1.5, 5.0, True, True), (1.5, 4.5, False, False), (2.5, 5.0, False, True)]
+    "second, steps, ahead, faster",
+    [(1.5, 5.0, True, True), (1.5, 4.5, False, False), (2.5, 5.0, False, True), (2.1, 5.2, True, True)],
 )
 def test_targets_are_judged_round_by_round(second, steps, ahead, faster):
     verdicts = judged(second, steps).verdicts
     assert [verdict.met for verdict in verdicts] == [ahead, faster]
-    assert verdicts[0].measured.endswith(f"at {second / 2:.2f} ({second / 2:.2f} to {second / 2:.2f})")
+    assert verdicts[0].measured.endswith(f"at {second / 2:.2f} ({second / 2:.2f} to {second / 2:.2f}) of the time")
     assert verdicts[1].measured.startswith(f"{4 / second:.2f} ({4 / second:.2f} to ")
+
+
+@pytest.mark.parametrize("time, wanted", [(0.9, 0.0), (1.0, 3.0), (1.5, 4.0), (3.0, 5.5), (4.0, 6.0), (9.0, 6.0)])
+def test_steps_at_an_equal_time_are_read_off_the_curve_over_the_rates(time, wanted):
+    assert averaging_service_report.steps_at([(4.0, 6.0), (1.0, 3.0), (2.0, 5.0)], time) == wanted
+
+
+def test_with_few_rounds_nobody_is_ahead():
+    plan = Plan(loads=(100, 200, 400), shares=(1.0, 0.5))
+    few, enough = (averaging_service_report.summarise(rows_of(rounds=n), plan._asdict(), plan.load) for n in (5, 6))
+    assert [section.verdicts[0].met for section in (few, enough)] == [False, True]
 
 
 def test_the_report_has_a_table_for_each_load_and_a_picture(tmp_path):
