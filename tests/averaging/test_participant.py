@@ -287,5 +287,5 @@ def test_before_it_has_begun_it_says_so():
     participant = Participant(Settings(LOSSY))
     participant.require_mean()
     with pytest.raises(RuntimeError, match="Averaging has not begun"):
-        participant.world  # noqa: B018 - expected to raise
+        participant.world  # noqa: B018 - it is to raise
     assert Telemetry().read() == {} and participant.calls == 0

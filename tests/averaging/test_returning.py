@@ -147,7 +147,7 @@ def _return_and_ask(ticket: Return, transport: Datagrams, left: threading.Event)
         variable = tf.Variable(tf.zeros([5]))
         participant = Participant(Settings(transport))
         with pytest.raises(RuntimeError, match="has not begun"):
-            participant.ticket  # noqa: B018 - expected to raise
+            participant.ticket  # noqa: B018 - it is to raise
         participant.return_with(ticket)
         calls = participant.come_back([variable])
         assert variable.numpy().tolist() == [3.0] * 5
