@@ -1,10 +1,10 @@
-"""What the tests cost: the processor time of each file, by tier, as the last run counted it and as it is agreed on.
+"""The processor time of the tests: that of each file, by tier, as measured in the last run and as budgeted.
 
-Each run of pytest writes one record for each tier that it ran tests of, `results/tests/quick.json` and
-`results/tests/thorough.json`; `tests/budget.json` has the files of both tiers, and is committed.
+Each run of pytest writes one record for each tier whose tests it ran, `results/tests/quick.json` and
+`results/tests/thorough.json`; `tests/budget.json` holds the files of both tiers and is committed.
 
     python -m tests.budget            compares the records of the last runs with the budget; status 1 if they exceed it
-    python -m tests.budget --renew    makes the records of the last `make test-all` the budget
+    python -m tests.budget --renew    makes the records of the last `make test-all` the new budget
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ RECORDS = ROOT / "results" / "tests"
 TIERS = ("quick", "thorough")
 PARTS = ("files", "functions", "cases")
 SHOWN = 30
-MORE = 1.25  # a file exceeds its budget by so much and by so many seconds: machines differ, and so do runs
+MORE = 1.25  # a file exceeds its budget by this factor and at least SECONDS; machines and runs differ
 SECONDS = 10.0
 
 
 class Spent:
-    """Processor seconds: `tiers` maps a tier to "files", "functions" and multi-rank "cases", each by name."""
+    """Processor seconds: `tiers` maps a tier to "files", "functions" and multi-rank "cases", each a map by name."""
 
     def __init__(self, tiers: Mapping[str, Any] = {}):
         self.tiers: dict[str, dict[str, dict[str, float]]] = {}
@@ -40,12 +40,12 @@ class Spent:
         return self.tiers.setdefault(tier, {part: {} for part in PARTS})
 
     def add(self, tier: str, function: str, seconds: float) -> None:
-        """Adds what one test of a function took."""
+        """Adds the seconds of one test of a function."""
         for part, name in (("files", function.partition("::")[0]), ("functions", function)):
             self._of(tier)[part][name] = self._of(tier)[part].get(name, 0.0) + seconds
 
     def add_case(self, tier: str, case: str, seconds: float) -> None:
-        """Notes what a multi-rank case took of its launch, which is counted with its file already."""
+        """Records a multi-rank case's share of its launch; the launch is already counted with its file."""
         self._of(tier)["cases"][case] = seconds
 
     def update(self, tiers: Mapping[str, Any]) -> None:
@@ -57,15 +57,15 @@ class Spent:
                     own[name] = seconds if part == "cases" else own.get(name, 0.0) + seconds
 
     def total(self, tier: str | None = None) -> float:
-        """Of one tier, or of all."""
+        """The total of one tier, or of all."""
         return sum(sum(parts["files"].values()) for name, parts in self.tiers.items() if tier in (None, name))
 
     def of_file(self, file: str) -> float:
-        """Of a file in all tiers; 0 for one that is not known."""
+        """The total of a file over all tiers; 0 for an unknown file."""
         return sum(parts["files"].get(file, 0.0) for parts in self.tiers.values())
 
     def told(self) -> Iterator[str]:
-        """Lines with the totals, and with what took longest."""
+        """Lines with the totals and with what took longest."""
         for tier, parts in self.tiers.items():
             yield f"{self.total(tier):7.0f} s  all that is {tier}, of it"
             for part, title in (("files", ""), ("cases", "multi-rank case ")):
@@ -74,14 +74,14 @@ class Spent:
                         yield f"{seconds:7.0f} s  {title}{name}"
 
     def write(self, folder: pathlib.Path) -> None:
-        """Writes a record for each tier of which there is anything."""
+        """Writes a record for each tier that has any times."""
         folder.mkdir(parents=True, exist_ok=True)
         for tier, parts in self.tiers.items():
             _write(folder / f"{tier}.json", {tier: parts})
 
     @classmethod
     def read(cls, *paths: pathlib.Path) -> Spent:
-        """What stands in files; one that is not there counts for nothing."""
+        """Reads files; a missing file counts as empty."""
         spent = cls()
         for path in paths:
             if path.exists():
@@ -105,7 +105,7 @@ def _write(path: pathlib.Path, tiers: Mapping[str, Any]) -> None:
 
 
 def exceeded(run: Spent, budget: Spent) -> list[str]:
-    """Lines that tell which files of a run took more than their budget; those that did not run are left out."""
+    """One line for each file that exceeded its budget in a run; files that did not run are left out."""
     lines = []
     for tier, parts in run.tiers.items():
         allowed = budget.tiers.get(tier, {}).get("files", {})
@@ -118,7 +118,7 @@ def exceeded(run: Spent, budget: Spent) -> list[str]:
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     parser = argparse.ArgumentParser(description="Compares the processor time of the last runs with the budget.")
     parser.add_argument("--renew", action="store_true", help="make the records of the last runs the budget")
     options = parser.parse_args()

@@ -1,7 +1,7 @@
-"""Settings for all tests: quiet TensorFlow on few threads, nothing kept of what other runs have measured, examples by
-hypothesis that are the same on each run, and the two tiers: what is not marked `thorough` is the quick one.
+"""Settings for all tests: TensorFlow is quiet and uses few threads, measurements of other runs are not reused,
+Hypothesis draws the same examples in each run, and tests are in two tiers: those not marked `thorough` are quick.
 
-Tests can be shared out over processes, `pytest -n 2 --dist loadgroup`, as `make test` does.
+Tests can be spread over processes with `pytest -n 2 --dist loadgroup`, as `make test` does.
 """
 
 import atexit
@@ -31,22 +31,22 @@ from tests import budget  # noqa: E402
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, max_examples=12, database=None)
 hypothesis.settings.register_profile("search", deadline=None, max_examples=2000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "suite"))
-# Else it also draws numbers that stand in our sources: in those that the tests before this one have made it import.
+# Hypothesis would also draw constants from our sources, depending on which modules earlier tests have imported.
 providers._get_local_constants = lambda: providers._local_constants
 
 MULTI_RANK = pathlib.Path(__file__).with_name("test_parallel.py")
-FEW = 4  # a law has a quarter of its examples in the quick tier
+FEW = 4  # the quick tier runs a property test on a quarter of its examples
 
 # ---- tiers ----
 
 
 def pytest_configure(config):
-    """Registers the mark of a tier; here, so that `tests.faults.against` has it in an older checkout, too."""
+    """Registers the marker of the tier; done here so that `tests.faults.against` has it in older checkouts too."""
     config.addinivalue_line("markers", "thorough: not in `make test`, but in `make test-rest`")
 
 
 def pytest_generate_tests(metafunc):
-    """Makes two tests of a law that hypothesis draws examples for: a quick one on few, a thorough one on all."""
+    """Makes two tests of each Hypothesis property: a quick one on few examples, a thorough one on all."""
     if hypothesis.is_hypothesis_test(metafunc.function):
         metafunc.fixturenames.append("examples")
         metafunc.parametrize("examples", ["few", pytest.param("all", marks=pytest.mark.thorough)])
@@ -54,7 +54,7 @@ def pytest_generate_tests(metafunc):
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)
 def pytest_runtest_call(item):
-    """Takes fewer examples where that is asked for."""
+    """Reduces the number of examples of tests with `examples=few`."""
     if not _has_few_examples(item):
         return (yield)
     law = item.function
@@ -71,18 +71,18 @@ def _has_few_examples(item):
 
 
 def tier(item):
-    """The tier that a test is in."""
+    """The tier of a test."""
     return "thorough" if item.get_closest_marker("thorough") else "quick"
 
 
-# ---- who runs what ----
+# ---- distribution over processes ----
 
 
-@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the marks
+@pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the markers
 def pytest_collection_modifyitems(items):
-    """Says which tests one process runs together, and begins with those of the files that take longest.
+    """Groups tests that one process must run together, and puts the files that take longest first.
 
-    A law is not tried on few examples where the same run, or the same tier, tries it on all.
+    A property is not tested on few examples if the same run, or the same tier, tests it on all.
     """
     repeated = [item for item in items if _has_few_examples(item)]
     repeated = {item for item in repeated if not item.config.getoption("markexpr") or tier(item) == "thorough"}
@@ -104,7 +104,7 @@ def _group(item):
 
 
 def _shares_a_fixture(item):
-    """Whether a fixture of ours that the test needs is made once for several tests."""
+    """Whether the test needs a fixture defined here that is made once for several tests."""
     found = (item._fixtureinfo.name2fixturedefs.get(name, ()) for name in item.fixturenames)
     return any(each.baseid.startswith("tests") and each.scope != "function" for defined in found for each in defined)
 
@@ -114,22 +114,22 @@ def _file(item):
 
 
 def pytest_collection_finish():
-    """Takes all that the imports have made out of the garbage collector's rounds.
+    """Excludes all objects made by the imports from garbage collection.
 
-    Keras collects garbage whenever its session is cleared: a third of a second with TensorFlow's objects among it.
+    Keras collects garbage whenever its session is cleared, which takes a third of a second with TensorFlow's objects.
     """
     gc.collect()
     gc.freeze()
 
 
-# ---- what takes the time: the processor's, as several tests share the cores ----
+# ---- time: that of the processor, as several tests share the cores ----
 
 _spent = budget.Spent()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_protocol(item):
-    """Adds up the processor time of each test, that of the processes which it has started and awaited too."""
+    """Adds up each test's processor time, including that of the processes it started and waited for."""
     before = _processor_seconds()
     try:
         return (yield)
@@ -138,7 +138,7 @@ def pytest_runtest_protocol(item):
 
 
 def pytest_runtest_logreport(report):
-    """Notes the processor time of a multi-rank case."""
+    """Records the processor time of a multi-rank case."""
     for name, value in report.user_properties:
         if name == SECONDS and report.when == "call":
             case = report.nodeid.partition("[")[2].rpartition("]")[0]
@@ -147,12 +147,12 @@ def pytest_runtest_logreport(report):
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node):
-    """Takes what a process has counted that ran tests for this one."""
+    """Adds the times counted by a worker process."""
     _spent.update(getattr(node, "workeroutput", {}).get("processor_seconds", {}))
 
 
 def pytest_sessionfinish(session):
-    """Hands over what was counted, or writes it down."""
+    """Sends the counted times to the main process or, in the main process, writes them to a file."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["processor_seconds"] = _spent.tiers
     else:
@@ -160,7 +160,7 @@ def pytest_sessionfinish(session):
 
 
 def pytest_terminal_summary(terminalreporter):
-    """Tells what took longest, in a run of some length."""
+    """Prints which tests took longest, if the run took long enough."""
     if _spent.total() >= 60:
         terminalreporter.section("processor time")
         for line in _spent.told():

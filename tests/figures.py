@@ -1,4 +1,4 @@
-"""Files of measured figures, changed so that the recipe that auto chooses is known."""
+"""Files of measurements, changed so that it is known which recipe `auto` chooses."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hvd_sparse.tuning.cache import CACHE_VARIABLE
 
 @contextlib.contextmanager
 def kept_in(folder: pathlib.Path) -> Iterator[None]:
-    """Lets measurements be kept in a folder."""
+    """Stores measurements in the given folder."""
     before = os.environ.get(CACHE_VARIABLE)
     os.environ[CACHE_VARIABLE] = str(folder)
     try:
@@ -27,13 +27,13 @@ def kept_in(folder: pathlib.Path) -> Iterator[None]:
 
 
 def read(folder: pathlib.Path) -> dict[str, Any]:
-    """What the only file in a folder holds."""
+    """The content of the only file in a folder."""
     (path,) = (folder / "clusters").iterdir()
     return json.loads(path.read_text())
 
 
 def copy(source: pathlib.Path, target: pathlib.Path, change: Callable[[dict[str, Any]], Any] | None = None) -> None:
-    """Copies the only file in a folder to another folder, changed in place or to what `change` returns."""
+    """Copies the only file in a folder to another folder; `change` edits the content in place or returns a new one."""
     (path,) = (source / "clusters").iterdir()
     content = json.loads(path.read_text())
     changed = change(content) if change else None
@@ -43,12 +43,12 @@ def copy(source: pathlib.Path, target: pathlib.Path, change: Callable[[dict[str,
 
 
 def trials_of(content: dict[str, Any]) -> list[dict[str, Any]]:
-    """The times of trials in a cache, by vector."""
+    """The measured times of trials in a cache file, by vector."""
     return [figures for subject, figures in content["figures"].items() if subject != "cluster"]
 
 
 def won_by(winner: str, *others: str) -> Callable[[dict[str, Any]], None]:
-    """A change after which one recipe was the faster of those that were tried, for every vector."""
+    """Returns a change after which `winner` was the fastest of the recipes tried, for every vector."""
 
     def change(content: dict[str, Any]) -> None:
         for figures in trials_of(content):

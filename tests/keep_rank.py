@@ -1,9 +1,9 @@
-"""The parent of a rank: ends well where the rank is killed, and starts another process in its place.
+"""The parent of a rank: if the rank is killed, it starts another process in its place and itself ends with status 0.
 
 horovodrun -np 3 python -m tests.keep_rank MODULE FOLDER
 
-Both run MODULE, such as `tests.servers.dying_rank`. The rank tells its parent the ticket by a pipe, and the process
-that comes in its place gets it by another.
+Both processes run MODULE, such as `tests.servers.dying_rank`. The rank passes its ticket to the parent through a pipe,
+and the process that replaces it gets the ticket on its standard input.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ import sys
 
 
 def main() -> None:
-    """Keeps one rank."""
+    """Runs one rank and, if it is killed, its replacement."""
     command = [sys.executable, "-m", *sys.argv[1:]]
     here, there = os.pipe()
     with subprocess.Popen([*command, str(there)], pass_fds=[there]) as rank:
         os.close(there)
-        ticket = os.read(here, 1 << 16)  # nothing, where the rank ends without
+        ticket = os.read(here, 1 << 16)  # empty if the rank ends without writing a ticket
     if rank.returncode == -signal.SIGKILL:
         subprocess.run(command, input=ticket, check=True)
 

@@ -1,4 +1,7 @@
-"""The members of each role. A new one is one row here: every suite of its role then holds it to the laws."""
+"""Tables of the compressors, collectives and aggregators under test.
+
+A new one needs one row here; every test suite of its kind then runs on it.
+"""
 
 from __future__ import annotations
 
@@ -50,25 +53,25 @@ COMPRESSORS: dict[str, Callable[[float, str], Compressor]] = {
         Quantized(MSTopK(density, wire), QSGD(2, bucket=16))
     ),
 }
-BY_DENSITY = [name for name in COMPRESSORS if "BucketTopK" not in name]  # the others keep k of each bucket
+BY_DENSITY = [name for name in COMPRESSORS if "BucketTopK" not in name]  # the others keep k elements of each bucket
 WITH_TIES = [name for name in COMPRESSORS if "HeldThreshold" in name]  # send all of equal magnitude, but no zeros
-ROUNDED = [name for name in COMPRESSORS if "Quantized" in name]  # values travel in no dtype of the wire
+ROUNDED = [name for name in COMPRESSORS if "Quantized" in name]  # these send codes instead of values in the wire dtype
 
 
 class _Descent(LocalSlots):
-    """Gradient descent at a rate of 1, which has no slots."""
+    """Gradient descent with a learning rate of 1 and no slots."""
 
     def update(self, gradient, ahead):
         return gradient, []
 
 
 def alone(size: int) -> Spec:
-    """A vector of one rank, for compressors; an optimizer that they run moves weights by the gradient."""
+    """A spec of one rank, for compressors; their local optimizer, if any, subtracts the gradient from the weights."""
     return Spec(size, Grid.lone(), optimizer=LocalOptimizer(lambda spec: _Descent(spec, {})))
 
 
 class Bytes(Quantizer):
-    """Values as they are, so that what comes of their codes is known to the bit; one scale, which says nothing."""
+    """Copies values unchanged, so that decoded values are exact to the bit; its one scale is not used."""
 
     def code_bytes(self, count):
         return 4 * count
@@ -106,7 +109,7 @@ def _coded_alike(slices, communicator):
     return _as_before(collectives.allgather_coded(slices, coded, communicator), slices.values.dtype)
 
 
-# What hands contributions on; and what does where all bring as many elements.
+# All-gathers of contributions; OF_EQUAL_COUNTS also has one that needs the same count on all ranks.
 COLLECTIVES = {
     "allgather_sum": collectives.allgather_sum,
     "allgather_counted": _counted,
@@ -116,16 +119,16 @@ OF_EQUAL_COUNTS = {**COLLECTIVES, "allgather_coded": _coded_alike}
 
 
 class Recipe(NamedTuple):
-    """One aggregator and how it is simulated.
+    """One aggregator and how to simulate it.
 
     Attributes:
-        make: (density, wire dtype) to the aggregator.
-        simulate: (shape, size, density, dtype of the vector, wire dtype) to its simulation.
-        sparse: whether it keeps something back; its results are then the simulation's to the bit.
-        wires: whether values travel in the wire's dtype; if not, as float32 or codes whatever the wire.
-        exact: whether sums of integers are exact; codes of a few bits are not.
-        momentum: whether what is sent is a momentum, and so not what went in.
-        first: density to that of the first exchange.
+        make: builds the aggregator from (density, wire dtype).
+        simulate: builds its simulation from (shape, size, density, dtype of the vector, wire dtype).
+        sparse: whether it sends only part of the vector; results must then equal the simulation's bit for bit.
+        wires: whether values travel in the wire dtype; otherwise they travel as float32 or as codes.
+        exact: whether sums of integers are exact; with codes of a few bits they are not.
+        momentum: whether it sends a momentum instead of the input itself.
+        first: maps the density to the density of the first exchange.
     """
 
     make: Callable[[float, str], Aggregator]
@@ -146,7 +149,7 @@ def _selecting(kind, select):
 
 
 def _in_buckets(density: float, bucket: int) -> tuple[int, int]:
-    """k and bucket for a density, as near as they come."""
+    """The k of each bucket for a density, at least 1, and the bucket size."""
     return max(1, round(density * bucket)), bucket
 
 
@@ -305,7 +308,7 @@ AGGREGATORS: dict[str, Recipe] = {
         momentum=True,
         first=_four,
     ),
-    # What is chosen is for the machine to say; either way the results are those of its row.
+    # `auto` chooses by measuring this machine; whichever recipe it chooses, the results must be those of the row.
     "auto-dense": Recipe(
         lambda density, wire: recipes.auto(density, ["dense", "torus2d"], wire, budget=0.0), _dense, False
     ),
@@ -318,13 +321,13 @@ AGGREGATORS: dict[str, Recipe] = {
 
 
 def switching(names: list[str], density: float, wire: str) -> Aggregator:
-    """A schedule of recipes, one for each epoch."""
+    """A schedule of recipes, one per epoch."""
     return recipes.schedule([(epoch, AGGREGATORS[name].make(density, wire)) for epoch, name in enumerate(names)])
 
 
 def simulate_switching(
     names: list[str], shape: Shape, size: int, density: float, dtype: str, wire: str
 ) -> simulation.Stages:
-    """The simulation of `switching`: its stages work in float32, whatever the vector's dtype."""
+    """The simulation of `switching`; its stages compute in float32, whatever the vector's dtype."""
     stages = [AGGREGATORS[name].simulate(shape, size, density, "float32", wire) for name in names]
     return simulation.Stages(stages, dtype)

@@ -1,8 +1,9 @@
-"""Whole exchanges of all ranks in NumPy: slow, obvious, and the same bits as the library's.
+"""NumPy simulations of complete exchanges between all ranks: slow, simple, and equal to the library bit for bit.
 
-A simulation knows all ranks at once. `step(vectors)` takes one vector [size] of each rank and returns the mean that
-every rank must get; `residual` is [P, size] float32, that of each rank, where its elements lie in the vector. Dense
-means are exact where sums are (small integers); else any order of additions lies within `tolerance(vectors)` of them.
+A simulation holds the state of all ranks. `step(vectors)` takes one vector [size] per rank and returns the mean that
+every rank must get; `residual` is [P, size] float32, one row per rank, with elements at their places in the vector.
+Dense means are exact where sums are exact (small integers); otherwise, for any order of additions, the result lies
+within `tolerance(vectors)` of the simulated mean.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from tests.gpu import reference
 from tests.ops import magnitudes_reference, quantize_reference
 
 DTYPES = {"float32": np.float32, "float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
-Select = Callable[[np.ndarray, int, int], np.ndarray]  # (sum of a vector, how many, step) to indices
+Select = Callable[[np.ndarray, int, int], np.ndarray]  # (summed vector, count, step) -> indices
 
 
 def same_bits(array: np.ndarray, expected: np.ndarray) -> None:
-    """Asserts that two arrays are the same to the last bit; a zero's sign counts."""
+    """Asserts that two arrays are equal bit for bit, signs of zeros included."""
     assert array.dtype == expected.dtype and array.shape == expected.shape
     np.testing.assert_array_equal(np.asarray(array, np.float64), np.asarray(expected, np.float64))
     assert array.tobytes() == expected.tobytes()
@@ -37,17 +38,17 @@ def integers(random: np.random.Generator, size: int, ranks: int) -> np.ndarray:
 
 
 def floats(random: np.random.Generator, size: int, ranks: int) -> np.ndarray:
-    """Of several magnitudes, with zeros."""
+    """Floats of several orders of magnitude, with zeros."""
     return random.standard_normal(size) * 10.0 ** random.integers(-3, 3, size) * (random.random(size) < 0.9)
 
 
 def constants(random: np.random.Generator, size: int, ranks: int) -> np.ndarray:
-    """All equal."""
+    """A vector whose elements are all equal."""
     return np.full(size, random.integers(-2, 3))
 
 
 class Shape:
-    """P ranks as nodes of `local_size`, numbered node by node."""
+    """P ranks on nodes of `local_size` ranks each, numbered node by node."""
 
     def __init__(self, ranks: int, local_size: int):
         self.ranks = ranks
@@ -56,47 +57,47 @@ class Shape:
 
 
 def kept(density: float, size: int) -> int:
-    """The number of elements that are sent out of `size`: at least one, halves to even."""
+    """The number of elements sent out of `size`: at least one; halves round to even."""
     return max(1, int(np.rint(np.float64(density) * size)))
 
 
 def shard_ends(size: int, count: int) -> list[tuple[int, int]]:
-    """Begin and end of each shard: as long as the longest must be, until nothing is left."""
+    """Begin and end of each shard: all have the length of the longest until the elements run out."""
     longest = (size + count - 1) // count
     return [(min(number * longest, size), min((number + 1) * longest, size)) for number in range(count)]
 
 
 def exact(total: np.ndarray, count: int, seed: int) -> np.ndarray:
-    """The selection of TopK."""
+    """TopK's selection."""
     return reference.exact(total, count)
 
 
 def searched(samplings: int = 30, base: int = 0) -> Select:
-    """The selection of MSTopK; the seed it is called with advances with each step."""
+    """MSTopK's selection; the seed in each call advances by one per step."""
     return lambda total, count, seed: reference.mstopk(total, count, samplings, base + seed)
 
 
 def sampled(share: float = 0.001, base: int = 0) -> Select:
-    """The selection of SampledThreshold; the seed it is called with advances with each step."""
+    """SampledThreshold's selection; the seed in each call advances by one per step."""
     return lambda total, count, seed: reference.sampled(total, count, share, base + seed)
 
 
 class Held:
-    """The selection of HeldThreshold: it remembers thresholds, in the order in which the vectors of a step come.
+    """HeldThreshold's selection; it stores thresholds by the order in which the vectors of a step are passed.
 
     Args:
-        life: steps from one threshold to the next; before that many steps at each power of two.
-        ends: where variables end in the whole vector, the last one but for that.
+        life: steps between two thresholds; during the first `life` steps a new one at each power of two.
+        ends: where variables end in the whole vector; the end of the last may be left out.
     """
 
     def __init__(self, life: int = 1000, ends: Sequence[int] = ()):
         self.life, self.ends = life, ends
         self._known: dict[tuple[int, int], tuple[int, np.float32]] = {}
         self._step, self._vector = -1, 0
-        self.clamped: collections.Counter[int] = collections.Counter()  # of each vector of a step
+        self.clamped: collections.Counter[int] = collections.Counter()  # for each vector of a step
 
     def select(self, total: np.ndarray, density: float, step: int, begin: int) -> np.ndarray:
-        """The indices of what is sent of a shard, which begins at `begin`."""
+        """The indices of the elements sent from a shard that begins at `begin`."""
         self._vector = self._vector + 1 if step == self._step else 0
         self._step, found, last_end = step, [], 0
         inside = [end - begin for end in self.ends if 0 < end - begin < total.size]
@@ -113,12 +114,12 @@ class Held:
 
     @staticmethod
     def kept(density: float, size: int) -> int:
-        """What the density leaves when the rest, rounded down, is not sent; up to the precision of a float32."""
+        """`size` minus the number not sent, which is rounded down; accurate to the precision of a float32."""
         return min(size, max(1, int(np.ceil(density * size * (1 - 2.0**-23)))))
 
 
 def bucketed(count: int, bucket: int) -> Select:
-    """The selection of BucketTopK, whatever share is asked for."""
+    """BucketTopK's selection, which ignores the count it is called with."""
 
     def select(total: np.ndarray, _, seed: int) -> np.ndarray:
         pieces = [total[begin : begin + bucket] for begin in range(0, total.size, bucket)]
@@ -145,14 +146,14 @@ class Dense:
         return divided(total.astype(np.float32), self.shape.ranks, self.dtype)
 
     def tolerance(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        """4 P (eps sum |g| + the smallest number) of the narrower of the two dtypes, over P as the mean is."""
+        """4 P (eps sum |g| + the smallest number) of the less precise of the two dtypes, divided by P for the mean."""
         limits = [ml_dtypes.finfo(DTYPES[dtype]) for dtype in (self.dtype, self.wire)]
         eps, least = (max(float(getattr(limit, name)) for limit in limits) for name in ("eps", "smallest_subnormal"))
         return 4 * (eps * np.sum([np.abs(vector.astype(np.float64)) for vector in vectors], axis=0) + least)
 
 
 class Momentum(NamedTuple):
-    """What `MomentumCorrection` does with a step's sum, as `MomentumRule` says it."""
+    """What `MomentumCorrection` does with a step's sum; the fields are those of `MomentumRule`."""
 
     decay: float
     gain: float = 1.0
@@ -161,22 +162,22 @@ class Momentum(NamedTuple):
 
 
 class Coding(NamedTuple):
-    """Values in fewer bits, by a `OneBit` or `TwoBits`, of the elements of a vector that consists of some variables."""
+    """Coding of the selected values of a vector, with the given variables, by `OneBit` or `TwoBits`."""
 
     quantizer: Quantizer
     segments: tuple[Segment, ...] = ()
 
     def decoded(self, values: np.ndarray, indices: np.ndarray, begin: int) -> np.ndarray:
-        """What the receivers make of values that are at `indices` of a shard, which begins at `begin`."""
+        """The values that receivers decode, for values at `indices` of a shard that begins at `begin`."""
         size = sum(segment.size for segment in self.segments)
         matrices = Spec(size, Grid.lone(), segments=self.segments).matrices if self.segments else ()
         return magnitudes_reference.reference(values, indices + begin, matrices, self.quantizer)[2]
 
 
 class Flat:
-    """Every rank sends what it selects of its own vector, for `topk` and `mstopk`.
+    """Every rank sends a selection of its own vector, for `topk` and `mstopk`.
 
-    With momentum where that is set, and in codes where a coding is.
+    Uses momentum and coded values if `momentum` and `coding` are set.
     """
 
     def __init__(self, shape: Shape, size: int, select: Select | Held, density: float, dtype="float32", wire="float32"):
@@ -191,7 +192,7 @@ class Flat:
         return divided(self.total(vectors), self.shape.ranks, self.dtype)
 
     def total(self, vectors: Sequence[np.ndarray]) -> np.ndarray:
-        """What all ranks have sent, added up in rank order."""
+        """The sum of what all ranks send, added up in rank order."""
         total = np.zeros(self.residual.shape[1], np.float32)
         for rank, vector in enumerate(vectors):
             send([vector], self.residual[rank], self.velocity[rank], total, self, 0)
@@ -200,7 +201,7 @@ class Flat:
 
 
 class RoundedSums:
-    """As `Flat`; then each rank rounds its piece of the sum to codes and keeps what that takes away."""
+    """As `Flat`, but each rank then rounds its piece of the sum to codes and keeps the rounding error."""
 
     def __init__(self, shape: Shape, size: int, select: Select, quantizer: QSGD, dtype="float32"):
         self.flat = Flat(shape, size, select, 1.0)
@@ -209,7 +210,7 @@ class RoundedSums:
 
     @property
     def residual(self) -> np.ndarray:
-        """Residuals, and beside them what a piece's rank has rounded off."""
+        """The residuals plus the rounding errors that each rank keeps for its piece."""
         return self.flat.residual + self.errors
 
     @residual.setter
@@ -230,7 +231,7 @@ class RoundedSums:
 
 
 class Hierarchical:
-    """Local rank j of every node sends what it selects of the node's sum of shard j, for `hitopk`."""
+    """Local rank j of every node sends a selection of the node's sum of shard j, for `hitopk`."""
 
     def __init__(self, shape: Shape, size: int, select: Select | Held, density: float, dtype="float32", wire="float32"):
         self.shape, self.select, self.density, self.dtype, self.wire = shape, select, density, dtype, wire
@@ -264,7 +265,7 @@ def send(
     sender: Flat | Hierarchical,
     begin: int,
 ) -> None:
-    """Selects from parts and residual, adds what arrives to `total`, and writes the new residual and velocity."""
+    """Selects from parts and residual, adds what is received to `total`, and writes the new residual and velocity."""
     if sender.momentum is not None:
         parts = [moved(parts, velocity, sender.momentum)]
     summed = reference.accumulate(parts, residual)
@@ -283,7 +284,7 @@ def send(
 
 
 def moved(parts: Sequence[np.ndarray], velocity: np.ndarray, momentum: Momentum) -> np.ndarray:
-    """Takes the parts into the velocity, and returns what goes into the selection."""
+    """Adds the parts to the velocity and returns the vector to select from."""
     decay, gain = np.float32(momentum.decay), np.float32(momentum.gain)
     gained = gain * reference.accumulate(parts, None)
     velocity[:] = decay * velocity + gained
@@ -291,14 +292,14 @@ def moved(parts: Sequence[np.ndarray], velocity: np.ndarray, momentum: Momentum)
 
 
 class Warming:
-    """Another simulation, whose density changes: stages of (steps, density), after which its own holds."""
+    """Changes another simulation's density: stages of (steps, density), then the simulation's original density."""
 
     def __init__(self, inner: Flat | Hierarchical, stages: Sequence[tuple[int, float]]):
         self.inner, self.stages, self._last, self._step = inner, stages, inner.density, 0
 
     @property
     def residual(self) -> np.ndarray:
-        """The inner's."""
+        """The inner simulation's residuals."""
         return self.inner.residual
 
     @residual.setter
@@ -317,7 +318,7 @@ Simulation = Dense | Flat | RoundedSums | Hierarchical | Warming
 
 
 class Stages:
-    """One simulation after another, all in float32; `stage` is set from outside, as the epoch is."""
+    """Several simulations, one used at a time, all in float32; `stage` is set by the caller, as the epoch is."""
 
     def __init__(self, stages: Sequence[Simulation], dtype: str = "float32"):
         self.stages = list(stages)
@@ -326,7 +327,7 @@ class Stages:
 
     @property
     def residual(self) -> np.ndarray:
-        """That of the stage that ran last."""
+        """The residuals of the stage that ran last."""
         return self.stages[self._holder].residual
 
     def step(self, vectors: Sequence[np.ndarray]) -> np.ndarray:

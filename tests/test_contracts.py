@@ -1,4 +1,4 @@
-"""What every member of a role promises: one suite a role, over its rows in the table of `members`."""
+"""Properties that every compressor, collective and aggregator in the tables of `members` must have."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_SHARES = (-0.1, 1.0001, 100, float("nan"))
 
 
 def drawn(size, rows=1, dtype="float32", seed=0):
-    """Normal numbers, the same in each call."""
+    """Normally distributed numbers, the same in each call."""
     return np.random.default_rng(seed).standard_normal((rows, size)).astype(DTYPES[dtype])
 
 
@@ -72,9 +72,9 @@ class TestCompressor:
     @pytest.mark.parametrize("dtype", DTYPES)
     @pytest.mark.parametrize("rows", [1, 3])
     def test_what_is_sent_and_what_is_kept_is_the_input(self, name, wire, dtype, rows):
-        """To the bit: what the receivers decode at a place, and what is kept there, add up to it.
+        """At each place, the decoded value plus the residual equals the input bit for bit.
 
-        Where values are coded, up to the rounding of their difference to what was coded.
+        Where values are coded, up to the rounding error of subtracting the coded value.
         """
         part, parts = members.COMPRESSORS[name](0.1, wire), drawn(1000, rows, dtype)
         selection = part.compress(tf.constant(parts), part.create(members.alone(1000)))
@@ -89,7 +89,7 @@ class TestCompressor:
     @pytest.mark.parametrize("name", members.COMPRESSORS)
     @pytest.mark.parametrize("value", [0.0, -1.5])
     def test_sends_k_elements_of_a_constant(self, name, value):
-        """Or, where ties are sent, 4 k, and no zeros."""
+        """Where ties are sent, 4 k elements instead, and no zeros."""
         part = members.COMPRESSORS[name](0.01, "float32")
         selection = part.compress(tf.fill([1, 1000], value), part.create(members.alone(1000)))
         count = 10 if name not in members.WITH_TIES else 40 if value else 0
@@ -155,7 +155,7 @@ class TestCompressor:
 
     @pytest.mark.parametrize("name", members.BY_DENSITY)
     def test_follows_a_density_that_changes(self, name):
-        """At once; what a threshold that is held sends then depends on what waits."""
+        """Immediately, except for held thresholds: the number they send then depends on the residual."""
         part = members.COMPRESSORS[name](lambda step: tf.where(step < 2, 0.5, 0.1), "float32")
         state = part.create(members.alone(100))
         assert part.count(100) is None
@@ -179,7 +179,7 @@ class TestCompressor:
 
     @pytest.mark.parametrize("density, wire", [*((each, "float32") for each in NO_SHARES), (0.1, "float64"), (0.1, "")])
     def test_refuses_what_no_member_takes(self, density, wire):
-        """By the same two functions for all."""
+        """All compressors use the same two checks, so one is enough here."""
         with pytest.raises(ValueError, match="density in|'float32', 'float16' or 'bfloat16'"):
             members.COMPRESSORS["TopK"](density, wire)
 
@@ -273,7 +273,7 @@ class TestAggregator:
     def test_an_exchange_writes_nothing_by_itself(self, name):
         recipe = members.AGGREGATORS[name].make(0.1, "float32")
         state = recipe.init(100)
-        assert not state.trainable_variables  # a tape of the user's must not watch them
+        assert not state.trainable_variables  # the user's gradient tape must not watch them
         before = [variable.numpy() for variable in state.variables]
         recipe.exchange(tf.constant(drawn(100)[0]), state)
         for variable, value in zip(state.variables, before, strict=True):
@@ -351,7 +351,7 @@ class TestAggregator:
             "recommended",
             "diloco",
             "sparseloco",
-        }  # in suites with epochs, or an optimizer
+        }  # tested in other suites, with epochs or an optimizer
         made = {name.partition("-")[0] for name in members.AGGREGATORS} | elsewhere
         public = {name for name, value in vars(members.recipes).items() if callable(value) and name[0].islower()}
         defined = {name for name in public if vars(members.recipes)[name].__module__ == members.recipes.__name__}

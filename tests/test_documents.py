@@ -1,4 +1,4 @@
-"""What is written for readers: links lead somewhere, lines are wrapped, and the picture's figures are the reports'."""
+"""The documents: links resolve, lines are wrapped, and the benchmark picture shows the figures of the reports."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The rules of the house, read from the sources; each rule is shown to refuse a small example."""
+"""Coding rules, checked on the sources; each rule is also shown to reject a small example."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
 KERAS_INSIDES = ("keras.hooks", "exchange.slots")
 NOT_OURS_TO_READ = ("tensorflow.python", "tf.python", "tf.__internal__", "tf._api", "keras.src")
 UNSAFE_TO_LOAD = {"pickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
-OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # by Python, for all to use
+OF_PYTHON = {"_replace", "_asdict", "_fields", "_make", "_current_frames"}  # underscored but public in Python
 LONGEST = 400
-LONGER: dict[str, str] = {}  # file -> why it is in one piece
+LONGER: dict[str, str] = {}  # file -> why it is not split
 FOLDERS = ("hvd_sparse", "datacache", "lars", "link", "ops", "tests", "examples", "benchmarks", "tools", "docs")
 TEXTS = {".py", ".cc", ".h", ".cu", ".cuh", ".inc", ".sh", ".md"}
 
 Sources = dict[str, ast.Module]
 
 
-# ---- what the sources say ----
+# ---- reading the sources ----
 
 
 def parse(sources: dict[str, str]) -> Sources:
-    """Modules by name ("aggregators.base") from their text."""
+    """Parses modules given as {name ("aggregators.base"): text}."""
     return {name: ast.parse(text) for name, text in sources.items()}
 
 
 def package(name: str) -> Sources:
-    """The modules of a package; the package itself is ""."""
+    """The modules of a package by name; the package itself is ""."""
     folder = ROOT / name
     texts = {}
     for path in folder.rglob("*.py"):
@@ -58,17 +58,17 @@ def imports(tree: ast.Module) -> Iterator[str]:
 
 
 def dotted(node: ast.expr) -> str:
-    """`a.b.c` as text; what is not such a chain is left out at its beginning."""
+    """`a.b.c` as text; if the chain does not begin with a name, its beginning is left out."""
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
     return node.id if isinstance(node, ast.Name) else ""
 
 
-# ---- the rules: each returns what breaks it ----
+# ---- the rules: each returns its violations ----
 
 
 def undocumented(modules: Sources) -> list[str]:
-    """Public modules, classes, functions and methods without a docstring; an overriding method needs none."""
+    """Public modules, classes, functions and methods without a docstring; overriding methods need none."""
     classes = {node.name: node for tree in modules.values() for node in tree.body if isinstance(node, ast.ClassDef)}
     broken = []
     for name, tree in modules.items():
@@ -91,7 +91,7 @@ def _overrides(method: str, child: ast.ClassDef, classes: dict[str, ast.ClassDef
     for base in child.bases:
         parent = classes.get(dotted(base).rpartition(".")[2])
         if parent is None and dotted(base) not in ("NamedTuple", "abc.ABC", "tf.Module", "object"):
-            return True  # of a class of Keras, whose documentation it inherits
+            return True  # base class from Keras, whose documentation is inherited
         if parent is None:
             continue
         documented = {each.name for each in _public(parent.body) if ast.get_docstring(each)} | _documented_names(parent)
@@ -101,7 +101,7 @@ def _overrides(method: str, child: ast.ClassDef, classes: dict[str, ast.ClassDef
 
 
 def _documented_names(parent: ast.ClassDef) -> set[str]:
-    """Attributes of a class that its docstring speaks of."""
+    """Attributes of a class that are mentioned in its docstring."""
     attributes = {dotted(target) for node in parent.body for target in _targets(node)}
     return attributes & set(re.findall(r"\w+", ast.get_docstring(parent) or ""))
 
@@ -113,7 +113,7 @@ def _targets(node: ast.stmt) -> list[ast.expr]:
 
 
 def private_interfaces(modules: Sources) -> list[str]:
-    """Insides of TensorFlow and Keras by their path."""
+    """Internals of TensorFlow and Keras that are used, by their path."""
     broken = []
     for name, tree in modules.items():
         used = {*imports(tree), *(dotted(node) for node in ast.walk(tree) if isinstance(node, ast.Attribute))}
@@ -123,7 +123,7 @@ def private_interfaces(modules: Sources) -> list[str]:
 
 
 def private_names_of_others(modules: Sources) -> list[str]:
-    """Underscored attributes that the package does not define itself, so that they are Keras's or TensorFlow's."""
+    """Underscored attributes used but not defined in the package: they are private to Keras or TensorFlow."""
     ours = {defined for tree in modules.values() for defined in _defined(tree)} | OF_PYTHON
     return [
         f"{name} line {line} uses {attribute}"
@@ -171,7 +171,7 @@ def unsafe_loading(modules: Sources) -> list[str]:
 
 
 def framework_headers(sources: dict[str, str]) -> list[str]:
-    """Kernels are plain C++: no header of TensorFlow, nor of what it brings along."""
+    """TensorFlow headers, and those of its dependencies, that kernels include; kernels are plain C++."""
     pattern = re.compile(r'^\s*#\s*include\s*[<"]((?:tensorflow|tsl|xla|absl|Eigen|unsupported)/[^>"]*)', re.MULTILINE)
     return [f"{name} includes {header}" for name, text in sources.items() for header in pattern.findall(text)]
 
@@ -185,7 +185,7 @@ def long_files(lengths: dict[str, int]) -> list[str]:
     return broken + [f"{name} is short again: take it out of LONGER" for name in LONGER if lengths[name] <= LONGEST]
 
 
-# ---- the house keeps them ----
+# ---- the rules are kept ----
 
 RULES_OF_PACKAGES = [undocumented, private_interfaces, private_names_of_others, unsafe_loading]
 
@@ -219,7 +219,7 @@ def test_no_file_is_long():
     assert long_files(lengths) == []
 
 
-# ---- each rule can be broken ----
+# ---- each rule can fail ----
 
 DOCUMENTED = '"""A module."""\n'
 BASE = DOCUMENTED + 'class B:\n    """B."""\n    def m(self):'

@@ -1,4 +1,4 @@
-"""The harness notices what goes wrong on ranks: failures, hangs and deaths, and goes on with the other cases."""
+"""The harness detects failures, hangs and deaths of ranks, and then continues with the other cases."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Who may import whom, as pyproject.toml says it and import-linter sees it; and that what breaks it is refused."""
+"""Which module may import which, as declared in pyproject.toml and checked by import-linter; violations are refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("hvd_sparse", "datacache", "lars", "link")
-# File -> a line that is added to it, and what import-linter must say of it.
+# File -> a line that is added to it, and what import-linter must print about it.
 PLANTED = {
     "hvd_sparse/ops.py": ("from hvd_sparse import recipes", "hvd_sparse.ops -> hvd_sparse.recipes"),
     "hvd_sparse/spec.py": (
@@ -49,13 +49,13 @@ PLANTED = {
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    """What import-linter says of the packages in a folder, in lines that are not wrapped."""
+    """What import-linter prints about the packages in a folder, without line wrapping."""
     command = [sys.executable, "-c", "from importlinter.cli import lint_imports_command as run; run()", "--no-cache"]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, env={"COLUMNS": "1000", "PATH": ""})
 
 
 def copy(folder: Path) -> None:
-    """Puts the packages' sources and their contracts there."""
+    """Copies the packages' sources and their contracts to a folder."""
     for package in PACKAGES:
         shutil.copytree(ROOT / package, folder / package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     shutil.copy(ROOT / "pyproject.toml", folder)
@@ -83,4 +83,4 @@ def test_an_import_that_runs_up_is_refused(tmp_path):
     assert told.returncode != 0
     said = told.stdout + " "
     assert [name for name, (_, complaint) in PLANTED.items() if complaint not in said] == [], told.stdout + told.stderr
-    assert "Contracts: 0 kept" in said  # each of them can be broken
+    assert "Contracts: 0 kept" in said  # so each contract can be broken

@@ -1,4 +1,4 @@
-"""The wheel: built from the sources, installed where nothing else is, used from there."""
+"""The wheel: built from the sources, installed into an otherwise empty folder and used from there."""
 
 import importlib.util
 import os
@@ -43,7 +43,7 @@ print(pathlib.Path(hvd_sparse.__file__).parent)
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
-    """Built in a copy of the sources; what the checkout has compiled already is taken over."""
+    """A wheel built in a copy of the sources; files that the checkout has already compiled are reused."""
     copy = tmp_path_factory.mktemp("sources")
     for name in SOURCES:
         source = ROOT / name
@@ -89,7 +89,7 @@ def test_the_installed_wheel_works_away_from_the_checkout(wheel, tmp_path):
 
 @pytest.fixture
 def stray(tmp_path):
-    """ops.py in a folder of its own, without a library beside it."""
+    """A copy of ops.py in its own folder, without the compiled library beside it."""
     spec = importlib.util.spec_from_file_location("stray_ops", shutil.copy2(ROOT / "hvd_sparse" / "ops.py", tmp_path))
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)

@@ -1,4 +1,4 @@
-"""Every multi-rank case as a test of its own; `tests/parallel/run.py` tells how to write one."""
+"""Runs every multi-rank case as a test; `tests/parallel/run.py` explains how to write one."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Public names lie where they lay, and under `hvd_sparse.keras`; what has moved says where it is."""
+"""Public names keep their places and are also in `hvd_sparse.keras`; a name that has moved says where it is now."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_a_name_that_has_moved_works_and_tells_the_new_one(place, name):
 def test_a_name_that_was_never_there_is_an_attribute_error():
     with warnings.catch_warnings(), pytest.raises(AttributeError, match="topology' has no attribute 'Median'"):
         warnings.simplefilter("error")
-        hvd.topology.Median  # noqa: B018 - it is to raise
+        hvd.topology.Median  # noqa: B018 - expected to raise
 
 
 def test_members_that_were_renamed_work_under_their_old_names():
@@ -99,7 +99,7 @@ def test_members_that_were_renamed_work_under_their_old_names():
         with pytest.warns(DeprecationWarning, match=f"^GradientExchange.{old} is called {new} now"):
             assert getattr(exchange, old) == getattr(exchange, new)
     with pytest.raises(AttributeError, match="'GradientExchange' object has no attribute 'owned'"):
-        exchange.owned  # noqa: B018 - it is to raise
+        exchange.owned  # noqa: B018 - expected to raise
 
 
 def test_members_may_be_defined_under_their_old_names():

@@ -1,4 +1,4 @@
-"""Our commands print their own lines alone; who imports our packages sees what TensorFlow prints."""
+"""Our commands print only their own lines; programs that import our packages see all that TensorFlow prints."""
 
 import os
 import subprocess
@@ -17,7 +17,7 @@ OURS = "from quiet_tensorflow import quiet; quiet(); "
 
 
 def run(command, **settings):
-    """What Python prints on its standard error with no settings but these."""
+    """What Python prints on standard error with only these settings."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith("TF_")}
     done = subprocess.run(
         [sys.executable, *command], cwd=ROOT, env={**plain, **settings}, capture_output=True, text=True
@@ -31,7 +31,7 @@ def test_a_command_of_the_package_prints_its_own_lines_alone():
 
 @pytest.mark.thorough
 def test_a_library_hides_nothing():
-    """Where TensorFlow prints no such line, as on processors without oneDNN's instructions, there is nothing to see."""
+    """Both print the line or neither does: TensorFlow prints none on processors without oneDNN's instructions."""
     alone = run(["-c", "import tensorflow"])[1]
     status, text = run(["-c", AS_A_LIBRARY])
     assert status == 0 and (TOLD in text) == (TOLD in alone)

@@ -1,4 +1,4 @@
-"""The tiers: every test is in one of them, each recipe is in the quick one on real ranks, and the budget is kept."""
+"""The tiers: each test is in exactly one, the quick one runs each recipe on real ranks, and the budget is checked."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_thorough_law(number):
 
 
 def collected(folder, *words):
-    """The names of the made-up tests that a run takes, and how many examples their laws draw."""
+    """The names of the sample tests that a run executes, and the number of examples drawn by their properties."""
     (folder / "drawn").write_text("")
     (folder / "test_made_up.py").write_text(MADE_UP)
     settings = folder / "conftest.py"
@@ -73,7 +73,7 @@ def test_each_test_is_in_one_tier(tmp_path):
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_each_recipe_is_tried_on_two_nodes_of_two_ranks(name):
-    """What the other cases say of it, the threads say for every number of ranks."""
+    """The properties that other cases check are tested with threads for every number of ranks."""
     found = [case for case in CASES if case.quick and case.ranks == 4 and case.arguments.get("recipe") == name]
     assert any("a_gradient_that_is_not_finite_on_one_rank" in case.name for case in found)
 

@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, so that laws can be tried on many numbers of ranks quickly.
+"""Ranks as threads of one process, so that properties can be tested quickly on many numbers of ranks.
 
     def one_rank(grid):
         state = recipe.init(Spec(size, grid))
@@ -6,8 +6,8 @@
 
     means = threads.run(ranks=6, local_size=3, function=one_rank)
 
-Only eager code: a collective meets the other threads when it is called, and a `tf.function` runs as the Python that it
-is made of. Sums are in rank order, which Horovod's own all-reduce does not promise.
+Only eager code works: a collective waits for the other threads when it is called, and a `tf.function` runs eagerly.
+Sums are in rank order, which Horovod's own all-reduce does not promise.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ import tensorflow as tf
 
 from hvd_sparse.transport.communicator import Communicator, Grid, LoneCommunicator
 
-PATIENCE = 300.0  # seconds that a rank waits for the others: only a fault lets them not come, however busy the machine
+PATIENCE = 300.0  # seconds a rank waits for the others; even on a busy machine only a bug can exceed this
 _REDUCTIONS = {"sum": np.add, "min": np.minimum, "max": np.maximum}
 
 
 class Call(NamedTuple):
-    """What one rank brings to a collective: all ranks must bring the same call, each its own value."""
+    """A rank's part in a collective: all but the value must be the same on all ranks."""
 
     collective: str
     name: str
@@ -38,15 +38,15 @@ class Call(NamedTuple):
 
 
 class Mismatch(Exception):
-    """The ranks of a group have called different collectives: Horovod would wait for ever."""
+    """The ranks of a group have called different collectives; with Horovod they would wait forever."""
 
 
 class Deserted(Exception):
-    """Another rank of the group has failed, or has not come in time."""
+    """Another rank of the group has failed or did not arrive in time."""
 
 
 class _Meeting:
-    """Where the ranks of one group wait for each other and see what each has brought, round after round."""
+    """Where the ranks of one group wait for each other and exchange values, round after round."""
 
     def __init__(self, size: int, in_order: bool):
         self._size = size
@@ -66,7 +66,7 @@ class _Meeting:
             if len(brought) == self._size:
                 self._condition.notify_all()
             self._condition.wait_for(lambda: self._left or len(brought) == self._size, PATIENCE)
-            # All who are in this round have seen the one before.
+            # All ranks in this round have seen the previous one.
             self._rounds.pop((line, number - 1), None)
         if len(brought) < self._size:
             raise Deserted(f"{call.collective} {call.name}: only ranks {sorted(brought)} came")
@@ -76,7 +76,7 @@ class _Meeting:
         return [other.value for other in calls]
 
     def leave(self) -> None:
-        """Lets nobody wait any more."""
+        """Stops all waiting, now and later."""
         with self._condition:
             self._left = True
             self._condition.notify_all()
@@ -94,7 +94,7 @@ class ThreadCommunicator(Communicator):
         self.sent: dict[int, int] = {}
 
     def leave(self) -> None:
-        """Lets the others of the group not wait for this rank any more."""
+        """Stops the others of the group from waiting for this rank."""
         self._meeting.leave()
 
     def _meet(self, collective: str, name: str, signature: Any, value: Any) -> list[Any]:
@@ -146,7 +146,7 @@ class ThreadCommunicator(Communicator):
 
 
 class RanksFailed(Exception):
-    """Some ranks raised; `errors` holds what each rank raised, None where it returned."""
+    """Some ranks raised; `errors` holds each rank's exception, None where it returned."""
 
     def __init__(self, errors: Sequence[BaseException | None]):
         super().__init__("; ".join(f"rank {rank}: {error!r}" for rank, error in enumerate(errors) if error))
@@ -154,7 +154,7 @@ class RanksFailed(Exception):
 
 
 def grids(ranks: int, local_size: int, in_order: bool = True) -> list[Grid]:
-    """The grid as each of the ranks sees it, numbered node by node; `in_order` as `run` has it."""
+    """Each rank's grid, numbered node by node; `in_order` as in `run`."""
     nodes = Grid.of_nodes(ranks // local_size, local_size)
     groups = {"world": [list(range(ranks))], "node": nodes, "cross": list(zip(*nodes, strict=True))}
     members: list[dict[str, Communicator]] = [{} for _ in range(ranks)]
@@ -179,19 +179,19 @@ def sent(grid: Grid) -> dict[int, int]:
 
 
 def run(ranks: int, local_size: int, function: Callable[[Grid], Any], in_order: bool = True) -> list[Any]:
-    """Calls a function once for each rank, all at the same time, and returns what each returned.
+    """Calls a function once per rank, all at the same time, and returns the results by rank.
 
-    Collectives of a group must be called in the same order by all its ranks, and those that are not are reported;
-    without `in_order` they are matched by their names, as Horovod does, so that several may be in flight.
+    All ranks of a group must call its collectives in the same order; a different order is reported as an error. Without
+    `in_order`, calls are matched by name, as in Horovod, so that several can be in flight.
 
     Raises:
-        RanksFailed: where any rank raised; the others then do not wait for it.
+        RanksFailed: if any rank raises; the others then stop waiting for it.
     """
     return run_on(grids(ranks, local_size, in_order), function)
 
 
 def run_on(everyone: Sequence[Grid], function: Callable[[Grid], Any]) -> list[Any]:
-    """As `run`, on what `grids` has made, for ranks that are to go on with what they made before."""
+    """As `run`, on grids made by `grids`, so that ranks can continue with state they made before."""
     ranks = len(everyone)
     results: list[Any] = [None] * ranks
     errors: list[BaseException | None] = [None] * ranks
@@ -219,7 +219,7 @@ def run_on(everyone: Sequence[Grid], function: Callable[[Grid], Any]) -> list[An
 
 @contextlib.contextmanager
 def _eagerly() -> Iterator[None]:
-    """Lets functions run eagerly, in all threads."""
+    """Makes functions run eagerly in all threads."""
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)
     try:
@@ -229,9 +229,9 @@ def _eagerly() -> Iterator[None]:
 
 
 def own_core() -> set[int]:
-    """One core for all ranks of a process, another for each test worker.
+    """One core for all ranks of a process, a different one for each test worker.
 
-    Only one thread runs Python at a time, and to hand its lock over between cores takes as long as the work.
+    Only one thread runs Python at a time, and passing the interpreter lock between cores takes as long as the work.
     """
     cores = sorted(os.sched_getaffinity(0))
     worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")
@@ -239,7 +239,7 @@ def own_core() -> set[int]:
 
 
 def _leave(grid: Grid) -> None:
-    """Lets nobody wait for a rank that has failed."""
+    """Stops the other ranks from waiting for a rank that has failed."""
     for communicator in grid:
         if isinstance(communicator, ThreadCommunicator):
             communicator.leave()

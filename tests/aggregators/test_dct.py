@@ -1,4 +1,4 @@
-"""DCT-DP: thresholds of variables that are held over steps, of shards too, and what overrules them."""
+"""DCT-DP: thresholds of variables that are held for several steps, also of shards, and what overrides them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SIZE = sum(segment.size for segment in SEGMENTS)
 ENDS = np.cumsum([segment.size for segment in SEGMENTS])[:-1]
 SHAPES = [(1, 1), (4, 2), pytest.param(6, 3, marks=pytest.mark.thorough)]
 DENSITY = 0.05
-LOUD = {3: 0.01, 4: 0.01, 5: 30.0}  # how gradients fall and rise, while thresholds stay
+LOUD = {3: 0.01, 4: 0.01, 5: 30.0}  # how gradients shrink and grow while thresholds stay
 
 
 def drawn(rank, step):
@@ -39,7 +39,7 @@ def clamped(state):
 
 
 def exchanged(recipe, ranks, local_size, steps=8):
-    """The means and the residuals of each rank and step, and how often its thresholds were overruled."""
+    """The means and residuals of each rank and step, and how often its thresholds were overridden."""
 
     def one_rank(grid):
         state, found = recipe.init(Spec(SIZE, grid, segments=SEGMENTS)), []
@@ -53,7 +53,7 @@ def exchanged(recipe, ranks, local_size, steps=8):
 
 
 def check(recipe, simulated, held, ranks, local_size):
-    """Every mean, every residual and the count of what was overruled, to the bit."""
+    """Compares every mean, every residual and the number of overridden thresholds, bit for bit."""
     found = exchanged(recipe, ranks, local_size)
     for step in range(8):
         expected = simulated.step([drawn(rank, step) for rank in range(ranks)])
@@ -67,7 +67,7 @@ def check(recipe, simulated, held, ranks, local_size):
 @pytest.mark.parametrize("ranks, local_size", SHAPES)
 @pytest.mark.parametrize("kind", ["flat", "by nodes", "warming"])
 def test_each_variable_has_a_threshold_until_it_is_taken_anew(kind, ranks, local_size):
-    """Wherever a shard cuts a variable, and from one density to the next."""
+    """Wherever a shard cuts a variable, and when the density changes."""
     held, recipe = simulation.Held(6, ENDS), recipes.dct(1.0 - DENSITY, life=6)
     shape = Shape(ranks, local_size)
     if kind == "by nodes":
@@ -84,7 +84,7 @@ def test_each_variable_has_a_threshold_until_it_is_taken_anew(kind, ranks, local
 
 
 def taken(part, state, gradient):
-    """One step: what arrives, and what is left."""
+    """Takes one step; returns what was sent and what remains."""
     selection = part.compress(tf.constant(gradient)[tf.newaxis], state)
     for variable, value in selection.updates:
         variable.assign(value)
@@ -100,7 +100,7 @@ def taken(part, state, gradient):
     seed=st.integers(0, 2**32),
 )
 def test_with_a_life_of_one_step_it_is_the_selection_by_its_definition(sizes, density, kind, seed):
-    """All that reaches the (N - floor(N eta))-th magnitude, ties included, at most 4 k; and no zeros."""
+    """All that reach the (N - floor(N eta))-th magnitude, including ties, but at most 4 k; and no zeros."""
     random = np.random.default_rng(seed)
     segments = tuple(Segment(str(number), (size,)) for number, size in enumerate(sizes))
     part = HeldThreshold(density, life=1)
@@ -122,7 +122,7 @@ def test_with_a_life_of_one_step_it_is_the_selection_by_its_definition(sizes, de
     "density, size, count", [(0.01, 100, 1), (0.01, 101, 2), (0.43, 100, 43), (0.1, 1000, 100), (1, 7, 7), (1e-9, 9, 1)]
 )
 def test_k_is_what_is_left_when_the_rest_is_rounded_down(density, size, count):
-    """And the same where the density is a tensor, which is a float32."""
+    """And the same if the density is a tensor, which is a float32."""
     state = HeldThreshold(density).create(members.alone(size))
     assert [held_count(density, size)] == state.kept(density) == state.kept(lambda step: tf.constant(density)) == count
 
@@ -141,7 +141,7 @@ def test_a_step_that_is_skipped_leaves_thresholds_and_their_age_as_they_are():
 
 
 def test_what_was_not_sent_is_forgotten_in_steps_that_all_ranks_have_in_common():
-    """About every fifth; what is sent and what is left is then the gradient alone."""
+    """About every fifth step; what is sent and what remains is then the gradient alone."""
     part = ErrorFeedback(HeldThreshold(0.1, life=3, drain=0.2, seed=4))
 
     def one_rank(grid):

@@ -1,4 +1,4 @@
-"""Gradient dropping of vectors that consist of variables: columns and local thresholds, of shards too."""
+"""Gradient dropping of vectors that consist of variables: columns and local thresholds, also of shards."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def drawn(rank, step):
 
 
 def exchanged(recipe, ranks, local_size):
-    """The means and the residuals of two steps."""
+    """The means and residuals of two steps."""
 
     def one_rank(grid):
         state, found = recipe.init(Spec(SIZE, grid, segments=SEGMENTS)), []
@@ -45,7 +45,7 @@ def exchanged(recipe, ranks, local_size):
 
 
 def check(recipe, simulate, select, ranks, local_size, coding=None):
-    """Every mean and every residual, to the bit."""
+    """Compares every mean and every residual, bit for bit."""
     simulated = simulate(Shape(ranks, local_size), SIZE, select, DENSITY)
     simulated.coding = coding
     found = exchanged(recipe, ranks, local_size)
@@ -59,7 +59,7 @@ def check(recipe, simulate, select, ranks, local_size, coding=None):
 @pytest.mark.parametrize("ranks, local_size", SHAPES)
 @pytest.mark.parametrize("kind", ["flat", "by nodes"])
 def test_each_column_of_each_variable_has_its_own_mean(kind, ranks, local_size):
-    """To the bit, wherever a shard cuts a variable."""
+    """Bit for bit, wherever a shard cuts a variable."""
     recipe = recipes.dropping(DENSITY, quantizer=OneBit("column"))
     recipe = recipe if kind == "flat" else Hierarchical(recipe)
     made = simulation.Flat if kind == "flat" else simulation.Hierarchical
@@ -67,7 +67,7 @@ def test_each_column_of_each_variable_has_its_own_mean(kind, ranks, local_size):
 
 
 def by_variable(total, _, seed):
-    """The selection of each variable from a sample of its own."""
+    """The selection of each variable, with its own sample."""
     found, begin = [], 0
     for number, segment in enumerate(SEGMENTS):
         piece = total[begin : begin + segment.size]
@@ -79,13 +79,13 @@ def by_variable(total, _, seed):
 
 @pytest.mark.parametrize("ranks, local_size", SHAPES)
 def test_each_variable_is_chosen_from_as_if_it_were_alone(ranks, local_size):
-    """To the bit."""
+    """Bit for bit."""
     check(recipes.dropping(DENSITY, scope="variable"), simulation.Flat, by_variable, ranks, local_size)
 
 
 @pytest.mark.parametrize("ranks, local_size", SHAPES)
 def test_each_variable_has_its_own_threshold_and_sends_something(ranks, local_size):
-    """One for all sends nothing of the small ones."""
+    """A single threshold for all would send nothing of the small ones."""
 
     def sent(scope):
         recipe = Hierarchical(recipes.dropping(DENSITY, scope=scope))
@@ -104,7 +104,7 @@ def test_each_variable_has_its_own_threshold_and_sends_something(ranks, local_si
 @pytest.mark.parametrize("culprit", [0, 9])
 @pytest.mark.parametrize("quantizer", [None, OneBit("column")])
 def test_a_rank_whose_shard_is_empty_is_told_by_the_others(culprit, quantizer):
-    """Ten ranks of a node and shards of nine elements."""
+    """Ten ranks per node, and shards of nine elements."""
     recipe = Hierarchical(recipes.dropping(DENSITY, quantizer=quantizer))
 
     def one_rank(grid):

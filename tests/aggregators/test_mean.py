@@ -1,4 +1,4 @@
-"""The default recipe: which way it takes on which grid, and that it is that way's to the bit."""
+"""The default recipe: which way it takes on which grid; its result equals that way's bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WAYS = [(1, 1, "dense"), (4, 4, "dense"), (4, 1, "dense"), (4, 2, "torus2d"), (6
 
 
 def exchanged(recipe, ranks, local_size):
-    """The mean as every rank gets it, and the bytes that it sent to each other one for it."""
+    """Each rank's mean, and the bytes that it sent to each other rank for it."""
 
     def rank(grid):
         drawn = np.random.default_rng(grid.world.world_rank).standard_normal(SIZE, np.float32)

@@ -1,4 +1,4 @@
-"""What a schedule of recipes refuses."""
+"""Errors of schedules of recipes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""SparCML's Algorithm 1, transcribed to NumPy, against the recipes with `as_published` on ranks that are threads."""
+"""SparCML's Algorithm 1 in NumPy, compared with recipes with `as_published` on ranks that are threads."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.ops import quantize_reference
 from tests.simulation import same_bits
 
 SIZE = 120
-HALVING = (0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625)  # powers of two: alpha * g / alpha is g to the bit
+HALVING = (0.25, 0.25, 0.125, 0.125, 0.0625, 0.0625)  # powers of two: alpha * g / alpha equals g exactly
 UNEVEN = (0.1, 0.1, 0.07, 0.03, 0.03, 0.001)
 
 
@@ -44,7 +44,7 @@ CASES = {
 
 
 def gradient(rank, model):
-    """Of rank's least squares at a model, float32."""
+    """The float32 gradient of a rank's least-squares problem at a model."""
     random = np.random.default_rng(rank)
     rows, wanted = random.standard_normal((20, SIZE)).astype(np.float32), random.standard_normal(20).astype(np.float32)
     return rows.T @ (rows @ model - wanted) / np.float32(20)
@@ -67,12 +67,12 @@ def algorithm_1(case, ranks, rates):
 
 
 def quantized(values, bits, seed):
-    """Q: stochastic rounding by QSGD, whose error nobody keeps."""
+    """Q: stochastic rounding by QSGD, whose error is discarded."""
     return values if bits is None else quantize_reference.reference(values, seed, QSGD(bits))[2]
 
 
 def train(case, ranks, rates):
-    """The models of all ranks by the library, and what their accumulators hold at last, [P, steps, d] and [P, d]."""
+    """The models of all ranks by the library, [P, steps, d], and their final accumulators, [P, d]."""
     recipe = case.make(as_published=True, collective="split_allgather")
 
     def one_rank(grid):
@@ -110,7 +110,7 @@ def test_at_any_learning_rate_it_is_the_papers_but_for_the_rounding_of_a_divisio
 
 
 def test_it_is_not_what_the_recipe_does_by_default():
-    """By default the mean of gradients is handed on, whatever the learning rate of their time was."""
+    """By default, the mean of gradients is returned, whatever the learning rate was when they were computed."""
     case = CASES["top-k"]
     published, _ = train(case, 2, UNEVEN)
     recipe = case.make(collective="split_allgather")

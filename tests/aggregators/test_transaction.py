@@ -1,4 +1,4 @@
-"""How an exchange ends."""
+"""The end of an exchange."""
 
 import time
 
@@ -11,7 +11,7 @@ from hvd_sparse.transport.communicator import LoneCommunicator
 
 
 def test_in_a_graph_nothing_is_written_before_all_ranks_agree():
-    """Operations of a graph run as soon as they can: what waits for nothing would have been written by then."""
+    """Operations of a graph run as early as possible: one that waits for nothing would have written by then."""
     variable = tf.Variable(0.0)
 
     def told_late() -> np.int32:

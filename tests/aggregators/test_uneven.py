@@ -1,4 +1,4 @@
-"""Ranks that send different numbers of elements in the same step: none, half of k, and twice k."""
+"""Ranks that send different numbers of elements in the same step: none, half of k, or twice k."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ class State(tf.Module):
 
 
 def share(rank, size):
-    """How many of the elements a rank sends."""
+    """The number of elements that a rank sends."""
     return min(size, (0, KEPT // 2, 2 * KEPT)[rank % 3])
 
 
 @dataclasses.dataclass(frozen=True)
 class Uneven(Compressor):
-    """The largest of the sum, another number of them on each rank; about so many are expected."""
+    """Selects the largest elements of the sum, a different number on each rank; `about` is the expected number."""
 
     wire_dtype: str = "float32"
     about: int | None = None
@@ -115,7 +115,7 @@ def test_means_are_those_of_what_each_has_sent(kind, ranks, local_size, about):
 @pytest.mark.parametrize("culprit", range(3))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_is_not_finite_is_told_whatever_it_sends(kind, culprit, wire):
-    """Rank 0 sends nothing at all, and can tell it all the same."""
+    """Rank 0 sends no elements, and can still report it."""
     recipe = KINDS[kind](ErrorFeedback(Uneven(wire)))
 
     def one_rank(grid):
@@ -139,7 +139,7 @@ def test_a_rank_that_is_not_finite_is_told_whatever_it_sends(kind, culprit, wire
 @pytest.mark.parametrize("about", [None, KEPT])
 @pytest.mark.parametrize("culprit", range(6))
 def test_a_rank_that_is_not_finite_is_told_through_the_nodes(culprit, about):
-    """And the last all-gather is of pairs where few are expected: the bytes that are told are those that are sent."""
+    """If few are expected, the last all-gather is of pairs; the reported bytes must be those sent."""
     recipe = Hierarchical(Compressed(ErrorFeedback(Uneven(about=about))))
 
     def one_rank(grid):
@@ -164,7 +164,7 @@ def test_a_rank_that_is_not_finite_is_told_through_the_nodes(culprit, about):
 @pytest.mark.parametrize("ranks, local_size", [(3, 1), (4, 2)])
 @pytest.mark.parametrize("kind", KINDS)
 def test_ranks_that_send_codes_lose_nothing(kind, ranks, local_size, quantizer):
-    """What went in is what came out and what is kept, to float32's rounding; every rank has the same bits."""
+    """The input equals the output plus what is kept, up to float32's rounding; every rank has the same bits."""
     recipe = KINDS[kind](ErrorFeedback(Quantized(Uneven(), quantizer)))
 
     def one_rank(grid):
@@ -182,7 +182,7 @@ def test_ranks_that_send_codes_lose_nothing(kind, ranks, local_size, quantizer):
 @pytest.mark.parametrize("culprit", range(3))
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_is_not_finite_is_told_where_values_are_coded(kind, culprit, quantizer):
-    """The bytes of its next exchange are those of the interface, too."""
+    """The bytes of its next exchange must also be those of the interface."""
     recipe = KINDS[kind](ErrorFeedback(Quantized(Uneven(), quantizer)))
 
     def one_rank(grid):

@@ -1,4 +1,4 @@
-"""A density that begins high: what the table of recipes does not say of it."""
+"""Density warm-up: properties not covered by the table of recipes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ SIZE = 60
 
 
 def vector(rank, step):
-    """Small integers, so that every order of sums gives the same."""
+    """Small integers, so that sums in any order are equal."""
     return np.random.default_rng([rank, step]).integers(-8, 9, SIZE).astype(np.float32)
 
 
 def trained(recipe, ranks, local_size, steps):
-    """Of each rank: the means, how many elements were selected, the bytes across, and the residual after each step."""
+    """For each rank: the means, the numbers of selected elements, the bytes across, and the residuals, by step."""
 
     def one_rank(grid):
         state = recipe.init(Spec(SIZE, grid))
@@ -55,7 +55,7 @@ def test_dense_steps_cost_what_an_all_reduce_costs():
     for found, dense in zip(
         trained(sparse, 4, 2, 1), trained(recipes.warmup(recipes.topk(0.1), 1, [], 1), 4, 1, 1), strict=True
     ):
-        assert found[0][2] == 2 * 1 * (SIZE // 2) * 4 // 2  # of the shard, among two nodes
+        assert found[0][2] == 2 * 1 * (SIZE // 2) * 4 // 2  # of the shard, between two nodes
         assert dense[0][2] == 2 * 3 * SIZE * 4 // 4
 
 
@@ -69,7 +69,7 @@ def test_nothing_is_lost_from_stage_to_stage():
 
 
 def test_momentum_goes_through_the_stages():
-    """Dense steps with momentum, and the same after them: what is not masked is one run of momentum."""
+    """Dense steps with momentum, then sparse ones at density 1: without masking, momentum is continuous."""
     recipe = recipes.warmup(recipes.momentum_corrected(recipes.topk(1.0), 0.5), 1, [], dense_steps=2)
     velocity = np.zeros(SIZE, np.float32)
     for step, (mean, *_) in enumerate(trained(recipe, 2, 1, 4)[0]):

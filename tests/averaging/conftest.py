@@ -10,7 +10,7 @@ from tests.keras.conftest import fresh  # noqa: F401 - for all tests here
 
 @pytest.fixture
 def ranks() -> Iterator[Callable[..., Ranks]]:
-    """Makes ranks that talk through a relay, and closes them."""
+    """Makes ranks that communicate through a relay, and closes them."""
     made: list[Ranks] = []
 
     def make(*arguments, **settings) -> Ranks:

@@ -1,7 +1,7 @@
-"""What each rank runs in a job of which one process is killed while models are averaged by datagrams, and comes back.
+"""A rank of a job that averages models by datagrams, in which one process is killed and replaced.
 
-`tests.keep_rank` starts it. All train until the one that is back has taken part in some whole rounds, which a file in
-FOLDER says. Each tells what its model was after each round.
+`tests.keep_rank` starts it. All train until the replacement has taken part in some complete rounds; it then writes a
+file in FOLDER. Each rank records its model after each round.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import tensorflow as tf
 import hvd_sparse as hvd
 
 DIES, STEPS, WHOLE = 1, 20, 5
-PAUSE = 0.05  # seconds, so that who lives leaves the processor to the one that starts
-LONG = 300.0  # seconds: limits that no busy machine reaches
+PAUSE = 0.05  # seconds per step, to leave the processor to the process that starts
+LONG = 300.0  # seconds: time limits that even a busy machine does not reach
 BACK = "back"
 
 
 class Watch(keras.callbacks.Callback):
-    """Notes a model's bits after each round, and ends training where the job ends."""
+    """Records a model's bits after each round, and stops training when the job is over."""
 
     def __init__(self, telemetry: hvd.averaging.Telemetry, over: pathlib.Path):
         super().__init__()
@@ -45,7 +45,7 @@ class Watch(keras.callbacks.Callback):
 
 
 class Death(keras.callbacks.Callback):
-    """Ends the process without a word, after it has told its ticket."""
+    """Kills the process, after it has passed on its ticket."""
 
     def __init__(self, pipe: int):
         super().__init__()
@@ -58,7 +58,7 @@ class Death(keras.callbacks.Callback):
 
 
 class Return(keras.callbacks.Callback):
-    """Ends the job once this rank has taken part in some rounds in which all were there and nothing was lost."""
+    """Ends the job after this rank has taken part in some rounds with all ranks and without loss."""
 
     def __init__(self, watch: Watch, over: pathlib.Path):
         super().__init__()
@@ -84,7 +84,7 @@ def train(model: keras.Model, rank: int, *callbacks: keras.callbacks.Callback) -
 
 
 def main() -> None:
-    """Of each rank, with a pipe; in the place of one that was killed, without."""
+    """Runs on each rank, with a pipe, and in the replacement of the one that was killed, without."""
     folder, *pipe = sys.argv[1:]
     over, telemetry = pathlib.Path(folder) / BACK, hvd.averaging.Telemetry()
     watch = Watch(telemetry, over)

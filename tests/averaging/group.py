@@ -1,4 +1,4 @@
-"""Ranks that average by real datagrams in one process, through a relay, and what must be true of each segment."""
+"""Ranks in one process that average by real datagrams, through a relay, and the properties of each segment."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from hvd_sparse.averaging.datagrams import DatagramsChannel, End, Ticket
 from tests.averaging.relay import Habits, Relay
 from tests.simulation import same_bits
 
-LONG = 300.0  # seconds: for what must not depend on how busy the machine is
+LONG = 300.0  # seconds: for tests that must not depend on how busy the machine is
 KEY = bytes(range(16))
 NONE = Habits()
 
 
 class Ranks:
-    """Endpoints of one process, which talk through a relay."""
+    """Endpoints in one process that communicate through a relay."""
 
     def __init__(self, ranks: int, size: int, habits: Habits = NONE, **settings: Any):
         self.size, self.relay = size, Relay(ranks, habits)
@@ -48,12 +48,12 @@ class Ranks:
         return DatagramsChannel(number, Ticket(rank, self.size, True, ends, ""), bool(self._settings.get("spread")))
 
     def begin_anew(self, rank: int) -> None:
-        """Puts a new process, as it were, in the place of one that is gone."""
+        """Simulates a new process in place of one that has ended."""
         number, _ = self.open(rank, len(self.ports), 2, self.ports[rank])
         self.channels[rank] = self.join(rank, number, [1] * len(self.ports))
 
     def average(self, own: np.ndarray, round: int, who: list[int] | None = None) -> dict[int, Any]:
-        """What one round makes of own [P, d], by rank, of those that take part."""
+        """Runs one round on own [P, d] between the given ranks; returns the results by rank."""
         who = list(range(len(own))) if who is None else who
         made: dict[int, Any] = {}
 
@@ -79,7 +79,7 @@ def together(calls: list[Callable[[], None]]) -> None:
 
 
 def check(group: Ranks, own: np.ndarray, made: dict[int, Any]) -> int:
-    """Holds each segment of a round against the mean of those whom its owner has recorded; how many were lost."""
+    """Compares each segment of a round with the mean of its recorded contributors; returns the number of lost ones."""
     count = len(own)
     blocks = Blocks(group.size, count)
     recorded = {rank: group.channels[rank].recorded() for rank in made}
@@ -103,7 +103,7 @@ def check(group: Ranks, own: np.ndarray, made: dict[int, Any]) -> int:
 
 
 def mean_of(parts: np.ndarray, contributors: int) -> np.ndarray:
-    """The law of the role for one segment, [P, elements]."""
+    """The mean that `Transport` specifies for one segment of parts [P, elements]."""
     there = [rank for rank in range(len(parts)) if contributors >> rank & 1]
     total = parts[there[0]].copy()
     for rank in there[1:]:
@@ -112,7 +112,7 @@ def mean_of(parts: np.ndarray, contributors: int) -> np.ndarray:
 
 
 def _counts_agree(averaged: Any, recorded: Any, rank: int, blocks: Blocks, round: int) -> None:
-    """What is told of the pieces that came is what was recorded."""
+    """Asserts that the reported numbers of received pieces equal the recorded ones."""
     arrived = averaged.arrived.numpy()
     for other in range(blocks.ranks):
         if other == rank:
@@ -123,7 +123,7 @@ def _counts_agree(averaged: Any, recorded: Any, rank: int, blocks: Blocks, round
 
 
 def all_lost_is_told_of(group: Ranks, lost: int) -> None:
-    """What lacks is what the relay has dropped and what came after its phase, which held back may be for a while."""
+    """Asserts that the missing segments are those the relay dropped or delivered late; held ones may take a while."""
     until = time.monotonic() + LONG
     while lost != group.relay.dropped + sum(_came_late(channel) for channel in group.channels):
         assert time.monotonic() < until, (lost, group.relay.dropped, [_came_late(each) for each in group.channels])

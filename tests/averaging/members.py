@@ -1,4 +1,4 @@
-"""The members of the role `Transport`; a new one gets a row, and with it the laws of test_transports.py."""
+"""Table of the transports under test; a new one needs a row and then runs through test_transports.py."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from hvd_sparse.averaging.transports import Transport
 
 
 class Member(NamedTuple):
-    """One member as it is to be tried.
+    """A transport and how to test it.
 
     Attributes:
-        transport: what is opened.
-        loses: whether it may lose anything, as the laws try it.
-        ranks: on how many threads.
+        transport: the transport to open.
+        loses: whether it may lose anything in these tests.
+        ranks: the number of threads.
     """
 
     transport: Transport
@@ -22,7 +22,7 @@ class Member(NamedTuple):
     ranks: tuple[int, ...] = (1, 2, 3, 5)
 
 
-LONG = 300.0  # seconds: limits that no busy machine reaches
+LONG = 300.0  # seconds: time limits that even a busy machine does not reach
 MEMBERS = {
     "reliable": Member(Reliable(), loses=False),
     "lossy, nothing": Member(Lossy(0.0), loses=False),

@@ -1,6 +1,6 @@
-"""What each rank runs in a job of which one process is killed, when those that live ask for the exact mean of all.
+"""A rank of a job in which one process is killed and the others then ask for the exact mean of all.
 
-`tests.keep_rank` starts it, so that the launcher does not end the others. Rank 0 writes what it was told into FOLDER.
+`tests.keep_rank` starts it, so that the launcher does not end the others. Rank 0 writes the error to FOLDER.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ STEPS = 3
 
 
 def main() -> None:
-    """Of each rank, with a pipe; what the parent starts in the place of one that was killed has nothing to do."""
+    """Runs on each rank, with a pipe; in the replacement of a killed one there is nothing to do."""
     folder, *pipe = sys.argv[1:]
     if not pipe:
         return
@@ -41,7 +41,7 @@ def main() -> None:
             ask()
         except RuntimeError as error:
             told.append(str(error))
-    model.train_on_batch(x, x.sum(1))  # averaging goes on
+    model.train_on_batch(x, x.sum(1))  # averaging continues
     copy = keras.models.clone_model(model)
     copy.set_weights(model.get_weights())
     copy.save(pathlib.Path(folder) / "copy.keras")

@@ -1,4 +1,4 @@
-"""A network that loses, repeats and overtakes: real datagrams between the endpoints of one process pass through it."""
+"""A network that drops, duplicates and reorders: the endpoints of one process send real datagrams through it."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ import socket
 import threading
 from typing import NamedTuple
 
-STATE = 1  # the kind, which is byte 2, of what is about a rank and no segment
+STATE = 1  # the kind, in byte 2, of datagrams about a rank instead of a segment
 SO_RCVBUFFORCE = 33  # Linux
 
 
 class Habits(NamedTuple):
-    """What a relay does to each datagram, by chance.
+    """What a relay does to datagrams, at random.
 
     Attributes:
-        drops: probability of losing it.
-        repeats: of handing it on twice.
-        holds: of handing it on only after the next one.
-        seed: of the draws.
+        drops: probability of dropping one.
+        repeats: probability of forwarding it twice.
+        holds: probability of forwarding it only after the next one.
+        seed: of the random numbers.
     """
 
     drops: float = 0.0
@@ -30,10 +30,10 @@ class Habits(NamedTuple):
 
 
 class Relay:
-    """Stands between all ranks, each of which takes a port of its own here for each of the others.
+    """Forwards between all ranks; each has a port here for each of the others.
 
     Attributes:
-        dropped: segments that it has lost.
+        dropped: number of segments it has dropped.
     """
 
     def __init__(self, ranks: int, habits: Habits):
@@ -47,25 +47,25 @@ class Relay:
         self.dropped = 0
 
     def start(self, ports: list[int]) -> None:
-        """Begins to hand on, to where the ranks listen."""
+        """Starts forwarding to the ports on which the ranks listen."""
         self._ports = ports
         self._thread.start()
 
     def ports_for(self, rank: int) -> list[int]:
-        """Where a rank is to take the others for."""
+        """The ports at which a rank can reach the others."""
         ranks = range(len(self._ports))
         return [0 if to == rank else self._ways[rank, to].getsockname()[1] for to in ranks]
 
     def cut_off(self, rank: int) -> None:
-        """Loses all that a rank sends from now on."""
+        """Drops all that a rank sends from now on."""
         self._cut.add(rank)
 
     def mend(self, rank: int) -> None:
-        """Ends that."""
+        """Stops dropping what a rank sends."""
         self._cut.discard(rank)
 
     def close(self) -> None:
-        """Hands nothing on any more."""
+        """Stops forwarding."""
         self._ended = True
         self._thread.join()
         for way in self._ways.values():
@@ -103,7 +103,7 @@ def _socket() -> socket.socket:
     made = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
     made.setblocking(False)
     made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
-    with contextlib.suppress(PermissionError):  # then what the system allows has to do
+    with contextlib.suppress(PermissionError):  # otherwise the system's limit has to do
         made.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, 4 << 20)
     made.bind(("127.0.0.1", 0))
     return made

@@ -1,4 +1,4 @@
-"""A plain NumPy version of a round, and of steps with averaging in between."""
+"""A simple NumPy version of a round, and of steps with averaging in between."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from hvd_sparse.averaging.lossy import lost
 
 
 class Round(NamedTuple):
-    """What one round makes of the vectors of all ranks.
+    """The result of one round on the vectors of all ranks.
 
     Attributes:
         vectors: [P, d] float32.
-        arrived: [2, P, P]: phase, sender, receiver; 1 where the block came, 0 from a rank to itself.
+        arrived: [2, P, P]: phase, sender, receiver; 1 if the block arrived, 0 from a rank to itself.
     """
 
     vectors: np.ndarray
@@ -23,7 +23,7 @@ class Round(NamedTuple):
 
 
 def averaged(vectors: np.ndarray, round: int, losses: np.ndarray, rotate: bool) -> Round:
-    """One round, block by block; losses [2, P, P] bool as `lossy.lost` draws them."""
+    """One round, block by block; losses [2, P, P] bool as drawn by `lossy.lost`."""
     ranks, size = vectors.shape
     blocks = Blocks(size, ranks)
     new = vectors.copy()
@@ -43,12 +43,12 @@ def averaged(vectors: np.ndarray, round: int, losses: np.ndarray, rotate: bool) 
 
 
 def drawn(probability: float, seed: int, round: int, ranks: int) -> np.ndarray:
-    """What `Lossy` loses in a round."""
+    """The losses of `Lossy` in a round."""
     return lost(probability, seed, round, ranks).numpy()
 
 
 def vectors(ranks: int, size: int, seed: int = 0) -> np.ndarray:
-    """[P, d] float32 of any size and sign, zeros of both signs among them."""
+    """[P, d] float32 of any magnitude and sign, including zeros of both signs."""
     generator = np.random.default_rng(seed)
     drawn = generator.normal(size=(ranks, size)) * 10.0 ** generator.integers(-6, 6, size=(ranks, size))
     drawn[generator.random((ranks, size)) < 0.1] = -0.0

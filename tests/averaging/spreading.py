@@ -1,4 +1,4 @@
-"""A plain NumPy version of what spreads losses over a block (ops/datagrams/spread.h), and of a round with it."""
+"""A simple NumPy version of spreading losses over a block (ops/datagrams/spread.h), and of a round with it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _GAMMA, _MOST_ROWS, _COLUMNS = 0x9E3779B97F4A7C15, 64, 64
 
 
 def rows_of(length: int, segment: int) -> int:
-    """The largest power of two for which a row is no shorter than a segment, at most 64."""
+    """The largest power of two, at most 64, for which a row is no shorter than a segment."""
     return min(_MOST_ROWS, 2 ** max((length // segment).bit_length() - 1, 0))
 
 
@@ -62,7 +62,7 @@ def _sums_and_differences(rows: np.ndarray) -> np.ndarray:
 
 
 def seed_of(key: bytes, round: int) -> int:
-    """Of a round's signs."""
+    """The seed of a round's signs."""
     master = ctypes.create_string_buffer(16)
     message = np.array([2**32 - 1, 2**32 - 1, round, 0], np.uint32).tobytes()
     native.library().hvds_siphash(key, message, ctypes.c_int64(len(message)), master)
@@ -70,7 +70,7 @@ def seed_of(key: bytes, round: int) -> int:
 
 
 def each_block(change, vector: np.ndarray, blocks: Blocks, segment: int, seed: int) -> np.ndarray:
-    """A vector [d] whose blocks are transformed by `spread` or `gather_up`."""
+    """A vector [d] with each block transformed by `spread` or `gather_up`."""
     made = vector.copy()
     for block in range(blocks.ranks):
         here = slice(block * blocks.length, min((block + 1) * blocks.length, blocks.size))

@@ -1,4 +1,4 @@
-"""Averaging by datagrams over real sockets: every segment is the mean of those whose contributions are in it."""
+"""Averaging by datagrams over real sockets: every segment is the mean of the ranks that contributed to it."""
 
 from __future__ import annotations
 
@@ -41,8 +41,8 @@ def test_each_segment_is_the_mean_of_those_that_arrived(ranks, habits, count):
 
 
 def test_a_mean_is_sent_of_every_segment(ranks):
-    """Where most segments lack a part, averaging them after the reduce-scatter takes a while, and the sender waits."""
-    size, count = 200_000, 2  # blocks of more segments than are averaged at once
+    """If most segments lack a part, averaging them after the reduce-scatter takes a while, and the sender waits."""
+    size, count = 200_000, 2  # blocks with more segments than are averaged at once
     group = ranks(count, size, Habits(drops=0.2, seed=4), rate=4e8)
     own = simulation.vectors(count, size)
     all_lost_is_told_of(group, sum(check(group, own, group.average(own, round)) for round in range(8)))
@@ -78,7 +78,7 @@ def test_who_never_comes_is_waited_for_once_and_may_come_late(ranks):
 
 
 def late(group: Ranks, own: np.ndarray, comer: int, round: int) -> dict[int, Any]:
-    """One rank begins with round 0; the others begin with another one as soon as they know that it is there."""
+    """One rank begins with round 0; the others begin with another round as soon as they notice it."""
     made: dict[int, Any] = {}
 
     def one(rank: int, number: int) -> None:
@@ -99,7 +99,7 @@ def test_who_left_can_come_back_as_another_process(ranks):
     own = simulation.vectors(3, 5_000)
     assert check(group, own, group.average(own, 0)) == 0
     group.channels[1].close()
-    made = group.average(own, 1, [0, 2])  # patience is long, but it has said good-bye
+    made = group.average(own, 1, [0, 2])  # patience is long, but it has announced that it leaves
     assert all(group.channels[rank].report()["silent"] == [1] for rank in made)
     group.begin_anew(1)
     made = late(group, own, 1, 2)
@@ -108,7 +108,7 @@ def test_who_left_can_come_back_as_another_process(ranks):
 
 
 def test_a_phase_ends_at_its_limit_where_a_rank_falls_silent_in_it(ranks):
-    """The limits are those that are stated, and the round after begins without that rank."""
+    """The limits are as documented, and the next round begins without that rank."""
     size, rate, multiple = 60_000, 4e6, 1.5
     group = ranks(3, size, rate=rate, multiple=multiple, least=0.01, patience=0.2)
     own = simulation.vectors(3, size)
@@ -131,11 +131,11 @@ def test_a_phase_ends_at_its_limit_where_a_rank_falls_silent_in_it(ranks):
 
 
 def test_what_a_phase_cuts_off_is_averaged_all_the_same(ranks):
-    """Limits are over before anything can have been averaged: the mean of what has come is there, and is recorded.
+    """The limits expire before anything can have been averaged; the mean of what has arrived is made and recorded.
 
-    A rank that hears of the others' next round before it has begun with this one goes there, and is alone.
+    A rank that hears of the others' next round before it has started this one joins that round, and is alone.
     """
-    size = 300_000  # blocks of more segments than are averaged at once
+    size = 300_000  # blocks with more segments than are averaged at once
     group = ranks(3, size, rate=1e12, multiple=1e-9, slack=1e-9, least=1e-6, patience=0.2)
     own = simulation.vectors(3, size)
     made = group.average(own, 0)
@@ -152,7 +152,7 @@ def _cut_off_in_mid_phase(group: Ranks, rank: int) -> None:
 
 
 def test_another_job_is_not_heard(ranks):
-    """Two ranks with different secrets: each averages alone, and counts what the other has sent."""
+    """Two ranks with different secrets: each averages alone, and counts the datagrams of the other."""
     group = ranks(2, 100, patience=0.2)
     group.channels[1].close()
     number, _ = group.open(1, 2, 1, group.ports[1])
@@ -166,7 +166,7 @@ def test_another_job_is_not_heard(ranks):
 
 
 def test_limits_follow_the_median(ranks):
-    """Or what the bytes take, where that is more: the first limit is a multiple of it, and no rate falls here."""
+    """Or the time that the bytes need, if longer: the first limit is a multiple of it; the rate never falls here."""
     slack, multiple = 3.0, 1e6
     group = ranks(2, 2_000, slack=slack, least=1e-6, multiple=multiple)
     own = simulation.vectors(2, 2_000)
@@ -176,7 +176,7 @@ def test_limits_follow_the_median(ranks):
         group.average(own, round)
         lasted, limit = group.channels[0].report()["reduce_scatter"]
         if round:
-            median = sorted(seconds)[len(seconds) // 2]  # 0 where all had come before this rank began
+            median = sorted(seconds)[len(seconds) // 2]  # 0 if all had arrived before this rank began
             assert slack * median * (1 - 1e-6) - 1e-8 <= limit
             assert limit <= max(1e-6, slack * max(median, needed)) * (1 + 1e-6) + 1e-8
         else:
@@ -210,7 +210,7 @@ def test_ranks_may_differ_in_their_interface_alone():
 
 def test_who_cannot_listen_is_told_of_on_every_rank():
     def one_rank(grid):
-        interface = "127.0.0.1" if grid.world.rank else "192.0.2.1"  # of nobody: RFC 5737
+        interface = "127.0.0.1" if grid.world.rank else "192.0.2.1"  # an address that nobody has: RFC 5737
         Datagrams(interface=interface).open(5, grid.world, True, "refused")
 
     with pytest.raises(threads.RanksFailed) as failed:
@@ -231,7 +231,7 @@ def _has_ipv6() -> bool:
 @pytest.mark.skipif(not _has_ipv6(), reason="this machine has no ::1")
 @pytest.mark.parametrize("offload", [True, False])
 def test_over_ipv6_it_is_the_same(offload):
-    """Datagrams of whole packets, whose headers are 20 bytes longer; and a rank that comes back to its address."""
+    """Datagrams of full packets, with headers 20 bytes longer; and a rank that comes back to its address."""
     size, count = 30_000, 3
     transport = Datagrams("::1", slack=LONG, least=LONG, patience=LONG, offload=offload)
     own = simulation.vectors(count, size)

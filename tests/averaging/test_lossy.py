@@ -1,4 +1,4 @@
-"""Averaging over collectives, to the bit, against plain NumPy; and what is lost."""
+"""Averaging over collectives, equal to simple NumPy bit for bit; and its losses."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROUNDS = st.integers(0, 2**40)
 
 
 def one_round(transport: Transport, own: np.ndarray, round: int, rotate: bool) -> list:
-    """What becomes of vectors [P, d], by rank."""
+    """The results for vectors [P, d], by rank."""
 
     def one_rank(grid):
         channel = transport.open(own.shape[1], grid.world, rotate, "average")
@@ -43,7 +43,7 @@ def test_it_is_that_of_numpy_to_the_bit(ranks, size, seed, round, probability, r
 
 @pytest.mark.parametrize("ranks, size", [(ranks, size) for ranks in range(1, 9) for size in (5, 16)])
 def test_without_loss_it_is_exact_and_with_all_lost_it_is_local(ranks, size):
-    tf.constant(0.0)  # TensorFlow would give it back for -0.0 from now on
+    tf.constant(0.0)  # from now on TensorFlow would return this scalar for -0.0
     own = simulation.vectors(ranks, size)
     rotate = bool(ranks % 2)
     exact = one_round(Reliable(), own, 3, rotate)
@@ -81,7 +81,7 @@ def test_draws_are_reproducible_and_differ_by_seed_round_and_place():
 
 
 def test_messages_are_lost_as_often_as_they_should_be():
-    # Beyond four standard errors no seed in 15,000 lies.
+    # Fewer than one seed in 15,000 lies beyond four standard errors.
     for probability in (0.01, 0.2):
         drawn = np.stack([lost(probability, 5, tf.constant(round, tf.int64), 16).numpy() for round in range(25)])
         count = 25 * 2 * 16 * 15

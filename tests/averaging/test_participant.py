@@ -1,4 +1,4 @@
-"""When ranks average, what keeps their models together, and what is told of it; on ranks as threads."""
+"""When ranks average, how their models are kept together, and what telemetry reports; on ranks as threads."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LOSSY = Lossy(0.4, seed=11)
 
 
 class Model:
-    """One rank's variables, and its part; a step adds what `update` has for it."""
+    """One rank's variables and its participant; a step adds the rank's `update`."""
 
     def __init__(self, grid, settings: Settings, dtype=tf.float32, passes: int = 1):
         self.rank = grid.world.rank
@@ -48,7 +48,7 @@ def update(rank: int, number: int) -> np.ndarray:
 
 
 def trained(ranks: int, steps: int, settings: Settings, **options) -> tuple[np.ndarray, list[dict]]:
-    """Vectors after each step, [P, steps, d], and what the telemetry of each rank tells in the end."""
+    """Vectors after each step, [P, steps, d], and the final telemetry of each rank."""
 
     def one_rank(grid):
         model = Model(grid, settings, **options)
@@ -93,7 +93,7 @@ def test_it_is_that_of_numpy_to_the_bit(ranks, settings):
 
 
 class _Skipping(Channel):
-    """Brings nothing, and has the last rank skip two rounds whenever it averages, as one that was away."""
+    """Averages nothing, and makes the last rank skip two rounds each time, as if it had been absent."""
 
     def __init__(self, world):
         self._world = world
@@ -112,7 +112,7 @@ class Skipping(Transport):
 
 @pytest.mark.parametrize("guard", [None, 1e-3])
 def test_exact_rounds_are_met_by_a_rank_that_has_skipped_others(guard):
-    """Collectives go by the steps of a rank, of which all make as many: none waits for one that does not come."""
+    """Collectives are matched by a rank's steps, and all take the same number: none waits for a missing rank."""
     settings = Settings(Skipping(), resynchronise_every=None if guard else 3, max_distance=guard, guard_every=3)
     found, told = trained(3, 7, settings)
     for step in (2, 5):
@@ -146,7 +146,7 @@ def test_the_distance_is_that_to_the_mean_where_nothing_is_lost():
 
 
 def estimated(own: np.ndarray, new: np.ndarray, arrived: np.ndarray) -> list[float]:
-    """The distance of each rank's model to the mean, from the blocks whose mean it has."""
+    """The distance of each rank's model to the mean, estimated from the blocks whose mean it has."""
     ranks = len(own)
     found = []
     for rank in range(ranks):
@@ -169,7 +169,7 @@ def test_the_guard_brings_models_together_that_have_strayed(transport, limit, ex
         losses = simulation.drawn(transport.probability, transport.seed, number, 3)
         new, arrived = simulation.averaged(own, number, losses, True)
         far = max(estimated(own, new, arrived))
-        assert not far == pytest.approx(limit, rel=0.01)  # where rounding decides, this tells nothing
+        assert not far == pytest.approx(limit, rel=0.01)  # a result that depends on rounding would show nothing
         if number % 2 and far > limit:
             new, times = simulation.averaged(new, number, np.zeros_like(losses), True).vectors, times + 1
         own = new
@@ -241,7 +241,7 @@ def test_a_model_is_saved_only_while_it_holds_the_mean():
     def one_rank(grid):
         model = Model(grid, Settings(LOSSY))
         participant = model.participant
-        participant.require_mean()  # nothing was trained
+        participant.require_mean()  # there has been no training
         model.step(0)
         with pytest.raises(RuntimeError, match="no mean of them was gathered since the last step"):
             participant.require_mean()

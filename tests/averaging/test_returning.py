@@ -1,4 +1,4 @@
-"""A rank whose process is gone comes back into averaging by datagrams."""
+"""A rank whose process has died returns to averaging by datagrams."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ TICKET = Ticket(1, 5, True, [End("127.0.0.1", 4000 + rank, 7, "") for rank in ra
 
 @contextlib.contextmanager
 def living(group: Ranks, own: np.ndarray, dead: int) -> Iterator[list[np.ndarray]]:
-    """Ranks that all have the same go on averaging it, and one of them has been started anew.
+    """Ranks with equal vectors keep averaging them, and one of them has been restarted.
 
     Yields:
-        What the first one expected in each round, as in `Averaged`; complete when the block has ended.
+        The ranks that the first one expected in each round, as in `Averaged`; complete after the block.
     """
     group.average(np.stack([own] * 3), 0)
     group.channels[dead].close()
@@ -66,7 +66,7 @@ def test_who_comes_back_takes_over_what_the_others_have_and_contributes_nothing_
     own = np.random.default_rng(3).integers(-1000, 1000, 20_001).astype(np.float32)  # the mean of three is exact
     with living(group, own, 2) as expected:
         vector, round = take_over(group.channels[2])
-        same_bits(vector, own)  # with a zero of its own in it, it would be less
+        same_bits(vector, own)  # a zero of its own in the mean would make it smaller
         averaged = group.channels[2].average(tf.constant(own), tf.constant(round, tf.int64))
         group.channels[2].close()
     assert int(averaged.round) >= round > 0
@@ -180,7 +180,7 @@ def test_an_optimizer_takes_over_the_model_and_where_schedules_are():
 
     weights, steps, round = threads.run(2, 1, one_rank)[1]
     assert weights == [3.0] * 5 and round >= 3
-    assert steps == 2 * round  # of two calls each, two to a round
+    assert steps == 2 * round  # a step has two calls, and a round two steps
 
 
 def _returned(ticket: bytes, transport: Datagrams, name: str, back: threading.Event) -> tuple[list[float], int, int]:
@@ -198,7 +198,7 @@ def _returned(ticket: bytes, transport: Datagrams, name: str, back: threading.Ev
 
 @pytest.mark.thorough
 def test_a_rank_of_horovod_s_that_is_killed_is_survived_and_comes_back(tmp_path):
-    """Models come together again: after some rounds all ranks, the one that is back among them, have the same bits."""
+    """Models converge again: after some rounds all ranks, including the returned one, have the same bits."""
     ended = launch.horovodrun(2, ["-m", "tests.keep_rank", "tests.averaging.dying_rank", str(tmp_path)], limit=200.0)
     assert ended.status == 0, ended.output
     told = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
@@ -211,7 +211,7 @@ def test_a_rank_of_horovod_s_that_is_killed_is_survived_and_comes_back(tmp_path)
 
 @pytest.mark.thorough
 def test_the_exact_mean_after_the_end_of_a_rank_is_an_error_that_says_what_to_do(tmp_path):
-    """And no hang; averaging by datagrams goes on, and a copy of the model can be saved."""
+    """It does not hang; averaging by datagrams continues, and a copy of the model can be saved."""
     command = ["-m", "tests.keep_rank", "tests.averaging.orphaned_rank", str(tmp_path)]
     ended = launch.horovodrun(2, command, limit=200.0)
     assert ended.status == 0, ended.output

@@ -1,4 +1,4 @@
-"""Losses that are spread: the transform, the law of what a lost segment takes, and rounds over real sockets."""
+"""Spreading of losses: the transform, the expected effect of a lost segment, and rounds over real sockets."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from tests.averaging.test_returning import living
 from tests.ops import native
 from tests.simulation import same_bits
 
-UNIT = 2.0**-24  # half of the distance from 1 to the next float32
+UNIT = 2.0**-24  # half the distance from 1 to the next float32
 
 
 def call(name: str, block: np.ndarray, segment: int, seed: int, in_place: bool = False) -> np.ndarray:
-    """`hvds_spread` or `hvds_gather_up`."""
+    """Calls `hvds_spread` or `hvds_gather_up`."""
     given = block.copy()
     made = given if in_place else np.full_like(block, np.nan)
     sizes = (ctypes.c_int64(len(block)), ctypes.c_int64(segment))
@@ -76,7 +76,7 @@ def test_a_lost_segment_takes_a_little_of_many_elements_and_no_more_energy_than_
 
 
 def test_over_the_draws_of_signs_an_element_loses_the_share_of_segments_that_was_lost():
-    """Its error is its own difference times that share in the mean, and the rest has no direction."""
+    """Its mean error is its own difference from the mean times that share, and the rest has no direction."""
     segment, rows, draws = 4, 64, 3000
     own, mean = normal(rows * segment, 1), normal(rows * segment, 2)
     error = np.zeros((draws, len(own)))
@@ -91,7 +91,7 @@ def test_over_the_draws_of_signs_an_element_loses_the_share_of_segments_that_was
 
 
 def spread_round(group, own: np.ndarray, made: dict) -> int:
-    """Holds a round against NumPy, from what owners and receivers have recorded; how many segments were lost."""
+    """Compares a round with NumPy, from what owners and receivers recorded; returns the number of lost segments."""
     count, lost = len(own), 0
     blocks = Blocks(group.size, count)
     recorded = {rank: group.channels[rank].recorded() for rank in made}
@@ -120,7 +120,7 @@ def test_what_is_averaged_is_the_transform_of_what_arrived(ranks, drops):  # noq
 
 
 def test_without_loss_it_is_the_mean_to_rounding():
-    """An element is off by 2 (log2 n + P) half units of the mean norm of its column, of n elements, at most."""
+    """An element's error is at most 2 (log2 n + P) half units of the mean norm of its column, which has n elements."""
     size, count = 30_000, 3
     own = simulation.vectors(count, size)
     transport = Datagrams("127.0.0.1", slack=LONG, least=LONG, patience=LONG, spread=True)
@@ -152,5 +152,5 @@ def test_who_comes_back_takes_over_all_but_a_little(ranks):  # noqa: F811
     with living(group, own, 2):
         vector, _ = take_over(group.channels[2])
         error = np.linalg.norm(vector - own) / np.linalg.norm(own)
-        assert error < 0.03  # .001 in expectation, at most
+        assert error < 0.03  # 0.001 in expectation, at most
         group.channels[2].close()

@@ -10,7 +10,7 @@ from tests.averaging import simulation
 
 
 def draws(count: int, ranks: int, probability: float, seed: int) -> np.ndarray:
-    """Matrices W [count, n, n] of blocks whose owners are drawn uniformly."""
+    """Matrices W [count, n, n] of blocks with uniformly drawn owners."""
     generator = np.random.default_rng(seed)
     lost = (generator.random((count, 2, ranks, ranks)) < probability) & ~np.eye(ranks, dtype=bool)
     return theory.mixing_matrices(lost, generator.integers(ranks, size=count))
@@ -47,7 +47,7 @@ def test_new_blocks_are_convex_combinations_of_old_ones(probability):
 
 
 def test_the_mean_of_the_matrices_is_what_the_scalars_say():
-    """E[W W^T] = a1 I + (1 - a1) A, entry by entry, as owners are uniform."""
+    """E[W W^T] = a1 I + (1 - a1) A, entry by entry, because owners are uniform."""
     ranks, probability = 4, 0.1
     matrices = draws(20000, ranks, probability, seed=2)
     a1, a2 = theory.scalars(ranks, probability)
@@ -60,7 +60,7 @@ def test_the_mean_of_the_matrices_is_what_the_scalars_say():
 
 
 def test_what_the_scalars_say_of_models():
-    """Of the sum of squared distances to the mean a1 - a2 is left, and a2 is n times by how much the mean moves."""
+    """Of the sum of squared distances to the mean, a1 - a2 remains; the mean's squared displacement is a2 / n of it."""
     ranks, probability = 4, 0.2
     models = np.random.default_rng(3).normal(size=(7, ranks))
     new = models @ draws(20000, ranks, probability, seed=4)
@@ -74,15 +74,15 @@ def test_what_the_scalars_say_of_models():
 
 
 def test_the_ball_of_convergence_shrinks_with_the_number_of_ranks():
-    """Noisy SGD on |x|^2 / 2 with a constant rate stays in a ball around 0, whose size goes with 1 / n (theorem 1)."""
+    """Noisy SGD on |x|^2 / 2 with a constant rate stays in a ball around 0 whose size goes with 1 / n (theorem 1)."""
     balls = [_ball(ranks) for ranks in (1, 4, 16)]
-    alone = 0.1 / (2 - 0.1)  # the variance of an element of one rank, in the long run: rate / (2 - rate)
+    alone = 0.1 / (2 - 0.1)  # the long-run variance of an element on one rank: rate / (2 - rate)
     assert balls[0] == pytest.approx(alone, rel=0.2)
     assert balls[1] < balls[0] / 2 and balls[2] < balls[1] / 2
 
 
 def _ball(ranks: int, probability: float = 0.1, rate: float = 0.1, size: int = 64, steps: int = 160) -> float:
-    """The mean square of an element of the mean of the models, once they no longer come nearer."""
+    """The mean square of an element of the mean model, once the models no longer converge further."""
     generator = np.random.default_rng(0)
     own = np.zeros((ranks, size), np.float32)
     squares = []

@@ -1,4 +1,4 @@
-"""The laws of the role `Transport`, for each member on ranks as threads."""
+"""Properties that every transport must have, tested on ranks as threads."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ CASES = [
 
 
 def rounds(member: Member, own: np.ndarray, rotate: bool) -> list[list]:
-    """What a member makes of vectors [P, d] in each of `ROUNDS`, by rank."""
+    """A transport's results for vectors [P, d] in each of `ROUNDS`, by rank."""
 
     def one_rank(grid):
         channel = member.transport.open(own.shape[1], grid.world, rotate, "law")
@@ -47,7 +47,7 @@ def test_laws(member, ranks, rotate):
                 same_bits(new, exact[rank])
             _is_in_the_hull(new, own)
             block = Blocks(size, ranks).block_of(rank, number, rotate)
-            if not arrived[0].any():  # of its own block an owner then knows its own vector alone
+            if not arrived[0].any():  # the owner of a block then has only its own vector
                 length = Blocks(size, ranks).length
                 here = slice(block * length, (block + 1) * length)
                 same_bits(new[here], own[rank][here])
@@ -62,7 +62,7 @@ def _is_well_formed(averaged, rank: int, ranks: int, number: int) -> None:
 
 
 def _is_in_the_hull(new: np.ndarray, own: np.ndarray) -> None:
-    """Each element is a mean of what ranks had there, but for the rounding of a sum."""
+    """Asserts that each element is a mean of the ranks' elements, up to the rounding of a sum."""
     slack = len(own) * np.abs(own).max(axis=0) * np.finfo(np.float32).eps
     assert (new >= own.min(axis=0) - slack).all() and (new <= own.max(axis=0) + slack).all()
 

@@ -1,4 +1,4 @@
-"""What a test of a benchmark needs of the machine; asked once, as namespaces are made and removed for the answer."""
+"""What benchmark tests need of the machine; checked once, as the check makes and removes network namespaces."""
 
 import pytest
 

@@ -51,7 +51,7 @@ def test_steps_are_those_to_a_share_of_what_horovod_ends_at_with_the_same_seed()
 
 
 def test_the_report_counts_looks_and_judges_by_the_mean_of_the_seeds(tmp_path):
-    # 20 steps of .4 s and 2 looks of .5 s, by 10 of .2 and 1 look; the other seed never gets there.
+    # 20 steps of 0.4 s and 2 evaluations of 0.5 s, against 10 of 0.2 s and 1; the other seed never reaches it.
     assert bench_accuracy.sooner(MEASURED, 0.95, "1gbit", 10) == [9.0 / 2.5, 0.0]
     sooner, horovod, recommended = bench_accuracy.verdicts_of(MEASURED, 10)
     assert sooner.met and sooner.measured == "1.80 (3.60, 0.00)"

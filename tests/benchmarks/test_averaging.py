@@ -27,7 +27,7 @@ NAMES = ("first", "second", "third")
 
 @pytest.fixture(scope="module")
 def catalogues(tmp_path_factory):
-    """Three programs that say different things, and a catalogue of names; some messages are in two of them."""
+    """Three programs with different messages, and a catalogue of names; some messages are in two of them."""
     folder = tmp_path_factory.mktemp("texts")
     places = itertools.product(messages.COLOURS, messages.THINGS, ("here", "there", "away", "at home"))
     everything = [f"{colour} {thing} {where}" for colour, thing, where in places]
@@ -42,7 +42,7 @@ def catalogues(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def small(catalogues):
-    """Both models, so small that a training takes a second."""
+    """Makes both models so small that a training takes a second."""
     schedule = Schedule(2, 0.05, batch=8)
     images = dataclasses.replace(MODELS["resnet"], schedule=schedule, train=192, held_out=96, watched=32)
     sentences = dataclasses.replace(
@@ -58,7 +58,7 @@ def small(catalogues):
 
 @pytest.fixture(scope="module")
 def trained(small):
-    """Trains the LSTM cells on two ranks in an arm, once for each seed."""
+    """Trains the LSTM cells on two ranks in an arm, once per seed."""
     return functools.cache(lambda arm, seed=0: train(task_of(small["lstm"]), arm, 2, seed))
 
 
@@ -104,7 +104,7 @@ def test_the_rate_rises_to_that_of_all_ranks_and_falls_twice():
 
 
 def test_no_loss_is_reliable_to_the_bit_and_seeds_differ(trained):
-    lossless = Arm("none is lost", 1.0 - 1e-9)  # loses with a probability that is rounded to 0
+    lossless = Arm("none is lost", 1.0 - 1e-9)  # its loss probability is rounded to 0
     assert lossless.transport(0) == Lossy(0.0)
     full = trained(ARMS[BASE])
     assert full == trained(lossless) and full["weights"] != trained(ARMS[BASE], 1)["weights"]
@@ -158,7 +158,7 @@ def test_a_fingerprint_tells_a_run_from_all_others():
 
 
 def outcome_of(run, best=1.0):
-    """What a run that has ended so comes to; the nearer its rate to the best one, the better."""
+    """A made-up outcome of a run; the closer its learning rate is to the best one, the better."""
     lost = 1.0 - ARMS[run.arm].arrival
     score = 70.0 + run.seed - abs(run.rate - best) - 2.0 * lost - 0.01 * run.seed * lost
     worse = lost * (10.0 if ARMS[run.arm].gradients else 0.1) * (1.0 + 0.01 * run.seed)

@@ -1,4 +1,4 @@
-"""A service on the same links: its messages, those who carry them, what is made of it, and a small run on nodes."""
+"""A service on the same links as training: its messages, its workers, its report, and a small run on nodes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from benchmarks.conductor import Conductor, Worker
 from benchmarks.service_arms import ALONE, DATAGRAMS_ALIKE, DATAGRAMS_SECOND, TCP_ALIKE, TCP_SECOND, TRAINED, slower
 from tests.benchmarks import needs
 
-LIMIT = 120.0  # seconds that no machine takes
+LIMIT = 120.0  # seconds: a limit that no machine reaches
 
 
 def options_of(words):
@@ -45,7 +45,7 @@ def test_messages_come_in_order_and_go_to_others(seed, nodes, data):
 
 @pytest.mark.parametrize("seed", range(2))
 def test_messages_come_by_a_poisson_process(seed):
-    """Within four standard errors: as many as the rate says, and gaps whose deviation is their mean."""
+    """Within four standard errors: their number follows from the rate, and the gaps' deviation equals their mean."""
     rate, seconds, nodes = 400.0, 20.0, 8
     schedules = [service_node.arrivals(rate, seconds, nodes, me, seed) for me in range(nodes)]
     assert len({schedule[0].after for schedule in schedules}) == nodes
@@ -77,12 +77,12 @@ def test_times_run_from_the_arrival_and_only_so_many_are_on_their_way(most, turn
     assert len(outstanding) == len(arrived) - len(answered)
 
 
-# ---- who carries them ----
+# ---- conductor and workers ----
 
 
 @contextlib.contextmanager
 def conducted(workers):
-    """A conductor, and threads that do as it says; all have ended afterwards without an error."""
+    """A conductor, and threads that follow it; afterwards all have ended without an error."""
     failed = []
 
     def watched(work, *arguments):
@@ -117,7 +117,7 @@ def test_all_messages_are_answered_over_sockets(monkeypatch):
         for number, name in enumerate(names):
             conductor.ask([name], {"ends": [said[each] for each in names], "me": number})
         for seed in (1, 2):
-            told = {"rate": 600, "seconds": seconds, "seed": seed, "begin": 0.0, "limit": LIMIT}  # all are due
+            told = {"rate": 600, "seconds": seconds, "seed": seed, "begin": 0.0, "limit": LIMIT}  # all are due at once
             results = conductor.ask(names, told)
             for me, result in enumerate(results):
                 wanted = len(service_node.arrivals(600, seconds, nodes, me, seed))
@@ -162,7 +162,7 @@ def test_ranks_make_the_steps_on_which_the_first_decides(tmp_path):
     assert made == [3]
 
 
-# ---- what is made of it ----
+# ---- the report ----
 
 
 def test_each_arm_is_at_each_load_and_datagrams_at_lower_rates_at_that_of_the_targets():
@@ -211,7 +211,7 @@ def row(arm, load, mean, steps, **others):
 
 
 def rows_of(second=1.5, steps=5.0, rounds=6):
-    """Of some rounds at three loads."""
+    """Rows of `rounds` rounds at three loads."""
     by_arm = {TCP_ALIKE: (4.0, 5.0), TCP_SECOND: (2.0, 4.8), DATAGRAMS_ALIKE: (3.0, 5.1)}
     by_arm[DATAGRAMS_SECOND] = second, steps
     rows = []

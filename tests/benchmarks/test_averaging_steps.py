@@ -1,4 +1,4 @@
-"""Steps by datagrams beside Horovod's: the report's arithmetic, the neighbour's bursts, and a small run."""
+"""Steps with datagrams compared with Horovod's: the report's arithmetic, competing bursts, and a small run."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def step_of(seconds: float, arrived: int = 100, lasted: float = 0.1) -> dict:
 
 
 def told_of(seconds: dict[str, list[float]], **others) -> list[dict]:
-    """Of two ranks, of which the second is slower."""
+    """Results of two ranks, of which the second is slower."""
     slower = {arm: [each + 0.1 for each in taken] for arm, taken in seconds.items()}
     return [
         {arm: [step_of(each, **others) for each in taken] for arm, taken in rank.items()} for rank in (seconds, slower)
@@ -115,7 +115,7 @@ def test_what_cannot_be_measured_is_refused(words, complaint):
     assert averaging_steps in bench_averaging.QUESTIONS.values()
 
 
-# ---- what runs on the nodes ----
+# ---- programs on the nodes ----
 
 
 def test_ranks_meet_in_a_file(tmp_path):
@@ -174,7 +174,7 @@ def test_a_burst_sends_datagrams_at_its_rate_and_no_faster():
 def test_queues_and_offload_are_as_they_were_told():
     with Cluster(2, 1, "100mbit") as cluster:
         for on in (False, True):
-            links.set_offload(cluster, on)  # which looks whether the interfaces took it
+            links.set_offload(cluster, on)  # this checks that the interfaces accepted it
         links.set_queue(cluster, 0.005)
         for where, device in [(cluster.prefix(1), "eth0"), ([], cluster.outer(0))]:
             shown = subprocess.run(
@@ -188,7 +188,7 @@ def test_queues_and_offload_are_as_they_were_told():
 @needs.namespaces
 @pytest.mark.thorough
 def test_a_small_run_answers_the_question(tmp_path):
-    """Every result is checked on the ranks; how long it takes is nobody's business here."""
+    """Every result is checked on the ranks; the time does not matter here."""
     parts = [Steps("steps", TINY.elements, TINY.rounds), Training("training", TINY.trainings, TINY.epochs)]
     with Cluster(TINY.nodes, 1, TINY.link) as cluster:
         links.set_queue(cluster, TINY.queue)

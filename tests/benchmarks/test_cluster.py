@@ -1,4 +1,4 @@
-"""The cluster in a box: links that are shaped and counted, ranks that are started, and nothing left behind."""
+"""The cluster in a box: links that are shaped and counted, ranks that are started, and complete removal."""
 
 import json
 import os
@@ -21,7 +21,7 @@ SIZE, DENSITY = 10**6, 0.1
 
 
 def left_behind(prefix):
-    """Namespaces, interfaces and folders of a cluster: another's process id may begin like this one's."""
+    """Remaining namespaces, interfaces and folders of a cluster; another cluster's prefix may begin like this one."""
     listed = subprocess.run(["ip", "netns", "list"], capture_output=True, text=True).stdout.split()
     names = [name for name in listed if name.startswith(f"{prefix}n")]
     links = [path.name for path in pathlib.Path("/sys/class/net").glob(f"{prefix}[bv]*")]
@@ -57,9 +57,9 @@ def test_without_root_it_says_so(monkeypatch):
 @needs.namespaces
 @pytest.mark.parametrize("shaper", ["tbf", "htb"])
 def test_links_carry_what_they_are_shaped_to(shaper):
-    """Less than the rate and not a trifle of it: a machine that is busy may be slower, but no link may be faster."""
+    """At most the rate, and a substantial part of it: a busy machine may be slower, but no link may be faster."""
     with Cluster(2, 1, "100mbit", shaper) as made:
-        prefix, seconds = made.bridge[:-1], 3  # long beside the moments for which sender or receiver may not run
+        prefix, seconds = made.bridge[:-1], 3  # long compared with pauses of a process that is not scheduled
         before = made.traffic()[0]
         reached = cluster.raw_rate(made, seconds)
         sent = made.traffic()[0] - before
@@ -112,7 +112,7 @@ def test_nothing_is_left_when_it_is_killed(tmp_path):
 
 @needs.namespaces
 def test_claimed_bytes_are_those_that_the_interfaces_count(tmp_path):
-    """But for packet headers (5%) and Horovod's control traffic; every arm is checked for its result, too."""
+    """Except for packet headers (5%) and Horovod's control traffic; the result of every arm is checked too."""
     arms = [
         "horovod.allreduce",
         "dense",

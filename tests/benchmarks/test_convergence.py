@@ -1,4 +1,4 @@
-"""The convergence study: its statistics, its data, its report, and runs of two ranks as the benchmark makes them."""
+"""The convergence study: its statistics, data and report, and runs of two ranks as the benchmark makes them."""
 
 import dataclasses
 import json
@@ -76,7 +76,7 @@ def test_halves_have_no_pixel_in_common():
 def test_crops_come_from_their_own_half_alone(half, monkeypatch):
     kind = type(next(iter(convergence_data.photographs.load(1).values())))
     dark, bright = np.zeros((64, 64), np.uint8), np.full((64, 64), 255, np.uint8)
-    dark[::2], bright[::2] = 16, 250  # not flat; and what a crop was made of can be told before its mean is taken
+    dark[::2], bright[::2] = 16, 250  # not flat, and pixels show their half before the mean is subtracted
     whole = np.hstack([dark, bright])
     seen = []
     original = convergence_data._crop
@@ -117,7 +117,7 @@ def test_noise_is_as_strong_as_it_is_said():
 
 
 def made_up(seeds=5, gap=0.2, models=MODELS, arms=ARMS):
-    """Outcomes of all arms of models, each so much below the one before it, which sends twice as many bytes."""
+    """Outcomes of all arms of models, each `gap` below the one before it, which sends twice as many bytes."""
     outcomes = {}
     for model in models:
         for number, arm in enumerate(each for each in TRAINED[model] if each in arms):
@@ -229,7 +229,7 @@ def test_what_was_trained_elsewhere_is_told_beside_the_study(tmp_path):
 
 
 def make_up(wanted, store):
-    """Finished runs: dense ends 1 point above the others, which send a hundredth."""
+    """Finished runs: dense ends 1 point above the others, which send a hundredth of its bytes."""
     for run in wanted:
         dense = run.arm == "torus2d"
         final = 30.0 + run.seed + dense
@@ -314,14 +314,14 @@ def runs_of(*seeds, arm="hitopk", model="small_vgg"):
 
 
 def small(monkeypatch, **changed):
-    """Models of the study whose settings are changed."""
+    """Reduces the study's models by changing their settings."""
     for model, settings in changed.items():
         monkeypatch.setitem(MODELS, model, dataclasses.replace(MODELS[model], **settings))
 
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """Runs of two ranks: what one launch made."""
+    """Runs of two ranks, all from one launch."""
     store = tmp_path_factory.mktemp("runs") / "runs.jsonl"
     wanted = [*runs_of(0, 1, arm="torus2d"), *runs_of(0, 1), *runs_of(0, model="small_resnet")]
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -336,7 +336,7 @@ def test_runs_end_with_what_the_report_needs(trained):
         assert len(outcome["curve"]) == SMALL["epochs"] and all(0 <= point <= 100 for point in outcome["curve"])
         assert 0 <= outcome["final"] <= outcome["top5"] <= 100 and outcome["loss"] > 0 < outcome["error"]
         assert outcome["final"] * 0.2 == pytest.approx(round(outcome["final"] * 0.2))  # of 20 crops
-    assert len({outcome["weights"] for outcome in trained.values()}) == 5  # another recipe, seed or model differs
+    assert len({outcome["weights"] for outcome in trained.values()}) == 5  # recipe, seed or model differ
     dense, sparse = (trained[each]["across"] for each in (*runs_of(0, arm="torus2d"), *runs_of(0)))
     assert 0 < sparse < 0.3 * dense
 
@@ -358,7 +358,7 @@ def test_ranks_that_fail_are_an_error_with_what_they_said(ranks, tmp_path):
     }
     path = tmp_path / "job.json"
     path.write_text(json.dumps(job))
-    waits = [sys.executable, "-c", "import time; time.sleep(600)"]  # ends with the one that fails
+    waits = [sys.executable, "-c", "import time; time.sleep(600)"]  # is ended when the other fails
     fails = convergence_runs.on_ranks(path, TWO) if ranks == "real" else convergence_runs.on_threads(path, 0)
     with pytest.raises(RuntimeError, match="unexpected keyword argument 'rates'"):
         convergence_runs.launch([waits, fails], TWO)

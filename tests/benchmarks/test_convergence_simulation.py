@@ -1,4 +1,4 @@
-"""Ranks of the convergence study that are threads train as real ones do, to the bit."""
+"""Simulated ranks of the convergence study, which are threads, train as real ones do, bit for bit."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from tests.examples import messages
 pytestmark = pytest.mark.thorough
 
 CLUSTER = Cluster(2, 2, 0.05)
-ARM = "updates_warmed"  # more of it first; an optimizer for each node, and gradients taken elsewhere
+ARM = "updates_warmed"  # density warm-up, an optimizer per node, and look-ahead gradients
 
 
 def test_threads_train_as_real_ranks_do(tmp_path, monkeypatch):
@@ -27,6 +27,6 @@ def test_threads_train_as_real_ranks_do(tmp_path, monkeypatch):
     for figure in ("weights", "across"):
         assert threads[figure] == real[figure], figure
     for figure in ("error", "loss"):
-        assert threads[figure] == pytest.approx(real[figure], abs=2e-4)  # sums in other orders
+        assert threads[figure] == pytest.approx(real[figure], abs=2e-4)  # the order of sums differs
     assert len(real["curve"]) == len(threads["curve"]) == 2
     assert 0 < real["error"] < 9 and 0 <= real["final"] <= 100 and 5 < real["top5"] <= 100

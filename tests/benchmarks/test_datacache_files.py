@@ -1,4 +1,4 @@
-"""The benchmark of the cache over a slow file system: files as large as said, figures that add up, a report."""
+"""The benchmark of the cache over a slow file system: files of the given sizes, correct figures, and a report."""
 
 import json
 
@@ -33,7 +33,7 @@ def epochs(*seconds):
 
 
 def made_up(waited=0.01, again=0):
-    """Figures of one round at one rate, as `measure` makes them: round numbers, so that ratios are known."""
+    """Figures of one round at one rate, as `measure` makes them; round numbers give known ratios."""
     ours = [{"seconds": 5.0, "waited": 4.0, "steps": 10}, {"seconds": 1.0, "waited": waited, "steps": 10}]
     pairs = [[1.0, 0.8], [1.0, 0.8], [2.0, 1.6]]
     fill = {
@@ -89,7 +89,7 @@ def test_without_fuse_it_says_what_to_do(monkeypatch, tmp_path):
 def test_a_small_run_reads_each_byte_once_and_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(writing, "RESULTS", tmp_path / "reports")
     monkeypatch.setattr(writing, "SAMPLES", tmp_path / "samples")
-    monkeypatch.setattr(slow_files, "drop_caches", lambda: False)  # the machine's: other tests count what is read again
+    monkeypatch.setattr(slow_files, "drop_caches", lambda: False)  # global; other tests count repeated reads
     told = []
     section = datacache_files.measure(tmp_path, told.append, Plan(FILES, ("100MB/s",), epochs=2, rounds=1, pairs=1))
     figures = section.figures

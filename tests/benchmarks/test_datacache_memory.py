@@ -1,4 +1,4 @@
-"""The benchmark of the memory level runs whole, on little data; what it says about speed is not looked at."""
+"""The benchmark of the memory level runs completely on little data; the speeds it reports are not checked."""
 
 import subprocess
 import sys
@@ -15,7 +15,7 @@ pytestmark = pytest.mark.thorough
 
 def test_it_measures_all_arms_and_leaves_nothing_in_shared_memory(tmp_path, monkeypatch):
     said = []
-    with tempfile.TemporaryDirectory(dir=SHARED) as own:  # others may have theirs there at the same time
+    with tempfile.TemporaryDirectory(dir=SHARED) as own:  # others may use /dev/shm at the same time
         monkeypatch.setattr(datacache_memory, "SHARED", Path(own))
         made = datacache_memory.measure(tmp_path, said.append, samples=PROCESSES * BATCH, rounds=1)
         assert not list(Path(own).iterdir())
@@ -40,7 +40,7 @@ sys.stdin.readline()
 
 
 def test_what_a_process_has_of_slabs_is_read_from_its_mappings(tmp_path):
-    """One of its own: this one may have slabs of earlier tests, until they are collected."""
+    """In a subprocess, as this process may still have slabs of earlier tests, until they are collected."""
     path = tmp_path / "some.slab"
     path.write_bytes(bytes(40960))
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}

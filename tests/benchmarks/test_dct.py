@@ -1,4 +1,4 @@
-"""The benchmark of DCT: arms on small matrices give what they should, and reports say what was measured."""
+"""The benchmark of DCT: arms on small matrices give the right results, and reports contain what was measured."""
 
 import argparse
 import dataclasses
@@ -34,7 +34,7 @@ def test_all_arms_are_checked_and_the_report_has_the_targets(monkeypatch):
 
 
 def test_differences_of_test_loss_are_paired_by_seed(tmp_path):
-    """A store that was cut short goes on, and each arm is compared with dense training of as many trainers."""
+    """A store that was cut short is continued, and each arm is compared with dense training on as many trainers."""
     rows, store = "of this index", tmp_path / "runs.jsonl"
     losses = {
         arm.name: {seed: 0.3 + 0.001 * number + 0.01 * seed for seed in range(3)} for number, arm in enumerate(ARMS)
@@ -48,7 +48,7 @@ def test_differences_of_test_loss_are_paired_by_seed(tmp_path):
     assert (round(mean, 6), round(half, 6)) == (round(0.003 / 0.31, 6), 0.0)
     mean, _ = section.figures["differences"]["dct(0.99)"]
     assert mean == pytest.approx(0.001 / np.mean([*losses[dct_quality.DENSE_OF_TWO].values()]))
-    losses["dct(0.99)"].pop(1)  # what is not finished is not told
+    losses["dct(0.99)"].pop(1)  # unfinished runs are not reported
     assert "| dct(0.99) | 0.320" in "".join(section.lines) and section.lines[-1].endswith("| 3 |")
     assert "| 2 |" in "".join(dct_quality.told(losses, ARMS, rows).lines)
     assert [verdict.met for verdict in section.verdicts] == [False, False]
@@ -80,7 +80,7 @@ def test_a_quick_run_leaves_the_store_of_the_study_as_it_is(tmp_path, monkeypatc
 
 
 def trained(seconds, counted, split=40.0, embeddings=20.0):
-    """What `dct_rank` tells of one arm, at one node that sends much and three that send little."""
+    """Results of `dct_rank` for one arm, on one node that sends much and three that send little."""
     told = {"steps": 2, "seconds": seconds, "split": 0.0, "embeddings": 0.0, "processor": seconds / 2}
     return [{**told, "counted": counted, "split": split, "embeddings": embeddings}, *[{**told, "counted": 1.0}] * 3]
 
@@ -100,8 +100,8 @@ def test_the_table_of_a_training_has_all_arms_and_bytes_by_kind():
 
 @pytest.mark.parametrize("seconds, is_met", [(0.54, True), (0.57, False)])
 def test_a_large_batch_is_to_gain_what_its_bytes_allow(seconds, is_met):
-    """A second a step of which half is on the link: without the bytes there is half a second left, or .56 with a tenth
-    less."""
+    """A step takes a second, half of it on the link: without those bytes 0.5 s remain, or 0.56 s with a tolerance
+    of a tenth."""
     rate, names = 100e6, (dct_training.DENSE, dct_training.OURS)
     ranks = {dct_training.DENSE: trained(2.0, 2 * 0.5 * rate / 8), dct_training.OURS: trained(2 * seconds, 0.0, 0, 0)}
     arms = [arm for arm in dct_training.ARMS if arm.name in names]
@@ -118,7 +118,7 @@ def test_thresholds_are_told_and_drawn(tmp_path):
         told.extend(number / (1 + step) for step in watch.steps)
     held = {0.9: [0.5] * len(watch.steps)}
     section = dct_thresholds.told("thresholds", watch, held)
-    assert "| 90% | 0.016 | 0.500 |" in section.lines  # of step 380, the last of twenty, and 360
+    assert "| 90% | 0.016 | 0.500 |" in section.lines  # of step 380, the last of twenty, and of step 360
     dct_thresholds.draw(watch, held, tmp_path / "dct.png")
     assert 5_000 < (tmp_path / "dct.png").stat().st_size <= writing.LARGEST_PICTURE
 
@@ -138,7 +138,7 @@ def test_what_a_selection_sends_and_leaves_is_checked():
 
 @pytest.mark.thorough
 def test_selections_are_timed_by_the_life_of_their_thresholds(tmp_path):
-    """A step whose threshold is taken anew is told from one between."""
+    """Steps that take a new threshold are distinguished from those in between."""
     vectors = list(np.random.default_rng(0).standard_normal((4, 1000), np.float32))
     cells = {0.95: dct_life.timed(0.95, vectors, 12, 20)}
     section = dct_life.told(cells, 1000, 12)
@@ -161,14 +161,14 @@ def sentences(tmp_path_factory):
 
 @pytest.fixture
 def models(monkeypatch, sentences):
-    """The study's models, of few sentences."""
+    """The study's models, trained on few sentences."""
     for name, settings in dct_translation.MODELS.items():
         few = (*settings.options, "--catalogues", sentences, "--vocabulary", "400")
         monkeypatch.setitem(dct_translation.MODELS, name, dataclasses.replace(settings, options=few))
 
 
 def made_up(wanted, store):
-    """Finished runs: whatever is compared ends .2 points below what it is compared with; the rate of .5 is the best."""
+    """Finished runs: each arm ends 0.2 points below the one it is compared with; the rate of 0.5 is the best."""
     for run in wanted:
         below = 0.0 if dct_translation.ARMS[run.arm].against == run.arm else 0.2
         final = 20.0 + run.seed - below

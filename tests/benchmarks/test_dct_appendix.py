@@ -1,4 +1,4 @@
-"""The appendices of DCT: what crosses a split, scheme by scheme, and closed forms of means that samples agree with."""
+"""The appendices of DCT: what each scheme sends across a split, and closed forms of means compared with samples."""
 
 import argparse
 import math
@@ -24,7 +24,7 @@ def drawn(seed, *shape):
 
 @pytest.mark.parametrize("sparsity", SPARSITIES)
 def test_schemes_have_the_bytes_of_ours(sparsity):
-    """In both directions together, or backward; or what is left of them where one more value would be too many."""
+    """In total over both directions, or backward; or the next smaller number, if one more value would exceed it."""
     told = {name: make(sparsity, 1).bytes_of_row for name, make in SCHEMES.items()}
     assert told[OURS] == dct_schemes.bytes_of(sparsity)
     for name in dct_schemes.AS_MANY:
@@ -53,7 +53,7 @@ def test_what_feeds_back_loses_nothing(sparsity, seed, name):
 
 @given(sparsity=st.sampled_from(SPARSITIES), place=st.integers(0, WIDTH - 1), value=st.floats(0.5, 2, width=32))
 def test_a_sketch_finds_an_element_that_is_alone(sparsity, place, value):
-    """Whatever falls into its counters too is estimated to be as large, and no larger."""
+    """Elements that share its counters are estimated to be at most as large."""
     gradient = np.zeros([1, 1, WIDTH], np.float32)
     gradient[..., place] = value
     found = SCHEMES["count sketch of the gradient"](sparsity, 1).backward(tf.constant(gradient), None).numpy()
@@ -71,7 +71,7 @@ def test_the_gradient_of_a_gaussian_sketch_is_that_of_what_was_computed(sparsity
     one, other = arrived[0].numpy() @ gradient.numpy(), x.numpy() @ made.backward(gradient[None], kept)[0].numpy()
     assert one == pytest.approx(other, abs=1e-2)
     norms = np.mean([made.forward(drawn(each, 1, WIDTH))[0].numpy() @ drawn(each, WIDTH).numpy() for each in range(50)])
-    assert norms / WIDTH == pytest.approx(1.0, abs=0.25)  # on average it changes nothing
+    assert norms / WIDTH == pytest.approx(1.0, abs=0.25)  # it preserves the norm on average
 
 
 @given(seed=st.integers(0, 2**32), dtype=st.sampled_from(["int8", "int4"]))
@@ -86,7 +86,7 @@ def test_whole_numbers_are_those_that_travel_between_stages(seed, dtype):
 
 @given(seed=st.integers(0, 2**32))
 def test_a_sample_goes_whole_once_and_then_by_its_changes(seed):
-    """Both sides have the same activations of each sample, and what is not sent yet is in the next change."""
+    """Both sides have the same activations of each sample; what is not sent yet is in the next change."""
     made, usual = dct_schemes.Changes("int4", 2, 10), dct_schemes.WholeNumbers("int4")
     samples, x = tf.constant([[3, 1, 4], [1, 5, 9]]), drawn(seed, 2, 3, WIDTH)
     np.testing.assert_array_equal(made.forward(x, samples)[0], x)
@@ -99,12 +99,12 @@ def test_a_sample_goes_whole_once_and_then_by_its_changes(seed):
         known = arrived
     untouched = np.setdiff1d(np.arange(10), samples[0])
     assert not made.known.numpy()[0, untouched].any()
-    np.testing.assert_array_equal(made.forward(x)[0], x)  # of the test there is no sample that was sent before
+    np.testing.assert_array_equal(made.forward(x)[0], x)  # test samples have not been sent before
 
 
 @pytest.mark.parametrize("sparsity", [0.0, 0.9])
 def test_gradients_of_the_halves_are_those_of_the_whole(sparsity):
-    """As a tape takes them through a `Threshold` layer."""
+    """As computed by a tape through a `Threshold` layer."""
     scheme = SCHEMES[OURS](sparsity, 2) if sparsity else dct_schemes.Dense()
     models, images = dct_appendix.Models(scheme, 2), drawn(3, 2, 5, 64)
     labels, layer = tf.constant([[0, 1, 2, 3, 4], [9, 8, 7, 6, 5]]), Threshold(sparsity)
@@ -137,7 +137,7 @@ def test_a_quick_run_of_the_appendix_trains_all_schemes():
 
 @pytest.mark.parametrize("sparsity", [0.5, 0.9])
 def test_sampled_means_are_the_closed_forms(sparsity):
-    """Within three standard errors, and further from those of another share, and of the mean threshold."""
+    """Within three standard errors, and further from the values for another share and for the mean threshold."""
     case = dct_theorem.case(64, sparsity, 4_000, 1)
     assert len(case["errors"]) == 1 + 2 * len(dct_theorem.TARGETS)
     assert max(case["errors"]) <= dct_theorem.MOST

@@ -37,7 +37,7 @@ SEEDS = st.integers(0, 2**31 - 1)
 
 
 class Bowl:
-    """A loss whose gradient is what parameters are off a target that differs from batch to batch."""
+    """A loss whose gradient is the parameters' distance from a target that differs from batch to batch."""
 
     def __init__(self, batches: int):
         self.batches = batches
@@ -113,7 +113,7 @@ def test_synchronous_servers_end_with_the_bits_of_real_ones_over_sockets():
 
     def train(rank):
         pushes = members.pushing(started[rank], how)
-        for step in range(4):  # answers to all arrive at once, and clients take the next batches in their order
+        for step in range(4):  # all answers arrive at once, and clients take the next batches in their order
             gradient = work.gradient(3 * step + rank, started[rank].connections.copy.values)
             members.step(started[rank], pushes, gradient.numpy(), work.rate(step))
 
@@ -152,7 +152,7 @@ def test_a_fingerprint_tells_a_run_from_all_others():
 
 
 def outcome_of(run, final, rates=(1.0,)):
-    """What a run that has ended so comes to; the nearer its rate to the last of those, the better."""
+    """A made-up outcome of a run; the closer its learning rate is to the last of `rates`, the better."""
     final -= abs(run.rate - rates[-1])
     return {
         **{"final": final, "last": final, "copy": final, "loss": 2.0, "size": 100, "samples": 800.0, "seconds": 6.0},

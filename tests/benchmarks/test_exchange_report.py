@@ -1,4 +1,4 @@
-"""What bench_exchange.py measures together, and what it makes of it."""
+"""Which cells bench_exchange.py measures together, and its report of them."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The benchmark of LARS and LAMB: the shapes that it says, arms that agree, verdicts, and a small run of two ranks."""
+"""The benchmark of LARS and LAMB: its shapes, arms that agree, verdicts, and a small run of two ranks."""
 
 import numpy as np
 import pytest
@@ -25,7 +25,7 @@ def test_the_models_are_those_of_the_papers():
 
 @pytest.mark.parametrize("name", bench_lars.NAMES)
 def test_all_arms_agree(name):
-    """Each arm's check compares with NumPy or with ours; three rounds, so that steps follow one another."""
+    """Each arm's check compares with NumPy or with our operations; three rounds, so that steps follow one another."""
     cell = bench_lars.Cell(name, LAYERS, Floors(lars_arms.elements_of(LAYERS)))
     times = timing.interleave(cell.arms(), rounds=2, before=lambda: None)
     steps = [arm for arm in times if arm.startswith("step, tf.function")]

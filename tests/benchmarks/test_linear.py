@@ -1,4 +1,4 @@
-"""The benchmark of linear models: what it makes of its runs, and a small run of it."""
+"""The benchmark of linear models: the report of its runs, and a small run."""
 
 import pytest
 
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.thorough
 def run(method, exchange, communication, losses, weights="a"):
     times = {"seconds": communication + 0.5, "communication": communication}
     passes = [{"loss": loss, "test_accuracy": 0.9, **times} for loss in losses]
-    passes[0] |= {"seconds": 100.0, "communication": 90.0}  # the first one does not count
+    passes[0] |= {"seconds": 100.0, "communication": 90.0}  # the first pass does not count
     about = {"samples": 10, "nonzeros": 100, "steps": 3, "entries": 5.0, "entries_of_all": 9.0}
     return {"method": method, "exchange": exchange, "passes": passes, "weights": weights, **about}
 

@@ -1,4 +1,4 @@
-"""Ranks of a cluster in a box through mpirun: its command line and agent, and real ranks where there is Open MPI."""
+"""Ranks of a cluster in a box under mpirun: its command line and agent, and real ranks if Open MPI is installed."""
 
 import os
 import subprocess
@@ -18,7 +18,7 @@ ADDRESSES = ["10.78.0.1", "10.78.0.2", "10.78.0.3"]
 
 @pytest.fixture
 def recorded(tmp_path, monkeypatch):
-    """Programs first on the PATH that write their arguments down, one a line, in place of those that need root."""
+    """Programs, first on PATH, that record their arguments, one per line, in place of those that need root."""
     record = tmp_path / "record"
     for name in ("ip", "mpirun"):
         program = tmp_path / name
@@ -35,7 +35,7 @@ def test_the_agent_enters_the_namespace_of_the_address(recorded, tmp_path, node)
     entered = recorded.read_text().splitlines()
     namespace = f"box7n{node}"
     assert entered[:6] == ["ip", "netns", "exec", namespace, "unshare", "--uts"]
-    assert entered[-2:] == [namespace, "PATH=/x:$PATH ; orted -mca a b"]  # joined by blanks, as ssh does
+    assert entered[-2:] == [namespace, "PATH=/x:$PATH ; orted -mca a b"]  # joined by spaces, as ssh does
 
 
 def test_the_command_line_has_the_agent_the_nodes_and_only_their_network(recorded, tmp_path):

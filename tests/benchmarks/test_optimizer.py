@@ -1,4 +1,4 @@
-"""What a step costs where the exchange runs the optimizer: real ranks, and the report."""
+"""The cost of a step whose exchange runs the optimizer: real ranks, and the report."""
 
 import argparse
 

@@ -1,4 +1,4 @@
-"""CommLib on paper: orderings, constants that a fit finds again, and what the reported figures rest on."""
+"""CommLib's performance model: orderings, constants recovered by a fit, and the basis of the reported figures."""
 
 import json
 import math
@@ -20,7 +20,7 @@ def found():
 
 
 def made_up(constants):
-    """The workloads with throughputs that the model itself gives."""
+    """The workloads with the throughputs that the model itself predicts."""
     return [
         work._replace(
             published={column: paper_model.throughput(work, column, constants) for column in paper_model.RECIPES}

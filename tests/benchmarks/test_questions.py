@@ -1,4 +1,4 @@
-"""A benchmark of several questions: what one gives is kept while others are asked again."""
+"""A benchmark of several questions: the result of one is kept while others are run again."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""The slow file system: what it shows, what it costs, what it counts, and that it is gone afterwards."""
+"""The slow file system: its contents, its delays, its counters, and its removal afterwards."""
 
 import concurrent.futures
 import contextlib
@@ -28,7 +28,7 @@ SIDE = 16
 
 @pytest.fixture
 def source(tmp_path):
-    """Two folders with files of 0 to 300 KB, and a link to one of them."""
+    """Two folders with files of 0 to 300 KB, and a symbolic link to one of them."""
     random = np.random.default_rng(0)
     for number, size in enumerate((0, 1, 4096, 4097, 100_000, 300_000)):
         path = tmp_path / "source" / f"folder {number % 2}" / f"{number}.bin"
@@ -115,20 +115,20 @@ def test_it_counts_what_is_asked_for(source):
         first = slow.counted()
         assert first.bytes == 300_000
         assert first.operations["open"] == 1 and first.operations["read"] >= 1
-        assert first.operations["lookup"] >= 2  # of the folder and of the file; more where that took long
-        path.read_bytes()  # it is asked whether it is still the same, and read anew
+        assert first.operations["lookup"] >= 2  # of the folder and of the file; more if that takes long
+        path.read_bytes()  # it is checked for changes and read again
         second = slow.counted()
         assert second.bytes == 600_000 and second.operations["open"] == 2
-    assert slow.counted() == second  # and after the end
+    assert slow.counted() == second  # also after unmounting
 
 
 @needs.fuse
 def test_no_reader_gets_more_than_the_rate(source):
-    """All readers together; a machine that is busy may make it slower, but nothing may make it faster."""
+    """All readers together; on a busy machine it may be slower, but never faster."""
     paths = [path.relative_to(source) for path in source.rglob("5.bin")]
     with SlowFiles(source, rate="2MB/s") as slow, concurrent.futures.ThreadPoolExecutor(4) as pool:
         began = time.monotonic()
-        for _ in range(2):  # one at a time, as those who open a file at the same time share the kernel's pages
+        for _ in range(2):  # one at a time, as simultaneous readers of a file share the kernel's pages
             for path in paths:
                 (slow.mount / path).read_bytes()
         list(pool.map(lambda name: (slow.mount / name).read_bytes(), ["folder 0/4.bin", "folder 1/3.bin"] * 2))
@@ -145,7 +145,7 @@ def test_no_operation_is_faster_than_the_latency(source):
         elapsed = time.monotonic() - began
         counted = slow.counted()
         assert counted.most_in_flight <= 16
-        assert elapsed >= 0.03 * 4  # two lookups, an open, a read, one after another
+        assert elapsed >= 0.03 * 4  # two lookups, an open and a read, one after another
         began = time.monotonic()
         os.listdir(slow.mount / "folder 1")
         assert time.monotonic() - began >= 0.03 * 2
@@ -154,7 +154,7 @@ def test_no_operation_is_faster_than_the_latency(source):
 @needs.fuse
 @pytest.mark.parametrize("in_flight", [1, 3])
 def test_no_more_operations_are_in_flight_than_may_be(source, in_flight):
-    with SlowFiles(source, latency="100ms", in_flight=in_flight) as slow:  # long, so that they meet
+    with SlowFiles(source, latency="100ms", in_flight=in_flight) as slow:  # a long latency makes them overlap
         names = [path.relative_to(source) for path in source.rglob("*.bin")]
         began = time.monotonic()
         with concurrent.futures.ThreadPoolExecutor(6) as pool:
@@ -167,7 +167,7 @@ def test_no_more_operations_are_in_flight_than_may_be(source, in_flight):
 
 @needs.fuse
 def test_lookups_in_one_folder_overlap(source):
-    """The kernel looks up one name of a directory at a time, so that a lookup's latency must not be paid there."""
+    """The kernel looks up one name per directory at a time, so a lookup must not wait for the latency there."""
     for number in range(40):
         (source / "folder 0" / f"many {number}").touch()
     with SlowFiles(source, latency="100ms") as slow, concurrent.futures.ThreadPoolExecutor(8) as pool:
@@ -179,7 +179,7 @@ def test_lookups_in_one_folder_overlap(source):
 
 @needs.fuse
 def test_calibration_says_what_is_reached(source, monkeypatch):
-    monkeypatch.setattr(slow_files, "drop_caches", lambda: False)  # the machine's: other tests count what is read again
+    monkeypatch.setattr(slow_files, "drop_caches", lambda: False)  # global; other tests count repeated reads
     with SlowFiles(source, rate="5MB/s", latency="5ms", in_flight=4) as slow:
         found = slow.calibrate(limit=0.3)
     assert 0 < found.one <= 5e6 and 0 < found.rate <= 5e6
@@ -192,7 +192,7 @@ def test_what_has_no_file_cannot_be_calibrated(tmp_path):
         slow.calibrate()
 
 
-# ---- it is gone afterwards ----
+# ---- removal ----
 
 
 @needs.fuse
@@ -202,7 +202,7 @@ def test_a_server_that_is_stopped_is_unmounted(source, number):
         used = os.open(slow.mount / "folder 0" / "4.bin", os.O_RDONLY)
         os.kill(slow.pid, number)
         wait_until(lambda: not mounted(slow.mount))
-        with contextlib.suppress(OSError):  # there is nobody to tell that it is closed
+        with contextlib.suppress(OSError):  # the server that would be told of the close is gone
             os.close(used)
     assert not slow.mount.exists()
 
@@ -234,7 +234,7 @@ def test_as_a_command_it_prints_what_it_counted(source, tmp_path):
     assert server.returncode == 0 and not mounted(mount)
 
 
-# ---- the cache over it ----
+# ---- the cache on top of it ----
 
 
 def decode(payload):

@@ -1,4 +1,4 @@
-"""The benchmark of SparCML's collectives: what it measures, what it makes of it, and a small run of two ranks."""
+"""The benchmark of SparCML's collectives: what it measures, its report, and a small run of two ranks."""
 
 import sys
 import types
@@ -24,7 +24,7 @@ TINY = bench_sparcml.WHOLE._replace(
 )
 
 
-# ---- what is measured ----
+# ---- measurements ----
 
 
 def test_fig_3_is_measured_by_ranks_and_by_density():
@@ -49,7 +49,7 @@ def test_arms_that_seldom_take_part_are_spread_over_the_rounds():
 
 
 def test_a_wrong_sum_is_seen(monkeypatch):
-    """The checks of a run can fail."""
+    """Shows that the checks of a run can fail."""
     from benchmarks import sparcml_rank
 
     monkeypatch.setattr(sparcml_rank, "hvd", types.SimpleNamespace(rank=lambda: 0))
@@ -72,7 +72,7 @@ def test_a_wrong_sum_is_seen(monkeypatch):
             vectors.check("some arm", wrong)
 
 
-# ---- what is made of it ----
+# ---- the report ----
 
 
 def made_up_cell(density, sets, union, ms, chosen):
@@ -106,7 +106,7 @@ def test_targets_are_judged_by_the_cells_that_were_measured():
     assert [(verdict.measured.split(" ")[0], verdict.met) for verdict in made] == [
         ("40.0x", True),
         ("1.12x", False),
-        ("+7.3%", False),  # of +3.0% and +11.6%
+        ("+7.3%", False),  # the range of +3.0% and +11.6%
         ("+11.6%", False),
         ("+7.3%", False),
         ("+11.6%", False),
@@ -158,7 +158,7 @@ def test_tables_and_picture_are_made(tmp_path):
     assert (tmp_path / "sparcml.png").stat().st_size > 3_000
 
 
-# ---- what the ranks do ----
+# ---- runs ----
 
 
 @needs.namespaces
@@ -173,7 +173,7 @@ def test_two_ranks_measure_everything():
             assert len(chosen) == cell["rounds"][arm] and set(chosen) <= set(collective_costs.CANDIDATES)
     assert [cell["union"] for cell in run["cells"][2:]] == [2**14, 2**13]
     for row in sparcml_report.rows_of([run]):
-        assert row["claimed"] * 0.95 < row["counted"], row  # a piece may have a few rows less than the mean one
+        assert row["claimed"] * 0.95 < row["counted"], row  # a piece may have slightly fewer rows than the mean
     (overlap,) = sparcml_report.overlaps_of([run])
     assert list(overlap["ms"]) == list(ARMS) and overlap["exposed_ms"] == pytest.approx(
         overlap["ms"]["overlapped"] - overlap["ms"]["computation"]

@@ -1,4 +1,4 @@
-"""The training benchmark: models of the known sizes, parts that add up, tables, and a small run of two ranks."""
+"""The training benchmark: models of known sizes, parts that add up, tables, and a small run of two ranks."""
 
 import sys
 import types
@@ -43,7 +43,7 @@ def test_parts_are_between_the_marks():
     assert parts == {
         "input wait": 0.5,
         "forward and backward": 1.5,
-        "compression": 1.5,  # 12 to 13 and 14 to 14.5; before 12 it is hidden
+        "compression": 1.5,  # from 12 to 13 and from 14 to 14.5; before 12 it is hidden
         "exposed communication": 1.5,
         "optimizer": 0.25,
     }
@@ -67,7 +67,7 @@ def test_a_summary_adds_up_and_tells_the_waiting_for_slower_ranks():
     slow = [Marks(0.0, 1.0, 3.0, 4.0, 5.0, ((3.0, 3.5),)), Marks(5.0, 5.0, 6.0, 8.0, 9.0)]
     summary = train_breakdown.summary([quick, slow])
     assert sum(summary[part] for part in PARTS) == summary["step"] == 4.5
-    assert summary["for slower ranks"] == 0.5  # 2 s of one of four steps
+    assert summary["for slower ranks"] == 0.5  # 2 s in one of four steps
     assert summary["selection in all"] == 1.5 / 4
     assert summary["compression"] == 1.0 / 4
 
@@ -131,7 +131,7 @@ def test_tables_and_picture_are_made(tmp_path):
     assert (tmp_path / "train.png").stat().st_size > 3_000
 
 
-# ---- what the ranks do ----
+# ---- runs ----
 
 
 def test_a_recipe_that_is_none_is_refused():
@@ -144,7 +144,7 @@ def test_a_recipe_that_is_none_is_refused():
 
 
 def test_an_arm_that_strays_is_seen():
-    """The checks of a run can fail. Here one rank is all ranks, so that replicas are equal where they should not be."""
+    """Shows that the checks of a run can fail. One rank stands for all, so replicas are equal when they must not be."""
     from benchmarks import train_rank
 
     def arm(losses):
@@ -177,12 +177,12 @@ def test_two_ranks_train_and_everything_adds_up():
         breakdown = arm["breakdown"]
         np.testing.assert_allclose(sum(breakdown[part] for part in PARTS), breakdown["step"], rtol=1e-9)
         assert all(breakdown[part] >= 0 for part in PARTS)
-        assert breakdown["step"] * 6 <= sum(arm["seconds"]) * (1 + 1e-9)  # the mean rank's, and the slowest's
+        assert breakdown["step"] * 6 <= sum(arm["seconds"]) * (1 + 1e-9)  # mean rank's, and the slowest's
     arms = run["arms"]
     assert arms["hitopk"]["breakdown"]["selection in all"] > 0
     assert arms["dense"]["breakdown"]["selection in all"] == arms["Horovod"]["breakdown"]["selection in all"] == 0
     assert arms["hitopk"]["telemetry"]["density"] == pytest.approx(0.05, rel=0.01)
-    sent = 4 * run["parameters"] * 6  # two ranks: each sends the whole gradient, in all six steps
+    sent = 4 * run["parameters"] * 6  # two ranks: each sends the whole gradient in all six steps
     assert min(arms["Horovod"]["sent"]) > sent and min(arms["dense"]["sent"]) > sent
     assert max(arms["hitopk"]["sent"]) < min(arms["Horovod"]["sent"])
     text = bench_train.render([{"shape": [2, 1], "rate": "1gbit", **run}], [])

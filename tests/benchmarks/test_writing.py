@@ -1,4 +1,4 @@
-"""What benchmarks write: one report each, small, without samples; and what lies in benchmarks/results/ is that."""
+"""The files that benchmarks write: one small report each, without samples; so are those in benchmarks/results/."""
 
 import json
 
@@ -61,7 +61,7 @@ def test_the_reports_that_are_kept_are_one_a_benchmark_and_small():
     runs = (averaging_runs, convergence_runs, dct_quality, dct_translation, dropping_runs)
     finished = {each.STORE for each in runs}  # not reports
     kept = [path for path in writing.RESULTS.iterdir() if path not in finished]
-    names = {path.name.partition(".")[0] for path in kept}  # averaging.service.png is of averaging
+    names = {path.name.partition(".")[0] for path in kept}  # averaging.service.png belongs to averaging
     assert {path.suffix for path in kept} == ENDINGS
     for name in names:
         bench = name.replace("-", "_")

@@ -1,4 +1,4 @@
-"""A communicator that counts what it carries, around a real one."""
+"""A communicator that wraps a real one and counts what it carries."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from hvd_sparse.transport.communicator import Communicator
 
 
 class CountingCommunicator(Communicator):
-    """Hands every call on, and counts the steps and the payload bytes that this rank sends.
+    """Forwards every call, and counts the steps and the payload bytes that this rank sends.
 
-    A pairwise exchange is one step, an all-to-all and an all-gather are P - 1; an all-gather is taken for a ring to
-    which every rank brings its own tensor, and an all-reduce of vectors for one of pieces, 2 (P - 1) steps in which a
-    rank sends all pieces but one twice. What the ranks tell each other before and beside a collective is counted
-    apart.
+    A pairwise exchange is one step; an all-to-all and an all-gather are P - 1. An all-gather counts as a ring to which
+    every rank contributes its own tensor, and an all-reduce of vectors as one of pieces: 2 (P - 1) steps in which a
+    rank sends all pieces but one twice. Calls by which ranks agree before or during a collective are counted
+    separately.
 
     Attributes:
-        steps: of the collective itself.
+        steps: those of the collective itself.
         sent: bytes of the collective itself.
-        calls: of the collective itself.
+        calls: those of the collective itself.
         agreeing: calls by which the ranks agree.
-        gathers: all all-gathers that were handed on.
+        gathers: all all-gathers that were forwarded.
     """
 
     def __init__(self, carrier: Communicator):

@@ -1,4 +1,4 @@
-"""What auto chooses, and why."""
+"""The choices of auto, and the reasons."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.collectives.vectors import FREE, GOOD, dense_of, expected_of, index_s
 class TestAuto:
     @staticmethod
     def choices(auto, kinds, size, density, ranks=8):
-        """What is chosen in one call after another."""
+        """The choices in successive calls."""
         calls = [[slices_of(each, [size]) for each in index_sets(kind, ranks, size, density)] for kind in kinds]
 
         def one_rank(grid):
@@ -32,7 +32,7 @@ class TestAuto:
         return results[0]
 
     def test_few_rows_go_in_pairs_and_many_in_pieces(self):
-        """SparCML 5.3: latency against bandwidth; few rows of sets that overlap, as all of them go in one call else."""
+        """SparCML 5.3: latency against bandwidth. Few rows need sets that overlap; others would go in one call."""
         calls = Transport(Link(0.4e-4, 1e8), Link(1.5e-4, 1e8), Link(1.5e-4, 1e8), byte=2e-9)
         assert self.choices(Auto(calls), ["identical"] * 3, 100000, 0.01)[-1] == "recursive_doubling"
         assert self.choices(Auto(calls), ["overlapping"], 100000, 0.08) == ["split_allgather"]
@@ -45,7 +45,7 @@ class TestAuto:
         assert self.choices(Auto(FREE), ["overlapping"], 100000, 0.5) == ["dynamic"]
 
     def test_what_was_seen_is_what_the_next_call_expects(self):
-        """Identical sets: uniform ones would fill in, these do not."""
+        """The sets are identical: uniform ones would fill in, these do not."""
         assert self.choices(Auto(FREE), ["identical"] * 3, 20000, 0.2) == [
             "dynamic",
             "split_allgather",
@@ -67,7 +67,7 @@ class TestAuto:
         assert Auto(FREE).chosen(LoneCommunicator()) is None
 
     def test_messages_go_with_the_check_of_a_call_once_the_all_gather_was_chosen(self):
-        """The second call is the check alone; where a rank brings many more rows, all go after it."""
+        """The second call is the check alone; if a rank has many more rows, all are sent after it."""
         few, more, many = (index_sets("overlapping", 3, 1000, density) for density in (0.01, 0.02, 0.3))
         calls = [few, few, more, many, few, few, [*few[:2], many[2]], few]
         auto = Auto(Transport(Link(1.0, 1e9), Link(1.0, 1e9), Link(1e-5, 1e9)))

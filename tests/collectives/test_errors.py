@@ -1,4 +1,4 @@
-"""Bad input on one rank, and ranks that disagree: one clear error on all."""
+"""Invalid input on one rank, and ranks that disagree: one clear error on all."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class TestBadInput:
         [*((ALL["split_allgather"], told) for told in BAD), *((each, LAST) for each in ALL.values())],
     )
     def test_of_one_rank_is_the_same_error_on_all(self, collective, told):
-        """Every collective asks the same function."""
+        """Every collective uses the same check."""
         slices, arguments = BAD[told]
 
         def one_rank(grid):

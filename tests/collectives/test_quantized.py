@@ -1,4 +1,4 @@
-"""`dynamic` in low precision: what is lost is kept, and replicas agree."""
+"""`dynamic` in low precision: rounding errors are kept, and replicas agree."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class TestQuantized:
     @pytest.mark.parametrize("quantizer", QUANTIZERS, ids=str)
     @pytest.mark.parametrize("row", [[], [3]])
     def test_owners_keep_what_the_receivers_lack(self, ranks, quantizer, row):
-        """Over several calls: what went in is what came out and what is kept, but for float32's rounding."""
+        """Over several calls, the input equals the output plus what is kept, up to float32's rounding."""
         size, width = 1003, math.prod(row)
         drawn = np.random.default_rng(0)
         calls = [
@@ -63,7 +63,7 @@ class TestQuantized:
     def test_low_precision_is_of_fewer_bytes(self):
         inputs = [slices_of(range(20000), [20000], seed=rank) for rank in range(4)]
         coded = counted(functools.partial(collectives.dynamic, quantizer=QSGD(4)), inputs)
-        split = 3 * (8 + 4 * 5000)  # pieces that travel dense, with their headers
+        split = 3 * (8 + 4 * 5000)  # pieces that are sent dense, with their headers
         assert coded[0].sent - split == 3 * (5000 // 2 + 4 * 5)
 
     def test_a_value_that_is_not_finite_is_an_error_on_every_rank(self):

@@ -1,4 +1,4 @@
-"""Every collective against the dense result, to the bit."""
+"""Every collective equals the dense result bit for bit."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ IN_PIECES = (collectives.split_allgather, collectives.sparse_ring, ALL["auto"])
 
 
 def check(collective, inputs, shape, op="sum"):
-    """Runs a collective with as many ranks as bring something; gives the results of all."""
+    """Runs a collective with one rank per input; returns the results of all."""
     ranks = len(inputs)
     results = threads.run(ranks, ranks, lambda grid: collective(inputs[grid.world.rank], grid.world, op=op))
     expected = expected_of(inputs, shape, op)
@@ -39,7 +39,7 @@ def check(collective, inputs, shape, op="sum"):
 
 
 class TestGraph:
-    """With one rank; tests/parallel has more."""
+    """On one rank; tests/parallel has tests on more."""
 
     @every
     def test_gives_what_eager_code_gives(self, collective):
@@ -112,7 +112,7 @@ class TestResult:
     @pytest.mark.parametrize("op", ["sum", "max", "product"])
     @pytest.mark.parametrize("ordered", [1, 3])
     def test_whole_vectors_are_combined_as_they_are(self, collective, op, ordered):
-        """Every row in order, on all ranks or on one, so many that the indices are looked at piece by piece."""
+        """Every row in order, on all ranks or on one; there are so many that indices are checked piece by piece."""
         rows = np.arange(2**14 + 3)
         inputs = [slices_of(rows if rank < ordered else rows[::-1], [len(rows)], seed=rank) for rank in range(3)]
         check(collective, inputs, [len(rows)], op)

@@ -1,4 +1,4 @@
-"""What collectives send, against the index sets, SparCML 5.3 and the cost model."""
+"""The bytes of collectives, compared with the index sets, SparCML 5.3 and the cost model."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from tests.collectives.vectors import ALL, counted, index_sets, slices_of
 
 
 def words_of(rows, size, width=1, isize=4):
-    """Bytes of a message with so many rows."""
+    """Bytes of a message with this number of rows."""
     if rows > size * width * isize // (4 + width * isize):
         return 8 + -(-size * width * isize // 8) * 8
     return 8 + -(-4 * rows // 8) * 8 + -(-rows * width * isize // 8) * 8
 
 
 def pieces_of(indices, size, ranks):
-    """How many of these rows are in each piece, and the sizes of the pieces."""
+    """The number of these rows in each piece, and the sizes of the pieces."""
     edges = [part * size // ranks for part in range(ranks + 1)]
     return np.histogram(indices, edges)[0] if len(indices) else np.zeros(ranks, int), np.diff(edges)
 
@@ -36,7 +36,7 @@ def union(sets):
 
 
 def implied(name, sets, size, rank):
-    """Bytes that a rank sends, from the index sets alone."""
+    """Bytes that a rank sends, computed from the index sets alone."""
     ranks = len(sets)
     pieces = [pieces_of(indices, size, ranks) for indices in sets]
     total, extents = pieces_of(union(sets), size, ranks)
@@ -45,7 +45,7 @@ def implied(name, sets, size, rank):
         return (ranks - 1) * words_of(len(sets[rank]), size)
     if name == "split_allgather":
         return split + (ranks - 1) * words_of(total[rank], extents[rank])
-    if name == "dynamic" and min(map(len, sets)) >= size // 2:  # as many as travel dense: an all-reduce
+    if name == "dynamic" and min(map(len, sets)) >= size // 2:  # as many as are sent dense: an all-reduce
         return implied("dense_ring", sets, size, rank)
     if name == "dynamic":
         return split + (ranks - 1) * 4 * extents[rank]
@@ -83,7 +83,7 @@ def implied_of_doubling(sets, size, rank):
 
 
 def handed_on(name, quantizer):
-    """An all-gather of contributions as a function of slices and a communicator."""
+    """An all-gather of contributions, as a function of slices and a communicator."""
 
     def call(slices, communicator):
         if name == "allgather_sum":
@@ -102,7 +102,7 @@ class TestTrafficOfContributions:
     @pytest.mark.parametrize("ranks", [2, 3, 6])
     @pytest.mark.parametrize("quantizer", [QSGD(4, bucket=16), OneBit("global"), TwoBits()], ids=str)
     def test_steps_and_bytes_are_those_that_are_told(self, ranks, quantizer):
-        """In one all-gather each, and to the byte."""
+        """In one all-gather each, and exact to the byte."""
         equal = [slices_of(range(rank, rank + 45), [1003], seed=rank) for rank in range(ranks)]
         uneven = [slices_of(range(17 * rank), [1003], seed=rank) for rank in range(ranks)]
         codes = -(-quantizer.code_bytes(45) // 4) * 4 + 4 * quantizer.scale_count(45)
@@ -138,7 +138,7 @@ class TestTraffic:
         "kind, density", [("overlapping", 0.05), ("disjoint", 0.1), ("identical", 0.1), ("any", 0.8)]
     )
     def test_bytes_are_what_the_index_sets_imply(self, name, ranks, kind, density):
-        """To the byte, headers and padding included."""
+        """Exact to the byte, including headers and padding."""
         size = 20011
         sets = index_sets(kind, ranks, size, density)
         counters = counted(ALL[name], [slices_of(indices, [size]) for indices in sets])
@@ -147,7 +147,7 @@ class TestTraffic:
     @pytest.mark.parametrize("ranks", [2, 4, 8])
     @pytest.mark.parametrize("kind", ["overlapping", "disjoint", "identical"])
     def test_bytes_are_within_the_bounds_of_section_5_3(self, ranks, kind):
-        """In units of k index-value pairs; headers and padding are at most 16 bytes a message."""
+        """In units of k index-value pairs; headers and padding are at most 16 bytes per message."""
         size, k = 160000, 2000
         sets = index_sets(kind, ranks, size, k / size)
         bounds = {

@@ -1,4 +1,4 @@
-"""What ranks bring to a collective, and the dense result of it."""
+"""Inputs of a collective on all ranks, and its dense result."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.collectives.counting import CountingCommunicator
 
 RANKS = [1, 2, 3, 6, 8, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (4, 5, 7, 9))]
 FREE = Transport(Link(0.0, 1e9), Link(0.0, 1e9), Link(0.0, 1e9))
-SLOW_CALLS = Transport(Link(1e-9, 1e9), Link(1.0, 1e9), Link(1.0, 1.0))  # only exchanges between pairs are quick
+SLOW_CALLS = Transport(Link(1e-9, 1e9), Link(1.0, 1e9), Link(1.0, 1.0))  # only exchanges between pairs are fast
 ALL = {
     "allgather": collectives.allgather,
     "recursive_doubling": collectives.recursive_doubling,
@@ -32,7 +32,7 @@ every = pytest.mark.parametrize("collective", ALL.values(), ids=ALL)
 
 
 def index_sets(kind, ranks, size, density, seed=0):
-    """The rows that each rank brings, in any order."""
+    """The rows that each rank contributes, in any order."""
     drawn = np.random.default_rng([seed, ranks, size])
     count = round(density * size)
     if kind == "identical":
@@ -62,7 +62,7 @@ def expected_of(inputs, shape, op):
 
 
 def dense_of(got, shape, op, present=None, exactly=True):
-    """The vector that a result stands for; where it is sparse, it has the rows `present` and, if exactly, no others."""
+    """The dense vector of a result; if sparse, it must have the rows `present` and, with `exactly`, no others."""
     if not isinstance(got, tf.IndexedSlices):
         assert got.shape == shape
         return got.numpy()

@@ -1,4 +1,4 @@
-"""Momentum on the sender's side, by itself."""
+"""Momentum on the sender's side, alone."""
 
 import numpy as np
 import pytest
@@ -19,7 +19,7 @@ def gradient(step):
 
 
 def run(part, steps, spec):
-    """What is sent in each step, as vectors, and the velocity after it."""
+    """The vectors sent in each step, and the velocity after each."""
     state, sent, velocities = part.create(spec), [], []
     for step in range(steps):
         selection = part.compress(tf.constant(gradient(step)[np.newaxis]), state)
@@ -46,7 +46,7 @@ def test_what_was_sent_has_no_momentum_left_where_it_is_masked(masking):
 
 @pytest.mark.parametrize("nesterov", [True, False])
 def test_all_that_is_sent_is_the_momentum_of_what_went_in(nesterov):
-    """At density 1, masking asked for or not, the sum of SGD's own steps; exact in halves of small integers."""
+    """At density 1, with or without masking, the sum of SGD's own steps; exact in halves of small integers."""
     part = MomentumCorrection(ErrorFeedback(TopK(1.0)))
     sent, _ = run(part, 5, of_optimizer(MomentumRule(0.5, 1.0, nesterov)))
     velocity, moves = np.zeros(SIZE, np.float32), []

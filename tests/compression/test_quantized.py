@@ -1,4 +1,4 @@
-"""Values in a few bits each: what `Quantized` sends and keeps, how its codes travel, and sums that are quantized."""
+"""Values of a few bits each: what `Quantized` sends and keeps, how its codes are sent, and quantized sums."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def drawn(rank=0, step=0):
 
 
 def compress(part, vector, state):
-    """The selection from a vector, whose updates are assigned."""
+    """The selection from a vector, with its updates assigned."""
     selection = part.compress(tf.constant(vector[np.newaxis]), state)
     for variable, value in selection.updates:
         variable.assign(value)
     return selection
 
 
-# ---- what is sent, and what is kept ----
+# ---- sent and kept elements ----
 
 
 @pytest.mark.parametrize("quantizer", [QSGD(2), QSGD(4, bucket=16), QSGD(8, bucket=7, norm="l2")])
@@ -72,7 +72,7 @@ def test_ranks_steps_and_vectors_round_differently():
 
 
 def test_a_norm_that_overflows_is_a_fault():
-    """The squares of finite values may have no finite sum; nothing of it may reach a total."""
+    """The squares of finite values may have no finite sum, which must not reach a total."""
     part = Quantized(TopK(1.0), QSGD(4, norm="l2"))
     selection = part.compress(tf.fill([1, 10], 2e38), part.create(Spec(10, Grid.lone())))
     assert int(selection.culprit) == 2 and np.isfinite(selection.slices.values.numpy()).all()
@@ -97,7 +97,7 @@ def test_parts_that_cannot_work_together_are_refused():
 
 
 def sums(recipe, ranks, local_size):
-    """The means, what is left, and the bytes that are told and counted, [P] each, of three exchanges."""
+    """The means, the residuals, and the reported and counted bytes, [P] each, of three exchanges."""
 
     def one_rank(grid):
         state, means, told = recipe.init(Spec(SIZE, grid)), [], 0
@@ -196,7 +196,7 @@ def test_fewer_bytes_where_sums_are_quantized():
 
 
 def test_a_sum_that_overflows_stops_all_ranks_where_it_would_be_quantized():
-    """Every rank's gradient is finite; the rank that adds them up finds out."""
+    """Every rank's gradient is finite; the rank that adds them up detects it."""
     recipe = recipes.sparcml_buckets(1, 5, bits=4)
 
     def one_rank(grid):

@@ -1,4 +1,4 @@
-"""The random window of MSTopK: where it lies follows from the seed, the vector and the step."""
+"""The random window of MSTopK: its position follows from the seed, the vector and the step."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cost model against the papers' equations, and where the orderings that they state must come out."""
+"""The cost model: equal to the papers' equations, and with the orderings they state."""
 
 import math
 
@@ -11,7 +11,7 @@ from hvd_sparse.costs import Cluster, Link, collectives
 from hvd_sparse.costs.collectives import Load, Transport
 
 FREE = 1e30  # bytes per second: costs nothing
-# CommLib 5.1: 16 nodes of 8 V100 with NVLink, 25 Gbit/s Ethernet. One TCP connection does not fill it.
+# CommLib 5.1: 16 nodes of 8 V100 with NVLink and 25 Gbit/s Ethernet, which one TCP connection does not fill.
 COMMLIB = Cluster(16, 8, Link(1e-5, 60e9), Link(5e-5, 25e9 / 8, 1.2e9), 700e9)
 sizes = st.integers(1, 10**9)
 counts = st.integers(1, 64)
@@ -37,7 +37,7 @@ def test_hitopk_is_equations_7_to_10(cluster, size, density):
     steps = costs.hitopk(cluster, size, density)
     scatter = (n - 1) * (inside.latency + 4 * shard / inside.bandwidth)
     assert math.isclose(steps["reduce-scatter"], scatter, rel_tol=1e-9, abs_tol=1e-15)
-    passes = (12 + 4 * (n - 1)) * shard / cluster.memory  # gradient, residual, residual; a further one for each rank
+    passes = (12 + 4 * (n - 1)) * shard / cluster.memory  # gradient, residual in and out; one more pass per rank
     assert math.isclose(steps["selection"], passes + cluster.entry * k, rel_tol=1e-9, abs_tol=1e-15)
     exchanged = (m - 1) * (across.latency + 8 * k * n / across.bandwidth)  # n ranks share the node's link
     assert math.isclose(steps["across nodes"], exchanged, rel_tol=1e-9, abs_tol=1e-15)
@@ -75,7 +75,7 @@ def test_dropping_is_naive_allgather_with_a_count_before_each_message(cluster, s
 
 @pytest.mark.parametrize("nodes, local", [(2, 2), (4, 1), (16, 8)])
 def test_hitopk_sends_a_share_of_what_naive_allgather_sends(nodes, local):
-    """(m - 1) / (m n - 1) at the same k, and 8 (m - 1) k_j from each rank."""
+    """(m - 1) / (m n - 1) at the same k, and 8 (m - 1) k_j bytes from each rank."""
     size, density = 10**6 * local, 0.01
     hitopk = costs.link_bytes("hitopk", nodes, local, size, density)
     naive = costs.link_bytes("topk", nodes, local, size, density)
@@ -85,7 +85,7 @@ def test_hitopk_sends_a_share_of_what_naive_allgather_sends(nodes, local):
 
 @pytest.mark.parametrize("size", [25 * 10**6, 110 * 10**6])
 def test_the_orderings_of_figures_7_and_8(size):
-    """HiTopKComm before 2DTAR before TreeAR before NaiveAG; its longest step is the one across nodes."""
+    """HiTopKComm before 2DTAR before TreeAR before NaiveAG; its longest step is the one between nodes."""
     taken = {recipe: costs.seconds(recipe, COMMLIB, size, 0.01) for recipe in ("hitopk", "torus2d", "tree", "topk")}
     assert sorted(taken, key=taken.__getitem__) == ["hitopk", "torus2d", "tree", "topk"]
     steps = costs.hitopk(COMMLIB, size, 0.01)
@@ -130,7 +130,7 @@ def test_what_is_kept_costs_time_when_it_is_selected_and_when_it_is_added(cluste
 
 @given(st.floats(1, 1e6), st.floats(1.001, 1e3), st.integers(2, 64))
 def test_a_universe_is_told_by_the_union_that_it_gives(kept, times, ranks):
-    """SparCML B.1, and back."""
+    """SparCML B.1, and its inverse."""
     size = kept * times
     union = collectives.expected_union(kept, size, ranks)
     assert collectives.universe(kept, union, ranks) == pytest.approx(size, rel=1e-3) or union > 0.999 * ranks * kept
@@ -146,7 +146,7 @@ def test_what_is_read_to_be_combined_costs_time_by_the_byte(collective):
 
 @pytest.mark.parametrize("ranks, wanted", [(1, 0), (2, 1), (3, 3), (4, 2), (5, 4), (6, 4), (8, 3), (9, 5)])
 def test_recursive_doubling_takes_two_steps_more_where_ranks_are_no_power_of_two(ranks, wanted):
-    """SparCML, Fig. 2: those beyond the power hand over what they have, and are handed the result."""
+    """SparCML, Fig. 2: ranks beyond the power of two first send their data to another, and then get the result."""
     assert collectives.steps("recursive_doubling", ranks) == wanted
 
 
@@ -196,7 +196,7 @@ def parents(members):
 
 @pytest.mark.parametrize("nodes", range(2, 70))
 def test_the_tree_carries_what_the_busiest_node_of_a_double_binary_tree_sends(nodes):
-    """Each tree carries half of the vector, up to the parent and down to every child."""
+    """Each tree carries half of the vector, to the parent and to every child."""
     sent = [0.0] * nodes
     for tree in parents(nodes):
         for child, parent in tree.items():

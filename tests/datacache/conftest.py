@@ -1,4 +1,4 @@
-"""What several tests of peers start from."""
+"""Fixtures shared by the tests of peers."""
 
 import pytest
 

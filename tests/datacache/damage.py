@@ -1,9 +1,9 @@
-"""Damages the LMDB file of a cache in many ways, each before the cache is opened, and reads all samples from it then.
+"""Damages the LMDB file of a closed cache in many ways, then opens the cache and reads all samples.
 
     .venv/bin/python -m tests.datacache.damage 500
 
-Each trial follows from its number alone. It passes where no process dies, nothing is raised, and each sample is what it
-was; what is damaged is read from the source again. Only public names are used, so that it runs against other commits.
+Each trial is determined by its number. It passes if no process dies, nothing is raised, and every sample is unchanged;
+damaged samples are read from the source again. It uses only public names, so it can also run against other commits.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ import numpy as np
 import datacache
 
 COUNT, PAGE = 150, 4096
-LIMIT = 600  # seconds of a process of trials
+LIMIT = 600  # seconds per process of trials
 _ROOT = Path(__file__).parents[2]
 _HEAD = np.dtype([("number", "<u8"), ("unused", "<u2"), ("flags", "<u2"), ("count", "<u4")])  # of a page
 
 
 def sample(index: int) -> bytes:
-    """What the source has: most samples are small, and share pages; others have pages of their own."""
+    """The source's bytes: most samples are small and share pages; others have their own pages."""
     generator = np.random.default_rng(index)
     return generator.bytes(int(generator.integers(1, 12_000 if index % 3 == 0 else 600)))
 
 
 def decode(payload: bytes) -> np.ndarray:
-    """A sample as numbers."""
+    """A sample as an array."""
     return np.frombuffer(payload, np.uint8)
 
 
 def opened(local: Path) -> datacache.DataCache:
-    """A cache without a memory level, so that all comes from the disk."""
+    """A cache without a memory level, so that it reads everything from disk."""
     source = datacache.Indexed(sample, COUNT, "samples of the tests of damage", labels=range(COUNT))
     return datacache.DataCache(
         source, decode, local, memory_bytes=0, shape=(None,), world=datacache.World(), workers=1, disk_bytes=32 << 20
@@ -49,7 +49,7 @@ def opened(local: Path) -> datacache.DataCache:
 
 
 def read_all(local: Path) -> int:
-    """Opens the cache, makes sure that all samples are right, and returns how many came from the source."""
+    """Opens the cache, asserts that all samples are right, and returns how many came from the source."""
     with opened(local) as cache:
         for samples, labels in cache.batches(50, 0):
             for got, label in zip(samples, labels, strict=True):
@@ -63,13 +63,13 @@ def data_file(local: Path) -> Path:
     return found
 
 
-# ---- damages: each changes the bytes of a file ----
+# ---- kinds of damage: each changes the bytes of a file ----
 
 Damage = Callable[[bytearray, np.random.Generator], None]
 
 
 def pages(content: bytearray, *flags: int) -> np.ndarray:
-    """The numbers of pages of these kinds: 1 branch, 2 leaf, 4 the first of a large value, 8 meta."""
+    """The numbers of all pages of these kinds: 1 branch, 2 leaf, 4 the first page of a large value, 8 meta."""
     heads = np.frombuffer(bytes(content), np.uint8).reshape(-1, PAGE)[:, : _HEAD.itemsize].copy().view(_HEAD)[:, 0]
     right = heads["number"] == np.arange(len(heads))
     return np.flatnonzero(right & np.isin(heads["flags"], flags))
@@ -85,27 +85,27 @@ def _any_of(generator: np.random.Generator, found: np.ndarray) -> int:
 
 
 def in_meta_page(content: bytearray, generator: np.random.Generator) -> None:
-    """Bits of what says where the trees are."""
+    """Flips bits of the metadata that say where the trees are."""
     _flip(content, generator, PAGE * int(generator.integers(2)), 16 + 136)
 
 
 def in_tree_page(content: bytearray, generator: np.random.Generator) -> None:
-    """Bits anywhere in a page of a tree."""
+    """Flips bits anywhere in a page of a tree."""
     _flip(content, generator, _any_of(generator, pages(content, 1, 2)), PAGE)
 
 
 def in_head_of_tree_page(content: bytearray, generator: np.random.Generator) -> None:
-    """Bits of a page's head, and of the places of its entries."""
+    """Flips bits of a page's header and of its table of entry offsets."""
     _flip(content, generator, _any_of(generator, pages(content, 1, 2)), 40)
 
 
 def in_head_of_value(content: bytearray, generator: np.random.Generator) -> None:
-    """Bits of what says how many pages a large value has, and of the value."""
+    """Flips bits at the start of a large value: in its number of pages and in its first bytes."""
     _flip(content, generator, _any_of(generator, pages(content, 4)), 24)
 
 
 def in_an_entry(content: bytearray, generator: np.random.Generator) -> None:
-    """Bits of an entry's head, its key, and where its value is."""
+    """Flips bits of an entry's header, its key, or the reference to its value."""
     page = _any_of(generator, pages(content, 1, 2))
     lower = int.from_bytes(content[page + 12 : page + 14], "little")
     place = page + 16 + 2 * int(generator.integers(max(1, (lower - 16) // 2)))
@@ -113,31 +113,31 @@ def in_an_entry(content: bytearray, generator: np.random.Generator) -> None:
 
 
 def truncated(content: bytearray, generator: np.random.Generator) -> None:
-    """The end is missing."""
+    """Removes the end of the file."""
     del content[int(generator.integers(len(content))) :]
 
 
 def zeroed(content: bytearray, generator: np.random.Generator) -> None:
-    """Pages of zeros."""
+    """Fills pages with zeros."""
     for _ in range(int(generator.integers(1, 4))):
         page = _any_of(generator, np.arange(len(content) // PAGE))
         content[page : page + PAGE] = bytes(PAGE)
 
 
 def zeroed_tree_page(content: bytearray, generator: np.random.Generator) -> None:
-    """A page of a tree, or a meta page, of zeros."""
+    """Fills a page of a tree, or a meta page, with zeros."""
     page = _any_of(generator, pages(content, 1, 2, 8))
     content[page : page + PAGE] = bytes(PAGE)
 
 
 def garbage(content: bytearray, generator: np.random.Generator) -> None:
-    """A page of noise."""
+    """Fills a page with random bytes."""
     page = _any_of(generator, np.arange(len(content) // PAGE))
     content[page : page + PAGE] = generator.bytes(PAGE)
 
 
 def another_page(content: bytearray, generator: np.random.Generator) -> None:
-    """A page that was written in another one's place."""
+    """Writes one page in place of another."""
     one, other = (_any_of(generator, np.arange(len(content) // PAGE)) for _ in range(2))
     content[one : one + PAGE] = content[other : other + PAGE]
 
@@ -160,7 +160,7 @@ KINDS: tuple[Damage, ...] = (
 
 
 def trial(number: int, whole: Path, folder: Path) -> str:
-    """Damages a copy and reads it; returns what went wrong, "" where nothing did."""
+    """Damages a copy and reads it; returns an error message, or "" if all was right."""
     local = folder / f"trial-{number}"
     shutil.copytree(whole, local)
     content = bytearray(data_file(local).read_bytes())
@@ -177,7 +177,7 @@ def trial(number: int, whole: Path, folder: Path) -> str:
 
 
 def run(numbers: list[int]) -> dict[int, str]:
-    """Runs trials, in processes of their own; returns what went wrong, by the number of the trial."""
+    """Runs trials in subprocesses; returns error messages by the number of the trial."""
     wrong = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)

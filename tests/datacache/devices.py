@@ -1,4 +1,4 @@
-"""Small devices, really mounted, for a process of their own."""
+"""Small devices that are really mounted, for a subprocess."""
 
 import contextlib
 import subprocess
@@ -8,7 +8,7 @@ import pytest
 
 
 def run(code, size, mounted, *others):
-    """Runs Python code, whose arguments are the paths, with a tmpfs of this size at the first; returns its output."""
+    """Runs Python code, passing it the paths, with a tmpfs of this size mounted on the first; returns its output."""
     mounted.mkdir(exist_ok=True)
     arguments = " ".join(f'"{path}"' for path in (mounted, *others))
     mount = f'mount -t tmpfs -o size={size} none "{mounted}" && exec "{sys.executable}" -c "$0" {arguments}'

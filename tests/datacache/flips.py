@@ -1,9 +1,9 @@
-"""Flips single bits of checkpoints of `DataCache.training`, and looks what is loaded, at 1 and at 3 ranks.
+"""Flips single bits of checkpoints of `DataCache.training` and checks what is loaded, on 1 and on 3 ranks.
 
     .venv/bin/python -m tests.datacache.flips 300
 
-Each trial follows from its number. It passes where all ranks go on from the same checkpoint, and model, optimizer and
-position are to the bit what was saved then. Only public names are used, so that it runs against other commits.
+Each trial is determined by its number. It passes if all ranks resume from the same checkpoint and model, optimizer and
+position equal the saved ones bit for bit. It uses only public names, so it can also run against other commits.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ import numpy as np
 import datacache
 from tests.parallel.launch import horovodrun
 
-COUNT, BATCH, SAVED = 40, 5, (3, 6)  # the batches after which there is a checkpoint
-LIMIT = 900  # seconds of a launch
+COUNT, BATCH, SAVED = 40, 5, (3, 6)  # SAVED: the batches after which a checkpoint is saved
+LIMIT = 900  # seconds per launch
 
 
 def cache_in(folder: Path, world: datacache.World) -> datacache.DataCache:
-    """Numbers."""
+    """A cache whose samples are numbers."""
     source = datacache.Indexed(lambda index: np.int64(index).tobytes(), COUNT, "numbers", labels=range(COUNT))
     options: dict[str, Any] = {"memory_bytes": 0, "world": world}
     return datacache.DataCache(source, lambda payload: np.frombuffer(payload, np.int64), folder, **options)
 
 
 def built() -> keras.Model:
-    """A model most of whose file is weights and momentum."""
+    """A model whose file consists mostly of weights and momentum."""
     keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input([1], dtype="int64"), keras.layers.Embedding(COUNT, 50)])
     model.add(keras.layers.Flatten())
@@ -46,13 +46,13 @@ def built() -> keras.Model:
 
 
 def state(model: keras.Model) -> list[str]:
-    """The bits of what was saved or loaded."""
+    """The bits that were saved or loaded."""
     variables = [*model.variables, *model.optimizer.variables]
     return [np.asarray(each.numpy()).tobytes().hex() for each in variables]
 
 
 class Look(keras.callbacks.Callback):
-    """Keeps what the model was when it was saved, and ends after the last of these moments."""
+    """Records the model's state when it is saved, and stops after the last checkpoint."""
 
     def __init__(self, seen: dict[int, list[str]]):
         super().__init__()
@@ -66,7 +66,7 @@ class Look(keras.callbacks.Callback):
 
 
 def save(folder: Path) -> dict[int, list[str]]:
-    """Trains until there are two checkpoints; returns for each position what the model was."""
+    """Trains until there are two checkpoints; returns the model's state by position."""
     seen: dict[int, list[str]] = {}
     with cache_in(folder / "cache-whole", datacache.World()) as cache:
         training = cache.training(folder / "whole", BATCH, save_every=SAVED[0])
@@ -84,7 +84,7 @@ def save(folder: Path) -> dict[int, list[str]]:
 
 
 def load(directory: Path, cache: datacache.DataCache, model: keras.Model, broadcast: Any) -> tuple[int, list[str]]:
-    """What a script that goes on has when it begins with its first batch."""
+    """The position and state with which a resumed script begins its first batch."""
     for variable in (*model.variables, *model.optimizer.variables):
         variable.assign(np.zeros(variable.shape))
     training = cache.training(directory, BATCH, save_every=SAVED[0], broadcast=broadcast)
@@ -95,7 +95,7 @@ def load(directory: Path, cache: datacache.DataCache, model: keras.Model, broadc
 
 
 def trial(number: int, folder: Path, own: Path) -> Path:
-    """A copy of the checkpoints with a bit flipped in the newest, for one rank."""
+    """Makes a copy of the checkpoints for one rank, with one bit of the newest flipped."""
     shutil.rmtree(own, ignore_errors=True)
     shutil.copytree(folder / "whole", own)
     newest = max(own.iterdir())
@@ -107,7 +107,7 @@ def trial(number: int, folder: Path, own: Path) -> Path:
 
 
 def loads(folder: Path, count: int) -> None:
-    """What a rank runs: for each trial it writes down what it has loaded, or what was raised."""
+    """Runs on a rank: for each trial it writes what it has loaded, or the error that was raised."""
     rank, ranks = (int(os.environ.get(f"HOROVOD_{name}", default)) for name, default in (("RANK", 0), ("SIZE", 1)))
     if ranks > 1:
         import horovod.tensorflow as hvd
@@ -117,7 +117,7 @@ def loads(folder: Path, count: int) -> None:
     model.optimizer.build(model.trainable_variables)
     with cache_in(folder / f"cache-{rank}", datacache.World(rank, ranks)) as cache:
         for number in range(count):
-            broadcast = hvd.broadcast_object if ranks > 1 and number % 2 else None  # or each rank reads for itself
+            broadcast = hvd.broadcast_object if ranks > 1 and number % 2 else None  # None: each rank reads for itself
             directory = trial(number, folder, folder / f"flipped-{rank}")
             try:
                 told.append(load(directory, cache, model, broadcast))
@@ -127,7 +127,7 @@ def loads(folder: Path, count: int) -> None:
 
 
 def run(count: int, ranks: int) -> list[str]:
-    """Runs the trials; returns what went wrong."""
+    """Runs the trials; returns error messages."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         seen = save(folder)

@@ -1,4 +1,4 @@
-"""What a rank does in the tests of `World.from_horovod`: it joins, reads, and writes what it saw to a file."""
+"""A rank in the tests of `World.from_horovod`: it joins, reads, and writes its observations to a file."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.datacache.node import BATCH, COUNT, decode, expected, sample
 
 
 def error_of(**arguments) -> str:
-    """How from_horovod refuses."""
+    """The error message of from_horovod."""
     try:
         World.from_horovod(**arguments)
     except (OSError, ValueError) as error:
@@ -27,14 +27,14 @@ def error_of(**arguments) -> str:
 
 
 def is_right(cache: datacache.DataCache, epoch: int) -> bool:
-    """Reads an epoch, and compares."""
+    """Reads an epoch; returns whether all samples were right."""
     found = [np.concatenate(part) for part in zip(*cache.batches(BATCH, epoch), strict=True)]
     wanted = expected(cache.world.rank, cache.world.size, epoch)
     return all(np.array_equal(*pair) for pair in zip(found, wanted, strict=True))
 
 
 def from_peers(cache: datacache.DataCache) -> float:
-    """How many samples this rank got from peers."""
+    """The number of samples this rank got from peers."""
     return cache.counters.numbers().get("samples.peers", 0)
 
 
@@ -51,7 +51,7 @@ def wait_for_peers(cache: datacache.DataCache) -> bool:
 
 
 def run(folder: Path, local_size: int) -> None:
-    """Two nodes of so many ranks on this host."""
+    """Tests two nodes of `local_size` ranks on this host."""
     unequal = error_of(bind="lo", local_size=3)
     elsewhere = error_of(bind="lo" if hvd.rank() else "192.0.2.1", local_size=local_size)
     anywhere = error_of(bind="0.0.0.0", local_size=local_size)
@@ -66,13 +66,13 @@ def run(folder: Path, local_size: int) -> None:
     source = datacache.Indexed(sample, COUNT, "samples of the tests of Horovod", labels=range(COUNT))
     places = {"local_dir": folder / f"local-{world.node}", "memory_dir": folder / "shm"}
     cache = datacache.DataCache(source, decode, **places, world=world, peer_timeout=5)
-    world.barrier()  # all serve: whoever takes longer to open its cache than others wait for it is not what is tested
+    world.barrier()  # all caches serve now; a cache that opens late must not make others time out
     right = [is_right(cache, epoch) for epoch in range(2)]
     world.barrier()
     numbers = cache.counters.numbers()
     serves = numbers.get("served.samples", 0) > 0
     again = None
-    if local_size > 1:  # who serves node 1 ends early
+    if local_size > 1:  # the rank that serves node 1 stops early
         if world.node == 1 and serves:
             cache.close()
         world.barrier()

@@ -1,4 +1,4 @@
-"""Processes that are killed, and what they leave."""
+"""Processes that are killed, and what they leave behind."""
 
 import os
 import signal
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def orphan(work: Callable[[], Any]) -> None:
-    """Runs work in a process of its own that keeps what it returns, and is killed then."""
+    """Runs work in a subprocess that holds the result until it is killed."""
     begun, tell = os.pipe()
     child = os.fork()
     if child == 0:
@@ -15,7 +15,7 @@ def orphan(work: Callable[[], Any]) -> None:
             kept = work()
             os.write(tell, b"x")
             signal.pause()
-            del kept  # which was to be held until here
+            del kept  # it had to be held until here
         finally:
             os._exit(1)
     os.close(tell)

@@ -1,4 +1,7 @@
-"""The members of each role. A new one is one row here: every suite of its role then holds it to the laws."""
+"""Tables of the sources and levels under test.
+
+A new one needs one row here; every test suite of its kind then runs on it.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,7 @@ COUNT = 12
 
 
 def image_folder(path: Path) -> tuple[Source, list[bytes]]:
-    """Crops of three photographs."""
+    """A folder with crops of three photographs."""
     return ImageFolder(path), [content for _, content in photographs.write_folder(path, COUNT, **SMALL)]
 
 
@@ -34,7 +37,7 @@ def tf_records(path: Path) -> tuple[Source, list[bytes]]:
 
 
 def indexed(path: Path) -> tuple[Source, list[bytes]]:
-    """The same crops by a function."""
+    """The same crops, returned by a function."""
     contents = [content for _, content in photographs.crops(COUNT, **SMALL)]
     return Indexed(contents.__getitem__, COUNT, "crops, version 1", labels=range(COUNT)), contents
 
@@ -48,11 +51,11 @@ SOURCES: dict[str, Callable[[Path], tuple[Source, list[bytes]]]] = {
 
 
 class Place(NamedTuple):
-    """A level that can be opened again, and where its bytes are.
+    """A level that can be opened again, and the files that hold its bytes.
 
     Attributes:
-        open: () to the level.
-        files: () to the files in which records lie, while it is open.
+        open: returns the opened level.
+        files: returns the files that contain records while it is open.
     """
 
     open: Callable[[], Level]
@@ -88,7 +91,7 @@ LEVELS: dict[str, Callable[[Path], Place]] = {"Slab": slab, "DiskLevel": disk, "
 
 @contextlib.contextmanager
 def flipped(path: Path, position: int, mask: int) -> Iterator[None]:
-    """Flips bits of a byte of a file for a while."""
+    """Flips bits of a byte of a file temporarily."""
     flip(path, position, mask)
     yield
     flip(path, position, mask)
@@ -104,10 +107,10 @@ def flip(path: Path, position: int, mask: int) -> None:
 
 
 def places_of(path: Path, index: int, record: Record) -> list[int]:
-    """Where an LMDB file has this record, whole: the live one, and old ones on free pages.
+    """The positions of all complete copies of a record in an LMDB file: the live one, and old ones on free pages.
 
-    The payload alone is not enough: a page that was freed may be one of the tree by now, with the end of an old record
-    still in its gap and pointers where that record's head was. A flip there would damage LMDB itself.
+    Searching for the payload alone is not enough: a freed page may now belong to the tree and still contain the end of
+    an old record, with pointers where that record's header was. A bit flipped there would damage LMDB itself.
     """
     value = struct.pack("<Qq", checksum(index, record), record.label) + record.payload
     content, found, position = path.read_bytes(), [], -1

@@ -1,7 +1,7 @@
-"""A process of a node, as the tests of peers start them: commands by standard input, answers by standard output.
+"""A process of a node in the tests of peers; it gets commands on standard input and answers on standard output.
 
-Commands: "read EPOCH COUNT" reads so many further batches of an epoch into a file; "numbers" prints the counters;
-"close" closes the cache and prints which threads and sockets are left. Reads of the source are logged.
+Commands: "read EPOCH COUNT" reads the next COUNT batches of an epoch into a file; "numbers" prints the counters;
+"close" closes the cache and prints the remaining threads and sockets. Reads of the source are logged.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ _held: list[socket.socket] = []  # until this process ends
 
 
 def sample(index: int) -> bytes:
-    """What the source has."""
+    """The source's bytes."""
     return np.random.default_rng(index).bytes(BYTES)
 
 
 def decode(payload: bytes) -> np.ndarray:
-    """A sample as numbers."""
+    """A sample as an array."""
     return np.frombuffer(payload, np.uint16)
 
 
 def free_addresses(count: int) -> list[str]:
-    """Addresses of the loopback device that nobody uses, and whose ports the system gives to nobody from now on.
+    """Free addresses of the loopback device whose ports the system will not give to others from now on.
 
-    Sockets that are bound and do not listen hold them; servers can bind there too, one by one.
+    Bound sockets that do not listen reserve them; servers can still bind to them, one to each.
     """
     taken = [socket.socket() for _ in range(count)]
     _held.extend(taken)
@@ -57,7 +57,7 @@ def expected(rank: int, ranks: int, epoch: int) -> tuple[np.ndarray, np.ndarray]
 
 
 class Node:
-    """A process of a node, from outside."""
+    """Controls a process of a node."""
 
     def __init__(self, folder: Path, peers: list[str], rank: int, ranks: int | None = None, **settings):
         ranks = ranks or len(peers)
@@ -87,7 +87,7 @@ class Node:
         self.process.stdin.flush()
 
     def hear(self):
-        """Waits for the answer to a command, or for the one that comes first of all."""
+        """Waits for the answer to a command, or for the first line, which is sent at the start."""
         line = self.process.stdout.readline()
         assert line, self.errors()
         return json.loads(line)
@@ -98,18 +98,18 @@ class Node:
         return self.hear()
 
     def errors(self) -> str:
-        """What it wrote on standard error."""
+        """Its standard error."""
         return (self._folder / f"errors-{self.rank}").read_text()
 
     def assert_read(self, epoch: int) -> None:
-        """Makes sure that an epoch, whose batches have all been read, was what it must be."""
+        """Asserts that an epoch whose batches have all been read was right."""
         parts = sorted(self._folder.glob(f"batches-{self.rank}-{epoch}-*.npz"))
         loaded = [np.load(part, allow_pickle=False) for part in parts]
         for got, wanted in zip(("samples", "labels"), expected(self.rank, self.ranks, epoch), strict=True):
             np.testing.assert_array_equal(np.concatenate([each[got] for each in loaded]), wanted)
 
     def end(self) -> None:
-        """Ends the process, whatever state it is in."""
+        """Ends the process in whatever state it is."""
         self.process.send_signal(signal.SIGCONT)
         self.process.kill()
         self.process.communicate()
@@ -123,7 +123,7 @@ def reads(folder: Path) -> list[int]:
 
 
 def run(settings: dict) -> None:
-    """The process itself."""
+    """Runs in the process."""
     folder = Path(settings["folder"])
     rank, ranks, node, nodes, peers, bind = settings["world"]
     secret = settings["secret"].encode()

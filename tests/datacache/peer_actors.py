@@ -1,4 +1,4 @@
-"""A peer played by a test, message by message, so that it can cheat about samples."""
+"""A peer that a test plays message by message, so that it can send wrong samples."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def caller(counters, node=0, silence=20.0, **changed):
 
 
 def received(client, indices):
-    """What a client gets of node 1, by index."""
+    """What a client receives from node 1, by index."""
     indices = np.array(indices, np.uint64)
     answer = client.ask(1, indices)
     rows, labels = np.zeros((len(indices), BYTES), np.uint8), np.zeros(len(indices), np.int64)
@@ -50,7 +50,7 @@ class Asker(actors.Asker):
 
 
 class Owner(actors.Answerer):
-    """Plays a peer that is asked."""
+    """Plays a peer that answers."""
 
     def answer(self, number, indices, found=None, payload=None, sums=None, **changed):
         found = [True] * len(indices) if found is None else found

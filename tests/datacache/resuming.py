@@ -1,7 +1,7 @@
-"""A training script as a user would write it, for the tests of going on: it may be told to kill itself.
+"""A training script as a user would write it, for the tests of resuming; it can be made to kill itself.
 
-The model counts: its one weight has an entry for each sample, and each step adds 1 for each sample of the global batch.
-So a model says which samples it has been trained on, whatever the number of ranks.
+The model counts: its one weight has an entry per sample, and each step adds 1 for each sample of the global batch. So a
+model shows which samples it has been trained on, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ COUNT, EPOCHS, BATCH = 47, 3, 5
 
 
 def read(index: int) -> bytes:
-    """What the source has."""
+    """The source's bytes."""
     return np.int64(index).tobytes()
 
 
 def decode(payload: bytes) -> np.ndarray:
-    """A sample as a number, its own."""
+    """A sample as its number."""
     return np.frombuffer(payload, np.int64)
 
 
 class Counting(keras.layers.Layer):
-    """For each sample its weight."""
+    """Looks up one weight per sample."""
 
     def build(self, shape):
         self.counts = self.add_weight(shape=(COUNT,), initializer="zeros", name="counts")
@@ -43,7 +43,7 @@ class Counting(keras.layers.Layer):
 
 
 class Summing(keras.Model):
-    """Adds up the gradients of all ranks, by Horovod alone."""
+    """Adds up the gradients of all ranks, using only Horovod."""
 
     def train_step(self, data):
         samples, labels = data
@@ -58,7 +58,7 @@ class Summing(keras.Model):
 
 
 class Death(keras.callbacks.Callback):
-    """kill -9 after a batch, before it can be saved."""
+    """Kills the process with SIGKILL after a batch, before the batch can be saved."""
 
     def __init__(self, epoch: int, batch: int):
         super().__init__()
@@ -73,12 +73,12 @@ class Death(keras.callbacks.Callback):
 
 
 def kill() -> None:
-    """As `kill -9` does."""
+    """Kills this process as `kill -9` does."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_in_save(moment: str, number: int) -> None:
-    """Makes the save of this number the last deed: before position, name or directory entry are on the disk."""
+    """Kills the process in the save of this number: before position, name or directory entry are on disk."""
     done, sync, save_weights = [], files.sync, keras.Model.save_weights
 
     def save_then_die(model, *arguments, **options):
@@ -96,7 +96,7 @@ def die_in_save(moment: str, number: int) -> None:
 
 
 def compiled(sparse: bool) -> keras.Model:
-    """The model; with hvd_sparse what is not sent at once is kept back."""
+    """The model; with hvd_sparse, elements that are not sent at once are kept as a residual."""
     inputs = keras.Input([1], dtype="int64")
     if sparse:
         model, aggregator = keras.Model(inputs, Counting()(inputs)), hvd.recipes.topk(0.05)
@@ -116,7 +116,7 @@ def run(
     sparse: bool = False,
     residuals: bool = True,
 ) -> None:
-    """The script."""
+    """Runs the script."""
     if death is not None and isinstance(death[0], str):
         die_in_save(*death)
     rank = int(os.environ.get("HOROVOD_RANK", "0"))

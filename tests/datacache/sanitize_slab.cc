@@ -1,5 +1,5 @@
-// Runs the kernels of the memory level on blocks of exactly the right length, and from several threads, for the
-// sanitizers to watch; and compares the ways in which a checksum is taken.
+// Runs the kernels of the memory level on blocks of exactly the right length, and from several threads, under the
+// sanitizers; and compares the implementations of the checksum.
 #include <atomic>
 #include <cstdio>
 #include <cstdlib>
@@ -11,7 +11,7 @@
 
 #include "lent_slabs.h"
 #include "slab.h"
-#include "xxh3.cc"  // for the instruction sets that this machine would not choose
+#include "xxh3.cc"  // for instruction sets that would not be chosen on this machine
 
 namespace {
 
@@ -75,7 +75,7 @@ void publish_short_and_long_records(const datacache_slab* slab) {
   expect(datacache_slab_gather(slab, outside, 4, row, 1, labels, found) == 0, "those outside are not found");
 }
 
-// Any word in an entry, also one that points to the last bytes of the memory or behind them.
+// Arbitrary words in an entry, including ones that point to the last bytes of the memory or past its end.
 void read_broken_entries(const datacache_slab* slab) {
   std::mt19937_64 numbers(3);
   uint64_t* entry = reinterpret_cast<uint64_t*>(slab->base + 4096);

@@ -1,4 +1,4 @@
-"""The whole cache: what it reads, from where, in which order, and what happens when something goes wrong."""
+"""The whole cache: which samples it reads, from where and in which order, and what happens on errors."""
 
 import io
 import os
@@ -29,13 +29,13 @@ def decode(payload, side=SIDE):
 
 @pytest.fixture
 def images(tmp_path):
-    """A folder of crops, and what is in it."""
+    """A folder of crops, and its content."""
     return tmp_path / "images", photographs.write_folder(tmp_path / "images", COUNT, **members.SMALL)
 
 
 @pytest.fixture
 def options(tmp_path):
-    """Levels of this test's own."""
+    """Options with levels for this test alone."""
     return {"local_dir": tmp_path / "local", "memory_dir": tmp_path / "shm", "decode": decode, "world": World()}
 
 
@@ -49,7 +49,7 @@ def expected(images, epoch, seed=0):
 
 
 def read(cache, epoch, batch_size=7):
-    """All batches of an epoch, one after the other."""
+    """All batches of an epoch in order."""
     batches = list(cache.batches(batch_size, epoch))
     return tuple(np.concatenate(part) for part in zip(*batches, strict=True))
 
@@ -104,7 +104,7 @@ def test_without_memory_each_epoch_fetches_each_sample_once(images, options):
             read(cache, epoch)
         numbers = cache.counters.numbers()
     assert numbers["samples.source"] == COUNT
-    assert numbers["samples.disk"] == 2 * COUNT + 1  # the first sample was read before, to see what samples look like
+    assert numbers["samples.disk"] == 2 * COUNT + 1  # the first sample is read once more, to find the form of samples
 
 
 def images_moved(images):
@@ -123,7 +123,7 @@ def test_decoded_samples_on_disk_are_not_decoded_again(images, options):
     for _ in range(2):
         with datacache.DataCache(datacache.ImageFolder(images[0]), **options, keep_decoded=True) as cache:
             assert_right(read(cache, 0), images, 0)
-    assert len(calls) == COUNT + 1  # and once to see what samples look like
+    assert len(calls) == COUNT + 1  # the first sample is decoded once more, to find the form of samples
 
 
 def test_another_decode_function_never_gets_the_samples_of_the_first(images, options):
@@ -188,7 +188,7 @@ def test_a_batch_keeps_the_cache_open(images, options):
 
 class TestFaults:
     def flip_in(self, path, content):
-        """Flips a bit of these bytes, wherever they are in a file."""
+        """Flips a bit of these bytes wherever they are in a file."""
         position = path.read_bytes().find(content)
         assert position >= 0
         with open(path, "r+b") as file:
@@ -245,7 +245,7 @@ class TestFaults:
             batches = cache.prepare(cache.schedule(5, 0))
             samples, labels = expected(images, 0)
             np.testing.assert_array_equal(batches.read(0)[0], samples[:5])
-            lost = int(batches.schedule.indices(5, 0)[2])  # further on than is fetched ahead
+            lost = int(batches.schedule.indices(5, 0)[2])  # later than the batches fetched ahead
             change(images[1][lost][0])
             for step in range(1, 5):
                 np.testing.assert_array_equal(batches.read(step)[0], samples[5 * step : 5 * step + 5])
@@ -323,7 +323,7 @@ class TestFaults:
             datacache.DataCache(datacache.ImageFolder(images[0]), **{**options, **wrong})
 
     def test_killed_while_it_fills_the_next_run_goes_on(self, images, options):
-        """Ten times, at some moment; then all is right, and nothing has to be cleaned up."""
+        """Ten times, after increasing delays; afterwards all samples are right and no cleaning up is necessary."""
         for turn in range(10):
             child = os.fork()
             if child == 0:
@@ -340,7 +340,7 @@ class TestFaults:
         assert list(options["memory_dir"].rglob("*.slab")) == []
 
     def test_a_process_that_is_killed_lets_the_others_go_on(self, images, options):
-        """It holds the lock of a sample that it never finishes."""
+        """It holds the lock of a sample that it never completes."""
         begun, tell = os.pipe()
         child = os.fork()
         if child == 0:

@@ -31,7 +31,7 @@ def as_it_is(payload):
 
 @pytest.fixture
 def run(images, tmp_path, capsys, monkeypatch):  # noqa: F811
-    """Runs a command on the images; returns its status and what it printed."""
+    """Runs a command on the images; returns its status and output."""
     (tmp_path / "own_decoding.py").write_text(DECODE)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.path", list(sys.path))
@@ -50,7 +50,7 @@ def test_plan_says_what_the_levels_take(run):
     assert status == 0 and "listing 30" in err
     assert f"{COUNT} samples in {COUNT} files, " in out and "are free on" in out and "pass --decode" in out
     status, out, err = run("plan", "--decode", "own_decoding:decode")
-    assert status == 0 and err == ""  # listed before
+    assert status == 0 and err == ""  # it has been listed before
     assert "uint8 [8, 8, 3], 192 bytes each" in out and f"{slab.needed(COUNT, 192) / 1000:.1f} KB" in out
 
 

@@ -1,4 +1,4 @@
-"""The way into tf.data: the same batches, their shapes known, handed over without a copy, errors with their words."""
+"""Datasets for tf.data: the same batches, with known shapes, without copies, and with unchanged error messages."""
 
 import gc
 
@@ -66,7 +66,7 @@ def test_batches_that_are_held_stay_as_they_are(cache, images):  # noqa: F811
 
 
 def test_batches_are_handed_over_without_a_copy_and_their_memory_comes_back(images, options):  # noqa: F811
-    """Those that Python gathers, as they are not in memory."""
+    """Tests batches that Python gathers because they are not in memory."""
     cache = datacache.DataCache(datacache.ImageFolder(images[0]), **options, memory_bytes=0)
     batches = cache.prepare(cache.schedule(1, 0))
     handed, arrived, read = [], [], batches.read
@@ -86,7 +86,7 @@ def test_batches_are_handed_over_without_a_copy_and_their_memory_comes_back(imag
 
 
 def without_python(batches):
-    """A dataset, and the steps for which Python is asked."""
+    """A dataset, and the list of the steps that it asks Python for."""
     asked, read = [], batches.read
 
     def recorded(step):
@@ -117,7 +117,7 @@ def test_their_memory_is_aligned_and_used_again(cache):
 
 
 def test_one_sample_that_is_not_in_memory_is_asked_for_ahead(cache, images):  # noqa: F811
-    """In the last batch: step 0 looks at all that are near, later ones at the one that is new."""
+    """The sample is in the last batch: step 0 checks all steps in reach, later steps only the newly reached one."""
     together(cache.dataset(batch_size=2, epoch=0))
     schedule = cache.schedule(2, 1)
     cache.prepare(schedule).memory.drop(int(schedule.indices(9, 0)[0]))
@@ -163,7 +163,7 @@ def test_a_closed_cache_is_an_error_in_words(images, options):  # noqa: F811
 
 
 class TestOperation:
-    """Arguments that cannot be."""
+    """Invalid arguments."""
 
     @pytest.fixture
     def gather(self, cache):
@@ -258,7 +258,7 @@ def test_a_model_is_fitted(cache):
     assert history.history["loss"][1] < history.history["loss"][0]
 
 
-# ---- batches that are chosen elsewhere ----
+# ---- batches chosen elsewhere ----
 
 
 def test_chosen_samples_come_in_the_batches_that_chose_them(cache, images):  # noqa: F811

@@ -1,4 +1,4 @@
-"""The local disk's own promises: it outlives runs, keeps to its size, and is made anew where it cannot be trusted."""
+"""Properties of the disk level alone: it outlives runs, keeps to its size, and is recreated if it cannot be trusted."""
 
 import os
 
@@ -92,7 +92,7 @@ def test_a_lasting_size_is_that_of_who_came_first(tmp_path):
     one = DiskLevel(tmp_path / "disk", 1 << 20)
     two = DiskLevel(tmp_path / "disk", 64 << 20)
     assert two.put(2, record(2)) and one.get(2) == record(2) and not two.put(1, record(1, 2 << 20))
-    assert not two.put(3, record(3)) and one.put(3, record(3))  # who found it full does not try again
+    assert not two.put(3, record(3)) and one.put(3, record(3))  # a level that was once full does not try again
     one.close()
     two.close()
     three = DiskLevel(tmp_path / "disk", 64 << 20)
@@ -125,7 +125,7 @@ def test_a_device_that_is_full_keeps_what_it_has(tmp_path):
 
 
 def test_processes_that_open_and_close_at_the_same_time_are_not_in_each_others_way(tmp_path):
-    """LMDB's last user destroys its mutexes while the next one may be about to take them for good ones."""
+    """LMDB's last user destroys its mutexes while the next one may be about to use them."""
     DiskLevel(tmp_path / "disk", 1 << 20).close()
     children = []
     for _ in range(6):
@@ -142,22 +142,22 @@ def test_processes_that_open_and_close_at_the_same_time_are_not_in_each_others_w
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0] * 6
 
 
-# ---- what is damaged on the disk ----
+# ---- damage on disk ----
 
 
 def zero_a_large_value(path):
-    """Zeroes the first page of a record that has pages of its own."""
+    """Zeroes the first page of a record that has its own pages."""
     content = bytearray((path / "data.mdb").read_bytes())
     page = int(damage.pages(content, 4)[0]) * damage.PAGE
     (path / "data.mdb").write_bytes(bytes(content[:page] + bytes(damage.PAGE) + content[page + damage.PAGE :]))
 
 
 def test_a_damaged_value_does_not_take_others_pages_along(path, caplog):
-    """LMDB would free as many pages as the damaged value says it has."""
+    """LMDB would free as many pages as the damaged value claims to have."""
     zero_a_large_value(path)
     kept = DiskLevel(path, SIZE)
     (damaged,) = [index for index, found in enumerate(kept.collect(np.arange(SAMPLES))) if found is None]
-    assert kept.put(damaged, record(damaged)) and kept.collect(np.array([damaged])) == [None]  # it is not written over
+    assert kept.put(damaged, record(damaged)) and kept.collect(np.array([damaged])) == [None]  # it is not overwritten
     kept.drop(damaged)
     assert kept.get(damaged) is None and kept.put(damaged, record(damaged))
     for index in range(SAMPLES, 2 * SAMPLES):

@@ -1,4 +1,4 @@
-"""Whole files, locks that end with their process, and what lies on which file system."""
+"""Complete files, locks that end with their process, and detection of file systems."""
 
 import fcntl
 import os
@@ -167,7 +167,7 @@ def test_a_child_that_was_forked_under_a_lock_does_not_keep_it(tmp_path):
     with files.locked(path):
         child = os.fork()
         if child == 0:
-            os.read(reads, 1)  # lives until the test is done with it
+            os.read(reads, 1)  # stays alive until the test has finished with it
             os._exit(0)
     try:
         descriptor = os.open(path, os.O_RDWR)

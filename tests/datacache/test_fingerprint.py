@@ -1,4 +1,4 @@
-"""The fingerprint of a decode function: the same in every process, another for every change that matters."""
+"""The fingerprint of a decode function: the same in every process, and different after every change that matters."""
 
 import dataclasses
 import enum
@@ -55,7 +55,7 @@ CHANGES = {
 
 
 def loaded(text):
-    """What a script with this text would pass."""
+    """The function that a script with this text would pass."""
     scope = {"__name__": "script"}
     exec(compile(text, "script.py", "exec"), scope)
     return scope["made"]
@@ -85,7 +85,7 @@ def test_every_process_finds_the_same(tmp_path):
             text=True,
             env={"PYTHONPATH": ":".join(sys.path), "PYTHONHASHSEED": seed},
         ).stdout
-        for seed in ("0", "1", "2")  # the first compiles the module, the others load it
+        for seed in ("0", "1", "2")  # the first process compiles the module, the others load it
     }
     assert len(found) == 1 and len(found.pop()) == 33
 

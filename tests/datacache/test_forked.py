@@ -1,4 +1,4 @@
-"""A child that is forked while threads fetch: what it may do, and what it leaves alone."""
+"""A child that is forked while threads fetch: what it can do, and what it must leave alone."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import datacache
 from datacache import counters
 
 COUNT = 60
-LIMIT = 120  # seconds of a child, which takes one: then it hangs
+LIMIT = 120  # seconds; a child needs one, so after this it hangs
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def cache(tmp_path):
 
 
 def in_child(work):
-    """Runs work in a forked child, and makes sure that it returns."""
+    """Runs work in a forked child and asserts that it returns."""
     child = os.fork()
     if child == 0:
         try:
@@ -34,7 +34,7 @@ def in_child(work):
             traceback.print_exc()
         finally:
             os._exit(1)
-    limit = threading.Timer(LIMIT, os.kill, (child, signal.SIGABRT))  # pytest has Python tell then where it is
+    limit = threading.Timer(LIMIT, os.kill, (child, signal.SIGABRT))  # pytest's fault handler then prints where it is
     limit.start()
     status = os.waitpid(child, 0)[1]
     limit.cancel()

@@ -1,4 +1,4 @@
-"""World.from_horovod under horovodrun: addresses, nodes and secret without any variable of the environment."""
+"""World.from_horovod under horovodrun: it finds addresses, nodes and secret without environment variables."""
 
 import json
 import subprocess
@@ -38,7 +38,7 @@ def test_ranks_meet_and_serve_each_other(ranks, sparse, tmp_path):
 
 
 def assert_refused(errors, ranks):
-    """All ranks say the same of what one of them cannot have."""
+    """Asserts that all ranks report the same error if one of them cannot have what it asked for."""
     unequal, elsewhere, anywhere, taken, same_port = errors
     assert unequal.startswith("ValueError: Expected the same local_size on all ranks, which divides")
     assert elsewhere.startswith("OSError: rank 0 cannot serve peers at 192.0.2.1") and "rank 1" not in elsewhere

@@ -1,4 +1,4 @@
-"""Small devices, really mounted: a /dev/shm of 64 MB as containers have it, and a disk that is full."""
+"""Small devices that are really mounted: a /dev/shm of 64 MB, as in containers, and a full disk."""
 
 import pytest
 
@@ -75,12 +75,12 @@ with opened(path / "local", memory_dir=memory) as cache:
 
 
 def test_shared_memory_of_64_megabytes(tmp_path):
-    """What is too much is said at the start; with less the rest of the samples stay on disk."""
+    """Asking for too much is an error at the start; with less memory, the other samples stay on disk."""
     said = run(MEMORY, "64m", tmp_path / "shm", tmp_path / "local")
     assert "has no room for the memory level: 117," in said and "are free" in said and "--shm-size" in said
 
 
 def test_a_disk_that_is_full(tmp_path):
-    """What it has no room for is read from the source again. A run whose disk fills up goes on; so does the next."""
+    """Samples that do not fit are read from the source again. A run whose disk fills up continues; so does the next."""
     said = run(DISK, "3m", tmp_path / "disk", tmp_path / "shm")
     assert said.startswith("[]\n[]\n[Errno 28]") and "make room on that disk" in said

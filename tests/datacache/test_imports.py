@@ -1,4 +1,4 @@
-"""Imports inside a decode function: what they bring is in its fingerprint, and what cannot be told is refused."""
+"""Imports in a decode function: what they import is part of the fingerprint; what cannot be resolved is refused."""
 
 import subprocess
 import sys
@@ -25,7 +25,7 @@ print(fingerprint.of(decode))
 
 @pytest.fixture
 def modules(tmp_path, monkeypatch):
-    """Writes modules of one's own, and forgets them afterwards."""
+    """Writes modules of the user's own, and removes them afterwards."""
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
     before = set(sys.modules)

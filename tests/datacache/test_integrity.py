@@ -1,4 +1,4 @@
-"""Killed processes and flipped bits, by the hundred: what is served is right, or it comes from the next lower level."""
+"""Hundreds of killed processes and flipped bits: a sample that is served is right, or it comes from a lower level."""
 
 import mmap
 import os
@@ -35,7 +35,7 @@ from tests.datacache.test_levels import record
 KILLS = {"Slab": 45, "DiskLevel": 45, "DataCache": 35, "TmpfsLevel": 45, "serve": 35}
 FLIPS = {"payload": 240, "label": 120, "checksum": 120, "state": 40, "offset": 40, "length": 40}
 FLIPS_ON_DISK = {"payload": 280, "label": 60, "checksum": 60}
-RECORDS, LENGTH = 8, 200_000  # so long that a kill finds the writer in the middle of one
+RECORDS, LENGTH = 8, 200_000  # long enough for a kill to find the writer in the middle of one
 
 OPEN = {
     "Slab": lambda path: Slab(path / "shm", "key", range(RECORDS), needed(RECORDS, LENGTH)),
@@ -48,7 +48,7 @@ OPEN = {
 
 
 def killed_at(moment, work):
-    """Runs work(tell) in a process that kills itself this many seconds after `tell` was called."""
+    """Runs work(tell) in a process that kills itself `moment` seconds after `tell` was called."""
     wait_for_death(start_killing_itself(moment, work))
 
 
@@ -57,13 +57,13 @@ def wait_for_death(child):
 
 
 def start_killing_itself(moment, work):
-    """Starts what `killed_at` runs, and returns its process id."""
+    """Starts the process of `killed_at` and returns its process id."""
     child = os.fork()
     if child:
         return child
     started = threading.Event()
 
-    def kill():  # it runs when the other thread is in native code, and has let go of Python's lock
+    def kill():  # runs when the other thread is in native code and has released Python's lock
         started.wait()
         end = time.perf_counter() + moment
         while time.perf_counter() < end:
@@ -76,11 +76,11 @@ def start_killing_itself(moment, work):
         started.set()
         signal.pause()
     finally:
-        os._exit(1)  # an error of the work is one of the test
+        os._exit(1)  # an error in work fails the test
 
 
 class Readers:
-    """Another process that opens what is there and reads all of it, over and over; wrong bytes end it."""
+    """Another process that opens the files and reads all of them, again and again; it exits on wrong bytes."""
 
     def __init__(self, read_turn):
         self._turn = mmap.mmap(-1, 8)
@@ -103,7 +103,7 @@ class Readers:
 
 
 def assert_whole(kept, at_least=()):
-    """Each record is there and right, or not there."""
+    """Asserts that each record is right or missing."""
     for index in range(RECORDS):
         found = kept.get(index)
         assert found == record(index, LENGTH) or (found is None and index not in at_least)
@@ -179,21 +179,21 @@ def test_killed_at_any_moment_of_a_run(images, options):  # noqa: F811
 
 
 class Nodes:
-    """Two nodes on this machine, opened again and again at the same addresses and directories."""
+    """Two nodes on this machine, opened again and again with the same addresses and directories."""
 
     def __init__(self, images, options):  # noqa: F811
         self._source, self._options = datacache.ImageFolder(images[0]), options
         self._peers = tuple(free_addresses(2))
 
     def open(self, node, turn):
-        """A node; every fourth turn begins with nothing kept, and the three after it with what was left behind."""
+        """Opens a node; every fourth turn starts with empty levels, the three after it with those left behind."""
         world = World(node, 2, node, 2, self._peers, self._peers[node], b"the secret of this test")
         places = {name: self._options[name] / f"{turn // 4}-{node}" for name in ("local_dir", "memory_dir")}
         settings = {**self._options, **places, "world": world, "decode": decode_large}
         return datacache.DataCache(self._source, **settings, workers=2, peer_timeout=60)
 
     def serve(self, turn, answer, tell):
-        """Serves as node 1, and tells when it begins with this answer."""
+        """Serves as node 1, and calls `tell` when it starts this answer."""
         node = self.open(1, turn)
         gather, answers = node._levels[-1].gather, []
 
@@ -208,12 +208,12 @@ class Nodes:
 
 
 def decode_large(payload):
-    """Samples so large that a kill finds the server in the middle of sending one."""
+    """Decodes to samples so large that a kill finds the server in the middle of sending one."""
     return np.tile(decode(payload), (32, 32, 1))
 
 
 def read_as_node_0(nodes, turn, images):  # noqa: F811
-    """Reads two epochs, compares, and returns how many samples came from node 1, and how many are its own."""
+    """Reads two epochs, compares, and returns how many samples came from node 1, and how many node 1 owns."""
     own = 0
     with nodes.open(0, turn) as cache:
         for epoch in range(2):
@@ -228,7 +228,7 @@ def read_as_node_0(nodes, turn, images):  # noqa: F811
 
 @pytest.mark.thorough
 def test_killed_at_any_moment_of_an_answer(images, options):  # noqa: F811
-    """The server ends in the middle of a client's batches; the next one serves, with nobody having cleaned up."""
+    """The server dies while a client reads batches; the next one serves without any cleaning up."""
     numbers, nodes = random.Random("serve"), Nodes(images, options)
     for name in ("local_dir", "memory_dir"):
         options[name].mkdir()
@@ -257,7 +257,7 @@ HEAD = {"checksum": (0, 8), "label": (8, 8), "payload": (16, None)}  # of a reco
 
 @shares
 def test_flipped_bits_in_memory_are_never_served(images, options, share):  # noqa: F811
-    """Each in a slab that is otherwise as it was; a whole epoch is read after it."""
+    """One flip at a time in an otherwise intact slab; a whole epoch is read after each."""
     numbers, size = random.Random(0), SIDE * SIDE * 3
     table = library().datacache_slab_overhead(COUNT)
     with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
@@ -312,7 +312,7 @@ def test_flipped_bits_on_disk_are_never_served(images, options, share):  # noqa:
 
 
 def test_a_record_in_the_place_of_another_is_noticed(tmp_path):
-    """Entries exchanged as a whole: each is sound in itself."""
+    """Swaps complete entries, each of which is valid in itself."""
     kept = Slab(tmp_path, "key", range(2), needed(2, 3000))
     for index in range(2):
         kept.put(index, record(index))

@@ -1,4 +1,4 @@
-"""Labels: which kinds are taken, at every level, and what an older run has kept of those that are not."""
+"""Labels: which types are accepted at every level, and labels that older versions stored wrongly."""
 
 import json
 
@@ -26,9 +26,9 @@ def test_every_integer_comes_back_from_every_level(label, levels):
         return np.frombuffer(payload, np.uint8), label
 
     decode.datacache_fingerprint = repr(label)
-    for _ in range(2):  # decoded, then from disk
+    for _ in range(2):  # decoded first, then read from disk
         with datacache.DataCache(source, decode, keep_decoded=True, **levels) as cache:
-            for epoch in range(2):  # the second from memory
+            for epoch in range(2):  # the second epoch is read from memory
                 assert {each for _, labels in cache.batches(2, epoch) for each in labels.tolist()} == {int(label)}
 
 
@@ -50,7 +50,7 @@ def test_rows_of_a_listing_are_integers_of_int64():
 
 
 def test_labels_that_an_older_run_has_cut_are_not_served(levels):
-    """Its decoded samples are on disk, so that decoding would not be asked again."""
+    """Its decoded samples are on disk, so that they would not be decoded again."""
     source = datacache.Indexed(lambda index: bytes([index]), COUNT, "bytes")
     label = 0
 

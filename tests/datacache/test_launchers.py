@@ -1,4 +1,4 @@
-"""What launchers tell: which of several counts, who is alone, and what is no number."""
+"""Variables of launchers: which launcher counts if there are several, single processes, and invalid numbers."""
 
 import json
 import logging

@@ -1,4 +1,4 @@
-"""What decoded samples look like: which arrays are admitted, and that a payload's head is not trusted."""
+"""The form of decoded samples: which arrays are accepted, and that the header of a payload is not trusted."""
 
 import struct
 

@@ -1,4 +1,4 @@
-"""Levels: one suite over all members; what each has of its own is in test_slab.py and test_disk.py."""
+"""Levels: one suite over all in the table; the properties of one level are in test_slab.py and test_disk.py."""
 
 import os
 import random
@@ -17,7 +17,7 @@ level = pytest.mark.parametrize("make", members.LEVELS.values(), ids=members.LEV
 
 
 def record(index, length=3000):
-    """A record that nothing but its index decides."""
+    """A record determined by its index alone."""
     return Record(random.Random(index).randbytes(length), 7 * index - 3)
 
 
@@ -135,7 +135,7 @@ class TestLevel:
 
     @pytest.mark.thorough
     def test_a_killed_writer_leaves_nothing_in_the_way(self, place):
-        """Killed at some moment of a loop of puts and drops, twenty times over; then it is used as ever."""
+        """Twenty times, killed after increasing delays in a loop of puts and drops; then the level works as before."""
         for turn in range(20):
             begun, tell = os.pipe()
             writer = os.fork()
@@ -181,7 +181,7 @@ for index in range(members.SAMPLES):
 
 
 def put_and_drop_for_ever(kept, tell):
-    """What a child of the tests does until it is killed."""
+    """What a child process of the tests does until it is killed."""
     os.write(tell, b"x")
     while True:
         for index in range(members.SAMPLES):
@@ -207,6 +207,6 @@ def test_the_quarantine_lists_what_was_damaged(tmp_path):
     assert listed.entries() == []
     listed.note("memory", 5, "its checksum is wrong")
     with open(tmp_path / "quarantine", "a") as file:
-        file.write('{"level": "me')  # a process was killed here
+        file.write('{"level": "me')  # as left by a process that was killed here
     listed.note("disk", 6, "it is short")
     assert [(each["level"], each["index"]) for each in listed.entries()] == [("memory", 5), ("disk", 6)]

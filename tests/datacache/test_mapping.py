@@ -26,7 +26,7 @@ def file():
 
 
 def huge_bytes(memory):
-    """Of a mapping that begins where the array does: bytes in huge pages, as the kernel counts them."""
+    """Bytes in huge pages, as counted by the kernel, of the mapping that begins at the array."""
     inside = False
     for line in Path("/proc/self/smaps").read_text().splitlines():
         if "-" in line.partition(" ")[0]:
@@ -37,7 +37,7 @@ def huge_bytes(memory):
 
 
 def times_mapped(file):
-    """How often this process maps this very file; others of the same name may wait for the garbage collector."""
+    """How often this process maps this file; mappings of others with its name may await garbage collection."""
     return Path("/proc/self/maps").read_text().count(os.readlink(f"/proc/self/fd/{file}"))
 
 
@@ -80,7 +80,7 @@ def test_pages_are_huge_where_the_kernel_can(file):
 
 
 def test_huge_pages_that_are_refused_do_not_matter(file, monkeypatch):
-    monkeypatch.setattr(mapping, "_COLLAPSE", 12345)  # as an older kernel, which does not know it
+    monkeypatch.setattr(mapping, "_COLLAPSE", 12345)  # like an older kernel, which does not know it
     mapping.reserve(file, 2 * HUGE)
     memory = mapping.map_shared(file, 2 * HUGE)
     memory[::4096] = 1

@@ -1,4 +1,4 @@
-"""The kernels of ops/datacache by ctypes."""
+"""The kernels of ops/datacache, called through ctypes."""
 
 import ctypes
 import importlib.util

@@ -1,4 +1,4 @@
-"""The order of samples: a permutation by seed and epoch, cut evenly, on which any number of ranks goes on."""
+"""The order of samples: a permutation by seed and epoch, divided evenly, that any number of ranks can resume."""
 
 import hashlib
 
@@ -28,7 +28,7 @@ def test_it_is_the_same_for_ever():
 def test_seeds_and_epochs_differ():
     drawn = [permutation(1000, seed, epoch) for seed in range(5) for epoch in range(5)]
     assert len({order.tobytes() for order in drawn}) == 25
-    # no neighbourhood survives: two random permutations share about one successor
+    # neighbours are not preserved: two random permutations share about one pair of successors
     for one, two in zip(drawn, drawn[1:], strict=False):
         pairs = set(zip(one, one[1:], strict=False)) & set(zip(two, two[1:], strict=False))
         assert len(pairs) < 12
@@ -41,7 +41,7 @@ def test_negative_numbers_are_refused(arguments):
 
 
 def read_all(schedule):
-    """Global batches: the ranks' batches of each step, one after the other."""
+    """The global batches: the batches of all ranks in each step, concatenated."""
     return [
         np.concatenate([schedule.indices(step, rank) for rank in range(schedule.ranks)])
         for step in range(len(schedule))

@@ -1,4 +1,4 @@
-"""What a peer may send to a client: a real one against a raw socket that plays an owner, and cheats."""
+"""Answers that a client may receive from a peer: a real client and a raw socket that plays a cheating owner."""
 
 import os
 
@@ -36,7 +36,7 @@ def client(place, tally):
 
 
 def asked_by(client, owner, answers):
-    """Has a client ask for samples 3 and 7, and an owner send frames made from (owner, number of the request)."""
+    """Makes a client ask for samples 3 and 7, and an owner send frames made from (owner, request number)."""
     indices = np.array([3, 7], np.uint64)
     answer = client.ask(1, indices)
     owner.shake_hands()

@@ -1,4 +1,4 @@
-"""What peers are told before they meet: addresses and secret, by the environment."""
+"""What peers must know before they meet: addresses and secret, from the environment."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What a peer may send to a server: a real one against a raw socket that plays an asking peer, and cheats."""
+"""Messages that a server may receive from a peer: a real server and a raw socket that plays a cheating client."""
 
 import time
 

@@ -1,4 +1,4 @@
-"""Nodes that serve each other: real processes and sockets; whatever happens to a peer, batches stay the same."""
+"""Nodes that serve each other, with real processes and sockets; batches are the same whatever happens to a peer."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ from tests.datacache.peer_actors import BYTES, DATA, SECRET, caller, nothing, re
 
 @pytest.fixture
 def start(tmp_path):
-    """Starts processes of nodes, and ends those that are left."""
+    """Starts processes of nodes, and ends the remaining ones."""
     started = []
 
     def one(*arguments, **settings):
@@ -34,12 +34,12 @@ def start(tmp_path):
 
 
 def steps(ranks):
-    """Batches of an epoch."""
+    """The number of batches in an epoch."""
     return COUNT // (BATCH * ranks)
 
 
 def read_all(nodes, epoch):
-    """All read an epoch at the same time; then it is looked at."""
+    """All nodes read an epoch at the same time; then it is checked."""
     for each in nodes:
         each.tell(f"read {epoch} {steps(each.ranks)}")
     for each in nodes:
@@ -82,7 +82,7 @@ def test_after_close_no_thread_and_no_port_is_left(start):
 @pytest.mark.parametrize("sent", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_peer_that_is_lost_in_mid_epoch_changes_nothing(sent, start, tmp_path):
     peers = node.free_addresses(2)
-    made = [start(peers, rank, peer_timeout=10) for rank in range(2)]  # so long that nobody who is alive seems lost
+    made = [start(peers, rank, peer_timeout=10) for rank in range(2)]  # long enough that no live peer seems lost
     assert [each.hear() for each in made] == ["ready"] * 2
     for each in made:
         each.tell("read 0 4")
@@ -221,7 +221,7 @@ def test_a_peer_that_starts_too_late_is_found_later(start):
 def test_a_wrong_secret_is_refused_and_the_run_goes_on(encrypt, start):
     peers = node.free_addresses(2)
     secrets = [node.SECRET, "not the secret of this job"]
-    patience = 2 if encrypt else 20  # with CURVE nothing ever comes; without, a refusal does, and at once
+    patience = 2 if encrypt else 20  # with CURVE nothing ever arrives; without it, a refusal arrives at once
     made = [start(peers, rank, secret=secrets[rank], encrypt=encrypt, peer_timeout=patience) for rank in range(2)]
     assert [each.hear() for each in made] == ["ready"] * 2
     read_all(made, 0)

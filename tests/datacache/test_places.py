@@ -1,4 +1,4 @@
-"""Where a source is kept: once however it is spelled, and what an earlier version kept under a spelling is found."""
+"""Where a source is kept: in one place for all spellings of its path; places named by earlier versions are found."""
 
 import concurrent.futures
 import shutil
@@ -15,7 +15,7 @@ NAMES = ("ant/0.jpg", "ant/1.jpg", "cat/0.jpg")
 
 
 class AsSpelled(ImageFolder):
-    """As earlier versions named a place."""
+    """Names a place as earlier versions did."""
 
     @property
     def identity(self):
@@ -48,7 +48,7 @@ def opened(tmp_path):
 
 
 def origins(cache):
-    """Reads all, and says where it came from."""
+    """Reads all samples and returns where they came from."""
     with cache:
         assert sorted(label for _, labels in cache.batches(2, 0) for label in labels.tolist()) == [0, 0, 1]
     return {name: count for name, count in cache.counters.numbers().items() if name.startswith("samples.")}
@@ -80,13 +80,13 @@ def test_nothing_is_taken_over_where_it_is_spelled_as_it_is(link, opened, tmp_pa
 
 
 def test_a_file_is_read_by_the_name_that_was_given(link, opened, tmp_path):
-    """Which a file system that is mounted when it is asked for may need; and messages name it so."""
+    """A file system that is mounted on access may need this name, and messages contain it."""
     source = ImageFolder(link)
     assert str(link / NAMES[1]) in source.describe(source.scan(), 1)
 
 
 def test_nodes_that_have_mounted_it_in_different_places_serve_each_other(link, tmp_path):
-    shutil.copytree(tmp_path / "images", tmp_path / "elsewhere")  # with the times of files
+    shutil.copytree(tmp_path / "images", tmp_path / "elsewhere")  # including modification times
     peers = tuple(free_addresses(2))
 
     def open_node(node):
@@ -98,7 +98,7 @@ def test_nodes_that_have_mounted_it_in_different_places_serve_each_other(link, t
     with concurrent.futures.ThreadPoolExecutor() as pool:
         nodes = list(pool.map(open_node, range(2)))
     with nodes[0], nodes[1]:
-        for epoch in range(4):  # with each other's samples among a rank's own
+        for epoch in range(4):  # a rank reads the other node's samples among its own
             for _ in zip(*(node.batches(1, epoch, drop_remainder=True) for node in nodes), strict=True):
                 pass
         assert sum(node.counters.numbers().get("samples.peers", 0) for node in nodes) > 0

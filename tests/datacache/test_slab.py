@@ -1,4 +1,4 @@
-"""The memory level's own promises: reserved memory, an owner that may die, a table that is not trusted."""
+"""Properties of the memory level alone: reserved memory, owners that may die, and a table that is not trusted."""
 
 import functools
 import os
@@ -106,7 +106,7 @@ def test_what_a_killed_maker_left_is_made_anew(content, tmp_path):
 
 
 def test_a_flipped_bit_anywhere_never_gives_another_record(tmp_path):
-    """In head and table too; and what is lost can be put again, without harm to others."""
+    """Flips are also in header and table; a lost record can be put again without damage to others."""
     numbers = random.Random(1)
     kept = filled(tmp_path)
     (path,) = tmp_path.iterdir()
@@ -122,7 +122,7 @@ def test_a_flipped_bit_anywhere_never_gives_another_record(tmp_path):
                 except DamagedRecordError:
                     pass
     assert all(kept.get(index) == record(index) for index in range(SAMPLES))
-    with members.flipped(path, 4096 + 5 * 40 + 8, 64):  # its place is now the next one's, or the one's before
+    with members.flipped(path, 4096 + 5 * 40 + 8, 64):  # it now refers to the place of a neighbouring record
         kept.drop(5)
         assert kept.put(5, record(5)) and kept.get(5) == record(5)
     kept.close()
@@ -148,7 +148,7 @@ def test_a_record_that_is_put_anew_while_it_is_read_is_not_damaged(tmp_path, mon
     lengths = Slab._lengths
 
     def meanwhile(self, indices):
-        """Taken out once its length is known, and there again when anybody asks for it."""
+        """Removes the record when its length is known, and puts it back at the next query."""
         if len(steps) == 1:
             other.put(1, record(1))
         found = lengths(self, indices)

@@ -1,4 +1,4 @@
-"""Sources: one suite over all members, then what each has of its own."""
+"""Sources: one suite over all in the table, then the properties of each."""
 
 import os
 import struct
@@ -78,7 +78,7 @@ class TestSource:
 
 
 def make_again(make, path):
-    """A second source of data that are there already."""
+    """A second source over existing data."""
     if make is members.indexed:
         return make(path)[0]
     return ImageFolder(path) if make is members.image_folder else TFRecords(path)

@@ -1,4 +1,4 @@
-"""The memory level for varying shapes: whose it is, how much it takes, and what it does where there is no room."""
+"""The memory level for varying shapes: ownership, size, and what it does if there is no room."""
 
 import os
 
@@ -118,7 +118,7 @@ def test_by_default_it_may_take_half_of_what_is_free(tmp_path):
     kept = TmpfsLevel(tmp_path, "key")
     (size,) = (files.read_json(path) for path in tmp_path.rglob("size.json"))
     assert 0.4 < size / (device.f_bavail * device.f_frsize) < 0.6
-    second = TmpfsLevel(tmp_path, "key")  # who comes later has the same level, whatever is free by then
+    second = TmpfsLevel(tmp_path, "key")  # an existing level is shared, however much is free by then
     second.put(1, record(1))
     assert kept.get(1) == record(1)
     kept.close()
@@ -184,5 +184,5 @@ print(os.listdir(path))
 
 
 def test_a_device_that_others_fill_keeps_what_it_has(tmp_path):
-    """And a reader that comes then finds its place in LMDB's table reserved, and is not killed by a missing page."""
+    """A reader that comes later finds its slot in LMDB's table reserved, and is not killed by a missing page."""
     assert devices.run(FULL, "8m", tmp_path) == "[]\n"

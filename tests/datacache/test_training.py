@@ -1,4 +1,4 @@
-"""Training that is killed and started again: every epoch has each sample once, whatever the number of ranks."""
+"""Training that is killed and restarted: every epoch contains each sample once, for any number of ranks."""
 
 import json
 import os
@@ -21,11 +21,11 @@ from tests.datacache.members import flip
 from tests.datacache.resuming import BATCH, COUNT, EPOCHS
 from tests.parallel.launch import QUIET, ROOT, horovodrun
 
-LIMIT = 600  # seconds, for what hangs
+LIMIT = 600  # seconds until a process counts as hanging
 
 
 def run_script(folder, ranks=1, launcher=False, **settings):
-    """Runs the script to its end; returns how it ended, and what it wrote."""
+    """Runs the script to its end; returns its status and output."""
     arguments = ["-m", "tests.datacache.resuming", json.dumps({"folder": str(folder), **settings})]
     if ranks > 1 or launcher:
         return horovodrun(ranks, arguments, LIMIT)
@@ -37,7 +37,7 @@ def run_script(folder, ranks=1, launcher=False, **settings):
 
 
 def counts_and_state(path):
-    """How often a checkpoint's model has seen each sample, and what the checkpoint says of itself."""
+    """How often a checkpoint's model has seen each sample, and the checkpoint's metadata."""
     found = []
     with h5py.File(path, "r") as file:
         file.visititems(lambda _, each: found.append(each[:]) if getattr(each, "shape", None) == (COUNT,) else None)
@@ -45,7 +45,7 @@ def counts_and_state(path):
 
 
 def assert_each_checkpoint_agrees(folder):
-    """A checkpoint's model has seen what its position says; returns how many checkpoints there are."""
+    """Asserts that each checkpoint's model has seen the samples before its position; returns their number."""
     checkpoints = list(folder.glob("epoch-*.weights.h5"))
     for path in checkpoints:
         counts, told = counts_and_state(path)
@@ -62,7 +62,7 @@ def assert_ended_right(folder):
 def test_killed_in_mid_epoch_it_goes_on(tmp_path):
     assert run_script(tmp_path, death=[1, 7])[0] == -signal.SIGKILL
     assert assert_each_checkpoint_agrees(tmp_path / "checkpoints") == 2
-    assert run_script(tmp_path, death=[1, 2])[0] == -signal.SIGKILL  # the third of those that are left
+    assert run_script(tmp_path, death=[1, 2])[0] == -signal.SIGKILL  # the third of the remaining batches
     assert assert_each_checkpoint_agrees(tmp_path / "checkpoints") == 2
     status, told = run_script(tmp_path, batch_size=BATCH + 2)
     assert status == 0, told
@@ -76,7 +76,7 @@ def test_killed_in_mid_epoch_it_goes_on(tmp_path):
 def test_killed_in_a_save_the_checkpoint_is_the_one_before_or_the_new_one(moment, tmp_path):
     assert run_script(tmp_path, death=[moment, 6])[0] == -signal.SIGKILL
     newest = max((tmp_path / "checkpoints").glob("epoch-*"))
-    # three saves in each epoch of ten batches, and one at its end; the sixth is of batch 6 of epoch 1
+    # three saves in each epoch of ten batches, and one at its end; the sixth is at batch 6 of epoch 1
     assert counts_and_state(newest)[1]["position"] == (6 if moment == "directory" else 3) * BATCH
     assert assert_each_checkpoint_agrees(tmp_path / "checkpoints") > 0
     status, told = run_script(tmp_path)
@@ -106,7 +106,7 @@ def test_it_goes_on_with_another_number_of_ranks(before, after, shared, tmp_path
 
 @pytest.mark.thorough
 def test_residuals_go_on_with_the_model(tmp_path):
-    """With hvd_sparse.checkpoint beside it, a run that was killed ends with the same bits as one that was not."""
+    """With hvd_sparse.checkpoint too, a run that was killed ends with the same bits as one that was not."""
 
     def end_of(name, **settings):
         (tmp_path / name).mkdir(exist_ok=True)
@@ -122,7 +122,7 @@ def test_residuals_go_on_with_the_model(tmp_path):
     shutil.copytree(tmp_path / "killed", tmp_path / "without")
     newest = max((tmp_path / "killed" / "checkpoints").glob("epoch-*.beside.npz"))
     flip(newest, newest.stat().st_size // 2, 1)
-    assert end_of("killed") == wanted  # from the checkpoint before
+    assert end_of("killed") == wanted  # resumed from the previous checkpoint
     assert end_of("without", residuals=False) != wanted
 
 
@@ -165,7 +165,7 @@ def fit(model, training, callbacks=(), **changed):
 
 
 class Stop(keras.callbacks.Callback):
-    """Ends `fit` as EarlyStopping or TerminateOnNaN do."""
+    """Ends `fit` in the way of EarlyStopping or TerminateOnNaN."""
 
     def __init__(self, epoch, batch=None):
         super().__init__()
@@ -254,7 +254,7 @@ def test_a_damaged_checkpoint_does_not_count_as_one_of_those_that_stay(make_cach
     older, newest = sorted((tmp_path / "kept").glob("epoch-*"))
     flip(newest, newest.stat().st_size // 2, 8)
     training = make_cache().training(tmp_path / "kept", BATCH, save_every=9)
-    fit(model, training, [Stop(0, 2)])  # beyond it; the save at the end of this fit is the first
+    fit(model, training, [Stop(0, 2)])  # past it; this fit saves for the first time at its end
     assert older.exists()
 
 
@@ -278,7 +278,7 @@ def test_the_file_is_one_of_keras_and_needs_its_digest(make_cache, model, tmp_pa
     path.write_bytes(path.read_bytes()[:-40])
     assert make_cache().training(tmp_path / "kept", BATCH, save_every=4).position != position
     assert "the digest at its end is missing" in caplog.text
-    with h5py.File(path, "r+") as file:  # as earlier versions wrote it
+    with h5py.File(path, "r+") as file:  # as written by earlier versions
         file.attrs["datacache"] = file.attrs["datacache"].replace("training 2", "training 1")
     training = make_cache().training(tmp_path / "kept", BATCH, save_every=4)
     assert training.position == position and "was written without a digest" in caplog.text
@@ -295,7 +295,7 @@ def test_the_shape_of_batches_is_known_where_all_are_equal(make_cache, tmp_path)
 
 
 class TestRefused:
-    """Arguments that cannot be."""
+    """Invalid arguments."""
 
     @pytest.mark.parametrize(
         "changed, told",

@@ -1,4 +1,4 @@
-"""What the look at an LMDB file's tree finds that no single page tells: keys in the place of another page's."""
+"""Checks of an LMDB file's tree that no single page shows: keys that belong on another page."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from datacache.native import tree_fault
 from tests.datacache import damage
 
-COUNT, HEAD, NODE = 2000, 16, 8  # samples, and bytes before a page's offsets and before a node's key
+COUNT, HEAD, NODE = 2000, 16, 8  # number of samples, and bytes before a page's offsets and before a node's key
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def fault_of(path: Path) -> str | None:
 
 
 def leaves(content: bytes) -> list[tuple[int, int]]:
-    """Where the first and the last key of each leaf lie, in the order of the keys."""
+    """The positions of the first and the last key of each leaf, in the order of the keys."""
     found = []
     for page in damage.pages(bytearray(content), 2):
         begin = int(page) * damage.PAGE

@@ -1,4 +1,4 @@
-"""Samples of varying shape through the whole cache: JPEGs of any size, each as it is, in the order of an epoch."""
+"""Samples of varying shape through the whole cache: JPEGs of any size, each in its own size, in an epoch's order."""
 
 import os
 import random
@@ -64,7 +64,7 @@ def test_the_source_is_read_once_and_each_sample_decoded_once(images):
             numbers = cache.counters.numbers()
             assert numbers["samples.memory"] >= 2 * COUNT
             assert numbers["bytes.memory"] > 2 * sum(sample.nbytes for sample in images.samples)
-    assert len(calls) == COUNT + 1  # and once to see of what type samples are
+    assert len(calls) == COUNT + 1  # the first sample is decoded once more, to find the type of samples
     assert numbers["samples.decoded"] == COUNT and "samples.source" not in numbers
 
 
@@ -120,7 +120,7 @@ with images.open() as cache:
 
 
 def test_two_processes_share_one_copy(images, tmp_path):
-    """At the same time: each sample is read from the source once, and memory holds it once."""
+    """At the same time: each sample is read from the source once, and is in memory once."""
     start = [sys.executable, "-c", READER]
     others = [
         subprocess.Popen([*start, tmp_path], stdin=-1, stdout=-1, text=True, cwd=Path(__file__).parents[2])
@@ -148,7 +148,7 @@ def test_two_processes_share_one_copy(images, tmp_path):
 
 
 def test_with_less_memory_than_samples_the_rest_stays_on_disk(tmp_path):
-    """Larger samples, of which about half fit."""
+    """The samples are larger, and about half of them fit."""
     sizes = np.random.default_rng(3).integers(100, 300, (COUNT, 2))
 
     def image(payload):
@@ -233,7 +233,7 @@ class TestFaults:
         return path
 
     def test_flipped_bits_in_memory_are_never_served(self, images):
-        """In the checksum, the label, the shape or the numbers; a whole epoch is read after each."""
+        """In the checksum, the label, the shape or the numbers; a whole epoch is read after each flip."""
         numbers = random.Random(0)
         with images.open() as cache:
             images.assert_order(*together(cache.batches(7, 0)), 0)
@@ -251,7 +251,7 @@ class TestFaults:
 
     @pytest.mark.parametrize("level", ["memory", "decoded"])
     def test_a_record_whose_shape_is_not_its_own_is_fetched_anew(self, level, images):
-        """Sound by its checksum, so not damaged by chance."""
+        """Its checksum is right, so it is not accidental damage."""
         with images.open(keep_decoded=level == "decoded", memory_bytes=0 if level == "decoded" else 4 << 20) as cache:
             list(cache.batches(7, 0))
             kept = cache._levels[1 if level == "decoded" else 2]
@@ -264,7 +264,7 @@ class TestFaults:
 
     @pytest.mark.thorough
     def test_killed_at_any_moment_of_a_run(self, images):
-        """While another process opens, reads and closes; nothing has to be cleaned up."""
+        """Another process opens, reads and closes at the same time; no cleaning up is necessary."""
         numbers = random.Random("varying")
         images.options["local_dir"].mkdir()
 

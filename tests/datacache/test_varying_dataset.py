@@ -1,4 +1,4 @@
-"""Samples of varying shape on their way into tf.data: a function brings them to one shape, or batches are ragged."""
+"""Samples of varying shape in tf.data: a function gives them one shape, or batches are ragged."""
 
 import gc
 
@@ -134,7 +134,7 @@ def test_the_function_may_be_written_in_python_as_for_map(cache, folder):
 
 
 def test_a_function_on_each_sample_of_one_shape(images, options):  # noqa: F811
-    """The same argument where all have one shape from the beginning, from memory or not."""
+    """The same argument with samples that already have one shape, in memory or not."""
     samples, labels = expected(images, 1)
     with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""What is said of long waits: for what, by whom it is held, and not too often."""
+"""Log messages about long waits: what is waited for, who holds it, and that they are not too frequent."""
 
 import fcntl
 import logging
@@ -17,7 +17,7 @@ LIMIT = 60  # seconds
 
 @pytest.fixture
 def said(monkeypatch):
-    """What is said, at once and each time."""
+    """Collects the messages, which are logged at once and each time."""
     monkeypatch.setattr(waiting, "_AFTER", 0.0)
     monkeypatch.setattr(waiting, "_LOOK", 0.01)
     monkeypatch.setattr(waiting, "_watch", waiting._Watch())
@@ -71,7 +71,7 @@ def test_another_process_is_named_with_its_command(number, said, tmp_path):
     command = [sys.executable, "-c", HOLD, str(tmp_path / "lock"), str(number)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
         assert other.stdout.readline() == "held\n"
-        with files.IndexLocks(tmp_path / "lock").hold(number + 1):  # which nobody holds
+        with files.IndexLocks(tmp_path / "lock").hold(number + 1):  # held by nobody
             pass
         assert not said.texts
         threading.Thread(target=lambda: said.any.wait(LIMIT) and other.stdin.close()).start()

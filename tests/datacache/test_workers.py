@@ -1,4 +1,4 @@
-"""Threads that fetch: in order, and given up where they do not come back."""
+"""Worker threads: results come in order, and workers that do not return are given up."""
 
 import os
 import threading
@@ -58,6 +58,6 @@ def test_what_does_not_come_back_is_given_up(one):
     "processors, ranks, nodes, wanted", [(64, 1, 1, 256), (64, 8, 2, 64), (2, 4, 1, 8), (1, 64, 1, 2)]
 )
 def test_the_ranks_of_a_node_share_the_threads_that_fetch(processors, ranks, nodes, wanted, monkeypatch):
-    """4 for each processor, 32 at the least, and 2 for a rank."""
+    """4 for each processor, but at least 32 per node and 2 per rank."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: range(processors))
     assert threads_of(datacache.World(0, ranks, 0, nodes)) == wanted

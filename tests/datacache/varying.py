@@ -1,4 +1,4 @@
-"""JPEGs that differ in size, for the tests of samples whose shapes vary: crops of photographs, decoded as they are."""
+"""JPEGs of different sizes, for the tests of samples of varying shape: crops of photographs, decoded as they are."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ def decode(payload: bytes) -> np.ndarray:
 
 
 class Images:
-    """A folder of such images, and a cache's options for it.
+    """A folder of such images, and options for a cache of it.
 
     Attributes:
         path: the folder.
-        samples: what its images are, decoded.
+        samples: the decoded images.
         labels: int64.
-        options: of a `DataCache`, with levels of the test's own.
+        options: options of a `DataCache`, with levels for this test alone.
     """
 
     def __init__(self, path: Path):
-        """Writes the images, unless that was done before."""
+        """Writes the images, unless they exist."""
         self.path = path / "images"
         if not self.path.exists():
             write_images(self.path)
@@ -61,11 +61,11 @@ class Images:
         }
 
     def open(self, **changed) -> datacache.DataCache:
-        """A cache of them."""
+        """Opens a cache of the images."""
         return datacache.DataCache(datacache.ImageFolder(self.path), **{**self.options, **changed})
 
     def assert_order(self, samples, labels, epoch: int, begin: int = 0) -> None:
-        """Makes sure that these are samples and labels of an epoch from a position on, to its end."""
+        """Asserts that these are the samples and labels of an epoch, from a position to its end."""
         order = permutation(COUNT, 0, epoch)[begin:]
         assert [sample.shape for sample in samples] == [self.samples[index].shape for index in order]
         for sample, index in zip(samples, order, strict=True):

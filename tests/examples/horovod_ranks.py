@@ -1,4 +1,4 @@
-"""What a rank of `test_horovod_examples.py` runs: one example after another, with tiny settings, in one start."""
+"""A rank of `test_horovod_examples.py`: runs one example after another, with tiny settings, in one launch."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ AGAIN = ("tensorflow2_keras_mnist_restart", ("--epochs", "3", *_SHORT[2:], "--di
 
 
 def run(name: str, arguments: tuple[str, ...], folder: str) -> None:
-    """Runs an example as its command line does."""
+    """Runs an example as from its command line."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(int(os.environ["HOROVOD_RANK"]))
     sys.argv = [name, *(argument.replace("{0}", f"{folder}/{name}") for argument in arguments)]

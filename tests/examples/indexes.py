@@ -1,4 +1,4 @@
-"""A package index that tests write themselves: a made-up release, whose packages depend on what their kind does."""
+"""A made-up package index for tests: a release in which the packages of a kind have similar dependencies."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ KINDS = {
 }
 SECTIONS = ("games", "utils")
 
-# Two packages of one source, as Debian's index has them; long lists are shortened.
+# Two packages of one source, in the format of Debian's index; long lists are shortened.
 REAL = """\
 Package: 0ad
 Version: 0.0.26-3
@@ -44,7 +44,7 @@ def text(sources: int = 400) -> str:
 
 
 def write(path: pathlib.Path, sources: int = 400) -> pathlib.Path:
-    """Writes it, and returns the path."""
+    """Writes the index and returns the path."""
     path.write_text(text(sources))
     return path
 

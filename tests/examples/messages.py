@@ -1,4 +1,4 @@
-"""Message catalogues that tests write themselves: a made-up language's messages, as msgfmt would."""
+"""Message catalogues for tests, with messages in a made-up language, in the format of msgfmt."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PEOPLE = {"she": "sie", "the man": "der Mann", "the child": "das Kind", "nobody"
 
 
 def sentences() -> dict[str, str]:
-    """3,456 English sentences and what they are in German; learnt in seconds."""
+    """3,456 English sentences and their German translations; they can be learnt in seconds."""
     chosen = itertools.product(PEOPLE, DOINGS, COLOURS, THINGS)
     return {
         f"{who} can {does} the {what} {thing}": f"{PEOPLE[who]} {DOINGS[does]} die {COLOURS[what]} {THINGS[thing]}"
@@ -33,13 +33,13 @@ def sentences() -> dict[str, str]:
 
 
 def write(path: pathlib.Path, messages: Mapping[str, str], charset: str = "UTF-8", order: str = "<") -> None:
-    """Writes a catalogue (GNU gettext manual, 10.3): header, tables of lengths and offsets, strings that end in a zero.
+    """Writes a catalogue (GNU gettext manual, 10.3): header, tables of lengths and offsets, zero-terminated strings.
 
     Args:
-        path: its folder is made.
-        messages: a context stands before the message and "\\4", a plural after it and "\\0".
-        charset: of the file.
-        order: of the bytes, "<" or ">".
+        path: its folder is created.
+        messages: a context precedes the message and "\\4"; a plural follows it and "\\0".
+        charset: that of the file.
+        order: byte order, "<" or ">".
     """
     header = f"Content-Type: text/plain; charset={charset}\nPlural-Forms: nplurals=2; plural=(n != 1);\n"
     encoded = {source.encode(charset): target.encode(charset) for source, target in {"": header, **messages}.items()}
@@ -56,7 +56,7 @@ def write(path: pathlib.Path, messages: Mapping[str, str], charset: str = "UTF-8
 
 
 def write_sentences(folder: pathlib.Path) -> pathlib.Path:
-    """A folder as /usr/share/locale is, with the sentences in two catalogues."""
+    """A folder like /usr/share/locale, with the sentences in two catalogues."""
     everything = list(sentences().items())
     write(folder / "de" / "LC_MESSAGES" / "first.mo", dict(everything[::2]))
     write(folder / "de" / "LC_MESSAGES" / "second.mo", dict(everything[1::2]))

@@ -1,4 +1,4 @@
-"""The Transformer with padding, decoding against searches that are slow and plain, and BLEU."""
+"""The Transformer with padding, decoding compared with a slow and simple search, and BLEU."""
 
 import itertools
 
@@ -22,7 +22,7 @@ VOCABULARY = 9
 def model():
     keras.utils.set_random_seed(7)
     made = transformer(Sentences(1 / 16, None, 1, VOCABULARY, layers=2), heads=16)
-    for weight in made.trainable_weights:  # as made, all translations end at once or never
+    for weight in made.trainable_weights:  # with initial weights, all translations end at once or never
         weight.assign(weight + 0.3 * np.random.default_rng(1).standard_normal(weight.shape))
     return made
 
@@ -44,7 +44,7 @@ def test_padding_changes_no_logits(model):
     more = model([padded(source, 3), padded(target, 2)])
     np.testing.assert_allclose(more[:, :6], plain, rtol=1e-4, atol=1e-5)
     other = model([np.pad(source, ((0, 0), (0, 3)), constant_values=4), target])
-    assert np.max(np.abs(other - plain)) > 1e-2  # pieces that are no padding do
+    assert np.max(np.abs(other - plain)) > 1e-2  # pieces that are not padding do
 
 
 def test_padding_changes_neither_loss_nor_gradients(model):
@@ -62,7 +62,7 @@ def test_padding_changes_neither_loss_nor_gradients(model):
     np.testing.assert_allclose(same, loss, rtol=1e-5)
     scale = max(float(tf.reduce_max(tf.abs(gradient))) for gradient in gradients)
     for gradient, other in zip(gradients, others, strict=True):
-        assert not isinstance(gradient, tf.IndexedSlices)  # the embedding is the output, too
+        assert not isinstance(gradient, tf.IndexedSlices)  # the embedding is also the output layer
         np.testing.assert_allclose(other, gradient, atol=1e-5 * scale)
 
 
@@ -104,7 +104,7 @@ def following(model):
 
 
 def plain_search(following, source, beams, alpha, further):
-    """Beam search over lists."""
+    """Beam search with lists."""
     kept = [(0.0, [BEGIN])]
     for _ in range(len(source) + further):
         candidates = []
@@ -124,14 +124,14 @@ def plain_search(following, source, beams, alpha, further):
 @pytest.mark.parametrize("beams, alpha", [(1, 0.6), (2, 0.0), (4, 2.0)])
 def test_decoding_finds_what_a_plain_search_finds(model, following, beams, alpha):
     source = pieces(5, 4, seed=3)
-    source[3, 2:] = PAD  # shorter ones beside longer ones: they may be longer in a batch, and are not here
+    source[3, 2:] = PAD  # shorter sources in the batch, whose translations are not to become longer
     told = Decoder(model, beams, alpha, further=6)(source)
     ended = 0
     for own, row in zip(source, told, strict=True):
         expected = plain_search(following, own, beams, alpha, 6)
         ended += END in expected
         assert row.tolist()[: len(expected)] == expected and set(row.tolist()[len(expected) :]) <= {PAD}
-    assert 0 < ended  # else the ends would not be tested
+    assert 0 < ended  # otherwise ends would not be tested
 
 
 def test_more_beams_find_what_is_more_likely(model, following):
@@ -153,7 +153,7 @@ def test_a_translation_that_does_not_end_is_cut():
     embeddings = np.zeros((VOCABULARY, 32), "float32")
     embeddings[5], embeddings[END] = 1, -1
     made.get_layer("embedding").embeddings.assign(embeddings)
-    made.get_layer("decoder").layers[-1].beta.assign(np.full(32, 9.0))  # of the last normalisation: 5 is all it says
+    made.get_layer("decoder").layers[-1].beta.assign(np.full(32, 9.0))  # of the last normalisation: output is always 5
     assert Decoder(made, further=3)(np.array([[3, 4]], np.int32)).tolist() == [[5] * 5]
 
 

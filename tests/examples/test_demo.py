@@ -1,4 +1,4 @@
-"""The demo, and what it says of its figures."""
+"""The demo, and its report."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from tests.parallel.launch import ROOT
 
 
 def runs(accuracies, seconds):
-    """What four ranks have seen; the last one is the slowest, and the first one's accuracies count."""
+    """The results of four ranks; the last is the slowest, and the first one's accuracies count."""
     return [
         [
             {
@@ -73,7 +73,7 @@ def test_the_network_is_asked_for_and_said(monkeypatch):
 @pytest.mark.thorough
 @pytest.mark.parametrize("network", ["1gbit"])
 def test_it_runs(network, tmp_path):
-    """Behind links, where that can be."""
+    """With shaped links, if they can be made here."""
     path = os.pathsep.join([str(ROOT), os.environ["PYTHONPATH"]])
     environment = {**os.environ, "DEMO_NETWORK": network, "PYTHONPATH": path}
     command = [sys.executable, "-m", "examples.demo", "--epochs", "1"]

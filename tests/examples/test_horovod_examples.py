@@ -1,4 +1,4 @@
-"""Each of examples/horovod on two ranks; they share one start, which is most of what a short run costs."""
+"""Each of examples/horovod on two ranks; they share one launch, as that is most of the cost of a short run."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from tests.parallel import launch
 
 pytestmark = pytest.mark.thorough
 
-LEAST = 0.3  # accuracy after a few dozen steps; a tenth by chance
-UNJUDGED = ("keras_imagenet_resnet50", "tensorflow2_keras_mnist_restart")  # too few steps for what they learn
+LEAST = 0.3  # accuracy after a few dozen steps; chance is a tenth
+UNJUDGED = ("keras_imagenet_resnet50", "tensorflow2_keras_mnist_restart")  # their steps are too few to learn
 
 
 @pytest.fixture(scope="module")
 def output(tmp_path_factory):
-    """What both ranks printed."""
+    """The output of both ranks."""
     folder = tmp_path_factory.mktemp("examples")
     ended = launch.horovodrun(2, ["-m", "tests.examples.horovod_ranks", str(folder)], limit=1200)
     assert ended.status == 0, ended.output[-4000:]

@@ -1,4 +1,4 @@
-"""The ImageNet script: stages, layouts, samples, augmentation, accuracy, and a run that is killed and goes on."""
+"""The ImageNet script: stages, layouts, samples, augmentation, accuracy, and a run that is killed and resumed."""
 
 import contextlib
 import json
@@ -26,13 +26,13 @@ SIDE = 24
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Crops in class folders: 40 for training, 23 held out."""
+    """Crops in class folders: 40 for training, 23 for validation."""
     return photographs.write_halves(tmp_path_factory.mktemp("images") / "halves", 40, 23, SIDE)
 
 
 @pytest.fixture(scope="module")
 def records(folder, tmp_path_factory):
-    """The same files as TFRecords, labels from 1, in the order of the folder's samples."""
+    """The same files as TFRecords, with labels from 1, in the order of the folder's samples."""
     path = tmp_path_factory.mktemp("records")
     for split, name in (("train", "train"), ("val", "validation")):
         source = layouts.find(folder, split)
@@ -175,14 +175,14 @@ def test_with_and_without_cache_the_order_is_the_same(folder, tmp_path):
             taken(cached.stream(6, 1, 12), 9), taken(plain.stream(6, 1, 12), 9), strict=True
         ):
             np.testing.assert_array_equal(labels, other_labels)
-            assert np.mean(np.abs(images.astype(float) - others)) < 3  # of 255: they resize differently
+            assert np.mean(np.abs(images.astype(float) - others)) < 3  # of 255; they resize differently
 
 
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_stream_goes_on_where_it_was(folder, tmp_path, cached):
     with opened(folder, "train", tmp_path, cached) as samples:
         whole = taken(samples.stream(6, 0, 0), 15)
-        later = taken(samples.stream(6, 1, 18), 6)  # 6 batches an epoch, 4 samples left out
+        later = taken(samples.stream(6, 1, 18), 6)  # 6 batches per epoch, 4 samples left out
     for (images, labels), (others, other_labels) in zip(whole[9:], later, strict=True):
         np.testing.assert_array_equal(images, others)
         np.testing.assert_array_equal(labels, other_labels)
@@ -250,7 +250,7 @@ def test_held_out_images_are_the_middle():
 
 
 class Given(Samples):
-    """Images whose first pixels are the logits."""
+    """Samples with the logits as their images' first pixels."""
 
     classes = ()
 
@@ -323,14 +323,14 @@ def run(tmp_path, name, words=()):
 
 
 def kill_in_mid_epoch(tmp_path, name):
-    """Starts a run and kills its ranks once one has saved in the middle of an epoch from the second on; its output."""
+    """Starts a run and kills its ranks after one has saved in the middle of the second or a later epoch; its output."""
     found = []
     thread = threading.Thread(target=lambda: found.append(run(tmp_path, name)))
     thread.start()
     while thread.is_alive() and not list((tmp_path / name).glob("epoch-00000[123]-position-*[1-9]?.weights.h5")):
         time.sleep(0.005)
     for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # as Horovod ends the others once one is gone
+        with contextlib.suppress(psutil.NoSuchProcess):  # Horovod ends the others once one is gone
             if "examples.imagenet" in process.cmdline() and "horovod.runner.launch" not in process.cmdline():
                 process.kill()
     thread.join()

@@ -1,4 +1,4 @@
-"""The start files for clusters: their dry runs, what they refuse, and real ranks where one machine is enough."""
+"""The launch files for clusters: their dry runs, their errors, and real ranks if one machine is enough."""
 
 import os
 import pathlib
@@ -19,7 +19,7 @@ HERE = subprocess.run(["hostname"], capture_output=True, text=True).stdout.strip
 
 
 def run(name, *arguments, environment=None, limit=60):
-    """Runs a start file as a user does, from the repository's folder."""
+    """Runs a launch file as a user does, from the repository's folder."""
     command = [str(FOLDER / name), *arguments] if name.endswith(".sh") else [sys.executable, "-m", name, *arguments]
     return subprocess.run(
         command,
@@ -33,7 +33,7 @@ def run(name, *arguments, environment=None, limit=60):
 
 
 def dry(name, *arguments, environment=None, train=TRAIN):
-    """The commands of a dry run, as words, without comments; and all that it printed."""
+    """The commands of a dry run, split into words, without comments; and its whole output."""
     ended = run(name, "--dry-run", *arguments, "--", *train, environment=environment)
     assert ended.returncode == 0, ended.stderr
     assert subprocess.run(["bash", "-n"], input=ended.stdout, text=True, capture_output=True).returncode == 0
@@ -41,7 +41,7 @@ def dry(name, *arguments, environment=None, train=TRAIN):
 
 
 def refused(name, *arguments, environment=None):
-    """What a start file says when it refuses."""
+    """The error message of a launch file."""
     ended = run(name, *arguments, environment=environment)
     assert ended.returncode != 0 and "Traceback" not in ended.stderr, ended
     return ended.stderr
@@ -53,7 +53,7 @@ def value(words, option):
 
 @pytest.fixture
 def programs(tmp_path):
-    """Puts programs first on the PATH, in place of those that only a cluster has."""
+    """Puts programs first on PATH, in place of those that exist only on a cluster."""
 
     def put(**texts):
         for name, text in texts.items():
@@ -251,7 +251,7 @@ def test_inside_an_allocation_hosts_are_slurms(programs):
 
 
 def test_a_copy_of_the_file_elsewhere_finds_the_others(programs, tmp_path):
-    copy = tmp_path / "slurm_script"  # as sbatch makes one
+    copy = tmp_path / "slurm_script"  # as made by sbatch
     copy.write_text((FOLDER / "slurm.sh").read_text())
     environment = {**os.environ, **programs(scontrol=SCONTROL), **ALLOCATION, "SLURM_SUBMIT_DIR": str(launch.ROOT)}
     for extra in ({}, {"HVD_SPARSE_LAUNCH": str(FOLDER)}):
@@ -334,7 +334,7 @@ def test_a_cloud_refuses_in_words(arguments, reason):
 
 
 def _mounts_in_a_namespace(tmp_path, source, script):
-    """Runs a shell script where, in a mount namespace of its own, a tmpfs named `source` lies at tmp_path/data."""
+    """Runs a shell script in its own mount namespace, with a tmpfs named `source` mounted at tmp_path/data."""
     (tmp_path / "data").mkdir()
     ready = f"mount -t tmpfs {source} {tmp_path}/data && {script}"
     return subprocess.run(
@@ -382,7 +382,7 @@ def test_horovodrun_trains(tmp_path):
 
 
 def _mpi():
-    """Why ranks cannot be started by mpirun here; None where they can."""
+    """Why mpirun cannot start ranks here; None if it can."""
     if shutil.which("mpirun") is None:
         return "there is no mpirun"
     built = "from horovod.tensorflow import mpi_built; raise SystemExit(not mpi_built())"

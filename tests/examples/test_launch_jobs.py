@@ -1,4 +1,4 @@
-"""Start files for Kubernetes and Ray: the job that is made, what is refused, and ranks on Ray where it is installed."""
+"""Launch files for Kubernetes and Ray: the job, their errors, and ranks on Ray if it is installed."""
 
 import copy
 import importlib.util

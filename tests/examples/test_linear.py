@@ -1,4 +1,4 @@
-"""examples/linear.py and examples/make_ngrams.py: on 5-grams of installed files, against scikit-learn."""
+"""examples/linear.py and examples/make_ngrams.py: on 5-grams of installed files, compared with scikit-learn."""
 
 import io
 import json
@@ -30,7 +30,7 @@ PACKAGE = Path(sysconfig.get_path("purelib"), "sklearn")  # a few hundred module
 
 
 def ngrams(folder, dimensions):
-    """The options: half of the package's modules for training, half for the test."""
+    """The options: half of the package's modules for training, half for testing."""
     where = ["--out", str(folder), "--folder", str(PACKAGE), "--dimensions", str(dimensions)]
     return [*where, "--characters", "4000", "--held-out", "0.5"]
 
@@ -48,7 +48,7 @@ def wide(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def narrow(tmp_path_factory):
-    """Few features of either sign, so that coordinate descent is soon at the optimum."""
+    """Few features of both signs, so that coordinate descent reaches the optimum quickly."""
     folder, drawing = tmp_path_factory.mktemp("narrow"), np.random.default_rng(0)
     matrix = sparse.random_array((400, 121), density=0.08, rng=drawing, data_sampler=drawing.normal, format="csr")
     labels = np.where(matrix @ drawing.normal(size=121) + 0.5 * drawing.normal(size=400) + 0.3 > 0, 1, -1)
@@ -74,7 +74,7 @@ def test_ngrams_are_hashed_as_zlib_does():
 
 def test_a_line_has_each_feature_once_and_length_one():
     matrix, labels = load_svmlight_file(io.BytesIO(make_ngrams.line(-1, "abcdefabcdef", 1_000)[0].encode()))
-    assert labels.tolist() == [-1] and matrix.nnz == 6  # the rest comes again
+    assert labels.tolist() == [-1] and matrix.nnz == 6  # the remaining features are repetitions
     np.testing.assert_allclose(matrix.power(2).sum(), 1, rtol=1e-4)
 
 
@@ -110,7 +110,7 @@ def test_noise_turns_over_its_share_of_labels(tmp_path):
 def test_each_line_is_read_once_whatever_the_shares(tmp_path):
     paths = [tmp_path / name for name in ("a", "b", "c")]
     lines = [f"{(-1) ** n} {n + 1}:{n + 0.5}" + " " * (200 if n == 3 else 0) for n in range(9)]
-    paths[0].write_text("\n".join(lines[:5]))  # without an end of the last line
+    paths[0].write_text("\n".join(lines[:5]))  # no newline at the end of the last line
     paths[1].write_text("")
     paths[2].write_text("# a comment\n\n" + "\n".join(lines[5:]) + "\n")
     whole = libsvm.read(paths)
@@ -178,7 +178,7 @@ def test_options_that_do_not_fit_are_refused(words):
 
 
 def train(words, ranks=1):
-    """The figures of a run, by threads."""
+    """The results of a run on threads."""
     options = linear.parse(words)
     if ranks == 1:
         return linear.train(options, LoneCommunicator())
@@ -205,7 +205,7 @@ def alone(wide):
         pytest.param(kind, ranks, marks=[] if ranks == 2 else pytest.mark.thorough)
         for kind in exchange.SUMS
         for ranks in (1, 2, 4)
-        if (kind, ranks) != (exchange.AUTO, 4)  # as its measuring is long with more threads than cores
+        if (kind, ranks) != (exchange.AUTO, 4)  # its measurements are slow with more threads than cores
     ],
 )
 def test_losses_are_those_of_one_rank_for_every_exchange(wide, alone, kind, ranks):
@@ -241,7 +241,7 @@ CD = ["--method", "cd", "--l2", "1e-2", "--coordinates", "4"]
 
 
 def optimum(folder, l2):
-    """The least objective of logistic regression, by scikit-learn."""
+    """The minimum of the logistic-regression objective, by scikit-learn."""
     matrix, labels = by_scikit_learn(folder)[:2]
     best = LogisticRegression(C=1 / (l2 * len(labels)), tol=1e-10, max_iter=10_000).fit(matrix, labels)
     losses = np.logaddexp(0, -labels * best.decision_function(matrix))
@@ -249,7 +249,7 @@ def optimum(folder, l2):
 
 
 @pytest.mark.thorough
-@pytest.mark.filterwarnings("ignore:scipy.optimize")  # scikit-learn passes an option that SciPy gives up
+@pytest.mark.filterwarnings("ignore:scipy.optimize")  # scikit-learn passes an option that SciPy has deprecated
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_coordinate_descent_reaches_the_optimum(narrow, ranks):
     figures = train([*files(narrow), *CD, "--passes", "40"], ranks)
@@ -291,14 +291,14 @@ def test_two_processes_learn_what_one_does(wide, alone, tmp_path):
 @pytest.mark.thorough
 def test_two_processes_end_with_the_bad_line_of_one(tmp_path):
     path = tmp_path / "bad.svm"
-    path.write_text("1 1:1\n" * 50 + "1 1;1\n")  # which the second rank reads
+    path.write_text("1 1:1\n" * 50 + "1 1;1\n")  # the second rank reads it
     ended = run(["--train", str(path)])
     assert ended.status != 0 and f"ValueError: {path}, line 51: expected" in ended.output
 
 
 @pytest.mark.thorough
 def test_asynchronous_processes_learn_as_synchronous_ones_do(wide, alone, tmp_path):
-    """Twice the steps of a pass, each by half of the samples, with weights that may be a step old."""
+    """Twice the steps per pass, each on half of the samples, with weights that may be a step old."""
     words = ["--asynchronous", "--density", "0.05", "--batch-size", "20", "--json", str(tmp_path / "told.json")]
     ended = run([*files(wide), *SGD, *words])
     assert ended.status == 0, ended.output

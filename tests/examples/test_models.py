@@ -1,4 +1,4 @@
-"""The models of examples and benchmarks: of the known sizes, and for images of any size."""
+"""The models of examples and benchmarks: their known sizes, and images of any size."""
 
 import keras
 import numpy as np
@@ -17,7 +17,7 @@ def parameters(model):
 
 def test_resnet50_at_full_width_is_that_of_the_paper():
     model = images.resnet50(Images(width=1, image=224, batch=1))
-    assert parameters(model) == 25_557_032  # 25.6M: torchvision's, too
+    assert parameters(model) == 25_557_032  # 25.6M, as in torchvision
     assert model.output_shape == (None, 1000)
 
 

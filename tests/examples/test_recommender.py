@@ -76,7 +76,7 @@ def test_a_machine_without_an_index_is_told_what_to_do(tmp_path):
         packages.make(few, Settings(popular=1))
 
 
-# ---- rows of it ----
+# ---- rows of the index ----
 
 
 def test_each_question_is_asked_twice_and_only_the_candidate_differs(release, rows):
@@ -91,12 +91,12 @@ def test_each_question_is_asked_twice_and_only_the_candidate_differs(release, ro
         assert len(yes.numbers) == len(packages.NUMBERS) and len(yes.categories) == len(packages.CATEGORIES)
         others = set(yes.categories[-packages.OTHERS :]) - {""}
         of_package = others | {yes.categories[0]}
-        assert of_package in depends[yes.source]  # all that was left out is the candidate
+        assert of_package in depends[yes.source]  # only the candidate was left out
         assert yes.categories[0] not in others and no.categories[0] not in of_package
 
 
 def test_the_label_is_not_among_the_features(release, rows):
-    """A package's text without its dependencies makes the same row but for their names and number."""
+    """A package's text without its dependencies gives the same row except for their names and number."""
     by_source = {}
     for package in release.packages:
         by_source.setdefault(packages.source(package), []).append(package)
@@ -141,7 +141,7 @@ def test_tables_are_bounded_and_rare_categories_share_one_embedding():
     groups = np.array([0, 1, 2, 3, 0, 1, 2, 2, 0, 0, 0, 5, 6])
     train = np.array([True] * 12 + [False])
     numbers, size = tables.numbered(column, groups, train, fewest=2, largest=9)
-    assert numbers.tolist() == [1] * 4 + [2] * 4 + [0] * 5 and size == 3  # c has one group only, e is not trained on
+    assert numbers.tolist() == [1] * 4 + [2] * 4 + [0] * 5 and size == 3  # c has only one group; e is not trained on
     numbers, size = tables.numbered(column, groups, train, fewest=1, largest=3)
     assert size == 3 and numbers.max() == 2
 
@@ -172,7 +172,7 @@ def test_lines_of_criteo_are_read(tmp_path):
     first = criteo_line(7).split("\t")
     first[1], first[2], first[14] = "", "-3", ""
     lines = ["\t".join(first), *(criteo_line(number) for number in range(8, 21))]
-    (tmp_path / "train.txt").write_text("\n".join(lines))  # without an end of the last line
+    (tmp_path / "train.txt").write_text("\n".join(lines))  # no newline at the end of the last line
     task = criteo.make([tmp_path / "train.txt"], buckets=50)
     assert [len(part) for part in task[:3]] == [12, 1, 1]
     assert (task.features, task.sizes) == (13, (50,) * 26)
@@ -278,7 +278,7 @@ def test_what_is_resolved_is_what_the_spread_says():
     of_mean = 0.1 * np.sqrt(2 / 6) / np.sqrt(2_000) / found.loss
     assert found.rows == pytest.approx(of_mean, rel=0.15)
     assert found.resolved == pytest.approx(2 * np.hypot(found.paired / np.sqrt(6), found.rows))
-    alike = [np.repeat(each[:, ::4], 4, axis=1) for each in (one, other)]  # rows of a group are
+    alike = [np.repeat(each[:, ::4], 4, axis=1) for each in (one, other)]  # all rows of a group are equal
     assert checks.resolution(*alike, groups).rows == pytest.approx(2 * of_mean, rel=0.2)
     shifted = checks.resolution(one, one + np.arange(6)[:, None], groups)
     assert shifted.paired == pytest.approx(np.std(range(6), ddof=1) / found.loss) and shifted.rows < 1e-9

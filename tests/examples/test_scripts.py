@@ -1,4 +1,4 @@
-"""The example scripts run as a user runs them."""
+"""The example scripts, run as a user runs them."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The Transformer with layers within its feed-forward layers, and the script that puts thresholds there."""
+"""The Transformer with layers inside its feed-forward blocks, and the script that puts thresholds there."""
 
 import keras
 import numpy as np
@@ -15,7 +15,7 @@ SOURCE, TARGET = np.array([[4, 5, 6, 0], [7, 8, 9, 10]]), np.array([[1, 2, 3], [
 
 @keras.saving.register_keras_serializable(package="tests")
 class Seen(keras.layers.Layer):
-    """Passes all on, and keeps what it was given."""
+    """Passes its input on and records it."""
 
     def call(self, x):
         self.given = x
@@ -27,7 +27,7 @@ def small():
 
 
 def test_splits_are_where_the_paper_has_them():
-    """Of six layers the fifth of the encoder, then of the decoder, then the third of both (3.2)."""
+    """With six layers: the fifth of the encoder, then of the decoder, then the third of both (3.2)."""
     assert splits.usual_places(6, 4) == ["encoder_5", "decoder_5", "encoder_3", "decoder_3"]
     assert [splits.usual_places(layers, 1) for layers in (1, 2)] == [["encoder_1"]] * 2
     for layers in (1, 2, 3, 4, 6):

@@ -1,4 +1,4 @@
-"""Pairs of sentences: catalogues, cleaning, division, vocabulary and batches."""
+"""Pairs of sentences: catalogues, cleaning, splitting, vocabulary and batches."""
 
 import gettext
 import pathlib
@@ -91,7 +91,7 @@ def test_catalogues_are_found_in_systems_and_in_packages(tmp_path):
     assert catalogues.of_python("de", [str(tmp_path / "package")]) == within
 
 
-# ---- cleaning and division ----
+# ---- cleaning and splitting ----
 
 
 @pytest.mark.parametrize(

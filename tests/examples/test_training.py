@@ -108,7 +108,7 @@ def test_resume_wants_a_checkpoint(tmp_path):
 
 
 def by_hand(step, peak, legs, warmup, shape):
-    """The rate of a step, counted step by step."""
+    """The learning rate of a step, computed step by step."""
     epochs = [(epoch + each / leg.steps, leg) for leg, epoch in each_epoch(legs) for each in range(leg.steps)]
     epochs.append((sum(leg.epochs for leg in legs), legs[-1]))
     epoch, leg = epochs[step]
@@ -292,6 +292,6 @@ def test_a_target_that_is_no_metric_is_refused(tmp_path):
 def test_the_count_of_steps_follows_the_epoch(tmp_path):
     small = Small(tmp_path)
     small.model.optimizer.build(small.model.trainable_variables)
-    small.model.optimizer.iterations.assign(17)  # as if another number of ranks had taken them
+    small.model.optimizer.iterations.assign(17)  # as if a different number of ranks had taken them
     small.fit(1)
     assert int(small.model.optimizer.iterations) == 6

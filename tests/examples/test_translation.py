@@ -1,4 +1,4 @@
-"""The translation script: its options, and a run of two ranks that is stopped and goes on."""
+"""The translation script: its options, and a run of two ranks that is stopped and resumed."""
 
 import json
 import re
@@ -73,7 +73,7 @@ SAME = ("epoch", "loss", "top1", "top5", "bleu", "train_loss", "learning_rate")
 
 
 def train(tmp_path, *words):
-    """What was printed, the log, and the weights of the last checkpoint."""
+    """The output, the log, and the weights of the last checkpoint."""
     run = [*RUN, "--catalogues", str(tmp_path), "--checkpoint-dir", str(tmp_path / "run"), *words]
     ended = launch.horovodrun(2, ["-m", "examples.translation", *run], limit=600)
     assert ended.status == 0, ended.output
@@ -92,7 +92,7 @@ def test_two_ranks_train_and_go_on_from_a_checkpoint_to_the_same_bits(tmp_path):
     assert lines[-1]["bleu"] > 20 > lines[0]["bleu"] and 0.5 < lines[-1]["top1"] < lines[-1]["top5"] <= 1
     assert "bleu of 20 reached after" in output
     assert list((tmp_path / "board").rglob("events.*"))
-    shutil.rmtree(tmp_path / "run" / "epoch-0002")  # as if the run had ended before
+    shutil.rmtree(tmp_path / "run" / "epoch-0002")  # as if the run had ended earlier
     again, same_lines, same_weights = train(tmp_path, "--resume")
     assert "epoch 3," in again and "epoch 2," not in again
     for line, same in zip(lines, same_lines, strict=True):

@@ -1,4 +1,4 @@
-"""Laws of the exchange, on ranks that are threads: any number of ranks, any node shape, any size."""
+"""Properties of the exchange, on ranks that are threads: any number of ranks, any node shape, any size."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DENSE = [name for name, recipe in AGGREGATORS.items() if not recipe.sparse]
 
 @pytest.fixture(scope="module", autouse=True)
 def every_grid_is_known():
-    """To measure two dozen grids of threads would take a minute, and change nothing: auto tries its candidates."""
+    """Measuring two dozen grids of threads would take a minute and not change the result: auto tries its candidates."""
     link = costs.Link(1e-5, 1e9)
     for ranks in range(2, 10):
         for local_size in (n for n in range(1, ranks + 1) if ranks % n == 0):
@@ -37,7 +37,7 @@ def every_grid_is_known():
 
 
 class Run(NamedTuple):
-    """What is exchanged: `vectors` [steps][P] of one size."""
+    """The input of several exchanges: `vectors` [steps][P] of one size."""
 
     shape: Shape
     size: int
@@ -62,7 +62,7 @@ def runs(draw, fills=(integers, floats, constants), dtypes=tuple(DTYPES), wires=
 
 
 def exchange(recipe, run, epochs=None):
-    """Means [steps, P, size] and what is left [steps, P, size] of the exchanges of a run, by the library."""
+    """Means [steps, P, size] and residuals [steps, P, size] of the library's exchanges of a run."""
 
     def one_rank(grid):
         state = recipe.init(Spec(run.size, grid, tf.as_dtype(run.dtype)))
@@ -83,7 +83,7 @@ def on_every_rank(mean, ranks):
 
 
 def check_against_simulation(name, run):
-    """Every mean and every residual of every step, to the bit."""
+    """Compares every mean and every residual of every step, bit for bit."""
     means, left = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
     simulated = AGGREGATORS[name].simulate(run.shape, run.size, run.density, run.dtype, run.wire)
     for vectors, mean, residuals in zip(run.vectors, means, left, strict=True):
@@ -100,7 +100,7 @@ def test_sparse_results_and_residuals_are_the_simulations_to_the_bit(name, run):
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.parametrize("ranks", [4, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (6, 8))])
 def test_every_shape_of_the_grid_adds_floats_in_rank_order(name, ranks):
-    """With enough ranks at every place that another order of the additions would show."""
+    """There are enough ranks in each group for another order of the additions to show."""
     for local_size in (n for n in range(1, ranks + 1) if ranks % n == 0):
         for size, density in ((1, 1.0), (100, 1.0), (100, 0.3)):
             random = np.random.default_rng(size)
@@ -143,7 +143,7 @@ def test_what_went_in_is_what_came_out_and_what_is_kept(name, run):
 def test_what_rounding_takes_away_is_kept_but_for_the_rounding_of_float32(name, run):
     means, left = exchange(AGGREGATORS[name].make(run.density, run.wire), run)
     came_out = run.shape.ranks * means[:, 0].astype(np.float64).sum(axis=0) + left[-1].astype(np.float64).sum(axis=0)
-    largest = np.abs(run.vectors).sum(axis=(0, 1)).max()  # no sum, scale or error on the way is larger
+    largest = np.abs(run.vectors).sum(axis=(0, 1)).max()  # no sum, scale or error in between is larger
     operations = 8 * len(run.vectors) * run.shape.ranks
     difference = came_out - np.sum(run.vectors, axis=(0, 1), dtype=np.float64)
     assert np.abs(difference).max() <= operations * 2.0**-24 * largest
@@ -188,7 +188,7 @@ def test_all_of_the_gradient_is_the_dense_mean(name, run):
 @pytest.mark.parametrize("name", [name for name in EXACT if AGGREGATORS[name].first(1.0) == 1.0])
 @given(run=runs(fills=[floats], dtypes=["float32"], wires=["float32"]))
 def test_nodes_of_one_rank_and_one_node_differ_only_in_the_order_of_sums(name, run):
-    """With all of the gradient sent, no shape of the grid changes the mean but by rounding."""
+    """If the whole gradient is sent, the shape of the grid changes the mean only by rounding."""
     recipe = AGGREGATORS[name].make(1.0, run.wire)
     tolerance = AGGREGATORS["dense"].simulate(run.shape, run.size, 1.0, run.dtype, run.wire).tolerance
     flat, _ = exchange(recipe, run._replace(shape=Shape(run.shape.ranks, 1)))
@@ -246,7 +246,7 @@ def test_a_gradient_that_is_not_finite_stops_all_ranks_and_spoils_nothing(name, 
 
 @pytest.mark.parametrize("name", AGGREGATORS)
 def test_ranks_ask_whose_fault_it_is_only_where_there_is_one(name, monkeypatch):
-    """What is exchanged tells that all is well; sums in SparCML's streams do not."""
+    """The exchanged data itself shows that all is well, except for sums in SparCML's streams."""
     asked = []
     carried = threads.ThreadCommunicator._allreduce
 
@@ -298,7 +298,7 @@ def test_a_value_that_the_wire_cannot_carry_stops_all_ranks_and_spoils_nothing(n
 
 @given(run=runs(fills=[integers], dtypes=["float32"], wires=["float32"]), order=st.randoms(use_true_random=False))
 def test_several_vectors_in_flight_are_committed_together(run, order):
-    """One of three vectors is broken on one rank: none of the three is written."""
+    """One of three vectors is not finite on one rank: none of the three is written."""
     recipe = AGGREGATORS["hitopk"].make(run.density, run.wire)
     broken_rank, broken_vector = order.randrange(run.shape.ranks), order.randrange(3)
 

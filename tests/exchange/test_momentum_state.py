@@ -1,4 +1,4 @@
-"""Momentum that an exchange keeps, from one number of ranks to another."""
+"""Momentum kept by an exchange, carried over to another number of ranks."""
 
 import numpy as np
 import pytest
@@ -22,7 +22,7 @@ RECIPES = {
 
 
 def planned(recipe, grid, gathered=dict):
-    """Several buckets, so that shards lie in each of them."""
+    """Several buckets, so that each of them has shards."""
     gradients = {name: tf.zeros(shape) for name, shape in SHAPES.items()}
     momentum = Momentum(lambda: MomentumRule(0.5), gathered)
     return PlannedExchange(recipe, make_plan(gradients, SHAPES, 200, 100), grid, "moving", None, momentum=momentum)

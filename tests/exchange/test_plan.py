@@ -94,7 +94,7 @@ def test_the_first_bucket_is_not_closed_before_it_holds_enough():
     "mib, sends_all, wanted", [(100, False, 25), (1, False, 25), (100, True, 12.5), (4, True, 1), (1000, True, 25)]
 )
 def test_what_is_sent_whole_goes_in_eight_buckets(mib, sends_all, wanted):
-    gradients = {"a": tf.zeros([1]), "table": slices(5, 3)}  # rows travel apart
+    gradients = {"a": tf.zeros([1]), "table": slices(5, 3)}  # rows are sent separately
     found = buckets.usual_bucket_bytes(gradients, {"a": (mib * 2**18,), "table": (2**30, 3)}, sends_all)
     assert found == wanted * 2**20
 
@@ -141,13 +141,13 @@ def test_a_vector_that_is_no_shard_begins_with_its_first_variable():
 
 
 def test_what_checkpoints_and_ranks_are_told_of_a_vector_is_names_and_sizes():
-    """As it was before segments had shapes."""
+    """In the same form as before segments had shapes."""
     assert recipes.dense().account(WHOLE)["segments"] == [["b", 3], ["a", 2]]
 
 
 @pytest.mark.parametrize("size, count", [(5, 1), (5, 2), (5, 4), (12, 3), (12, 12), (12, 16)])
 def test_shards_tell_which_piece_of_which_variable_lies_where(size, count):
-    """Together the pieces are all elements, each once."""
+    """Together the pieces contain each element once."""
     sizes = {"a": 3, "none": 0, "b": size - 3}
     whole = Spec(size, Grid.lone(), segments=tuple(Segment(name, (length,)) for name, length in sizes.items()))
     found = []
@@ -163,7 +163,7 @@ def test_shards_tell_which_piece_of_which_variable_lies_where(size, count):
 
 @pytest.mark.parametrize("count", range(1, 8))
 def test_shards_tell_in_which_column_of_which_variable_an_element_is(count):
-    """By the last dimension; a vector and a scalar are one column, and a variable of no elements is nowhere."""
+    """By the last dimension; vectors and scalars are one column, and empty variables have none."""
     shapes = {"scalar": (), "kernel": (2, 2, 3), "none": (0, 4), "bias": (5,), "row": (1, 4)}
     whole = Spec(1 + 12 + 5 + 4, Grid.lone(), segments=tuple(Segment(*each) for each in shapes.items()))
     found = []

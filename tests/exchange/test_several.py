@@ -1,4 +1,4 @@
-"""Rows of many tables that travel together: to the bit what each table's rows give by themselves."""
+"""Rows of many tables that are sent together: equal to each table's rows sent alone, bit for bit."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ DTYPES = st.sampled_from([tf.float32, tf.float16, tf.bfloat16])
 
 
 def gradients_of(random, sizes, width, dtype, indices=lambda random, size, count: random.integers(0, size, count)):
-    """Rows for each table, which occur several times, and of some tables none."""
+    """Rows for each table, some of which occur several times; some tables have none."""
     found = []
     for size in sizes:
         count = random.integers(0, 7)
@@ -34,7 +34,7 @@ def same(one, other):
 
 @given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5), dtype=DTYPES, seed=st.integers(0, 99))
 def test_merging_all_is_merging_each(sizes, dtype, seed):
-    """Numbers that int32 cannot hold, or its least and largest, belong to their own table too."""
+    """Indices that int32 cannot hold, or its minimum and maximum, also belong to their own table."""
     odd = np.array([-(2**31), 2**31 - 1, 2**31, 2**40, -1, 0, 1])
 
     def some(random, size, count):
@@ -54,7 +54,7 @@ def test_merging_all_is_merging_each(sizes, dtype, seed):
     seed=st.integers(0, 99),
 )
 def test_one_message_brings_what_many_do(ranks, sizes, width, dtype, spoiled, seed):
-    """And says of each variable whether it is finite, and what it has sent."""
+    """For each variable it also reports whether it is finite and how many bytes it has sent."""
     segments = [Segment(f"table_{number}", (size, width)) for number, size in enumerate(sizes)]
 
     def one_rank(grid):

@@ -1,8 +1,8 @@
-"""What an exchange holds, as it is saved: the names that lie on disk stay, whatever classes and variables are called.
+"""The saved state of an exchange: names on disk stay the same, however classes and variables are renamed.
 
-`names_on_disk.json` is what commit 8795051 wrote on ranks 2 x 2: accounts, variables of the state of a rank, and
-counters. A part or a variable that is to be renamed keeps its name there, or gets a row in the tables of old names
-(`hvd_sparse/spec.py`, `hvd_sparse/exchange/state.py`); the file is not changed.
+`names_on_disk.json` is what commit 8795051 wrote on ranks 2 x 2: accounts, variables of a rank's state, and counters. A
+part or variable that is renamed keeps its name there, or gets a row in the tables of old names (`hvd_sparse/spec.py`,
+`hvd_sparse/exchange/state.py`); the file is not changed.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def planned(recipe: Aggregator, grid) -> PlannedExchange:
 
 
 def on_ranks(recipe: Aggregator, function):
-    """What a function of the exchange gives on each of 2 x 2 ranks."""
+    """The results of a function of the exchange on each of 2 x 2 ranks."""
     return threads.run(4, 2, lambda grid: function(planned(recipe, grid)))
 
 

@@ -1,4 +1,4 @@
-"""The callback paired variables by Keras's running names, and waited for ever where a rank had made other objects."""
+"""The callback paired variables by Keras's automatic names, and hung if a rank had created other objects before."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def _model(outputs=1):
 
 
 def _trained(path):
-    """A model that has momentum and statistics, as it is in a file."""
-    _model()  # after which the layers of the next one have other names than where it is the only one
+    """Saves a trained model that has momentum and statistics; returns its values."""
+    _model()  # so that the next model's layers get other automatic names than the first model of a process
     model = _model()
     model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
     model.fit(X, Y, batch_size=4, epochs=2, verbose=0)
@@ -36,7 +36,7 @@ def _values(model):
 
 
 class _First(keras.callbacks.Callback):
-    """Keeps what the model was before the first batch, and after the last."""
+    """Records the model's values before the first batch and after the last."""
 
     def on_train_batch_begin(self, batch, logs=None):
         if batch == 0:
@@ -54,7 +54,7 @@ def _fit(model):
 
 
 def rank_0_loads_and_the_others_build():
-    """Weights, statistics and momentum of the file begin on all, and training goes on alike."""
+    """All ranks start with the file's weights, statistics and momentum, and training stays equal."""
     if hvd.rank() == 0:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / "model.keras"
@@ -67,7 +67,7 @@ def rank_0_loads_and_the_others_build():
     if expected is not None:
         for before, saved in zip(first.before, expected, strict=True):
             np.testing.assert_array_equal(before, saved)
-    for value in (*first.before, *first.after):  # the ranks have the same data, so that their statistics are the same
+    for value in (*first.before, *first.after):  # statistics are equal because the ranks have the same data
         flat = tf.constant(np.ravel(value).astype("f8")[np.newaxis])
         everywhere = hvd.allgather(flat).numpy()
         np.testing.assert_array_equal(everywhere[0], everywhere[1])

@@ -1,4 +1,4 @@
-"""Checkpoints of two ranks, one of whose files is damaged."""
+"""Checkpoints of two ranks in which one file is damaged."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from tests.faults.checkpoints import (
 
 
 def _everywhere(value):
-    """What each rank has, in rank order."""
+    """The values of all ranks, in rank order."""
     return hvd.topology.world().gather_descriptions(value, "test.values")
 
 
@@ -40,21 +40,21 @@ def _shared_folder():
 
 
 def _assert_told(told, *texts):
-    """One warning, on rank 0."""
+    """Asserts that there is one warning, on rank 0."""
     assert [len(each) for each in _everywhere(told)] == [1, 0], _everywhere(told)
     for text in texts if hvd.rank() == 0 else ():
         assert text in told[0], f"expected {text!r} in: {told[0]}"
 
 
 def _assert_alike(model, expected):
-    """Every rank has this state; replicas to the bit."""
+    """Asserts that every rank has this state, equal bit for bit on all."""
     values = [value.tobytes().hex() for value in state(model)[: len(model.weights)]]
     assert all(each == values for each in _everywhere(values)), "the replicas differ"
     assert_same(state(model), expected)
 
 
 def a_rank_whose_layers_have_other_names_goes_on_to_the_bit():
-    """Its file named the account of its own, which no rank writes, so that its state was taken for another's."""
+    """Its file referred to an account of its own, which no rank writes, so that its state was taken for another's."""
     for _ in range(hvd.rank()):
         keras.layers.Dense(1)
     directory = _shared_folder()
@@ -120,7 +120,7 @@ def ranks_that_do_not_share_a_file_system():
 
 
 def local_variables_are_not_lost_for_a_newer_checkpoint():
-    """They are in a rank's own file alone; where that is damaged, an older checkpoint has them."""
+    """They are only in a rank's own file; if that is damaged, they come from an older checkpoint."""
 
     def local(model):
         return [np.array(keras.ops.convert_to_numpy(each)) for each in model.layers[-1].weights]
@@ -159,7 +159,7 @@ def a_model_file_that_is_damaged_or_gone_is_the_same_error_on_all():
     if hvd.rank() == 0:
         model.save(directory / "model.keras")
         content = bytearray((directory / "model.keras").read_bytes())
-        content[content.index(b"TREE")] ^= 1  # in the weights, which are in there as they are
+        content[content.index(b"TREE")] ^= 1  # in the weights, which are stored uncompressed
         (directory / "model.keras").write_bytes(content)
     _everywhere(None)
     for name, kind, told in (("model", OSError, "is damaged"), ("missing", FileNotFoundError, "is not there")):

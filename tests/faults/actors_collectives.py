@@ -1,4 +1,4 @@
-"""What broke in collectives of what users have at hand; on two ranks."""
+"""Bugs in collectives of objects that users commonly have; on two ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ EACH = np.arange(4, dtype=np.float32).reshape(2, 2)
 
 
 def _model(units=3, before=0):
-    """A built model with a seed of its own on each rank; `before` it other objects are made, which take names."""
+    """A built model with a different seed on each rank; `before` other objects are made first and change its names."""
     for _ in range(before):
         keras.layers.Dense(1)
     keras.utils.set_random_seed(hvd.rank())
@@ -24,7 +24,7 @@ def _model(units=3, before=0):
 
 
 def _of_rank_0(variables):
-    """The values as rank 0 has them, by another way than what is tested."""
+    """Rank 0's values, sent in another way than the one under test."""
     values = [np.asarray(keras.ops.convert_to_numpy(variable)) for variable in variables]
     sent = [hvd.broadcast(tf.constant(value.astype(np.float64)), 0).numpy() for value in values]
     return [each.astype(value.dtype) for each, value in zip(sent, values, strict=True)]
@@ -51,7 +51,7 @@ def variables_of_an_optimizer():
 
 
 def variables_of_other_names():
-    """A rank that has made other objects before has other names for the same variables."""
+    """A rank that has created other objects before has other names for the same variables."""
     model = _model(before=hvd.rank() * 5)
     expected = _of_rank_0(model.variables)
     hvd.broadcast_variables(model.variables, root_rank=0)

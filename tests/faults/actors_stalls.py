@@ -1,4 +1,4 @@
-"""Ranks that waited for each other said nothing: here they wait until that is told, and are then let go."""
+"""Ranks that waited for each other got no message: here they wait until one is printed, and are then released."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import hvd_sparse as hvd
 
 
 class _Heard(io.TextIOBase):
-    """Takes the place of stderr; once both ranks have been named Horovod is stopped, which ends all waiting."""
+    """Replaces stderr; once it has named both ranks, it shuts Horovod down, which ends all waiting."""
 
     def __init__(self):
         self.text = ""
@@ -28,7 +28,7 @@ class _Heard(io.TextIOBase):
 
 
 def _stall(act, *texts):
-    """What rank 0 is told, once both ranks wait in `act`."""
+    """Asserts that rank 0 prints `texts` once both ranks wait in `act`."""
     hvd.init()
     rank, heard, stderr = hvd.rank(), _Heard(), sys.stderr
     sys.stderr = heard if rank == 0 else stderr
@@ -57,7 +57,7 @@ def _train(rank):
 
 
 def a_rank_has_fewer_batches():
-    """It averages its metrics where the other still trains."""
+    """It averages its metrics while the other rank still trains."""
     _stall(
         _train,
         "rank 0 waits in a step of fit (epoch 1, batch 5, actors_stalls.py line",

@@ -1,4 +1,4 @@
-"""What broke when Horovod was started; on two ranks, which start it themselves."""
+"""Bugs in starting Horovod; on two ranks, which start it themselves."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PROXIES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 @contextlib.contextmanager
 def _proxy():
-    """A proxy that the environment names and that lets nobody through; gives the list of what it was asked."""
+    """A proxy, set in the environment, that lets nothing through; yields the list of requests it received."""
     asked = []
 
     class Proxy(http.server.BaseHTTPRequestHandler):

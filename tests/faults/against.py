@@ -1,9 +1,9 @@
-"""Runs the tests of this folder against another commit, where each of them is to fail.
+"""Runs the tests of this folder against another commit, where each of them must fail.
 
     .venv/bin/python -m tests.faults.against 8795051
 
-The commit is laid out in a temporary folder, its native libraries are built there, and the tests of this checkout are
-put in the place of its own. Each test that does not fail is listed, and the command then ends with status 1.
+The commit is checked out into a temporary folder and its native libraries are built there; the tests of this checkout
+replace its own. Each test that does not fail is listed, and the command then exits with status 1.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 def lay_out(revision: str, folder: pathlib.Path) -> None:
-    """The commit's packages, built, with the tests of this checkout."""
+    """Sets up the commit's packages, built, with the tests of this checkout."""
     archive = subprocess.run(["git", "archive", revision], cwd=ROOT, check=True, capture_output=True).stdout
     subprocess.run(["tar", "-x", "-C", folder], input=archive, check=True)
     shutil.rmtree(folder / "tests")
@@ -35,7 +35,7 @@ def lay_out(revision: str, folder: pathlib.Path) -> None:
 
 
 def outcomes(report: pathlib.Path) -> dict[str, str]:
-    """How each test ended, by its name: "failed", "passed" or "skipped"."""
+    """The outcome of each test by its name: "failed", "passed" or "skipped"."""
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}

@@ -1,4 +1,4 @@
-"""What the tests of checkpoints share: a small training with checkpoints, and ways to damage them."""
+"""Helpers for the tests of checkpoints: a small training run with checkpoints, and ways to damage them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import numpy as np
 
 import hvd_sparse as hvd
 
-FLIPS = int(os.environ.get("HVD_SPARSE_FLIPS", "2"))  # single-bit flips of each kind of file
+FLIPS = int(os.environ.get("HVD_SPARSE_FLIPS", "2"))  # single-bit flips per kind of file
 MARKER, WEIGHTS, RESIDUALS = "whole.json", "model.weights.h5", "residuals.npz"
 
 
@@ -27,16 +27,16 @@ def compiled(width=2):
 
 
 def fit(model, *callbacks, **options):
-    """Two steps an epoch, on data of this rank's own."""
+    """Trains for two steps per epoch, on different data on each rank."""
     x = np.random.default_rng(hvd.rank()).normal(size=(8, 3)).astype("f4")
     begin = hvd.callbacks.BroadcastGlobalVariablesCallback(0)
     return model.fit(x, x[:, :2], batch_size=4, shuffle=False, verbose=0, callbacks=[begin, *callbacks], **options)
 
 
 def state(model):
-    """The values of model and optimizer, and the sums of residuals."""
+    """The values of model and optimizer, and the sums of the residuals."""
     exchange = model.optimizer.exchange
-    # These tests also run on commits where it was called `kept`.
+    # These tests also run on commits in which it was called `kept`.
     total = exchange.residual_sum() if hasattr(type(exchange), "residual_sum") else exchange.kept()
     residuals = total.residuals
     return [
@@ -46,14 +46,14 @@ def state(model):
 
 
 def assert_same(first, second):
-    """Equal states; the sums of shares may differ in their last bits."""
+    """Asserts that states are equal; the sums of residuals may differ in their last bits."""
     assert len(first) == len(second)
     for one, other in zip(first, second, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
 class States(keras.callbacks.Callback):
-    """Notes the state at the end of each epoch."""
+    """Records the state at the end of each epoch."""
 
     def __init__(self):
         super().__init__()
@@ -71,7 +71,7 @@ def trained(directory, epochs, **options):
 
 
 def resumed(model, directory):
-    """Goes on from a checkpoint; the warnings that were given, as texts."""
+    """Resumes from a checkpoint; returns the texts of the warnings."""
     for each in (*model.weights, *model.optimizer.variables):
         each.assign(keras.ops.full(each.shape, 7, each.dtype))
     callback = hvd.callbacks.CheckpointCallback(directory)

@@ -1,8 +1,8 @@
 """Runs functions on real ranks, under horovodrun, for the tests of this folder.
 
-A file `actors_NAME.py` holds the functions: each public one is called on every rank, after `hvd.init()`, and passes by
-returning. test_two_ranks.py lists the files and shows each function as a test; those of the files that are listed
-together share one launch, in the order in which they stand.
+A file `actors_NAME.py` contains the functions: each public one is called on every rank, after `hvd.init()`, and passes
+if it returns. test_two_ranks.py lists the files and shows each function as a test; the functions of files that are
+listed together share one launch, in order of definition.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import pytest
 
 from tests.parallel.launch import horovodrun
 
-LIMIT = 300.0  # seconds of a launch, imports on a busy machine included
-ALONE = "HVD_SPARSE_FAULTS_ALONE"  # set: each function has a launch to itself, so that none fails for another's fault
+LIMIT = 300.0  # seconds of a launch, including imports on a busy machine
+ALONE = "HVD_SPARSE_FAULTS_ALONE"  # set: each function has its own launch, so that none fails because of another
 STARTED = "HVD_SPARSE_FAULTS_STARTED"  # "0": the functions call hvd.init themselves
 
 
 def names(*files: str) -> list[str]:
-    """The public functions of actors files as FILE.FUNCTION, in the order in which they stand, without imports."""
+    """The public functions of actors files as FILE.FUNCTION, in order of definition, without imports."""
     return [f"{file}.{name}" for file in files for name in _functions(file)]
 
 
@@ -37,12 +37,12 @@ def _functions(file: str) -> list[str]:
 
 
 class Launched:
-    """The outcomes of actors files on `count` ranks; launched when they are first asked for.
+    """The outcomes of actors files on `count` ranks; the ranks are launched when an outcome is first requested.
 
     Args:
         files: their names, without "actors_".
         count: number of ranks P.
-        limit: seconds after which everything is killed.
+        limit: seconds after which all processes are killed.
         environment: added to the ranks' environment.
         prefix: put before the launcher.
     """
@@ -60,7 +60,7 @@ class Launched:
         self._faults: dict[str, str] = {}
 
     def require(self, name: str) -> None:
-        """Fails with the text of every rank on which the function did not pass."""
+        """Fails, with each rank's error text, if the function did not pass on every rank."""
         if name not in self._faults:
             self._launch([name] if os.environ.get(ALONE) else names(*self._files))
         if self._faults[name]:
@@ -88,7 +88,7 @@ def _text(rank: int, fault: str | None) -> str:
 
 
 def main() -> None:
-    """What a rank runs."""
+    """Runs on a rank."""
     parser = argparse.ArgumentParser()
     parser.add_argument("names", nargs="+", help="FILE.FUNCTION")
     parser.add_argument("--results", type=pathlib.Path)

@@ -1,4 +1,4 @@
-"""Horovod's arguments, as its users' scripts pass them: all of these raised, or could not be had at all."""
+"""Horovod's arguments as users' scripts pass them: all of these raised an error or were not supported."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ def sgd():
 
 
 def step(optimizer, *gradients):
-    """Where the optimizer moves zeros to by these gradients, one after the other."""
+    """The values to which the optimizer moves zeros by these gradients, one after the other."""
     variable = keras.Variable(np.zeros(2, "f4"))
     for gradient in gradients:
         optimizer.apply_gradients([(tf.constant(gradient), variable)])
@@ -28,7 +28,7 @@ def step(optimizer, *gradients):
 
 
 def taken(wrap):
-    """The gradient of 3 x by a wrapped tape."""
+    """The gradient of 3 x from a wrapped tape."""
     variable = tf.Variable([1.0, 2.0])
     with tf.GradientTape() as tape:
         loss = 3.0 * variable

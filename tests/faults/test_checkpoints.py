@@ -1,4 +1,4 @@
-"""Checkpoints that are damaged, interrupted, in the way of others, or do not fit on the disk; on one rank."""
+"""Checkpoints that are damaged, interrupted, in each other's way, or too large for the disk; on one rank."""
 
 import io
 import os
@@ -33,7 +33,7 @@ def started():
     hvd.init()
 
 
-# ---- which checkpoints stay ----
+# ---- which checkpoints are kept ----
 
 
 def test_epochs_past_9999_are_in_the_order_of_their_numbers(tmp_path):
@@ -42,7 +42,7 @@ def test_epochs_past_9999_are_in_the_order_of_their_numbers(tmp_path):
 
 
 def test_the_checkpoint_that_was_just_written_stays(tmp_path):
-    """A newer number is in the directory, of a checkpoint whose writing was interrupted."""
+    """The directory contains a higher number, of a checkpoint whose writing was interrupted."""
     (tmp_path / "epoch-0009").mkdir()
     (tmp_path / "epoch-0009" / RESIDUALS).touch()
     trained(tmp_path, 1, keep=1)
@@ -77,7 +77,7 @@ def test_training_that_begins_anew_beside_damaged_checkpoints_says_so(tmp_path):
         fit(compiled(), hvd.callbacks.CheckpointCallback(tmp_path), epochs=1)
 
 
-# ---- what is damaged ----
+# ---- damage ----
 
 
 @pytest.mark.parametrize("content", ["{", "[]", '{"epoch": 0}', "null", "\0"])
@@ -93,7 +93,7 @@ def test_a_damaged_marker_is_passed_over(tmp_path, content):
 
 @pytest.mark.parametrize("name", [MARKER, RESIDUALS, f"{RESIDUALS}.rank0of1"])
 def test_single_bits_that_flip(tmp_path, name):
-    """In a file of the newest checkpoint: where it is a rank's own, the sums are used; else the checkpoint before."""
+    """If a rank's own file of the newest checkpoint is damaged, the sums are used; otherwise the checkpoint before."""
     model, states = trained(tmp_path, 2)
     generator, path = random.Random(name), tmp_path / "epoch-0001" / name
     content = path.read_bytes()
@@ -156,7 +156,7 @@ def test_a_bit_beside_the_contents_is_noticed_too(tmp_path):
 
 
 def test_a_model_file_with_damaged_weights_is_refused(tmp_path):
-    """By one error that names it, whatever Keras makes of it."""
+    """There is one error, which names the file, whatever Keras raises."""
     compiled().save(tmp_path / "model.keras")
     content = bytearray((tmp_path / "model.keras").read_bytes())
     with zipfile.ZipFile(tmp_path / "model.keras") as whole:

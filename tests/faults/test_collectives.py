@@ -1,4 +1,4 @@
-"""Collectives of what users have at hand, on one rank."""
+"""Collectives of objects that users commonly have, on one rank."""
 
 import keras
 import tensorflow as tf

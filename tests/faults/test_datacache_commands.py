@@ -1,4 +1,4 @@
-"""python -m datacache: a mistyped directory is an error and makes nothing, and sizes may have units."""
+"""python -m datacache: a mistyped directory is an error and creates nothing, and sizes may have units."""
 
 from __future__ import annotations
 

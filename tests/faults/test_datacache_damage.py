@@ -1,4 +1,4 @@
-"""What is damaged on the disk is noticed before it is used: checkpoints of training, and the cache's own files."""
+"""Damage on disk is detected before the data is used: checkpoints of training, and the cache's own files."""
 
 import os
 
@@ -8,14 +8,14 @@ from tests.datacache import damage, devices, flips
 
 FLIPS = int(os.environ.get("DATACACHE_FLIPS", "40"))
 DAMAGED = int(os.environ.get("DATACACHE_DAMAGED", "30"))
-FEW = 3  # in the quick tier
+FEW = 3  # trials in the quick tier
 
 
 @pytest.mark.parametrize(
     "ranks, count", [(3, FEW), *(pytest.param(ranks, FLIPS, marks=pytest.mark.thorough) for ranks in (1, 3))]
 )
 def test_a_flipped_bit_of_a_checkpoint_is_never_loaded(ranks, count):
-    """All ranks go on alike, from the checkpoint before it."""
+    """All ranks resume from the same checkpoint, the previous one."""
     assert flips.run(count, ranks) == []
 
 
@@ -56,7 +56,7 @@ with datacache.DataCache(
 
 
 def test_a_disk_that_fills_while_a_checkpoint_is_written(tmp_path):
-    """It is said, and the checkpoint before stays."""
+    """It is reported, and the previous checkpoint remains."""
     said = devices.run(SMALL_DISK, "3m", tmp_path / "disk", tmp_path / "local").splitlines()
     assert "has no room for epoch-000000-position-000000000020.weights.h5" in said[0]
     assert said[1] == "10 ['epoch-000000-position-000000000010.weights.h5']"

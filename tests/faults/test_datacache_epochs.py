@@ -1,4 +1,4 @@
-"""datacache: a dataset of one epoch that is trained on for several does not stay in one order without a word."""
+"""datacache: training for several epochs on a dataset of one epoch, always in the same order, gives a warning."""
 
 from __future__ import annotations
 

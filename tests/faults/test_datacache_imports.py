@@ -1,4 +1,4 @@
-"""datacache: samples that were decoded with a module that has changed since are not served, wherever it is imported."""
+"""datacache: samples decoded with a module that has changed since are not served, wherever it is imported."""
 
 from __future__ import annotations
 

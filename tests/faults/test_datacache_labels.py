@@ -1,4 +1,4 @@
-"""datacache: a label that is no integer is refused with its sample's name; nothing that decoding returns is lost."""
+"""datacache: a label that is not an integer is refused with its sample's name; no decoded value is lost."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""datacache: whom torchrun, srun, an mpiexec or TF_CONFIG tells of others does not take itself for the only one.
+"""datacache: a process that torchrun, srun, mpiexec or TF_CONFIG started with others does not assume it is alone.
 
-Each case is what the launcher sets for one of its processes.
+Each case is the environment that the launcher sets for one of its processes.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ REFUSED = {
 
 @pytest.fixture
 def launched(monkeypatch):
-    """Sets what a launcher sets, and nothing of another's."""
+    """Sets the variables of one launcher, and none of any other."""
     for name in list(os.environ):
         if name.startswith(("HOROVOD_", "OMPI_", "SLURM_", "PMI", "MV2_")) or name in (*TORCHRUN, *MPICH, "TF_CONFIG"):
             monkeypatch.delenv(name)

@@ -1,4 +1,4 @@
-"""Processes that are forked, interrupted, or visited by strangers: none hangs, and none is used up."""
+"""Processes that are forked, interrupted, or contacted by strangers: none hangs, and none runs out of resources."""
 
 import os
 import signal
@@ -12,7 +12,7 @@ import zmq
 
 from tests.datacache.node import BATCH, COUNT, ROOT, Node, free_addresses
 
-LIMIT = 90  # seconds, for what hangs
+LIMIT = 90  # seconds until a process counts as hanging
 
 COMMON = """
 import os, signal, sys, time
@@ -86,7 +86,7 @@ BEGINNINGS = {
 
 
 def test_a_forked_child_that_only_ends_leaves_the_readers_of_its_parent(tmp_path):
-    """Its interpreter lets go of all objects then, LMDB's readers among them, which parent and child share."""
+    """Its interpreter then frees all objects, including LMDB's readers, which parent and child share."""
     ended = subprocess.run(
         [sys.executable, "-c", ENDING, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
     )
@@ -94,7 +94,7 @@ def test_a_forked_child_that_only_ends_leaves_the_readers_of_its_parent(tmp_path
 
 
 def test_a_forked_child_neither_hangs_nor_disturbs(tmp_path):
-    """What it cannot do is said; it ends, and its parent goes on."""
+    """What it cannot do raises an error; it ends, and its parent continues."""
     ended = subprocess.run(
         [sys.executable, "-c", FORKED, str(tmp_path)], cwd=ROOT, capture_output=True, text=True, timeout=LIMIT
     )
@@ -103,7 +103,7 @@ def test_a_forked_child_neither_hangs_nor_disturbs(tmp_path):
 
 @pytest.mark.parametrize("source, beginning", [("slow", "left open"), ("hung", "closed"), ("hung", "left open")])
 def test_an_interrupted_process_ends_though_the_source_is_slow(source, beginning, tmp_path):
-    """Of 320 samples that are asked for, each of which takes a second or does not come at all."""
+    """It has requested 320 samples, each of which takes a second or never arrives."""
     script = INTERRUPTED.replace("{wait}", WAITS[source]).replace("{begin}", BEGINNINGS[beginning])
     heeding = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"  # background jobs ignore it
     process = subprocess.Popen(
@@ -113,7 +113,7 @@ def test_an_interrupted_process_ends_though_the_source_is_slow(source, beginning
         stderr=subprocess.PIPE,
     )
     try:
-        for _ in range(1 if source == "hung" else 2):  # at the second one, all samples have been asked for
+        for _ in range(1 if source == "hung" else 2):  # after the second line, all samples have been requested
             assert process.stdout.readline() == b"reading\n"
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=LIMIT)
@@ -124,12 +124,12 @@ def test_an_interrupted_process_ends_though_the_source_is_slow(source, beginning
 
 
 def descriptors(process):
-    """How many files a process has open."""
+    """The number of files that a process has open."""
     return len(os.listdir(f"/proc/{process.pid}/fd"))
 
 
 def until(condition):
-    """Waits for a condition; returns whether it has come."""
+    """Waits for a condition; returns whether it became true."""
     end = time.monotonic() + LIMIT
     while not condition() and time.monotonic() < end:
         time.sleep(0.05)
@@ -137,7 +137,7 @@ def until(condition):
 
 
 def read_together(nodes, epoch):
-    """Has all nodes read an epoch at the same time."""
+    """Makes all nodes read an epoch at the same time."""
     steps = COUNT // (BATCH * len(nodes))
     for node in nodes:
         node.tell(f"read {epoch} {steps}")
@@ -147,7 +147,7 @@ def read_together(nodes, epoch):
 
 
 def test_connections_without_the_secret_use_nobody_up(tmp_path):
-    """Neither those that say nothing, nor those that speak ZeroMQ and say no more; who knows the secret is served."""
+    """Connections that stay silent, or stop after ZeroMQ's greeting; a peer that knows the secret is still served."""
     peers = free_addresses(2)
     nodes = [Node(tmp_path, peers, rank) for rank in range(2)]
     context = zmq.Context()

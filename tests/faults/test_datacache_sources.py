@@ -1,4 +1,4 @@
-"""datacache: classes keep their numbers, a directory is one place however it is spelled, a pipe is refused."""
+"""datacache: classes keep their numbers, all spellings of a directory are one place, and a pipe is refused."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 import datacache
 
-LIMIT = 60  # seconds, after which a process counts as hanging
+LIMIT = 60  # seconds until a process counts as hanging
 
 
 def decode(payload):

@@ -1,4 +1,4 @@
-"""datacache: who waits for what a stopped process holds says so, with the sample or the lock and the process."""
+"""datacache: a process that waits for a stopped one logs that process and the sample or lock that it holds."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import threading
 
 import pytest
 
-LIMIT = 60  # seconds without a word, after which there will be none
-# The first process stops itself, once, while it holds the sample, or while it lists the source.
+LIMIT = 60  # seconds to wait for a message
+# The first process stops itself once, while it holds the sample or while it lists the source.
 READ = """
 import os, signal, sys
 import numpy as np

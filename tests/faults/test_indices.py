@@ -1,4 +1,4 @@
-"""Indices that int32 cannot hold, and shapes that no stream can have, are refused and never taken for others."""
+"""Indices that do not fit int32, and impossible stream shapes, are refused and not mistaken for others."""
 
 import ast
 import pathlib
@@ -12,10 +12,10 @@ import hvd_sparse as hvd
 try:
     from hvd_sparse.collectives import streams
     from hvd_sparse.exchange import rows
-except ImportError:  # of commits whose package is flat
+except ImportError:  # in commits whose package is flat
     from hvd_sparse import rows, streams
 
-BEYOND = 2**32 + 1  # becomes 1 where its upper half is dropped
+BEYOND = 2**32 + 1  # becomes 1 if its upper half is dropped
 
 
 @pytest.mark.parametrize("indices", [np.array([BEYOND]), tf.constant([BEYOND], tf.int64)], ids=["array", "tensor"])

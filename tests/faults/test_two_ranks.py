@@ -1,4 +1,4 @@
-"""What two ranks did wrong: each function of the files actors_*.py as a test; `ranks.py` tells how to write one."""
+"""Bugs on two ranks: each function of the files actors_*.py as a test; `ranks.py` explains how to write one."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The selections to test: emulated on the CPU, and on a GPU where there is one."""
+"""The selections under test: emulated on the CPU, and on a GPU if there is one."""
 
 import pytest
 
@@ -8,7 +8,7 @@ LITTLE_SLACK = 256
 
 
 def pytest_configure(config):
-    """Registers the mark of a tier once more: with --confcutdir=tests/gpu nobody else does."""
+    """Registers the tier's marker; with --confcutdir=tests/gpu, the other conftest.py is not read."""
     config.addinivalue_line("markers", "thorough: not in `make test`, but in `make test-rest`")
 
 

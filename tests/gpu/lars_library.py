@@ -1,4 +1,4 @@
-"""The C interface of ops/lars/passes_gpu.h by ctypes, on the memories of tests/gpu/library.py."""
+"""The C interface of ops/lars/passes_gpu.h through ctypes, with the memories of tests/gpu/library.py."""
 
 import ctypes
 import os
@@ -18,7 +18,7 @@ I64, DOUBLE = ctypes.c_int64, ctypes.c_double
 
 
 class Tensors:
-    """Lists of arrays in a memory, with a lars_layer for each place in the lists."""
+    """Lists of arrays in a memory, with one lars_layer per position in the lists."""
 
     def __init__(self, memory, weights, gradients, slots=(), decays=None, skew=0):
         lists = [weights, gradients, *slots]
@@ -33,7 +33,7 @@ class Tensors:
             layer.decay = 0 if decays is None else decays[number]
 
     def read(self):
-        """Weights, gradients and slots as they are now; fails where something wrote beside them."""
+        """The current weights, gradients and slots; fails if memory beside them was overwritten."""
         return [[buffer.read() for buffer in buffers] for buffers in self.held]
 
 
@@ -106,7 +106,7 @@ def emulated(folder):
 
 
 def missing_gpu():
-    """Why the kernels cannot run on a GPU here, in words; None when they can."""
+    """Why the kernels cannot run on a GPU here, as text; None if they can."""
     if library.gpu_memory() is None:
         return "neither PyTorch nor CuPy finds a CUDA GPU here"
     if not BUILT.exists() and shutil.which("nvcc") is None:
@@ -115,7 +115,7 @@ def missing_gpu():
 
 
 def on_gpu(folder):
-    """The kernels on the GPU: as they were built with the package, or else compiled here."""
+    """The kernels on the GPU: those built with the package, or else compiled here."""
     path = BUILT
     if not path.exists():
         path = folder / "_cuda.so"

@@ -1,4 +1,4 @@
-"""The C interface of select_gpu.h by ctypes: on a GPU by what can hold its memory, or emulated on the CPU."""
+"""The C interface of select_gpu.h through ctypes: on a GPU, with a framework's memory, or emulated on the CPU."""
 
 import copy
 import ctypes
@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[2]
-DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}  # uint16 holds bfloat16
+DTYPES = {np.dtype(np.float32): 0, np.dtype(np.float16): 1, np.dtype(np.uint16): 2}  # uint16 stands for bfloat16
 ALIGNMENT = 256
 GUARD = np.full(64, 0xA5, np.uint8)
 
@@ -21,7 +21,7 @@ class HostMemory:
     stream = None
 
     def allocate(self, size):
-        """Bytes on a boundary of ALIGNMENT."""
+        """Allocates bytes on a boundary of ALIGNMENT."""
         block = np.empty(size + ALIGNMENT, np.uint8)
         skipped = -block.ctypes.data % ALIGNMENT
         return block[skipped : skipped + size]
@@ -37,7 +37,7 @@ class HostMemory:
 
 
 class TorchMemory:
-    """Memory of the GPU by PyTorch, on a stream that is not the default one."""
+    """GPU memory allocated by PyTorch, on a stream other than the default."""
 
     def __init__(self):
         import torch
@@ -61,7 +61,7 @@ class TorchMemory:
 
 
 class CupyMemory:
-    """Memory of the GPU by CuPy, on a stream that is not the default one."""
+    """GPU memory allocated by CuPy, on a stream other than the default."""
 
     def __init__(self):
         import cupy
@@ -85,7 +85,7 @@ class CupyMemory:
 
 
 class Buffer:
-    """An array in a memory, `skew` elements behind a boundary of ALIGNMENT, between guards that must survive."""
+    """An array in a memory, `skew` elements after a boundary of ALIGNMENT, between guards that must not change."""
 
     def __init__(self, memory, array, skew=0):
         self._memory, self._like = memory, array
@@ -96,7 +96,7 @@ class Buffer:
         self.pointer = ctypes.c_void_p(memory.address(self._block) + self._first)
 
     def read(self):
-        """The array as it is now; fails when something wrote beside it."""
+        """The current array; fails if memory beside it was overwritten."""
         content = self._memory.read(self._block)
         before, after = content[: self._first], content[-GUARD.size :]
         intact = np.array_equal(before, GUARD[: self._first]) and np.array_equal(after, GUARD)
@@ -112,16 +112,16 @@ class Selection:
         self.native.hvds_gpu_error.restype = ctypes.c_char_p
         self.memory = memory
         self.skew = 0
-        self.workspace = None  # of the last call
+        self.workspace = None  # that of the last call
 
     def skewed(self):
-        """The same, with every array but the workspace one element behind a boundary."""
+        """The same, with every array except the workspace one element after a boundary."""
         other = copy.copy(self)
         other.skew = 1
         return other
 
     def check(self, code):
-        """Raises what an error code means."""
+        """Raises the exception for an error code."""
         if code != 0:
             raise RuntimeError(self.native.hvds_gpu_error(code).decode())
 
@@ -180,7 +180,7 @@ class Selection:
 
 
 def emulated(folder, slack=None):
-    """The kernels compiled for the CPU; `slack` replaces the number of candidates allowed beyond the promise."""
+    """The kernels compiled for the CPU; `slack` replaces the number of candidates allowed beyond the expected one."""
     library = folder / f"select_gpu_{slack or 'default'}.so"
     flags = "-std=c++17 -O2 -fPIC -shared -fno-strict-aliasing -ffp-contract=off".split()
     warnings = "-Wall -Wextra -Werror -Wno-unknown-pragmas".split()
@@ -204,7 +204,7 @@ def emulated(folder, slack=None):
 
 
 def missing_gpu():
-    """Why the kernels cannot run on a GPU here, in words; None when they can."""
+    """Why the kernels cannot run on a GPU here, as text; None if they can."""
     if gpu_memory() is None:
         return "neither PyTorch nor CuPy finds a CUDA GPU here"
     if not built_library().exists() and shutil.which("nvcc") is None:
@@ -213,11 +213,11 @@ def missing_gpu():
 
 
 def gpu_memory():
-    """Memory of the GPU by the first framework that has one, or None."""
+    """GPU memory of the first framework that works, or None."""
     for kind in (TorchMemory, CupyMemory):
         try:
             return kind()
-        except Exception:  # each framework says in its own way that it, its driver or its device is missing
+        except Exception:  # frameworks raise different errors if they, their driver or their device is missing
             continue
     return None
 
@@ -227,7 +227,7 @@ def built_library():
 
 
 def on_gpu(folder):
-    """The kernels on the GPU: as they were built with the package, or else compiled here."""
+    """The kernels on the GPU: those built with the package, or else compiled here."""
     library = built_library()
     if not library.exists():
         library = folder / "_cuda.so"
@@ -237,7 +237,7 @@ def on_gpu(folder):
 
 
 def _unset(count, dtype):
-    """An array that no result looks like."""
+    """An array whose contents no result equals."""
     return np.full(count * np.dtype(dtype).itemsize, 0xC3, np.uint8).view(dtype)
 
 

@@ -1,4 +1,4 @@
-"""The C interface of ops/momentum/momentum_gpu.h by ctypes, on the memories of tests/gpu/library.py."""
+"""The C interface of ops/momentum/momentum_gpu.h through ctypes, with the memories of tests/gpu/library.py."""
 
 import ctypes
 import os
@@ -13,7 +13,7 @@ I64 = ctypes.c_int64
 
 
 class Momentum:
-    """The functions as those of NumPy arrays; `skew` puts every array so many elements behind a boundary."""
+    """The functions on NumPy arrays; every array begins `skew` elements after a boundary."""
 
     def __init__(self, path, memory):
         self.native = ctypes.CDLL(str(path))
@@ -21,12 +21,12 @@ class Momentum:
         self.memory = memory
 
     def check(self, code):
-        """Raises what an error code means."""
+        """Raises the exception for an error code."""
         if code != 0:
             raise RuntimeError(self.native.hvds_momentum_gpu_error(code).decode())
 
     def advance(self, parts, velocity, decay, gain, nesterov, in_place=False, skew=0):
-        """The new velocity, what is moved by and the culprit of parts [n, size] and velocity [size]."""
+        """The new velocity, the update and the culprit of parts [n, size] and velocity [size]."""
         unset = np.full_like(velocity, 7)
         source, before, after, moves = (self._put(each, skew) for each in (parts, velocity, unset, unset))
         numbers = [self._put(np.array([each], np.float32)) for each in (decay, gain)]
@@ -75,7 +75,7 @@ def emulated(folder):
 
 
 def on_gpu(folder):
-    """The kernels on the GPU: as they were built with the package, or else compiled here."""
+    """The kernels on the GPU: those built with the package, or else compiled here."""
     path = library.built_library()
     if not path.exists():
         path = folder / "_cuda.so"

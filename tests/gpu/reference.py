@@ -1,4 +1,4 @@
-"""Selection written out in NumPy: slow, obvious, and the same bits as the native code."""
+"""Selection in NumPy: slow, simple, and equal to the native code bit for bit."""
 
 import numpy as np
 
@@ -8,24 +8,24 @@ MASK = (1 << 64) - 1
 
 
 def float32_of_bfloat16(bits):
-    """bfloat16, as uint16, widened."""
+    """Widens bfloat16, held as uint16, to float32."""
     return (bits.astype(np.uint32) << 16).view(np.float32)
 
 
 def bfloat16_of_float32(values):
-    """float32 rounded to bfloat16 (nearest, ties to even), as uint16."""
+    """float32 rounded to bfloat16 (nearest, ties to even), held as uint16."""
     bits = np.ascontiguousarray(values, np.float32).view(np.uint32)
     rounded = ((bits.astype(np.uint64) + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
     return np.where(np.isnan(values), (bits >> 16).astype(np.uint16) | 0x40, rounded)
 
 
 def widen(array):
-    """An array of float32, of float16, or of bfloat16 held as uint16, as float32."""
+    """float32, float16, or bfloat16 held as uint16, converted to float32."""
     return float32_of_bfloat16(array) if array.dtype == np.uint16 else array.astype(np.float32)
 
 
 def narrow(values, dtype):
-    """float32 rounded to float32, float16 or (uint16) bfloat16."""
+    """float32 rounded to float32, float16 or bfloat16 (uint16)."""
     if dtype == np.uint16:
         return bfloat16_of_float32(values)
     with np.errstate(over="ignore"):
@@ -42,7 +42,7 @@ def accumulate(parts, residual):
 
 
 def fault_of(parts, total):
-    """0, or 1 + the number of the first part that is not finite, or 1 + how many there are when only the sum is not."""
+    """0, or 1 + the number of the first part that is not finite, or 1 + the number of parts if only the sum is not."""
     if np.isfinite(total).all():
         return 0
     broken = [not np.isfinite(widen(part)).all() for part in parts]
@@ -50,7 +50,7 @@ def fault_of(parts, total):
 
 
 def exact(total, k):
-    """Indices, ascending, of the k largest magnitudes; ties to the lowest index."""
+    """Ascending indices of the k largest magnitudes; of equal ones, those with the lowest indices."""
     return np.sort(np.argsort(-np.abs(total), kind="stable")[:k])
 
 
@@ -69,7 +69,7 @@ def block_sums(total):
 
 
 def mean_magnitude(total):
-    """The mean of |total| as a float32; the block sums are added in order in float64."""
+    """The mean of |total| as float32; the block sums are added in order in float64."""
     summed = np.float64(0)
     for block in block_sums(total):
         summed = summed + np.float64(block)
@@ -77,7 +77,7 @@ def mean_magnitude(total):
 
 
 def splitmix64(seed):
-    """The number that follows from a seed."""
+    """The pseudorandom number for a seed."""
     z = (seed + 0x9E3779B97F4A7C15) & MASK
     z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & MASK
     z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & MASK
@@ -85,7 +85,7 @@ def splitmix64(seed):
 
 
 def mstopk(total, k, samplings, seed):
-    """CommLib's Algorithm 1, line by line; the exact selection where it has no answer."""
+    """CommLib's Algorithm 1, line by line; the exact selection if it has no solution."""
     a = np.abs(total)
     mean, u = mean_magnitude(total), a.max()
     left, right, k1, k2 = 0.0, 1.0, 0, a.size
@@ -114,7 +114,7 @@ def mstopk(total, k, samplings, seed):
 
 
 def sampled(total, k, share, seed):
-    """What exceeds the magnitude that a random sample gives; the exact selection where far more or fewer do."""
+    """The elements above a threshold from a random sample; the exact selection if they are far more or fewer than k."""
     magnitudes = np.abs(total)
     drawn = min(total.size, max(int(np.ceil(np.float64(np.float32(share)) * total.size)), 1024))
     rank = max(1, int(np.floor(np.float64(k) * drawn / total.size + 0.5)))
@@ -126,12 +126,12 @@ def sampled(total, k, share, seed):
 
 
 def held(total, k, threshold=None):
-    """What reaches a threshold, but no zeros: from k / 4, rounded up, to 4 k elements.
+    """Elements that reach a threshold, but no zeros: from k / 4, rounded up, to 4 k elements.
 
-    By default the threshold is the k-th largest magnitude, or 0 where all are to be sent.
+    By default the threshold is the k-th largest magnitude, or 0 if all elements are to be sent.
 
     Returns:
-        The indices, the threshold, and whether these are others than reach it.
+        The indices, the threshold, and whether the indices differ from those that reach it.
     """
     magnitudes = np.abs(total)
     if threshold is None:
@@ -144,7 +144,7 @@ def held(total, k, threshold=None):
 
 
 def feedback(parts, residual, indices, wire_dtype):
-    """What is sent at `indices`, and what is left of the sum."""
+    """The values sent at `indices`, and the remaining sum."""
     total = accumulate(parts, residual)
     values = narrow(total[indices], wire_dtype)
     new_residual = total.copy()
@@ -153,9 +153,9 @@ def feedback(parts, residual, indices, wire_dtype):
 
 
 def largest_of_rows(x, kept):
-    """The positions of the largest magnitudes of each row, ascending; of equal ones the lower are taken.
+    """The positions of the largest magnitudes of each row, ascending; of equal ones, the lower positions.
 
-    Magnitudes are compared as bits without the sign, so that a NaN counts as larger than all numbers.
+    Magnitudes are compared as bits without the sign, so that NaNs count as larger than all numbers.
     """
     bits = x.view(np.uint32 if x.itemsize == 4 else np.uint16).astype(np.int64)
     keys = bits & ((1 << 8 * x.itemsize - 1) - 1)

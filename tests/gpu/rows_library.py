@@ -1,4 +1,4 @@
-"""The C interface of ops/pipeline/rows_gpu.h by ctypes, on the memories of tests/gpu/library.py."""
+"""The C interface of ops/pipeline/rows_gpu.h through ctypes, with the memories of tests/gpu/library.py."""
 
 import ctypes
 import os
@@ -29,7 +29,7 @@ def shape_of(x, width, kept, positions):
 
 
 class Rows:
-    """The functions as those of NumPy arrays; `skew` puts every array so many elements behind a boundary."""
+    """The functions on NumPy arrays; every array begins `skew` elements after a boundary."""
 
     def __init__(self, path, memory, skew=0):
         self.native = ctypes.CDLL(str(path))
@@ -37,7 +37,7 @@ class Rows:
         self.memory, self.skew = memory, skew
 
     def call(self, name, shape, *buffers):
-        """Raises what an error code means."""
+        """Calls a function; raises the exception for an error code."""
         pointers = [None if each is None else each.pointer for each in buffers]
         code = getattr(self.native, f"hvds_rows_gpu_{name}")(
             ctypes.byref(shape), *pointers, ctypes.c_void_p(self.memory.stream)
@@ -89,7 +89,7 @@ def emulated(folder):
 
 
 def on_gpu(folder):
-    """The path of the kernels for the GPU: as they were built with the package, or else compiled here."""
+    """The path of the kernels for the GPU: those built with the package, or else compiled here."""
     path = library.built_library()
     if not path.exists():
         path = folder / "_cuda.so"

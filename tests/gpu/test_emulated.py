@@ -1,4 +1,4 @@
-"""What only the emulated kernels show: which path they took, and their rules one by one."""
+"""Properties that only the emulated kernels show: the path they took, and each of their rules."""
 
 import ctypes
 
@@ -18,7 +18,7 @@ def _pointer(array):
 
 
 def outcome(emulated, size, k, mstopk):
-    """How the last call went: candidates found, candidates allowed, winners looked for in the whole vector."""
+    """The last call's statistics: candidates found, candidates allowed, winners taken from the whole vector."""
     candidates, capacity, whole = ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int()
     emulated.native.hvds_emulated_outcome(
         ctypes.c_int64(size), ctypes.c_int64(k), int(mstopk), emulated.workspace.pointer,
@@ -28,7 +28,7 @@ def outcome(emulated, size, k, mstopk):
 
 
 def sampled(emulated, size):
-    """Mask [size] of the elements that bound the threshold."""
+    """Mask [size] of the elements sampled for the bound of the threshold."""
     native = emulated.native
     native.hvds_emulated_sample_position.restype = ctypes.c_uint32
     mask = np.zeros(size, bool)
@@ -71,7 +71,7 @@ def test_too_few_candidates_fall_back(emulated):
     size, k = 70000, 70
     places = np.flatnonzero(sampled(emulated, size))
     x = vector("normal", size) * np.float32(0.1)
-    x[places[:60]] = 7  # enough to make the sample promise more than 70 of them
+    x[places[:60]] = 7  # enough for the sample to predict more than 70 of them
     assert_plain(emulated.topk(x, k), x, reference.exact(x, k))
     candidates, capacity, whole = outcome(emulated, size, k, False)
     assert candidates == 60 and capacity > 0 and whole

@@ -1,4 +1,4 @@
-"""LARS and LAMB on a GPU, or emulated: the bits of the CPU's passes, whatever the order of threads."""
+"""LARS and LAMB on a GPU, or emulated: the bits of the CPU's passes for any order of threads."""
 
 import itertools
 
@@ -7,7 +7,7 @@ import pytest
 
 pytest.importorskip("ml_dtypes")
 
-from tests.gpu import lars_library  # noqa: E402 - where there is no ml_dtypes, there is nothing to import
+from tests.gpu import lars_library  # noqa: E402 - there is nothing to import without ml_dtypes
 from tests.lars import passes  # noqa: E402
 
 pytestmark = pytest.mark.thorough
@@ -33,7 +33,7 @@ def same_bits(found, expected):
 
 
 def problem(dtypes, slots, shapes=SHAPES):
-    """Weights, slots and gradients; the second slot has no negative element, as squares."""
+    """Weights, slots and gradients; the second slot has no negative elements, like squares."""
     random = np.random.default_rng(1)
     made = [passes.tensors(random, shapes, [passes.DTYPES[dtype] for dtype in dtypes]) for _ in range(2 + slots)]
     if slots == 2:

@@ -1,4 +1,4 @@
-"""Momentum on a GPU, or emulated, against NumPy, to the bit."""
+"""Momentum on a GPU, or emulated: equal to NumPy bit for bit."""
 
 import numpy as np
 import pytest

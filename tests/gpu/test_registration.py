@@ -1,4 +1,4 @@
-"""Which kernels each _ops.so registers for the GPU, by the _cuda.so that lies beside it."""
+"""Which kernels each _ops.so registers for the GPU, depending on the _cuda.so beside it."""
 
 import importlib.util
 import os
@@ -13,7 +13,7 @@ import pytest
 
 from tests.gpu.library import ROOT
 
-LIMIT = 300  # seconds until it is a hang: TensorFlow's libraries may have to be read from a disk first
+LIMIT = 300  # seconds until it counts as hanging; TensorFlow's libraries may first have to be read from disk
 QUESTION = """
 import ctypes, sys
 for library in sys.argv[1:-2]:
@@ -76,7 +76,7 @@ def library(request):
 
 
 def compile_library(path, library, interface, functions):
-    """A library with these names, of which only the number of the interface works; the package's others are whole."""
+    """Compiles a library with these names in which only the interface number works; other interfaces are complete."""
     others = [each for each in LIBRARIES if each.package == library.package and each != library]
     given = [library._replace(functions=functions), *others]
     numbers = [interface, *(each.interface for each in others)]
@@ -91,7 +91,7 @@ def compile_library(path, library, interface, functions):
 
 
 def ask(library, folder):
-    """Whether a copy of _ops.so in `folder` registers kernels for the GPU, and what it says meanwhile."""
+    """Whether a copy of _ops.so in `folder` registers kernels for the GPU, and its output."""
     copy = shutil.copy(ROOT / library.package / "_ops.so", folder)
     framework = Path(importlib.util.find_spec("tensorflow").origin).parent
     libraries = [str(framework / f"libtensorflow_{part}.so.2") for part in ("framework", "cc")]

@@ -1,4 +1,4 @@
-"""The largest elements of rows on a GPU, or emulated, against NumPy, to the bit."""
+"""The largest elements of rows on a GPU, or emulated: equal to NumPy bit for bit."""
 
 import numpy as np
 import pytest

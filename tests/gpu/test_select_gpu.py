@@ -1,9 +1,9 @@
-"""The GPU selection against NumPy, to the bit; needs neither TensorFlow nor, for the emulated half, a GPU.
+"""The GPU selection: equal to NumPy bit for bit. Needs no TensorFlow, and no GPU for the emulated half.
 
 The same cases run on the kernels emulated on the CPU (see emulated/cuda_runtime.h), with so little slack that small
-vectors reach every path, and on a GPU where there is one. With PyTorch or CuPy:
+vectors reach every path, and on a GPU if there is one. With PyTorch or CuPy:
 
-    python -m pytest --confcutdir=tests/gpu tests/gpu  # compiles select_gpu.cu where the package is not built
+    python -m pytest --confcutdir=tests/gpu tests/gpu  # compiles select_gpu.cu if the package is not built
     compute-sanitizer --tool memcheck python -m pytest --confcutdir=tests/gpu tests/gpu -k gpu
 """
 
@@ -17,11 +17,11 @@ from tests.gpu.vectors import KINDS, assert_plain, vector
 
 pytestmark = pytest.mark.thorough
 
-SIZES = (1, 2, 65, 4097, 12288, 69001)  # tiles of 4096: none to many, whole and not, even and odd
+SIZES = (1, 2, 65, 4097, 12288, 69001)  # tiles of 4096: from none to many, full and partial, even and odd
 
 
 def shares(size):
-    """Numbers to keep, from one to all."""
+    """Numbers of elements to keep, from one to all."""
     return sorted({1, size // 1000 + 1, size // 40 + 1, size - size // 3, size})
 
 

@@ -1,4 +1,4 @@
-"""Vectors that have caught selections out."""
+"""Vectors that have exposed bugs of selections."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ KINDS = (
 
 
 def vector(kind, size, seed=0):
-    """float32 [size] of a kind that has caught a selection out."""
+    """float32 [size] of a kind that has exposed bugs of selections."""
     rng = np.random.default_rng(seed)
     normal = rng.standard_normal(size).astype(np.float32)
     if kind == "normal":

@@ -1,4 +1,4 @@
-"""Objects as bytes: what goes in comes out, with its types, and no bytes do harm."""
+"""Objects as bytes: they come back with their types, and invalid bytes do no harm."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every public name of Horovod's is there, with Horovod's arguments, or says what to do instead."""
+"""Every public name of Horovod exists, with Horovod's arguments, or says what to do instead."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import hvd_sparse as hvd
 from hvd_sparse.horovod_api import names as horovod_names
 from tools import horovod_names as names
 
-# What takes Keras's objects has Horovod's arguments by its own tests; what is refused takes any.
+# Names that take Keras objects have tests of their arguments elsewhere; names that are refused take any arguments.
 OTHER_ARGUMENTS = {"DistributedGradientTape", "DistributedOptimizer", "PartialDistributedGradientTape"}
 SHARED = [
     name
@@ -43,7 +43,7 @@ def test_differences_are_told_of_names_that_are_there():
 def test_horovods_arguments_are_taken_in_horovods_order(name):
     theirs = inspect.signature(getattr(horovod, name)).parameters
     found = inspect.signature(getattr(hvd, name)).parameters
-    if name == "init":  # Horovod hands all on to its library
+    if name == "init":  # Horovod passes all arguments to its library
         theirs = {"comm": None, "process_sets": None}
     assert list(found)[: len(theirs)] == list(theirs)
     required = {each for each, parameter in found.items() if parameter.default is parameter.empty}

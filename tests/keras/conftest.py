@@ -6,7 +6,7 @@ import hvd_sparse as hvd
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """One rank, a fixed seed and no policy left from another test."""
+    """Sets one rank and a fixed seed, and removes the dtype policy of other tests."""
     hvd.init()
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)

@@ -1,4 +1,4 @@
-"""Trainings in which nodes run optimizers on their own gradients, in NumPy: the optimizers, and the nodes."""
+"""NumPy training in which nodes run optimizers on their own gradients: the optimizers, and the nodes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ F = np.float32
 
 
 class Slots:
-    """The slots of one node's optimizer for all weights, by name, all zeros but for those that begin otherwise."""
+    """The slots of one node's optimizer for all weights, by name; all zeros except those with other initial values."""
 
     def __init__(self, size, step, **begins):
         self.values = {name: np.full(size, begin, F) for name, begin in begins.items()}
@@ -26,7 +26,7 @@ class Slots:
 
 
 def power(base, number):
-    return tf.pow(tf.constant(base, tf.float32), number).numpy()  # NumPy's may differ in the last bit
+    return tf.pow(tf.constant(base, tf.float32), number).numpy()  # NumPy's result may differ in the last bit
 
 
 def sgd(slots, gradient, rate, number, weights):
@@ -121,7 +121,7 @@ def lamb(slots, gradient, rate, number, weights):
 
 LARS_OPTIONS = {"weight_decay": 0.125, "trust_coefficient": 0.5, "parallel": False}
 MOMENTS = {"_momentums": 0, "_velocities": 0}
-# The optimizer, its step in NumPy, what its slots begin with, and its decoupled weight decay.
+# The optimizer, its step in NumPy, the initial values of its slots, and its decoupled weight decay.
 OPTIMIZERS = {
     "SGD": (lambda: keras.optimizers.SGD(RATE), sgd, {}, 0.0),
     "momentum": (lambda: keras.optimizers.SGD(RATE, 0.9), heavy_ball(False), {"momentums": 0}, 0.0),
@@ -150,7 +150,7 @@ OPTIMIZERS = {
 
 
 class Nodes:
-    """Every rank's shard of its node's optimizer and error feedback; `flat` takes each rank for a node."""
+    """Every rank's shard of its node's optimizer and error feedback; with `flat`, each rank is a node."""
 
     def __init__(self, shape, select, density, flat, make):
         self.local = 1 if flat else shape.local_size
@@ -161,11 +161,11 @@ class Nodes:
         self.steps = 0
 
     def shard(self, rank):
-        """Begin and end of a rank's."""
+        """Begin and end of a rank's shard."""
         return self.ends[rank % self.local]
 
     def slots_of(self, rank):
-        """By name, those of its shard."""
+        """A rank's slots for its shard, by name."""
         begin, end = self.shard(rank)
         return {name: value[begin:end] for name, value in self.slots[rank // self.local].values.items()}
 
@@ -175,7 +175,7 @@ class Nodes:
         return np.sum(self.residual[first : first + self.local], axis=0) / F(self.local)
 
     def step(self, vectors, weights):
-        """By how much every weight is lowered; each node has its own weights, flat."""
+        """The amount subtracted from every weight; each node has its own weights, flat."""
         ranks, total = len(vectors), np.zeros(SIZE, F)
         moves = []
         for node, slots in enumerate(self.slots):

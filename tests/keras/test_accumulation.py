@@ -1,4 +1,4 @@
-"""Gradients of several backward passes, on one rank, put together as Horovod does."""
+"""Gradients of several backward passes on one rank, combined as Horovod does."""
 
 import warnings
 
@@ -32,7 +32,7 @@ def test_a_schedule_and_the_bias_correction_of_adam_count_passes():
     adam = keras.optimizers.Adam(schedule, beta_1=0.5, beta_2=0.75, epsilon=1e-3)
     weights, _ = trained(hvd.DistributedOptimizer(adam, backward_passes_per_step=2))
     expected, m, v = np.zeros(4), np.zeros(4), np.zeros(4)
-    for iterations in range(1, 12, 2):  # as Horovod has counted when it applies the second pass of a step
+    for iterations in range(1, 12, 2):  # Horovod's count when it applies the second pass of a step
         gradient = GRADIENTS[iterations - 1] + GRADIENTS[iterations]
         m, v = m + (gradient - m) * 0.5, v + (gradient**2 - v) * 0.25
         rate = schedule(iterations).numpy()

@@ -1,4 +1,4 @@
-"""Gradients that are taken where a node's own unsent updates would have the weights."""
+"""Gradients computed at the weights that include a node's own unsent updates."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ STEPS = 20
 
 
 def slopes(rank, step):
-    """Of a rank's loss: its gradient is a w + b."""
+    """Coefficients (a, b) of a rank's loss, whose gradient is a w + b."""
     random = np.random.default_rng([rank, step])
     return [
         (F(0.5) * random.random(shape).astype(F), random.standard_normal(shape).astype(F)) for shape in SHAPES.values()
@@ -31,7 +31,7 @@ def slopes(rank, step):
 
 
 def stepped(optimizer, grid, steps=STEPS):
-    """The weights of a rank after each step with gradients that its own unsent updates are in."""
+    """A rank's weights after each step, with gradients at the weights that include its own unsent updates."""
     variables = [keras.Variable(value, name=name) for name, value in zip(SHAPES, weights(), strict=True)]
     optimizer.build(variables)
     found = []
@@ -78,7 +78,7 @@ def test_every_step_is_that_of_numpy(kind, name, ranks, local_size):
 
 
 def of_two(model):
-    """A train step in eager code, whose optimizer runs in a graph that is made once."""
+    """An eager train step whose optimizer runs in a graph that is built once."""
     apply = tf.function(lambda gradients: model.optimizer.apply(gradients, model.trainable_variables))
 
     def step(data):
@@ -102,7 +102,7 @@ def looking(density=0.25):
     ["graph", "eager", "our train step", "ours after compile", "loss scaling", "accumulated", "a graph in eager code"],
 )
 def test_fit_takes_gradients_there_and_leaves_the_shared_weights(way):
-    """A linear model: the gradient tells where it was taken."""
+    """In a linear model, the gradient shows at which weights it was computed."""
     steps = 2 if way == "accumulated" else None
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(0.125, gradient_accumulation_steps=steps), aggregator=looking()
@@ -160,7 +160,7 @@ def test_a_loop_that_does_not_look_ahead_is_told_once():
 
 
 def convolving(eagerly):
-    """The weights of a small network of convolutions after three steps."""
+    """The weights of a small convolutional network after three steps."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Conv2D(4, 3), keras.layers.ReLU(), keras.layers.Flatten(), keras.layers.Dense(2)]
     model = keras.Sequential([keras.Input((8, 8, 1)), *layers])
@@ -178,7 +178,7 @@ def test_graphs_of_convolutions_keep_the_shapes_of_their_weights():
 
 
 class Small(keras.layers.Layer):
-    """Refuses what is large."""
+    """Raises an error on large values."""
 
     def call(self, x):
         with tf.control_dependencies(
@@ -190,7 +190,7 @@ class Small(keras.layers.Layer):
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("value, told", [(np.nan, "Nothing was written"), (1000.0, "too large")])
 def test_a_step_that_fails_leaves_the_shared_weights(value, told, eagerly):
-    """In the exchange, and in the forward pass, while the weights are lowered."""
+    """It fails in the exchange, or in the forward pass, while the weights are lowered."""
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(0.1), aggregator=looking())
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(4, use_bias=False), Small()])
     model.compile(optimizer, "mse", run_eagerly=eagerly)

@@ -1,4 +1,4 @@
-"""Horovod's arguments on one rank, each compared with what Horovod does; tests/parallel has those of several ranks."""
+"""Horovod's arguments on one rank, compared with Horovod's behaviour; tests/parallel has tests on several ranks."""
 
 import inspect
 
@@ -13,7 +13,7 @@ from hvd_sparse.aggregators import AllReduce, Hierarchical
 from hvd_sparse.compression.selectors import BucketTopK
 from tests.keras.training import GRADIENTS, model_with, saved, sgd, trained
 
-# ---- the names and their order ----
+# ---- names and their order ----
 
 
 @pytest.mark.parametrize(
@@ -335,7 +335,7 @@ def test_a_rate_times_the_number_of_ranks_is_taken():
 
 
 def test_hierarchical_recipes_are_known_by_their_parts():
-    """What `process_set` refuses and `compression` replaces goes through any nesting."""
+    """What `process_set` refuses and `compression` replaces is found at any level of nesting."""
     nested = Hierarchical(AllReduce())
     optimizer = hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16, aggregator=nested)
     assert optimizer.exchange.aggregator == Hierarchical(AllReduce("float16"))

@@ -1,4 +1,4 @@
-"""Recipes with `as_published` find the learning rate of the optimizer that applies their sums."""
+"""Recipes with `as_published` use the learning rate of the optimizer that applies their sums."""
 
 import keras
 import numpy as np
@@ -20,7 +20,7 @@ def drawn(step):
 
 
 def algorithm_1(rates):
-    """The model after each step, by NumPy: one rank, 5 of 50 elements."""
+    """The model after each step, in NumPy: one rank, 5 of 50 elements."""
     model, error, models = np.zeros(SIZE, np.float32), np.zeros(SIZE, np.float32), []
     for step, rate in enumerate(np.float32(rates)):
         acc = error + rate * drawn(step)

@@ -1,4 +1,4 @@
-"""`auto` whose candidates exchange updates: dense ones as a whole."""
+"""`auto` with candidates that exchange updates: dense ones are exchanged as a whole."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def of_candidates(*names):
 
 
 def trained(make, recipe):
-    """The weights of each rank in the end, and what was decided, on two nodes of two."""
+    """Each rank's final weights, and the decision, on two nodes of two ranks."""
 
     def one_rank(grid):
         optimizer = distributed(make(), recipe(), grid, name="auto")

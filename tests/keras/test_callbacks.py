@@ -87,7 +87,7 @@ def test_a_rate_that_is_a_schedule_cannot_be_set():
 @pytest.mark.parametrize("make", [keras.optimizers.SGD, keras.optimizers.RMSprop])
 @pytest.mark.parametrize("scaled", [False, True])
 def test_momentum_correction_is_horovods(make, scaled):
-    """Velocity after a change of the rate: (momentum * new / old) * velocity - new * gradient."""
+    """Velocity after a change of the learning rate: (momentum * new / old) * velocity - new * gradient."""
     options = {"rho": 0.0, "epsilon": 0.0} if make is keras.optimizers.RMSprop else {}
     optimizer = hvd.DistributedOptimizer(make(0.5, momentum=0.5, **options))
     optimizer = hvd.LossScaleOptimizer(optimizer) if scaled else optimizer
@@ -102,7 +102,7 @@ def test_momentum_correction_is_horovods(make, scaled):
     callback.on_epoch_begin(1)
     callback.on_train_batch_begin(0)
     np.testing.assert_array_equal(velocity, [[1.5]])
-    callback.on_train_batch_begin(0)  # the rate is the same now
+    callback.on_train_batch_begin(0)  # the rate does not change here
     np.testing.assert_array_equal(velocity, [[1.5]])
 
 
@@ -146,7 +146,7 @@ def test_telemetry_counts_what_was_sent():
 
 
 def test_a_step_waits_for_the_selection_of_its_only_bucket():
-    """Run eagerly: in a graph the clock that begins may be read later than the selection, as nothing waits for it."""
+    """Eagerly, as in a graph the starting clock may be read after the selection, since nothing waits for it."""
     callback = hvd.callbacks.TelemetryCallback(every=1)
     fit(compiled(aggregator=hvd.recipes.topk(0.25), run_eagerly=True), callback)
     assert len(callback.records) == 4
@@ -169,7 +169,7 @@ def test_the_norm_is_that_of_the_own_gradient():
 
 
 def test_thresholds_that_were_overruled_are_counted():
-    """Ten of forty are sent, by a threshold taken anew in steps 1, 2 and 4; in step 3 what waits lies below it."""
+    """Ten of forty elements are sent; steps 1, 2 and 4 take a new threshold; in step 3 all residuals are below it."""
     variable = keras.Variable(np.zeros(40, "f4"))
     recipe = hvd.recipes.dct(sparsity=0.75, life=10)
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), aggregator=recipe, telemetry=hvd.Telemetry())
@@ -255,7 +255,7 @@ def test_norms_are_taken_every_so_many_steps():
 
 
 def stopped_and_not(tmp_path, **options):
-    """Weights and states after four epochs in one go, and after two, a new start and two more."""
+    """Weights and states after four epochs without a stop, and after two, a restart and two more."""
 
     def start(epochs, directory):
         keras.backend.clear_session()

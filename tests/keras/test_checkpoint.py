@@ -108,7 +108,7 @@ def test_buckets_may_change(saved, limits):
 
 
 def test_the_number_of_ranks_may_change(saved):
-    """Of 4 ranks the sum counts a quarter in the mean; on one rank it counts whole."""
+    """With 4 ranks, the sum counts a quarter in the mean; with one rank, it counts in full."""
     path, kept = saved
     manifest, arrays = checkpoint.read(path)
     checkpoint.write(path, manifest | {"ranks": 4}, arrays)

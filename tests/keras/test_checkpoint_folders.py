@@ -1,4 +1,4 @@
-"""What `hvd.callbacks.CheckpointCallback` goes on from, what it removes, and files of earlier versions."""
+"""`hvd.callbacks.CheckpointCallback`: where it resumes, what it removes, and files of earlier versions."""
 
 import hashlib
 import json
@@ -29,7 +29,7 @@ THOROUGH = pytest.mark.thorough
 
 
 def digest_of(manifest, arrays):
-    """As the first format took it."""
+    """The digest of the first format."""
     digest = hashlib.sha256(json.dumps(manifest, sort_keys=True).encode())
     for name, array in arrays.items():
         digest.update(json.dumps([name, array.dtype.str, array.shape]).encode())
@@ -38,7 +38,7 @@ def digest_of(manifest, arrays):
 
 
 def write_unsealed(path, manifest, arrays):
-    """An archive as the first format had it."""
+    """Writes an archive in the first format; returns its digest."""
     manifest = {**manifest, "format": "hvd_sparse residuals 1"}
     encoded = {"manifest": json.dumps(manifest), "names": json.dumps(list(arrays))}
     texts = {name: np.frombuffer(text.encode(), np.uint8) for name, text in encoded.items()}
@@ -50,7 +50,7 @@ def write_unsealed(path, manifest, arrays):
 
 
 def make_older(folder, ranks=1):
-    """Turns a checkpoint into one of the first format, of so many ranks."""
+    """Turns a checkpoint into one of the first format, for the given number of ranks."""
     manifest, arrays = hvd.checkpoint.read(folder / RESIDUALS)
     del manifest["exact"]
     beside = write_unsealed(folder / RESIDUALS, {**manifest, "ranks": ranks}, arrays)
@@ -81,7 +81,7 @@ def test_a_checkpoint_of_an_earlier_version_is_taken_with_a_warning(older, tmp_p
 
 @pytest.mark.parametrize("name", [MARKER, RESIDUALS, *(pytest.param(each, marks=THOROUGH) for each in (WEIGHTS, OWN))])
 def test_single_bits_that_flip_in_an_earlier_version_do_no_harm(older, tmp_path, name):
-    """What no checksum covers holds nothing that counts."""
+    """Bits that no checksum covers contain nothing that matters."""
     model, states = older
     generator, path = random.Random(name), tmp_path / "epoch-0001" / name
     content = path.read_bytes()
@@ -95,7 +95,7 @@ def test_single_bits_that_flip_in_an_earlier_version_do_no_harm(older, tmp_path,
 
 
 def test_single_bits_that_flip_in_the_weights(tmp_path):
-    """The other files: tests/faults/test_checkpoints.py."""
+    """For the other files see tests/faults/test_checkpoints.py."""
     model, states = trained(tmp_path, 2)
     generator, path = random.Random(0), tmp_path / "epoch-0001" / WEIGHTS
     content = path.read_bytes()
@@ -108,7 +108,7 @@ def test_single_bits_that_flip_in_the_weights(tmp_path):
 
 
 def test_single_bits_that_flip_in_an_archive_of_an_earlier_version(tmp_path):
-    """It is what was written, or one error, whatever the parsers make of it."""
+    """It is read as written, or there is one error, whatever the parsers raise."""
     arrays = {"a": np.arange(12, dtype="f4").reshape(3, 4), "b": np.float32(3)}
     write_unsealed(tmp_path / "a.npz", {"x": 1}, arrays)
     content, generator = (tmp_path / "a.npz").read_bytes(), random.Random(0)

@@ -1,4 +1,4 @@
-"""Small variables that travel whole."""
+"""Small variables that are sent in full."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_small_variables_get_the_mean_and_the_others_keep_a_residual(make):
 
 @pytest.mark.parametrize("around", [hvd.recipes.momentum_corrected, hvd.recipes.updates])
 def test_the_optimizer_keeps_what_it_remembers_of_small_variables(around):
-    """All is sent, so that all moves as by the plain optimizer."""
+    """All elements are sent, so that updates equal those of the plain optimizer."""
     recipe = around(hvd.recipes.dense_below(hvd.recipes.topk(1.0), 100))
     own, plain = variables(), variables()
     optimizers = [

@@ -1,4 +1,4 @@
-"""The hook into Keras; these tests are what says that it works with a version of Keras."""
+"""The hook into Keras; these tests show whether it works with a version of Keras."""
 
 import inspect
 import warnings
@@ -12,7 +12,7 @@ import hvd_sparse as hvd
 from hvd_sparse.keras import hooks, train_step
 
 TESTED_VERSIONS = ("3.15",)
-# Taken when the tests are collected, before any of them has made an optimizer.
+# Evaluated when the tests are collected, before any of them has made an optimizer.
 HOOKED_BY_IMPORT = hasattr(keras.Model.compile, hooks._HOOKED)
 X, Y = np.linspace(-1, 1, 48, dtype="f4").reshape(16, 3), np.ones((16, 2), "f4")
 
@@ -28,7 +28,7 @@ def distributed(aggregator=None, **options):
 
 @pytest.fixture
 def a_gpu(monkeypatch):
-    """Makes Keras believe that there is a device other than the CPU, as on the machines where it turns XLA on."""
+    """Makes Keras believe that there is a device other than the CPU; on such machines it enables XLA."""
     device = tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda *_: [device])
 
@@ -99,7 +99,7 @@ def test_residuals_are_no_part_of_the_optimizer():
     model.fit(X, Y, verbose=0)
     assert np.abs(optimizer.exchange.residual_sum().residuals["sequential/dense/kernel"]).sum() > 0
     assert len(optimizer.variables) == 4  # iteration, learning rate, two velocities
-    tracked = tf.train.Checkpoint(optimizer=optimizer).save_counter  # makes the graph of what would be saved
+    tracked = tf.train.Checkpoint(optimizer=optimizer).save_counter  # builds the graph of what would be saved
     assert tracked is not None
     children = [name for name, _ in tf.train.Checkpoint(optimizer=optimizer).optimizer._trackable_children().items()]
     assert not [name for name in children if "exchange" in name]

@@ -1,4 +1,4 @@
-"""Callbacks as Horovod's scripts make them, and its names for elastic training."""
+"""Callbacks as created in Horovod's scripts, and Horovod's names for elastic training."""
 
 import inspect
 
@@ -11,7 +11,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 
 X, Y = np.linspace(-1, 1, 48, dtype="f4").reshape(16, 3), np.ones((16, 2), "f4")
-# Of horovod.tensorflow.keras.callbacks 0.28.1, which cannot be imported beside Keras 3.
+# Copied from horovod.tensorflow.keras.callbacks 0.28.1, which cannot be imported together with Keras 3.
 SIGNATURES = {
     "BroadcastGlobalVariablesCallback": ["root_rank", "device", "local_variables"],
     "MetricAverageCallback": ["device"],

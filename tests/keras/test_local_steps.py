@@ -1,4 +1,4 @@
-"""Nodes that take steps by themselves between two exchanges, against a training that is written out in NumPy."""
+"""Nodes that take local steps between two exchanges, compared with a training in NumPy."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ STEPS, EVERY = 20, 4
 
 
 class Nodes:
-    """All nodes' weights, their optimizers, what has gathered, and error feedback on each rank's shard."""
+    """All nodes' weights and optimizers, their accumulated updates, and error feedback on each rank's shard."""
 
     def __init__(self, shape, density, decay, outer, gathers, make):
         self.shape, self.density, self.decay, self.outer, self.gathers = shape, density, F(decay), outer, gathers
@@ -35,11 +35,11 @@ class Nodes:
         self.velocity, self.number = np.zeros(SIZE, F), 0
 
     def ahead(self):
-        """By how much each node is ahead of what all ranks share, times the ranks of a node."""
+        """How far each node is ahead of the shared weights, times the number of ranks per node."""
         return self.gathered if self.gathers else self.residual
 
     def step(self, vectors, weights):
-        """By how much the weights of all ranks are lowered; each node has its own weights, flat."""
+        """The amount subtracted from all ranks' weights; each node has its own weights, flat."""
         self.number += 1
         total, local = np.zeros(SIZE, F), self.shape.local_size
         meets = self.number % EVERY == 0
@@ -70,7 +70,7 @@ class Nodes:
 
 RANKS = Compressed(ErrorFeedback(TopK(0.1)))
 OUTER = Outer(0.7, 0.9, nesterov=True)
-# Density, decay, what is done with the mean, whether updates gather beside the residual, and the recipe.
+# Density, decay, outer optimizer, whether updates accumulate beside the residual, and the recipe.
 WAYS = {
     "diloco": (1.0, 1.0, OUTER, True, lambda: hvd.recipes.diloco(EVERY)),
     "sparse": (
@@ -101,7 +101,7 @@ QUICK = [(name, 4, 2) for name in ("AdamW", "LARS")]
 THOROUGH = [
     *((name, 4, 2) for name in ("momentum", "LAMB")),
     *((name, 3, 1) for name in ("AdamW", "momentum", "LARS", "LAMB")),
-    *((name, 8, 4) for name in ("AdamW", "LARS")),  # one whose elements are alone, and one of whole layers
+    *((name, 8, 4) for name in ("AdamW", "LARS")),  # one that is element-wise, and one with whole layers
 ]
 
 
@@ -117,7 +117,7 @@ def test_every_step_is_that_of_numpy(way, name, ranks, local_size):
         optimizer = distributed(make(), recipe(), grid, name="local")
         found = stepped(optimizer, grid, STEPS)
         (state,) = optimizer.exchange.states
-        assert not state.trainable_variables  # a tape of the user's must not watch them
+        assert not state.trainable_variables  # the user's gradient tape must not watch them
         return found, optimizer.exchange.aggregator.residual(state).numpy()
 
     ran = threads.run(ranks, local_size, one_rank)
@@ -184,7 +184,7 @@ def test_a_nan_between_exchanges_stops_all_and_spoils_nothing():
     ],
 )
 def test_a_stopped_run_goes_on_to_the_bit(make, tmp_path):
-    """In the middle of a round, too: an epoch has two steps."""
+    """Also in the middle of a round: an epoch has two steps."""
     assert_it_goes_on_to_the_bit(make(), tmp_path, 2, 5)
 
 

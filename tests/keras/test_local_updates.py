@@ -1,4 +1,4 @@
-"""Optimizers that the exchange runs on each node's gradients, against a training that is written out in NumPy."""
+"""Optimizers that the exchange runs on each node's gradients, compared with a training in NumPy."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GRIDS = [(1, 1), (2, 1), (3, 3), (3, 1), (4, 4), (6, 2), (6, 3), (8, 4)]
 
 
 def some(names, *quick):
-    """All of the names; the quick tier has some of them."""
+    """All of the names; the quick tier runs only those in `quick`."""
     return [pytest.param(name, marks=[pytest.mark.thorough] * (name not in quick)) for name in names]
 
 
@@ -40,7 +40,7 @@ RECIPES = {
 
 
 def distributed(optimizer, recipe, grid, **options):
-    """As `hvd.DistributedOptimizer` makes it, among ranks that are threads."""
+    """As `hvd.DistributedOptimizer` makes it, on ranks that are threads."""
     exchange = GradientExchange(recipe, optimizer=local_optimizer.of(optimizer), **options)
     exchange.grid = lambda: grid
     hooks.distribute(optimizer, exchange)
@@ -55,7 +55,7 @@ def kept(optimizer):
 
 
 def trained(make, recipe, ranks, local_size):
-    """The weights of each rank after each step, and what it keeps."""
+    """Each rank's weights after each step, and its slots and residual."""
     return test_momentum.trained(make, recipe, ranks, local_size, distributed, kept)
 
 
@@ -115,7 +115,7 @@ def test_with_many_nodes_that_send_all_the_linear_ones_are_the_dense_optimizer(n
         np.testing.assert_allclose(own, expected, rtol=0, atol=2e-6 * np.abs(expected).max())
 
 
-# ---- what one rank shows ----
+# ---- on one rank ----
 
 
 def sending(density=0.25):
@@ -194,7 +194,7 @@ def test_a_step_that_loss_scaling_skips_leaves_all_as_it_was(name):
     make = OPTIMIZERS[name][0]
     scaled = hvd.LossScaleOptimizer(hvd.DistributedOptimizer(make(), aggregator=sending(1.0)), initial_scale=8.0)
     variable, expected, plain = keras.Variable(np.ones(4, "f4")), keras.Variable(np.ones(4, "f4")), make()
-    for scaled_one in (8.0, np.inf, 4.0):  # a step that is skipped halves the scale
+    for scaled_one in (8.0, np.inf, 4.0):  # a skipped step halves the scale
         scaled.apply([tf.fill([4], scaled_one)], [variable])
     for _ in range(2):
         plain.apply([tf.ones([4])], [expected])
@@ -222,7 +222,7 @@ def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were(name):
 @pytest.mark.parametrize("name", ["Adam", "LARS", "LAMB"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_the_rank_whose_gradient_is_not_finite_is_named(name, value):
-    """Also where other shards of its node have the same variable, whose norm nobody knows then."""
+    """Also if other shards of its node contain parts of the variable, whose norm is then unknown."""
 
     def one_rank(grid):
         recipe = hvd.recipes.updates(hvd.recipes.hitopk(0.5))
@@ -239,7 +239,7 @@ def test_the_rank_whose_gradient_is_not_finite_is_named(name, value):
 
 
 SENDS_ALL = LocalUpdates(ErrorFeedback(TopK(1.0)))
-# All that exchanges a shard, or lets it wait.
+# All aggregators that exchange a shard or delay its exchange.
 ON_SHARDS = {
     "Compressed": Hierarchical(Compressed(SENDS_ALL)),
     "SparseAllReduce": Hierarchical(SparseAllReduce(SENDS_ALL)),
@@ -251,7 +251,7 @@ ON_SHARDS = {
 @pytest.mark.parametrize("name", some(["LARS", "LAMB"], "LAMB"))
 @pytest.mark.parametrize("recipe", ON_SHARDS)
 def test_an_empty_shard_takes_part(name, recipe):
-    """Five elements in shards of two: nothing is left for the last of four ranks. In one node each is the dense one."""
+    """Five elements in shards of two leave none for the last of four ranks; on one node each recipe equals dense."""
 
     def one_rank(grid, recipe):
         optimizer = distributed(OPTIMIZERS[name][0](), recipe, grid, name="few")
@@ -268,25 +268,25 @@ def test_an_empty_shard_takes_part(name, recipe):
 
 
 class OwnStep(keras.optimizers.Adam):
-    """Derived from one that is known, with another step."""
+    """Derived from a known optimizer, with another step."""
 
     def update_step(self, gradient, variable, learning_rate):
         self.assign_sub(variable, gradient / tf.norm(gradient))
 
 
 class OwnUpdate(LAMB):
-    """Derived from one that is known, with another update of variables."""
+    """Derived from a known optimizer, with another update of variables."""
 
     def _update(self, group, gradients, ratios, learning_rate):
         super()._update(group, gradients, tf.ones_like(ratios), learning_rate)
 
 
 class OwnConfig(keras.optimizers.Adam):
-    """Derived from one that is known, with its step."""
+    """Derived from a known optimizer, with the same step."""
 
 
 class OwnLARS(LARS):
-    """Likewise."""
+    """Derived from a known optimizer, with the same step."""
 
 
 REFUSED = [keras.optimizers.Nadam, keras.optimizers.Ftrl, keras.optimizers.Lamb, OwnStep, OwnUpdate]

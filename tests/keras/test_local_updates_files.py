@@ -1,4 +1,4 @@
-"""Slots that the exchange keeps, in files of the model; and residuals that change their unit."""
+"""Slots kept by the exchange, in files of the model; and residuals whose unit changes."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ def sending(density=0.25):
 
 @pytest.mark.parametrize("name", some(OPTIMIZERS, "momentum", "Adagrad", "LARS"))
 def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
-    """All is sent, so that the exchange's slots are the plain optimizer's."""
+    """All elements are sent, so that the exchange's slots equal the plain optimizer's."""
     make = OPTIMIZERS[name][0]
     keras.utils.set_random_seed(0)
     own = fitted(compiled(hvd.DistributedOptimizer(make(), aggregator=sending(1.0))))
@@ -64,7 +64,7 @@ RATE, RANKS = 0.25, 4
 @pytest.mark.parametrize("first, then", [("gradients", "updates"), ("updates", "gradients"), ("updates", "updates")])
 @pytest.mark.parametrize("before_the_first_step", [True, False])
 def test_nothing_is_lost_where_the_unit_changes(first, then, before_the_first_step):
-    """SGD is linear: what all ranks ever gave, at the learning rate, is what left the weights and what is kept."""
+    """SGD is linear: all gradients times the learning rate equal the change of the weights plus the residuals."""
     recipes = {"gradients": hvd.recipes.hitopk(0.1), "updates": hvd.recipes.updates(hvd.recipes.hitopk(0.1))}
 
     def gradient(rank, step):
@@ -84,7 +84,7 @@ def test_nothing_is_lost_where_the_unit_changes(first, then, before_the_first_st
             step += 1
             kept = other.residual_sum()
             factor = 1.0 if kept.unit == WEIGHTS else RATE
-            variable.assign_sub(factor * kept.residuals["v"] / RANKS)  # `restore` puts others in their place
+            variable.assign_sub(factor * kept.residuals["v"] / RANKS)  # `restore` replaces these residuals
         total = one.residual_sum()
         assert total.unit == ("weights" if first == "updates" else "gradients")
         other.restore(total)
@@ -157,7 +157,7 @@ def test_the_mean_of_the_slots_goes_on_on_another_number_of_ranks(name, ranks, l
 
 
 class Falling(keras.optimizers.schedules.LearningRateSchedule):
-    """A schedule without a config, as scripts have them that save no optimizer."""
+    """A schedule without a config, as in scripts that save no optimizer."""
 
     def __call__(self, step):
         return 0.5 / (1.0 + tf.cast(step, tf.float32))

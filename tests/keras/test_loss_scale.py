@@ -14,7 +14,7 @@ def scaled(optimizer=None, cls=hvd.LossScaleOptimizer, **options):
 
 
 def state(optimizer):
-    """All that a skipped step must leave alone."""
+    """All state that a skipped step must leave unchanged."""
     kept = optimizer.inner_optimizer.exchange.residual_sum()
     own = optimizer.inner_optimizer.exchange.rank_state().values
     variables = [np.array(variable) for variable in optimizer.inner_optimizer.variables]

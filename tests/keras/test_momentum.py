@@ -1,4 +1,4 @@
-"""Optimizers whose momentum the exchange has taken over, against a training that is written out in NumPy."""
+"""Optimizers whose momentum is run by the exchange, compared with a training in NumPy."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from tests.simulation import Shape
 STEPS, RATE = 20, 0.05
 SHAPES = {"matrix": (6, 7), "bias": (9,)}
 SIZE = sum(int(np.prod(shape)) for shape in SHAPES.values())
-ORDER = ["bias", "matrix"]  # in a bucket, eagerly: the reverse of the variables'
+ORDER = ["bias", "matrix"]  # of gradients in an eager bucket: the reverse of the variables' order
 ON_ALL_GRIDS = ("Adam", "LARS", "LAMB")
 EVERY_GRID = bool(os.environ.get("HVD_SPARSE_EVERY_GRID"))
 GRIDS = [(1, 1, True), (2, 1, True), (3, 3, True), (6, 2, True), (8, 4, True)]
 
 
 class Plain:
-    """SGD without momentum, RMSprop, Adagrad, Adam without its first moment, in Keras's order of arithmetic."""
+    """SGD without momentum, RMSprop, Adagrad, and Adam without its first moment, with Keras's order of operations."""
 
     def __init__(self, weights, step):
         self.weights = [weight.copy() for weight in weights]
@@ -74,8 +74,8 @@ def adagrad(weight, memory, gradient, rate, number):
 
 
 def first_moment(number):
-    """Adam's, with its bias corrected in the velocity."""
-    power = tf.pow(tf.constant(0.9), tf.cast(number, tf.float32)).numpy()  # NumPy's may differ in the last bit
+    """Adam's first moment; the bias correction is part of the velocity."""
+    power = tf.pow(tf.constant(0.9), tf.cast(number, tf.float32)).numpy()  # NumPy's result may differ in the last bit
     return simulation.Momentum((np.float32(0.9) - power) / (1 - power), np.float32(0.1) / (1 - power))
 
 
@@ -87,7 +87,7 @@ def of_layers(kind, **options):
     return lambda weights: kind(weights, [True, False], **options)
 
 
-# The optimizer, what moves the weights in NumPy, and the momentum of each step.
+# The optimizer, the NumPy optimizer that updates the weights, and the momentum of each step.
 OPTIMIZERS = {
     "SGD": (lambda: keras.optimizers.SGD(RATE), lambda weights: Plain(weights, sgd), constant(0.0)),
     "momentum": (lambda: keras.optimizers.SGD(RATE, 0.9), lambda weights: Plain(weights, sgd), constant(0.9)),
@@ -130,12 +130,12 @@ RECIPES = {
 
 
 def combinations(flat, by_nodes, optimizers, first, others):
-    """What is tried, as (recipe, optimizer, *grid): all optimizers on the first grid.
+    """The cases to test, as (recipe, optimizer, *grid): all optimizers on the first grid.
 
-    By nodes Adam, LARS and LAMB are tried on all grids, and the others on one of them in turn: to those that treat each
-    element alone it is all the same which part of a vector a rank has. Flat, Adam is tried on all of them. With
-    HVD_SPARSE_EVERY_GRID=1 in the environment all are tried on all grids, by nodes. The quick tier has the first grid,
-    flat for Adam alone.
+    By nodes, Adam, LARS and LAMB run on all grids, and each of the others on one of them in turn: for element-wise
+    optimizers it does not matter which part of a vector a rank has. Flat, Adam runs on all grids. With
+    HVD_SPARSE_EVERY_GRID=1 in the environment all optimizers run on all grids, by nodes. The quick tier has the first
+    grid, flat for Adam only.
     """
     found = []
     for recipe, (number, name) in itertools.product((flat, by_nodes), enumerate(optimizers)):
@@ -159,7 +159,7 @@ def gradients(rank, step):
 
 
 def distributed(optimizer, recipe, grid, **options):
-    """As `hvd.DistributedOptimizer` makes it, among ranks that are threads."""
+    """As `hvd.DistributedOptimizer` makes it, on ranks that are threads."""
     exchange = GradientExchange(recipe, momentum=momentum.of(optimizer, slots.momenta), **options)
     exchange.grid = lambda: grid
     hooks.distribute(optimizer, exchange)
@@ -172,7 +172,7 @@ def velocity_of(optimizer):
 
 
 def trained(make, recipe, ranks, local_size, distribute=distributed, seen=velocity_of):
-    """The weights of each rank after each step, and what is seen of its optimizer then, the velocity."""
+    """Each rank's weights after each step, and the value of `seen`, by default the velocity, for its optimizer."""
 
     def one_rank(grid):
         optimizer = distribute(make(), recipe, grid, name="trained")
@@ -240,7 +240,7 @@ def test_where_all_is_sent_it_is_the_dense_optimizer(nesterov):
         np.testing.assert_allclose(own, expected, rtol=0, atol=1e-6 * np.abs(expected).max())
 
 
-# ---- what one rank shows ----
+# ---- on one rank ----
 
 
 def corrected(density=0.25):
@@ -260,7 +260,7 @@ def test_the_config_keeps_the_momentum_that_the_step_leaves_out(in_graph):
 
 
 def test_local_variables_and_rows_keep_the_optimizers_momentum():
-    """Their gradients do not go through the selection, so that nobody else has their momentum."""
+    """Their gradients do not go through the selection, so that no other rank has their momentum."""
     optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, 0.5), aggregator=corrected(1.0))
     names = ("shared", "local", "table")
     shared, local, table = variables = [keras.Variable(np.zeros((2, 2), "f4"), name=name) for name in names]
@@ -344,6 +344,6 @@ def test_only_unscaled_gradients_enter_under_loss_scaling():
         hvd.DistributedOptimizer(keras.optimizers.SGD(1.0, 0.5), aggregator=corrected(1.0)), initial_scale=8.0
     )
     variable = keras.Variable(np.zeros(4, "f4"))
-    for scaled_one in (8.0, np.inf, 4.0):  # a step that is skipped halves the scale
+    for scaled_one in (8.0, np.inf, 4.0):  # a skipped step halves the scale
         scaled.apply([tf.fill([4], scaled_one)], [variable])
     np.testing.assert_array_equal(variable, np.full(4, -(1 + 1.5), "f4"))

@@ -1,4 +1,4 @@
-"""Momentum that the exchange keeps, in files of the model: saved in the optimizer's slots, and going on from them."""
+"""Momentum kept by the exchange, in files of the model: saved in the optimizer's slots, and restored from them."""
 
 import keras
 import numpy as np
@@ -48,7 +48,7 @@ def fitted(model, epochs=1, callbacks=()):
 
 
 def assert_it_goes_on_to_the_bit(aggregator, folder, stopped, epochs):
-    """A training that was stopped after some epochs ends as one that was not."""
+    """Asserts that a training that was stopped after some epochs ends as one that was not."""
 
     def run(name, epochs):
         keras.backend.clear_session()
@@ -63,7 +63,7 @@ def assert_it_goes_on_to_the_bit(aggregator, folder, stopped, epochs):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
-    """All is sent, so that the exchange's momentum is the plain optimizer's."""
+    """All elements are sent, so that the exchange's momentum equals the plain optimizer's."""
     keras.utils.set_random_seed(0)
     model = fitted(compiled(hvd.DistributedOptimizer(KINDS[name](), aggregator=corrected(1.0))))
     hvd.consolidate(model)
@@ -81,7 +81,7 @@ def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
 
 @pytest.mark.parametrize("name", KINDS)
 def test_momentum_goes_on_from_the_slots_of_another_optimizer(name):
-    """As those of a file have it that any version has saved."""
+    """As in the file that any version has saved."""
     variable = keras.Variable(np.ones(8, "f4"), name="v")
     plain = stepped(KINDS[name](), variable)
     wrapped = KINDS[name]()

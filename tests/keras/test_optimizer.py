@@ -123,7 +123,7 @@ def test_rows_of_equal_index_are_added(dtype, as_dense):
 
 
 def test_equal_rows_count_once_in_the_squares_of_adam():
-    """Keras alone squares each of two equal rows; their sum is what is to be squared."""
+    """Keras alone squares each of two equal rows; it is their sum that must be squared."""
     table = keras.Variable(np.zeros((2, 1), "f4"), name="table")
     optimizer = hvd.DistributedOptimizer(keras.optimizers.Adam(1.0, beta_2=0.75))
     optimizer.apply([tf.IndexedSlices(tf.ones([2, 1]), tf.constant([1, 1]), tf.constant([2, 1]))], [table])

@@ -1,4 +1,4 @@
-"""Files of sharded servers: what any number of ranks goes on with."""
+"""Files of sharded servers: any number of ranks can resume from them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RANKS = st.integers(1, 5)
 
 
 def saved(folder, ranks: int, random: np.random.Generator) -> list[Kept]:
-    """What so many ranks have written, rank by rank; integers, so that sums are exact."""
+    """What each of `ranks` ranks has written; integers, so that sums are exact."""
 
     def numbers(size):
         return random.integers(-99, 100, size).astype(np.float32)

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization on one rank, and what it refuses; tests/parallel/cases_sync_batch_norm.py has several."""
+"""SyncBatchNormalization on one rank, and its errors; tests/parallel/cases_sync_batch_norm.py tests several ranks."""
 
 import keras
 import numpy as np

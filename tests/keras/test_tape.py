@@ -13,7 +13,7 @@ RECIPE = hvd.recipes.topk(0.5)
 
 
 def gradient(variables, factors, wrap=lambda tape: hvd.DistributedGradientTape(tape, RECIPE), **options):
-    """The gradient of sum(factor * variable), taken by a new tape as in each step of a loop."""
+    """The gradient of sum(factor * variable), from a new tape as in each step of a loop."""
     with tf.GradientTape() as tape:
         loss = tf.add_n([tf.reduce_sum(factor * variable) for factor, variable in zip(factors, variables, strict=True)])
     return wrap(tape).gradient(loss, variables, **options)
@@ -136,7 +136,7 @@ def test_local_layers_are_not_exchanged():
 
 
 def of_tensors(wrap, in_function=False):
-    """The gradients of x * x * w by a tensor x and a variable w."""
+    """The gradients of x * x * w with respect to a tensor x and a variable w."""
     value, variable = tf.constant([1.0, 2.0]), tf.Variable([3.0, 4.0])
 
     def step():

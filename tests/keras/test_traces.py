@@ -1,4 +1,4 @@
-"""A training step is traced once: what TensorFlow sees made in a trace has it trace everything anew."""
+"""A training step is traced once: if variables are made during a trace, TensorFlow traces everything again."""
 
 import keras
 import numpy as np
@@ -49,7 +49,7 @@ def test_a_step_is_traced_once(way):
 
 
 def test_a_loop_whose_first_step_builds_the_optimizer_looks_ahead():
-    """Nobody has looked in the trace that builds it: that must not be the one that runs."""
+    """The trace that builds the optimizer does not look ahead, so it must not be the one that runs."""
     optimizer = WAYS["ahead"](keras.optimizers.SGD(0.125))
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, use_bias=False)])
     lowered = []

@@ -1,6 +1,6 @@
-"""Forward and backward pass under XLA against Keras's own step, to the bit.
+"""Forward and backward pass under XLA: equal to Keras's own step bit for bit.
 
-The numbers are small multiples of powers of two, and two steps are few enough that all sums are exact in any order.
+The numbers are small multiples of powers of two, and with only two steps all sums are exact in any order.
 """
 
 import keras
@@ -18,7 +18,7 @@ def integers(*shape, low=-2, high=3):
 
 
 def trained(make, x, y, compiled, **options):
-    """The weights, metrics and logs after training, by our train step or by Keras's."""
+    """The weights, metrics and logs after training with our train step or Keras's."""
     keras.utils.set_random_seed(0)
     model = make()
     if compiled:
@@ -52,7 +52,7 @@ def test_a_dense_layer():
 
 
 def test_it_is_xla_that_runs_it():
-    """XLA refuses what it cannot compile, and Keras's own step does not."""
+    """XLA refuses what it cannot compile; Keras's own step does not."""
     strings = lambda: keras.Sequential([keras.Input((3,)), L.Lambda(through_text), L.Dense(2)])  # noqa: E731
     trained(strings, X, Y, compiled=False)
     with pytest.raises(Exception, match="(?i)not compilable|unsupported|XLA"):
@@ -103,7 +103,7 @@ def test_regularizers():
 
 
 def test_statistics_of_batch_normalisation():
-    """Means of integers over batches of 4 are exact; so are moving averages with a momentum of one half."""
+    """Means of integers over batches of 4 are exact, and so are moving averages with a momentum of one half."""
     normal = lambda: L.BatchNormalization(momentum=0.5, center=False, scale=False)  # noqa: E731
 
     def moving_mean(compiled):
@@ -179,7 +179,7 @@ def test_loss_scaling_skips_and_recovers():
     inner = hvd.DistributedOptimizer(keras.optimizers.SGD(0.0))
     model.compile(keras.optimizers.LossScaleOptimizer(inner, initial_scale=2.0**17), "mse")
     model.fit(np.ones((8, 1), "f4"), np.zeros((8, 1), "f4"), batch_size=1, verbose=0)
-    # 2^17 overflows float16, so the first steps halve it until 2 * scale fits.
+    # 2^17 overflows float16, so the first steps halve the scale until 2 * scale fits.
     assert model.optimizer.dynamic_scale.numpy() == 2.0**14
     assert inner.iterations == 8 - 3 == inner.exchange.step
 

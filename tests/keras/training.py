@@ -1,4 +1,4 @@
-"""What the tests of Horovod's arguments share: small optimizers and models, and how they are trained."""
+"""Helpers for the tests of Horovod's arguments: small optimizers and models, and how they are trained."""
 
 import keras
 import numpy as np
@@ -14,7 +14,7 @@ def sgd(**options):
 
 
 def trained(optimizer, gradients=GRADIENTS, start=0.0):
-    """The variable after the optimizer has applied gradients one after the other, and what `iterations` said then."""
+    """The variable after the optimizer has applied gradients one after the other, and `iterations` at that point."""
     variable = keras.Variable(np.full(gradients.shape[1], start, "f4"), name="variable")
     counts = []
     for gradient in gradients:

@@ -4,7 +4,7 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def fresh():
-    """A fixed seed and no policy left from another test."""
+    """Sets a fixed seed and removes the dtype policy of other tests."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("float32")

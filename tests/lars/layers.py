@@ -1,4 +1,4 @@
-"""Random layers of the kinds that ResNet-50 and the Transformer have, fewer and some of them smaller."""
+"""Random layers of the kinds in ResNet-50 and the Transformer, but fewer and partly smaller."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import keras
 import numpy as np
 
-# (path, shape); the last part of a path says what it is.
+# (path, shape); the last part of a path gives the kind of variable.
 RESNET = [
     ("conv1/kernel", (7, 7, 3, 64)),
     ("norm1/gamma", (64,)),
@@ -17,7 +17,7 @@ RESNET = [
     ("conv2/kernel", (3, 3, 64, 64)),
     ("norm2/gamma", (256,)),
     ("norm2/beta", (256,)),
-    ("expand/kernel", (1, 1, 64, 1001)),  # more than a block, and no multiple of one
+    ("expand/kernel", (1, 1, 64, 1001)),  # more than a block, and not a multiple of one
     ("predictions/kernel", (2048, 100)),
     ("predictions/bias", (100,)),
 ]
@@ -37,13 +37,13 @@ MODELS = {"resnet": RESNET, "transformer": TRANSFORMER}
 
 
 def is_adapted(path: str) -> bool:
-    """Whether the default leaves a variable its decay and its ratio."""
+    """Whether a variable has weight decay and a trust ratio by default."""
     return path.rpartition("/")[2] not in ("bias", "gamma", "beta", "scale")
 
 
 @functools.cache
 def weights_of(model: str, seed: int = 0) -> tuple[np.ndarray, ...]:
-    """Initial values: as Keras draws kernels, with scales of normalisation at 1 and biases at 0."""
+    """Initial values: kernels drawn as in Keras, normalisation scales of 1 and biases of 0."""
     random = np.random.default_rng(seed)
     return tuple(_drawn(path, shape, random).astype(np.float32) for path, shape in MODELS[model])
 
@@ -65,7 +65,7 @@ def _gradients(model: str, step: int) -> tuple[np.ndarray, ...]:
 
 
 def gradients_of(model: str, step: int) -> list[np.ndarray]:
-    """Of several magnitudes."""
+    """Gradients of several magnitudes."""
     return [gradient.copy() for gradient in _gradients(model, step)]
 
 

@@ -1,4 +1,4 @@
-"""The two optimizers; every suite of their role runs over both."""
+"""The two optimizers; every test suite for optimizers runs on both."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from tests.lars import reference
 
 
 class Member(NamedTuple):
-    """An optimizer and what it must agree with.
+    """An optimizer and the simulation it must agree with.
 
     Attributes:
-        make: keyword arguments to the optimizer.
-        reference: (weights, adapted, keyword arguments) to its simulation.
-        settings: arguments under which a hundred steps change every layer.
+        make: builds the optimizer from keyword arguments.
+        reference: builds its simulation from (weights, adapted, keyword arguments).
+        settings: arguments with which a hundred steps change every layer.
     """
 
     make: Callable[..., Any]
@@ -42,7 +42,7 @@ MEMBERS = {
 
 
 def stepper(optimizer: Any, variables: list[Any], traced: bool = True) -> Callable[[list[Any]], Any]:
-    """A step of the optimizer on gradients, NumPy's or TensorFlow's."""
+    """Returns a function that takes one step on gradients, which may be NumPy arrays or tensors."""
     optimizer.build(variables)
 
     def step(gradients: list[Any]) -> None:

@@ -1,4 +1,4 @@
-"""The C interface of ops/lars/passes.h by ctypes: without TensorFlow, on as many threads as a test wants."""
+"""The C interface of ops/lars/passes.h through ctypes: without TensorFlow, and with any number of threads."""
 
 import contextlib
 import ctypes
@@ -51,13 +51,13 @@ def library() -> ctypes.CDLL:
 
 
 def isas() -> list[str]:
-    """The names of the instruction sets that this processor has."""
+    """The names of the instruction sets of this processor."""
     return [name for name, level in ISAS.items() if level <= library().hvds_isa_detected()]
 
 
 @contextlib.contextmanager
 def isa(name: str):
-    """Uses an instruction set while it lasts."""
+    """Uses an instruction set inside the `with` block."""
     before = library().hvds_isa()
     assert library().hvds_set_isa(ISAS[name]) == 0
     try:
@@ -67,7 +67,7 @@ def isa(name: str):
 
 
 def layers(weights, gradients, slots=(), scales=None, decays=None):
-    """An array of lars_layer; `slots` holds one list of arrays for each slot."""
+    """An array of lars_layer; `slots` contains one list of arrays per slot."""
     made = (Layer * len(weights))()
     for number, layer in enumerate(made):
         layer.weight, layer.gradient = weights[number].ctypes.data, gradients[number].ctypes.data

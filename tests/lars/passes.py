@@ -1,4 +1,4 @@
-"""The native passes in NumPy: slow, obvious, the same bits; each operation rounds to the type that is computed in."""
+"""The native passes in NumPy: slow, simple, the same bits; each operation rounds to the dtype of the computation."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def computed_in(dtype) -> type:
 
 
 def normal_or_zero(array: np.ndarray) -> np.ndarray:
-    """The array with +0 for what is below the smallest normal number."""
+    """The array with numbers below the smallest normal number replaced by +0."""
     return np.where(np.abs(array) < np.finfo(array.dtype).tiny, array.dtype.type(0), array)
 
 
 def sum_of_squares(block: np.ndarray) -> float:
-    """Of one block, each lane's squares in order, lanes by halves, chunks in order."""
+    """The sum of squares of a block: each lane's squares in order, lanes folded by halves, chunks in order."""
     total = 0.0
     for begin in range(0, block.size, CHUNK):
         chunk = block[begin : begin + CHUNK].astype(np.float64)
@@ -44,7 +44,7 @@ def sum_of_squares(block: np.ndarray) -> float:
 
 
 def partials(tensors: Arrays) -> np.ndarray:
-    """[blocks] float64 of a list of tensors."""
+    """The partial sums, [blocks] float64, of a list of tensors."""
     flat = [tensor.reshape(-1) for tensor in tensors]
     blocks = [each[begin : begin + BLOCK] for each in flat for begin in range(0, each.size, BLOCK)]
     return np.array([sum_of_squares(block) for block in blocks], np.float64)
@@ -72,7 +72,7 @@ def _power(base: float, exponent: int) -> float:
 
 
 def lamb_direction(weight, first, second, gradient, decay, rule: LambRule):
-    """Direction and new moments of one tensor, as they are computed, not yet rounded to the tensor's dtype."""
+    """Direction and new moments of one tensor, before they are rounded to the tensor's dtype."""
     number = computed_in(weight.dtype)
     w, m, v, g = (each.astype(number) for each in (weight, first, second, gradient))
     correction_1 = number(1 / (1 - _power(rule.beta_1, rule.step)))
@@ -88,12 +88,12 @@ def lamb_step(weight, first, second, gradient, scale, decay, rule: LambRule):
     number = computed_in(weight.dtype)
     direction, m, v = lamb_direction(weight, first, second, gradient, decay, rule)
     w = weight.astype(number) - number(scale) * direction
-    with np.errstate(over="ignore"):  # what is too large for float16 becomes infinite
+    with np.errstate(over="ignore"):  # numbers too large for float16 become infinite
         return w.astype(weight.dtype), m.astype(weight.dtype), v.astype(weight.dtype)
 
 
 def tensors(random: np.random.Generator, shapes, dtypes) -> Arrays:
-    """Normal numbers of several magnitudes, some of them zero."""
+    """Normally distributed numbers of several magnitudes, some of them zero."""
     made = []
     for number, shape in enumerate(shapes):
         values = random.standard_normal(shape) * 10.0 ** random.integers(-3, 3, shape) * (random.random(shape) < 0.95)

@@ -1,4 +1,4 @@
-"""LARS and LAMB in NumPy, layer by layer as they are printed, in float64."""
+"""LARS and LAMB in NumPy, layer by layer as published, in float64."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def _norm(array: np.ndarray) -> float:
 
 
 class Lars:
-    """`step(gradients, learning_rate)` moves `weights` on."""
+    """`step(gradients, learning_rate)` updates `weights`."""
 
     def __init__(
         self,
@@ -30,14 +30,14 @@ class Lars:
         self.trust_coefficient, self.epsilon, self.nesterov = trust_coefficient, epsilon, nesterov
 
     def ratio(self, weight: np.ndarray, gradient: np.ndarray) -> float:
-        """CommLib Eq. 11 without the learning rate."""
+        """The trust ratio: CommLib Eq. 11 without the learning rate."""
         of_weight, of_gradient = _norm(weight), _norm(gradient)
         if of_weight == 0 or of_gradient == 0:
             return 1.0
         return self.trust_coefficient * of_weight / (of_gradient + self.weight_decay * of_weight + self.epsilon)
 
     def step(self, gradients: Sequence[np.ndarray], learning_rate: float) -> None:
-        """One step."""
+        """Takes one step."""
         for number, gradient in enumerate(np.array(each, np.float64) for each in gradients):
             weight, adapted = self.weights[number], self.adapted[number]
             decay = self.weight_decay if adapted else 0.0
@@ -49,7 +49,7 @@ class Lars:
 
 
 class Lamb:
-    """`step(gradients, learning_rate)` moves `weights` on."""
+    """`step(gradients, learning_rate)` updates `weights`."""
 
     def __init__(
         self,
@@ -67,7 +67,7 @@ class Lamb:
         self.epsilon, self.weight_decay, self.steps = epsilon, weight_decay, 0
 
     def step(self, gradients: Sequence[np.ndarray], learning_rate: float) -> None:
-        """You et al. 2020, Algorithm 2."""
+        """Takes one step: You et al. 2020, Algorithm 2."""
         self.steps += 1
         for number, gradient in enumerate(np.array(each, np.float64) for each in gradients):
             weight, adapted = self.weights[number], self.adapted[number]

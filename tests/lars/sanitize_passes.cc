@@ -1,4 +1,4 @@
-// Runs the passes of LARS and LAMB on blocks of exactly the right length, for the sanitizers to watch.
+// Runs the passes of LARS and LAMB on blocks of exactly the right length, under the sanitizers.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 const int64_t kSizes[] = {0, 1, 15, 16, 17, 31, 33, 4095, 4097, 65536, 65537, 200003};
 const int64_t kItems[] = {4, 2, 2, 8};
 
-// Ones of each dtype; a block of its own for each use, so that one byte too many is seen.
+// Ones of each dtype; each use has its own block, so that one byte too many is detected.
 std::unique_ptr<char[]> ones(int64_t count, int dtype) {
   const float one = 1;
   const double double_one = 1;

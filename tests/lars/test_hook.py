@@ -1,4 +1,4 @@
-"""The hook into Keras; these tests are what says that it works with a version of Keras."""
+"""The hook into Keras; these tests show whether it works with a version of Keras."""
 
 import inspect
 
@@ -44,7 +44,7 @@ def test_all_variables_come_in_one_call():
 
 @pytest.mark.parametrize("make", [lars.LARS, lars.LAMB])
 def test_one_variable_at_a_time_is_the_same(make):
-    """Keras's public `update_step`, for those who call it themselves."""
+    """Keras's public `update_step`, for users who call it directly."""
     results = []
     for together in (True, False):
         variables = [keras.Variable([1.0, 2.0]), keras.Variable([3.0, 4.0])]
@@ -61,7 +61,7 @@ def test_one_variable_at_a_time_is_the_same(make):
 
 
 def test_hvd_sparse_finds_the_velocities():
-    """For the momentum correction of its callbacks: LARS is SGD to it, and its velocities hold past rates likewise."""
+    """For the callbacks' momentum correction: it treats LARS as SGD, whose velocities contain past rates too."""
     from hvd_sparse.exchange import slots
 
     hvd.init()

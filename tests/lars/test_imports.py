@@ -1,4 +1,4 @@
-"""What lars may know of the others: it works without Horovod, and knows nothing of exchanges."""
+"""What lars may import: it works without Horovod and does not depend on the exchange."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""LARS and LAMB as what Keras and hvd_sparse see: ordinary optimizers."""
+"""LARS and LAMB as Keras and hvd_sparse use them: ordinary optimizers."""
 
 import os
 import subprocess
@@ -77,7 +77,7 @@ def test_a_learning_rate_that_is_set_counts(make):
 
 
 def test_a_schedule_is_followed(make):
-    """A piecewise constant one is the same as its values set by hand."""
+    """A piecewise constant schedule gives the same result as setting its values by hand."""
     rates = keras.optimizers.schedules.PiecewiseConstantDecay([1, 3], [1.0, 0.5, 0.25])
     scheduled, by_hand = make(learning_rate=rates), make(learning_rate=0.0)
     results = []
@@ -111,7 +111,7 @@ def test_clipping_comes_first(make, clipping):
 
 @pytest.mark.parametrize("traced", [False, True])
 def test_accumulated_gradients_make_one_step(make, traced):
-    """Two steps of two gradients are two steps of their means; Adam's correction counts steps, not gradients."""
+    """Two steps of two gradients each equal two steps of their means; Adam's correction counts steps, not gradients."""
     gradients = [layers.gradients_of("transformer", number) for number in range(4)]
     together, apart = layers.variables_of("transformer"), layers.variables_of("transformer")
     accumulating, plain = make(gradient_accumulation_steps=2), make()
@@ -251,7 +251,7 @@ def test_neither_horovod_nor_hvd_sparse_is_needed(tmp_path):
 @pytest.mark.parametrize("recipe", ["mean", "hitopk", "schedule"])
 @pytest.mark.parametrize("member", ["LARS", "LAMB"])
 def test_every_recipe_that_sends_all_changes_nothing(recipe, member):
-    """With one rank and density 1 the mean is the gradient, whatever the recipe: the step is that without it."""
+    """With one rank and density 1, every recipe's mean is the gradient, so the step is the same as without it."""
     hvd.init()
     aggregator = (
         recipes.switching(["dense", "topk"], 1.0, "float32")
@@ -303,7 +303,7 @@ def test_a_step_that_fails_leaves_weights_and_slots_alone(make):
     step = stepper(optimizer, variables)
     good = [tf.constant(gradient) for gradient in layers.gradients_of("transformer", 0)]
     step(good)
-    states = [*variables, *optimizer.variables[2:]]  # without Keras's count of steps, and the rate
+    states = [*variables, *optimizer.variables[2:]]  # without Keras's step counter and learning rate
     before = [each.numpy() for each in states]
     with pytest.raises(tf.errors.InvalidArgumentError, match="rank 0"):
         step([tf.fill(good[0].shape, np.nan), *good[1:]])

@@ -1,4 +1,4 @@
-"""The kernels of ops/lars by ctypes: any instruction set, any number of threads and any ranges give the same bits."""
+"""The kernels of ops/lars through ctypes: the same bits for all instruction sets, thread counts and ranges."""
 
 import itertools
 from pathlib import Path
@@ -20,7 +20,7 @@ THREADS = [1, 2, 3, 7]
 
 
 def problem(dtype, slots, shapes=SHAPES, seed=1):
-    """Weights, slots and gradients; the second slot has no negative element, as squares."""
+    """Weights, slots and gradients; the second slot has no negative elements, like squares."""
     random = np.random.default_rng(seed)
     made = [passes.tensors(random, shapes, [passes.DTYPES[dtype]]) for _ in range(2 + slots)]
     if slots == 2:
@@ -210,6 +210,6 @@ def test_a_number_of_blocks_that_overflows_is_refused():
 
 @pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
-    """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
+    """The same kernels with the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     kernels = [*OPS.glob("lars/kernels_*.cc"), OPS / "lars" / "passes.cc"]
     sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_passes.cc"), kernels, level="-O0")

@@ -1,4 +1,4 @@
-"""The operations of lars/ops.py against NumPy, to the bit."""
+"""The operations of lars/ops.py: equal to NumPy bit for bit."""
 
 import itertools
 
@@ -26,7 +26,7 @@ def variables(arrays):
 
 
 def squares(arrays):
-    """A list of second moments, none negative."""
+    """A list of second moments, none of them negative."""
     return [np.abs(array) for array in arrays]
 
 
@@ -41,7 +41,7 @@ def blocks(shapes=SHAPES):
 
 
 def in_graph(function):
-    """The tensor that a function gives, by a tf.function; an operation, as an update gives, is run and not returned."""
+    """A function's tensor, computed by a tf.function; if it returns an operation, such as an update, that is run."""
 
     @tf.function
     def traced():
@@ -172,7 +172,7 @@ def test_lamb_update_is_that_of_numpy(call, dtypes):
 
 
 def test_the_norms_of_lamb_are_those_of_the_step_taken():
-    """|w - w'| / (learning rate * ratio) is |u|, whatever u is."""
+    """|w - w'| / (learning rate * ratio) is |u| for every u."""
     weights, firsts, seconds, gradients = lists(6, 4, ("float64",))
     held = [variables(each) for each in (weights, firsts, squares(seconds))]
     decays = np.full(len(SHAPES), 0.01)
@@ -196,7 +196,7 @@ def test_the_bias_is_corrected_at_any_step(step):
     assert abs(approximate / exact - 1) < 1e-12
 
 
-# ---- Sums of layers ----
+# ---- sums of layers ----
 
 
 def test_blocks_of_a_layer_are_added_in_order(call):
@@ -215,7 +215,7 @@ def test_sums_need_a_row_for_each_block(rows):
         ops.layer_sums(tf.zeros([rows, 2], tf.float64), [7 * ops.BLOCK])
 
 
-# ---- Memory that others hold ----
+# ---- memory with other references ----
 
 
 def test_a_value_that_was_read_stays_as_it_was():

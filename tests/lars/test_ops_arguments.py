@@ -1,4 +1,4 @@
-"""What the operations of lars/ops.py say about arguments that cannot be; what is refused has changed nothing."""
+"""Errors of the operations of lars/ops.py about invalid arguments; a refused call changes nothing."""
 
 import numpy as np
 import pytest
@@ -10,7 +10,7 @@ from tests.simulation import same_bits
 
 
 def update(**changes):
-    """A small call of lars_update with some arguments changed, by position of their names."""
+    """Calls lars_update on small arrays, with some arguments changed by name."""
     weights, velocities, gradients = lists(11, 3, shapes=[(4, 5), (6,)])
     arguments = {
         "weights": variables(weights),

@@ -1,4 +1,4 @@
-"""LARS and LAMB against NumPy, and what their arguments mean."""
+"""LARS and LAMB compared with NumPy, and the effects of their arguments."""
 
 from typing import Any, NamedTuple
 
@@ -21,7 +21,7 @@ def member(request):
 
 
 def close(variables, expected):
-    """To 1e-6 of the layer's largest weight."""
+    """Compares to 1e-6 of the layer's largest weight."""
     for variable, wanted in zip(variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), wanted, rtol=0, atol=1e-6 * max(1e-30, np.abs(wanted).max()))
 
@@ -35,7 +35,7 @@ def test_a_hundred_steps_agree_with_numpy(member, model):
     adapted = [layers.is_adapted(variable.path) for variable in variables]
     optimizer = member.make(learning_rate=0.01, parallel=False, **member.settings)
     expected = member.reference(layers.weights_of(model), adapted, **member.settings)
-    # In the units in which float32 is exact, so that both are told the same rate.
+    # A power of two is exact in float32, so that both get the same rate.
     optimizer.learning_rate = rate = 2.0**-6
     step = stepper(optimizer, variables)
     for number in range(100):
@@ -48,7 +48,7 @@ def test_a_hundred_steps_agree_with_numpy(member, model):
 
 
 class Piece(NamedTuple):
-    """As `lars.pieces` asks for it."""
+    """A piece in the form that `lars.pieces` expects."""
 
     variable: Any
     weight: tf.Tensor
@@ -57,7 +57,7 @@ class Piece(NamedTuple):
 
 
 def halves(arrays):
-    """Where the pieces lie: all last quarters, then all that is before; numbers of arrays, and slices."""
+    """The positions of the pieces, as (array number, slice): first all last quarters, then all that precede them."""
     middles = [(3 * array.size + 1) // 4 for array in arrays]
     return [
         *((number, slice(middle, None)) for number, middle in enumerate(middles)),
@@ -66,7 +66,7 @@ def halves(arrays):
 
 
 def test_steps_on_pieces_are_those_on_variables(member):
-    """Whoever has them, and in whatever order: nothing but sums over pieces is exchanged."""
+    """For all owners and orders of pieces: only sums over pieces are exchanged."""
     variables = layers.variables_of("transformer")
     plain, cut = (member.make(learning_rate=0.01, parallel=False, **member.settings) for _ in range(2))
     step = stepper(plain, variables)
@@ -127,7 +127,7 @@ def test_a_zero_norm_gives_ratio_one(member, zero):
 
 
 def test_lars_of_a_zero_gradient_decays_by_the_rate_alone():
-    """The formula would give trust_coefficient |w| / (weight_decay |w|); a zero norm gives 1."""
+    """The formula would give trust_coefficient |w| / (weight_decay |w|); with a zero norm the ratio is 1."""
     variable = layers.variable("dense/kernel", np.array([1, 2, 2], "f4"))
     lars.LARS(0.5, momentum=0.0, weight_decay=0.25).apply([tf.zeros([3])], [variable])
     np.testing.assert_array_equal(variable, np.array([1, 2, 2], "f4") * (1 - 0.5 * 0.25))
@@ -206,7 +206,7 @@ def test_keras_own_list_for_decay_is_refused(make):
 
 
 def test_weight_decay_is_ours_alone(member):
-    """Keras's would have been taken off first, by learning_rate * weight_decay * w."""
+    """Keras would first subtract learning_rate * weight_decay * w."""
     weight, gradient = np.array([3, 4], "f4"), np.array([1, -1], "f4")
     variable = layers.variable("dense/kernel", weight)
     optimizer = member.make(learning_rate=0.5, weight_decay=0.25)
@@ -264,7 +264,7 @@ def test_rows_are_made_dense(member):
 
 @pytest.mark.parametrize("shape", [[3], [4]])
 def test_gradients_whose_shape_is_known_when_they_run(member, shape):
-    """The right one makes the same step; a wrong one is refused, and leaves weight and slots as they were."""
+    """The right shape takes the same step; a wrong one is refused, and weight and slots stay as they were."""
     variables = [layers.variable("a/kernel", np.arange(1, 4, dtype="f4")) for _ in range(2)]
     optimizers = [member.make(learning_rate=0.5, weight_decay=0.25) for _ in variables]
     for optimizer, variable in zip(optimizers, variables, strict=True):
@@ -297,7 +297,7 @@ def test_a_variable_without_gradient_is_left_alone():
 
 
 def test_variables_of_several_dtypes(member):
-    """Each kind goes through the native passes by itself; halves are computed with in float32."""
+    """Each dtype has its own call of the native passes; half-precision tensors are computed in float32."""
     dtypes = ["float32", "float64", "float32", "float16", "bfloat16"]
     random = np.random.default_rng(0)
     weights = [random.integers(-8, 9, 5) / 8 for _ in dtypes]

@@ -1,4 +1,4 @@
-"""The parallel tensor operator: fair shares, and the same results whoever computes them."""
+"""parallel_map: fair shares, and the same results whichever rank computes them."""
 
 import itertools
 
@@ -67,7 +67,7 @@ def test_each_tensor_goes_to_one_rank(ranks):
         np.testing.assert_array_equal(results, [[30, 5], [0, 0], [0, 1], [91, 7]])
     sizes = [5, 0, 1, 7]
     for (first, last), seen in zip(shares(sizes, ranks), called, strict=True):
-        assert seen == (sizes[first:last] or sizes[:1])  # without a share it learns from the first what fn makes
+        assert seen == (sizes[first:last] or sizes[:1])  # without a share it learns the form of results from the first
 
 
 @given(st.integers(0, 300), st.integers(1, 40), st.integers(2, 8))

@@ -1,4 +1,4 @@
-"""Norms that ranks share: the same bits as each rank's own, and a choice that all ranks make alike."""
+"""Norms shared between ranks: the same bits as on each rank alone, and the same choice on all ranks."""
 
 import functools
 import sys
@@ -53,7 +53,7 @@ def test_shared_and_unshared_steps_have_the_same_bits(name, model, ranks):
 
 
 def test_a_rank_reads_only_its_share(monkeypatch):
-    """The blocks that each rank asks for follow one another, and are about as large."""
+    """The blocks of successive ranks are adjacent and of about equal size."""
     asked = {}
 
     def noted(weights, gradients, first, last):
@@ -99,7 +99,7 @@ def test_a_variable_that_is_a_ranks_own_has_norms_of_its_own():
 
     for rank, shared in enumerate(threads.run(3, 1, one_rank)):
         own, gradient = own_of(rank)
-        lars.LARS(0.5).apply([gradient / 3.0], [own])  # as Horovod scales what is local
+        lars.LARS(0.5).apply([gradient / 3.0], [own])  # as Horovod scales local gradients
         np.testing.assert_array_equal(shared, own)
 
 
@@ -148,8 +148,8 @@ def test_a_choice_says_why():
 
 @pytest.mark.parametrize("slow", [choices.ALONE, choices.WORLD])
 def test_all_ranks_take_the_way_that_is_cheaper_for_the_slowest(slow, monkeypatch):
-    """On rank 1 one way takes long; to rank 0 alone that is the cheaper one."""
-    clock = threading.local()  # each rank's own, which its work alone moves on: what else this machine does is no time
+    """One way is slow on rank 1; for rank 0 alone it is the cheaper one."""
+    clock = threading.local()  # each rank's own, advanced only by its own work, so that other load does not count
     monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: clock.now))
 
     def one_rank(grid):

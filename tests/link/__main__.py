@@ -1,4 +1,4 @@
-"""An echo in a process of its own, which a test can kill: python -m tests.link ADDRESS; it ends with its input."""
+"""An echo server in its own process, which a test can kill: python -m tests.link ADDRESS; it ends with its input."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""A side of a link played by a test, message by message, so that it can cheat; and an echo to test links on."""
+"""One side of a link, played by a test message by message, so that it can cheat; and an echo server for links."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from link import Protocol, forms, session
 from link.session import Channel, Greeting
 
 SECRET, SUBJECT = b"the secret of this test", "echoes"
-LIMIT = 120_000  # milliseconds, for what does not come
+LIMIT = 120_000  # milliseconds to wait for a message
 _FIELDS = {
     "count": (int, 100),
     "share": (float, 1e6),
@@ -29,7 +29,7 @@ _held = []
 
 
 class Heard(link.Events):
-    """Keeps what a link tells."""
+    """Records the events of a link."""
 
     def __init__(self):
         super().__init__("echo")
@@ -48,7 +48,7 @@ class Heard(link.Events):
 
 
 def until(condition):
-    """Waits for a condition; returns whether it has come."""
+    """Waits for a condition; returns whether it became true."""
     end = time.monotonic() + LIMIT / 1000
     while not condition() and time.monotonic() < end:
         time.sleep(0.01)
@@ -56,7 +56,7 @@ def until(condition):
 
 
 def free_place():
-    """An address that the system gives to nobody until this process ends."""
+    """An address that the system gives to no one else until this process ends."""
     held, place = link.hold("127.0.0.1")
     _held.append(held)
     return place
@@ -77,14 +77,14 @@ def echoes(client, payload=b"are you there?"):
 
 
 def altered(frames, frame, position=0):
-    """One bit of a frame is another."""
+    """The frames with one bit flipped."""
     changed = bytearray(frames[frame])
     changed[position] ^= 1
     return [*frames[:frame], bytes(changed), *frames[frame + 1 :]]
 
 
 class Asker:
-    """Plays a process that asks server 1."""
+    """Plays a client of server 1."""
 
     def __init__(self, place, protocol=ECHO, subject=SUBJECT, number=0):
         self._number = number
@@ -114,7 +114,7 @@ class Asker:
 
     @functools.cached_property
     def second(self):
-        """The one after it."""
+        """The request after it."""
         assert self.first
         return self.request(2)
 
@@ -128,7 +128,7 @@ class Asker:
         self.socket.send_multipart(frames)
 
     def hear(self):
-        """The next message, other than a sign of life."""
+        """The next message other than a heartbeat."""
         said = {"kind": "wait"}
         while said["kind"] == "wait":
             assert self.socket.poll(LIMIT), "nothing came"
@@ -143,7 +143,7 @@ class Asker:
 
 
 class Answerer:
-    """Plays a server, and lets a test say how it cheats."""
+    """Plays a server, and lets a test decide how it cheats."""
 
     def __init__(self, place, secret=SECRET):
         self._context, self._secret = zmq.Context(), secret

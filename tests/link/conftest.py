@@ -1,4 +1,4 @@
-"""What several tests of links start from."""
+"""Fixtures shared by the tests of links."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def serve(place, heard):
 
 @pytest.fixture
 def ask(place):
-    """Starts clients, whose server 1 is there."""
+    """Starts clients that can reach server 1."""
     made = []
 
     def start(silence=20.0, events=None, **changed):

@@ -1,4 +1,4 @@
-"""Addresses, and what network interfaces and names stand for."""
+"""Addresses, and how network interfaces and names are resolved."""
 
 import socket
 

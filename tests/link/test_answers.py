@@ -1,4 +1,4 @@
-"""What a client takes of a server: a real one against a raw socket that plays a server, and cheats."""
+"""Answers that a client accepts from a server: a real client and a raw socket that plays a cheating server."""
 
 import time
 
@@ -18,7 +18,7 @@ def server(place):
 
 
 def asked_by(client, server, answers):
-    """Has a client ask, and a server send frames made from (server, number of the request)."""
+    """Makes a client ask, and a server send frames made from (server, request number)."""
     answer = client.ask(1, "say", b"words", **SAID)
     server.shake_hands()
     for frames in answers(server, server.hear()["number"]):

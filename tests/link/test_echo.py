@@ -1,4 +1,4 @@
-"""Both sides as they are: a server and clients that ask it, whatever becomes of either."""
+"""Real servers and clients, and what happens when either fails."""
 
 import concurrent.futures
 import os
@@ -19,7 +19,7 @@ SECONDS = LIMIT / 1000
 
 
 class Echo:
-    """A server's process."""
+    """Controls the process of a server."""
 
     def __init__(self, place):
         command = [sys.executable, "-m", "tests.link", place]

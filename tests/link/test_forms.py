@@ -1,4 +1,4 @@
-"""The form of messages: what is sent comes back as it was, and what has another form is refused."""
+"""The form of messages: they arrive unchanged, and messages of another form are refused."""
 
 import math
 
@@ -71,7 +71,7 @@ FIELDS = strategies.fixed_dictionaries(
         "count": strategies.integers(0, 100),
         "share": strategies.floats(-1e6, 1e6),
         "loud": strategies.booleans(),
-        "word": strategies.text(max_size=5),  # of at most four bytes each
+        "word": strategies.text(max_size=5),  # of at most four bytes per character
         "mark": strategies.binary(max_size=20),
     }
 )

@@ -1,4 +1,4 @@
-"""Thousands of random messages to a server: none is accepted, and it goes on to answer."""
+"""Thousands of random messages to a server: none is accepted, and it continues to answer."""
 
 import random
 
@@ -17,7 +17,7 @@ def noise(draw):
 
 
 def value(draw, depth=0):
-    """Something that msgpack can say."""
+    """A random value that msgpack can encode."""
     kinds = [
         lambda: draw.randrange(-(2**63), 2**64),
         lambda: draw.choice((0, 1, 2**31, True, False, None)),
@@ -35,7 +35,7 @@ def value(draw, depth=0):
 
 
 def header(draw):
-    """Noise, or a header that is nearly right."""
+    """Random bytes, or a header that is nearly right."""
     kind = draw.choice(KINDS)
     forms_of_all = {**forms.OF_CLIENTS, **forms.OF_SERVERS, "say": SAID, "said": SAID}
     fields = {name: value(draw) for name in forms_of_all.get(kind, ())}
@@ -46,12 +46,12 @@ def header(draw):
 
 
 def message(draw):
-    """Frames of somebody who knows nothing."""
+    """Frames from a sender that does not know the secret."""
     return [header(draw), *(noise(draw) for _ in range(draw.randrange(5)))]
 
 
 def untagged(draw, right):
-    """A request, altered after it was tagged."""
+    """A request that was altered after it was tagged."""
     frame = draw.randrange(3)
     return draw.choice(
         (
@@ -64,7 +64,7 @@ def untagged(draw, right):
 
 
 def spoilt(draw, asker):
-    """Frames of somebody who has proved to know the secret, and then sends what is not right."""
+    """Frames from a sender that has proved to know the secret, and then sends something invalid."""
     if draw.random() < 0.6:
         return untagged(draw, asker.request(1))
     if draw.random() < 0.5:
@@ -99,7 +99,7 @@ def test_nothing_spoilt_of_who_is_known_is_accepted(count, serve, ask, place):
 
 
 def assert_nothing_was(handled, ask):
-    """And what is right is accepted."""
+    """Asserts that no message was accepted, and that a valid one is."""
     assert handled == []
     answer = ask().ask(1, "say", b"after all", **SAID)
     assert until(lambda: handled)

@@ -1,4 +1,4 @@
-"""What a server takes of who asks: a real one against a raw socket that plays an asker, and cheats."""
+"""Messages that a server accepts from a client: a real server and a raw socket that plays a cheating client."""
 
 import pytest
 

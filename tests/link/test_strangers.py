@@ -1,4 +1,4 @@
-"""Who reaches the port and proves nothing: shown out after a while, and nobody else is."""
+"""Connections that do not prove to know the secret: they are closed after a while, and no others are."""
 
 import os
 import socket
@@ -28,7 +28,7 @@ def knock(place):
 
 
 def has_ended(connection):
-    """Whether the other side has closed it; takes what it has said."""
+    """Whether the other side has closed the connection; reads all it has sent."""
     connection.setblocking(False)
     try:
         while connection.recv(4096):
@@ -71,7 +71,7 @@ def test_a_crowd_of_strangers_is_shown_out_sooner(serve, ask, place):
 
 
 def test_descriptors_that_are_used_again_are_not_taken_for_who_had_them(serve, ask, place, heard):
-    """Strangers and known askers come and go in turn, and get each other's descriptors."""
+    """Strangers and known clients come and go in turn, and get each other's descriptors."""
     serve()
     client = ask(number=99)
     assert echoes(client)
@@ -89,7 +89,7 @@ def test_descriptors_that_are_used_again_are_not_taken_for_who_had_them(serve, a
 
 
 def test_who_leaves_at_once_has_gone(serve, place, heard):
-    """Its end may be there before the server has looked whose connection its last message came by."""
+    """Its disconnection may arrive before the server has found out which connection its last message came from."""
     serve()
     for each in range(100):
         asker = Asker(place, number=each)
@@ -100,7 +100,7 @@ def test_who_leaves_at_once_has_gone(serve, place, heard):
 
 
 def test_what_is_taken_for_a_descriptor_is_one(context):
-    """And not the number of an error, with which a handshake fails."""
+    """Events of failed handshakes carry an error number instead."""
     server = context.socket(zmq.ROUTER)
     monitor = server.get_monitor_socket(zmq.EVENT_ACCEPTED | strangers._ENDED)
     place = f"127.0.0.1:{server.bind_to_random_port('tcp://127.0.0.1')}"

@@ -1,4 +1,4 @@
-// What the programs that try ops/datagrams/ share: ranks with known vectors, and what must come of them.
+// Shared by the programs that test ops/datagrams/: ranks with known vectors, and checks of their results.
 #ifndef HVD_SPARSE_TESTS_OPS_DATAGRAM_JOB_H_
 #define HVD_SPARSE_TESTS_OPS_DATAGRAM_JOB_H_
 
@@ -14,14 +14,14 @@
 
 namespace {
 
-constexpr double kLong = 300;  // seconds: for what must not depend on how busy the machine is
+constexpr double kLong = 300;  // seconds: for tests that must not depend on how busy the machine is
 const uint8_t kKey[16] = {3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8, 9, 7, 9, 3};
 
 struct Job {
   int ranks;
   int64_t rounds;
   int64_t size;
-  bool spread = false;  // then means are right to rounding, by the elements of a block together
+  bool spread = false;  // then means are right only up to rounding
 };
 
 [[noreturn]] void fail(const std::string& why, int rank) {
@@ -106,7 +106,7 @@ Averaged average(int64_t endpoint, const Job& job, int rank, int64_t round, cons
   return averaged;
 }
 
-// Values are up to 1000, and up to 64 of them are transformed together.
+// Values are at most 1000, and at most 64 of them are transformed together.
 constexpr float kRounding = 64 * 1000 * 1.2e-7f;
 
 bool is_mean(const Job& job, float averaged, float expected) {
@@ -114,7 +114,7 @@ bool is_mean(const Job& job, float averaged, float expected) {
   return std::memcmp(&averaged, &expected, sizeof expected) == 0;
 }
 
-// Some rounds of one rank without loss: each mean is what a sum in the order of the ranks gives, bit for bit.
+// Some rounds of one rank without loss: each mean equals a sum in rank order, bit for bit.
 [[maybe_unused]] void run_thread(const Job& job, int64_t endpoint, const std::vector<int32_t>& ports, int rank) {
   join(endpoint, job, ports.data(), rank);
   const uint64_t everyone = (uint64_t{1} << job.ranks) - 1;

@@ -1,8 +1,8 @@
-// Two ranks that average by datagrams, and a third party between them: datagram_lies LIES SIZE SPREAD
+// Two ranks that average by datagrams, and an attacker between them: datagram_lies LIES SIZE SPREAD
 //
-// It knows all that they say, and then says LIES other things to rank 0: what it makes up, alters, cuts short, replays,
-// signs by another key, or by the right one though it is about no segment. Ends with 0 where not one was accepted and
-// the means were right.
+// It sees all their datagrams, and then sends LIES false ones to rank 0: made up, altered, truncated, replayed, tagged
+// with another key, or tagged with the right one but about a segment that does not exist. Ends with status 0 if none
+// was accepted and the means were right.
 #include <arpa/inet.h>
 #include <poll.h>
 #include <sys/socket.h>
@@ -18,10 +18,10 @@
 
 namespace {
 
-constexpr int64_t kRounds = 4;     // after which rank 0 owns block 0, and rank 1 the other one
+constexpr int64_t kRounds = 4;     // afterwards rank 0 owns block 0, and rank 1 the other one
 constexpr int64_t kSegment = 354;  // elements
 
-// Between rank 0 and rank 1, which take it for each other.
+// Relays between rank 0 and rank 1, which take it for each other.
 class Eavesdropper {
  public:
   Eavesdropper() : random_(1) {
@@ -39,10 +39,10 @@ class Eavesdropper {
     }
   }
 
-  int32_t ports[2];       // where rank 1 is for rank 0, and rank 0 for rank 1
+  int32_t ports[2];       // the port of rank 1 as rank 0 sees it, and of rank 0 as rank 1 does
   int64_t forwarded = 0;  // to rank 0
 
-  // Hands on what there is for `milliseconds`, and remembers what goes to rank 0.
+  // Forwards datagrams for `milliseconds`, and remembers those to rank 0.
   void forward(const int32_t* ranks, int milliseconds) {
     pollfd polled[2] = {{fds_[0], POLLIN, 0}, {fds_[1], POLLIN, 0}};
     if (poll(polled, 2, milliseconds) <= 0) return;
@@ -50,7 +50,7 @@ class Eavesdropper {
       uint8_t datagram[2048];
       const ssize_t bytes = recv(fds_[side], datagram, sizeof datagram, MSG_DONTWAIT);
       if (bytes <= 0) continue;
-      // What rank 0 sends comes at side 0 and leaves from side 1.
+      // What rank 0 sends arrives at side 0 and leaves from side 1.
       send(1 - side, ranks[1 - side], datagram, bytes);
       if (side == 0) continue;
       ++forwarded;
@@ -61,41 +61,41 @@ class Eavesdropper {
     }
   }
 
-  // Something that rank 0 must not accept.
+  // Sends something that rank 0 must not accept.
   void lie(int32_t port) {
     std::vector<uint8_t> lie = known_[random_() % known_.size()];
     hvds::Header header;
     std::memcpy(&header, lie.data(), sizeof header);
     switch (random_() % 8) {
-      case 0:  // noise
+      case 0:  // random bytes
         lie.resize(random_() % 2000);
         for (uint8_t& byte : lie) byte = static_cast<uint8_t>(random_());
         break;
       case 1:  // replayed
         break;
-      case 2:  // cut short
+      case 2:  // truncated
         lie.resize(random_() % lie.size());
         break;
-      case 3:  // one bit of it altered
+      case 3:  // one bit altered
         lie[random_() % lie.size()] ^= static_cast<uint8_t>(1u << random_() % 8);
         break;
-      case 4:  // longer
+      case 4:  // extended
         lie.resize(lie.size() + 1 + random_() % 64);
         break;
-      case 5:  // signed by another key
+      case 5:  // tagged with another key
         sign(lie, fresh(header), "another secret, ");
         break;
-      case 6:  // by a process that is no more
+      case 6:  // by a process that has ended
         header.sender_start = 0;
         sign(lie, fresh(header), reinterpret_cast<const char*>(kKey));
         break;
-      case 7:  // by the right key, about a place that there is not
+      case 7:  // with the right key, about a segment that does not exist
         header.kind = random_() % 2 == 0 ? hvds::kContribution : hvds::kMean;
         header.offset = static_cast<uint32_t>(random_() % 2 == 0 ? random_() | 1 : (100 + random_() % 9) * kSegment);
         header.block = static_cast<uint16_t>(random_() % 2 == 0 ? header.kind == hvds::kMean : random_());
         header.elements = static_cast<uint16_t>(random_() % 400);
         header.round = static_cast<uint32_t>(kRounds - random_() % 2);
-        if (random_() % 4 != 0) lie.resize(hvds::kFrame + 4 * header.elements);  // else of another length than it says
+        if (random_() % 4 != 0) lie.resize(hvds::kFrame + 4 * header.elements);  // or of another length than stated
         sign(lie, fresh(header), reinterpret_cast<const char*>(kKey));
         break;
     }
@@ -103,7 +103,7 @@ class Eavesdropper {
   }
 
  private:
-  // With a counter that nobody has used.
+  // The header with a counter that has not been used.
   hvds::Header fresh(hvds::Header header) {
     header.counter = ++highest_;
     return header;
@@ -161,7 +161,7 @@ void run(int64_t lies, int64_t size, bool spread) {
   }
   while (done.load() < 2) third.forward(ranks, 1);
   for (std::thread& thread : threads) thread.join();
-  // All that was handed on arrives; what the ranks say from now on is not.
+  // All that was forwarded arrives; what the ranks send from now on does not.
   int64_t before = 0, after = 0;
   while (seen_by(endpoints[0], &before) < third.forwarded) usleep(1000);
   const int64_t last = third.forwarded;

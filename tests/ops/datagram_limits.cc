@@ -1,8 +1,8 @@
-// The limits of phases (ops/datagrams/limits.h) where the rate changes from round to round, in simulated time:
+// The limits of phases (ops/datagrams/limits.h) if the rate changes from round to round, in simulated time:
 // datagram_limits MULTIPLE SLACK LEAST BYTES RATE...
 //
-// Each phase lasts as long as its bytes take at its RATE, in bits per second, unless its limit cuts it. Prints both for
-// each, in seconds: what it would last, and the limit.
+// Each phase lasts as long as its bytes take at its RATE, in bits per second, unless its limit ends it. Prints, for
+// each phase, the time it would last and the limit, in seconds.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>

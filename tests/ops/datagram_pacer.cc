@@ -1,9 +1,9 @@
-// The pacer (ops/datagrams/pacer.h) against a link whose bursts of other traffic it did not cause, in simulated time:
+// The pacer (ops/datagrams/pacer.h) on a link with bursts of other traffic, in simulated time:
 // datagram_pacer CEILING CAPACITY PERIOD BURST ACTIVE PAUSE
 //
 // A rank sends for ACTIVE ms and pauses for PAUSE ms, over a link of CAPACITY bits per second with a queue of 5 ms, to
-// which a neighbour sends twice as much for BURST ms of each PERIOD. Prints the mean rate while it sends, over CAPACITY,
-// and the share of loss, both of the second half of a minute.
+// which another sender sends at twice the capacity for BURST ms of each PERIOD. Prints the mean rate while the rank
+// sends, divided by CAPACITY, and the share of loss, both for the second half of a minute.
 #include <cstdio>
 #include <cstdlib>
 
@@ -19,14 +19,14 @@ constexpr double kDatagram = 1514;  // bytes
 
 Nanoseconds milliseconds(const char* word) { return static_cast<Nanoseconds>(std::atof(word) * kMillisecond); }
 
-// Of a link in one step.
+// A link; each call of `take` is one step.
 class Link {
  public:
   explicit Link(double capacity) : drained_(capacity / 8 * kStep / hvds::kSecond) {}
 
   double drained() const { return drained_; }
 
-  // Of these bytes so many are lost.
+  // Takes a step; returns how many of these bytes are lost.
   double take(double bytes, double others) {
     const double coming = queue_ + bytes + others - drained_, gone = std::max(0.0, coming - 20 * drained_);
     queue_ = std::clamp(coming, 0.0, 20 * drained_);
@@ -38,7 +38,7 @@ class Link {
   double queue_ = 0;
 };
 
-// What the receivers say every five milliseconds.
+// The receivers' reports, one every five milliseconds.
 class Receivers {
  public:
   void tell(hvds::Pacer& pacer, double sent, double lost, Nanoseconds time) {

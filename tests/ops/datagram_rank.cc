@@ -1,7 +1,7 @@
 // One rank that averages by datagrams: datagram_rank RANK ROUNDS SIZE RATE FILE ADDRESS...
 //
-// All ranks listen at the same port of their addresses. After each round FILE has grown by what came of it: float32 mean
-// [SIZE], int64 segments of a block at most, uint64 contributors [segments], uint8 came [ranks][segments].
+// All ranks listen on the same port of their addresses. After each round, results are appended to FILE: float32 mean
+// [SIZE], int64 maximum of segments per block, uint64 contributors [segments], uint8 came [ranks][segments].
 #include <unistd.h>
 
 #include <cstdlib>

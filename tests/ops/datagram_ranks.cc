@@ -1,12 +1,11 @@
 // Ranks that average by datagrams: datagram_ranks WHAT RANKS ROUNDS SIZE SPREAD
 //
-//   all:   ranks as threads over the loopback interface; each mean is what a sum in the order of the ranks gives, bit
-//          for bit.
-//   dies:  ranks as processes; rank 0 is killed in the middle of a phase, the others go on and say that it is silent,
-//          and it comes back as another process, which contributes nothing in its first rounds.
+//   all:   ranks as threads over the loopback interface; each mean equals a sum in rank order, bit for bit.
+//   dies:  ranks as processes; rank 0 is killed in the middle of a phase, the others continue and report it as silent,
+//          and another process replaces it, which contributes nothing in its first rounds.
 //   stops: the same, but rank 0 is stopped for a while.
-// Ends with 0 where all was as it must be. In `dies` and `stops` each segment is compared with the mean of those whose
-// contributions the owner says are in it; but with SPREAD 1, as segments are then of another basis.
+// Ends with status 0 if all was right. In `dies` and `stops` each segment is compared with the mean of the contributors
+// recorded by its owner, except with SPREAD 1, where segments are in another basis.
 #include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -43,10 +42,10 @@ struct Shared {
   std::atomic<int> opened, over;
   std::atomic<bool> seen_silent, back;
   int32_t ports[kMost];
-  std::atomic<int64_t> in_the_middle;  // the round in which rank 0 is hit
+  std::atomic<int64_t> in_the_middle;  // the round in which rank 0 is killed or stopped
 };
 
-constexpr double kSlow = 40e6;  // bits per second, so that phases take long enough to hit one
+constexpr double kSlow = 40e6;  // bits per second, so that phases are long enough to hit one
 
 hvds_datagrams_settings mortal(const Job& job, int rank, uint32_t start) {
   hvds_datagrams_settings settings = settings_of(job, rank);
@@ -59,7 +58,7 @@ hvds_datagrams_settings mortal(const Job& job, int rank, uint32_t start) {
   return settings;
 }
 
-// What a segment's own owner made of those whose contributions it had.
+// Checks the segments of the rank's own block against the mean of their contributors.
 void check_own_block(int64_t endpoint, const Job& job, int rank, const Averaged& averaged,
                      const std::vector<float>& own, int64_t round) {
   if (job.spread) return;
@@ -82,7 +81,7 @@ void check_own_block(int64_t endpoint, const Job& job, int rank, const Averaged&
   }
 }
 
-// One round as of a rank that has just come back: no segment of its own block has its contribution.
+// One round of a rank that has just come back: no segment of its own block has its contribution.
 int64_t listen_once(int64_t endpoint, const Job& job, int rank, int64_t round) {
   const std::vector<float> nothing(job.size);
   std::vector<float> mean(job.size);
@@ -115,7 +114,7 @@ int run_process(const Job& job, Shared* shared, int rank, uint32_t start) {
   for (int time = 0; start > 1 && time < 3; ++time) first = listen_once(endpoint, job, rank, first);
   for (int64_t round = first; shared->over.load() == 0;) {
     if (rank == 0 && start == 1 && round == 2) shared->in_the_middle = round;
-    const std::vector<float> own = vector_of(job, rank, 0);  // alike in all rounds, as ranks may jump
+    const std::vector<float> own = vector_of(job, rank, 0);  // the same in all rounds, as ranks may skip some
     const Averaged averaged = average(endpoint, job, rank, round, own);
     check_own_block(endpoint, job, rank, averaged, own, 0);
     if (averaged.round < round) fail("a round came again", rank);
@@ -145,7 +144,7 @@ void run_until_hit(const Job& job, bool kill_it) {
   };
   for (int rank = 0; rank < job.ranks; ++rank) spawn(rank, 1);
   while (shared->in_the_middle.load() == 0) usleep(1000);
-  usleep(20'000);  // wherever in the round that is
+  usleep(20'000);  // at any point of the round
   kill(children[0], kill_it ? SIGKILL : SIGSTOP);
   while (!shared->seen_silent.load()) usleep(1000);
   if (kill_it) {

@@ -1,11 +1,11 @@
 // Ranks as processes that exchange pieces through shared memory: exchange_ranks RANKS ROUNDS WHAT
 //
-//   all:   every rank goes through ROUNDS exchanges on each of three channels, each from a thread of its own, the ranks
-//          in different orders; what is received is checked, some of it only after the next exchange, then all leave.
-//   dies:  rank 0 kills itself before its last exchange; the others must be told.
+//   all:   every rank makes ROUNDS exchanges on each of three channels, each from its own thread, the ranks in
+//          different orders; received data is checked, some of it only after the next exchange, and then all leave.
+//   dies:  rank 0 kills itself before its last exchange; the others must get an error.
 //   large: as all, with pieces of several megabytes.
-//   many:  as all, with more channels, whose exchanges all begin at the same moment.
-// Ends with 0 where all was as it must be.
+//   many:  as all, with more channels, whose exchanges all start at the same time.
+// Ends with status 0 if all was right.
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -37,7 +37,7 @@ struct Job {
   int channels;
 };
 
-// How many bytes `from` sends to `to`, none now and then; and what they are.
+// The number of bytes that `from` sends to `to`, sometimes none; and their values.
 int64_t length(const Job& job, int from, int to, int round) { return (from * 3 + to * 5 + round) % 7 * job.unit; }
 unsigned char byte(int from, int to, int channel, int round) {
   return static_cast<unsigned char>(1 + from * 31 + to * 17 + channel * 7 + round);
@@ -76,7 +76,7 @@ hvds_received* exchange(const Job& job, int64_t group, int me, int channel, int 
   return hvds_exchange(group, name.c_str(), data.data(), bytes.data(), offsets.data(), expected, message);
 }
 
-// Waits until all channels of this rank have come to this round.
+// Waits until all channels of this rank have reached this round.
 void begin_together(const Job& job, int round) {
   static std::atomic<int> come{0};
   come.fetch_add(1);
@@ -141,7 +141,7 @@ int run_rank(const Job& job, Shared* shared, int me) {
   } else {
     run_all(job, group, me);
   }
-  hvds_neighbours_close(group);  // at once: others may not be through yet
+  hvds_neighbours_close(group);  // immediately: others may not have finished yet
   return 0;
 }
 

@@ -1,4 +1,4 @@
-"""One and two bits a value written out in NumPy: slow, obvious, and the same bits as the native code."""
+"""Coding with one and two bits per value in NumPy: slow, simple, and equal to the native code bit for bit."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from tests.ops.quantize_reference import packed
 
 
 def columns_of(indices, matrices):
-    """The column of each element, among all columns that hold one of them; all are in one without matrices."""
+    """The column of each element, numbered among the columns in use, and their number; one column without matrices."""
     if not matrices:
         return np.zeros(len(indices), int), 1
     found, begin = [], 0
@@ -20,12 +20,12 @@ def columns_of(indices, matrices):
 
 
 def in_order(numbers):
-    """The float64 sum, one after the other."""
+    """The float64 sum, added one by one."""
     return np.cumsum(np.asarray(numbers, np.float64))[-1] if len(numbers) else np.float64(0)
 
 
 def mean(magnitudes):
-    """Of float64 sums; 0 of nothing."""
+    """The mean by float64 sums; 0 if there are no elements."""
     return in_order(magnitudes) / np.float64(max(len(magnitudes), 1))
 
 
@@ -35,7 +35,7 @@ def least(magnitudes):
 
 
 def one_bit(values, indices, matrices, scale):
-    """Codes, scales and what they decode to."""
+    """Codes, scales and decoded values."""
     columns, used = columns_of(indices, matrices if scale == "column" else ())
     magnitude = least if scale == "threshold" else mean
     scales = np.array([magnitude(np.abs(values[columns == each])) for each in range(used)], np.float32)
@@ -45,7 +45,7 @@ def one_bit(values, indices, matrices, scale):
 
 
 def split_of(magnitudes):
-    """Where they are large: at the mean, then four times midway between the means of the two parts."""
+    """The limit above which magnitudes are large: the mean, then four times midway between the means of both parts."""
     split = mean(magnitudes)
     for _ in range(4):
         small, large = magnitudes[magnitudes <= split], magnitudes[magnitudes > split]
@@ -55,7 +55,7 @@ def split_of(magnitudes):
 
 
 def two_bits(values):
-    """Codes, scales and what they decode to."""
+    """Codes, scales and decoded values."""
     magnitudes, negative = np.abs(values).astype(np.float64), values < 0
     codes = np.zeros(len(values), np.int32)
     for sign in (0, 1):
@@ -66,7 +66,7 @@ def two_bits(values):
 
 
 def reference(values, indices, matrices, quantizer):
-    """Of a `OneBit` or `TwoBits`."""
+    """The codes, scales and decoded values of a `OneBit` or `TwoBits`."""
     if type(quantizer).__name__ == "TwoBits":
         return two_bits(values)
     return one_bit(values, indices, matrices, quantizer.scale)

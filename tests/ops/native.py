@@ -1,4 +1,4 @@
-"""The kernels' C interface by ctypes: without TensorFlow, on as many threads as a test wants."""
+"""The kernels' C interface through ctypes: without TensorFlow, and with any number of threads."""
 
 import contextlib
 import ctypes
@@ -18,7 +18,7 @@ _RUN = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, _TASK, ctypes.c_voi
 
 
 class Parallel(ctypes.Structure):
-    """hvds_parallel: an executor that runs each task in a thread of its own, the last task first."""
+    """hvds_parallel: an executor that runs each task in its own thread, the last task first."""
 
     _fields_ = [("context", ctypes.c_void_p), ("threads", ctypes.c_int), ("run", _RUN)]
 
@@ -41,18 +41,18 @@ def library() -> ctypes.CDLL:
 
 
 def code(array: np.ndarray) -> int:
-    """enum hvds_dtype of an array."""
+    """The enum hvds_dtype value of an array."""
     return CODES[array.dtype]
 
 
 def pointer(array: np.ndarray) -> ctypes.c_void_p:
-    """Where an array's elements are."""
+    """The address of an array's elements."""
     assert array.flags.c_contiguous
     return ctypes.c_void_p(array.ctypes.data)
 
 
 def aligned(array: np.ndarray) -> np.ndarray:
-    """A copy that begins at a multiple of 64 bytes, as TensorFlow's tensors do."""
+    """A copy that begins at a multiple of 64 bytes, like TensorFlow's tensors."""
     memory = np.empty(array.nbytes + 64, np.uint8)
     start = -memory.ctypes.data % 64
     copy = memory[start : start + array.nbytes].view(array.dtype)
@@ -62,7 +62,7 @@ def aligned(array: np.ndarray) -> np.ndarray:
 
 @contextlib.contextmanager
 def isa(level: int):
-    """Uses an instruction set while it lasts."""
+    """Uses an instruction set inside the `with` block."""
     native = library()
     before = native.hvds_isa()
     assert native.hvds_set_isa(level) == 0
@@ -73,5 +73,5 @@ def isa(level: int):
 
 
 def isas() -> list[str]:
-    """The names of the instruction sets that this processor has."""
+    """The names of the instruction sets of this processor."""
     return [name for name, level in ISAS.items() if level <= library().hvds_isa_detected()]

@@ -1,4 +1,4 @@
-"""QSGD written out in NumPy: slow, obvious, and the same bits as the native code."""
+"""QSGD in NumPy: slow, simple, and equal to the native code bit for bit."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ LEAST_STEP = np.float32(2.0**-104)
 
 
 def fractions(seed, first, count):
-    """What is drawn for the elements of a bucket that begins with element `first`, in units of 2^-16."""
+    """The random numbers for the elements of a bucket that begins with element `first`, in units of 2^-16."""
     mask = (1 << 64) - 1
     mixed = (seed + 0x9E3779B97F4A7C15) & mask
     mixed = (mixed ^ mixed >> 30) * 0xBF58476D1CE4E5B9 & mask
@@ -32,7 +32,7 @@ def scale_of(values, norm):
 
 
 def reference(values, seed, coding):
-    """Codes, scales and what they decode to."""
+    """Codes, scales and decoded values."""
     codes, scales, decoded = [], [], []
     for begin in range(0, len(values), coding.bucket):
         part = values[begin : begin + coding.bucket]

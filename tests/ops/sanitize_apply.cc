@@ -1,4 +1,4 @@
-// Runs the kernels of servers/apply.h on blocks of exactly the right length, for the sanitizers to watch.
+// Runs the kernels of servers/apply.h on blocks of exactly the right length, under the sanitizers.
 #include <cstdio>
 #include <memory>
 
@@ -25,7 +25,7 @@ bool all_as_the_first(const Block& block, int64_t size) {
   return true;
 }
 
-// A step of every other element, the last one first.
+// A step on every other element, the last one first.
 void check_places(hvds_optimizer optimizer, int64_t size, const hvds_parallel* parallel) {
   const hvds_step step{optimizer, {0.5f, 0.5f, 0.25f, 0.25f, 0.5f}, true, 0.5f, 0.25f};
   const int64_t count = (size + 1) / 2;

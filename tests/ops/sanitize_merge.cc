@@ -1,4 +1,4 @@
-// Runs the kernels of merge.h on blocks of exactly the right length, for the sanitizers to watch.
+// Runs the kernels of merge.h on blocks of exactly the right length, under the sanitizers.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -19,7 +19,7 @@ const hvds_dtype kTypes[] = {HVDS_FLOAT32, HVDS_FLOAT16, HVDS_FLOAT64};
 
 int64_t item_size(hvds_dtype dtype) { return dtype == HVDS_FLOAT64 ? 8 : dtype == HVDS_FLOAT16 ? 2 : 4; }
 
-// A block of its own for each message, so that one byte too many is seen.
+// Each message has its own block, so that one byte too many is detected.
 struct Message {
   std::unique_ptr<int32_t[]> words;
   int64_t length = 0;

@@ -1,4 +1,4 @@
-// Runs the kernels of momentum.h on blocks of exactly the right length, for the sanitizers to watch.
+// Runs the kernels of momentum.h on blocks of exactly the right length, under the sanitizers.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -15,7 +15,7 @@ namespace {
 const int64_t kSizes[] = {0, 1, 7, 15, 16, 17, 65, 400003, (1 << 20) + 5};
 const hvds_dtype kTypes[] = {HVDS_FLOAT32, HVDS_FLOAT16, HVDS_BFLOAT16};
 
-// Blocks begin at whole cache lines, so that results may go past the caches.
+// Blocks begin at whole cache lines, so that stores may bypass the caches.
 struct Free {
   void operator()(char* block) const { ::operator delete[](block, std::align_val_t{64}); }
 };

@@ -1,4 +1,4 @@
-// Runs the loops of servers/places.h on blocks of exactly the right length, for the sanitizers to watch.
+// Runs the loops of servers/places.h on blocks of exactly the right length, under the sanitizers.
 #include <cstdio>
 #include <memory>
 #include <numeric>
@@ -11,7 +11,7 @@ namespace {
 
 using Block = std::unique_ptr<float[]>;
 
-// Pieces of which some are empty, with all places in turn from both ends.
+// Pieces, some of them empty, with all places taken alternately from both ends.
 void check(const std::vector<int64_t>& sizes) {
   std::vector<Block> blocks;
   std::vector<float*> memory;

@@ -1,4 +1,4 @@
-// Runs the kernels of quantize.h, magnitudes.h and coded.h on blocks of exactly the right length, for the sanitizers to watch.
+// Runs the kernels of quantize.h, magnitudes.h and coded.h on blocks of exactly the right length, under the sanitizers.
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace {
 const int64_t kCounts[] = {0, 1, 3, 4, 5, 63, 64, 65, 1023, 1024, 1025, 5000, 400003};
 const int64_t kBuckets[] = {1, 5, 64, 100, 1000, 1024};
 
-// A block of its own for each use, so that one byte too many is seen.
+// Each use has its own block, so that one byte too many is detected.
 template <typename Element>
 std::unique_ptr<Element[]> block(int64_t count) {
   return std::unique_ptr<Element[]>(new Element[static_cast<size_t>(count)]);
@@ -83,7 +83,7 @@ void check_two_bits(int64_t count) {
   expect(hvds_two_bits(values.get(), count, codes.get(), scales.get()) == count - 1, "the faulty value is found");
 }
 
-// Two messages, of which the second one has nothing in it.
+// Two messages, the second of which is empty.
 void check_messages(int32_t count) {
   const int32_t bytes = count / 3;
   const int64_t words = 2 * HVDS_CODED_HEADER_WORDS + 2 * count + (bytes + 3) / 4;

@@ -1,4 +1,4 @@
-// Runs the loops of pipeline/rows.h on blocks of exactly the right length, for the sanitizers to watch.
+// Runs the loops of pipeline/rows.h on blocks of exactly the right length, under the sanitizers.
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
@@ -12,13 +12,13 @@
 
 namespace {
 
-// A block of its own for each use, so that one byte too many is seen.
+// Each use has its own block, so that one byte too many is detected.
 template <typename Element>
 std::unique_ptr<Element[]> block(int64_t count) {
   return std::unique_ptr<Element[]>(new Element[static_cast<size_t>(count)]);
 }
 
-// Bits of which many have the same magnitude, or few.
+// The bits of an element; with `ties`, many have the same magnitude.
 template <typename Element>
 Element bits_at(int64_t i, bool ties) {
   const uint32_t mixed = static_cast<uint32_t>(i) * 2654435761u;
@@ -69,7 +69,7 @@ int main() {
         for (const bool ties : {false, true}) check_types(3, width, kept, ties);
       }
     }
-    check_types(1200, 1024, 50, false);  // several tasks, and results past the caches
+    check_types(1200, 1024, 50, false);  // several tasks, and stores that bypass the caches
     check_types(2, 70000, 700, false);
   }
   std::printf("checked %d results\n", checked);

@@ -1,4 +1,4 @@
-// Runs the kernels of select.h on blocks of exactly the right length, for the sanitizers to watch, against a plain sort.
+// Runs the kernels of select.h on blocks of exactly the right length, under the sanitizers, and compares with a sort.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -13,7 +13,7 @@
 
 namespace {
 
-// All places, that of the largest magnitude first, as a plain sort has them.
+// All indices by descending magnitude, from a simple sort.
 std::vector<int32_t> by_magnitude(const std::vector<float>& x) {
   std::vector<int32_t> order(x.size());
   for (size_t i = 0; i < x.size(); ++i) order[i] = int32_t(i);
@@ -40,7 +40,7 @@ std::vector<int32_t> largest_of_buckets(const std::vector<float>& x, int64_t buc
   return wanted;
 }
 
-// A block of its own for each use, so that one element too many is seen.
+// Each use has its own block, so that one element too many is detected.
 template <typename Element>
 std::unique_ptr<Element[]> block(int64_t count) {
   return std::unique_ptr<Element[]>(new Element[size_t(count)]);
@@ -115,7 +115,7 @@ void check_buckets(const std::vector<float>& x, const std::vector<int32_t>& want
   expect(std::equal(left.begin(), left.end(), out.get()), "what feedback by buckets keeps back");
 }
 
-// What the call before has found: elements of x in order, and all else left.
+// Checks the result of the previous call: the sent elements of x in order, and all others left.
 void check_sent(const std::vector<float>& x, int64_t sent, const float* out, hvds_workspace* workspace) {
   auto values = block<float>(sent);
   auto indices = block<int32_t>(sent);
@@ -147,7 +147,7 @@ void check_sampled(const std::vector<float>& x, int64_t kept, hvds_workspace* wo
   check_sent(x, sent, out.get(), workspace);
 }
 
-// By a threshold that is due (negative) or of an earlier step.
+// Selects by a threshold that is due (negative) or from an earlier step.
 void check_held(const std::vector<float>& x, const std::vector<int32_t>& order, int64_t kept, float threshold,
                 hvds_workspace* workspace, const hvds_parallel* parallel) {
   const int64_t size = int64_t(x.size());

@@ -1,4 +1,4 @@
-// Runs the kernels of sparse.h on blocks of exactly the right length, for the sanitizers to watch.
+// Runs the kernels of sparse.h on blocks of exactly the right length, under the sanitizers.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,7 +17,7 @@ const hvds_dtype kTypes[] = {HVDS_FLOAT32, HVDS_FLOAT16, HVDS_BFLOAT16};
 
 int64_t item_size(hvds_dtype dtype) { return dtype == HVDS_FLOAT32 ? 4 : 2; }
 
-// Small powers of two in each dtype; a block of its own for each use, so that one byte too many is seen.
+// Small powers of two in each dtype; each use has its own block, so that one byte too many is detected.
 std::unique_ptr<char[]> ones(int64_t count, hvds_dtype dtype) {
   std::unique_ptr<char[]> block(new char[count * item_size(dtype)]);
   const float one = 1.0f;

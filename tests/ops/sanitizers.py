@@ -16,15 +16,15 @@ def check(
     sanitizer: str = "address,undefined",
     level: str = "-O1",
 ) -> None:
-    """Builds a program in a folder and runs it: it must end well, and say what it has checked.
+    """Builds a program in a folder and runs it; it must succeed and print what it has checked.
 
     Args:
         folder: where the program is built.
         main: the source with `main`.
-        kernels: the sources of the kernels, but for what all share.
-        sanitizer: what -fsanitize gets, "address,undefined" or "thread".
-        level: how much is optimised: "-O0" for a program that takes long to compile and not to run, as vector
-            instructions under the sanitizer for addresses compile in under half of the time.
+        kernels: the sources of the kernels, except those that all programs share.
+        sanitizer: the argument of -fsanitize, "address,undefined" or "thread".
+        level: the optimisation level: "-O0" for a program that is slow to compile and quick to run, as vector
+            instructions with the address sanitizer then compile in less than half the time.
     """
     program = folder / main.stem
     checks = [f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all"]

@@ -1,4 +1,4 @@
-// What the programs for the sanitizers share: checks that are counted, and threads for the kernels.
+// Shared by the programs for the sanitizers: checks that are counted, and threads for the kernels.
 #ifndef HVD_SPARSE_TESTS_OPS_SANITIZING_H_
 #define HVD_SPARSE_TESTS_OPS_SANITIZING_H_
 
@@ -20,7 +20,7 @@ void expect(bool holds, const char* what) {
   std::exit(1);
 }
 
-// Each task in a thread of its own.
+// Runs each task in its own thread.
 void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) {
   std::vector<std::thread> threads;
   for (int index = 0; index < tasks; ++index) threads.emplace_back(task, argument, index);
@@ -29,7 +29,7 @@ void run_in_threads(void*, int tasks, void (*task)(void*, int), void* argument) 
 
 const hvds_parallel kThreads{nullptr, 3, run_in_threads};
 
-// How kernels are run; alone there is no race to find.
+// The ways to run kernels; without threads there is no race to find.
 #ifdef __SANITIZE_THREAD__
 const std::vector<const hvds_parallel*> kWays{&kThreads};
 #else

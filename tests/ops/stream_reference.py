@@ -1,4 +1,4 @@
-"""Sparse streams in NumPy: slow, obvious, and the same bits as the library's."""
+"""Sparse streams in NumPy: slow, simple, and equal to the library bit for bit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FLOATS = [np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)]
 
 
 class Stream(NamedTuple):
-    """Rows that are there: indices [k] in any order, values [k, width]."""
+    """The rows that are present: indices [k] in any order, values [k, width]."""
 
     indices: np.ndarray
     values: np.ndarray
@@ -29,7 +29,7 @@ def combine(a: np.ndarray, b: np.ndarray, op: str) -> np.ndarray:
 
 
 def accumulate(streams: Iterable[Stream], size: int, width: int, dtype: np.dtype, op: str):
-    """The whole vector [size, width] and which rows are there [size], row after row and stream after stream."""
+    """The whole vector [size, width] and which rows are present [size], added row by row and stream by stream."""
     whole = np.full((size, width), NEUTRAL[op], dtype)
     there = np.zeros(size, bool)
     for stream in streams:
@@ -45,7 +45,7 @@ def delta(size: int, width: int, dtype: np.dtype) -> int:
 
 
 def message(whole: np.ndarray, there: np.ndarray, dense_above: int | None = None) -> np.ndarray:
-    """The words of a vector, dense where more than `dense_above` rows are there."""
+    """The words of a vector's message, which is dense if more than `dense_above` rows are present."""
     size, width = whole.shape
     limit = delta(size, width, whole.dtype) if dense_above is None else dense_above
     count = int(there.sum())
@@ -67,7 +67,7 @@ def reduced(streams: Iterable[Stream], size: int, width: int, dtype: np.dtype, o
 
 
 def values(random: np.random.Generator, count: int, width: int, dtype: np.dtype) -> np.ndarray:
-    """Of many magnitudes, with zeros of both signs and ones; finite."""
+    """Finite values of many magnitudes, with ones and zeros of both signs."""
     low, high = {2: (-6, 3), 4: (-40, 30), 8: (-300, 250)}[dtype.itemsize]
     drawn = 10.0 ** random.uniform(low, high, (count, width)) * random.choice([-1.0, 1.0], (count, width))
     few = np.array([0.0, -0.0, 1.0])[random.integers(0, 3, (count, width))]
@@ -81,7 +81,7 @@ def stream(random: np.random.Generator, size: int, width: int, dtype: np.dtype, 
 
 
 def index_sets(random: np.random.Generator, size: int) -> dict[str, list[np.ndarray]]:
-    """Several ranks' ascending indices, by what they are like."""
+    """The ascending indices of several ranks, by the name of the pattern."""
     everything = np.arange(size, dtype=np.int32)
     some = np.flatnonzero(random.random(size) < 0.3).astype(np.int32)
     nothing = everything[:0]

@@ -1,4 +1,4 @@
-"""The operation and the kernels of optimizers' steps; tests/servers/test_fused.py compares them with Keras's own."""
+"""The operation and kernels of optimizer steps; tests/servers/test_fused.py compares them with Keras's optimizers."""
 
 import ctypes
 import re
@@ -38,7 +38,7 @@ def slot_count(name):
 
 
 def problem(name, size):
-    """Weights and slots, and a gradient; slots are large enough for all roots."""
+    """Weights and slots, and a gradient; slots are large enough for all square roots."""
     random = np.random.default_rng(size)
     values = [random.standard_normal(size).astype(np.float32)]
     values += [(9 + random.random(size)).astype(np.float32) / (1 + 9 * slot) for slot in range(slot_count(name))]
@@ -46,7 +46,7 @@ def problem(name, size):
 
 
 def applied(name, values, gradient, parallel=None):
-    """hvds_apply, on copies."""
+    """Runs hvds_apply on copies."""
     values = [native.aligned(value) for value in values]
     pointers = (ctypes.c_void_p * 3)(*(native.pointer(value) for value in values[1:]))
     step = Step(NAMES.index(name), NUMBERS, 1, 0.02, 0.01)
@@ -63,7 +63,7 @@ def applied(name, values, gradient, parallel=None):
 
 
 def applied_at(name, values, gradient, places, parallel=None):
-    """hvds_apply_places, on copies; the gradient is of all elements."""
+    """Runs hvds_apply_places on copies; the gradient is that of all elements."""
     values = [native.aligned(value) for value in values]
     pointers = (ctypes.c_void_p * 3)(*(native.pointer(value) for value in values[1:]))
     step, own = Step(NAMES.index(name), NUMBERS, 1, 0.02, 0.01), gradient[places]
@@ -81,7 +81,7 @@ def applied_at(name, values, gradient, places, parallel=None):
 
 
 def apply_at(name, values, gradient, places):
-    """The operation for some places, in place."""
+    """Runs the operation on some elements, in place."""
     ops.library().hvd_servers_apply_places(
         weights=values[0].handle,
         slots=[value.handle for value in values[1:]],
@@ -96,7 +96,7 @@ def apply_at(name, values, gradient, places):
 
 
 def apply(name, values, gradient, numbers=None, decay=0.02, decay_rate=0.01, decays=True):
-    """The operation, in place."""
+    """Runs the operation in place."""
     if numbers is None:
         numbers = NUMBERS[: native.library().hvds_number_count(NAMES.index(name))]
     ops.library().hvd_servers_apply(
@@ -112,7 +112,7 @@ def apply(name, values, gradient, numbers=None, decay=0.02, decay_rate=0.01, dec
 
 
 def place_of(variable):
-    """Where a variable's elements are; nothing holds them afterwards."""
+    """The address of a variable's elements; no reference to them is kept."""
     return np.asarray(memoryview(variable.read_value())).ctypes.data
 
 
@@ -212,13 +212,13 @@ def test_a_variable_may_be_its_own_gradient():
 def test_what_nobody_holds_is_written_in_place():
     values, gradient = problem("Adam", LARGE)
     held = [tf.Variable(value) for value in values]
-    apply("Adam", held, gradient)  # what has made the variables may still hold their first values
+    apply("Adam", held, gradient)  # afterwards no operation that made the variables holds their initial values
     before = [place_of(value) for value in held]
     apply("Adam", held, gradient)
     assert [place_of(value) for value in held] == before
 
 
-# ---- arguments that cannot be ----
+# ---- invalid arguments ----
 
 ONE = [1.0]
 
@@ -322,5 +322,5 @@ def test_numbers_that_cannot_be_are_refused_when_a_graph_is_made(name):
 
 @pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
-    """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
+    """The same kernels with the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_apply.cc"), OPS.glob("servers/apply_cpu*.cc"))

@@ -1,4 +1,4 @@
-"""Messages that tell their counts, and whether what they carry is of use, as values or as codes."""
+"""Messages that contain their counts and a flag for values that are not finite, with values or codes."""
 
 import numpy as np
 import pytest
@@ -11,7 +11,7 @@ from tests.ops.test_sparse import DTYPES, floats, names, reference_pack
 
 
 def counted(values, indices, nonfinite):
-    """The message of a rank whose count nobody knows."""
+    """The message of a rank whose count the others do not know."""
     return np.concatenate([np.array([len(indices), nonfinite], np.int32), reference_pack(values, indices)])
 
 
@@ -42,7 +42,7 @@ def test_messages_that_tell_their_counts_are_taken_apart(dtype, counts, seed):
         ([2**31 - 1, 0, 5, 7], 1, 0),
         ([1, 2, 5, 7], 1, 0),  # no such flag
         ([0], 1, 0),
-        ([0, 0, 9], 1, 1),  # words are left over
+        ([0, 0, 9], 1, 1),  # there are extra words
     ],
 )
 def test_a_message_that_does_not_fit_is_refused(words, ranks, misfit):
@@ -86,7 +86,7 @@ def test_messages_of_codes_are_taken_apart(shapes, seed):
         ([1, 0, 1, 2**31 - 1, 5, 7, 9], 1, 0),
         ([1, 2, 1, 1, 5, 7, 9], 1, 0),  # no such flag
         ([0, 0, 0], 1, 0),
-        ([0, 0, 0, 0, 9], 1, 1),  # words are left over
+        ([0, 0, 0, 0, 9], 1, 1),  # there are extra words
     ],
 )
 def test_a_message_of_codes_that_does_not_fit_is_refused(words, ranks, misfit):

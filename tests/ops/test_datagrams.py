@@ -1,4 +1,4 @@
-"""Averaging by datagrams without Python or TensorFlow: the tags, the window of counters, and ranks under sanitizers."""
+"""Averaging by datagrams without Python or TensorFlow: tags, the window of counters, and ranks under sanitizers."""
 
 import ctypes
 import functools
@@ -21,7 +21,7 @@ SOURCES = [
     *sorted(path for path in (ROOT / "ops" / "datagrams").glob("*.cc") if not path.stem.endswith("_op")),
     ROOT / "ops" / "common" / "cpu_features.cc",
 ]
-LIMIT = 300  # seconds until it is a hang
+LIMIT = 300  # seconds until a process counts as hanging
 WINDOW = 8192  # counters
 
 # ---- tags ----
@@ -106,7 +106,7 @@ def test_a_counter_is_let_in_once_and_none_that_is_new_is_lost(steps, start, exa
 
 @pytest.fixture(scope="module")
 def build(tmp_path_factory):
-    """Compiles a program; what is common to all of them once for each sanitizer."""
+    """Compiles a program; shared code is compiled once for each sanitizer."""
 
     def compiled(sanitizer: str, *arguments: object) -> None:
         command = ["c++", "-std=c++17", "-O1", "-pthread", "-Wall", "-Wextra", f"-I{ROOT / 'ops'}"]
@@ -139,7 +139,7 @@ def run(program: pathlib.Path, *arguments: object) -> None:
 
 @pytest.mark.parametrize("sanitizer", ["address,undefined", pytest.param("thread", marks=pytest.mark.thorough)])
 def test_ranks_average_as_they_must_and_clean_under_sanitizers(build, sanitizer, monkeypatch):
-    """Without loss to the bit; and with a rank that is killed or stopped in the middle of a phase and comes back."""
+    """Exact without loss; also with a rank that is killed or stopped in the middle of a phase and comes back."""
     monkeypatch.setenv("TSAN_OPTIONS", "halt_on_error=1")
     program = build("datagram_ranks", sanitizer)
     for ranks, rounds, size in [(1, 2, 5), (2, 3, 1), (3, 4, 1421), (4, 3, 100_003), (5, 5, 357)]:
@@ -175,14 +175,14 @@ def test_no_lie_is_accepted(build, lies, spread):
 @pytest.mark.parametrize(
     "ceiling, capacity, period, burst, active, pause, least, lost",
     [
-        (1e9, 1e9, 230, 20, 60, 45, 0.5, 0.05),  # a neighbour's bursts, and pauses as for a computation
+        (1e9, 1e9, 230, 20, 60, 45, 0.5, 0.05),  # bursts of another sender, and pauses as for a computation
         (1e8, 1e8, 230, 20, 60, 45, 0.5, 0.05),
         (1e9, 1e9, 200, 20, 1000, 0, 0.7, 0.06),
         ("inf", 1e8, 200, 20, 1000, 0, 0.7, 0.1),
         (1e8, 1e8, 170, 20, 50, 50, 0.7, 0.08),
         (1e9, 1e9, 170, 20, 10, 30, 0.7, 0.09),
         ("inf", 1e9, 170, 20, 50, 50, 0.8, 0.09),
-        (1e9, 1e9, 200, 0, 50, 50, 1.0, 0.0),  # nobody else
+        (1e9, 1e9, 200, 0, 50, 50, 1.0, 0.0),  # no other sender
         (1e9, 7e8, 200, 0, 1000, 0, 0.9, 0.02),  # a ceiling that is too high
         (1e9, 1e8, 200, 0, 1000, 0, 0.9, 0.02),
         (1e9, 5e8, 200, 0, 50, 50, 0.9, 0.05),
@@ -201,7 +201,7 @@ def test_the_rate_comes_back_after_a_burst_and_finds_what_a_link_carries(
     assert rate >= least and share <= lost
 
 
-# ---- how long a phase may last ----
+# ---- limits of a phase ----
 
 
 @hypothesis.given(
@@ -228,7 +228,7 @@ SEGMENT = (1472 - 56) // 4  # elements
 
 
 class Round(NamedTuple):
-    """What one rank has made of a round, see datagram_rank.cc."""
+    """A rank's results of a round, see datagram_rank.cc."""
 
     mean: np.ndarray
     contributors: np.ndarray
@@ -246,7 +246,7 @@ def read_rounds(path: pathlib.Path, ranks: int, size: int) -> list[Round]:
 
 
 def value(rank: int, round: int, size: int) -> np.ndarray:
-    """The vector of a rank, as datagram_job.h has it."""
+    """The vector of a rank, as in datagram_job.h."""
     mixed = (np.arange(size, dtype=np.uint64) * np.uint64(64) + np.uint64(rank)) * np.uint64(1000003) + np.uint64(round)
     mixed ^= mixed >> np.uint64(29)
     mixed *= np.uint64(0xBF58476D1CE4E5B9)
@@ -257,7 +257,7 @@ def value(rank: int, round: int, size: int) -> np.ndarray:
 @pytest.mark.thorough
 @pytest.mark.skipif(cluster.unavailable() is not None, reason=str(cluster.unavailable()))
 def test_under_a_queue_that_overflows_each_segment_is_the_mean_of_those_that_arrived(build, tmp_path):
-    """Three hosts on links of 20 Mbit/s send at 1.3 times that."""
+    """Three hosts on links of 20 Mbit/s send at 1.3 times that rate."""
     ranks, rounds, size = 3, 2, 1_000_001
     program = build("datagram_rank")
     with cluster.Cluster(ranks, 1, "20mbit") as hosts:

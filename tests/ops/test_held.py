@@ -1,4 +1,4 @@
-"""The selection by thresholds that are held: against NumPy, to the bit, whatever the instructions and the threads."""
+"""Selection by held thresholds: equal to NumPy bit for bit, with any instruction set and number of threads."""
 
 import ctypes
 
@@ -13,13 +13,13 @@ from tests.gpu import reference
 from tests.ops import native
 from tests.ops.test_select_kernels import DTYPES, INPUTS, held, same
 
-LARGE = 1_100_003  # the residual of so many elements is written past the caches
+LARGE = 1_100_003  # a residual of this size is written with stores that bypass the caches
 KINDS = ["gaussian", "ties", "constant", "zeros", "ascending", "one outlier", "large in front", "misleading"]
-STALE = (0.0, 1e-3, 0.25, 1.0, 1.5, 1e30)  # of these one or the other is too low, too high or that of many ties
+STALE = (0.0, 1e-3, 0.25, 1.0, 1.5, 1e30)  # too low or too high for some inputs, or equal to many magnitudes
 
 
 def select(parts, residual, k, thresholds, due, wire=tf.float32, ends=None):
-    """Of one piece, unless there are ends."""
+    """Selects from one piece, unless `ends` are given."""
     one = ends is None
     return ops.library().hvd_sparse_feedback_held(
         parts=parts,
@@ -33,7 +33,7 @@ def select(parts, residual, k, thresholds, due, wire=tf.float32, ends=None):
 
 
 def check(parts, residual, k, threshold, wire=DTYPES[0]):
-    """The same places, values, residual and threshold as the reference has; no threshold: it is due."""
+    """Compares indices, values, residual and threshold with the reference; without threshold, a new one is due."""
     due = threshold is None
     found = select(parts, residual, k, 7.0 if due else threshold, due, tf.as_dtype(wire.name))
     values, indices, left, culprit, thresholds, clamped = found
@@ -67,7 +67,7 @@ def test_every_instruction_set_finds_what_reaches_the_threshold(kind):
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("wire", DTYPES, ids=str)
 def test_narrow_elements_and_wires(dtype, wire):
-    """Tiny ones, which a narrow wire rounds to zero, are sent and stay behind."""
+    """Tiny elements, which a narrow wire dtype rounds to zero, are sent and also stay in the residual."""
     random = np.random.default_rng(4)
     parts = random.standard_normal((3, 5000)).astype(dtype)
     residual = random.standard_normal(5000).astype(np.float32)
@@ -83,7 +83,7 @@ def test_narrow_elements_and_wires(dtype, wire):
 
 @pytest.mark.parametrize("kind", ["gaussian", "ascending", "constant"])
 def test_large_vectors_by_the_threads_of_the_device(kind):
-    """Where far more reach the threshold than may be sent they are sorted out on the way, or in passes of their own."""
+    """If far more elements than may be sent reach the threshold, they are reduced in the same pass or in others."""
     random = np.random.default_rng(9)
     parts = INPUTS[kind](random, LARGE).astype(np.float32)[np.newaxis]
     residual = np.zeros(LARGE, np.float32) if kind == "constant" else random.standard_normal(LARGE).astype(np.float32)
@@ -100,7 +100,7 @@ def test_large_vectors_by_the_threads_of_the_device(kind):
     threshold=st.one_of(st.none(), st.floats(0, 4, width=32), st.sampled_from(STALE)),
 )
 def test_sent_and_residual_are_the_input_and_the_largest_are_sent(size, share, kind, wire, seed, threshold):
-    """To the bit; and nothing that is left is larger than what is sent."""
+    """Bit for bit; and no remaining element is larger than any that is sent."""
     random = np.random.default_rng(seed)
     parts = INPUTS[kind](random, size).astype(np.float32)[np.newaxis]
     residual = (random.standard_normal(size) * (random.random(size) < 0.5)).astype(np.float32)
@@ -131,7 +131,7 @@ def test_sent_and_residual_are_the_input_and_the_largest_are_sent(size, share, k
     thresholds=st.lists(st.one_of(st.none(), st.sampled_from(STALE)), min_size=5, max_size=5),
 )
 def test_pieces_have_thresholds_of_their_own(wire, sizes, share, seed, kinds, thresholds):
-    """Each as if it were exchanged alone."""
+    """The result of each piece is as if it were exchanged alone."""
     random = np.random.default_rng(seed)
     pieces = [INPUTS[kind](random, size).astype(np.float32) for kind, size in zip(kinds, sizes, strict=False)]
     residuals = [random.standard_normal(size).astype(np.float32) for size in sizes]
@@ -148,7 +148,7 @@ def test_pieces_have_thresholds_of_their_own(wire, sizes, share, seed, kinds, th
     for part in (0, 2, 4, 5):
         joined = np.concatenate([held(each[part].numpy()) for each in alone])
         np.testing.assert_array_equal(held(found[part].numpy()), joined)
-    assert int(found[3]) == max(int(each[3]) for each in alone)  # an outlier may be too large for the wire
+    assert int(found[3]) == max(int(each[3]) for each in alone)  # an outlier may be too large for the wire dtype
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
@@ -187,7 +187,7 @@ def test_arguments_that_cannot_be(change, told):
 
 
 def test_the_kernel_takes_no_residual_in_place():
-    """It may sum a second time."""
+    """It may compute the sum a second time."""
 
     class Holding(ctypes.Structure):
         _fields_ = [("due", ctypes.c_int), *((name, ctypes.c_int64) for name in ("kept", "least", "most"))]

@@ -1,4 +1,4 @@
-"""Large outputs are used again, but only once nobody holds them."""
+"""The memory of large outputs is reused, but only when nothing refers to it any more."""
 
 import gc
 
@@ -43,7 +43,7 @@ def test_other_shapes_get_memory_of_their_own():
 
 @pytest.mark.parametrize("steps", [7])
 def test_a_residual_goes_to_and_fro_between_two_buffers(steps):
-    """A variable takes a new residual by reference, so the one before comes free and is the next to be written."""
+    """A variable takes a new residual by reference, which frees the previous one for the next step."""
     random = np.random.default_rng(0)
     gradient = tf.constant(random.standard_normal((1, SIZE)).astype(np.float32))
     residual = tf.Variable(tf.zeros([SIZE]))
@@ -74,7 +74,7 @@ def test_a_variable_that_shares_an_output_may_be_changed_in_place():
 
 
 def test_an_output_belongs_to_its_holders_alone():
-    """An operation behind it writes in its place, which it must not while somebody else has a share."""
+    """A following operation writes into its memory, which it must not do while something else refers to it."""
 
     @tf.function
     def step(parts):

@@ -1,4 +1,4 @@
-"""One and two bits a value (hvd_sparse/compression/quantizers.py) against NumPy, to the bit, and their laws."""
+"""Coding with one and two bits (hvd_sparse/compression/quantizers.py): equal to NumPy bit for bit; its properties."""
 
 import numpy as np
 import pytest
@@ -96,7 +96,7 @@ def test_a_zero_among_what_is_kept_does_not_keep_the_others_back():
 def test_columns_have_scales_of_their_own():
     where = Where(tf.constant([0, 1, 3, 6, 7], tf.int32), ((6, 0, 3), (8, 0, 1)))
     _, scales = OneBit("column").encode(np.array([1, -10, 3, 7, 5], np.float32), 0, where)
-    np.testing.assert_array_equal(scales, [2, 10, 6])  # columns 0 and 1 of the first, and the vector
+    np.testing.assert_array_equal(scales, [2, 10, 6])  # columns 0 and 1 of the first variable, and the vector
 
 
 def test_two_levels_leave_less_than_a_split_at_the_mean():

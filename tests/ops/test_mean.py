@@ -1,4 +1,4 @@
-"""How an exchange ends: mean, spoil and check_faults against NumPy, to the bit."""
+"""The end of an exchange: mean, spoil and check_faults equal NumPy bit for bit."""
 
 from __future__ import annotations
 

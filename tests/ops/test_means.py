@@ -1,4 +1,4 @@
-"""Sums of several gradients become means where they lie."""
+"""Sums of several gradients become means in place."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Sparse streams (hvd_sparse/collectives/streams.py) against NumPy, to the bit."""
+"""Sparse streams (hvd_sparse/collectives/streams.py): equal to NumPy bit for bit."""
 
 import numpy as np
 import pytest
@@ -14,7 +14,7 @@ from tests.simulation import same_bits
 OPS = list(reference.NEUTRAL)
 WIDTHS = [1, 3, 64]
 SETS = list(reference.index_sets(np.random.default_rng(0), 10))
-BLOCK = 4096  # rows, the least that the kernels work on at a time
+BLOCK = 4096  # rows, the smallest unit of work of the kernels
 LIMITS = [None, 0, 10**9]
 each_dtype = pytest.mark.parametrize("dtype", FLOATS, ids=str)
 each_op = pytest.mark.parametrize("op", OPS)
@@ -33,12 +33,12 @@ def packed(stream, size, op="sum", dense_above=None):
 
 
 def together(parts, size, op="sum"):
-    """Sparse messages, whatever their density."""
+    """Concatenated sparse messages, whatever their density."""
     return tf.concat([packed(part, size, op, size) for part in parts], 0)
 
 
 def rows_of(message, size, width, dtype, op="sum"):
-    """The whole vector and which rows are there, by the operations that read a message."""
+    """The whole vector and which rows are present, by the operations that read a message."""
     values, indices = streams.slices(message, size, width, dtype)
     there = np.zeros(size, bool)
     there[indices.numpy()] = True
@@ -126,7 +126,7 @@ def test_the_form_of_what_comes_does_not_matter(dtype, op):
         limits = [-1 if dense >> number & 1 else 10**9 for number in range(len(parts))]
         messages = [packed(part, size, op, limit) for part, limit in zip(parts, limits, strict=True)]
         got = streams.reduce(tf.concat(messages, 0), size, width, dtype, op)
-        if dense:  # then all rows are there
+        if dense:  # then all rows are present
             whole = streams.dense(got, size, width, dtype, op).numpy()
             same_bits(whole, reference.accumulate(parts, size, width, dtype, op)[0])
         else:
@@ -159,7 +159,7 @@ def test_what_is_not_finite_goes_through(dtype, op):
 
 
 def test_the_exact_union_decides_the_form():
-    """Two identical sets of exactly delta rows stay sparse; a single row more turns them dense."""
+    """Two identical sets of exactly delta rows stay sparse; a single extra row makes the result dense."""
     size = 100
     limit = streams.delta(size, 1, tf.float32)
     rows = np.arange(limit, dtype=np.int32)
@@ -289,7 +289,7 @@ def test_in_a_graph_of_unknown_lengths():
     assert (indices.numpy().tolist(), values.numpy().tolist()) == ([4, 30], [[4.0], [8.0]])
 
 
-# ---- what cannot be ----
+# ---- invalid arguments ----
 
 GOOD = np.array([0, 2, 1, 3, 7, 8], np.int32)  # two rows of one float32
 BAD_MESSAGES = [

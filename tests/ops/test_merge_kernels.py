@@ -1,4 +1,4 @@
-"""The kernels of ops/streams/merge.h by ctypes: any number of threads and any instruction set give the same bits."""
+"""The kernels of ops/streams/merge.h through ctypes: the same bits for all thread counts and instruction sets."""
 
 import ctypes
 from pathlib import Path
@@ -37,7 +37,7 @@ def function(name):
 
 
 def reduce(messages, size, width, dtype, op, dense_above, parallel=None):
-    """The message of several; the room that was asked for is all that is there."""
+    """The message of several streams, written into a buffer of exactly the size that the kernel asks for."""
     rows = Rows(size, width, CODES[dtype.itemsize])
     streams = (Stream * len(messages))()
     for message, stream in zip(messages, streams, strict=True):
@@ -60,7 +60,7 @@ def reduce(messages, size, width, dtype, op, dense_above, parallel=None):
 
 
 def messages_of(dtype, width, density, number, size=SIZE):
-    """Messages and the dense result with what is there."""
+    """Messages, and the dense result with the rows that are present."""
     random = np.random.default_rng(1)
     whole = np.zeros((size, width), dtype)
     there = np.zeros(size, bool)
@@ -106,7 +106,7 @@ def test_instruction_sets_agree(op, isa):
 
 @pytest.mark.parametrize("threads", [1, 4])
 def test_streams_of_very_different_length(threads):
-    """One row against many, at the ends and in the middle, and rows far apart."""
+    """One row and many, at the ends and in the middle, and rows far apart."""
     size = 1_000_000
     dtype = np.dtype(np.float32)
     many = reference.Stream(np.arange(100_000, 400_000, dtype=np.int32), np.ones((300_000, 1), np.float32))
@@ -156,5 +156,5 @@ def test_streams_of_very_different_length(threads):
     ],
 )
 def test_the_kernels_keep_within_their_memory(tmp_path, program, sources):
-    """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
+    """The same kernels with the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     sanitizers.check(tmp_path, Path(__file__).with_name(f"{program}.cc"), [OPS / name for name in sources])

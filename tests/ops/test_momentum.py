@@ -1,4 +1,4 @@
-"""Momentum on the sender's side and the clearing of what was sent, against NumPy, to the bit."""
+"""Momentum on the sender's side and the clearing of sent elements: equal to NumPy bit for bit."""
 
 import ctypes
 import re
@@ -16,14 +16,14 @@ from tests.simulation import same_bits
 
 OPS = Path(__file__).resolve().parents[2] / "ops"
 SIZES = [0, 1, 2, 7, 15, 16, 17, 63, 65, 10_007]
-LARGE = 1_200_007  # large enough for several tasks, and for results to go past the caches
+LARGE = 1_200_007  # large enough for several tasks, and for stores that bypass the caches
 DECAY, GAIN = 0.9, 0.7
 EACH_NESTEROV = pytest.mark.parametrize("nesterov", [False, True], ids=["heavy ball", "Nesterov"])
 HUGE = 3e38
 
 
 def reference(parts, velocity, nesterov, decay=DECAY, gain=GAIN):
-    """The new velocity and what is moved by, each operation rounded to float32."""
+    """The new velocity and the update, each operation rounded to float32."""
     with np.errstate(all="ignore"):
         gained = np.float32(gain) * reference_sum_parts(parts)[0]
         after = np.float32(decay) * velocity + gained
@@ -36,7 +36,7 @@ def problem(count, size, dtype):
 
 
 def advance(parts, velocity, nesterov, parallel=None, in_place=False):
-    """hvds_momentum: the new velocity, what is moved by and the culprit."""
+    """hvds_momentum: the new velocity, the update and the culprit."""
     count, size = parts.shape
     after = velocity if in_place else native.aligned(np.full(size, 7, np.float32))
     moves = native.aligned(np.full(size, 7, np.float32)) if nesterov else None
@@ -56,7 +56,7 @@ def advance(parts, velocity, nesterov, parallel=None, in_place=False):
 
 
 def clear(vector, indices, to, parallel=None):
-    """hvds_clear: the position of the first index that is outside, or -1."""
+    """hvds_clear: the position of the first index that is out of range, or -1."""
     function = native.library().hvds_clear
     function.restype = ctypes.c_int64
     return function(
@@ -69,7 +69,7 @@ def clear(vector, indices, to, parallel=None):
     )
 
 
-# ---- a gradient is taken in ----
+# ---- hvds_momentum ----
 
 
 @EACH_NESTEROV
@@ -168,7 +168,7 @@ def test_a_variable_is_not_written():
     np.testing.assert_array_equal(variable, np.ones(LARGE))
 
 
-# ---- what was sent is cleared ----
+# ---- hvds_clear ----
 
 
 @pytest.mark.parametrize("threads", [1, 2, 7])
@@ -195,7 +195,7 @@ def test_nothing_is_cleared_where_an_index_is_outside(bad):
 
 
 def place_of(tensor):
-    """Where a tensor's elements are, when the graph runs."""
+    """The address of a tensor's elements when the graph runs."""
     return tf.numpy_function(lambda array: np.int64(array.__array_interface__["data"][0]), [tensor], tf.int64)
 
 
@@ -221,7 +221,7 @@ def test_a_velocity_that_nobody_else_holds_is_cleared_in_place(held, nesterov):
     assert not variable[:9].numpy().any() and variable[9:].numpy().all()
 
 
-# ---- arguments that cannot be ----
+# ---- invalid arguments ----
 
 ROW, ONE = np.ones((1, 1), np.float32), np.ones(1, np.float32)
 RULE = MomentumRule(DECAY)
@@ -294,5 +294,5 @@ def test_nothing_has_a_gradient():
 
 @pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
-    """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
+    """The same kernels with the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_momentum.cc"), OPS.glob("momentum/momentum_cpu*.cc"))

@@ -1,4 +1,4 @@
-"""Values at places of variables: the operations, and the loops under the sanitizers."""
+"""Values at given places of variables: the operations, and the loops under the sanitizers."""
 
 from pathlib import Path
 
@@ -138,5 +138,5 @@ def test_shapes_and_types_that_do_not_fit_are_refused():
 
 @pytest.mark.thorough
 def test_the_loops_keep_within_their_memory(tmp_path):
-    """Under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
+    """With the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_places.cc"), [OPS / "servers" / "places_cpu.cc"])

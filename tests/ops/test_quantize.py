@@ -1,4 +1,4 @@
-"""QSGD (hvd_sparse/compression/quantizers.py) against NumPy, to the bit, and its two moments."""
+"""QSGD (hvd_sparse/compression/quantizers.py): equal to NumPy bit for bit; its mean error and variance."""
 
 import numpy as np
 import pytest
@@ -16,7 +16,7 @@ each_norm = pytest.mark.parametrize("norm", NORMS)
 
 
 def floats(random, size):
-    """Of several magnitudes, with zeros of both signs and stretches of nothing."""
+    """Floats of several magnitudes, with zeros of both signs and stretches of zeros."""
     values = random.standard_normal(size) * 10.0 ** random.integers(-3, 3, size)
     values[random.random(size) < 0.1] *= 0
     if size > 40:
@@ -63,7 +63,7 @@ def test_the_largest_number_does_not_overflow(bits):
 @each_bits
 @each_norm
 def test_levels_are_kept_exactly(bits, norm):
-    """Values that are levels are not rounded; neither are zeros."""
+    """Values that equal a level are not rounded, and zeros stay zeros."""
     coding = QSGD(bits, 1024, norm)
     levels = np.random.default_rng(0).integers(-coding.levels, coding.levels + 1, 1024).astype(np.float32)
     levels[0] = coding.levels
@@ -76,7 +76,7 @@ def test_levels_are_kept_exactly(bits, norm):
 @each_bits
 @each_norm
 def test_unbiased_and_of_the_stated_variance(bits, norm):
-    """The mean error, and the mean squared error less its expectation, over draws and elements: within 4 sigma."""
+    """The mean error, and the mean squared error minus its expectation, over draws and elements: within 4 sigma."""
     random = np.random.default_rng(bits)
     coding = QSGD(bits, 128, norm)
     values = random.standard_normal(1000).astype(np.float32)
@@ -90,11 +90,11 @@ def test_unbiased_and_of_the_stated_variance(bits, norm):
         [coding.decode(*coding.encode(values, seed), 1000).numpy() - values.astype(np.float64) for seed in range(draws)]
     )
     assert abs(errors.sum()) <= 4 * np.sqrt(draws * variance.sum())
-    rounded = (fraction > 1e-4) & (fraction < 1 - 1e-4)  # not what is a level by itself, as the largest
+    rounded = (fraction > 1e-4) & (fraction < 1 - 1e-4)  # not values that equal a level, such as the largest
     each = errors.sum(0)[rounded] / np.sqrt(draws * variance[rounded])
-    assert np.abs(each).max() <= 5  # of 1000 elements
+    assert np.abs(each).max() <= 5  # for 1000 elements
     assert 0.85 <= (each**2).mean() <= 1.15
-    # The variance of a squared error that is ((1 - f) step)^2 with probability f, else (f step)^2.
+    # The variance of a squared error that is ((1 - f) step)^2 with probability f and (f step)^2 otherwise.
     spread = step**4 * fraction * (1 - fraction) * (1 - 2 * fraction) ** 2
     assert abs((errors**2).sum() - draws * variance.sum()) <= 4 * np.sqrt(draws * spread.sum())
 

@@ -1,4 +1,4 @@
-"""The largest elements of rows: the operations, their gradients, and the loops under each instruction set."""
+"""The largest elements of rows: the operations, their gradients, and the loops with each instruction set."""
 
 import ctypes
 from pathlib import Path
@@ -25,7 +25,7 @@ WIDTHS = st.one_of(st.integers(0, 80), st.sampled_from([255, 256, 257, 511, 1024
 
 
 def matrix(kind, count, width, dtype, seed=0):
-    """Rows of a kind that has caught a selection out."""
+    """Rows of a kind that has exposed bugs of selections."""
     random = np.random.default_rng([seed, count, width])
     x = random.standard_normal((count, width)).astype(np.float32)
     if kind in KINDS and width:
@@ -42,7 +42,7 @@ def matrix(kind, count, width, dtype, seed=0):
 
 
 def bits(array):
-    """Elements as numbers, so that NaNs can be compared."""
+    """Elements as integers, so that NaNs can be compared."""
     array = np.asarray(array)
     return array.view(np.uint32 if array.itemsize == 4 else np.uint16)
 
@@ -63,7 +63,7 @@ def expected(x, k):
 
 
 def check(x, k):
-    """All operations on one matrix."""
+    """Tests all operations on one matrix."""
     y, values, places = expected(x, k)
     given_y, positions = rows.threshold_rows(x, k)
     same(given_y.numpy(), y)
@@ -77,7 +77,7 @@ def check(x, k):
     same(rows.mask_rows(x, positions).numpy(), y)
 
 
-# ---- what is selected ----
+# ---- selection ----
 
 
 @EACH_DTYPE
@@ -102,7 +102,7 @@ def test_rows_that_have_caught_selections_out(kind, dtype):
 
 @EACH_DTYPE
 def test_rows_that_are_alike_and_rows_that_are_not(dtype):
-    """What one row had serves as a guess for the next, which must not show."""
+    """One row's threshold is the initial guess for the next, which must not change the result."""
     random = np.random.default_rng(0)
     x = random.standard_normal((400, 300))
     x[100:200] *= np.exp2(random.integers(-8, 8, (100, 1)))
@@ -141,7 +141,7 @@ def test_permuted_rows_give_permuted_results(seed, k):
     "dtype", [DTYPES[0], *(pytest.param(each, marks=pytest.mark.thorough) for each in DTYPES[1:])], ids=str
 )
 def test_results_that_leave_the_caches_are_the_same(dtype):
-    """Above 4 MiB results are written past the caches, where rows begin at cache lines."""
+    """Results above 4 MiB are written with stores that bypass the caches, if rows begin at cache lines."""
     x = tf.constant(matrix("normal", 520, 8192 // dtype.itemsize, dtype))
     y, values, places = expected(x.numpy(), 103)
     assert y.nbytes > 4 << 20
@@ -236,7 +236,7 @@ def test_gradients_take_the_mask_for_a_constant(seed, k):
         np.testing.assert_allclose(outer.gradient(gradient, x), 2 * weights * mask, rtol=1e-6)
 
 
-# ---- what is refused ----
+# ---- invalid arguments ----
 
 
 def test_what_cannot_be_selected_is_refused():
@@ -306,6 +306,6 @@ def test_shapes_that_do_not_fit_are_refused():
 @pytest.mark.thorough
 @pytest.mark.parametrize("sanitizer", ["address,undefined", "thread"])
 def test_the_loops_keep_within_their_memory(sanitizer, tmp_path):
-    """Under sanitizers, without Python or TensorFlow."""
+    """With sanitizers, without Python or TensorFlow."""
     main = Path(__file__).with_name("sanitize_rows.cc")
     sanitizers.check(tmp_path, main, OPS.glob("pipeline/rows*_cpu*.cc"), sanitizer, "-O0")

@@ -1,4 +1,4 @@
-"""Gradient dropping's selection: against NumPy, to the bit, whatever the instructions, the threads and the data."""
+"""Gradient dropping's selection: equal to NumPy bit for bit for all instruction sets, thread counts and data."""
 
 import ctypes
 
@@ -13,7 +13,7 @@ from tests.gpu import reference
 from tests.ops import native
 from tests.ops.test_select_kernels import DTYPES, INPUTS, held, same
 
-LARGE = 1_100_003  # the residual of so many elements is written past the caches
+LARGE = 1_100_003  # a residual of this size is written with stores that bypass the caches
 KINDS = ["gaussian", "ties", "constant", "zeros", "ascending", "one outlier", "large in front", "misleading"]
 
 
@@ -24,7 +24,7 @@ def dropped(parts, residual, k, seed=0, sample=0.001, wire=tf.float32, ends=()):
 
 
 def check(parts, residual, k, seed, sample, wire):
-    """The same places, values and residual as the reference has."""
+    """Compares indices, values and residual with the reference."""
     values, indices, left, culprit = dropped(parts, residual, k, seed, sample, tf.as_dtype(wire.name))
     chosen = reference.sampled(reference.accumulate(held(parts), residual), k, sample, seed)
     coded = np.uint16 if wire == native.BFLOAT16 else wire
@@ -76,7 +76,7 @@ def test_large_vectors_by_the_threads_of_the_device(kind):
     kinds=st.lists(st.sampled_from(KINDS), min_size=5, max_size=5),
 )
 def test_pieces_have_thresholds_of_their_own(wire, sizes, share, seed, kinds):
-    """Each as if it were exchanged alone, from a sample of its own."""
+    """The result of each piece is as if it were exchanged alone, with its own sample."""
     random = np.random.default_rng(seed)
     pieces = [INPUTS[kind](random, size).astype(np.float32) for kind, size in zip(kinds, sizes, strict=False)]
     residuals = [random.standard_normal(size).astype(np.float32) for size in sizes]
@@ -94,12 +94,12 @@ def test_pieces_have_thresholds_of_their_own(wire, sizes, share, seed, kinds):
     for part in (0, 2):
         joined = np.concatenate([held(each[part].numpy()) for each in alone])
         same(held(found[part].numpy()), joined)
-    assert int(found[3]) == max(int(each[3]) for each in alone)  # an outlier may be too large for the wire
+    assert int(found[3]) == max(int(each[3]) for each in alone)  # an outlier may be too large for the wire dtype
 
 
 @pytest.mark.parametrize("broken, told", [((1,), 2), ((0, 2), 1), ((2, 1), 2)])
 def test_the_first_part_that_is_not_finite_is_told_whichever_piece_it_is_in(broken, told):
-    """Part number p is broken in piece number i, for p of `broken` in the order of the pieces."""
+    """Part number p is not finite in piece number i, for p of `broken` in the order of the pieces."""
     parts = np.random.default_rng(0).standard_normal((3, 100)).astype(np.float32)
     for piece, part in enumerate(broken):
         parts[part, 50 * piece + 7] = np.nan
@@ -154,7 +154,7 @@ def test_arguments_that_cannot_be(change, told):
 
 
 def test_the_kernel_takes_no_residual_in_place():
-    """Where the sample has misled it sums a second time."""
+    """If the sample is misleading, it computes the sum a second time."""
 
     class Sampling(ctypes.Structure):
         _fields_ = [(name, ctypes.c_int64) for name in ("samples", "rank", "seed", "least", "most", "kept")]

@@ -1,4 +1,4 @@
-"""topk, mstopk and their fused forms as TensorFlow operations: shapes, dtypes, refusals; results against NumPy."""
+"""topk, mstopk and their fused forms as TensorFlow operations: shapes, dtypes, invalid input, results of NumPy."""
 
 import numpy as np
 import pytest
@@ -15,16 +15,16 @@ DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
 SELECTIONS = {"topk": ops.topk, "mstopk": ops.mstopk}
 FUSED = {"topk": ops.feedback_topk, "mstopk": ops.feedback_mstopk}
 REFERENCES = {"topk": reference.exact, "mstopk": lambda x, k: reference.mstopk(x, k, 30, 0) if k else np.empty(0, int)}
-REFUSED = (tf.errors.InvalidArgumentError, ValueError)  # when it runs, and when a graph is made
+REFUSED = (tf.errors.InvalidArgumentError, ValueError)  # when it runs, and when a graph is built
 names = {"ids": str}
 
 
 def held(x):
-    """bfloat16 as the reference takes it: its bits."""
+    """bfloat16 in the form that the reference takes: its bits."""
     return x.view(np.uint16) if x.dtype == BFLOAT16 else x
 
 
-# ---- Results ----
+# ---- results ----
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
@@ -90,7 +90,7 @@ def test_the_residual_of_a_variable_is_not_written():
     np.testing.assert_array_equal(residual, np.ones(1000))
 
 
-# ---- Shapes, known and unknown, when a graph is made ----
+# ---- shapes, known and unknown, when a graph is built ----
 
 
 def traced(function, *specs):
@@ -122,7 +122,7 @@ def test_a_number_that_is_only_known_when_it_runs(select):
         assert values.shape == indices.shape == [k]
 
 
-# ---- What is refused ----
+# ---- invalid arguments ----
 
 
 @pytest.mark.parametrize("select", SELECTIONS.values())

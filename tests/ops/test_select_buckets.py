@@ -1,4 +1,4 @@
-"""The selection by buckets (select.h) by ctypes, and its operation: the exact selection of each bucket."""
+"""Selection by buckets (select.h) through ctypes, and its operation: the exact selection in each bucket."""
 
 import ctypes
 import functools
@@ -15,7 +15,7 @@ from tests.simulation import bucketed
 
 SHAPES = [(1, 1), (1, 7), (7, 7), (4, 64), (5, 100), (3, 512), (63, 512), (64, 512), (200, 512), (40, 5000)]
 SIZES = [1, 6, 64, 511, 512, 513, 5000, 20_011]
-STREAMED = 1_100_003  # residuals this long are written past the caches
+STREAMED = 1_100_003  # residuals of this size are written with stores that bypass the caches
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The kernels of ops/select by ctypes: any instruction set and number of threads give the bits of the reference."""
+"""The kernels of ops/select through ctypes: the reference's bits for all instruction sets and thread counts."""
 
 import ctypes
 from pathlib import Path
@@ -13,7 +13,7 @@ from tests.ops import native, sanitizers
 OPS = Path(__file__).resolve().parents[2] / "ops"
 SIZES = [1, 2, 7, 63, 64, 65, 4095, 4096, 4097, pytest.param(100_000, marks=pytest.mark.thorough)]
 LARGE = 1_000_003
-BEYOND_CACHES = 2_600_001  # with half of them kept, all outputs are written past the caches
+BEYOND_CACHES = 2_600_001  # with half of them kept, all outputs are written with stores that bypass the caches
 THREADS = [3, *(pytest.param(threads, marks=pytest.mark.thorough) for threads in (2, 7))]
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), np.dtype(ml_dtypes.bfloat16)]
 
@@ -38,14 +38,14 @@ def _front(random, size):
 
 
 def _misleading(random, size):
-    """Where every eighth element is large, a sample with a stride of eight sees all of them or none."""
+    """If every eighth element is large, a sample with a stride of eight sees all of them or none."""
     x = np.full(size, 0.5)
     x[7::8] = 5 * random.standard_normal(len(x[7::8]))
     return x
 
 
 def _neighbours(random, size):
-    """No further apart than float32 can tell: what wins is one step above what ties for the last place."""
+    """Adjacent float32 numbers: the winners are one step above those that tie for the last place."""
     return random.choice([-1, 1], size) * (1 + 2.0**-23 * random.integers(0, 4, size))
 
 
@@ -68,7 +68,7 @@ INPUTS = {
 
 
 class Workspace:
-    """A workspace of the kernels, and the calls that use it."""
+    """A workspace of the kernels, with methods that call them with it."""
 
     def __init__(self):
         self._native = native.library()
@@ -76,7 +76,7 @@ class Workspace:
         self.memory = ctypes.c_void_p(self._native.hvds_workspace_create())
 
     def select(self, x, k, search=None, parallel=None):
-        """Values and indices of hvds_topk, or of hvds_mstopk where `search` is (samplings, seed)."""
+        """Values and indices of hvds_topk, or of hvds_mstopk if `search` is (samplings, seed)."""
         values, indices, report = np.zeros(k, x.dtype), np.full(k, -7, np.int32), np.zeros(2, np.int64)
         vector = [native.pointer(x), native.code(x), ctypes.c_int64(x.size), ctypes.c_int64(k)]
         outputs = [native.pointer(values), native.pointer(indices), native.pointer(report), *self._last(parallel)]
@@ -116,12 +116,12 @@ def counts(size):
 
 
 def same(given, wanted):
-    """Equal to the bit, but that a zero may have either sign."""
+    """Asserts equality bit for bit, except for the signs of zeros."""
     np.testing.assert_array_equal(np.asarray(given, np.float32), np.asarray(wanted, np.float32))
 
 
 def held(x):
-    """bfloat16 as the reference takes it: its bits."""
+    """bfloat16 in the form that the reference takes: its bits."""
     return x.view(np.uint16) if x.dtype == native.BFLOAT16 else x
 
 
@@ -158,7 +158,7 @@ def test_every_instruction_set_feeds_back_alike(kind, shapes, wire, workspace):
     for size, count in shapes:
         parts = np.stack([INPUTS[kind](random, size) for _ in range(count)]).astype(np.float32)
         if kind == "one outlier":
-            parts = np.minimum(parts, 1e4)  # within float16
+            parts = np.minimum(parts, 1e4)  # within the range of float16
         if kind in ("ascending", "descending"):
             parts /= 64
         residual = (0.1 * random.standard_normal(size)).astype(np.float32)
@@ -268,6 +268,6 @@ def test_what_is_too_large_for_the_wire_is_a_fault(workspace):
 @pytest.mark.thorough
 @pytest.mark.parametrize("sanitizer, level", [("address,undefined", "-O0"), ("thread", "-O1")])
 def test_the_kernels_keep_within_their_memory(sanitizer, level, tmp_path):
-    """The same kernels under sanitizers, without Python or TensorFlow."""
+    """The same kernels with sanitizers, without Python or TensorFlow."""
     main = Path(__file__).with_name("sanitize_select.cc")
     sanitizers.check(tmp_path, main, OPS.glob("select/select_cpu*.cc"), sanitizer, level)

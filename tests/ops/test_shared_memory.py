@@ -11,7 +11,7 @@ from tests.ops import native
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SOURCES = [ROOT / "tests" / "ops" / "exchange_ranks.cc", ROOT / "ops" / "shared_memory" / "shared_memory.cc"]
-LIMIT = 300  # seconds until it is a hang
+LIMIT = 300  # seconds until a process counts as hanging
 
 
 def build(folder: pathlib.Path, *options: str) -> pathlib.Path:
@@ -62,7 +62,7 @@ def test_a_killed_rank_ends_the_exchange_of_the_others(program, ranks, rounds):
     ],
 )
 def test_it_is_clean_under_sanitizers(sanitizer, rounds, tmp_path, monkeypatch):
-    """A race ends a rank. That an inbox is free again another process tells, of which the sanitizer sees nothing."""
+    """A race ends a rank. Signals that an inbox is free come from another process; the sanitizer does not see them."""
     program = build(tmp_path, f"-fsanitize={sanitizer}", "-fno-sanitize-recover=all")
     (tmp_path / "known").write_text("race:copy_piece\n")
     monkeypatch.setenv("TSAN_OPTIONS", f"halt_on_error=1 suppressions={tmp_path / 'known'}")
@@ -79,7 +79,7 @@ def test_arguments_that_cannot_be_are_refused():
 
 
 def test_who_has_a_ranks_old_number_is_not_taken_for_it():
-    """Another process may have its number, and another file its descriptor, by now: the token tells."""
+    """Another process may now have its process id, and another file its descriptor: the token tells them apart."""
     kernels, addresses = native.library(), np.zeros((2, 3), np.int64)
     groups = [kernels.hvds_neighbours_open(2, me, native.pointer(addresses[me])) for me in range(2)]
     stale = addresses + [[0, 0, 0], [0, 0, 1]]

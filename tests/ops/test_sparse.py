@@ -1,4 +1,4 @@
-"""sum_parts, pack, unpack and sparse_sum against NumPy, to the bit."""
+"""sum_parts, pack, unpack and sparse_sum: equal to NumPy bit for bit."""
 
 import re
 
@@ -13,7 +13,7 @@ from tests.ops.native import BFLOAT16
 from tests.simulation import same_bits
 
 DTYPES = [np.dtype(np.float32), np.dtype(np.float16), BFLOAT16]
-WINDOW = 8192  # what the kernels work on at a time
+WINDOW = 8192  # the kernels' unit of work
 SIZES = [0, 1, 2, 7, 63, 64, 65, WINDOW - 1, WINDOW, WINDOW + 1, 3 * WINDOW + 5]
 names = {"ids": str}
 
@@ -41,7 +41,7 @@ def reference_pack(values, indices):
 
 
 def floats(random, shape, dtype):
-    """Of many magnitudes, denormal ones among them, with zeros of both signs."""
+    """Floats of many magnitudes, including denormal ones, with zeros of both signs."""
     magnitudes = 10.0 ** random.uniform(-44 if dtype == np.float32 else -8, 4, shape)
     signs = random.choice([-1.0, -0.0, 0.0, 1.0], shape, p=[0.45, 0.05, 0.05, 0.45])
     return (magnitudes * signs).astype(dtype)
@@ -102,7 +102,7 @@ def test_every_half_and_every_bfloat16_is_widened_exactly():
 
 
 def test_denormal_numbers_are_kept_on_threads_that_flush_them():
-    """The threads that run a graph flush denormal numbers to zero, and Python's thread does not."""
+    """Threads that run a graph flush denormal numbers to zero; Python's thread does not."""
     tiny = np.float32(1e-40)
     parts = np.full((2, 1000), tiny, np.float32)
     flushed, kept = [], []
@@ -125,7 +125,7 @@ def test_denormal_numbers_are_kept_on_threads_that_flush_them():
 def test_what_was_packed_is_unpacked(dtype, counts, seed):
     random = np.random.default_rng(seed)
     bits = [random.integers(0, 2 ** (8 * dtype.itemsize), count, np.uint64) for count in counts]
-    values = [each.astype(f"u{dtype.itemsize}").view(dtype) for each in bits]  # any bits, NaNs included
+    values = [each.astype(f"u{dtype.itemsize}").view(dtype) for each in bits]  # arbitrary bits, including NaNs
     indices = [random.integers(0, 2**31, count).astype(np.int32) for count in counts]
     messages = [ops.pack(v, i).numpy() for v, i in zip(values, indices, strict=True)]
     for message, own_values, own_indices in zip(messages, values, indices, strict=True):
@@ -142,7 +142,7 @@ def test_what_was_packed_is_unpacked(dtype, counts, seed):
 
 @st.composite
 def contributions(draw):
-    """Entries as ranks send them, or in any order, for a vector of some size; with an offset."""
+    """Entries in ranks' order or in any order, for a vector of any size; with an offset."""
     size = draw(st.sampled_from(SIZES[1:]))
     offset = draw(st.sampled_from([0, 1, 5000, 2**31 - 1 - size]))
     random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
@@ -169,7 +169,7 @@ def test_contributions_are_added_in_the_order_in_which_they_stand(dtype, output,
 
 
 def test_scattered_entries_are_added_in_the_order_in_which_they_stand():
-    """So many runs that they are sorted first; few places, so that many values meet in each."""
+    """The runs are so many that they are sorted first, and the places so few that each gets many values."""
     random = np.random.default_rng(0)
     size, count = 100 * WINDOW, 40_000
     indices = random.choice(random.integers(0, size, 2000), count).astype(np.int32)
@@ -179,7 +179,7 @@ def test_scattered_entries_are_added_in_the_order_in_which_they_stand():
 
 @pytest.mark.parametrize("output", DTYPES[1:], **names)
 def test_sums_are_rounded_to_nearest_even(output):
-    """All float32 numbers next to, and half way between, neighbouring numbers of the narrow type."""
+    """All float32 numbers next to, and half way between, neighbouring numbers of the narrow dtype."""
     every = np.arange(2**16, dtype=np.uint16).view(output).astype(np.float32)
     below = np.sort(every[np.isfinite(every)])
     half_way = ((below[1:].astype(np.float64) + below[:-1]) / 2).astype(np.float32)
@@ -207,7 +207,7 @@ def test_a_negative_zero_is_added_to_zero():
     same_bits(ops.sparse_sum([-0.0], [1], 2).numpy(), np.zeros(2, np.float32))
 
 
-# ---- arguments that cannot be ----
+# ---- invalid arguments ----
 
 ONE = np.ones(1, np.float32)
 FIRST = np.zeros(1, np.int32)

@@ -1,4 +1,4 @@
-"""The kernels of ops/exchange/sparse.h by ctypes: any number of threads and any instruction set give the same bits."""
+"""The kernels of ops/exchange/sparse.h through ctypes: the same bits for all thread counts and instruction sets."""
 
 import ctypes
 from pathlib import Path
@@ -89,6 +89,6 @@ def test_nothing_is_written_where_an_index_is_outside(bad):
 
 @pytest.mark.thorough
 def test_the_kernels_keep_within_their_memory(tmp_path):
-    """The same kernels under the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
+    """The same kernels with the sanitizers for addresses and undefined behaviour, without Python or TensorFlow."""
     kernels = [OPS / "exchange" / name for name in ("sparse_cpu.cc", "float_passes_cpu.cc")]
     sanitizers.check(tmp_path, Path(__file__).with_name("sanitize_sparse.cc"), kernels)

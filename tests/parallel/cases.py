@@ -1,4 +1,4 @@
-"""The register of multi-rank cases; `run.py` tells how to write one."""
+"""The register of multi-rank cases; `run.py` explains how to write one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 RANKS = (1, 2, 3, 4, 6)
-LIMIT = 300.0  # seconds of a case: far more than any takes, with more ranks than cores and others' tests beside
+LIMIT = 300.0  # seconds per case: far more than any needs, even with more ranks than cores and other tests running
 TRAINING = (
     "averaging",
     "horovod",
@@ -18,20 +18,20 @@ TRAINING = (
     "pipeline",
     "servers",
     "sync",
-)  # how names of suites begin that train
+)  # prefixes of the suites that train models
 
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """How the ranks of a case are started that cannot share a launch with others.
+    """How to start the ranks of a case that cannot share a launch with other cases.
 
     Attributes:
-        hosts: what `horovodrun -H` gets; "localhost" and "127.0.0.1" are two hosts to Horovod, and both are here.
-        names: "network" or "loopback": starts the ranks on two hosts made of network namespaces, whose own name
-            resolves to the address on the network or, as Debian writes it, to 127.0.1.1.
-        dies: the ranks that are meant to end without a word.
-        ended: the ranks of which the launcher may have to end some, but not all. Horovod 0.28.1 looks whether it has
-            been shut down before it queues an operation, not while; one that is queued in between is never answered.
+        hosts: the argument of `horovodrun -H`; Horovod takes "localhost" and "127.0.0.1" for two hosts; both are local.
+        names: "network" or "loopback": starts the ranks on two hosts made of network namespaces. Each host's own name
+            resolves to its address on the network or, as Debian configures it, to 127.0.1.1.
+        dies: the ranks that are expected to end without recording an outcome.
+        ended: ranks that the launcher may have to kill; at least one of them must end by itself. Horovod 0.28.1 checks
+            for shutdown before it queues an operation, not while queuing; one queued in between is never answered.
     """
 
     hosts: str | None = None
@@ -42,16 +42,16 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One function that every one of `ranks` ranks calls.
+    """A function that every one of `ranks` ranks calls.
 
     Attributes:
-        name: suite, function and arguments; unique for a number of ranks.
+        name: suite, function and arguments; unique for each number of ranks.
         ranks: the number of ranks P.
-        run: called without arguments; passes by returning.
-        limit: seconds after which the case is a hang.
-        launch: None where the case shares its ranks, started and initialised, with other cases.
-        arguments: what the function is called with.
-        quick: whether the quick tier of tests has it, or only the thorough one.
+        run: takes no arguments; the case passes if it returns.
+        limit: seconds after which the case counts as a hang.
+        launch: None if the case runs on ranks that are already initialised and shared with other cases.
+        arguments: the arguments of the function.
+        quick: whether the case is in the quick tier; otherwise only in the thorough one.
     """
 
     name: str
@@ -64,7 +64,7 @@ class Case:
 
     @property
     def group(self) -> str:
-        """What it is run with: alone, or in one launch with the cases of its tier on as many ranks."""
+        """The launch it belongs to: its own, or the one shared by all cases of its tier and number of ranks."""
         if self.launch is not None:
             return f"{self.ranks} ranks, {self.name}"
         return f"{self.ranks} ranks, {'quick' if self.quick else 'thorough'}"
@@ -84,12 +84,12 @@ def case(
 
     Args:
         ranks: the numbers of ranks P to run it with.
-        over: gives for P the keyword arguments of each case.
-        limit: seconds that one case may take.
+        over: returns, for P ranks, the keyword arguments of each case.
+        limit: time limit of one case in seconds.
         launch: see `Launch`.
-        quick: called with `ranks` and the arguments of each case: whether it is in the quick tier; all others are in
-            the thorough one. The default is those on 4 ranks, but in suites that train models those on 2; where a case
-            is not run on so many, those on the first of its numbers. `thorough` is what none of is quick.
+        quick: called with `ranks` and the arguments of each case, returns whether the case is in the quick tier; all
+            others are in the thorough tier. By default, cases on 4 ranks are quick, or on 2 ranks in suites that train
+            models, or on the first of `ranks` if that number is not among them. Pass `thorough` if none is quick.
     """
 
     def register(function: Callable[..., None]) -> Callable[..., None]:
@@ -111,7 +111,7 @@ def case(
 
 
 def thorough(**arguments: Any) -> bool:
-    """What to give as `quick` where the quick tier has none of the cases."""
+    """Pass this as `quick` if no case belongs to the quick tier."""
     return False
 
 
@@ -120,13 +120,13 @@ def _bind(function: Callable[..., None], arguments: dict[str, Any]) -> Callable[
 
 
 def suites() -> list[str]:
-    """The names of all suites: the files `cases_*.py` beside this one, but for those that are meant to fail."""
+    """The names of all suites: the files `cases_*.py` in this folder, except those that are meant to fail."""
     found = {path.stem.removeprefix("cases_") for path in pathlib.Path(__file__).parent.glob("cases_*.py")}
     return sorted(found - {"broken"})
 
 
 def load(names: Sequence[str]) -> list[Case]:
-    """Imports suites and returns their cases, in the order in which they stand."""
+    """Imports suites and returns their cases in order of definition."""
     for name in names:
         importlib.import_module(f"tests.parallel.cases_{name}")
     return [case for case in _registered.values() if case.name.partition(".")[0] in names]

@@ -1,4 +1,4 @@
-"""Model averaging on real ranks: what `fit` evaluates and saves, what seeds reproduce, and what stops all of them."""
+"""Model averaging on real ranks: evaluation and saving in `fit`, reproducible seeds, and errors that stop all ranks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.parallel.training import L, assert_replicas_equal, network, on_every_
 
 
 def values(variables) -> list[list[float]]:
-    """What variables hold, exactly."""
+    """The exact values of variables."""
     return [np.asarray(each.numpy(), np.float64).reshape(-1).tolist() for each in variables]
 
 
 def mean_of(lists: list[list[list[float]]]) -> list[np.ndarray]:
-    """The mean over ranks of what `values` told of each."""
+    """The mean over ranks of each rank's `values`."""
     return [np.mean(parts, axis=0) for parts in zip(*lists, strict=True)]
 
 
@@ -33,7 +33,7 @@ def compiled(optimizer, layers=()):
 
 
 class Watch(keras.callbacks.Callback):
-    """Notes what the model holds when an epoch begins and when it is evaluated."""
+    """Records the model's values when an epoch begins and when it is evaluated."""
 
     def __init__(self):
         super().__init__()
@@ -117,7 +117,7 @@ def without_loss_it_is_the_exact_mean_to_the_bit():
 
 @case(ranks=(3, 4), quick=thorough)
 def it_is_that_of_numpy_to_the_bit():
-    """Plain descent by given gradients, in a graph, against NumPy."""
+    """Compares gradient descent on given gradients, in a graph, with NumPy."""
     size, transport = 11, Lossy(0.3, seed=7)
     variables = [keras.Variable(np.zeros((2, 3), "f4")), keras.Variable(np.zeros(5, "f4"))]
     optimizer = ModelAveraging(keras.optimizers.SGD(1.0), transport, every=2, resynchronise_every=6)
@@ -177,7 +177,7 @@ def a_rank_that_skips_a_step_takes_part():
         scaled.apply([gradient], [variable])
 
     step(tf.constant([np.inf if hvd.rank() == 1 else 4.0, 4.0]))
-    assert on_every_rank(variable.numpy().tolist()) == [[0.5, 0.5]] * 2  # of 0 and 1
+    assert on_every_rank(variable.numpy().tolist()) == [[0.5, 0.5]] * 2  # the mean of 0 and 1
     assert on_every_rank(int(scaled.iterations)) == [1, 0]
 
 

@@ -1,4 +1,4 @@
-"""Model averaging by datagrams on real ranks: what training makes of it, and what the end of a rank does."""
+"""Model averaging by datagrams on real ranks: the results of training, and what happens when a rank stops."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from hvd_sparse.averaging import Datagrams, ModelAveraging, Reliable, Telemetry
 from tests.parallel.cases import case, thorough
 from tests.parallel.training import network, on_every_rank, own_data, shared_folder
 
-LONG = 300.0  # seconds: limits that no busy machine reaches
+LONG = 300.0  # seconds: time limits that even a busy machine does not reach
 UNHURRIED = Datagrams("127.0.0.1", slack=LONG, least=LONG, patience=LONG)
 
 
 def trained(transport) -> tuple[list[np.ndarray], dict]:
-    """Weights after some steps, and what telemetry says."""
+    """The weights after some steps, and the telemetry."""
     keras.utils.set_random_seed(hvd.rank())
     model, telemetry = network(), Telemetry()
     model.compile(ModelAveraging(keras.optimizers.SGD(0.05), transport, telemetry=telemetry), "mse")
@@ -35,7 +35,7 @@ def trained(transport) -> tuple[list[np.ndarray], dict]:
 def without_loss_training_has_the_bits_of_reliable_averaging():
     sure, nothing = trained(Reliable())
     quick, told = trained(UNHURRIED)
-    pieces = 2 * (told["round"] + 1) * (hvd.size() - 1)  # one in each phase of each round from each other rank
+    pieces = 2 * (told["round"] + 1) * (hvd.size() - 1)  # in each phase of each round, one from each other rank
     assert nothing["channel"] == {} and told["channel"]["datagrams"]["accepted"] >= pieces
     assert told["total_lost"] == {"reduce_scatter": 0.0, "all_gather": 0.0}
     for one, other in zip(sure, quick, strict=True):
@@ -63,6 +63,6 @@ def a_rank_that_is_stopped_is_silent_and_goes_on_where_the_others_are():
         if missed and others.all():
             over.touch()
     assert rounds == sorted(set(rounds)), "rounds only grow"
-    # What came while it was stopped waits in its socket, so that it may still take part in the first of them.
+    # Datagrams received while it was stopped wait in its socket, so it may still take part in the first of them.
     assert hvd.rank() != 2 or len(rounds) <= rounds[-1], "it was to leave out rounds that the others had without it"
     channel.close()

@@ -1,4 +1,4 @@
-"""Cases that fail, to show that the harness notices; only `tests/test_launch.py` runs them."""
+"""Cases that fail, to test that the harness detects it; only `tests/test_launch.py` runs them."""
 
 import os
 import time
@@ -34,7 +34,7 @@ def passes():
 
 def end_on_rank_1():
     topology.init()
-    meet("started", [0] if number_of()[0] == 1 else [])  # or rank 0 might be told in its last collective of the start
+    meet("started", [0] if number_of()[0] == 1 else [])  # or the error might reach rank 0 during the start
     if number_of()[0] == 1:
         os._exit(9)
 

@@ -1,4 +1,4 @@
-"""SparCML's collectives under Horovod: in eager code, in graphs, in the background, and with bad input."""
+"""SparCML's collectives under Horovod: in eager code, in graphs, in the background, and with invalid input."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SIZE = 5003
 
 
 def everyones(round=0, density=0.05, row=()):
-    """What each rank brings, the same on every rank; the last one brings nothing."""
+    """The contributions of all ranks, the same on every rank; that of the last rank is empty."""
     drawn = np.random.default_rng(round)
     count = int(SIZE * density)
     sets = [drawn.choice(SIZE, count if rank < hvd.size() - 1 else 0, replace=False) for rank in range(hvd.size())]
@@ -35,7 +35,7 @@ GROUPS = {"world": list(ALL), "node": ["recursive_doubling", "split_allgather", 
 
 @case(ranks=(4,), over=lambda ranks: [{"group": group} for group in GROUPS], quick=thorough)
 def results_are_dense_results(group):
-    """By Horovod, and among the ranks of a host by shared memory; eagerly and in a graph."""
+    """Tests Horovod and, among the ranks of a host, shared memory; eagerly and in a graph."""
     communicator = getattr(hvd.topology, group)()
     for number, name in enumerate(GROUPS[group]):
         collective = ALL[name]
@@ -44,7 +44,7 @@ def results_are_dense_results(group):
             own = inputs[communicator.rank]
             told = f"{name}.{op}".replace(" ", "")
             agrees(collective(own, communicator, op=op, name=told), inputs, op)
-            if op == "max":  # the sum's graph, but for one attribute
+            if op == "max":  # its graph differs from that of "sum" in one attribute only
                 continue
             traced = in_graph(own, collective, communicator, op, f"graph.{told}")
             for _ in range(2):

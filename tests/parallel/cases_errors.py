@@ -1,4 +1,4 @@
-"""Bad input and lost ranks: one clear error on every rank, no hang, and nothing spoilt."""
+"""Invalid input and lost ranks: every rank gets one clear error, none hangs, and no state is damaged."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from tests.parallel.run import meet, number_of
 from tests.parallel.training import raises
 from tests.simulation import Shape, integers, same_bits
 
-WIRED = ("topk", "hitopk")  # one whose ranks all select, one whose nodes do
+WIRED = ("topk", "hitopk")  # in the first, all ranks select; in the second, nodes do
 SIZE, DENSITY = 1000, 0.02
 
 
 def all_alive(step="alive"):
-    """The ranks are still in step with each other: none of them waits for something else."""
+    """Asserts that all ranks are still in step: none waits in a different collective."""
     world = hvd.topology.world()
     assert int(world.allreduce(tf.constant(1), "sum", step)) == world.size
 
@@ -118,7 +118,7 @@ def ranks_that_disagree_on_the_recipe():
 
 @case(ranks=(4,), over=lambda ranks: [{"recipe": recipe} for recipe in AGGREGATORS])
 def a_gradient_that_is_not_finite_on_one_rank(recipe):
-    """All are told, and the exchanges after it are as if it had not been."""
+    """All ranks get the error, and later exchanges are as if it had not happened."""
     hvd.init(local_size=2)
     member = AGGREGATORS[recipe]
     aggregator = member.make(DENSITY, "float32")
@@ -147,7 +147,7 @@ def a_value_that_the_wire_cannot_carry(recipe):
     all_alive()
 
 
-# ---- start-up, and ranks that are lost: each in a launch of its own ----
+# ---- start-up, and lost ranks: each case has its own launch ----
 
 
 @case(ranks=(3,), launch=Launch(hosts="localhost:2,127.0.0.1:1"), quick=thorough)
@@ -173,7 +173,7 @@ def hosts_are_nodes():
     mine, vectors = own(0)
     simulated = AGGREGATORS["hitopk"].simulate(Shape(4, 2), SIZE, DENSITY, "float32", "float32")
     same_bits(aggregator.aggregate(tf.constant(mine), state).numpy(), simulated.step(vectors))
-    hvd.init(local_size=1)  # needs no further process sets
+    hvd.init(local_size=1)  # needs no more process sets
     assert hvd.topology.node().size == 1 and hvd.topology.cross().size == 4
     all_alive()
 
@@ -211,7 +211,7 @@ def exchange_until_a_rank_dies(local_size):
     aggregator = hvd.recipes.hitopk(DENSITY)
     state = aggregator.init(SIZE)
     for step in range(1000):
-        if step == 5:  # no rank is in the step before any more, in which it would get a broken connection as its error
+        if step == 5:  # all ranks have left the previous step, whose collectives would fail with a broken connection
             meet("fifth", range(hvd.size()) if number_of()[0] == 1 else [])
         if number_of()[0] == 1 and step == 5:
             os._exit(9)
@@ -226,7 +226,7 @@ def a_rank_that_dies_is_an_error_on_the_others():
 
 @case(ranks=(4,), launch=Launch(dies=(0, 1, 2, 3)), quick=thorough)
 def a_rank_that_dies_takes_the_others_along():
-    """With process sets Horovod cannot close down in order and aborts, which horovodrun tells."""
-    with contextlib.suppress(tf.errors.OpError):  # of a neighbour that has ended, where that is noticed first
+    """With process sets Horovod cannot shut down in order and aborts, which horovodrun reports."""
+    with contextlib.suppress(tf.errors.OpError):  # from a neighbour that has ended, if that is noticed first
         exchange_until_a_rank_dies(local_size=2)
     signal.pause()

@@ -1,4 +1,4 @@
-"""Exchanges by Horovod against their simulations, on every shape of the grid; and what a communicator promises."""
+"""Exchanges by Horovod against their simulations, on every grid shape; and the guarantees of communicators."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def divisors(ranks):
 
 
 def every_shape(ranks):
-    """All of them up to four ranks; with more, those that fewer ranks cannot have: several nodes of several ranks."""
+    """All shapes for up to four ranks; for more, only those with several nodes of several ranks, which are new."""
     shapes = [2] if ranks == 6 else divisors(ranks)
     return [{"local_size": n} for n in shapes]
 
 
 def two_of_two(ranks, local_size):
-    """The shape that the quick tier takes."""
+    """The shape used in the quick tier."""
     return (ranks, local_size) == (4, 2)
 
 
 class Line(NamedTuple):
-    """One vector that is exchanged in every step, and how it is filled."""
+    """A vector that is exchanged in every step, and how it is filled."""
 
     recipe: str
     size: int
@@ -65,7 +65,7 @@ class Line(NamedTuple):
         return AGGREGATORS[self.recipe].simulate(shape, self.size, DENSITY, self.dtype, self.wire)
 
     def check(self, mean, simulated, vectors):
-        """To the bit; only sums of floats in an order that is not ours may differ by their rounding."""
+        """Compares bit for bit; only sums of floats in Horovod's order of addition may differ by rounding."""
         expected = simulated.step(vectors)
         if self.fill == "integers" or AGGREGATORS[self.recipe].sparse:
             return same_bits(mean, expected)
@@ -82,7 +82,7 @@ def drawn(fill, size, dtype, step):
 
 
 def compare(lines, local_size, in_graph=True, steps=8):
-    """Exchanges all lines side by side, and compares every mean and every residual of every step."""
+    """Exchanges all lines in each step, and compares every mean and every residual."""
     hvd.init(local_size=local_size)
     rank, grid = hvd.rank(), hvd.topology.grid()
     recipes = [line.make() for line in lines]
@@ -126,7 +126,7 @@ def results_and_residuals_are_those_of_the_simulations(local_size):
     sizes = SIZES if hvd.size() == 4 else SIZES[1:]
     lines = [Line(name, size) for name in RECIPES for size in sizes]
     lines += [Line(name, size, "integers") for name in ("dense", "torus2d") for size in sizes]
-    if hvd.size() in (3, 4):  # the simulation of the largest vector is slow, and nodes make no difference to the others
+    if hvd.size() in (3, 4):  # the largest vector's simulation is slow; on other numbers of ranks only the nodes differ
         by_nodes = ("torus2d", "mean", "hitopk")
         lines += [Line(name, LARGE) for name in RECIPES if (name in by_nodes) == (local_size == 2)]
     compare(lines, local_size)
@@ -150,9 +150,9 @@ def a_schedule_of_recipes_is_its_simulation(local_size):
 
 @case(ranks=(4,), over=lambda ranks: [{"local_size": 2}], quick=thorough)
 def what_went_in_is_what_came_out_and_what_is_kept(local_size):
-    """By every recipe, and across the changes of recipe of a schedule; exactly, as integers divisible by P are.
+    """Tests every recipe, and a schedule that changes recipes; exact for integers that are divisible by P.
 
-    What is rounded to a few bits on the way is kept, too, but for float32's own rounding.
+    Rounding errors of codes are kept as well, so that only float32's own rounding is lost.
     """
     hvd.init(local_size=local_size)
     sends_gradients = [name for name in (*RECIPES, "warmup") if not AGGREGATORS[name].momentum]
@@ -171,7 +171,7 @@ def what_went_in_is_what_came_out_and_what_is_kept(local_size):
         means = exchange(tf.constant(drawn("integers", size, "float32", step)[hvd.rank()]))
         came_out = {name: came_out[name] + hvd.size() * means[name].numpy() for name in recipes}
     vectors = np.array([drawn("integers", size, "float32", step) for step in range(STEPS)])
-    largest = np.abs(vectors).sum(axis=(0, 1)).max()  # no sum, scale or error on the way is larger
+    largest = np.abs(vectors).sum(axis=(0, 1)).max()  # no sum, scale or error in between is larger
     for name, recipe in recipes.items():
         kept = hvd.topology.world().allreduce(recipe.residual(states[name]), "sum", f"kept.{name}").numpy()
         exact = name == "schedule" or AGGREGATORS[name].exact
@@ -181,7 +181,7 @@ def what_went_in_is_what_came_out_and_what_is_kept(local_size):
 
 @case(ranks=(4,), over=lambda ranks: [{"local_size": 2, "kind": kind} for kind in uneven.KINDS])
 def ranks_that_send_different_numbers_get_the_same_means(local_size, kind):
-    """Also where one has nothing to send, and is the one that tells that something is not finite."""
+    """Also if one rank has nothing to send, and that rank reports a value that is not finite."""
     hvd.init(local_size=local_size)
     recipe = uneven.KINDS[kind](ErrorFeedback(uneven.Uneven()))
     state = recipe.init(Spec(uneven.SIZE, hvd.topology.grid(), name=f"uneven.{kind}"))
@@ -244,7 +244,7 @@ def collectives_carry_every_dtype_and_nothing(dtype):
 
 @case(ranks=(1, 3, 4), over=lambda ranks: [{"dtype": dtype} for dtype in ("float32", "float16", "bfloat16")])
 def dense_gradients_apart_are_those_end_to_end(dtype):
-    """In a graph large gradients go by themselves, in eager code all of a bucket together; the means are the same."""
+    """Graphs exchange large gradients separately, eager code a whole bucket together; the means are the same."""
     ranks, rank = hvd.size(), hvd.rank()
     shapes = [(), (3, 2), (1000, 600), (7, 11)]
     variables = [tf.Variable(tf.zeros(shape, dtype), name=f"v{number}") for number, shape in enumerate(shapes)]

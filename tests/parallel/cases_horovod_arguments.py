@@ -1,4 +1,4 @@
-"""Horovod's arguments on several ranks, each compared with what Horovod does with all ranks' gradients, in NumPy."""
+"""Horovod's arguments on several ranks, compared with NumPy computations of Horovod's results from all gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SPARSE = hvd.recipes.topk(0.25)
 
 
 def gradients_of(rank):
-    """Small integers, so that any order of the additions gives the same bits."""
+    """Small integers, so that additions in any order give the same bits."""
     return np.random.default_rng(rank).integers(-8, 8, size=(STEPS, WIDTH)).astype("f4")
 
 
@@ -34,7 +34,7 @@ def trained(optimizer, gradients=None):
 
 
 def topk_sums(of_steps, k=2):
-    """The sums over ranks that exact top-k with error feedback sends, step by step, and what is left at the end."""
+    """The sums over ranks that exact top-k with error feedback sends in each step, and the final residuals."""
     residuals, sums = np.zeros_like(of_steps[0]), []
     for of_ranks in of_steps:
         residuals = residuals + of_ranks
@@ -92,7 +92,7 @@ def rows_and_clipped_sums_follow_op():
     weights = trained(distributed(keras.optimizers.SGD(1.0, clipnorm=4.0), None, op=hvd.Sum), gradients_of(rank)[:1])
     total = of_ranks.sum(axis=0)
     np.testing.assert_allclose(-weights, total * min(1.0, 4.0 / np.linalg.norm(total)), rtol=1e-6)
-    # Of a sparse recipe P times what the clipped mean is, at a P-th of the threshold.
+    # A sparse recipe's sum is P times its clipped mean with the threshold divided by P.
     results = [
         trained(
             distributed(keras.optimizers.SGD(1.0, clipnorm=norm), hvd.recipes.topk(1.0), op=op), gradients_of(rank)[:1]
@@ -147,7 +147,7 @@ def a_process_set_exchanges_among_its_ranks_and_waits_for_no_other():
         options = {"process_set": process_set}
         for recipe, expected in ((hvd.recipes.dense(), mean), (hvd.recipes.topk(1.0), mean), (SPARSE, sparse_mean)):
             if outside and recipe is SPARSE:
-                continue  # the others do not miss it
+                continue  # the members do not wait for it
             optimizer = hvd.DistributedOptimizer(keras.optimizers.SGD(1.0), aggregator=recipe, **options)
             np.testing.assert_array_equal(-trained(optimizer), own.sum(axis=0) if outside else expected)
             with raises(ValueError, "cannot be saved or restored"):
@@ -220,7 +220,7 @@ def partial_tapes_leave_layers_to_their_ranks():
 
 @contextlib.contextmanager
 def _process_sets(*groups):
-    """Process sets that Horovod takes while it runs, and forgets afterwards; every rank calls it."""
+    """Adds process sets while Horovod runs and removes them afterwards; every rank calls it."""
     added = [horovod.add_process_set(list(group)) for group in groups]
     yield added
     for process_set in added:

@@ -1,4 +1,4 @@
-"""What Horovod's names do, on ranks: they agree with Horovod's own functions, or with what NumPy makes of it."""
+"""Horovod's functions by our names, on several ranks: results equal Horovod's own or a computation in NumPy."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DTYPES = (tf.int32, tf.int64, tf.float16, tf.float32, tf.float64)
 
 
 def vectors(shape, dtype=np.float32):
-    """Small whole numbers of all ranks, whose sums are exact."""
+    """Small integers of all ranks, whose sums are exact."""
     return [np.random.default_rng(rank).integers(-8, 8, shape).astype(dtype) for rank in range(hvd.size())]
 
 
@@ -200,7 +200,7 @@ def objects_that_cannot_travel_are_one_error():
 
 @case(ranks=RANKS)
 def broadcasts_fill_several_messages():
-    """One larger than a message, one of nothing, and many small ones of all kinds."""
+    """One larger than a message, an empty one, and many small ones of all kinds."""
     rank = hvd.rank()
     shapes = [[2**20 + 3], [0, 4], [], [3, 1], [2**19], [2**19]]
     variables = [tf.Variable(np.full(shape, rank + number, np.float32)) for number, shape in enumerate(shapes)]
@@ -264,7 +264,7 @@ def a_process_set_is_a_world_of_its_own():
     assert pair.ranks == [0, 2] and pair.size() == 2 and pair.included() == (hvd.rank() != 1)
     if hvd.rank() == 1:
         assert hvd.allreduce(5.0, process_set=alone) == 5.0
-        kinds = (ValueError, tf.errors.InvalidArgumentError)  # Horovod's is the latter
+        kinds = (ValueError, tf.errors.InvalidArgumentError)  # Horovod raises the latter
         for refused, kind in itertools.product((hvd.broadcast_object, hvd.allgather_object), kinds):
             with raises(kind, "Rank 1 is not in the process set of the ranks [0, 2]"):
                 refused(1, process_set=pair)
@@ -301,7 +301,7 @@ def process_sets_that_cannot_be():
 
 @case(ranks=(3,), quick=thorough)
 def process_sets_are_shared_with_the_grid():
-    """The grid has a set of each rank where a node is one rank; a user may ask for the same, and remove theirs."""
+    """The grid makes a set of each rank if a node is one rank; users may add the same sets and remove theirs."""
     node = hvd.add_process_set([0, 1])
     assert hvd.remove_process_set(node)
     hvd.init(process_sets=[[0, 1], hvd.ProcessSet([1, 2])])
@@ -310,14 +310,14 @@ def process_sets_are_shared_with_the_grid():
 
 
 def stopped():
-    """Horovod stopped by all ranks, once all of them have come here."""
+    """Shuts Horovod down on all ranks, after all of them have called this."""
     hvd.allreduce(1, op=hvd.Sum)
     hvd.shutdown()
 
 
 @contextlib.contextmanager
 def started_anew(**options):
-    """Horovod started again by this case; and at the end, again, as the other cases want it."""
+    """Restarts Horovod for a case, and afterwards once more with the settings that other cases need."""
     dynamic = os.environ.pop(hvd.topology.DYNAMIC_VARIABLE, "")
     stopped()
     try:
@@ -354,10 +354,10 @@ def starts_that_cannot_be():
     assert int(hvd.allreduce(1, op=hvd.Sum)) == 2
 
 
-# ---- join, and what is asked of Horovod ----
+# ---- join, and Horovod's queries ----
 
 
-# By itself, as join is refused once gradients were exchanged, as by other cases.
+# In its own launch, as join is refused after gradients were exchanged, as in other cases.
 @case(ranks=(2,), launch=Launch(), quick=thorough)
 def a_rank_that_has_joined_adds_zeros():
     hvd.init()

@@ -1,4 +1,4 @@
-"""The first ten things that a Horovod user writes, as written for Horovod but for the import line."""
+"""The first ten things that a Horovod user writes; only the import line differs from a script for Horovod."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from tests.parallel.cases import case
 from tests.parallel.training import L, assert_replicas_equal, on_every_rank, own_data, shared_folder
 
 RANKS = (2,)
-BOTH = (2, 4)  # what is cheap
+BOTH = (2, 4)  # for fast cases
 
 
 def build(seed=None):
-    """A model with other weights on each rank, as it is where nobody sets a seed."""
+    """A model with different weights on each rank, as without a seed."""
     keras.utils.set_random_seed(hvd.rank() if seed is None else seed)
     return keras.Sequential([keras.Input((6,)), L.Dense(8, "tanh"), L.Dense(2)])
 
@@ -42,7 +42,7 @@ def broadcast_in_a_tape_loop():
     assert_replicas_equal(model.variables, optimizer.variables)
     assert int(optimizer.iterations) == 20 and losses[-1] < losses[1]
 
-    # Before any step, too, and outside a function: it is rank 0's values that all have.
+    # All get rank 0's values also before any step and outside a function.
     other = build()
     hvd.broadcast_variables(other.variables, root_rank=0)
     roots = on_every_rank([value.tobytes().hex() for value in first])[0]
@@ -57,7 +57,7 @@ def allreduce_of_a_metric():
     np.testing.assert_array_equal(hvd.allreduce([float(hvd.rank()), 1.0], name="score"), [mean, 1.0])
     np.testing.assert_array_equal(hvd.allreduce(np.full(3, hvd.rank(), "f4"), name="array"), np.full(3, mean))
     metric = keras.metrics.Mean()
-    metric.update_state([float(hvd.rank())] * (hvd.rank() + 1))  # more samples on some ranks than on others
+    metric.update_state([float(hvd.rank())] * (hvd.rank() + 1))  # the number of samples differs between ranks
     total, count = (hvd.allreduce(each, op=hvd.Sum) for each in (metric.total, metric.count))
     ranks = np.arange(hvd.size())
     assert float(total) == float((ranks * (ranks + 1)).sum()) and float(count) == float((ranks + 1).sum())
@@ -75,7 +75,7 @@ def object_broadcast():
 
 @case(ranks=RANKS)
 def load_model_on_one_rank_and_go_on():
-    """Rank 0 loads what it has saved, the others build: the broadcast of the callback gives all the same."""
+    """Rank 0 loads a saved model, the others build one; the callback's broadcast gives all the same values."""
     folder = shared_folder()
 
     def compiled():
@@ -104,7 +104,7 @@ def load_model_on_one_rank_and_go_on():
     callbacks = [hvd.callbacks.BroadcastGlobalVariablesCallback(0), Note()]
     new.fit(x, y, batch_size=8, initial_epoch=2, epochs=4, verbose=0, callbacks=callbacks)
     assert_replicas_equal(new.variables, new.optimizer.variables)
-    assert int(new.optimizer.iterations) == 16 and starts[-1] == 16  # 8 steps of before, 8 of now
+    assert int(new.optimizer.iterations) == 16 and starts[-1] == 16  # 8 steps before and 8 after loading
 
 
 @case(ranks=RANKS)
@@ -131,11 +131,11 @@ def warm_up():
 
 @case(ranks=RANKS)
 def early_stopping():
-    """All ranks stop after the same epoch, as they see the same averaged loss, though their own differ."""
+    """All ranks stop after the same epoch, as they see the same averaged loss, although their own losses differ."""
     model = build()
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.05)), "mse")
     x, y = own_data()
-    own = 10.0 * hvd.rank()  # the validation of this rank never gets better on its own account alone
+    own = 10.0 * hvd.rank()  # this rank's own validation loss does not improve
     callbacks = [
         hvd.callbacks.BroadcastGlobalVariablesCallback(0),
         hvd.callbacks.MetricAverageCallback(),
@@ -161,7 +161,7 @@ def model_checkpoint_of_rank_0():
     model.fit(x, y, batch_size=8, epochs=2, verbose=0, callbacks=callbacks)
     on_every_rank("written")
     assert sorted(path.name for path in folder.iterdir()) == ["checkpoint-1.keras", "checkpoint-2.keras"]
-    # Whoever has no distribution loads it, too, and whoever has it goes on.
+    # It can be loaded without distribution, and training can be resumed with it.
     plain = keras.models.load_model(folder / "checkpoint-2.keras")
     np.testing.assert_array_equal(plain.predict(x, verbose=0), model.predict(x, verbose=0))
     again = hvd.load_model(folder / "checkpoint-2.keras")
@@ -172,7 +172,7 @@ def model_checkpoint_of_rank_0():
 
 @case(ranks=RANKS)
 def mixed_precision():
-    """`fit` under mixed_float16: an overflow on one rank alone skips the step on all, and nothing drifts."""
+    """`fit` under mixed_float16: an overflow on one rank skips the step on all, and replicas stay equal."""
     keras.mixed_precision.set_global_policy("mixed_float16")
     try:
         model = build()
@@ -199,7 +199,7 @@ def mixed_precision():
     quick=lambda ranks, averaged: averaged,
 )
 def accumulation(averaged):
-    """`backward_passes_per_step=2`: one update for two batches, by their sum unless the user asks for the mean."""
+    """`backward_passes_per_step=2`: one update per two batches, by their sum unless the user asks for the mean."""
     model = build(seed=0)
     optimizer = hvd.DistributedOptimizer(
         keras.optimizers.SGD(0.01), backward_passes_per_step=2, average_aggregated_gradients=averaged
@@ -222,7 +222,7 @@ def accumulation(averaged):
 
 @case(ranks=RANKS)
 def uneven_data():
-    """Ranks with other numbers of batches agree on the least before they train, and weigh a metric by its samples."""
+    """Ranks with different numbers of batches agree on the minimum before training, and weight a metric by samples."""
     count = 16 + 8 * hvd.rank()
     x, y = own_data(count)
     model = build()
@@ -243,6 +243,6 @@ def uneven_data():
     total, samples = hvd.allreduce([float(errors), float(count)], op=hvd.Sum, name="errors")
     everyone = on_every_rank([float(errors), count])
     np.testing.assert_allclose(float(total) / float(samples), np.divide(*np.sum(everyone, axis=0)), rtol=1e-6)
-    # Predictions of unequal numbers gather, too.
+    # Different numbers of predictions can be gathered too.
     gathered = hvd.allgather(model.predict(x, verbose=0), name="predictions")
     assert gathered.shape[0] == sum(each for _, each in everyone)

@@ -1,4 +1,4 @@
-"""Callbacks under several ranks."""
+"""Callbacks with several ranks."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tests.parallel.training import (
     quick=lambda ranks, built: (ranks, built) == (2, "some"),
 )
 def broadcast_gives_all_the_values_of_one(built):
-    """Also where only rank 0 has loaded, and so built, its model."""
+    """Also if only rank 0 has loaded, and therefore built, its model."""
     keras.utils.set_random_seed(hvd.rank())
     model = keras.Sequential([L.Dense(16, "tanh"), L.Dropout(0.5), L.Dense(2)])
     if built == "all" or (built == "some" and hvd.rank() == 0):
@@ -66,7 +66,7 @@ def broadcast_leaves_residuals_alone():
 
 @case(ranks=(2,))
 def the_best_model_is_written_by_rank_0():
-    """By the ranks' mean: rank 1's losses alone would have the first epoch as the best."""
+    """It is chosen by the ranks' mean loss; by rank 1's loss alone the first epoch would be the best."""
     folder = shared_folder()
     model = network()
     model.compile(distributed(), "mse")
@@ -120,7 +120,7 @@ def the_rate_warms_up_from_one_rank_to_all():
     quick=lambda ranks, recipe: recipe == "hitopk",
 )
 def telemetry_counts_the_bytes_of_each_rank(recipe):
-    """One bucket of d = 64 elements on 2 nodes of 2: the bytes that docs/algorithms.md says."""
+    """One bucket of d = 64 elements on 2 nodes of 2 ranks: the bytes must be those stated in docs/algorithms.md."""
     hvd.init(local_size=2)
     variable = keras.Variable(np.zeros(64, "f4"))
     telemetry = hvd.Telemetry()

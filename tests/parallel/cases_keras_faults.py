@@ -1,4 +1,4 @@
-"""What one rank does wrong, all ranks are told, or skip; no state is spoilt and nobody hangs."""
+"""Errors of one rank are reported on all ranks, or all skip the step; no state is damaged and no rank hangs."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def a_nan_in_the_rows_of_an_embedding_stops_all():
     quick=lambda ranks, recipe, way: ranks == 2 and (recipe, way) in QUICK_WAYS,
 )
 def an_overflow_on_one_rank_is_a_step_that_all_skip(recipe, way):
-    """`way`: fit under mixed_float16, the same with our train step, or an eager loop with either class."""
+    """`way`: fit under mixed_float16, the same with our train step, or an eager loop with either optimizer class."""
     hvd.init(local_size=2)
     guilty = hvd.rank() == hvd.size() - 1
     if way in ("fit", "xla"):

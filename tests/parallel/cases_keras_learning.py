@@ -1,4 +1,4 @@
-"""`fit` and loops with a tape under several ranks: they learn, and the replicas stay the same to the bit."""
+"""`fit` and tape loops with several ranks: models learn, and replicas stay equal bit for bit."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def ways_of_training(ranks):
 
 
 def is_quick(ranks, recipe, policy, jit):
-    """On two nodes of two ranks the usual one; on two ranks mixed precision under XLA."""
+    """With four ranks, hitopk; with two, mixed precision under XLA."""
     return recipe == "hitopk" if ranks == 4 else (policy, jit) == ("mixed_float16", "our train step")
 
 
@@ -85,7 +85,7 @@ def several_steps_per_execution_are_as_single_ones(recipe):
 
 @case(ranks=(2,), over=dense_and_hitopk, quick=is_hitopk)
 def eager_and_compiled_steps_give_the_same_means(recipe):
-    """Not the same plan: in eager mode the order of readiness is taken to be the reverse of the variables'."""
+    """Their plans differ: in eager mode, gradients are assumed to be ready in the reverse order of the variables."""
 
     def weights(eager):
         keras.utils.set_random_seed(0)
@@ -101,7 +101,7 @@ def eager_and_compiled_steps_give_the_same_means(recipe):
 
 @case(ranks=(2,), over=dense_and_hitopk, quick=is_hitopk)
 def accumulated_batches_are_one_large_batch(recipe):
-    """To the bit: small integers, so that all sums are exact."""
+    """Bit for bit, since all sums of these small integers are exact."""
     generator = np.random.default_rng(hvd.rank())
     x, y = generator.integers(-2, 3, (32, 4)).astype("f4"), generator.integers(-2, 3, (32, 2)).astype("f4")
 
@@ -151,7 +151,7 @@ def last_batches_may_differ_between_ranks():
 
 @case(ranks=(2,))
 def loss_scaling_with_last_batches_that_differ():
-    """A rank that traces again must not wait for ranks that do not."""
+    """A rank that retraces must not wait for ranks that do not."""
     keras.config.set_dtype_policy("mixed_float16")
     try:
         model = network()
@@ -196,7 +196,7 @@ def a_tape_loop_and_an_optimizer_give_the_same_bits():
 
 @case(ranks=(2,))
 def two_optimizers_may_step_in_one_function():
-    """As in adversarial training; their exchanges are in flight together."""
+    """As in adversarial training; both exchanges are in flight at the same time."""
     one, other = network(), network()
     first, second = distributed(aggregator="hitopk"), distributed(aggregator="topk")
 

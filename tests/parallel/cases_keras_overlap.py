@@ -1,4 +1,4 @@
-"""The exchange of the first bucket is under way before the last gradient exists."""
+"""The exchange of the first bucket starts before the last gradient is computed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.parallel.training import L, distributed, own_data
 
 
 class Signalling(aggregators.AllReduce):
-    """Dense exchange that says when the first bucket's mean has arrived."""
+    """A dense exchange that signals when the first bucket's mean has arrived."""
 
     arrived = threading.Event()
 
@@ -37,13 +37,13 @@ class Signalling(aggregators.AllReduce):
 
 
 def through_python(function, tensor):
-    """Not stateful: a `tf.function` would run the calls in the order in which they were traced."""
+    """Calls Python in a graph; not stateful, as a `tf.function` would run stateful calls in the order of tracing."""
     return tf.ensure_shape(tf.numpy_function(function, [tensor], tf.float32, stateful=False), tensor.shape)
 
 
 @tf.custom_gradient
 def waits_in_the_backward_pass(x):
-    """The gradients of the layers before it are computed only when the first bucket's mean has arrived."""
+    """Delays the gradients of the layers before it until the first bucket's mean has arrived."""
 
     def wait(upstream):
         assert Signalling.arrived.wait(timeout=LIMIT / 2), "the first bucket's exchange waits for the last gradient"
@@ -62,9 +62,9 @@ def waits_in_the_backward_pass(x):
     quick=lambda ranks, measured: measured,
 )
 def the_first_exchange_ends_before_the_last_gradient_exists(measured):
-    """The backward pass cannot go on before the first bucket has been exchanged; the timeline shows the same order.
+    """The backward pass cannot continue until the first bucket is exchanged; the timeline must show the same order.
 
-    It shows, too, that large messages travel by themselves.
+    It must also show that large messages are sent separately.
     """
     path = pathlib.Path(tempfile.gettempdir()) / f"timeline.{os.getppid()}.{os.getpid()}.json"
     os.environ["HOROVOD_TIMELINE"] = str(path)
@@ -98,7 +98,7 @@ def the_first_exchange_ends_before_the_last_gradient_exists(measured):
 
 @tf.function(autograph=False)
 def gather_large_messages():
-    """Eight that are ready together: more than a megabyte each, so that Horovod does not put them together."""
+    """Gathers eight messages that are ready together, each above a megabyte, so that Horovod does not fuse them."""
     own = tf.fill([200_000], float(hvd.rank()))
     gathered = [hvd.topology.world().allgather(own + number, f"large.{number}") for number in range(8)]
     return tf.add_n([tf.reduce_sum(each) for each in gathered])
@@ -106,7 +106,7 @@ def gather_large_messages():
 
 @case(ranks=(4,), launch=Launch(), quick=thorough)
 def a_deterministic_dense_mean_has_the_bits_of_one_vector():
-    """Otherwise the large gradient goes by itself, and its ring adds in another order."""
+    """Without determinism the large gradient is sent separately, and its ring adds in another order."""
     tf.config.experimental.enable_op_determinism()
     hvd.init(local_size=2)
     shapes = [(37, 11), (5,), (520, 600), (301,), (64, 9)]
@@ -125,7 +125,7 @@ def a_deterministic_dense_mean_has_the_bits_of_one_vector():
 
 
 def spans(path, tensor):
-    """When Horovod's timeline says that a tensor's exchanges began and ended, in microseconds."""
+    """Begin and end of a tensor's exchanges in Horovod's timeline, in microseconds."""
     events = [event for event in json.loads(path.read_text()) if event]
     names = {event["pid"]: event["args"].get("name", "") for event in events if event.get("name") == "process_name"}
     found, begun = [], []

@@ -1,4 +1,4 @@
-"""Training that stops and goes on."""
+"""Training that is stopped and resumed."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def state_of(model):
 
 
 def trained_with_checkpoints(folder, epochs, recipe, policy="float32", optimizer=None):
-    """A model after some epochs, with dropout and a local layer; without a folder nothing is saved."""
+    """A model after some epochs, with dropout and a local layer; nothing is saved if there is no folder."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(hvd.rank())
     keras.config.set_dtype_policy(policy)
@@ -45,7 +45,7 @@ def trained_with_checkpoints(folder, epochs, recipe, policy="float32", optimizer
     ],
 )
 def a_stopped_run_ends_with_the_bits_of_one_that_was_not(recipe, policy):
-    """With dropout, a local layer, momentum and residuals, all of which differ between ranks or go on from before."""
+    """With dropout, a local layer, momentum and residuals: state that differs between ranks or must be restored."""
     hvd.init(local_size=2)
     folder = shared_folder()
     trained_with_checkpoints(folder / "stopped", 1, recipe, policy)
@@ -58,7 +58,7 @@ def a_stopped_run_ends_with_the_bits_of_one_that_was_not(recipe, policy):
 
 @case(ranks=(2, 4), over=lambda ranks: [{"then": then} for then in (RECIPES if ranks == 4 else ("hitopk",))])
 def what_was_kept_by_other_ranks_is_conserved(then):
-    """A checkpoint of 3 P ranks, with a residual that divides exactly: each sum counts a third."""
+    """Restores a checkpoint of 3 P ranks; its residual is divisible, and P ranks must get a third of each sum."""
     hvd.init(local_size=2)
     shapes = {"kernel": (3, 5), "bias": (7,)}
     variables = [keras.Variable(np.zeros(shape, "f4"), name=name) for name, shape in shapes.items()]

@@ -1,4 +1,4 @@
-"""Gradients around the exchange: clipping, local variables, rows of embeddings, none at all, constant ones."""
+"""Gradients around the exchange: clipping, local variables, embedding rows, missing gradients and constant ones."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.parallel.training import EVERYTHING, L, assert_replicas_equal, distri
     ],
 )
 def clipping_follows_the_recipe(clipping, sparse):
-    """Dense recipes clip the mean; sparse ones each rank's own gradient, at threshold / sqrt(P)."""
+    """Dense recipes clip the mean; sparse recipes clip each rank's own gradient, at threshold / sqrt(P)."""
     size = hvd.size()
     all_gradients = np.random.default_rng(0).normal(size=(size, 2, 8)).astype("f4") * 8
     variables = [keras.Variable(np.zeros(8, "f4")) for _ in range(2)]
@@ -74,7 +74,7 @@ def local_variables_keep_their_own_gradient(scale):
     ],
 )
 def rows_of_embeddings_are_averaged_exactly(recipe, as_dense):
-    """Ranks touch different rows, some twice, and a different number of them."""
+    """Ranks touch different rows, some of them twice, and different numbers of rows."""
     rank, size = hvd.rank(), hvd.size()
     table, rest = keras.Variable(np.zeros((6, 3), "f4"), name="table"), keras.Variable(np.zeros(2, "f4"), name="rest")
     recipe = hvd.recipes.dense() if recipe == "dense" else EVERYTHING
@@ -117,7 +117,7 @@ def variables_without_gradient_stay_without():
 
 @case(ranks=(2,), over=lambda ranks: [{"recipe": recipe} for recipe in ("dense", "topk", "hitopk")])
 def gradients_that_are_constants_are_exchanged_by_each_step(recipe):
-    """TensorFlow computes what depends on constants only while it optimises a graph, and one rank may do that alone."""
+    """TensorFlow folds constant expressions while it optimises a graph, possibly on one rank only."""
     variable = keras.Variable(np.zeros(4, "f4"))
     optimizer = distributed(keras.optimizers.SGD(1.0), recipe)
 

@@ -1,4 +1,4 @@
-"""Training with momentum, or the whole optimizer, on the sender's side, and a density that begins high, by Horovod."""
+"""Training with sender-side momentum or a sender-side optimizer, and with a density warm-up, under Horovod."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OPTIMIZERS = {
     "LAMB": lambda: LAMB(0.02),
 }
 SENDS = {"momentum": hvd.recipes.momentum_corrected, "updates": hvd.recipes.updates}
-# Threads train and resume with every optimizer; here is one of each that takes a way of its own over the network.
+# Tests on threads train and resume with every optimizer; here is one of each kind of network traffic.
 WAYS = [
     {"sends": "momentum", "optimizer": "SGD", "policy": "mixed_float16"},
     {"sends": "updates", "optimizer": "Adam", "policy": "float32"},
@@ -29,7 +29,7 @@ WAYS = [
 
 
 def trained(sends, optimizer, policy, epochs, folder=None):
-    """All stages of the warm-up lie within the first epoch."""
+    """All stages of the warm-up are within the first epoch."""
     recipe = hvd.recipes.warmup(SENDS[sends](hvd.recipes.hitopk(0.1)), 1, [0.5], dense_steps=1)
     return trained_with_checkpoints(folder, epochs, recipe, policy, OPTIMIZERS[optimizer]())
 
@@ -57,7 +57,7 @@ def a_stopped_run_ends_with_the_bits_of_one_that_was_not(sends, optimizer, polic
 
 @case(ranks=(4,), over=lambda ranks: [{"optimizer": "LARS"}, {"optimizer": "LAMB"}], quick=thorough)
 def ranks_whose_shards_are_empty_add_up_norms_with_the_others(optimizer):
-    """In a graph, from which nothing may be left out on these ranks alone: five elements in shards of two."""
+    """Tests a graph, in which these ranks must not leave an operation out: five elements in shards of two."""
     hvd.init(local_size=4)
 
     def trained_by(recipe):

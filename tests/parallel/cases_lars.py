@@ -1,4 +1,4 @@
-"""LARS and LAMB on real ranks: shared norms, the choice, and every recipe around them."""
+"""LARS and LAMB on real ranks: shared norms, the choice to share them, and every recipe with them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _stepped(optimizer, model, traced=True, own=False):
     quick=lambda ranks, name, model, group, traced: ranks == 2 and traced,
 )
 def shared_norms_have_the_same_bits(name, model, group, traced):
-    """Through Horovod and through the memory of a host, traced and eager."""
+    """Through Horovod and through shared memory, in a graph and eagerly."""
     member = MEMBERS[name]
     communicator = getattr(topology, group)()
     shared = member.make(parallel=communicator, **member.settings)
@@ -95,7 +95,7 @@ def a_measured_choice_is_the_same_on_every_rank_and_says_why(name):
     quick=lambda ranks, name, recipe: recipe == "topk",
 )
 def every_recipe_around_shared_norms(name, recipe):
-    """Each rank has its own gradients; replicas agree, and shared norms make no difference."""
+    """Each rank has its own gradients; replicas must agree, and sharing the norms must not change the result."""
     results = []
     for parallel in (topology.world(), False):
         aggregator = (
@@ -152,7 +152,7 @@ def the_tape_before_shared_norms():
 
 @case(ranks=(2,))
 def rows_of_embeddings():
-    """Rows of all ranks are averaged; then decay and momentum touch those that nobody has."""
+    """Rows of all ranks are averaged; decay and momentum then also change rows that no rank has touched."""
     table, plain = (layers.variable("a/embeddings", np.ones((6, 3), "f4")) for _ in range(2))
     optimizer = hvd.DistributedOptimizer(lars.LARS(parallel=topology.world()))
     rows = tf.constant([hvd.rank(), 3, hvd.rank()])
@@ -166,7 +166,7 @@ def rows_of_embeddings():
 
 @case(ranks=(2,))
 def local_variables_have_norms_of_their_own():
-    """Their gradients differ between ranks, so that no rank can compute a share of another one's."""
+    """Their gradients differ between ranks, so that no rank can compute part of another rank's norms."""
     results = []
     for parallel in (topology.world(), False):
         shared = layers.variable("shared/kernel", np.ones(70_000, "f4"))
@@ -202,7 +202,7 @@ def a_skipped_step_is_skipped_by_all():
     over=lambda ranks: [{"name": "LARS", "policy": 16} if ranks == 2 else {"name": "LAMB", "policy": 32}],
 )
 def fit_with_everything(name, policy):
-    """Accumulation, clipping, a schedule, moving averages and mixed precision around a measured choice."""
+    """Accumulation, clipping, a schedule, moving averages and mixed precision with a measured choice."""
     keras.config.set_dtype_policy("mixed_float16" if policy == 16 else "float32")
     try:
         x, y = own_data()
@@ -241,7 +241,7 @@ def a_long_tensor_is_mapped_in_pieces(traced):
         def step(tensor):
             return parallel_map(lambda piece: tf.reduce_sum(piece**2), [tensor, tensor[:1]], communicator, 64)
 
-        # A graph squares by another operation than eager code does, which may round otherwise.
+        # A graph squares with another operation than eager code does, and the rounding may differ.
         return (tf.function(step, autograph=False) if traced else step)(tf.constant(values))
 
     for shared, alone in zip(squares(topology.world()), squares(None), strict=True):

@@ -1,4 +1,4 @@
-"""Models that are split over real processes: the same bits as in one, and what becomes of all when one cannot go on."""
+"""Models split over real processes: results equal those of one process, and an error of one stage stops all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ L = keras.layers
 
 
 def parts(count, width=24, **first):
-    """So many parts of three layers each, the same on every rank."""
+    """`count` parts of three layers each, the same on every rank."""
 
     def part(number):
         def dense(width, name, seed, **options):
@@ -90,7 +90,7 @@ def weights_of_all(model, ranks):
 
 
 def as_written(run):
-    """Has graphs computed as they are: what TensorFlow makes of a graph depends on what else is in it."""
+    """Runs a case without graph optimisation, whose effect depends on the rest of the graph."""
 
     @functools.wraps(run)
     def plainly(**arguments):
@@ -107,7 +107,7 @@ QUICK = {"schedule": "one_forward_one_backward", "sparsity": 0.75}
 
 
 def over(ranks):
-    """One, two and five splits in both schedules; parts that share a rank, in one process and on four ranks."""
+    """One, two and five splits in both schedules; several parts per rank, in one process and on four ranks."""
     drained = {**QUICK, "schedule": "fill_drain"}
     yield from {2: [QUICK, {**drained, "sparsity": 0.0}], 3: [QUICK, drained], 6: [drained]}.get(ranks, [QUICK])
 
@@ -115,7 +115,7 @@ def over(ranks):
 @case(ranks=(1, 2, 3, 4, 6), over=over, quick=lambda ranks, **how: ranks == 4)
 @as_written
 def stages_are_the_model_in_one_process(schedule, sparsity):
-    """To the bit, with micro-batches of different sizes, as many on each rank; metrics are those of all of it."""
+    """Bit for bit, with micro-batches of different sizes, as many on each rank; metrics cover all of them."""
     x, y = data()
     made = parts({1: 5, 4: 5}.get(hvd.size(), hvd.size()), kernel_regularizer="l2")
     model = Stages(made, 3, sparsity=sparsity, schedule=schedule)
@@ -136,7 +136,7 @@ def stages_are_the_model_in_one_process(schedule, sparsity):
 
 @case(ranks=(2,), over=lambda ranks: [{"dtype": dtype} for dtype in ("float16", "int8", "int4")], quick=thorough)
 def fewer_bits_on_the_wire_train_all_the_same(dtype):
-    """And the payloads are as many bytes as is claimed."""
+    """The number of payload bytes must be as documented too."""
     x, y = data(64)
     model = Stages(parts(2, 64), 2, sparsity=0.75, wire_dtype=dtype)
     model.compile(keras.optimizers.Adam(0.02), "mse")
@@ -151,7 +151,7 @@ def fewer_bits_on_the_wire_train_all_the_same(dtype):
 
 @case(ranks=(2,))
 def a_gradient_that_is_not_finite_ends_the_step_on_all_stages():
-    """The weights are as before it; with loss scaling all stages skip it, and go on."""
+    """Weights stay as before the step; with loss scaling all stages skip it and continue."""
     x, y = data(32)
     model = Stages(parts(2), 2)
     model.compile(keras.optimizers.Adam(0.01), "mse")
@@ -159,7 +159,7 @@ def a_gradient_that_is_not_finite_ends_the_step_on_all_stages():
     before = [each.numpy() for each in (*model.weights, *model.optimizer.variables)]
     spoiled = y.copy()
     spoiled[20] = np.inf
-    for _ in range(2):  # the connections are as good as before
+    for _ in range(2):  # the connections must still work
         with raises(FloatingPointError, "A gradient of stage 1 (rank 1) is not finite"):
             model.fit(x, spoiled, verbose=0, shuffle=False)
     for own, was in zip((*model.weights, *model.optimizer.variables), before, strict=True):
@@ -208,7 +208,7 @@ def what_stages_cannot_do_together_is_told_on_all():
         model.compile("sgd", "mse")
         with raises(Exception, *words):
             model.fit(x, y, verbose=0, shuffle=False, **options)
-        with raises(StageError):  # it stays so
+        with raises(StageError):  # the state remains an error
             model.fit(x, y, verbose=0, shuffle=False)
         model.close()
 
@@ -228,7 +228,7 @@ def what_stages_cannot_do_together_is_told_on_all():
 
 
 class Striking(L.Layer):
-    """Hands on what it gets; sends its own process a signal in the so-manieth micro-batch that it is trained with."""
+    """Passes its input on; in the given micro-batch of training it sends a signal to its own process."""
 
     def __init__(self, number, after):
         super().__init__()
@@ -246,15 +246,15 @@ class Striking(L.Layer):
 
 
 def struck(number):
-    """Three parts, of which the middle one strikes in the second micro-batch of the third step."""
+    """Three parts; the middle one sends the signal in the second micro-batch of the third step."""
     first, middle, last = parts(3)
     return [first, lambda: keras.Sequential([keras.Input((24,)), middle(), Striking(number, 10)]), last]
 
 
 @case(ranks=(3,), launch=Launch(dies=(1,)), quick=thorough)
 def a_stage_that_stops_or_dies_in_mid_step_ends_the_others():
-    """Both neighbours are told which it was, and so is one that goes on later; weights are as before the step."""
-    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "200"  # by default Horovod bears a rank that is stopped for 30 s
+    """Both neighbours report which stage it was; if it resumes it fails too; weights are as before the step."""
+    os.environ["HOROVOD_GLOO_TIMEOUT_SECONDS"] = "200"  # by default Horovod tolerates a stopped rank for 30 s
     hvd.init()
     processes = on_every_rank(os.getpid())
 
@@ -280,11 +280,11 @@ def a_stage_that_stops_or_dies_in_mid_step_ends_the_others():
             on_every_rank("all go on")
 
 
-TRAINERS = Shape(2, 1)  # of a stage, as the simulation of their exchange has it
+TRAINERS = Shape(2, 1)  # of one stage, for the simulation of their exchange
 
 
 def exchanges_of(recipe, weights):
-    """The simulations of each stage's exchange: a threshold for each variable, or the largest of them all."""
+    """The simulations of each stage's exchange: a held threshold for each variable, or the top k of all of them."""
     return [_exchange_of(recipe, [each.size for each in own]) for own in weights]
 
 
@@ -296,7 +296,7 @@ def _exchange_of(recipe, sizes):
 
 
 def two_layers(seed):
-    """Of which `Hybrid` is the simulation."""
+    """Two layers; `Hybrid` is their simulation."""
     start = keras.initializers.GlorotUniform(seed=seed)
     bottom, top = L.Dense(24, "relu", kernel_initializer=start), L.Dense(2, kernel_initializer=start)
     return [keras.Sequential([keras.Input((6,)), bottom]), keras.Sequential([keras.Input((24,)), top])]
@@ -304,7 +304,7 @@ def two_layers(seed):
 
 @contextlib.contextmanager
 def grid_of(trainers, stages):
-    """A grid whose process sets are there for a while."""
+    """A grid whose process sets are removed afterwards."""
     grid = Grid(trainers, stages)
     for process_set in grid.process_sets:
         hvd.add_process_set(process_set)
@@ -317,7 +317,7 @@ def grid_of(trainers, stages):
 
 @case(ranks=(4,), over=lambda ranks: [{"recipe": recipe} for recipe in ("dct", "topk")])
 def hybrid_training_is_its_simulation(recipe):
-    """Weights and residuals of all ranks after each of eight steps, to 1e-6 of the largest."""
+    """Compares weights and residuals of all ranks in each of eight steps, to 1e-6 of the largest."""
     x, y = data(60)
     made = {"topk": hvd.recipes.topk(0.2), "dct": hvd.recipes.dct(0.9, life=3)}[recipe]
     how = Settings(0.75, 0.25, 2)
@@ -326,7 +326,7 @@ def hybrid_training_is_its_simulation(recipe):
         model = Stages(two_layers(trainer), how.micro_batches, sparsity=how.sparsity, grid=grid)
         descent = keras.optimizers.SGD(how.rate)
         model.compile(hvd.DistributedOptimizer(descent, aggregator=made, process_set=grid.process_set), "mse")
-        starts = [[each.numpy() for each in part.weights] for part in two_layers(0)]  # the first trainer's
+        starts = [[each.numpy() for each in part.weights] for part in two_layers(0)]  # of the first trainer
         simulations = [Hybrid(starts, exchanges_of(recipe, starts), how, dtype) for dtype in (np.float64, np.float32)]
         for step in range(8):
             rows = [slice(30 * each + 15 * (step % 2), 30 * each + 15 * (step % 2) + 15) for each in range(2)]
@@ -334,13 +334,13 @@ def hybrid_training_is_its_simulation(recipe):
             for each in simulations:
                 each.step([(x[own], y[own]) for own in rows])
             expected, other = ([*each.weights[stage], *each.residuals(stage, trainer)] for each in simulations)
-            nearly_equal(other, expected)  # else what is chosen hangs on rounding: take other data
+            nearly_equal(other, expected)  # otherwise the selection depends on rounding and the test needs other data
             nearly_equal([*model.weights, *residuals_of(model)], expected)
         model.close()
 
 
 def residuals_of(model):
-    """Of this rank's variables, in their order."""
+    """The residuals of this rank's variables, in the variables' order."""
     planned, found = model.optimizer.exchange.planned, {}
     for each in planned.buckets:
         found |= each.bucket.unpack(each.aggregator.residual(each.state))
@@ -348,7 +348,7 @@ def residuals_of(model):
 
 
 def nearly_equal(found, expected):
-    """Arrays, to 1e-6 of the largest of all of them."""
+    """Compares arrays to 1e-6 of the largest element of all of them."""
     largest = max(np.abs(each).max() for each in expected)
     for own, wanted in zip(found, expected, strict=True):
         np.testing.assert_allclose(np.reshape(own, wanted.shape), wanted, rtol=0, atol=1e-6 * largest)
@@ -356,7 +356,7 @@ def nearly_equal(found, expected):
 
 @case(ranks=(4,))
 def trainers_keep_the_same_weights():
-    """A NaN in one ends the step in all; what they save is loaded by as many stages as there are ranks."""
+    """A NaN in one ends the step in all; a saved model can be loaded by as many stages as there are ranks."""
     x, y = data(64)
     made = parts(4)
     recipe = hvd.recipes.updates(hvd.recipes.topk(0.1), ahead=True)

@@ -1,4 +1,4 @@
-"""Tables whose rows lie on real ranks: trained as in one process; and where one asks for nonsense, all are told."""
+"""Embedding tables with rows on real ranks: trained as in one process; invalid categories are reported on all."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tests.parallel.training import assert_replicas_equal, on_every_rank, raises
 
 L = keras.layers
 SIZES, FEATURES = (11, 3, 40), 12
-ROWS = 12  # of a batch of all ranks; 1, 2 and 3 divide it
+ROWS = 12  # of a batch over all ranks; divisible by 1, 2 and 3
 
 
 def model_of(vectors_of, **options):
-    """A model of what categories look up, and one dense layer, with the same first weights each time."""
+    """A model of looked-up vectors and one dense layer, with the same initial weights each time."""
     categories = keras.Input((len(SIZES),), dtype="int32")
     start = keras.initializers.GlorotUniform(seed=5)
     told = L.Dense(1, kernel_initializer=start, name="told")(L.Flatten()(vectors_of(categories)))
@@ -25,7 +25,7 @@ def model_of(vectors_of, **options):
 
 
 def embedded(tables, sparsity):
-    """The same tables, whole, in one process."""
+    """The same tables, not sharded, in one process."""
 
     def vectors_of(categories):
         embeddings = [
@@ -49,7 +49,7 @@ def batches(steps=6):
     over=lambda ranks: [{"sparsity": 0.5 if ranks == 2 else 0.0}],
 )
 def sharded_tables_are_trained_as_whole_ones(sparsity):
-    """By `fit` with Adam: what is looked up to the bit, weights after six steps but for the order of sums."""
+    """`fit` with Adam: lookups are equal bit for bit, weights after six steps up to the order of sums."""
     tables = ShardedTables(SIZES, FEATURES, sparsity, name="tables")
     ours = model_of(tables)
     whole = embedded(tables.read(), sparsity)
@@ -75,7 +75,7 @@ def sharded_tables_are_trained_as_whole_ones(sparsity):
 
 
 def trained(model, optimizer, categories, targets):
-    """By whole batches; gradients are dense, as Keras's Adam squares those of a row that occurs twice one by one."""
+    """Trains on whole batches with dense gradients, as Keras's Adam squares repeated sparse rows one by one."""
 
     @tf.function
     def gradients(shown, wanted):
@@ -91,7 +91,7 @@ def trained(model, optimizer, categories, targets):
 
 @case(ranks=(3,), quick=thorough)
 def a_category_that_no_table_has_is_told_by_all():
-    """All ranks raise, the tables are as before, and a step after it goes well; a rank may have no samples."""
+    """All ranks raise, the tables are unchanged, and the next step works; a rank may have no samples."""
     tables = ShardedTables(SIZES, FEATURES, name="tables")
     model = model_of(tables)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.1), local_layers=[tables]), "mse")

@@ -1,4 +1,4 @@
-"""What is measured is the same on all ranks, and so are the choices; what is kept survives a change of them."""
+"""Measurements and choices are the same on all ranks; residuals survive a change of the choice."""
 
 import math
 import pathlib
@@ -48,7 +48,7 @@ def ranks_measure_alike_and_choose_alike(local_size):
 
 
 def changed_copy(source, target, winner):
-    """A copy of a cache file in which one recipe was the fastest; returns when it is there."""
+    """A copy of a cache file in which one recipe was the fastest; returns when the copy exists."""
     if hvd.rank() == 0:
         figures.copy(source, target, figures.won_by(winner))
     hvd.topology.world().gather_descriptions(None, "test.copied")
@@ -57,7 +57,7 @@ def changed_copy(source, target, winner):
 
 @case(ranks=(4,), over=lambda ranks: [{"local_size": 2}], quick=thorough)
 def every_rank_chooses_the_same_and_exchanges_as_that(local_size):
-    """Also from inside of the trace of a function, and with another file or none on other ranks."""
+    """Also while a function is traced, and if other ranks have another cache file or none."""
     hvd.init(local_size=local_size)
     folder = shared_folder() if hvd.rank() % 2 else pathlib.Path(f"{shared_folder()}/of rank {hvd.rank()}")
     states = {}
@@ -96,7 +96,7 @@ def a_model_trains_with_buckets_of_different_choices():
 
 
 def exchange_of(folder, steps):
-    """An exchange that has exchanged integers and chose by the figures in a folder; and its variables."""
+    """An exchange that chose by the measurements in a folder, after some steps on integers; and its variables."""
     exchange = hvd.GradientExchange(AUTO, bucket_bytes=1 << 20, first_bucket_bytes=1 << 20)
     variables = [keras.Variable(np.zeros(shape, "f4"), name=name) for name, shape in SHAPES.items()]
     with figures.kept_in(folder):

@@ -1,4 +1,4 @@
-"""Sharded servers among real processes: what they train, how they end, and what they make of those who leave."""
+"""Sharded servers in real processes: training, shutdown, and ranks that leave."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.parallel.training import assert_replicas_equal, network, on_every_ran
 
 
 def served_model(optimizer, **settings):
-    keras.utils.set_random_seed(hvd.rank())  # ranks begin alike all the same
+    keras.utils.set_random_seed(hvd.rank())  # ranks must still start with the same weights
     model = network()
     model.compile(hvd.servers.ShardedServers(optimizer, **settings), "mse")
     return model
@@ -42,14 +42,14 @@ def asynchronous_servers_learn_and_end_alike():
     assert 0.125 <= told["density_pushed"] <= 0.5
     np.testing.assert_allclose(told["bytes_pushed"], 8 * told["density_pushed"] * 64 * model.count_params())
     assert_replicas_equal(model.trainable_variables)
-    told = member.telemetry()  # by now the server rests
+    told = member.telemetry()  # the server is idle by now
     assert sum(told["staleness"].values()) == told["pushes"] == told["updates"] == 64 * hvd.size()
     assert model.evaluate(x, y, verbose=0) < 0.5 * np.mean(np.square(y)), "no better than half of saying 0"
 
 
 @case(ranks=(2, 4), quick=lambda ranks: ranks == 4)
 def synchronous_servers_give_what_the_exchange_gives():
-    """The mean of all ranks' gradients, added in rank order: of integers it is that of any order, to the bit."""
+    """The mean of all ranks' gradients, added in rank order; for integers any order gives the same bits."""
     generator = np.random.default_rng(hvd.rank())
     x, y = generator.integers(-2, 3, (16, 4)).astype("f4"), generator.integers(-2, 3, (16, 2)).astype("f4")
 
@@ -69,7 +69,7 @@ def synchronous_servers_give_what_the_exchange_gives():
 
 @case(ranks=(1, 2))
 def a_model_holds_its_copy_after_each_step():
-    """Also after it was given what servers had published, and in a loop of one's own, in a graph or not."""
+    """Also after it has loaded the published parameters, and in a custom loop, in a graph or not."""
     pull = TopK(0.1) if hvd.size() == 1 else Quantized(TopK(0.3), TwoBits())
     model = served_model(keras.optimizers.SGD(0.05), push=TopK(0.2), pull=pull)
     served_by, (x, y) = served(model.optimizer), own_data(count=8)
@@ -96,7 +96,7 @@ class Slow(keras.callbacks.Callback):
 
 @case(ranks=(2,))
 def a_slow_rank_holds_nobody_up_beyond_the_bound():
-    """One of two takes longer for a step: the other goes on, as far as it may, and ends before."""
+    """One of two ranks is slower: the other runs ahead as far as allowed, and finishes first."""
     model = served_model(keras.optimizers.SGD(0.01), max_staleness=3)
     x, y = own_data(count=8)
     callbacks = [Slow()] if hvd.rank() == 1 else []
@@ -126,7 +126,7 @@ def servers_refuse_what_they_cannot_hold():
 
 @case(ranks=(3,))
 def a_server_that_is_gone_is_named():
-    """The server of one rank ends: the others are told whose parameters are gone, and do not hang."""
+    """The server of one rank ends: the others report whose parameters are lost, and do not hang."""
     model = served_model(keras.optimizers.SGD(0.01))
     x, y = own_data(count=8)
     model.fit(x, y, batch_size=8, verbose=0)
@@ -154,7 +154,7 @@ def what_is_not_trained_is_averaged_and_what_is_published_is_evaluated():
     published.on_test_begin()
     assert_replicas_equal(model.trainable_variables)
     moving = model.layers[1].moving_mean
-    for _ in range(2):  # in the second round all have told theirs
+    for _ in range(2):  # in the second round, all ranks have reported theirs
         moving.assign(np.full(moving.shape, hvd.rank(), "f4"))
         averaged.on_epoch_end(0)
         on_every_rank("all have told")

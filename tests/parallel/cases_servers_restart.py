@@ -1,4 +1,4 @@
-"""Sharded servers that are saved while they train, and go on."""
+"""Sharded servers that are saved during training, and resumed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GRADIENTS = TopK(0.25)
 
 
 def trained(folder, epochs, push=GRADIENTS, **settings):
-    """A model after some epochs on servers; all ranks have ended them."""
+    """A model after some epochs on servers; all ranks have finished them."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(hvd.rank())
     model = network(layers=[L.BatchNormalization()])
@@ -32,10 +32,10 @@ def trained(folder, epochs, push=GRADIENTS, **settings):
 
 @case(ranks=(2,))
 def a_stopped_run_on_servers_ends_with_the_bits_of_one_that_was_not():
-    """Synchronous, as then the order of arrival decides nothing: slots, residuals and schedules go on from before.
+    """Synchronous, so that results do not depend on the order of arrival; slots, residuals and schedules are restored.
 
-    Ranks run Adam themselves, so that slots of theirs are saved, too. What is not trained is rank 0's where a run goes
-    on, so that only what is trained is compared.
+    Ranks run Adam themselves, so that their own slots are saved too. Non-trainable variables come from rank 0 in a
+    resumed run, so only trainable ones are compared.
     """
     folder, final, steps = shared_folder(), [], []
     updates = LocalUpdates(ErrorFeedback(TopK(0.25)))
@@ -57,7 +57,7 @@ def a_stopped_run_on_servers_ends_with_the_bits_of_one_that_was_not():
 
 @case(ranks=(3,))
 def servers_are_saved_while_ranks_are_anywhere():
-    """Ranks that train for longer, and one that has ended, when rank 0 saves; a damaged file, and one that is other."""
+    """Rank 0 saves while others still train and one has finished; also a damaged file, and one of another model."""
     folder = shared_folder()
     model = trained(folder, 2 + hvd.rank(), pull=TopK(0.5))
     told = model.optimizer.servers.telemetry()["pushes"]
@@ -94,7 +94,7 @@ def servers_are_saved_while_ranks_are_anywhere():
 
 @case(ranks=(2,), quick=thorough)
 def what_servers_keep_is_saved_where_a_rank_does_not_train():
-    """Rank 1 has paused between two `fit`: it is saved with the others all the same."""
+    """Rank 1 pauses between two calls of `fit` and is saved with the others."""
     folder = shared_folder()
     model = trained(folder, 1)
     if hvd.rank() == 0:
@@ -108,7 +108,7 @@ def what_servers_keep_is_saved_where_a_rank_does_not_train():
 
 @case(ranks=(3,), quick=thorough)
 def a_deputy_takes_over_where_a_server_is_gone():
-    """Rank 1 stops to serve and to train; the others go on, and are saved with what its deputy has."""
+    """Rank 1 stops serving and training; the others continue, and the checkpoint contains its deputy's parameters."""
     folder = shared_folder()
     model = trained(folder, 1, replicas=1, replica_age=8)
     if hvd.rank() == 1:

@@ -1,4 +1,4 @@
-"""Epochs that ranks take together, batch by batch: who takes what, in which order, and how samples come to them."""
+"""Epochs whose batches are shared between ranks: which rank takes which batch, the order, and the path of samples."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.parallel.cases import case
 from tests.parallel.training import on_every_rank, raises, shared_folder
 
 SAMPLES, BATCH = 41, 4
-AHEAD = 2  # batches that a rank has taken beside the one in use: the rows of one, the samples of the other
+AHEAD = 2  # batches a rank has taken besides the one in use: the rows of one and the samples of another
 
 
 def decode(payload: bytes) -> tuple[np.ndarray, int]:
@@ -41,7 +41,7 @@ def every_sample_is_taken_once_an_epoch_and_a_rank_that_pauses_takes_few():
 
 
 def _taken(cache, shared, over) -> set[tuple[int, ...]]:
-    """The batches that all ranks take in an epoch; the last rank pauses at its first one until there are no more."""
+    """The batches that all ranks take in an epoch; the last rank pauses at its first one until none are left."""
     own: list[tuple[int, ...]] = []
     for samples, labels in cache.select(shared.dataset()):
         np.testing.assert_array_equal(samples, np.repeat(labels[:, None], 3, axis=1))

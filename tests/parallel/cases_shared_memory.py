@@ -1,4 +1,4 @@
-"""The ranks of one host exchange through memory: the same results as Horovod's, and a way back to it."""
+"""Ranks of one host exchange through shared memory: results equal Horovod's, and it can fall back to Horovod."""
 
 import os
 
@@ -27,7 +27,7 @@ def _rows(dtype: tf.DType, rows: int, seed: int) -> tf.Tensor:
 @case(ranks=(3, 4))
 def results_are_those_of_the_carrier() -> None:
     node = _node()
-    splits = [(5 * rank + 3) % 7 for rank in range(node.size)]  # one of them 0 for 4 ranks
+    splits = [(5 * rank + 3) % 7 for rank in range(node.size)]  # with 4 ranks, one of them is 0
     for number, dtype in enumerate(DTYPES):
         tensor = _rows(dtype, sum(splits), node.rank + 10 * number)
         for run in (lambda call: call(), lambda call: tf.function(call, jit_compile=False)()):
@@ -50,7 +50,7 @@ def results_that_are_held_stay_as_they_are() -> None:
 
 @case(ranks=(4,))
 def exchanges_may_begin_in_any_order() -> None:
-    """More at once than TensorFlow has threads, in another order on every rank."""
+    """More exchanges at once than TensorFlow has threads, in a different order on every rank."""
     node = _node()
     numbers = np.random.default_rng(node.rank).permutation(40)
 

@@ -1,4 +1,4 @@
-"""SyncBatchNormalization on P ranks against Keras's layer in one process that has all batches."""
+"""SyncBatchNormalization on P ranks, compared with Keras's layer in one process that has all batches."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ FORMS = [
     {"form": "far", "run": "graph"},
     {"form": "half", "run": "graph"},
 ]
-UNEVEN = ("images", "masked", "unequal", "empty")  # where it matters which rank has what
+UNEVEN = ("images", "masked", "unequal", "empty")  # forms in which it matters which rank has which samples
 
 
 def _batches(form):
-    """Each rank's inputs, masks and the axis of features."""
+    """Each rank's inputs and masks, and the axis of the features."""
     generator = np.random.default_rng(5)
     shape = {"images": (4, 3, 5, 6), "channels_first": (4, 6, 3), "masked": (4, 5, 6)}.get(form, (4, 6))
     axis = 1 if form == "channels_first" else -1
@@ -40,7 +40,7 @@ def _batches(form):
 
 
 def _passed(layer, inputs, mask, weights):
-    """Outputs, and the gradients of a weighted sum of them."""
+    """The outputs, and the gradients of a weighted sum of them."""
     with tf.GradientTape() as tape:
         tape.watch(inputs)
         outputs = layer(inputs, training=True, mask=mask)
@@ -110,14 +110,14 @@ def _data():
 
 
 def _of_this_rank(values, each=4):
-    """What of the batches of `each` times P samples is this rank's."""
+    """This rank's samples out of global batches of `each` times P samples."""
     parts = values.reshape(-1, hvd.size(), each, *values.shape[1:])
     return parts[:, hvd.rank()].reshape(-1, *values.shape[1:])
 
 
 @case(ranks=(2, 3), over=lambda ranks: [{"xla": ranks == 3}], quick=thorough)
 def a_training_is_that_of_one_process(xla):
-    """Also where ranks have made, and traced, other layers before; XLA is left out, and that is told."""
+    """Also if ranks have made and traced other layers before; XLA is not used, and a warning says so."""
     for _ in range(hvd.rank()):
         extra = _network(hvd.SyncBatchNormalization)
         tf.function(lambda values, model=extra: model(values, training=True)).get_concrete_function(tf.zeros([4, 6]))

@@ -1,4 +1,4 @@
-"""Starts the ranks of one launch, waits for them, and gathers how each case ended on each rank."""
+"""Starts the ranks of one launch, waits for them, and collects the outcome of each case on each rank."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ import psutil
 from tests.parallel import cases, networks
 
 ROOT = pathlib.Path(__file__).parents[2]
-START = 300.0  # seconds for the launcher and for the imports of all ranks, however busy the machine
+START = 300.0  # seconds for the launcher to start and for the imports of all ranks, even on a busy machine
 RELAUNCHES = 3
 SECONDS = "processor seconds of a multi-rank case"
 
-# One thread a rank, as several ranks share this machine's cores; and no log noise.
+# One thread per rank, as several ranks share this machine's cores; and no log messages.
 QUIET = {
     "TF_NUM_INTRAOP_THREADS": "1",
     "TF_NUM_INTEROP_THREADS": "2",
@@ -38,7 +38,7 @@ QUIET = {
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-    """How a launch ended: the launcher's exit status, None where it was killed for taking too long; and all output."""
+    """The end of a launch: the launcher's exit status, None if it was killed after its time limit, and all output."""
 
     status: int | None
     output: str
@@ -46,7 +46,7 @@ class Ended:
 
 @dataclasses.dataclass
 class Outcome:
-    """How one case ended on one rank: event is "pass", "fail", or "start" where the rank never ended the case."""
+    """The outcome of a case on a rank: event is "pass", "fail", or "start" if the rank never finished the case."""
 
     event: str
     text: str = ""
@@ -66,9 +66,9 @@ def horovodrun(
 
     Args:
         ranks: number of ranks P.
-        command: what every rank runs, without the Python interpreter: that is this process's.
-        limit: seconds after which everything is killed.
-        hosts: what -H gets; the default is this host.
+        command: the arguments of the Python interpreter that every rank runs, which is the one of this process.
+        limit: seconds after which all processes are killed.
+        hosts: the argument of -H; the default is this host.
         environment: added to the ranks' environment.
         prefix: put before horovodrun, to run it in a network namespace.
     """
@@ -95,14 +95,14 @@ def horovodrun(
 
 
 def _untouched(environment: Mapping[str, str]) -> dict[str, str]:
-    """The environment without what `hvd.init` has set in this process, for tests that need no ranks."""
+    """The environment without the variables that `hvd.init` set in this process, for tests that need no ranks."""
     return {name: value for name, value in environment.items() if not name.startswith("HOROVOD_")}
 
 
 def _kill_tree(process: subprocess.Popen) -> None:
-    """Kills a launcher and whatever descends from it; Horovod puts ranks into sessions of their own."""
+    """Kills a launcher and all its descendants; Horovod runs ranks in sessions of their own."""
     if process.returncode is not None:
-        return  # its number may be another process's by now
+        return  # its process id may have been reused
     with contextlib.suppress(psutil.NoSuchProcess):
         family = psutil.Process(process.pid)
         for member in [*family.children(recursive=True), family]:
@@ -112,26 +112,26 @@ def _kill_tree(process: subprocess.Popen) -> None:
 
 
 class Results:
-    """The outcomes of cases on all ranks: `of(case)` is one outcome for each rank, and `output` what was printed."""
+    """The outcomes of cases on all ranks: `of(case)` has one per rank, and `output` is what was printed."""
 
     def __init__(self) -> None:
         self._outcomes: dict[tuple[int, str], list[Outcome | None]] = {}
         self.output: dict[tuple[int, str], str] = {}
 
     def has(self, case: cases.Case) -> bool:
-        """Whether any rank has begun the case."""
+        """Whether any rank has started the case."""
         return any(self.of(case))
 
     def of(self, case: cases.Case) -> list[Outcome | None]:
-        """How the case ended on each rank; None where a rank never began it."""
+        """The outcome of the case on each rank; None for a rank that never started it."""
         return self._outcomes.get((case.ranks, case.name), [None] * case.ranks)
 
     def seconds(self, case: cases.Case) -> float:
-        """The processor time of a case, of all its ranks."""
+        """The processor time of a case, summed over its ranks."""
         return sum(outcome.processor for outcome in self.of(case) if outcome)
 
     def failure(self, case: cases.Case) -> str | None:
-        """What went wrong in a case, rank by rank; None where it passed on every rank."""
+        """What went wrong in a case, rank by rank; None if it passed on every rank."""
         launch, outcomes = case.launch or cases.Launch(), self.of(case)
         told = any(outcome and outcome.event == "pass" for rank, outcome in enumerate(outcomes) if rank in launch.ended)
         faults = []
@@ -150,7 +150,7 @@ class Results:
         return "\n".join([*faults, "--- what the launch printed", self.output.get((case.ranks, case.name), "")[-4000:]])
 
     def launch(self, selected: Sequence[cases.Case]) -> None:
-        """Runs cases of the same number of ranks, again without those that ended a launch for all."""
+        """Runs cases of one number of ranks; if a case ends the launch, starts another for the remaining cases."""
         pending = list(selected)
         for _ in range(1 + RELAUNCHES):
             self._launch(pending)
@@ -184,7 +184,7 @@ class Results:
 
 @contextlib.contextmanager
 def _network(launch: cases.Launch) -> Iterator[tuple[str | None, list[str], dict[str, str]]]:
-    """Where a launch takes place: its hosts, what to put before the launcher, and what its environment needs."""
+    """The hosts of a launch, the command prefix that starts it there, and the environment variables it needs."""
     if launch.names is None:
         yield launch.hosts, [], {}
         return

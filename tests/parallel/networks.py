@@ -1,4 +1,4 @@
-"""Two hosts out of network namespaces of this machine: each with its own interface, address and name resolution."""
+"""Two hosts made of network namespaces on this machine: each has its own interface, address and name resolution."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ _INTERFACE = "eth0"
 
 @dataclasses.dataclass(frozen=True)
 class Network:
-    """How horovodrun is started on the first host.
+    """How to start horovodrun on the first host.
 
     Attributes:
-        hosts: what -H gets.
+        hosts: the argument of -H.
         prefix: put before the command, to run it on the first host.
-        environment: PATH with the stand-in for ssh in front.
+        environment: PATH with the replacement for ssh in front.
     """
 
     hosts: str
@@ -34,7 +34,7 @@ class Network:
 
 
 def unavailable() -> str | None:
-    """Why there can be no such network here; None where there can."""
+    """Why such a network cannot be made here; None if it can."""
     if os.geteuid() != 0:
         return "network namespaces need root"
     if shutil.which("ip") is None:
@@ -48,11 +48,11 @@ def unavailable() -> str | None:
 
 @contextlib.contextmanager
 def two_hosts(loopback_names: bool) -> Iterator[Network]:
-    """Makes two hosts joined by a cable, and removes them afterwards.
+    """Makes two hosts connected by a virtual cable, and removes them afterwards.
 
     Args:
-        loopback_names: each host's own name resolves to 127.0.1.1, as Debian's installer writes it into /etc/hosts;
-            otherwise to the host's address.
+        loopback_names: whether each host's own name resolves to 127.0.1.1, as in the /etc/hosts of Debian's installer;
+            otherwise it resolves to the host's address.
     """
     names = _names()
     addresses = ["10.79.0.1", "10.79.0.2"]
@@ -88,7 +88,7 @@ def _make_host(name: str, own_address: str) -> None:
 
 
 def _write_ssh(folder: pathlib.Path, names: dict[str, str]) -> None:
-    """A stand-in for ssh that runs the command in the namespace of the host: `ssh [-o OPTION] HOST COMMAND...`."""
+    """Writes a replacement for ssh that runs the command in the host's namespace: `ssh [-o OPTION] HOST COMMAND...`."""
     script = folder / "ssh"
     script.write_text(
         f"#!{sys.executable}\n"

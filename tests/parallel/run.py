@@ -1,6 +1,6 @@
 """What one rank does: it runs the cases of one launch and records how each ended.
 
-How to write a case. Put a function into a file `cases_SUITE.py` of this folder:
+How to write a case. Put a function in a file `cases_SUITE.py` in this folder:
 
     from tests.parallel.cases import case
 
@@ -10,17 +10,17 @@ How to write a case. Put a function into a file `cases_SUITE.py` of this folder:
         ...
         assert digest == expected
 
-- Every rank calls it with the same arguments; it passes by returning, and any exception is its failure.
-  `tests/test_parallel.py` shows each (number of ranks, case) as a test and on failure the text of every rank.
-- The ranks are started once for all cases of all suites that need the same number of ranks. Before each case the
-  harness calls `hvd.init(local_size=P)`, `tf.keras.utils.set_random_seed(0)` and clears Keras's session; call
-  `hvd.init(local_size=n)` for other shapes of the grid. Where Horovod itself must fail, or a rank must die, pass
-  `launch=Launch(...)`: such a case has its ranks to itself and calls `hvd.init` on its own.
-- One number of ranks is in the quick tier, 4 or, in suites that train models, 2; `quick=` says it otherwise.
-- After each case all ranks meet. Where one fails and others wait for it in the case, those end the launch for all;
-  the cases that were left are run by a new launch. A case past its limit is a hang: the record shows what each thread
-  did.
-- Compare on every rank (`number_of` and friends below need no collective); do not print.
+- Every rank calls it with the same arguments. The case passes if it returns; any exception is a failure.
+  `tests/test_parallel.py` shows each (number of ranks, case) as a test and prints the output of all ranks on failure.
+- The ranks are started once for all cases, in all suites, that need the same number of ranks. Before each case the
+  harness calls `hvd.init(local_size=P)` and `tf.keras.utils.set_random_seed(0)` and clears Keras's session; call
+  `hvd.init(local_size=n)` for other grid shapes. If Horovod itself must fail or a rank must die, pass
+  `launch=Launch(...)`: such a case has its own ranks and calls `hvd.init` itself.
+- One number of ranks is in the quick tier: 4, or 2 in suites that train models; `quick=` changes this.
+- All ranks wait for each other after each case. If one fails while others wait for it inside the case, the waiting
+  ranks end the launch; a new launch runs the remaining cases. A case that exceeds its time limit counts as a hang, and
+  the record shows the stack of each thread.
+- Compare results on every rank (`number_of` and related functions need no collective); do not print.
 
 While you work on a suite, run it without pytest (HOROVODRUN is .venv/bin/horovodrun):
 
@@ -44,18 +44,18 @@ from typing import Any, TextIO
 
 from tests.parallel import cases
 
-GRACE = 15.0  # seconds that the other ranks get: to end a case in which one has failed, or to tell how they ended it
-SET_UP = 300.0  # seconds to make ready for a case, of which the first also waits for the imports of other ranks
+GRACE = 15.0  # seconds the other ranks get to end a case in which one has failed, or to record its outcome
+SET_UP = 300.0  # seconds to prepare a case; for the first case this includes the imports of the other ranks
 _POLL = 0.2
 
 
 def number_of() -> tuple[int, int]:
-    """This rank and the number of ranks, as the launcher set them."""
+    """This rank and the number of ranks, as set by the launcher."""
     return int(os.environ.get("HOROVOD_RANK", "0")), int(os.environ.get("HOROVOD_SIZE", "1"))
 
 
 def meet(name: str, others: Iterable[int]) -> None:
-    """Tells that this rank has come, and waits until others have; without Horovod, which may yet have to start."""
+    """Waits until all ranks in `others` have called this too; works without Horovod, which may not be started yet."""
     from hvd_sparse.transport.launcher_store import Store
 
     store = Store.of_job(f"tests.{name}")
@@ -66,8 +66,8 @@ def meet(name: str, others: Iterable[int]) -> None:
 
 
 class Record:
-    """One JSON line for each event of this rank: {"case", "event": "start" | "pass" | "fail", "text", "seconds",
-    "processor"}: how long it took, and this rank's processor time.
+    """Writes one JSON line per event of this rank: {"case", "event": "start" | "pass" | "fail", "text", "seconds",
+    "processor"}, with the time taken and this rank's processor time.
     """
 
     def __init__(self, folder: pathlib.Path | None, rank: int):
@@ -84,21 +84,21 @@ class Record:
         self._file.flush()
 
     def mark_failed(self, number: int) -> None:
-        """Tells the other ranks that this one will not take part in the rest of a case."""
+        """Tells the other ranks that this one takes no further part in a case."""
         if self._folder is not None:
             (self._folder / f"failed.{number}.{self._rank}").touch()
 
     def failed_ranks(self, number: int) -> list[str]:
-        """Which ranks have failed in a case."""
+        """The ranks that have failed in a case."""
         found = [] if self._folder is None else self._folder.glob(f"failed.{number}.*")
         return sorted(path.suffix[1:] for path in found)
 
 
 class Watch:
-    """A thread that ends the process where a case takes too long or waits for a rank that has failed.
+    """A thread that ends the process if a case takes too long or waits for a failed rank.
 
-    A rank whose outcome is on record leaves that to those that wait inside the case, or they would be told of its end
-    by Horovod before their watch has said where they wait; only where nobody does is the meeting itself stuck.
+    A rank whose outcome is recorded does not end the launch; the ranks that wait inside the case do. Otherwise Horovod
+    would report its exit to them before they have recorded where they wait. Only if none waits is the meeting stuck.
     """
 
     def __init__(self, record: Record):
@@ -109,12 +109,12 @@ class Watch:
         threading.Thread(target=self._run, daemon=True).start()
 
     def begin(self, number: int, case: cases.Case, limit: float) -> None:
-        """From now on a case, or what makes ready for it, may take so many seconds."""
+        """Starts the time limit, in seconds, of a case or of its preparation."""
         with self._lock:
             self._current, self._told = (number, case, limit, time.monotonic()), False
 
     def told(self) -> None:
-        """The case's outcome is on record; what is watched from now on is only the meeting after it."""
+        """Notes that the outcome is recorded; from now on only the wait for the other ranks is watched."""
         with self._lock:
             self._told = True
 
@@ -160,14 +160,14 @@ def run_shared(selected: Sequence[cases.Case], record: Record) -> None:
     os.environ[topology.DYNAMIC_VARIABLE] = "1"  # cases have nodes of different sizes
     topology.init()
     gc.collect()
-    gc.freeze()  # what the imports have made: clearing Keras's session would look through it before each case
+    gc.freeze()  # objects made by the imports: clearing Keras's session would scan them before each case
     topology.init(local_size=topology.world().size)
     watch = Watch(record)
     for number, case in enumerate(selected):
         watch.begin(number, case, SET_UP)
         tf.keras.backend.clear_session()
         tf.keras.utils.set_random_seed(0)
-        # All begin together: a rank that is still making ready would be told to wait for one that has failed already.
+        # All begin together: a rank that is still preparing would be seen as waiting for one that has already failed.
         topology.world().allreduce(tf.constant(0), "max", f"ready.{number}")
         watch.begin(number, case, case.limit)
         if not _attempt(case, record):
@@ -179,11 +179,11 @@ def run_shared(selected: Sequence[cases.Case], record: Record) -> None:
 
 
 def run_alone(case: cases.Case, record: Record) -> None:
-    """Runs the only case of a launch; a rank is given time to end by itself when the launcher asks it to stop."""
+    """Runs the only case of a launch; SIGTERM from the launcher is ignored, so that the rank can end by itself."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     watch = Watch(record)
     watch.begin(0, case, SET_UP)
-    meet("begin", range(case.ranks))  # what the library then waits for are no imports
+    meet("begin", range(case.ranks))  # so that the library does not wait for other ranks' imports
     watch.begin(0, case, case.limit)
     _attempt(case, record)
     watch.end()

@@ -1,4 +1,4 @@
-"""What the cases that train with Keras share."""
+"""Helpers shared by the cases that train with Keras."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RECIPES = {
     "mstopk": hvd.recipes.mstopk(0.25),
     "hitopk": hvd.recipes.hitopk(0.25),
 }
-EVERYTHING = hvd.recipes.topk(1.0)  # a sparse recipe that sends all
+EVERYTHING = hvd.recipes.topk(1.0)  # a sparse recipe that sends all elements
 
 
 def own_data(count=32, width=6, outputs=2):
-    """Data of this rank's own; the targets are a function that can be learned."""
+    """Different data on each rank; the targets are a function that can be learned."""
     generator = np.random.default_rng(hvd.rank())
     x = generator.normal(size=(count, width)).astype("f4")
     return x, np.tanh(x @ np.linspace(-1, 1, width * outputs).reshape(width, outputs)).astype("f4")
@@ -41,26 +41,26 @@ def distributed(optimizer=None, aggregator="hitopk", **options):
 
 
 def assert_replicas_equal(*groups):
-    """Every rank holds the same bits in these variables."""
+    """Asserts that these variables have the same bits on every rank."""
     arrays = [np.asarray(tf.convert_to_tensor(variable)) for group in groups for variable in group]
     digests = topology.world().gather_descriptions([array.tobytes().hex() for array in arrays], "test.replicas")
     assert all(digest == digests[0] for digest in digests), "the replicas differ"
 
 
 def on_every_rank(value):
-    """What each rank has, in rank order."""
+    """The values of all ranks, in rank order."""
     return topology.world().gather_descriptions(value, "test.values")
 
 
 def shared_folder():
-    """A folder that all ranks of this host see."""
+    """A folder that all ranks of this host can access."""
     mine = tempfile.mkdtemp() if hvd.rank() == 0 else None
     return pathlib.Path(on_every_rank(mine)[0])
 
 
 @contextlib.contextmanager
 def raises(kind, *texts):
-    """Expects an error with these texts; on any rank that calls it."""
+    """Expects an error that contains these texts, on any rank that calls it."""
     try:
         yield
     except kind as error:
@@ -72,7 +72,7 @@ def raises(kind, *texts):
 
 @contextlib.contextmanager
 def a_gpu():
-    """Makes Keras believe that there is a device other than the CPU, as on the machines where it turns XLA on."""
+    """Makes Keras believe that there is a device other than the CPU; on such machines it enables XLA."""
     original = tf.config.list_physical_devices
     tf.config.list_physical_devices = lambda *_: [tf.config.PhysicalDevice("/physical_device:GPU:0", "GPU")]
     try:

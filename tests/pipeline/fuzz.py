@@ -1,11 +1,11 @@
-"""Messages that are not right, over real sockets to a stage, from a neighbour that knows the job's secret.
+"""Sends invalid messages, over real sockets, to a stage from a neighbour that knows the job's secret.
 
     python -m tests.pipeline.fuzz --messages 100000 --seed 1
 
-A stage of a small model computes, and the other one is played: it says what is right, but for a field or the payload,
-or what has not the form of a message. Each time the stage has to accept it and go on, or to raise an error that names
-the sender, or has the sender's own words. Time and again all that is said is right, and then the stage has to give what
-the whole model gives.
+One stage of a small model runs; the other is played by this program, whose messages are right except for a field or the
+payload, or do not have the form of a message. Each time the stage must accept the message and continue, or raise an
+error that names the sender or has the sender's own text. From time to time all messages are right, and the stage must
+then give the result of the whole model.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from link import Caller, Client, Events, Form, Patience, Protocol, Request, Serv
 from tests.pipeline import staged
 from tests.pipeline.staged import KEPT, ROWS, SECRET, SPARSITY, SUBJECT, WIDTH
 
-A_TIME = 500  # messages over one connection
+A_TIME = 500  # messages per connection
 RIGHT = 0.02  # the share of messages that are right
-OF_OTHER_SHAPES = 0.05  # the share of activations that are well formed, but do not fit the model
+OF_OTHER_SHAPES = 0.05  # the share of activations that are valid but do not fit the model
 LAST = 0.02  # the share of messages that end their connection
 TYPES = (
     "float16",
@@ -71,7 +71,7 @@ LEAVES = (("stop", WITHOUT_WORDS), ("stop", {"why": "own words"}), ("part", {}))
 
 
 def loose(form: Form) -> Form:
-    """The same fields, of another type."""
+    """The same fields with another type."""
     return {name: (bytes, 8) for name in form}
 
 
@@ -80,13 +80,13 @@ LOOSE_ANSWERS = wire.PROTOCOL._replace(answers={kind: loose(form) for kind, form
 
 
 class Spoiler:
-    """Makes of what is right what is not."""
+    """Makes valid messages invalid."""
 
     def __init__(self, draw: random.Random):
         self._draw = draw
 
     def spoilt(self, form: Any, fields: dict[str, Any], payload: bytes) -> tuple[dict[str, Any], bytes]:
-        """Fields and payload, of which one is another; fields are still of their form."""
+        """Fields and payload, one of them changed; fields keep their form."""
         if self._draw.random() < 0.3:
             return fields, self._bytes(payload)
         name = self._draw.choice(list(fields))
@@ -116,11 +116,11 @@ class Spoiler:
 
 
 class Neighbour:
-    """One that says what is not right.
+    """A neighbour that sends invalid messages.
 
     Attributes:
-        name: as the stage calls it.
-        counts: how messages have ended.
+        name: the stage's name for it.
+        counts: numbers of messages by outcome.
     """
 
     name = ""
@@ -130,7 +130,7 @@ class Neighbour:
         self.counts: collections.Counter[str] = collections.Counter()
 
     def play(self, count: int) -> None:
-        """Sends so many messages."""
+        """Sends `count` messages."""
         while count:
             if self.draw.random() < LAST * A_TIME / (1 + LAST * A_TIME):
                 self.last_one()
@@ -141,15 +141,15 @@ class Neighbour:
             count -= here
 
     def several(self, count: int) -> None:
-        """Sends so many messages over one connection."""
+        """Sends `count` messages over one connection."""
         raise NotImplementedError
 
     def last_one(self) -> None:
-        """Sends one that ends its connection."""
+        """Sends a message that ends its connection."""
         raise NotImplementedError
 
     def judge(self, act: Callable[[], Any], words: str | None = None) -> Any:
-        """What the stage makes of a message: it may raise an error that names the sender, or has these words."""
+        """The stage's result for a message; it may raise an error that names the sender or consists of `words`."""
         try:
             result = act()
         except Exception as error:
@@ -162,7 +162,7 @@ class Neighbour:
 
 
 class Before(Neighbour):
-    """Plays the first stage: hands on a micro-batch, to be evaluated or trained with, and what all have found."""
+    """Plays the first stage: sends a micro-batch for evaluation or training, and the outcome of all stages."""
 
     name = "stage 0 (rank 0)"
 
@@ -231,7 +231,7 @@ class Before(Neighbour):
 
 
 class After(Neighbour):
-    """Plays the last stage: answers a micro-batch that is trained with, or of which something is predicted."""
+    """Plays the last stage: answers a micro-batch of training or prediction."""
 
     name = "stage 1 (rank 1)"
 
@@ -287,12 +287,12 @@ class After(Neighbour):
 
 
 def main() -> None:
-    """Plays both neighbours, and tells how messages have ended."""
+    """Plays both neighbours, and prints the number of messages by outcome."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--messages", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    logging.disable(logging.WARNING)  # of connections that end
+    logging.disable(logging.WARNING)  # about connections that end
     for number, kind in enumerate((Before, After)):
         began, player = time.monotonic(), kind(random.Random(options.seed + number))
         count = (options.messages + number) // 2

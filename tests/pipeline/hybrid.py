@@ -1,8 +1,8 @@
 """Hybrid training in NumPy: trainers of two stages, which exchange each stage's gradients.
 
-The first stage is a dense layer with ReLU, the second a dense layer, and a threshold is between; the loss is the mean
-square, and descent is plain. Exchanges are those of `tests/simulation.py`, the same bits as the library's; the rest is
-in a dtype of choice. Where results in float32 and in float64 agree, nothing that was chosen hangs on rounding.
+The first stage is a dense layer with ReLU, the second a dense layer, with a threshold in between; the loss is the mean
+squared error, and the optimizer plain gradient descent. Exchanges are those of `tests/simulation.py`, equal to the
+library bit for bit; the rest is in a chosen dtype. If float32 and float64 agree, no selection depends on rounding.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from tests.simulation import Simulation
 
 
 class Settings(NamedTuple):
-    """How is trained.
+    """The settings of a training.
 
     Attributes:
-        sparsity: at the split.
-        rate: of descent.
-        micro_batches: into which each trainer's batch is cut.
+        sparsity: the sparsity at the split.
+        rate: the learning rate.
+        micro_batches: the number into which each trainer's batch is cut.
     """
 
     sparsity: float
@@ -35,8 +35,8 @@ class Hybrid:
     """All ranks of a grid of two stages.
 
     Attributes:
-        weights: of both stages, each kernel and bias; the same in all trainers.
-        exchanges: of both stages, each with the numbers of those of its variables that go together.
+        weights: kernel and bias of each stage; the same in all trainers.
+        exchanges: of each stage, pairs of an exchange and the numbers of the variables in it.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Hybrid:
         self.exchanges, self._settings, self._dtype = exchanges, settings, dtype
 
     def step(self, batches: Sequence[tuple[np.ndarray, np.ndarray]]) -> None:
-        """One step with a batch of each trainer."""
+        """Takes one step with a batch for each trainer."""
         found = [self._gradients(x.astype(self._dtype), y.astype(self._dtype)) for x, y in batches]
         for stage, exchanges in enumerate(self.exchanges):
             for exchange, numbers in exchanges:
@@ -58,7 +58,7 @@ class Hybrid:
                 self._descend([self.weights[stage][each] for each in numbers], exchange.step(vectors))
 
     def residuals(self, stage: int, trainer: int) -> list[np.ndarray]:
-        """What a rank has not sent, of each variable."""
+        """The residuals of a rank, one per variable."""
         found = [np.zeros(0)] * len(self.weights[stage])
         for exchange, numbers in self.exchanges[stage]:
             sizes = [self.weights[stage][each].size for each in numbers]
@@ -73,7 +73,7 @@ class Hybrid:
             weight -= self._dtype(self._settings.rate) * piece.reshape(weight.shape)
 
     def _gradients(self, x: np.ndarray, y: np.ndarray) -> list[list[np.ndarray]]:
-        """Of one trainer, of both stages: micro-batches weighted by their samples, added up in order."""
+        """One trainer's gradients for both stages: micro-batches weighted by their samples, added up in order."""
         count, total = self._settings.micro_batches, None
         for number in range(count):
             own = slice(len(x) * number // count, len(x) * (number + 1) // count)

@@ -23,31 +23,31 @@ WIDTH, SPARSITY, KEPT, ROWS = 24, 0.75, 6, 6
 
 
 class Held(NamedTuple):
-    """Where stages of a job listen.
+    """The addresses on which stages of a job listen.
 
     Attributes:
-        meeting: of the job.
-        ports: what keeps them for servers.
+        meeting: that of the job.
+        ports: sockets that reserve the ports for the servers.
     """
 
     meeting: Meeting
     ports: list[Any]
 
     def release(self) -> None:
-        """Lets go of all ports."""
+        """Releases all ports."""
         for each in self.ports:
             each.close()
 
 
 def held(count: int) -> Held:
-    """Ports for so many stages."""
+    """Ports for `count` stages."""
     found = [hold("127.0.0.1") for _ in range(count)]
     return Held(Meeting(tuple(address for _, address in found), SECRET, None), [port for port, _ in found])
 
 
 @contextlib.contextmanager
 def neighbours(count: int, subjects: tuple[str, ...] = ()) -> Iterator[list[Neighbours]]:
-    """Connections of so many stages, which are closed at the end."""
+    """Connections of `count` stages, which are closed at the end."""
     job, made = held(count), []
     for number in range(count):
         place = Place(number, count, tuple(range(count)))
@@ -59,7 +59,7 @@ def neighbours(count: int, subjects: tuple[str, ...] = ()) -> Iterator[list[Neig
 
 
 class Model(NamedTuple):
-    """The parts of one stage: the arithmetic, and whose weights it trains."""
+    """The parts of one stage: its computation, and the model whose weights it trains."""
 
     passes: Middle | Last
     model: keras.Model
@@ -73,7 +73,7 @@ def first(optimizer: Callable[[], Any] = keras.optimizers.SGD) -> Model:
 
 
 def last(optimizer: Callable[[], Any] = keras.optimizers.SGD) -> Model:
-    """A dense layer, and the mean square."""
+    """A dense layer, and the mean squared error."""
     model = _compiled(
         WIDTH, keras.layers.Dense(2, kernel_initializer=keras.initializers.GlorotUniform(seed=2)), optimizer
     )
@@ -88,7 +88,7 @@ def _compiled(width: int, layer: keras.layers.Layer, optimizer: Callable[[], Any
 
 
 def steps(of: Model, connections: Neighbours, micro_batches: int = 1) -> Steps:
-    """What a stage of the two does of each batch."""
+    """What one of the two stages does for each batch."""
     split, none = Split("float32", SPARSITY), Split("float32", 0.0)
     splits = (none, split) if connections.place.is_first else (split, none)
     return Steps(
@@ -97,6 +97,6 @@ def steps(of: Model, connections: Neighbours, micro_batches: int = 1) -> Steps:
 
 
 def batch(seed: int = 0, rows: int = ROWS) -> tuple[tf.Tensor, tf.Tensor, None]:
-    """Inputs, targets, and no weights."""
+    """Inputs, targets and no weights."""
     x = np.random.default_rng(seed).normal(size=(rows, 6)).astype("f4")
     return tf.constant(x), tf.constant(np.tanh(x[:, :2] - x[:, 2:4])), None

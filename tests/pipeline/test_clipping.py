@@ -1,4 +1,4 @@
-"""Clipping by the norm of all gradients, where each stage knows its own."""
+"""Clipping by the norm of all gradients, when each stage has only its own."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def clipping_at(most):
 
 
 def trained(optimizers, micro_batches=2):
-    """How a step ends in two stages: what each has found, or raised."""
+    """The outcome of a step in two stages: each stage's result or exception."""
     made, found = [staged.first(optimizers[0]), staged.last(optimizers[1])], [None, None]
 
     def run(number, connections):
@@ -79,7 +79,7 @@ def test_stages_that_do_not_all_clip_say_so():
     most=st.floats(0.1, 30),
 )
 def test_what_is_no_longer_than_allowed_stays_as_it_is(pieces, most):
-    """And what is longer gets as long; rows too, and a variable without a gradient has none."""
+    """Longer gradients are clipped to that norm; rows too, and a variable without a gradient stays without."""
     optimizer = clipping_at(most)()
     gradients = [None, *(tf.constant(each) for each in pieces)]
     gradients[-1] = tf.IndexedSlices(gradients[-1][:, tf.newaxis], tf.range(len(pieces[-1])), [9, 1])

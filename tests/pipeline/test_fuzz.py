@@ -1,4 +1,4 @@
-"""A stage that gets what is not right says whose it was, and goes on: `python -m tests.pipeline.fuzz` in short."""
+"""A stage that gets invalid messages names the sender and continues: a short run of `python -m tests.pipeline.fuzz`."""
 
 from __future__ import annotations
 

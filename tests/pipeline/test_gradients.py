@@ -1,4 +1,4 @@
-"""The sum of gradients over micro-batches, whatever their forms."""
+"""The sum of gradients over micro-batches, for all forms of gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FORMS = st.tuples(*[st.sampled_from((NONE, DENSE, ROWS))] * 3)
 
 
 def part_of_loss(form, variable, random):
-    """What has a gradient of this form, and the gradient; small integers, so that sums are exact."""
+    """A function with a gradient of this form, and the gradient; small integers, so that sums are exact."""
     if form == ROWS:
         rows, factors = random.integers(0, 4, 5), random.integers(-9, 10, (5, 2)).astype("f4")
         expected = np.zeros((4, 2), "f4")
@@ -29,7 +29,7 @@ def part_of_loss(form, variable, random):
 
 @given(micro_batches=st.lists(FORMS, min_size=1, max_size=4), seed=st.integers(0, 99))
 def test_sums_are_those_of_all_micro_batches(micro_batches, seed):
-    """A variable has a gradient where it has one in any of them; rows stay rows where all are."""
+    """A variable has a gradient if it has one in any micro-batch; rows stay rows if all are rows."""
     random, layer = np.random.default_rng(seed), keras.layers.Layer()
     variables = [layer.add_weight(shape=(4, 2), name=f"weight_{number}") for number in range(3)]
     gradients, expected = Gradients(layer), np.zeros((3, 4, 2), "f4")
@@ -54,7 +54,7 @@ def test_sums_are_those_of_all_micro_batches(micro_batches, seed):
     seed=st.integers(0, 99),
 )
 def test_what_is_packed_is_unpacked_again(forms, in_graph, seed):
-    """Rows keep their order, and their bits."""
+    """Rows keep their order and their bits."""
     random, gradients = np.random.default_rng(seed), []
     for form in forms:
         width, count = 3 if form == "wide rows" else 2, random.integers(0, 5)

@@ -1,4 +1,4 @@
-"""What travels between stages: the same comes out, in as many bytes as is claimed, and nothing of what was not sent."""
+"""Messages between stages: they arrive unchanged, have the stated number of bytes, and invalid ones are refused."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def sent(x: tf.Tensor, of: Wire) -> tuple[messages.Activations, bytes]:
 
 
 def rounded(values: tf.Tensor, dtype: str) -> np.ndarray:
-    """What values become on the wire."""
+    """The values after they have been sent."""
     largest = {"int8": 127, "int4": 7}.get(dtype)
     if largest is None:
         return tf.cast(tf.cast(values, dtype), tf.float32).numpy()
@@ -69,7 +69,7 @@ def test_what_is_not_finite_arrives_as_not_finite(dtype):
 
 
 def test_positions_are_sent_in_fewer_bytes():
-    """At 95% as numbers of 16 bits, at 90% as a bit for each element; both ways together 16 and 26 times fewer."""
+    """At 95% as 16-bit numbers, at 90% as one bit per element; in total over both ways 16 and 26 times fewer bytes."""
     assert messages.activation_bytes(1, 4000, Wire("float32", 200)) == 200 * 6
     assert messages.activation_bytes(1, 4000, Wire("float32", 400)) == 400 * 4 + 500
     assert messages.activation_bytes(1, 2**17, Wire("float32", 10)) == 10 * 8
@@ -81,7 +81,7 @@ def test_positions_are_sent_in_fewer_bytes():
 
 
 def test_two_values_of_four_bits_are_a_byte():
-    """The lower half is the first; a row of an odd number ends in a half that is empty, and has to be."""
+    """The lower half is the first; a row with an odd number of values ends in an empty half, which must be zero."""
     x = tf.constant([[7.0, -7.0, 1.0], [0.0, -0.5, 3.5]])
     payload = messages.encode_values(x, "int4").tobytes()
     assert payload == np.float32([1.0, 0.5]).tobytes() + bytes([0x97, 0x01, 0xF0, 0x07])
@@ -92,7 +92,7 @@ def test_two_values_of_four_bits_are_a_byte():
 
 
 def test_other_bytes_are_refused(count=2_000):
-    """Cut, longer, altered or made up: a `WireError`, or activations of the shape; nothing else."""
+    """Truncated, extended, altered or random: a `WireError`, or activations of the right shape; nothing else."""
     generator = np.random.default_rng(0)
     told = 0
     for number in range(count):

@@ -1,4 +1,4 @@
-"""Stages of one process that talk over real sockets: who hears of what, and how soon."""
+"""Stages of one process that communicate over real sockets: which of them get an error, and how soon."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_stage_that_cannot_go_on_tells_both_sides():
             with pytest.raises(StageError, match="the reason"):
                 hears()
         first.fail("the reason")
-        first.abandon()  # so that the one in the middle waits no longer
+        first.abandon()  # so that the middle one stops waiting
         failing.join(10)
         assert not failing.is_alive()
         with pytest.raises(StageError, match="before"):
@@ -63,7 +63,7 @@ def test_another_request_than_was_expected_is_told():
 
 
 def test_a_stage_that_has_taken_leave_is_not_waited_for():
-    """Such as one that was given fewer batches."""
+    """For example, one that was given fewer batches."""
     with stages(2) as (first, last):
         first.close()
         with pytest.raises(StageError, match=r"expected 'forward' of stage 0 \(rank 0\), got its leave"):
@@ -82,6 +82,6 @@ def test_who_takes_leave_is_not_missed():
     with stages(2) as (first, last):
         leaving = threading.Thread(target=first.close)
         leaving.start()
-        last.close()  # it waits for the first
+        last.close()  # waits for the first
         leaving.join(10)
         assert not leaving.is_alive()

@@ -1,4 +1,4 @@
-"""Parts of a model in one process: what they take and give, where a model can be cut, and what is saved of them."""
+"""Parts of a model in one process: inputs and outputs, where a model can be cut, and files of parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ L = keras.layers
 
 
 def two_towers() -> keras.Model:
-    """As of a recommender: a dense tower that meets another input."""
+    """A model like a recommender: a dense tower that is joined with another input."""
     dense, other = keras.Input((6,), name="numbers"), keras.Input((3,), name="categories")
     bottom = L.Dense(8, "relu", name="bottom_1")(dense)
     bottom = L.Dense(5, "relu", name="bottom_2")(bottom)
@@ -96,7 +96,7 @@ def test_a_part_is_a_layer_or_makes_one():
 
 
 def test_what_is_saved_comes_back(tmp_path):
-    """And what is missing, or of another step, is told before anything is changed."""
+    """Missing parts, or parts of another step, are reported before anything is changed."""
     x, y = named_data()
 
     def made(seed):
@@ -135,7 +135,7 @@ def test_what_is_saved_comes_back(tmp_path):
 
 
 class Idle(L.Layer):
-    """Has a weight that it does not use."""
+    """A layer with a weight that it does not use."""
 
     def build(self, input_shape):
         self.weight = self.add_weight((2,))
@@ -145,7 +145,7 @@ class Idle(L.Layer):
 
 
 def test_loss_scaling_skips_a_step_whatever_form_its_gradients_have():
-    """Rows of embeddings, none, and half precision."""
+    """Rows of embeddings, no gradient, and half precision."""
     layers = [keras.Input((2,)), L.Embedding(4, 3), L.Flatten(), L.Dense(1, dtype="float16"), Idle(dtype="float16")]
     model = Stages([keras.Sequential(layers)])
     scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=64.0)

@@ -1,4 +1,4 @@
-"""The order of passes: every micro-batch once each way, backward in order, and no more in memory than is said."""
+"""The order of passes: each micro-batch once in each direction, backward in order, within the stated memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_each_stage_takes_each_micro_batch_once_each_way_in_order(name, stages, 
 @pytest.mark.parametrize("name", SCHEDULES)
 @given(stages=st.integers(1, 9), micro_batches=st.integers(1, 20))
 def test_stages_never_wait_for_each_other_in_a_ring(name, stages, micro_batches):
-    """All passes can be made, where each waits for the same one of its neighbour."""
+    """All passes can be made if each waits for its neighbour's pass of the same micro-batch."""
     left = [SCHEDULES[name](stage, stages, micro_batches)[::-1] for stage in range(stages)]
     done = [set() for _ in range(stages)]
     while any(left):

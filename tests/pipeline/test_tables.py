@@ -1,4 +1,4 @@
-"""Tables whose rows lie on all ranks: what is looked up, what its gradient is, what travels, and what is refused."""
+"""Tables with rows on all ranks: lookups, their gradients, what is sent, and what is refused."""
 
 import keras
 import numpy as np
@@ -21,7 +21,7 @@ CASES = {
 
 
 def looked_up(whole, wanted, gradients, wire):
-    """On each rank what it gets, and the gradient of its shard; `wanted` and `gradients` are those of the ranks."""
+    """Each rank's lookups, and the gradient of its shard; `wanted` and `gradients` have one entry per rank."""
     ranks = len(wanted)
 
     def one_rank(grid):
@@ -47,7 +47,7 @@ def drawn(ranks, rows, width, seed):
 
 
 def summed(whole, wanted, gradients, travelling=lambda gradient, row: gradient):
-    """The gradient of the whole table: each rank's own sums in the order of its samples, then those by rank."""
+    """The gradient of the whole table: each rank's sums in the order of its samples, added up in rank order."""
     total, touched = np.zeros_like(whole), set()
     for numbers, gradient in zip(wanted, gradients, strict=True):
         own = np.zeros_like(whole)
@@ -74,7 +74,7 @@ def test_rows_are_those_of_one_table_and_gradients_are_merged(ranks, rows, width
 
 @given(**CASES, dtype=st.sampled_from(["float32", "float16", "bfloat16"]), share=st.floats(0, 1))
 def test_of_each_row_the_largest_pass_in_the_wires_dtype(ranks, rows, width, seed, dtype, share):
-    """As through `Threshold` behind the table, whose mask gradients get, too."""
+    """As with a `Threshold` after the table, whose mask is also applied to gradients."""
     whole, wanted, gradients = drawn(ranks, rows, width, seed)
     kept = max(1, round(share * width))
 
@@ -140,7 +140,7 @@ def test_the_layer_is_keras_embeddings_and_a_threshold(started):
     assert all(map(np.array_equal, layer.read(), doubled))
     again = ShardedTables.from_config(layer.get_config())
     again(categories)
-    assert all(map(np.array_equal, again.read(), tables))  # first values follow from the seed
+    assert all(map(np.array_equal, again.read(), tables))  # initial values follow from the seed
     with pytest.raises(ValueError, match=r"tables of the shapes \[\(7, 6\), \(1, 6\), \(5, 6\)\], got \[\(7, 6\)\]"):
         layer.assign(tables[:1])
 

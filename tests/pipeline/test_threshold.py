@@ -1,4 +1,4 @@
-"""The layer that lets only the largest activations pass: in models, in training and in files."""
+"""The layer that passes only the largest activations: in models, in training and in files."""
 
 import decimal
 
@@ -31,7 +31,7 @@ def digits():
 
 
 def classifier(sparsity=0.75, **options):
-    """A model of the digits with a layer whose activations are held back."""
+    """A classifier of the digits with a layer whose activations are made sparse."""
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Input([64]), keras.layers.Dense(48, "relu"), Threshold(sparsity, **options)]
     model = keras.Sequential([*layers, keras.layers.Dense(10)])

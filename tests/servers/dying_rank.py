@@ -1,6 +1,6 @@
-"""What each rank runs in a job of which one process is killed while it trains on servers with replicas, and comes back.
+"""A rank of a job on servers with replicas, in which one process is killed and replaced.
 
-`keep_rank` starts it. The others train until the one is back, which a file in FOLDER says.
+`keep_rank` starts it. The others train until the replacement writes a file in FOLDER.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BACK = "back"
 
 
 class Death(keras.callbacks.Callback):
-    """Ends the process without a word, after it has told its ticket."""
+    """Kills the process, after it has passed on its ticket."""
 
     def __init__(self, pipe: int):
         super().__init__()
@@ -79,7 +79,7 @@ def again(folder: pathlib.Path) -> None:
 
 
 def main() -> None:
-    """Of each rank, with a pipe; in the place of one that was killed, without."""
+    """Runs on each rank, with a pipe, and in the replacement of the one that was killed, without."""
     folder, *pipe = sys.argv[1:]
     if pipe:
         first(pathlib.Path(folder), int(pipe[0]))

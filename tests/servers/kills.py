@@ -1,12 +1,12 @@
-"""Kills and stops ranks of small jobs on servers at random, and checks what becomes of the others.
+"""Kills and stops ranks of small jobs on servers at random, and checks what happens to the others.
 
     python -m tests.servers.kills --rounds 200 --seed 1
 
-Ranks are processes with sockets between them. In each round one of them is killed (SIGKILL), and half of the time
-another process comes back in its place; or it is stopped (SIGSTOP) and let go on after a while, which may be longer
-than a lease. Gradients are of ones and descent is plain at rate 1, so that
-parameters count the pushes that were applied: none may count twice, and of those of living ranks no more may be missing
-than replicas allow, and these only where the server is gone.
+Ranks are processes connected by sockets. In each round one of them is killed (SIGKILL), and half of the time another
+process replaces it; or it is stopped (SIGSTOP) and resumed after a while, which may be longer than a lease. Gradients
+are ones and the optimizer is gradient descent with a rate of 1, so the parameters count the applied pushes: none may
+count twice, and of the living ranks' pushes no more may be missing than replicas allow, and only if the server is
+gone.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ from tests.servers import members as job
 from tests.servers.simulated import variables, whole_of
 
 RANKS, STEPS, PAUSE = 3, 60, 0.02
-LIMIT = 60.0  # seconds of a round, by far more than a lease, a silence and all steps take
+LIMIT = 60.0  # seconds per round, much longer than a lease, a silence and all steps together
 INSURED = Settings(None, None, InOrderOfArrival(max_staleness=8), None, Replicas(age=6, lease=1.0))
 
 
 class Deed(enum.Enum):
-    """What is done to a rank."""
+    """What happens to a rank."""
 
     KILL = "killed"
     REPLACE = "killed, and comes back"
@@ -51,7 +51,7 @@ class Deed(enum.Enum):
 
 
 class Told(NamedTuple):
-    """What a process tells at its end; its place is its rank, or RANKS where it has come back."""
+    """The report of a process at its end; its place is its rank, or RANKS for a replacement."""
 
     place: int
     parameters: np.ndarray
@@ -60,13 +60,13 @@ class Told(NamedTuple):
 
 
 class Round(NamedTuple):
-    """One job, and what is done to it.
+    """One job, and what happens to one of its ranks.
 
     Attributes:
-        victim: a rank.
-        deed: what becomes of it.
-        after: seconds from the begin of its steps until then.
-        pause: seconds until a stopped one goes on, or another comes back.
+        victim: the rank.
+        deed: what happens to it.
+        after: seconds from the start of its steps until then.
+        pause: seconds until a stopped rank is resumed, or a killed one replaced.
     """
 
     victim: int
@@ -76,7 +76,7 @@ class Round(NamedTuple):
 
 
 def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any, insured: Settings = INSURED) -> None:
-    """What each process does."""
+    """Runs in each process."""
     ranks = len(meeting.addresses)
     shards = cut(whole_of(ranks), ranks)
 
@@ -87,13 +87,13 @@ def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any, insured: Settings
 
 
 def a_returned(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
-    """What a process does in the place of one that was killed; it was told the ticket when it was forked."""
+    """Runs in the replacement of a killed process; it got the ticket when it was forked."""
     shards = cut(whole_of(RANKS), RANKS)
     train(come_back(shards, Ticket(rank, meeting.addresses, meeting.secret), INSURED), RANKS, begun, told)
 
 
 def train(member: Guest, place: int, begun: Any, told: Any) -> None:
-    """Takes all steps, and tells how it ended."""
+    """Takes all steps, and reports how it ended."""
     pushes = job.pushing(member, INSURED)
     for _ in range(STEPS):
         begun[place] += 1
@@ -104,7 +104,7 @@ def train(member: Guest, place: int, begun: Any, told: Any) -> None:
 
 
 def play(plan: Round) -> list[Told]:
-    """Plays a round; what those tell who end in time."""
+    """Runs a round; returns the reports of the processes that end in time."""
     fork = multiprocessing.get_context("fork")
     begun, told = fork.Array("i", RANKS + 1, lock=False), fork.Queue()
     meeting = Meeting(tuple(free_addresses(RANKS)), secrets.token_bytes(32), None)
@@ -138,7 +138,7 @@ def _strike(plan: Round, process: int, begun: Any) -> None:
 
 
 def check(begun: list[int], found: list[Told]) -> None:
-    """Raises AssertionError where the parameters are not what they may be."""
+    """Raises AssertionError if the parameters are not among the allowed values."""
     start = np.concatenate([each.numpy().reshape(-1) for each in variables(np.random.default_rng(0))])
     assert len({each.parameters.tobytes() for each in found}) == 1, "ranks end with different parameters"
     applied = start - found[0].parameters
@@ -146,7 +146,7 @@ def check(begun: list[int], found: list[Told]) -> None:
     moved = {shard for each in found for shard, place in enumerate(each.places) if place != shard}
     assert (applied < sum(begun) + 0.01).all(), f"{applied} were applied of {begun}"
     least, ranks = np.full(applied.shape, living, np.float32), len(found[0].places)
-    for shard in moved:  # a rank that is slow enough may be taken for gone, too
+    for shard in moved:  # a slow rank may be taken for dead too
         spec = cut(whole_of(ranks), ranks)[shard]
         least[spec.offset : spec.offset + spec.size] -= INSURED.replicas.age
     assert all(each.updates_lost <= len(moved) * INSURED.replicas.age for each in found)
@@ -154,10 +154,10 @@ def check(begun: list[int], found: list[Told]) -> None:
 
 
 def planned(seed: int, rounds: int) -> list[Round]:
-    """Rounds drawn by a seed."""
+    """Rounds drawn from a seed."""
     draw = random.Random(seed)
     lease = INSURED.replicas.lease
-    longest = {Deed.KILL: 0.0, Deed.REPLACE: lease, Deed.STOP: 6 * lease}  # others wait for a deputy for two leases
+    longest = {Deed.KILL: 0.0, Deed.REPLACE: lease, Deed.STOP: 6 * lease}  # the others wait for a deputy for two leases
     deeds = [draw.choice(list(Deed)) for _ in range(rounds)]
     return [
         Round(draw.randrange(RANKS), deed, draw.uniform(0, STEPS * PAUSE), draw.uniform(0, longest[deed]))
@@ -166,7 +166,7 @@ def planned(seed: int, rounds: int) -> list[Round]:
 
 
 def main() -> None:
-    """Plays rounds one after another."""
+    """Runs rounds one after another."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rounds", type=int, default=200)
     parser.add_argument("--seed", type=int, default=1)

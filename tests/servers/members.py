@@ -1,4 +1,4 @@
-"""Ranks as threads of one process, each with a server and connections of its own: real sockets on this machine."""
+"""Ranks as threads of one process, each with its own server and connections: real sockets on this machine."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ASYNCHRONOUS = Settings(None, None, InOrderOfArrival(), None)
 
 
 def started(ranks: int, settings: Settings = ASYNCHRONOUS, rate: float = 0.1) -> list[Member]:
-    """A member for each rank; all of them begin with the same variables."""
+    """A member for each rank; all start with the same variables."""
     shards = cut(whole_of(ranks), ranks)
     meeting = Meeting(tuple(free_addresses(ranks)), secrets.token_bytes(32), None)
     begin, made = variables(np.random.default_rng(0)), [None] * ranks
@@ -43,11 +43,11 @@ def started(ranks: int, settings: Settings = ASYNCHRONOUS, rate: float = 0.1) ->
 
 
 def each(ranks: int, function) -> None:
-    """Calls a function with each rank, on a thread each, all on one core; raises what one of them has raised."""
+    """Calls a function for each rank, each on its own thread, all on one core; raises an exception raised by any."""
     problems, core = [], threads.own_core()
 
     def guarded(rank: int) -> None:
-        os.sched_setaffinity(0, core)  # of the threads that it starts, too
+        os.sched_setaffinity(0, core)  # also for the threads that it starts
         try:
             function(rank)
         except BaseException as problem:
@@ -72,7 +72,7 @@ def step(member: Member, pushes: Pushes, gradient: np.ndarray, rate: float = 0.1
 
 
 def finish(members: list[Member]) -> list[np.ndarray]:
-    """Ends all of them; the parameters that each is left with."""
+    """Ends all members; returns the parameters of each."""
     final: list[np.ndarray] = [np.empty(0)] * len(members)
 
     def one(rank: int) -> None:

@@ -1,10 +1,10 @@
-"""Kills two ranks of a job on servers, the second when the first one's part has been taken over, or at once.
+"""Kills two ranks of a job on servers, the second after the first one's part has been taken over, or at once.
 
     python -m tests.servers.second_deaths
 
-Rank 1 of four dies, and rank 2 takes over its part, of which there is no replica any more; nor is there one of rank 0's
-part, whose deputy it was. Of the second victim's parts either all have a replica, and the others go on with the loss
-that replicas allow; or one has none, and all others end by an error that says so. Gradients are as in `kills`.
+Rank 1 of four dies, and rank 2 takes over its part, which then has no replica any more; nor does rank 0's part, whose
+deputy rank 1 was. Either all parts of the second victim have a replica, and the others continue with the loss that
+replicas allow; or one has none, and all others end with an error that says so. Gradients are as in `kills`.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from tests.datacache.node import free_addresses
 from tests.servers import kills
 
 RANKS, FIRST, BEFORE = 4, 1, 8
-AFTER = 2  # steps: one that began after the first death has ended, so that its part has been taken over
+AFTER = 2  # steps: one that began after the first death has ended, so its part has been taken over
 SECONDS = ((0, AFTER), (2, AFTER), (2, 0), (3, AFTER))
-SURVIVED = 3  # whose neighbours live
-# A longer lease than there, as a living rank that is taken for gone is one death too many here.
+SURVIVED = 3  # the second victim whose neighbours live
+# The lease is longer than in `kills`, as a living rank that is taken for dead would be one death too many.
 INSURED = kills.INSURED._replace(replicas=kills.INSURED.replicas._replace(lease=2.0))
 
 
 def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
-    """What each process does; it tells where a part is lost."""
+    """Runs in each process; it reports whether a part is lost."""
     try:
         kills.a_rank(rank, meeting, begun, told, INSURED)
     except ServerLostError as lost:
@@ -39,7 +39,7 @@ def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
 
 
 def play(second: int, after: int) -> None:
-    """Kills both, the second so many steps after the first, and checks what the others tell."""
+    """Kills both, the second after so many steps, and checks the reports of the others."""
     fork = multiprocessing.get_context("fork")
     begun, told = fork.Array("i", RANKS, lock=False), fork.Queue()
     meeting = Meeting(tuple(free_addresses(RANKS)), secrets.token_bytes(32), None)
@@ -59,7 +59,7 @@ def play(second: int, after: int) -> None:
 
 
 def _kill(process: int, begun: Any, ranks: Any, steps: int) -> None:
-    """Kills a process when ranks have begun so many steps more."""
+    """Kills a process after the ranks have begun `steps` more steps."""
     before, ends = list(begun), time.monotonic() + kills.LIMIT
     while any(begun[rank] < before[rank] + steps for rank in ranks):
         assert time.monotonic() < ends, f"ranks stand still at {list(begun)}"
@@ -68,7 +68,7 @@ def _kill(process: int, begun: Any, ranks: Any, steps: int) -> None:
 
 
 def check(second: int, after: int, begun: list[int], found: list[Any]) -> None:
-    """Raises AssertionError where the others have not ended as they are to."""
+    """Raises AssertionError if the others have not ended as expected."""
     if second == SURVIVED:
         assert all(isinstance(each, kills.Told) for each in found), found
         assert all(each.places == [0, 2, 2, 0] for each in found), found
@@ -82,13 +82,13 @@ def check(second: int, after: int, begun: list[int], found: list[Any]) -> None:
 
 
 def _left_alone(gone: set[int]) -> int:
-    """The rank whose deputy and witness are gone: it cannot tell this from being cut off, and serves no more."""
+    """The rank whose deputy and witness are gone: it cannot tell this from being cut off, and stops serving."""
     (alone,) = (rank for rank in range(RANKS) if {(rank + 1) % RANKS, (rank + 2) % RANKS} == gone)
     return alone
 
 
 def main() -> None:
-    """Plays a job for each second victim."""
+    """Runs a job for each second victim."""
     argparse.ArgumentParser(description=__doc__.splitlines()[0]).parse_args()
     for second, after in SECONDS:
         began = time.monotonic()

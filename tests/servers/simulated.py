@@ -1,4 +1,4 @@
-"""A job of P clients and servers in one process, whose messages arrive, are lost or come again as a seed decides."""
+"""A job of P clients and servers in one process; a seed decides whether messages arrive, are lost or are repeated."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ def variables(random: np.random.Generator) -> list[keras.Variable]:
 
 
 def whole_of(ranks: int) -> Spec:
-    """A vector of `ranks` ranks, of whom this process plays all."""
+    """A vector of `ranks` ranks, all of which this process simulates."""
     grid = Grid.lone()
     segments = tuple(Segment(f"weight{number}", shape) for number, shape in enumerate(SHAPES))
     return Spec(sum(segment.size for segment in segments), grid, segments=segments)
 
 
 def some(random: np.random.Generator, size: int) -> Entries:
-    """Entries of a vector of this size: of a few places, or now and then of all."""
+    """Entries of a vector of this size: of a few places or, sometimes, of all."""
     if random.random() < 0.2:
         return Entries(random.standard_normal(size).astype(np.float32))
     places = random.permutation(size)[: random.integers(0, size + 1)].astype(np.int32)
@@ -45,14 +45,14 @@ def some(random: np.random.Generator, size: int) -> Entries:
 
 
 class Flight(NamedTuple):
-    """A client's messages of one step: what each server is sent, and who has answered."""
+    """A client's messages of one step: the push for each server."""
 
     number: int
     pushes: dict[int, Push]
 
 
 class Job:
-    """P clients and servers; `step` lets one client go on."""
+    """P clients and servers; `step` lets one client take a step."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class Job:
         kind, own = SharedCopy if isinstance(self.rule, Together) else Copies, optimizer()
         served = local.subtraction(own) if local.sends_updates(feeding) else own
         self.servers = [Shard(pieces(served, start, spec), kind(pull, spec), self.rule, ranks) for spec in self.shards]
-        self.optimizers = [optimizer() for _ in range(ranks)]  # of clients
+        self.optimizers = [optimizer() for _ in range(ranks)]  # those of the clients
         self.pushing = [
             Pushes(feeding, [spec._replace(optimizer=local.optimizer_of(each)) for spec in self.shards])
             for each in self.optimizers
@@ -90,7 +90,7 @@ class Job:
         self.numbers[client] = 0
 
     def send(self, client: int, gradient: np.ndarray, rate: float = 0.1) -> None:
-        """A client puts its gradient on the way to all servers."""
+        """A client sends its gradient to all servers."""
         assert client not in self.flights
         chosen = self.pushing[client].choose([tf.constant(gradient)])
         self.numbers[client] += 1
@@ -100,14 +100,14 @@ class Job:
         }
 
     def deliver(self, client: int, server: int, lost: bool = False) -> None:
-        """A push arrives; the answers that it sets free arrive, too, unless this client's own is lost."""
+        """A push arrives; the answers that it releases arrive too, unless this client's own is lost."""
         push = self.flights[client][server]
         for other, pull in self.servers[server].push(client, push):
             if not (lost and other == client):
                 self.arrive(other, server, pull)
 
     def begin_again(self, client: int, server: int) -> None:
-        """A client begins again at one server where it was, with its push still on the way."""
+        """A client reconnects to one server where it was, with its push still in flight."""
         answered = self.numbers[client] - (server in self.flights.get(client, {}))
         pull = self.servers[server].begin(client, answered)
         self.copies[client].take(server, pull.number, pull)
@@ -123,7 +123,7 @@ class Job:
             del self.flights[client]
 
     def step(self, client: int, gradient: np.ndarray, rate: float = 0.1) -> None:
-        """A client's whole step, without losses, where it has to wait for nobody."""
+        """A complete step of a client, without losses, when it need not wait for others."""
         self.send(client, gradient, rate)
         for server in range(self.ranks):
             self.deliver(client, server)

@@ -1,4 +1,4 @@
-"""Who leaves, pauses, is cut off or comes back, without a network."""
+"""Ranks that leave, pause, are cut off or come back, without a network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How a job with sharded servers ends when a rank ends by an error, as its user sees it."""
+"""How a job with sharded servers ends if a rank ends with an error, as its user sees it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ model.fit(x, y, epochs=1_000_000, verbose=0)
 
 
 def test_a_rank_that_ends_by_an_error_ends_the_job():
-    """It does not go on to serve others as one does that has trained to its end."""
+    """It does not continue to serve others, unlike a rank that has finished training."""
     ended = launch.horovodrun(2, ["-c", _SCRIPT], limit=300)
     assert ended.status != 0
     assert "bad luck on rank 1" in ended.output

@@ -1,4 +1,4 @@
-"""Native steps of optimizers against Keras's own, to the bit: weights, slots and the count of steps."""
+"""Native optimizer steps equal Keras's bit for bit: weights, slots and the step counter."""
 
 from __future__ import annotations
 
@@ -37,11 +37,11 @@ OPTIMIZERS = {
     "a schedule": lambda: keras.optimizers.AdamW(keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.7)),
 }
 EACH_OPTIMIZER = pytest.mark.parametrize("name", OPTIMIZERS)
-LARGE = 400_003  # for several threads, of 131,072 elements each or more
+LARGE = 400_003  # large enough for several threads with at least 131,072 elements each
 
 
 def numbers(random: np.random.Generator, size: int, spread: int) -> np.ndarray:
-    """Of magnitudes that differ by up to 10^(2 * spread), denormal ones among them, and zeros of both signs."""
+    """Numbers whose magnitudes span up to 10^(2 * spread), including denormal ones and zeros of both signs."""
     scales = np.exp(np.log(10) * random.uniform(-spread, spread, size))
     values = (random.standard_normal(size) * scales).astype(np.float32)
     values[random.random(size) < 0.1] = 0.0
@@ -51,7 +51,7 @@ def numbers(random: np.random.Generator, size: int, spread: int) -> np.ndarray:
 
 
 class Trained:
-    """Some variables and an optimizer that was built for them."""
+    """Some variables, and an optimizer built for them."""
 
     def __init__(self, name: str, sizes: list[int], seed: int):
         random = np.random.default_rng(seed)
@@ -64,7 +64,7 @@ class Trained:
 
 
 def compare(name: str, sizes: list[int], steps: int, seed: int, spread: int) -> None:
-    """Asserts that steps by Keras and native ones leave the same bits."""
+    """Asserts that Keras's steps and native ones give the same bits."""
     expected, found = (Trained(name, sizes, seed) for _ in range(2))
     native_step = step_of(found.optimizer)
     assert native_step is not None
@@ -79,7 +79,7 @@ def compare(name: str, sizes: list[int], steps: int, seed: int, spread: int) -> 
 
 
 def compare_lazily(name: str, size: int, steps: int, seed: int, spread: int, density: float) -> None:
-    """Asserts that lazy steps leave Keras's bits where there is a gradient, and elsewhere those of before."""
+    """Asserts that lazy steps give Keras's bits where there is a gradient, and elsewhere the previous ones."""
     expected, found = (Trained(name, [size], seed) for _ in range(2))
     step, random = lazy_step_of(found.optimizer), np.random.default_rng([seed, 1])
     assert step is not None
@@ -159,7 +159,7 @@ def test_variables_are_those_that_it_was_built_for():
         step_of(trained.optimizer)([tf.ones([3])], trained.variables[:1])
 
 
-# ---- who has one ----
+# ---- which optimizers have one ----
 
 
 class OwnStep(keras.optimizers.Adam):

@@ -1,4 +1,4 @@
-"""The laws of sharded servers, without a network: what is sent, lost, sent again and applied."""
+"""Properties of sharded servers, without a network: what is sent, lost, sent again and applied."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def gradient(random) -> np.ndarray:
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_one_client_at_rate_0_trains_as_the_optimizer_alone(name):
-    """Rate 0, asynchronous, one worker: plain training, to the bit."""
+    """Rate 0, asynchronous, one worker: plain training, bit for bit."""
     random = np.random.default_rng(3)
     job, alone, weights = Job(1, OPTIMIZERS[name], seed=5), OPTIMIZERS[name](), variables(np.random.default_rng(5))
     for _ in range(6):
@@ -82,7 +82,7 @@ def test_what_is_sent_and_what_is_kept_make_up_the_input(ranks, seed, selection)
 @few
 @given(seed=SEEDS, selection=SELECTIONS, exponent=st.integers(-8, 8))
 def test_what_is_chosen_scales_with_the_gradient(seed, selection, exponent):
-    """By a power of two, which is exact: the same places, and so many times the values."""
+    """Scaled by a power of two, which is exact: the same places, and values scaled by the same factor."""
     vector, factor = gradient(np.random.default_rng(seed)), np.float32(2.0**exponent)
     plain, scaled = (Job(2, OPTIMIZERS["SGD"], push=selection, seed=seed) for _ in range(2))
     plain.send(0, vector)
@@ -96,7 +96,7 @@ def test_what_is_chosen_scales_with_the_gradient(seed, selection, exponent):
 @few
 @given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=PULLS, pieces=PIECES)
 def test_lost_answers_do_no_harm(ranks, seed, push, pull, pieces):
-    """Messages and answers are lost and come again; `Job.arrive` compares each copy with what the server has sent."""
+    """Messages and answers are lost and sent again; `Job.arrive` compares each copy with what the server has sent."""
     calm, rough = (Job(ranks, OPTIMIZERS["Adam"], push, pull, seed=seed, pieces=pieces) for _ in range(2))
     random, losses = np.random.default_rng(seed), np.random.default_rng(seed)
     for _ in range(6):
@@ -115,7 +115,7 @@ def test_lost_answers_do_no_harm(ranks, seed, push, pull, pieces):
 @few
 @given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pull=PULLS, pieces=PIECES)
 def test_who_begins_again_at_any_time_sends_nothing_twice(ranks, seed, push, pull, pieces):
-    """A client whose connection has ended does not know whether its push was applied, and begins again where it was."""
+    """A client that has lost its connection does not know whether its push was applied; it continues where it was."""
     job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, pull, seed=seed, pieces=pieces)
     random, start, went_in = np.random.default_rng(seed), job.parameters(), np.zeros(SIZE, np.float32)
     for _ in range(6):
@@ -134,14 +134,14 @@ def test_who_begins_again_at_any_time_sends_nothing_twice(ranks, seed, push, pul
 
 
 def as_variables(shard: Spec) -> tuple[Segment, ...]:
-    """What a shard has of each variable, as variables of their own."""
+    """A shard's part of each variable, as separate variables."""
     return tuple(Segment(str(place.segment), (place.size,)) for place in shard.places)
 
 
 @few
 @given(ranks=RANKS, seed=SEEDS, push=SELECTIONS, pieces=PIECES)
 def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push, pieces):
-    """With a rate of 1 and plain descent, parameters fall by the mean of the aggregator of the same compressor."""
+    """With a rate of 1 and plain descent, parameters decrease by the mean of the same compressor's aggregator."""
     random = np.random.default_rng(seed)
     job = Job(ranks, lambda: keras.optimizers.SGD(1.0), push, rule=Together(), seed=seed, pieces=pieces)
     compressor = ErrorFeedback(push or TopK(1.0))
@@ -178,7 +178,7 @@ def test_synchronous_servers_give_what_the_aggregator_gives(ranks, seed, push, p
 @few
 @given(ranks=RANKS, seed=SEEDS, pull=SELECTIONS, synchronous=st.booleans(), pieces=PIECES)
 def test_a_quiescent_system_drains(ranks, seed, pull, synchronous, pieces):
-    """Where nothing changes any more, pulls bring all copies to the servers' parameters, to the bit."""
+    """When nothing changes any more, pulls make all copies equal to the servers' parameters bit for bit."""
     random = np.random.default_rng(seed)
     job = Job(ranks, OPTIMIZERS["SGD"], None, pull, Together() if synchronous else InOrderOfArrival(), seed, pieces)
     nothing = np.zeros(SIZE, np.float32)
@@ -194,7 +194,7 @@ def test_a_quiescent_system_drains(ranks, seed, pull, synchronous, pieces):
 @pytest.mark.parametrize("rule", [Together(), InOrderOfArrival()])
 @pytest.mark.parametrize("pull", CODED)
 def test_differences_in_few_bits_bring_copies_near(pull, rule):
-    """They need not become equal, but are at every answer what the server takes them for (`Job.arrive`)."""
+    """They need not become equal, but at every answer they equal the server's record of them (`Job.arrive`)."""
     random, job = np.random.default_rng(1), Job(2, OPTIMIZERS["SGD"], None, pull, rule)
     for step in range(40):
         for client in range(2):
@@ -245,7 +245,7 @@ def test_a_pull_that_cannot_be_is_refused(pull, complaint):
 
 @pytest.mark.parametrize("pull", [None, TopK(0.3), *CODED])
 def test_a_server_of_nothing_serves(pull):
-    """Of 7 servers of 18 parameters the last one has none."""
+    """With 7 servers for 18 parameters, the last one has none."""
     job, random = Job(7, OPTIMIZERS["Adam"], TopK(0.3) if pull is None else pull, pull), np.random.default_rng(1)
     for _ in range(2):
         job.step(1, gradient(random))
@@ -310,7 +310,7 @@ def test_lazy_updates_are_exact_where_no_gradient_is_no_change(ranks, seed, push
 @few
 @given(ranks=RANKS, seed=SEEDS, name=st.sampled_from(sorted(OPTIMIZERS)), together=st.integers(1, 3))
 def test_lazy_updates_change_nothing_else_and_that_as_the_optimizer_does(ranks, seed, name, together):
-    """One update after another from the same state: the optimizer's own where the mean is not zero."""
+    """Updates from the same state, one after another: the optimizer's own where the mean is not zero."""
     random = np.random.default_rng(seed)
     begin, spec = variables(random), cut(whole_of(ranks), ranks)[0]
     lazy, eager = (pieces(_partly(OPTIMIZERS[name]()), begin, spec) for pieces in (LazyPieces, ServedPieces))
@@ -330,7 +330,7 @@ def test_lazy_updates_change_nothing_else_and_that_as_the_optimizer_does(ranks, 
 
 
 def _partly(optimizer: keras.optimizers.Optimizer) -> keras.optimizers.Optimizer:
-    """Weights that are vectors do not decay, so that a shard has several pieces."""
+    """An optimizer that does not decay vectors, so that a shard has several pieces."""
     optimizer._use_weight_decay = lambda variable: variable.shape.rank != 1
     return optimizer
 

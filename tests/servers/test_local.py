@@ -1,4 +1,4 @@
-"""What clients do before they push: momentum, and an optimizer's own step, whose updates servers subtract."""
+"""What clients compute before they push: momentum, or a whole optimizer step, whose updates servers subtract."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def optimizer(name: str, **options) -> keras.optimizers.Optimizer:
 
 
 def together(job: Job, vectors) -> None:
-    """A step of all clients, whose pushes arrive in any order."""
+    """A step of all clients; their pushes arrive in any order."""
     for client in np.random.default_rng(len(vectors)).permutation(job.ranks):
         job.send(int(client), vectors[client])
         for server in range(job.ranks):
@@ -46,7 +46,7 @@ def together(job: Job, vectors) -> None:
 
 
 def aggregated(compressor, name: str, job: Job, steps):
-    """What the aggregator of a compressor gives on each step, shard by shard, where each rank runs an optimizer."""
+    """The results of a compressor's aggregator in each step, shard by shard, if each rank runs an optimizer."""
     shards = [shard for shard in job.shards if shard.size]
     ends = np.cumsum([shard.size for shard in shards])[:-1]
 
@@ -68,7 +68,7 @@ def aggregated(compressor, name: str, job: Job, steps):
 @few
 @given(ranks=st.integers(1, 3), seed=SEEDS, selection=SELECTIONS, name=st.sampled_from(ELEMENT_WISE))
 def test_synchronous_servers_subtract_what_the_aggregator_gives(ranks, seed, selection, name):
-    """The aggregator of `updates(...)` of the same compressor, shard by shard, to the bit."""
+    """The aggregator is `updates(...)` of the same compressor; compared shard by shard, bit for bit."""
     random, push = np.random.default_rng(seed), LocalUpdates(ErrorFeedback(selection))
     job = Job(ranks, lambda: optimizer(name), push, rule=Together(), seed=seed)
     steps = [[gradient(random) for _ in range(ranks)] for _ in range(3)]
@@ -93,7 +93,7 @@ def test_synchronous_servers_apply_the_momentum_that_the_aggregator_gives(ranks,
 @few
 @given(ranks=st.integers(1, 4), seed=SEEDS, selection=SELECTIONS, pushes=st.integers(1, 3))
 def test_updates_of_plain_descent_are_gradients_times_the_rate(ranks, seed, selection, pushes):
-    """Of a rate that is a power of two, so that it rounds nothing: the same parameters, whoever pushes."""
+    """With a learning rate that is a power of two, so that it rounds nothing; the parameters are then the same."""
     rule, ends = InOrderOfArrival(pushes_per_update=pushes), []
     for push in (ErrorFeedback(selection), LocalUpdates(ErrorFeedback(selection))):
         random = np.random.default_rng(seed)
@@ -110,7 +110,7 @@ def flat(weights) -> np.ndarray:
 
 @pytest.mark.parametrize("name", ELEMENT_WISE)
 def test_one_client_that_sends_all_trains_as_the_optimizer_alone(name):
-    """Weight decay included, which is the servers'."""
+    """Including weight decay, which the servers apply."""
     push, random = LocalUpdates(ErrorFeedback(TopK(1.0))), np.random.default_rng(3)
     job = Job(1, lambda: optimizer(name, weight_decay=0.1), push, seed=5)
     alone, weights = optimizer(name, weight_decay=0.1), variables(np.random.default_rng(5))
@@ -131,7 +131,7 @@ def test_what_is_not_to_decay_does_not():
 
 
 def test_a_client_counts_its_own_steps():
-    """Adam corrects its moments by the number of gradients that they have taken in, however many others push."""
+    """Adam corrects its moments by the number of its own gradients, however many the others push."""
     push, vector = LocalUpdates(ErrorFeedback(TopK(1.0))), np.ones(SIZE, np.float32)
     job = Job(2, lambda: optimizer("Adam", learning_rate=0.5), push)
     for each in job.optimizers:
@@ -143,7 +143,7 @@ def test_a_client_counts_its_own_steps():
 
 @pytest.mark.parametrize("kind", ["updates", "momentum", "drawn"])
 def test_a_client_goes_on_to_the_bit(kind):
-    """From what it remembers and what it has not sent; on another number of servers momentum and slots begin anew."""
+    """It resumes from its slots and residual; on another number of servers, momentum and slots start again."""
     push = {
         "updates": LocalUpdates(ErrorFeedback(TopK(0.3))),
         "momentum": MomentumCorrection(ErrorFeedback(TopK(0.3)), momentum=0.9),

@@ -1,4 +1,4 @@
-"""Sharded servers over real sockets: bounds, ends, and what is done about who is gone or does not belong."""
+"""Sharded servers over real sockets: bounds, shutdown, and how dead or foreign processes are handled."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_codes_are_what_they_stand_for_and_travel_in_fewer_bytes(settings):
 @pytest.mark.parametrize("rule", [InOrderOfArrival(), Together()])
 @pytest.mark.parametrize("quantizer", [OneBit("column"), TwoBits(), QSGD(4)])
 def test_copies_follow_by_differences_in_fewer_bytes(quantizer, rule):
-    """What a client decodes is what its server has added to what it takes for this client's copy, to the bit."""
+    """A client decodes exactly what its server has added to its record of this client's copy, bit for bit."""
     settings = SPARSE._replace(pull=Quantized(TopK(0.8), quantizer), rule=rule)
     members, random = job.started(2, settings), np.random.default_rng(1)
     gradients = random.standard_normal((2, 4, SIZE)).astype(np.float32)
@@ -76,7 +76,7 @@ def test_differences_that_arrive_damaged_come_again_and_are_added_once():
 
     def damaged(coded, places):
         if next(answers) in (0, 2):
-            raise MessageError("damaged on the way")  # which ends the connection
+            raise MessageError("damaged on the way")  # this ends the connection
         return decode(coded, places)
 
     talk._decoders[1] = damaged
@@ -114,7 +114,7 @@ def test_all_end_with_the_same_parameters(settings):
     ],
 )
 def test_the_bound_on_staleness_holds(chosen, updates):
-    """Ranks of unequal speed, one of which sleeps now and then, and sometimes for as long as many updates take."""
+    """Ranks of unequal speed, one of which sometimes sleeps, and sometimes for as long as many updates take."""
     ranks, bound = 4, 5
     settings = chosen._replace(rule=InOrderOfArrival(max_staleness=bound))
     members = job.started(ranks, settings, rate=0.001)
@@ -147,7 +147,7 @@ def test_a_server_that_is_gone_is_named():
 
 
 def test_who_is_gone_is_not_waited_for():
-    """Synchronous servers go on without a rank whose connections have ended."""
+    """Synchronous servers continue without a rank whose connections have ended."""
     settings = job.ASYNCHRONOUS._replace(rule=Together())
     members = job.started(3, settings)
     members[2]._client.close()

@@ -1,4 +1,4 @@
-"""What a sparse step touches: a server's sum of gradients, and a model that is given no more than has changed."""
+"""What a sparse step changes: a server's sum of gradients, and a model, of which only changed parameters are set."""
 
 from __future__ import annotations
 
@@ -38,20 +38,20 @@ def test_a_sum_is_that_of_what_was_added_since_it_was_cleared(seed):
 @few
 @given(seed=SEEDS, size=st.sampled_from([SIZE, 3000]))
 def test_a_sum_of_entries_has_what_is_not_zero_in_ascending_order(seed, size):
-    """To the bits of the sum in a vector; also where it goes on elsewhere meanwhile."""
+    """To the bits of a sum in a vector; also if it is moved to another object in between."""
     random = np.random.default_rng(seed)
     dense, total = GradientSum(size), EntrySum(size)
     for _ in range(4):
         for _ in range(random.integers(1, 4)):
             gradient = some(random, min(size, 60))
-            if gradient.indices is None:  # a place for each value, and integers, of which some sums are zero
+            if gradient.indices is None:  # a value for each place; they are integers, so that some sums are zero
                 gradient = Entries(np.resize(gradient.values, size))
             gradient = gradient._replace(values=np.round(gradient.values))
             dense.add(gradient)
             total.add(gradient)
             if random.random() < 0.3:
                 values, count = total.values(), total.count
-                same_bits(values, dense.values() + np.float32(0))  # a zero has no sign here
+                same_bits(values, dense.values() + np.float32(0))  # zeros have no sign here
                 total = EntrySum(size)
                 total.restore(values, count)
         expected = dense.mean().numpy()
@@ -66,7 +66,7 @@ def test_a_sum_of_entries_has_what_is_not_zero_in_ascending_order(seed, size):
 @few
 @given(seed=SEEDS, ranks=st.integers(1, 4), in_graph=st.booleans(), in_place=st.booleans())
 def test_a_model_holds_the_copy_after_each_step(seed, ranks, in_graph, in_place):
-    """Whatever servers send, and also where the model had other parameters meanwhile, or somebody holds its values."""
+    """For all messages of servers, also if the model had other parameters in between, or its values are referenced."""
     random = np.random.default_rng(seed)
     shards, held = cut(whole_of(ranks), ranks), variables(random)
     copy, model = Copy(shards), ModelVariables(held)
@@ -90,7 +90,7 @@ def test_a_model_holds_the_copy_after_each_step(seed, ranks, in_graph, in_place)
             copy.forget_who_looked()
         before = [variable.value.read_value() for variable in held]
         kept = [tensor.numpy() for tensor in before]
-        if random.random() < 0.8:  # else it is given later what came in two steps
+        if random.random() < 0.8:  # otherwise it later gets the changes of two steps
             step()
             same_bits(np.concatenate([variable.numpy().reshape(-1) for variable in held]), copy.values)
         for tensor, values in zip(before, kept, strict=True):

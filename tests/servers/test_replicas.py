@@ -1,4 +1,4 @@
-"""Servers that are gone, and deputies that take over: how much may be lost, and that nothing is applied twice."""
+"""Servers that die, and deputies that take over: how much may be lost, and that nothing is applied twice."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ ONES = np.ones(SIZE, np.float32)
 
 
 def die(member) -> None:
-    """What is left of a rank whose process is gone: nothing."""
+    """Ends a rank as if its process were gone."""
     member.abandon()
 
 
 @pytest.mark.parametrize("settings", [pytest.param(INSURED, marks=pytest.mark.thorough), SPARSE])
 def test_a_deputy_takes_over_and_no_more_is_lost_than_was_said(settings, caplog):
-    """Plain descent at rate 1 by integers: what is missing of the sum of all pushes is what was lost."""
+    """Plain descent at rate 1 on integers: what is missing from the sum of all pushes is what was lost."""
     ranks, steps = 3, 12
     members = job.started(ranks, settings)
     start = members[0].connections.published()
@@ -99,7 +99,7 @@ def test_synchronous_servers_go_on_without_a_rank_and_its_server():
 
 
 def test_who_was_stopped_for_long_is_deposed_and_goes_on_as_a_client():
-    """A server that gives no sign of life for two leases, and then does again."""
+    """The server is silent for two leases and then resumes."""
     members = job.started(3, INSURED)
     pushes = [job.pushing(member, INSURED) for member in members]
     for rank in range(3):
@@ -147,7 +147,7 @@ def test_two_that_are_gone_end_the_job():
 
 
 def test_all_that_does_not_answer_is_told(monkeypatch):
-    """An attempt ends with the first that fails: a server that is gone fails before one says that it serves no more."""
+    """An attempt ends with the first failure: a dead server fails before one that says that it no longer serves."""
     monkeypatch.setattr(connections, "_PAUSE", 0.05)
     members = job.started(3)
     with members[1]._service.lock:
@@ -220,7 +220,7 @@ def test_every_shard_has_one_deputy():
 
 @pytest.mark.thorough
 def test_ranks_are_killed_and_stopped_at_random():
-    """`python -m tests.servers.kills` plays as many rounds as one likes; in a process of its own, which may fork."""
+    """`python -m tests.servers.kills` runs any number of rounds; in a subprocess, since it forks."""
     command = [sys.executable, "-m", "tests.servers.kills", "--rounds", "6", "--seed", "3"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -229,7 +229,7 @@ def test_ranks_are_killed_and_stopped_at_random():
 
 @pytest.mark.thorough
 def test_a_second_death_is_survived_or_ends_the_job_for_all():
-    """With both parts' replicas alive the others go on; where one has none, all others are told."""
+    """If both parts have live replicas, the others continue; if one has none, all others get an error."""
     command = [sys.executable, "-m", "tests.servers.second_deaths"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stderr[-4000:]
@@ -238,7 +238,7 @@ def test_a_second_death_is_survived_or_ends_the_job_for_all():
 
 @pytest.mark.thorough
 def test_a_rank_of_horovod_s_that_is_killed_is_survived_and_comes_back(tmp_path):
-    """A process that dies has a parent that ends well, as horovodrun would end the others else, and starts it again."""
+    """A killed process's parent exits with status 0, as horovodrun would otherwise end the others, and replaces it."""
     ended = launch.horovodrun(3, ["-m", "tests.keep_rank", "tests.servers.dying_rank", str(tmp_path)], limit=200.0)
     assert ended.status == 0, ended.output
     told = [json.loads(line.partition("told ")[2]) for line in ended.output.splitlines() if "told {" in line]

@@ -1,4 +1,4 @@
-"""Checkpoints of servers that go on meanwhile: what went in is what was applied and what is kept."""
+"""Checkpoints of servers during training: what was pushed equals what was applied plus what is kept."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SPARSE = job.ASYNCHRONOUS._replace(push=ErrorFeedback(TopK(0.3)), pull=TopK(0.3)
 
 
 class Saver:
-    """What each rank wrote in each checkpoint, and which of its pushes it had begun by then."""
+    """What each rank wrote to each checkpoint, and the number of pushes it had begun by then."""
 
     def __init__(self, members, settings):
         self.members = members
@@ -56,7 +56,7 @@ class Saver:
     ids=["sparse", "bounded", "synchronous", "dense"],
 )
 def test_nothing_is_lost_and_nothing_counts_twice(settings):
-    """With plain descent at rate 1 and gradients of integers, all sums are exact."""
+    """With plain descent at rate 1 and integer gradients, all sums are exact."""
     ranks, steps, checkpoints = 3, 24, 4
     divisor = {1: 1, 2: 2}.get(getattr(settings.rule, "pushes_per_update", 3), 3)
     members = job.started(ranks, settings)
@@ -171,7 +171,7 @@ EACH_SHARD = [(name, ServedPieces) for name in ("SGD", "Adam", "Nadam", "RMSprop
 
 @pytest.mark.parametrize(("name", "pieces"), EACH_SHARD)
 def test_a_shard_goes_on_to_the_bit(name, pieces):
-    """What is saved of a server, and its optimizer, after some pushes, and put into another one."""
+    """State is saved from a server and its optimizer after some pushes, and restored into another server."""
 
     def optimizer():
         return keras.optimizers.get({"class_name": name, "config": {"learning_rate": 0.1, "weight_decay": 0.01}})

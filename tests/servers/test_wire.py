@@ -1,4 +1,4 @@
-"""Messages of servers: what is sent arrives, and what is no message of theirs changes nothing."""
+"""Messages of servers: what is sent arrives, and invalid messages change nothing."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_codes_arrive_as_what_they_stand_for():
 
 @pytest.mark.parametrize("messages", [2_000, pytest.param(100_000, marks=pytest.mark.thorough)])
 def test_nothing_comes_of_random_messages(messages):
-    """Fields within their form, payloads of random bytes, in the place of a client that everybody trusts."""
+    """Messages with valid fields and random payloads, from a client that is trusted."""
     job = Job(1, OPTIMIZERS["SGD"], push=None, rule=InOrderOfArrival())
     server, decode, random = job.servers[0], decoder(CODED, job.shards[0]), np.random.default_rng(messages)
     before, accepted = job.parameters(), 0
@@ -70,10 +70,10 @@ def test_nothing_comes_of_random_messages(messages):
             server.push(0, push)
         except MessageError:
             continue
-        if server.pushes > accepted:  # else it was one that had come before, and got the same answer
+        if server.pushes > accepted:  # otherwise it was a repeated message that got the same answer
             accepted += 1
             assert push.number == accepted == server.pushes, "only what is in turn"
             assert np.isfinite(push.gradient.values).all() and len(push.gradient.values) <= SIZE
-    # Random bits that are finite floats at right places, in turn, are a push like any other: few are.
+    # Random bits that happen to be finite floats at valid places are a push like any other; few are.
     assert accepted < messages / 20
     assert accepted or job.parameters().tobytes() == before.tobytes()

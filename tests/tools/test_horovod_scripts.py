@@ -1,4 +1,4 @@
-"""What tools/horovod_scripts changes in a script, reads of a source, and says of what ran; on texts of our own."""
+"""tools/horovod_scripts: how it changes a script, reads a source, and reports what ran; on our own texts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tools/mutants draws, plants and runs; on texts and a repository of our own."""
+"""tools/mutants: which faults it draws, inserts and tests; on our own texts and a repository of our own."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ TESTS = {
 
 @pytest.fixture
 def repository(tmp_path):
-    """A repository whose quick tests see a wrong sum, and of which one fails anyhow."""
+    """A repository whose quick tests detect a wrong sum, and one of whose tests always fails."""
     folder = tmp_path / "repository"
     for path, text in TESTS.items():
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
@@ -183,7 +183,7 @@ def test_a_copy_that_is_not_imported_is_refused(repository):
 
 @pytest.mark.thorough
 def test_what_hangs_is_ended_with_all_that_it_started(repository):
-    """The child has a session of its own, as ranks have."""
+    """The child has its own session, as ranks have."""
     start = "import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'input()'], stdin=subprocess.PIPE, "
     start += "start_new_session=True); print('started', flush=True); sys.stdin = open('/dev/zero'); sys.stdin.read()"
     with copies.made(repository) as copy:
@@ -197,7 +197,7 @@ def test_what_hangs_is_ended_with_all_that_it_started(repository):
 def _content(path):
     try:
         return path.read_bytes()
-    except OSError:  # has ended, or is another user's
+    except OSError:  # it has ended, or is another user's
         return b""
 
 
@@ -244,7 +244,7 @@ def test_what_no_stage_sees_survives_and_the_baseline_is_kept(repository, tmp_pa
     for _ in range(2):
         record = judging.judge(repository, FAULT, [STAGES[0], STAGES[2]], baseline.Baseline(repository, path))
         assert (record["seen by"], record["test"], len(record["seconds"])) == (NOBODY, "", 2)
-    assert capsys.readouterr().out.count("Without a fault") == 2  # one for each tier
+    assert capsys.readouterr().out.count("Without a fault") == 2  # one per tier
 
 
 def test_by_its_own_tests_alone_a_fault_that_they_miss_is_told_later(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""Groups of ranks."""
+"""Groups of ranks and their collectives."""
 
 from __future__ import annotations
 

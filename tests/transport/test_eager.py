@@ -1,4 +1,4 @@
-"""Calls that run at once, whatever is traced around them."""
+"""Calls that run immediately, even while a function is traced."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from hvd_sparse.transport.eager import eagerly
 
 
 def call():
-    """Whether it runs at once, and what it computes."""
+    """Whether it runs immediately, and its result."""
     return tf.executing_eagerly(), int(tf.constant(2) + 3)
 
 

@@ -1,4 +1,4 @@
-"""How a thread sees where another one waits."""
+"""How a thread finds out where another one waits."""
 
 import sys
 import threading
@@ -8,13 +8,13 @@ from hvd_sparse.transport.stalls import WatchedThread
 
 
 def waiting(entered, released):
-    """What the watched thread waits in."""
+    """The function in which the watched thread waits."""
     entered.set()
     released.wait()
 
 
 def watched_beside(function):
-    """What a function says of a thread that waits in `waiting`, for as long as it does."""
+    """The result of a function for a thread that waits in `waiting` during the call."""
     entered, released, made = threading.Event(), threading.Event(), []
 
     def work():

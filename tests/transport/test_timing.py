@@ -1,4 +1,4 @@
-"""Timing by all ranks together, against a clock that only the made-up calls move on."""
+"""Timing by all ranks together, with a clock that only the test's own calls advance."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SIZES = timing.Sizes(1 << 6, 1 << 20, 16, long=0.01)
 
 @pytest.fixture
 def clock(monkeypatch):
-    """Each rank's own; it stands still unless a test moves it."""
+    """Each rank's own clock; it stands still unless a test advances it."""
     own = threading.local()
     monkeypatch.setattr(timing, "time", types.SimpleNamespace(perf_counter=lambda: own.now))
     return own
@@ -75,7 +75,7 @@ class TestFitLink:
         assert link.call == 0.0
 
     def test_ranks_find_the_link_of_the_slowest(self, clock):
-        """Small calls take rank 0 the longest, large ones rank 1."""
+        """Small calls take longest on rank 0, large ones on rank 1."""
         links = [Link(4e-3, 1e9), Link(1e-3, 1e7)]
 
         def one_rank(grid):
@@ -91,7 +91,7 @@ class TestFitLink:
 
         first, second = threads.run(2, 1, one_rank)
         assert first == second
-        small, large = 4 * SIZES.smallest, 4 * SIZES.smallest * SIZES.step**3  # the first that takes 0.01 s
+        small, large = 4 * SIZES.smallest, 4 * SIZES.smallest * SIZES.step**3  # the first size that takes 0.01 s
         assert first.message(small) == pytest.approx(links[0].message(small))
         assert first.message(large) == pytest.approx(links[1].message(large))
 
@@ -114,6 +114,6 @@ class TestFitLink:
 
     @pytest.mark.parametrize("later", [1e-3, 5e-4])
     def test_calls_that_do_not_grow_have_a_finite_bandwidth(self, later):
-        """Noise can make a large call the shorter one."""
+        """Noise can make a larger call faster."""
         link = timing.fit_link(lambda each: 1e-3 if each == SIZES.smallest else later, SIZES, 4)
         assert link.latency == pytest.approx(1e-3) and 0 < link.bandwidth < 1e17

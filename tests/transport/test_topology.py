@@ -1,4 +1,4 @@
-"""How ranks become nodes, and what hosts are told before Horovod starts."""
+"""How ranks are grouped into nodes, and the environment that hosts get before Horovod starts."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_ranks_must_ask_for_the_same_size():
 
 
 def test_horovods_numbers_need_a_start():
-    """In a process of its own, as other tests start Horovod in this one."""
+    """In a subprocess, as other tests start Horovod in this one."""
     asks = """
 from hvd_sparse import topology
 assert topology.world().size == 1
@@ -81,7 +81,7 @@ for number in (topology.rank, topology.size, topology.local_rank, topology.local
 
 @pytest.mark.parametrize("reports", [[HERE], [HERE, THERE], [HERE, HERE], [LOOPBACK], [LOOPBACK, LOOPBACK]])
 def test_hosts_that_find_each_other_are_let_through(reports):
-    """Also those whose names are loopback addresses, as long as all of them are one machine."""
+    """Also hosts whose names are loopback addresses, as long as all of them are the same machine."""
     assert host_names.fault(reports) is None
 
 
@@ -144,7 +144,7 @@ def test_nothing_is_asked_where_there_is_nothing_to_ask(job, monkeypatch, name, 
     host_names.check()
 
 
-# ---- what is told before Horovod starts ----
+# ---- environment before Horovod starts ----
 
 
 def test_rank_0_judges_what_all_told_and_the_others_get_it(job, monkeypatch):
@@ -189,7 +189,7 @@ def delete(url):
 
 
 def ranks_find_each_other(launcher, racing):
-    """What two ranks put and delete; `racing`, one is done with all scopes before the other with its host's."""
+    """What two ranks put and delete; if `racing`, one finishes all scopes before the other finishes its host's."""
     for scope, ranks in (("global", (0, 1)), ("local_here", (0, 1)), ("cross_0", (0,)), ("cross_1", (0,))):
         for rank in ranks:
             Store(f"{launcher}/{scope}").put(rank, "an address")
@@ -236,6 +236,6 @@ def test_addresses_are_forgotten_whatever_the_order_in_which_ranks_were_done(lau
 
 @pytest.mark.parametrize("text, passed, asked", [("3", None, 3), ("3", 2, 2), ("x", None, 0), ("", None, None)])
 def test_the_variable_asks_for_the_size_of_a_node_where_init_does_not(text, passed, asked, monkeypatch):
-    """What is no number is 0, which all ranks refuse together."""
+    """A value that is not a number becomes 0, which all ranks refuse together."""
     monkeypatch.setenv(nodes.LOCAL_SIZE_VARIABLE, text)
     assert nodes.place(passed)["local_size"] == asked

@@ -1,4 +1,4 @@
-"""What auto chooses and why, what it keeps for the next run, and what it refuses."""
+"""The choices of auto and their reasons, what it stores for the next run, and its errors."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ RECIPE = recipes.auto(DENSITY, budget=0.0)
 
 
 def quick_alone(*names):
-    """All candidates, of which these are in the quick tier."""
+    """All candidates; the quick tier has only these."""
     return [pytest.param(name, marks=[] if name in names else pytest.mark.thorough) for name in CANDIDATES]
 
 
 def choices(recipe=RECIPE, size=SIZE, dtype=tf.float32):
-    """What each rank chooses."""
+    """Each rank's choice."""
     return threads.run(RANKS, LOCAL, lambda grid: recipe.init(Spec(size, grid, dtype)).choice)
 
 
@@ -41,7 +41,7 @@ def everyone(choice):
 
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory):
-    """A folder with the measurements of a real run, and what that chose."""
+    """A folder with the measurements of a real run, and its choices."""
     folder = tmp_path_factory.mktemp("measured")
     with figures.kept_in(folder):
         return folder, choices()
@@ -49,7 +49,7 @@ def measured(tmp_path_factory):
 
 @pytest.fixture
 def changed(measured, tmp_path):
-    """Lets measurements be kept in a folder that has those of that run in a changed form."""
+    """Uses a folder with a changed copy of that run's measurements."""
 
     def enter(change=None):
         figures.copy(measured[0], tmp_path / "changed", change)
@@ -96,7 +96,7 @@ def test_exchanges_as_what_it_chose(changed, winner):
 
 
 def test_what_is_predicted_to_be_hopeless_is_not_tried(tmp_path, capsys):
-    """On a cluster that needs years to select, as far as it is known."""
+    """For a cluster whose measured memory bandwidth means years of selection."""
     cluster = Cluster(RANKS // LOCAL, LOCAL, LINK, LINK, memory=1e-6)
     with figures.kept_in(tmp_path):
         threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, MeasurementCache(grid)))
@@ -107,7 +107,7 @@ def test_what_is_predicted_to_be_hopeless_is_not_tried(tmp_path, capsys):
 
 
 def test_one_that_does_better_than_predicted_does_not_keep_others_out(tmp_path):
-    """All are predicted to take years; the first is measured to take less, and is what the others are held against."""
+    """All are predicted to take years; the first is measured to be faster, and is the standard for the others."""
     cluster = Cluster(RANKS // LOCAL, LOCAL, Link(1e6, 1e9), Link(1e6, 1e9), 1e9)
     with figures.kept_in(tmp_path):
         threads.run(RANKS, LOCAL, lambda grid: links.keep(cluster, MeasurementCache(grid)))
@@ -133,11 +133,11 @@ def test_a_lone_rank_and_a_lone_candidate_are_not_measured(capsys, tmp_path):
         (
             {"dense": [0.37, 0.40, 0.12], "topk": [0.18, 0.45, 0.11]},
             "topk",
-        ),  # noise is no reason to take the slower one
-        ({"dense": [1.0, 2.0, 3.0, 4.0, 5.0], "topk": [0.8, 1.8, 2.8, 3.8, 4.8]}, "topk"),  # the machine grew slower
+        ),  # noise is not a reason to take the slower one
+        ({"dense": [1.0, 2.0, 3.0, 4.0, 5.0], "topk": [0.8, 1.8, 2.8, 3.8, 4.8]}, "topk"),  # the machine became slower
         ({"dense": [0.9], "topk": [0.5]}, "topk"),
         ({"dense": [0.9] * 5, "torus2d": [1.0] * 7, "topk": [0.8] * 7}, "topk"),  # dense was dropped
-        (  # beaten in each of the rounds, the last one included, though not by much in the median
+        (  # beaten in every round, including the last, though only slightly in the median
             {"dense": [1.00, 2.00, 3.00, 4.0, 5.00, 4.0, 3.05, 2.0], "topk": [0.9, 1.9, 2.9, 3.9, 4.9, 3.9, 2.99, 1.9]},
             "topk",
         ),
@@ -190,7 +190,7 @@ def test_fewer_are_tried_at_once_where_one_takes_long(in_flight, fastest, at_onc
 
 
 def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsys):
-    recipe = recipes.auto(DENSITY, budget=1.0)  # which the cluster's figures below make plenty
+    recipe = recipes.auto(DENSITY, budget=1.0)  # plenty with the cluster's figures below
 
     def one_rank(grid):
         return [recipe.init(Spec(SIZE, grid, in_flight=in_flight)).choice for in_flight in (1, 3, 4, 17)]
@@ -207,7 +207,7 @@ def test_it_tries_as_many_at_once_as_are_in_flight_up_to_a_bound(tmp_path, capsy
     assert [text in printed for text in ("for 3 at once", "for 4 at once", "for 17 at once")] == [True, True, False]
 
 
-# ---- what is kept ----
+# ---- what is stored ----
 
 
 @pytest.mark.thorough
@@ -241,7 +241,7 @@ def of_another_recipe(content):
 
 
 def in_the_quick_tier(count, *rows):
-    """Rows of parameters, of which the first are in the quick tier."""
+    """Rows of parameters; the first `count` are in the quick tier."""
     return [pytest.param(*row, marks=[] if number < count else pytest.mark.thorough) for number, row in enumerate(rows)]
 
 
@@ -335,7 +335,7 @@ def test_on_one_node_nothing_is_said_of_a_network(tmp_path, capsys):
     assert "as fast as" in printed and "sends" not in printed
 
 
-# ---- what it is and what it refuses ----
+# ---- description and errors ----
 
 
 def test_a_schedule_names_the_choices_of_its_stages():

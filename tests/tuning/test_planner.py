@@ -1,4 +1,4 @@
-"""The planner's choices, its table, and what it makes of words."""
+"""The planner's choices, its table, and how it parses its arguments."""
 
 import pytest
 

@@ -1,13 +1,13 @@
-// CUDA's runtime for a machine without a GPU: the kernels' own sources, compiled by a C++ compiler, run on the CPU.
+// The CUDA runtime for a machine without a GPU: the kernels' own sources, built with a C++ compiler, run on the CPU.
 //
-// It stands in for the toolkit's header of this name and offers only what the kernels use. Every thread of a block is a
+// It replaces the toolkit's header of this name and provides only what the kernels use. Every thread of a block is a
 // fiber with its own stack; a fiber runs until it waits for its warp or its block. A block's threads run in an order
-// that is shuffled anew whenever they meet, and so do the blocks of a grid, so that a missing barrier or a result that
-// hangs on the order of threads shows as a wrong or changing result. What the hardware leaves undefined is an error
-// here: lanes of a warp that meet at different operations, or barriers that a thread has left for good.
+// that is shuffled again at every barrier, and so do the blocks of a grid, so that a missing barrier, or a result that
+// depends on the order of threads, shows as a wrong or changing result. Behaviour that the hardware leaves undefined is
+// an error here: lanes of a warp at different operations, or a barrier after a thread of the block has ended.
 //
 // Not emulated: the order in which memory becomes visible to other threads, speed, and the rounding of instructions
-// (the CPU's is IEEE's, as is the GPU's for the operations used).
+// (the CPU follows IEEE 754, as does the GPU for the operations used).
 #ifndef HVD_SPARSE_TESTS_EMULATED_CUDA_RUNTIME_H_
 #define HVD_SPARSE_TESTS_EMULATED_CUDA_RUNTIME_H_
 
@@ -52,8 +52,8 @@ constexpr unsigned kLanes = 32;
 constexpr size_t kStackBytes = 128 << 10;
 
 struct Fiber {
-  ucontext_t context;  // where it begins
-  jmp_buf place;       // where it goes on: a jump costs no system call
+  ucontext_t context;  // where it starts
+  jmp_buf place;       // where it resumes: a jump costs no system call
   std::unique_ptr<char[]> stack{new char[kStackBytes]};
   bool begun = false;
   bool done = false;
@@ -128,7 +128,7 @@ class Block {
     _longjmp(block.scheduler_, 1);
   }
 
-  // Lets a thread run until it waits or ends.
+  // Runs a thread until it waits or ends.
   __attribute__((noinline)) void resume(Fiber& fiber) {
     if (_setjmp(scheduler_) != 0) return;
     if (fiber.begun) _longjmp(fiber.place, 1);
@@ -136,7 +136,7 @@ class Block {
     setcontext(&fiber.context);
   }
 
-  // Runs every thread as far as it goes; false when all have ended.
+  // Runs every thread as far as possible; false when all have ended.
   bool advance(const std::vector<unsigned>& order) {
     bool alive = false;
     for (unsigned thread : order) {

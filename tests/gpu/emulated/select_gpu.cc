@@ -1,8 +1,8 @@
-// The selection kernels as a library for the CPU, with what tests need to know of their inside.
+// The selection kernels as a library for the CPU, with functions that show their internal state to tests.
 #include "../../../ops/select/select_gpu.cu"
 
-// What became of a call, read from the workspace that it has left: how many candidates there were and are allowed,
-// and whether the winners were looked for in the whole vector.
+// Statistics of a call, read from its workspace: how many candidates there were and are allowed, and whether the
+// winners were taken from the whole vector.
 extern "C" void hvds_emulated_outcome(int64_t size, int64_t kept, int mstopk, void* workspace, int64_t* candidates,
                                       int64_t* capacity, int* whole) {
   const hvds::Plan plan = hvds::make_plan(uint32_t(size), uint32_t(kept), mstopk != 0);
@@ -13,7 +13,7 @@ extern "C" void hvds_emulated_outcome(int64_t size, int64_t kept, int mstopk, vo
   *whole = work.state->whole;
 }
 
-// The block sums of the mean that a call of MSTopK has left.
+// The block sums of the mean, as left by a call of MSTopK.
 extern "C" const float* hvds_emulated_block_sums(int64_t size, int64_t kept, void* workspace) {
   hvds::Workspace work;
   hvds::carve(hvds::make_plan(uint32_t(size), uint32_t(kept), true), true, 1, workspace, &work);
@@ -47,7 +47,7 @@ extern "C" int hvds_emulated_sum_has_no_order(double total, float smallest) {
   return hvds::sum_has_no_order(total, hvds::key_of(smallest));
 }
 
-// For every i: halves[i] widened, floats[i] narrowed.
+// For every i: halves[i] is widened, floats[i] is narrowed.
 extern "C" void hvds_emulated_convert(const uint16_t* halves, float* widened, const float* floats, uint16_t* half,
                                       uint16_t* bfloat16, int64_t count) {
   for (int64_t i = 0; i < count; ++i) {

@@ -1,9 +1,9 @@
-"""What Python runs at the start of each process of the tests, as `conftest.py` puts this folder on PYTHONPATH.
+"""Python runs this at the start of each test process, since `conftest.py` puts this folder on PYTHONPATH.
 
-Keras finds no scikit-learn and no matplotlib, as where only hvd_sparse's requirements are installed. Else it imports
-both, for wrappers that no test uses: a third of a process's start. Whoever else asks for them gets them.
+Keras does not find scikit-learn and matplotlib, as if only hvd_sparse's requirements were installed. Otherwise it would
+import both, for wrappers that no test uses, in a third of a process's start-up time. Other importers find them.
 
-The garbage collector begins less often, too: imports and graphs of TensorFlow make many objects that stay.
+The garbage collector also runs less often, because imports and TensorFlow graphs create many long-lived objects.
 """
 
 import gc
@@ -11,7 +11,7 @@ import sys
 
 
 class _HiddenFromKeras:
-    """A finder that finds nothing, but says so before others find."""
+    """A finder that comes first and tells Keras that these modules do not exist."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):

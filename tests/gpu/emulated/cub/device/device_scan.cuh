@@ -1,4 +1,4 @@
-// Stands in for CUB's header of this name where kernels are emulated.
+// Replaces CUB's header of this name when kernels are emulated.
 #ifndef HVD_SPARSE_TESTS_EMULATED_CUB_DEVICE_SCAN_CUH_
 #define HVD_SPARSE_TESTS_EMULATED_CUB_DEVICE_SCAN_CUH_
 
