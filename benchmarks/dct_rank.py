@@ -19,13 +19,14 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes, write_json
+from benchmarks.exchange_rank import Clock, sent_bytes, write_json
 from examples.recommenders.dlrm import BOTTOM, dlrm
 
 FEATURES, TABLES, ROWS = 13, 26, 4096
 AFTER = {2: ["bottom_2"], 3: ["bottom_2", "top_2"]}
 BATCHES = 8  # different ones
 WARM = 3  # steps that do not count
+NEVER = 2**31 - 1  # steps until telemetry computes a norm of gradients
 
 
 def made_up(batch: int, seed: int) -> tuple[dict[str, Any], Any]:
@@ -54,6 +55,9 @@ class Trained(Protocol):
     def embedding_bytes(self, number: int) -> int:
         """Payload bytes of embeddings, their gradients and their row numbers that this rank sends in a step."""
 
+    def gradient_bytes(self) -> int:
+        """Payload bytes of the gradients of all other variables that this rank has sent."""
+
     def own_weights(self) -> bytes:
         """The weights that other ranks hold as well."""
 
@@ -70,18 +74,24 @@ class InStages:
         self._model = hvd.pipeline.Stages(
             parts, job["micro"], sparsity=arm["sparsity"], wire_dtype=arm["wire"], grid=grid
         )
+        self._telemetry = hvd.Telemetry(norms_every=NEVER)
         optimizer = hvd.DistributedOptimizer(
-            keras.optimizers.SGD(0.1), aggregator=recipe_of(arm), process_set=grid.process_set
+            keras.optimizers.SGD(0.1),
+            aggregator=recipe_of(arm),
+            process_set=grid.process_set,
+            telemetry=self._telemetry,
         )
         self._model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True))
         self._grid = grid
         trainer = grid.trainer_of(hvd.rank())
         self._batches = [made_up(job["batch"], 100 * trainer + number) for number in range(BATCHES)]
+        self._row_bytes = 0  # sent so far
         self.losses: list[float] = []
 
     def step(self, number: int) -> None:
         """See `Trained`; the loss is the mean since `begin`."""
         self.losses.append(float(self._model.train_step(self._batches[number % BATCHES])["loss"]))
+        self._row_bytes += self.embedding_bytes(number)
 
     def begin(self) -> None:
         """See `Trained`."""
@@ -99,6 +109,10 @@ class InStages:
         touched = len(np.unique(row_numbers(self._batches[number % BATCHES])))
         return (self._grid.trainers - 1) * touched * 4 * (1 + BOTTOM[-1])
 
+    def gradient_bytes(self) -> int:
+        """See `Trained`; telemetry counts the rows as well."""
+        return self._telemetry.total_bytes_across - self._row_bytes
+
     def own_weights(self) -> bytes:
         """See `Trained`."""
         return b"".join(each.numpy().tobytes() for each in self._model.weights)
@@ -114,8 +128,12 @@ class WithShardedTables:
     def __init__(self, arm: dict, job: dict, grid: hvd.pipeline.Grid):
         self._tables = hvd.pipeline.ShardedTables([ROWS] * TABLES, BOTTOM[-1], wire_dtype=arm["row_wire"])
         self._model = with_tables(self._tables)
+        self._telemetry = hvd.Telemetry(norms_every=NEVER)
         optimizer = hvd.DistributedOptimizer(
-            keras.optimizers.SGD(0.1), aggregator=recipe_of(arm), local_layers=[self._tables]
+            keras.optimizers.SGD(0.1),
+            aggregator=recipe_of(arm),
+            local_layers=[self._tables],
+            telemetry=self._telemetry,
         )
         self._model.compile(optimizer, keras.losses.BinaryCrossentropy(from_logits=True), jit_compile=False)
         rows = job["batch"] * grid.trainers // grid.size
@@ -143,6 +161,10 @@ class WithShardedTables:
         elsewhere = int(np.sum(wanted[own] != own))
         of_others = sum(int(np.sum(each == own)) for rank, each in enumerate(wanted) if rank != own)
         return 4 * (world - 1 + elsewhere) + (elsewhere + of_others) * BOTTOM[-1] * self._value_bytes
+
+    def gradient_bytes(self) -> int:
+        """See `Trained`."""
+        return self._telemetry.total_bytes_across
 
     def own_weights(self) -> bytes:
         """See `Trained`; each row is on a single rank."""
@@ -190,24 +212,25 @@ def check(trained: Trained, name: str) -> None:
         raise AssertionError(f"{name}: ranks {trained.others()} differ in what they are to have alike: {told}")
 
 
-def run_arm(trained: Trained, steps: int, clock: Clock, idle: float) -> dict[str, Any]:
+def run_arm(trained: Trained, steps: int, clock: Clock) -> dict[str, Any]:
     """Seconds, bytes by the interface and by kind, and processor time of some steps."""
     trained.begin()
     clock.meet()
-    split, processor, before = trained.split_bytes(), time.process_time(), sent_bytes()
+    split, gradients = trained.split_bytes(), trained.gradient_bytes()
+    processor, before = time.process_time(), sent_bytes()
     began = time.monotonic()
     for number in range(steps):
         trained.step(number)
     seconds = time.monotonic() - began
     clock.meet()
-    counted = sent_bytes() - before - idle * (time.monotonic() - began)
     return {
         "steps": steps,
         "seconds": seconds,
         "processor": time.process_time() - processor,
-        "counted": counted,
+        "counted": sent_bytes() - before,
         "split": trained.split_bytes() - split,
         "embeddings": sum(trained.embedding_bytes(number) for number in range(steps)),
+        "gradients": trained.gradient_bytes() - gradients,
     }
 
 
@@ -221,7 +244,6 @@ def main() -> None:
     grid = hvd.pipeline.Grid(job["trainers"], job["stages"])
     hvd.init(process_sets=grid.process_sets, local_size=1)
     clock = Clock()
-    idle = idle_bytes_per_second(clock)[hvd.rank()]
     arms: dict[str, Trained] = {
         arm["name"]: (WithShardedTables if "row_wire" in arm else InStages)(arm, job, grid) for arm in job["rounds"][0]
     }
@@ -231,7 +253,7 @@ def main() -> None:
     results = []
     for order in job["rounds"]:
         for arm in order:
-            own = run_arm(arms[arm["name"]], job["steps"], clock, idle)
+            own = run_arm(arms[arm["name"]], job["steps"], clock)
             results.append({"arm": arm["name"], "ranks": hvd.topology.world().gather_descriptions(own, "arm")})
     for name, trained in arms.items():
         check(trained, name)

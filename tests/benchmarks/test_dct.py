@@ -79,10 +79,11 @@ def test_a_quick_run_leaves_the_store_of_the_study_as_it_is(tmp_path, monkeypatc
     assert store.read_bytes() == before
 
 
-def trained(seconds, counted, split=40.0, embeddings=20.0):
+def trained(seconds, counted, split=40.0, embeddings=20.0, gradients=30.0):
     """Results of `dct_rank` for one arm, on one node that sends much and three that send little."""
-    told = {"steps": 2, "seconds": seconds, "split": 0.0, "embeddings": 0.0, "processor": seconds / 2}
-    return [{**told, "counted": counted, "split": split, "embeddings": embeddings}, *[{**told, "counted": 1.0}] * 3]
+    nothing = {"counted": 1.0, "split": 0.0, "embeddings": 0.0, "gradients": 0.0}
+    sent = {"counted": counted, "split": split, "embeddings": embeddings, "gradients": gradients}
+    return [{"steps": 2, "seconds": seconds, "processor": seconds / 2, **each} for each in (sent, *[nothing] * 3)]
 
 
 def test_the_table_of_a_training_has_all_arms_and_bytes_by_kind():
@@ -90,7 +91,7 @@ def test_the_table_of_a_training_has_all_arms_and_bytes_by_kind():
     cell = dct_training.summarised(dct_training.ARMS, results, 1e8, 128)
     assert {each["samples_per_second"][0] for each in cell.values()} == {2 * 128 / 0.5}
     for each in cell.values():
-        assert [each[kind] for kind in ("bytes", *dct_training.KINDS)] == [50.0, 20.0, 10.0, 20.0]
+        assert [each[kind] for kind in ("bytes", *dct_training.KINDS)] == [50.0, 20.0, 10.0, 15.0, 5.0]
         assert (each["processor"], each["processor_seconds"]) == (0.5, 0.25)
     verdicts = dct_training._verdicts("100mbit", 128, cell)
     assert all(each.measured.startswith("1.00 (1.00 to 1.00)") and not each.met for each in verdicts)
