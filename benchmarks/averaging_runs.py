@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks import averaging_data
 from benchmarks.averaging_settings import ARMS, BASE, MODELS, ImageSettings, MessageSettings, Settings
 from benchmarks.convergence_runs import ROOT, on_cores
+from benchmarks.sources import code_of
 from examples.text import corpus
 from hvd_sparse.spec import describe
 
@@ -60,7 +61,7 @@ class Run:
         ]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for name in (*_COMMON, *(_OF_IMAGES if isinstance(settings, ImageSettings) else _OF_MESSAGES)):
-            digest.update((ROOT / name).read_bytes())
+            digest.update(code_of(ROOT / name))
         return digest.hexdigest()[:16]
 
 

@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.convergence_settings import ARMS, MEASURES, MODELS, TranslationSettings
+from benchmarks.sources import code_of
 from examples import translation
 from examples.text import corpus
 from examples.training import arguments
@@ -101,7 +102,7 @@ class Run:
         told = [own, dataclasses.asdict(self.settings()), describe(recipe), self._data()]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for name in _SOURCES[MEASURES[self.model]]:
-            digest.update((ROOT / name).read_bytes())
+            digest.update(code_of(ROOT / name))
         return digest.hexdigest()[:16]
 
     def _data(self) -> str:

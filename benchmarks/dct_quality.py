@@ -6,12 +6,13 @@ trainers are two ranks with half of the batch each. They exchange the gradients 
 paper, and those of the embeddings as the rows in the batch; dense training has the same bits whether these are sent as
 rows or whole. A training has 727 steps, in which the learning rate rises and falls, so that a threshold held for
 `dct`'s default of 1,000 steps is wrong most of the time. 50 steps are as large a share of it as 1,000 are of 15,000.
+With batches of 128 rows, as many as in the paper's trainings of DLRM, there are 1,454 steps.
 
 Differences in test loss from dense training with as many trainers are paired by seed, with Student's 95% interval;
 "A/A" is dense training with a learning rate 1% larger.
 
 Each finished run is a line of benchmarks/results/dct_runs.jsonl, and is not repeated as long as arm, rows and sources
-are the same. A study uses one snapshot of the index, whose digest is reported. 12 seeds of 17 arms are 204 runs of at
+are the same. A study uses one snapshot of the index, whose digest is reported. 12 seeds of 20 arms are 240 runs of at
 least half a minute each, which takes hours; `--seeds` takes fewer, and `--finished` reports the runs there are.
 """
 
@@ -36,6 +37,7 @@ import numpy as np
 from benchmarks import convergence_report
 from benchmarks.convergence_runs import append
 from benchmarks.report import Section, Verdict
+from benchmarks.sources import code_of
 from examples import recommender
 from examples.recommenders import index
 
@@ -43,11 +45,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 STORE = ROOT / "benchmarks" / "results" / "dct_runs.jsonl"
 SEEDS = 12
 TITLE = "Test loss of the recommender"
-ROWS = 256  # of a batch of all trainers
+ROWS, FEWER = 256, 128  # rows of a batch of all trainers
 WANTED = 0.003  # of the loss
 _SOURCES = ["examples/recommender.py", *(f"examples/recommenders/{name}.py" for name in ("dlrm", "packages", "tables"))]
 _OF_RECIPES = ["hvd_sparse/compression/held.py"]
 _RATE = recommender.PRESETS["packages"]["learning_rate"]
+_SMALL_RATE = 0.007  # the rate times the root of 1/2, as the batch is half as large
 Make = Callable[["Arm", int, str, pathlib.Path], str]  # of arm, seed, digest of the index and store; a line to tell
 _QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "TF_NUM_INTEROP_THREADS": "1"}
 
@@ -60,22 +63,26 @@ class Arm:
         name: of the arm.
         words: of the command line, beside seed and batch size.
         trainers: ranks that exchange gradients.
+        rows: of a batch of all trainers.
     """
 
     name: str
     words: tuple[str, ...] = ()
     trainers: int = 1
+    rows: int = ROWS
 
     @property
     def reference(self) -> str:
         """The arm that it is compared with."""
+        if self.rows != ROWS:
+            return DENSE_SMALL
         return DENSE if self.trainers == 1 else DENSE_OF_TWO
 
     def fingerprint(self, rows: str, seed: int) -> str:
         """Changes with whatever makes a run of it another one."""
-        digest = hashlib.sha256(json.dumps([self.words, self.trainers, ROWS, rows, seed]).encode())
+        digest = hashlib.sha256(json.dumps([self.words, self.trainers, self.rows, rows, seed]).encode())
         for name in [*_SOURCES, *(_OF_RECIPES if "--recipe" in self.words else [])]:
-            digest.update((ROOT / name).read_bytes())
+            digest.update(code_of(ROOT / name))
         return digest.hexdigest()[:16]
 
 
@@ -94,7 +101,16 @@ def _exchanged(recipe: str) -> tuple[str, ...]:
     return ("--in-rows", "--recipe", recipe.replace("dct(", "dct(sparsity="))
 
 
-HYBRIDS = ONE_SPLIT, TWO_SPLITS = f"90%, one split, and {_BEST}", f"90%, two splits, and {_BEST}"
+ONE_SPLIT, TWO_SPLITS = f"90%, one split, and {_BEST}", f"90%, two splits, and {_BEST}"
+_SMALL = f", batches of {FEWER}"
+DENSE_SMALL, AGAIN_SMALL, ONE_SMALL = DENSE_OF_TWO + _SMALL, f"{DENSE_OF_TWO}, A/A{_SMALL}", ONE_SPLIT + _SMALL
+
+
+def _small(name: str, *words: str, rate: float = _SMALL_RATE) -> Arm:
+    return Arm(name, ("--learning-rate", str(rate), *words), 2, FEWER)
+
+
+HYBRIDS = ONE_SPLIT, TWO_SPLITS, ONE_SMALL
 ARMS = (
     Arm(DENSE),
     Arm(AGAIN, ("--learning-rate", str(1.01 * _RATE))),
@@ -106,6 +122,9 @@ ARMS = (
     Arm(TWO_SPLITS, (*_exchanged(_BEST), *_split(0.9, *_TWO)), trainers=2),
     Arm(f"90%, one split, and {_WARM}", (*_exchanged(_WARM), *_split(0.9, *_ONE)), trainers=2),
     Arm(f"90%, two splits, and {_PUBLISHED}", (*_exchanged(_PUBLISHED), *_split(0.9, *_TWO)), trainers=2),
+    _small(DENSE_SMALL),
+    _small(AGAIN_SMALL, rate=1.01 * _SMALL_RATE),
+    _small(ONE_SMALL, *_exchanged(_BEST), *_split(0.9, *_ONE)),
 )
 QUICK = tuple(dataclasses.replace(arm, words=(*arm.words, "--width", "0.125")) for arm in ARMS[:2])
 """Small models, which show that all goes through; their runs are not kept."""
@@ -157,7 +176,7 @@ def trained(
 
 def make(arm: Arm, seed: int, rows: str, store: pathlib.Path) -> str:
     """One run, in processes of its own."""
-    words = [*arm.words, "--seed", str(seed), "--batch-size", str(ROWS // arm.trainers)]
+    words = [*arm.words, "--seed", str(seed), "--batch-size", str(arm.rows // arm.trainers)]
     script = [sys.executable, "-m", "benchmarks.dct_quality", *words]
     launcher = [sys.executable, "-m", "benchmarks.launcher", "-np", str(arm.trainers), "--gloo", "--disable-cache"]
     command = [*launcher, *script] if arm.trainers > 1 else script

@@ -37,6 +37,7 @@ from benchmarks.convergence_report import STUDENT, Difference, difference, sprea
 from benchmarks.convergence_runs import ROOT, Make, finished, on_cores
 from benchmarks.convergence_settings import TranslationSettings
 from benchmarks.report import Section, Verdict
+from benchmarks.sources import code_of
 from benchmarks.worker import work_off
 from examples import split_translation, translation
 from examples.text import corpus
@@ -130,7 +131,7 @@ class Run:
         told = [dataclasses.asdict(settings), self.seed, data_of(ARMS[self.arm].model)]
         digest = hashlib.sha256(json.dumps(told).encode())
         for name in _SOURCES:
-            digest.update((ROOT / name).read_bytes())
+            digest.update(code_of(ROOT / name))
         return digest.hexdigest()[:16]
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from benchmarks.convergence_runs import ROOT, on_cores
 from benchmarks.dropping_settings import ARMS, MODELS, SentenceSettings
+from benchmarks.sources import code_of
 from examples import translation
 from examples.text import corpus
 from hvd_sparse.spec import describe
@@ -63,7 +64,7 @@ class Run:
         ]
         digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
         for name in (*_COMMON, *_SOURCES[self.model]):
-            digest.update((ROOT / name).read_bytes())
+            digest.update(code_of(ROOT / name))
         return digest.hexdigest()[:16]
 
     def _data(self) -> str:
