@@ -6,7 +6,7 @@ trainers are two ranks with half of the batch each. They exchange the gradients 
 paper, and those of the embeddings as the rows in the batch; dense training has the same bits whether these are sent as
 rows or whole. A training has 727 steps, in which the learning rate rises and falls, so that a threshold held for
 `dct`'s default of 1,000 steps is wrong most of the time. 50 steps are as large a share of it as 1,000 are of 15,000.
-With batches of 128 rows, as many as in the paper's trainings of DLRM, there are 1,454 steps.
+With batches of 128 rows it has 1,454 steps.
 
 Differences in test loss from dense training with as many trainers are paired by seed, with Student's 95% interval;
 "A/A" is dense training with a learning rate 1% larger.
