@@ -79,7 +79,7 @@ def _forecast_memory(cache: DataCache) -> tuple[str, str]:
     looked_at = np.linspace(0, len(cache) - 1, min(len(cache), _LOOKED_AT)).astype(int)
     mean = int(np.mean([cache.fetch(int(index))[0].nbytes for index in looked_at]))
     needed = disk.forecast(np.full(len(cache), mean))
-    return f"{_size(mean)} each in the mean of {len(looked_at)} samples", f"about {_size(needed)}"
+    return f"{_size(mean)} each on average over {len(looked_at)} samples", f"about {_size(needed)}"
 
 
 def warm(options: argparse.Namespace) -> int:
@@ -92,7 +92,7 @@ def warm(options: argparse.Namespace) -> int:
         tally.save(store.stats)
         lost = int(tally.numbers().get("not kept.disk", 0))
     if lost:
-        print(f"{lost:,} samples did not fit: give the level more --disk-bytes, or the disk more room.")
+        print(f"{lost:,} samples did not fit: increase --disk-bytes, or free space on the disk.")
     if options.decode is not None:
         _warm_decoded(options)
     return 1 if lost else 0
@@ -110,9 +110,9 @@ def verify(options: argparse.Namespace) -> int:
             found += _verify_records(store)
     if found and options.relist:
         with _store(options, relist=True) as store:
-            print(f"Listed anew: {len(store.listing):,} samples. Samples are read again from the source when wanted.")
+            print(f"Listed again: {len(store.listing):,} samples. Samples are read again from the source when wanted.")
             return 0
-    print(f"{found:,} complaints." if found else "All as it was listed.")
+    print(f"{found:,} problems." if found else "Everything is as listed.")
     return 1 if found else 0
 
 
@@ -120,8 +120,8 @@ def stats(options: argparse.Namespace) -> int:
     """Prints what all processes together have counted, and what the levels hold."""
     if not any((root / "manifest.json").exists() for root in kept_in(_source(options), options.local_dir)):
         raise FileNotFoundError(
-            f"Nothing is kept in {options.local_dir} of {options.images or options.tfrecords}: expected the "
-            "directories that `plan`, `warm` or a run was given."
+            f"{options.local_dir} holds nothing of {options.images or options.tfrecords}: expected the "
+            "directories that `plan`, `warm` or a run used."
         )
     with _store(options) as store:
         numbers = counters.total(store.stats)
@@ -161,7 +161,7 @@ def clear(options: argparse.Namespace) -> int:
         with files.locked(levels):
             in_use += memory.sweep(levels)
     for path in in_use:
-        print(f"{path} is in use and stays.")
+        print(f"{path} is in use and was kept.")
     return 1 if in_use else 0
 
 
@@ -179,13 +179,13 @@ def _parser() -> argparse.ArgumentParser:
         command.add_argument("--local-dir", metavar="DIR", required=True, help="on a disk of this machine")
         if run in (plan, warm):
             command.add_argument("--decode", metavar="MODULE:FUNCTION", help="from bytes to an array")
-            command.add_argument("--shape", type=_shape, help="of the arrays, None where it varies, as in None,None,3")
+            command.add_argument("--shape", type=_shape, help="of the arrays, None where it varies, e.g. None,None,3")
         if run is warm:
             command.add_argument("--disk-bytes", type=bytes_in, metavar="SIZE", help=bytes_in.__doc__)
             command.add_argument("--workers", type=int, default=16, help="threads that read")
         if run is verify:
             command.add_argument("--records", action="store_true", help="read all records and check them")
-            command.add_argument("--relist", action="store_true", help="list the source anew where it has changed")
+            command.add_argument("--relist", action="store_true", help="list the source again where it has changed")
     return parser
 
 
@@ -277,7 +277,7 @@ def _verify_records(store: Store) -> int:
                 except DamagedRecordError as damage:
                     found += 1
                     store.quarantine.note(path.name, index, str(damage))
-                    print(f"{path}: sample {index} is damaged ({damage}); it is taken out, to be read again.")
+                    print(f"{path}: sample {index} is damaged ({damage}); it was removed and will be read again.")
                     with store.locks.hold(index):
                         level.drop(index)
                 bar(index + 1, len(store.listing))

@@ -104,7 +104,7 @@ class DataCache:
         self.world = World.from_environment() if world is None else world
         if seed < 0 or (memory_bytes or 0) < 0 or (disk_bytes or 0) < 0 or (workers is not None and workers < 1):
             raise ValueError(
-                f"Expected no negative number and at least one worker, got seed={seed}, memory_bytes={memory_bytes}, "
+                f"Expected no negative numbers and at least one worker, got seed={seed}, memory_bytes={memory_bytes}, "
                 f"disk_bytes={disk_bytes}, workers={workers}."
             )
         if peer_timeout <= 0:
@@ -373,7 +373,7 @@ def _stop(
     if all(ended):
         _close(owners, serving, levels, store, counters)
     else:  # levels stay open, because threads use them
-        _log.warning("datacache: reads of %s have not come back, and are left alone.", store.source.identity)
+        _log.warning("datacache: reads of %s have not finished and are abandoned.", store.source.identity)
 
 
 def _close(owners: Nobody, serving: Idle, levels: list[Level], store: Store, counters: Counters) -> None:

@@ -96,11 +96,11 @@ def read(path: Path) -> Checkpoint:
             told = json.loads(file.attrs[_ATTRIBUTE])
             said = told["format"]
     except Exception as error:  # HDF5 raises many kinds for an invalid file
-        raise DamagedCheckpointError(f"it is no checkpoint: {error}") from None
+        raise DamagedCheckpointError(f"it is not a checkpoint: {error}") from None
     if not has_digest and said != WITHOUT_DIGEST:
         raise DamagedCheckpointError("the digest at its end is missing")
     if not has_digest:
-        _log.warning("datacache: %s was written without a digest, by an earlier version: it is taken for whole.", path)
+        _log.warning("datacache: %s was written without a digest, by an earlier version: it is assumed intact.", path)
     return Checkpoint(path.name, content, told)
 
 
@@ -128,7 +128,7 @@ def newest(directory: Path, check: Callable[[Path], None]) -> tuple[Checkpoint |
             break
         except (DamagedCheckpointError, OSError) as error:
             found, complaints[path.name] = None, str(error)
-    instead = f"training goes on from {found.name}" if found else "none before it is whole, so training begins anew"
+    instead = f"training resumes from {found.name}" if found else "no older one is intact, so training starts over"
     for name, complaint in complaints.items():
         _log.warning("datacache: %s cannot be read (%s); %s.", directory / name, complaint, instead)
     return found, list(complaints)

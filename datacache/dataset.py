@@ -30,10 +30,10 @@ from datacache.slab import Slab
 _AT_A_TIME = 2  # batches gathered at the same time
 _READY = 2  # batches that wait for the training step
 _AGAIN = (
-    "A dataset of one epoch is read a second time, in the same order: for training, make one for each epoch, as "
-    "fit(cache.dataset(batch_size, epoch), initial_epoch=epoch, epochs=epoch + 1), or give fit the endless one of "
-    "cache.training(...). For validation nothing is wrong; warnings.filterwarnings('ignore', 'A dataset of one epoch') "
-    "then says so."
+    "A dataset of one epoch is read a second time, in the same order: for training, make one for each epoch, with "
+    "fit(cache.dataset(batch_size, epoch), initial_epoch=epoch, epochs=epoch + 1), or pass fit the endless one of "
+    "cache.training(...). For validation this is fine: silence it with "
+    "warnings.filterwarnings('ignore', 'A dataset of one epoch')."
 )
 _LIBRARY = Path(__file__).with_name("_ops.so")
 

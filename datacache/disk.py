@@ -138,7 +138,7 @@ class DiskLevel(Level):
         if (self._path / "data.mdb").exists():
             fault = _fault(self._path)
             if fault is not None:
-                _log.warning("datacache: %s is made anew, from the source: %s.", self._path, fault)
+                _log.warning("datacache: %s is rebuilt from the source: %s.", self._path, fault)
                 _empty(self._path)
         _set_size(self._path, size)
 
@@ -233,7 +233,7 @@ def _record(transaction: lmdb.Transaction, index: int) -> Record | None:
     if value is None:
         return None
     if len(value) < _HEAD.size:
-        raise DamagedRecordError(f"it has {len(value)} bytes, less than its head")
+        raise DamagedRecordError(f"it has {len(value)} bytes, less than its header")
     expected, label = _HEAD.unpack_from(value)
     record = Record(bytes(value[_HEAD.size :]), label)
     if checksum(index, record) != expected:
@@ -272,7 +272,7 @@ def _fault(path: Path) -> str | None:
     """Why the file may not be used as it is, None if it may; call it while no process has the file open."""
     marker = path / "unsynced"
     if marker.exists() and marker.read_bytes() != _BOOT.read_bytes():
-        return "the machine went down while it was written"
+        return "the machine went down while it was being written"
     descriptor = os.open(path / "data.mdb", os.O_RDONLY | os.O_CLOEXEC)
     try:
         fault = native.tree_fault(descriptor, _OF_LMDB)

@@ -75,8 +75,8 @@ class _Walk:
         if hasattr(value, "__dict__") and (dataclasses.is_dataclass(value) or callable(value)):
             return self._object(value, where)
         raise ValueError(
-            f"The decode function depends on {where}, a {type(value).__name__}, whose content cannot be told from a "
-            f"later one's: pass plain values (numbers, strings, arrays) to it, or set the function's attribute "
+            f"The decode function depends on {where}, a {type(value).__name__}, whose content cannot be compared with "
+            f"a later one's: pass plain values (numbers, strings, arrays) to it, or set the function's attribute "
             f"{_ATTRIBUTE} to a string that you change whenever its results change."
         )
 
@@ -119,7 +119,7 @@ class _Walk:
         by_name = [name for name in imports.BY_NAME if name in code.co_names]
         if by_name and not self._listing:
             raise ValueError(
-                f"{where} calls {by_name[0]}, and which module that imports cannot be told before it runs: write an "
+                f"{where} calls {by_name[0]}, and the module that it imports is unknown until it runs: write an "
                 f"import statement, or set the function's attribute {_ATTRIBUTE} to a string that you change whenever "
                 "its results change."
             )
@@ -136,8 +136,8 @@ class _Walk:
             if isinstance(error, ImportError) and (wanted.may_fail or self._listing):
                 return self._add("absent")
             raise ValueError(
-                f"{where} imports {wanted}, which fails here ({type(error).__name__}: {error}), so that a later change "
-                f"of it could not be told: make it importable before the cache is made, or set the function's "
+                f"{where} imports {wanted}, which fails here ({type(error).__name__}: {error}), so a later change "
+                f"of it could not be detected: make it importable before the cache is made, or set the function's "
                 f"attribute {_ATTRIBUTE} to a string that you change whenever its results change."
             ) from error
         for name, value in taken:
@@ -183,7 +183,7 @@ class _Walk:
             return self._package(value.__name__, "")
         if not os.path.isfile(file):
             raise ValueError(
-                f"The decode function depends on {where}, a module without a file: name what it uses of it."
+                f"The decode function depends on {where}, a module without a file: import what it uses by name."
             )
         with open(file, "rb") as text:
             self._add("module", text.read().hex())

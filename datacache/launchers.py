@@ -56,7 +56,7 @@ _LAUNCHERS = (
 )
 _INCOMPLETE = (("RANK", "WORLD_SIZE"), ("PMI_RANK", "PMI_SIZE"), ("PMIX_RANK", ""))
 _WORKERS = ("chief", "master", "worker")  # of TF_CONFIG, in the order of their ranks
-_ALONE = "world=datacache.World() where each process trains for itself"
+_ALONE = "world=datacache.World() if each process trains on its own"
 
 
 def place() -> Place:
@@ -79,7 +79,7 @@ def _of(names: _Variables) -> Place:
         among = f" of {nodes} nodes" if known else ""
         raise ValueError(
             f"Expected equally many ranks on each node, got {size} ranks, {local_size} of them on this one{among}: "
-            "start as many on each."
+            "start the same number on each."
         )
     node = _number(names.node) if names.node in os.environ else (rank - local_rank) // local_size
     return Place(rank, size, node, nodes)
@@ -140,9 +140,9 @@ def _of_tensorflow() -> Place | None:
         node, nodes = different.index(hosts[rank]), len(different)
         call = f"world=datacache.World(rank={rank}, size={size}, node={node}, nodes={nodes})"
     raise ValueError(
-        f"TF_CONFIG names {size} workers, and tf.distribute may divide a dataset among them: pass {call}, so that each "
-        "reads its share, where it does not (in a loop of your own, or with AutoShardPolicy.OFF), or "
-        "world=datacache.World() where it does."
+        f"TF_CONFIG names {size} workers, and tf.distribute may divide a dataset among them: if it does not (in your "
+        f"own loop, or with AutoShardPolicy.OFF), pass {call}, so that each reads its share; if it does, pass "
+        "world=datacache.World()."
     )
 
 
@@ -162,7 +162,7 @@ def _of_incomplete() -> Place:
         if rank in os.environ and (not size or (size in os.environ and _number(size) > 1)):
             told = ", ".join(f"{name}={os.environ[name]}" for name in (rank, size) if name)
             raise ValueError(
-                f"{told} tells of other processes of this job, and not which are on this machine: pass "
+                f"{told} shows that this job has other processes, but not which are on this machine: pass "
                 f"world=datacache.World(rank=..., size=..., node=..., nodes=...) as the launcher has them, or {_ALONE}."
             )
     return Place()

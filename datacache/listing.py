@@ -177,8 +177,8 @@ def label_of(value: Any, name: str) -> int:
         number = None
     if number is None or not -(2**63) <= number < 2**63:
         raise ValueError(
-            f"Expected an integer label that int64 holds for {name}, got {value!r} ({type(value).__name__}): give it "
-            "the number of its class; what is no integer belongs into the array."
+            f"Expected an integer label that fits int64 for {name}, got {value!r} ({type(value).__name__}): use "
+            "the number of its class; other data belongs in the array."
         )
     return number
 

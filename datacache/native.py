@@ -86,5 +86,5 @@ def address(array: np.ndarray) -> int:
         ValueError: if it is not contiguous.
     """
     if not array.flags.c_contiguous:
-        raise ValueError(f"Expected an array without gaps, got strides {array.strides} for shape {array.shape}.")
+        raise ValueError(f"Expected a contiguous array, got strides {array.strides} for shape {array.shape}.")
     return array.ctypes.data

@@ -25,7 +25,7 @@ def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
         ascending order.
     """
     if min(samples, seed, epoch) < 0:
-        raise ValueError(f"Expected no negative number, got samples={samples}, seed={seed}, epoch={epoch}.")
+        raise ValueError(f"Expected no negative numbers, got samples={samples}, seed={seed}, epoch={epoch}.")
     words = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(samples)
     return np.argsort(words, kind="stable")
 
@@ -57,8 +57,8 @@ class Schedule:
         rest = (len(self.order) - self.start) % self._global_batch
         if 0 < rest < self.ranks and not self.drop_remainder:
             raise ValueError(
-                f"The last batch has {rest} samples for {self.ranks} ranks, so that some would have none and the "
-                "others would wait for them: choose another batch_size, or leave it out with drop_remainder=True."
+                f"The last batch has {rest} samples for {self.ranks} ranks, so some would have none and the "
+                "others would wait for them: choose another batch_size, or drop it with drop_remainder=True."
             )
 
     def __len__(self) -> int:

@@ -62,7 +62,7 @@ class Decoder:
             made = self._decode(payload)
         except Exception as error:
             raise DecodeError(
-                f"{name} cannot be decoded ({type(error).__name__}: {error}): remove or mend it, or let the decode "
+                f"{name} cannot be decoded ({type(error).__name__}: {error}): remove or repair it, or let the decode "
                 "function return a substitute."
             ) from error
         if isinstance(made, tuple):

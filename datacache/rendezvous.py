@@ -64,7 +64,7 @@ def agree(bind: str, port: int, local_size: int | None) -> Place:
     _raise_together([problem for _, problem in told])
     places = tuple(told[ranks[0]][0] for ranks in nodes)
     if len(set(places)) < len(places):
-        raise OSError(f"Expected an address of its own for each node, got {places}: choose port 0.")
+        raise OSError(f"Expected a different address for each node, got {places}: choose port 0.")
     if not is_first:  # before any process serves there
         held, _, problem = _try_to_hold(*addresses.split(places[node]))
     _raise_together(_gather(problem, "held"))
@@ -128,5 +128,5 @@ def _horovod() -> Any:
     import horovod.tensorflow as hvd
 
     if not hvd.is_initialized():
-        raise RuntimeError("Horovod has not been started: call its init(), or hvd_sparse's, before.")
+        raise RuntimeError("Horovod has not been started: call its init(), or hvd_sparse's, first.")
     return hvd

@@ -21,7 +21,7 @@ from datacache.listing import NO_LABEL, UNKNOWN_LENGTH, Listing, label_of
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
-_REMEDY = "put the file back as it was, or list the source again with `python -m datacache verify --relist`."
+_REMEDY = "restore the file, or list the source again with `python -m datacache verify --relist`."
 
 
 class Source(abc.ABC):
@@ -101,7 +101,7 @@ class _Files(Source):
         try:
             return _difference(path, os.stat(path), listing, file)
         except FileNotFoundError:
-            return f"{path} is gone."
+            return f"{path} no longer exists."
 
     @abc.abstractmethod
     def _names(self) -> Sequence[str]:
@@ -116,7 +116,7 @@ class _Files(Source):
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # not to wait for a pipe's writer
         except FileNotFoundError:
-            raise SourceChangedError(f"{path} was listed, but is gone: {_REMEDY}") from None
+            raise SourceChangedError(f"{path} was listed, but no longer exists: {_REMEDY}") from None
         try:
             _require_unchanged(path, descriptor, listing, file)
             data = _read_all(descriptor, offset, length)
@@ -212,14 +212,14 @@ class ImageFolder(_Files):
                 raise ValueError(
                     f"{self._root} has class folders without a file ending in {', '.join(self._suffixes)}: "
                     f"{_few(empty)}. Whether they count decides the numbers of the classes after them: pass "
-                    "classes=[...], the names of all classes in order (--classes for the commands), or take them away."
+                    "classes=[...], the names of all classes in order (--classes for the commands), or remove them."
                 )
             return folders
         unknown = sorted(filled.difference(self._classes))
         if unknown:
             raise ValueError(
                 f"{self._root} has images in folders that are not among classes=[{_few(self._classes)}]: "
-                f"{_few(unknown)}. Add them there, or take them away."
+                f"{_few(unknown)}. Add them there, or remove them."
             )
         return self._classes
 
@@ -312,7 +312,7 @@ class Indexed(Source):
             counted = "no labels" if self._given is None else f"{len(self._given)} labels"
             raise ValueError(f"Expected at least 1 sample and a label >= 0 for each, got size={size} and {counted}.")
         if not name:
-            raise ValueError("Expected a name that tells this version of the data from any others, got none.")
+            raise ValueError("Expected a name that distinguishes this version of the data, got none.")
         self._read, self._size, self._name = read, size, name
 
     @property
@@ -328,7 +328,7 @@ class Indexed(Source):
     def read(self, listing: Listing, index: int) -> bytes:
         data = self._read(index)
         if not isinstance(data, bytes):
-            raise TypeError(f"Expected bytes of sample {index} from {self._name!r}, got {type(data).__name__}.")
+            raise TypeError(f"Expected bytes for sample {index} from {self._name!r}, got {type(data).__name__}.")
         return data
 
 
@@ -341,7 +341,7 @@ def _labels(given: Iterable[Any]) -> np.ndarray:
 def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
     names = () if isinstance(classes, str) else tuple(classes)
     if not names or len(set(names)) < len(names) or any(not isinstance(name, str) or os.sep in name for name in names):
-        raise ValueError(f"Expected classes as a list of different names of folders, got {classes!r}.")
+        raise ValueError(f"Expected classes as a list of distinct folder names, got {classes!r}.")
     return names
 
 
@@ -353,7 +353,7 @@ def _few(names: Sequence[str]) -> str:
 def _require_file(path: str | os.PathLike, status: os.stat_result) -> None:
     """Raises an error for what cannot be read as a file, such as a pipe, which would block."""
     if not stat.S_ISREG(status.st_mode):
-        raise ValueError(f"Expected a file, got {_kind(status.st_mode)}: {os.fspath(path)}. Take it away.")
+        raise ValueError(f"Expected a file, got {_kind(status.st_mode)}: {os.fspath(path)}. Remove it.")
 
 
 def _kind(mode: int) -> str:
@@ -380,7 +380,7 @@ def _read_all(descriptor: int, offset: int, length: int) -> bytes:
 def _require_unchanged(path: Path, descriptor: int, listing: Listing, file: int) -> None:
     complaint = _difference(path, os.fstat(descriptor), listing, file)
     if complaint:
-        raise SourceChangedError(f"{complaint} To go on, {_REMEDY}")
+        raise SourceChangedError(f"{complaint} To continue, {_REMEDY}")
 
 
 def _difference(path: Path, status: os.stat_result, listing: Listing, file: int) -> str | None:
@@ -390,6 +390,6 @@ def _difference(path: Path, status: os.stat_result, listing: Listing, file: int)
     if (status.st_size, status.st_mtime_ns) == (size, time):
         return None
     return (
-        f"{path} has changed since it was listed: {size} bytes of time {time / 1e9:.3f} were expected, "
-        f"{status.st_size} bytes of time {status.st_mtime_ns / 1e9:.3f} came."
+        f"{path} has changed since it was listed: expected {size} bytes of time {time / 1e9:.3f}, got "
+        f"{status.st_size} bytes of time {status.st_mtime_ns / 1e9:.3f}."
     )

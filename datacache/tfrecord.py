@@ -46,7 +46,7 @@ def index(file: BinaryIO, name: str, size: int) -> Iterator[Place]:
         end = position + HEADER.size + length + FOOTER.size
         if end > size:
             raise DamagedFileError(
-                f"{name} is cut off: its record at byte {position} ends at {end}, the file at {size}."
+                f"{name} is truncated: its record at byte {position} ends at {end}, the file at {size}."
             )
         yield Place(position + HEADER.size, length)
         position = end
@@ -78,4 +78,4 @@ def _length(header: bytes, name: str, position: int) -> int:
     kind = _COMPRESSED.get(header[:2]) if position == 0 else None
     if kind:
         raise DamagedFileError(f"{name} looks like TFRecords compressed with {kind}: expected uncompressed ones.")
-    raise DamagedFileError(f"{name} is no TFRecord file, or damaged: there is no record at byte {position}.")
+    raise DamagedFileError(f"{name} is not a TFRecord file, or is damaged: there is no record at byte {position}.")

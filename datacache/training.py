@@ -213,19 +213,19 @@ class Training(keras.callbacks.Callback):
         try:
             read(path)
         except Exception as error:  # reading a damaged file may raise anything
-            raise DamagedCheckpointError(f"what is saved beside it is damaged: {error}") from None
+            raise DamagedCheckpointError(f"the data saved with it is damaged: {error}") from None
 
     def _check(self, told: dict[str, Any]) -> None:
         known = (checkpoints.FORMAT, checkpoints.WITHOUT_DIGEST)
         if told.get("format") not in known or told["order"] != self._input.order:
             raise ValueError(
                 f"{self._directory} has a checkpoint of {told.get('format')!r} with {told.get('order')}, expected "
-                f"{checkpoints.FORMAT!r} with {self._input.order}: its position means other samples. Choose another "
-                "directory, or the seed and the source of that run."
+                f"{checkpoints.FORMAT!r} with {self._input.order}: its position refers to other samples. Choose "
+                "another directory, or use the seed and the source of that run."
             )
         if told["content"] != self._input.content:
             _log.warning(
-                "datacache: the source was listed anew since the checkpoint in %s; training goes on at the same "
+                "datacache: the source was listed again after the checkpoint in %s; training continues at the same "
                 "position, and the samples before it may not be those that the model has seen.",
                 self._directory,
             )
@@ -233,7 +233,7 @@ class Training(keras.callbacks.Callback):
     def _restore(self, checkpoint: Checkpoint) -> None:
         if not self.model.built:
             raise ValueError(
-                "There is a checkpoint, and the model is not built: give it its input shape, or call it on a batch, "
+                "There is a checkpoint, but the model is not built: give it an input shape, or call it on a batch, "
                 "before fit."
             )
         optimizer = self.model.optimizer

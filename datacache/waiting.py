@@ -137,7 +137,7 @@ def _is_lock(line: str, inode: str, first: str) -> bool:
 
 
 def _say(wait: _Wait, others: int, seconds: float) -> None:
-    held = " and ".join(_describe(process) for process in wait.holders()) or "somebody who cannot be told from here"
+    held = " and ".join(_describe(process) for process in wait.holders()) or "a process that cannot be identified"
     more = f", and for {others} more" if others else ""
     _log.warning("datacache: waiting for %s for %.0f s now%s; it is held by %s.", wait.what, seconds, more, held)
 

@@ -138,7 +138,7 @@ class World:
         if self._barrier is not None:
             self._barrier()
         elif self.size > 1:
-            raise RuntimeError("Only a World of World.from_horovod can wait for other ranks.")
+            raise RuntimeError("Only a World made by World.from_horovod can wait for other ranks.")
 
     def owned(self, samples: int) -> range:
         """The samples that this node's memory is for: a block of them with peers, all of them without."""
@@ -153,5 +153,5 @@ class World:
 def _read_secret(path: Path) -> bytes:
     mode = path.stat().st_mode
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise PermissionError(f"Others than its owner have access to the secret in {path}: run `chmod 600 {path}`.")
+        raise PermissionError(f"Users other than its owner can access the secret in {path}: run `chmod 600 {path}`.")
     return path.read_bytes().strip()

@@ -76,7 +76,7 @@ def _finder(module: ModuleType, place: str, moved: Mapping[str, tuple[str, Any]]
             raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
         new, value = moved[name]
         warnings.warn(
-            f"hvd.{place}.{name} is {new} now, and will be gone from here in the next release.",
+            f"hvd.{place}.{name} is now {new}; the old name will be removed in the next release.",
             DeprecationWarning,
             stacklevel=2,
         )

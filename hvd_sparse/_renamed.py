@@ -33,7 +33,7 @@ class Renamed:
 
 def _tell(owner: type, old: str, new: str) -> None:
     warnings.warn(
-        f"{owner.__name__}.{old} is called {new} now, and will be gone under its old name in the next release.",
+        f"{owner.__name__}.{old} is now called {new}; the old name will be removed in the next release.",
         DeprecationWarning,
         stacklevel=3,
     )

@@ -377,7 +377,7 @@ def _built_for() -> str:
 def _integer(number: Number, name: str) -> tf.Tensor:
     converted = tf.convert_to_tensor(number, dtype_hint=tf.int64)
     if not converted.dtype.is_integer:
-        raise TypeError(f"Expected {name} as an integer, got {number!r}: round it first.")
+        raise TypeError(f"Expected {name} to be an integer, got {number!r}: round it first.")
     return tf.cast(converted, tf.int64)
 
 

@@ -183,8 +183,8 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
     changed = around_feedback(recipe, lambda feedback: MomentumCorrection(feedback, momentum, masking))
     if changed == recipe:
         raise ValueError(
-            f"Expected a recipe with error feedback, as hvd.recipes.hitopk(0.01), got {type(recipe).__name__}, which "
-            "keeps nothing back: momentum after the exchange is the same there."
+            f"Expected a recipe with error feedback, such as hvd.recipes.hitopk(0.01), got {type(recipe).__name__}, "
+            "which keeps no residual: momentum after the exchange has the same effect there."
         )
     return changed
 
@@ -215,8 +215,8 @@ def updates(recipe: Aggregator, ahead: bool = False, every: int = 1) -> Aggregat
     changed = around_feedback(recipe, lambda feedback: LocalUpdates(feedback, ahead))
     if changed == recipe or isinstance(recipe, SparCMLAlgorithm1):
         raise ValueError(
-            f"Expected a recipe with error feedback of gradients, as hvd.recipes.hitopk(0.01), got "
-            f"{type(recipe).__name__}: use it as it is, with the optimizer after the exchange."
+            f"Expected a recipe with error feedback of gradients, such as hvd.recipes.hitopk(0.01), got "
+            f"{type(recipe).__name__}: use it unchanged, with the optimizer after the exchange."
         )
     return _every(changed, every)
 
@@ -366,7 +366,7 @@ def auto(
     }
     unknown = [name for name in candidates if name not in known]
     if unknown:
-        raise ValueError(f"Expected candidates of {', '.join(known)}, got {unknown[0]!r}.")
+        raise ValueError(f"Expected candidates from {', '.join(known)}, got {unknown[0]!r}.")
     return Auto(density, tuple((name, known[name]) for name in candidates), budget)
 
 

@@ -131,8 +131,8 @@ class LayerwiseOptimizer(keras.optimizers.Optimizer, abc.ABC):
     def exclude_from_weight_decay(self, var_list: Any = None, var_names: Any = None) -> None:
         """Raises an error: use `exclude`."""
         raise ValueError(
-            f"{type(self).__name__} leaves out variables by its argument exclude, from weight decay and trust ratio "
-            'alike: pass patterns of their paths, as exclude=["bias$"].'
+            f"{type(self).__name__} excludes variables by its argument exclude, from both weight decay and trust "
+            'ratio: pass patterns of their paths, such as exclude=["bias$"].'
         )
 
     def get_config(self) -> dict[str, Any]:
@@ -334,7 +334,7 @@ def slots(all_slots: Sequence[Any], group: Group) -> list[tf.Variable]:
 def at_least_zero(number: Any, name: str) -> float:
     """The number; ValueError if it is not a number or negative."""
     if not isinstance(number, numbers.Real) or not float(number) >= 0:
-        raise ValueError(f"Expected {name} as a number of at least 0, got {number!r}.")
+        raise ValueError(f"Expected {name} to be a number of at least 0, got {number!r}.")
     return float(number)
 
 
@@ -350,12 +350,12 @@ def _dense(gradient: Gradient, weight: tf.Variable) -> tf.Tensor:
 def _checked_patterns(exclude: Any) -> list[str]:
     patterns = [] if isinstance(exclude, str) or exclude is None else list(exclude)
     if isinstance(exclude, str) or exclude is None or not all(isinstance(pattern, str) for pattern in patterns):
-        raise ValueError(f'Expected exclude as a list of patterns, as ["bias$"], or [] for none, got {exclude!r}.')
+        raise ValueError(f'Expected exclude to be a list of patterns, such as ["bias$"], or [], got {exclude!r}.')
     for pattern in patterns:
         try:
             re.compile(pattern)
         except re.error as error:
-            raise ValueError(f"The pattern {pattern!r} in exclude is no regular expression: {error}.") from None
+            raise ValueError(f"The pattern {pattern!r} in exclude is not a regular expression: {error}.") from None
     return patterns
 
 
@@ -363,7 +363,7 @@ def _checked_parallel(parallel: Any) -> Any:
     if isinstance(parallel, bool) or callable(getattr(parallel, "allgather", None)):
         return parallel
     raise TypeError(
-        f"Expected parallel as True, False or a communicator, as hvd_sparse.topology.node(), got {parallel!r}."
+        f"Expected parallel to be True, False or a communicator, such as hvd_sparse.topology.node(), got {parallel!r}."
     )
 
 

@@ -290,7 +290,9 @@ def _handles(variables: Variables, name: str, weights: Variables | None = None) 
 
 def _check_variable(variable: Any, name: str) -> None:
     if not isinstance(variable, tf.Variable):
-        raise TypeError(f"Expected {name} as a tf.Variable (a Keras variable has one), got {type(variable).__name__}.")
+        raise TypeError(
+            f"Expected {name} to be a tf.Variable, such as a Keras variable's value, got {type(variable).__name__}."
+        )
     if variable.dtype not in _FLOATS:
         raise TypeError(f"Expected {name} of float32, float64, float16 or bfloat16, got {variable.dtype.name}.")
 
@@ -305,8 +307,8 @@ def _gradients(gradients: Gradients, weights: Variables) -> list[tf.Tensor]:
 def _gradient(gradient: Any, weight: tf.Variable, number: int) -> tf.Tensor:
     if isinstance(gradient, tf.IndexedSlices):
         raise TypeError(
-            f"Expected gradients[{number}] as a dense tensor, got tf.IndexedSlices: decay and momentum touch all rows, "
-            "so make it dense with tf.convert_to_tensor."
+            f"Expected gradients[{number}] to be a dense tensor, got tf.IndexedSlices: decay and momentum touch all "
+            "rows, so make it dense with tf.convert_to_tensor."
         )
     converted = tf.convert_to_tensor(gradient)
     if converted.dtype != weight.dtype or not converted.shape.is_compatible_with(weight.shape):
@@ -320,13 +322,13 @@ def _gradient(gradient: Any, weight: tf.Variable, number: int) -> tf.Tensor:
 def _integer(number: Any, name: str) -> tf.Tensor:
     converted = tf.convert_to_tensor(number, dtype_hint=tf.int64)
     if not converted.dtype.is_integer:
-        raise TypeError(f"Expected {name} as an integer, got {number!r}: round it first.")
+        raise TypeError(f"Expected {name} to be an integer, got {number!r}: round it first.")
     return tf.cast(converted, tf.int64)
 
 
 def _double(numbers: Any, name: str) -> tf.Tensor:
     if isinstance(numbers, tf.Tensor | tf.Variable):
         if not (numbers.dtype.is_floating or numbers.dtype.is_integer):
-            raise TypeError(f"Expected {name} as numbers, got {numbers.dtype.name}.")
+            raise TypeError(f"Expected {name} to be numbers, got {numbers.dtype.name}.")
         return tf.cast(numbers, tf.float64)
     return tf.convert_to_tensor(numbers, dtype=tf.float64)  # so that a Python number is not rounded to float32 first

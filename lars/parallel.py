@@ -119,7 +119,7 @@ def _size(tensor: tf.Tensor) -> int:
     size = tensor.shape.num_elements()
     if size is None:
         raise ValueError(
-            f"Expected a tensor of known shape, got {tensor.shape}: the ranks share by sizes that they know "
+            f"Expected a tensor of known shape, got {tensor.shape}: the ranks share the work by sizes known "
             "beforehand. Use tf.ensure_shape."
         )
     return size

@@ -55,7 +55,7 @@ def resolve(bind: str) -> str:
         return socket.inet_ntoa(answer[20:24])
     found = str(socket.getaddrinfo(bind, None, type=socket.SOCK_STREAM)[0][4][0])
     if ipaddress.ip_address(found.partition("%")[0]).is_unspecified:
-        raise OSError(f"{bind} is no single address: give that of the network that peers are to use")
+        raise OSError(f"{bind} is not a single address: pass that of the network that peers should use")
     return found
 
 

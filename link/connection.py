@@ -266,4 +266,4 @@ class Connection:
         try:
             self._socket.send_multipart(frames, zmq.DONTWAIT, copy=False)
         except zmq.Again:
-            self._fail("it takes nothing")
+            self._fail("it accepts nothing")

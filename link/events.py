@@ -36,10 +36,10 @@ class Events:
     refused_because: Mapping[str, str] = {
         "protocol": "it speaks another protocol",
         "version": "it speaks another version of the protocol",
-        "server": "it has another number: give the addresses of servers in their order, the same in all processes",
-        "subject": "it is of another job, or serves another subject",
-        "secret": "it refused this process's secret: give all processes the same",
-        "fault": "it failed at a request: see its log",
+        "server": "it has another number: list the addresses of servers in the same order in all processes",
+        "subject": "it belongs to another job, or serves another subject",
+        "secret": "it refused this process's secret: use the same in all processes",
+        "fault": "it failed to handle a request: see its log",
     }
 
     def __init__(self, name: str = "link"):
@@ -50,7 +50,7 @@ class Events:
     def refused(self, refusal: Refusal) -> None:
         """A server has refused a connection, or ended it."""
         if self.is_new(refusal):
-            _log.warning("%s: refused %s; further ones are not told.", self._name, refusal.what)
+            _log.warning("%s: refused %s; further refusals are not logged.", self._name, refusal.what)
 
     def gone(self, asker: int) -> None:
         """A server no longer has a connection to a process that it knew; the process may come back."""
@@ -64,7 +64,12 @@ class Events:
         It is tried again each time that this many seconds have passed.
         """
         _log.warning(
-            "%s: server %d at %s is left alone: %s. It is tried every %g s.", self._name, server, place, reason, seconds
+            "%s: server %d at %s is unavailable: %s. It is retried every %g s.",
+            self._name,
+            server,
+            place,
+            reason,
+            seconds,
         )
 
     def answers_again(self, server: int, place: str) -> None:

@@ -109,7 +109,7 @@ def flat(payload: Any, most: int) -> memoryview:
     """
     view = memoryview(payload)
     if not view.c_contiguous:
-        raise ValueError(f"Expected a payload of contiguous memory, got strides {view.strides}: copy it before.")
+        raise ValueError(f"Expected a payload of contiguous memory, got strides {view.strides}: copy it first.")
     if view.nbytes > most:
         raise ValueError(f"Expected a payload of at most {most} bytes, got {view.nbytes}.")
     return view.cast("B") if view.nbytes else memoryview(b"")
@@ -143,7 +143,7 @@ def unpack(header: Any, forms: Mapping[str, Form]) -> dict[str, Any]:
         raise WireError(f"no header ({type(error).__name__})") from None
     kind = fields.pop("kind", None) if isinstance(fields, dict) else None
     if not isinstance(kind, str) or kind not in forms:
-        raise WireError(f"{' or '.join(map(repr, forms))} was expected, another kind came")
+        raise WireError(f"another kind, where {' or '.join(map(repr, forms))} was expected")
     complaint = _complaint(kind, forms[kind], fields)
     if complaint:
         raise WireError(complaint)

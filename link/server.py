@@ -241,7 +241,7 @@ class Server:
             try:
                 self._events.gone(known.asker)
             except Exception:
-                _log.exception("That process %d has gone could not be handled.", known.asker)
+                _log.exception("The departure of process %d could not be handled.", known.asker)
 
     def _take(self, identity: bytes, frames: Sequence[memoryview]) -> None:
         if len(frames) == 1:
@@ -258,7 +258,7 @@ class Server:
         known.receiving.check(*frames)
         said = forms.unpack(frames[0], self._forms)
         if sizes[1] > self.protocol.request_bytes:
-            raise WireError(f"a request of {sizes[1]} bytes, of {self.protocol.request_bytes} at the most")
+            raise WireError(f"a request of {sizes[1]} bytes, at most {self.protocol.request_bytes} are allowed")
         self._hand_over(identity, Request(self, identity, known, said, frames[1]))
 
     # ---- the handshake ----
@@ -288,12 +288,12 @@ class Server:
         if greeting.protocol != own.name:
             return Refusal("protocol", "a peer that speaks another protocol", greeting)
         if greeting.version != own.version:
-            return Refusal("version", f"a peer of version {greeting.version}, this is {own.version}", greeting)
+            return Refusal("version", f"a peer of version {greeting.version}, but this is {own.version}", greeting)
         if greeting.server != self._number:
-            what = f"a peer that looks for server {greeting.server}, this is {self._number}"
+            what = f"a peer that expected server {greeting.server}, but this is {self._number}"
             return Refusal("server", what, greeting)
         if greeting.subject != self._subject:
-            return Refusal("subject", f"process {greeting.asker}, which means another subject", greeting)
+            return Refusal("subject", f"process {greeting.asker}, which asks for another subject", greeting)
         return None
 
     def _welcome(self, identity: bytes, proof: bytes) -> None:

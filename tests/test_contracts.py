@@ -187,7 +187,7 @@ class TestCompressor:
     def test_its_values_take_another_wire_or_it_says_why_not(self, name):
         part = members.COMPRESSORS[name](0.1, "float32")
         if any(each.has_own_code for each in wire.parts(part) if isinstance(each, Compressor)):
-            with pytest.raises(ValueError, match="has a code of its own"):
+            with pytest.raises(ValueError, match="has its own encoding"):
                 wire.with_wire_dtype(part, "float16")
         else:
             assert wire.with_wire_dtype(part, "float16").wire_dtype == "float16"

@@ -76,7 +76,7 @@ def test_horovods_casts_stand_beside_the_rooms_of_compression():
 @pytest.mark.parametrize("place, name", [(place, name) for place, names in _moved.NAMES.items() for name in names])
 def test_a_name_that_has_moved_works_and_tells_the_new_one(place, name):
     new, value = _moved.NAMES[place][name]
-    with pytest.warns(DeprecationWarning, match=rf"^hvd\.{place}\.{name} is {new} now") as told:
+    with pytest.warns(DeprecationWarning, match=rf"^hvd\.{place}\.{name} is now {new}") as told:
         assert getattr(getattr(hvd, place), name) is value
     assert told[0].filename == __file__
     there, _, leaf = new.rpartition(".")
@@ -91,12 +91,12 @@ def test_a_name_that_was_never_there_is_an_attribute_error():
 
 def test_members_that_were_renamed_work_under_their_old_names():
     recipe = hvd.recipes.sparcml(0.1, as_published=True)
-    with pytest.warns(DeprecationWarning, match=r"^SparCMLAlgorithm1\.sums is called returns_sum now") as told:
+    with pytest.warns(DeprecationWarning, match=r"^SparCMLAlgorithm1\.sums is now called returns_sum") as told:
         assert recipe.sums is True
     assert told[0].filename == __file__
     exchange = hvd.GradientExchange()
     for old, new in {"kept": "residual_sum", "own": "rank_state"}.items():
-        with pytest.warns(DeprecationWarning, match=f"^GradientExchange.{old} is called {new} now"):
+        with pytest.warns(DeprecationWarning, match=f"^GradientExchange.{old} is now called {new}"):
             assert getattr(exchange, old) == getattr(exchange, new)
     with pytest.raises(AttributeError, match="'GradientExchange' object has no attribute 'owned'"):
         exchange.owned  # noqa: B018 - expected to raise
@@ -104,7 +104,7 @@ def test_members_that_were_renamed_work_under_their_old_names():
 
 def test_members_may_be_defined_under_their_old_names():
     with pytest.warns(
-        DeprecationWarning, match=r"^Mine\.(owed is called residual|sums is called returns_sum) now"
+        DeprecationWarning, match=r"^Mine\.(owed is now called residual|sums is now called returns_sum)"
     ) as told:
 
         class Mine(Aggregator):

@@ -97,7 +97,7 @@ class Server:
             raise OSError(
                 error.errno,
                 f"Peers cannot be served at {bind} ({error.__cause__}): expected an address of this machine and a "
-                "port that is free; each DataCache of a process needs a port of its own",
+                "port that is free; each DataCache of a process needs its own port",
             ) from None
 
     def close(self, patience: float | None = None) -> bool:
@@ -119,7 +119,7 @@ class Server:
         count, payload = request.fields["count"], request.payload
         most = samples_at_a_time(self._shelf.sample_bytes)
         if len(payload) != count * INDEX.itemsize or not 0 < count <= most:
-            raise link.WireError(f"a request for {count} samples in {len(payload)} bytes, of {most} at the most")
+            raise link.WireError(f"a request for {count} samples in {len(payload)} bytes, at most {most} are allowed")
         indices = np.frombuffer(payload, INDEX).astype(np.uint64)
         rows, labels, found = self._gather(indices)
         missing = sorted({index for index in map(int, indices[~found]) if index in self._shelf.owned})

@@ -65,11 +65,11 @@ class Standby(Idle):
         while not self._closing.wait(_LOOK):
             try:
                 if self._try():
-                    _log.info("datacache: this process has taken over to serve its node's samples.")
+                    _log.info("datacache: this process now serves its node's samples.")
                     return
             except OSError as error:  # the port may be free a moment later; until then peers read elsewhere
                 if not warned:
-                    _log.warning("datacache: this process cannot take over from the one that served yet: %s.", error)
+                    _log.warning("datacache: this process cannot yet take over from the one that served: %s.", error)
                 warned = True
 
     def _try(self) -> bool:

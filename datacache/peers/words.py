@@ -14,11 +14,11 @@ class PeerEvents(link.Events):
     """Counts events, and reports them in terms of nodes and samples."""
 
     refused_because = {
-        "protocol": "it is no datacache",
+        "protocol": "it is not a datacache server",
         "version": "it runs another version of datacache",
-        "server": "it is another node: World.peers must name the nodes in their order, the same on all of them",
-        "subject": "it has other data, or decodes them otherwise: give all nodes the same source and decode function",
-        "secret": "it refused this process's secret: give all nodes the same",
+        "server": "it is another node: World.peers must list the nodes in the same order on all of them",
+        "subject": "it has other data, or decodes it differently: use the same source and decode function on all nodes",
+        "secret": "it refused this process's secret: use the same on all nodes",
     }
 
     def __init__(self, counters: Counters, node: int):
@@ -30,15 +30,15 @@ class PeerEvents(link.Events):
         self._counters.add("refused.peers")
         if self.is_new(refusal):
             what = _what(refusal, self._node)
-            _log.warning("datacache: node %d refused %s; further ones are only counted.", self._node, what)
+            _log.warning("datacache: node %d refused %s; further refusals are only counted.", self._node, what)
 
     def lost(self, server: int, reason: str) -> None:
         self._counters.add("failures.peers")
 
     def left_alone(self, server: int, place: str, reason: str, seconds: float) -> None:
         _log.warning(
-            "datacache: node %d at %s is left alone: %s. Its samples come from this node's disk or the source "
-            "until it answers again; it is tried every %g s.",
+            "datacache: node %d at %s is unavailable: %s. Its samples come from this node's disk or the source "
+            "until it answers again; it is retried every %g s.",
             server,
             place,
             reason,
@@ -53,7 +53,7 @@ def _what(refusal: link.Refusal, node: int) -> str:
     """Names what a node has refused."""
     said = refusal.greeting
     if said is not None and refusal.reason == "server":
-        return f"a peer that looks for node {said.server}, this is {node}"
+        return f"a peer that expected node {said.server}, but this is {node}"
     if said is not None and refusal.reason == "subject":
-        return f"node {said.asker}, which reads other data, or decodes them otherwise"
+        return f"node {said.asker}, which reads other data, or decodes it differently"
     return refusal.what

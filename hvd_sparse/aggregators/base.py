@@ -152,7 +152,7 @@ class Aggregator(Renamed, abc.ABC):
         """
         if self.sends_all:
             return self
-        raise TypeError(f"{type(self).__name__} has no density: give one to each recipe in it.")
+        raise TypeError(f"{type(self).__name__} has no density: set it for each recipe in it.")
 
     def holding(self) -> Aggregator:
         """The same aggregator in a step without an exchange, in which its input waits; both can use the same state.
@@ -160,7 +160,7 @@ class Aggregator(Renamed, abc.ABC):
         Raises:
             TypeError: if its input cannot wait.
         """
-        raise TypeError(f"{type(self).__name__} exchanges in each step.")
+        raise TypeError(f"{type(self).__name__} exchanges in every step.")
 
     def restore(self, state: AggregatorState, residual: tf.Tensor) -> None:
         """Restores residuals.

@@ -88,7 +88,7 @@ class Compressed(Aggregator):
     def holding(self):
         if not self.compressor.holds:
             raise TypeError(
-                "Only updates of nodes that go on by themselves can wait: write LocalUpdates(..., ahead=True)."
+                "Updates can wait only if nodes go on with their own weights: write LocalUpdates(..., ahead=True)."
             )
         return Held(self.compressor)
 

@@ -34,9 +34,9 @@ class DenseBelow(Aggregator):
 
     def __post_init__(self):
         if self.elements < 1:
-            raise ValueError(f"Expected a number of elements of at least 1, got {self.elements}.")
+            raise ValueError(f"Expected elements to be at least 1, got {self.elements}.")
         if self.inner.sends_all:
-            raise ValueError(f"{type(self.inner).__name__} sends all of each variable, so that none goes apart.")
+            raise ValueError(f"{type(self.inner).__name__} sends all of each variable: use it without DenseBelow.")
         if not self.dense.sends_all:
             raise ValueError(f"Expected a dense recipe for small variables, got {type(self.dense).__name__}.")
 

@@ -44,8 +44,8 @@ class Schedule(Aggregator):
         starts = [start for start, _ in self.stages]
         if not starts or starts[0] != 0 or any(a >= b for a, b in zip(starts, starts[1:], strict=False)):
             raise ValueError(
-                f"Expected stages that start at epoch 0 and ascend, as [(0, hitopk(0.01)), (13, torus2d())]; got first "
-                f"epochs {starts}."
+                f"Expected ascending stages that start at epoch 0, such as [(0, hitopk(0.01)), (13, torus2d())], got "
+                f"first epochs {starts}."
             )
         for _, aggregator in self.stages:
             if isinstance(aggregator, Schedule):
@@ -124,7 +124,7 @@ class Schedule(Aggregator):
         known = tf.debugging.assert_greater_equal(
             state.epoch,
             0,
-            "A schedule of aggregators was never told the epoch: add a callback of hvd.callbacks to fit, or call "
+            "A schedule of aggregators does not know the epoch: pass a callback from hvd.callbacks to fit, or call "
             "set_epoch(epoch) at the start of each epoch.",
         )
         starts = tf.constant([start for start, _ in self.stages])

@@ -51,7 +51,7 @@ class SparCMLAlgorithm1(Aggregator):
     def __post_init__(self):
         if self.inner.sends_all or self.inner.returns_sum:
             raise ValueError(
-                "SparCMLAlgorithm1 goes around an aggregator that averages and has a residual, as SparseAllReduce or "
+                "SparCMLAlgorithm1 wraps an aggregator that averages and has a residual, such as SparseAllReduce or "
                 f"Compressed, got {type(self.inner).__name__}."
             )
 
@@ -94,8 +94,8 @@ class SparCMLAlgorithm1(Aggregator):
     def _create(self, spec, communicator):
         if spec.learning_rate is None:
             raise ValueError(
-                "as_published puts the learning rate inside the accumulator, and there is no optimizer to ask for it: "
-                "use hvd.DistributedOptimizer(optimizer, aggregator=...), or in a loop of your own "
+                "as_published puts the learning rate inside the accumulator, and there is no optimizer to get it from: "
+                "use hvd.DistributedOptimizer(optimizer, aggregator=...), or in your own loop "
                 "hvd.GradientExchange(recipe, learning_rate=lambda: optimizer.learning_rate)."
             )
         inner = spec._replace(dtype=tf.float32, name=f"{spec.name}.accumulator")

@@ -83,11 +83,11 @@ class SparseAllReduce(Aggregator):
 
     def __post_init__(self):
         if self.collective not in COLLECTIVES:
-            raise ValueError(f"Expected a collective of {', '.join(COLLECTIVES)}, got {self.collective!r}.")
+            raise ValueError(f"Expected collective to be one of {', '.join(COLLECTIVES)}, got {self.collective!r}.")
         if self.quantizer is not None and self.collective not in ("auto", "dynamic"):
             raise ValueError(
-                f"A quantizer codes the sums that 'dynamic' gathers, and {self.collective} gathers none: leave one of "
-                "the two out, or quantize what each rank sends: ErrorFeedback(Quantized(compressor, quantizer))."
+                f"A quantizer encodes the sums that 'dynamic' gathers, and {self.collective} gathers none: pass only "
+                "one of them, or quantize what each rank sends with ErrorFeedback(Quantized(compressor, quantizer))."
             )
         if self.quantizer is not None:
             check_of_sums(self.quantizer)

@@ -47,9 +47,9 @@ class Warmup(branches.Switch):
         for steps, density in self.stages:
             check_density(density)
             if callable(density) or steps < 1:
-                raise ValueError(f"Expected stages of (steps, density), at least one step each; got {self.stages}.")
+                raise ValueError(f"Expected stages of (steps, density), at least one step each, got {self.stages}.")
         if not self.stages:
-            raise ValueError("Expected at least one stage of (steps, density), as [(100, 0.25), (100, 0.0625)].")
+            raise ValueError("Expected at least one stage of (steps, density), such as [(100, 0.25), (100, 0.0625)].")
         if self.inner.sends_all:
             raise ValueError(f"{type(self.inner).__name__} sends all of the gradient, and so needs no warm-up.")
         self.inner.at_density(1.0)  # raises if it has no density

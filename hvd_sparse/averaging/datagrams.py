@@ -95,7 +95,7 @@ class Datagrams(Transport):
         """
         if world.size > endpoints.MOST_RANKS:
             raise ValueError(
-                f"Datagrams go among {endpoints.MOST_RANKS} ranks at most, and these are {world.size}: average by "
+                f"Datagrams works with at most {endpoints.MOST_RANKS} ranks, got {world.size}: use "
                 "hvd.averaging.Reliable()."
             )
         number, own = self._try_to_open(size, world.rank, world.size, rotate)
@@ -120,7 +120,7 @@ class Datagrams(Transport):
         former = ticket.ends[ticket.rank]
         number, own = self._try_to_open(ticket.size, ticket.rank, len(ticket.ends), ticket.rotate, former)
         if own.problem:
-            raise OSError(f"Rank {ticket.rank} {own.problem}, where it was before.")
+            raise OSError(f"Rank {ticket.rank} {own.problem}; this was its former address, which must be free.")
         ends = [own if rank == ticket.rank else end for rank, end in enumerate(ticket.ends)]
         return self._join(number, ticket._replace(ends=ends))
 
@@ -320,7 +320,7 @@ def _require_one_network(world: Communicator, ends: list[End]) -> None:
     problems = [f"rank {rank} {end.problem}" for rank, end in zip(world.ranks, ends, strict=True) if end.problem]
     if problems:
         raise OSError(
-            f"{'; '.join(problems)}. Pass as interface= the network interface, or the address, that joins the hosts."
+            f"{'; '.join(problems)}. Pass interface=, the network interface or the address that connects the hosts."
         )
     if len({_version(end.address) for end in ends}) > 1:
         listed = ", ".join(f"rank {rank}: {end.address}" for rank, end in zip(world.ranks, ends, strict=True))

@@ -98,7 +98,7 @@ def open_endpoint(settings: Settings, address: str, port: int) -> tuple[int, int
     number = _native().hvds_datagrams_open(ctypes.byref(settings), address.encode(), ctypes.byref(bound), message)
     if number < 1:
         told = message.value.decode()
-        raise ValueError(f"The datagrams cannot be: {told}.") if number == -22 else OSError(-number, told)
+        raise ValueError(f"Datagrams could not start: {told}.") if number == -22 else OSError(-number, told)
     return number, bound.value
 
 

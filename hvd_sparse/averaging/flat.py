@@ -54,7 +54,7 @@ def flat(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def require_floats(variables: Sequence[Any]) -> None:
     """Raises ValueError if there is no variable, or one of another dtype."""
     if not variables:
-        raise ValueError("There are no trainable variables, so that nothing can be averaged.")
+        raise ValueError("There are no trainable variables to average.")
     for name, variable in zip(unique_names(variables), variables, strict=True):
         if variable.dtype not in NAMES:
             raise ValueError(f"Expected trainable variables of {', '.join(NAMES)}, got {name} of {variable.dtype}.")

@@ -46,7 +46,7 @@ def GradientAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
     inner = require_new(optimizer)
     if inner is not optimizer or inner.gradient_accumulation_steps or inner.built:
         raise ValueError(
-            "GradientAveraging is for an optimizer that is not built, without loss scaling around it and without "
+            "GradientAveraging expects an optimizer that is not yet built, without loss scaling and without "
             "gradient_accumulation_steps."
         )
     vars(optimizer)[_AVERAGED] = _Gradients(transport, rotate)
@@ -63,7 +63,7 @@ def averaged_gradients(optimizer: Any) -> _Gradients:
     """The object that averages the gradients of an optimizer; ValueError if there is none."""
     if not averages_gradients(optimizer):
         raise ValueError(
-            f"Expected an optimizer that averages gradients, got {type(optimizer).__name__}: make it one by "
+            f"Expected an optimizer that averages gradients, got {type(optimizer).__name__}: wrap it with "
             "hvd.averaging.GradientAveraging(optimizer, transport)."
         )
     return vars(optimizer)[_AVERAGED]

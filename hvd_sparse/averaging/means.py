@@ -75,7 +75,7 @@ class MeanOfModels:
             RuntimeError: if a step was made since the mean was gathered.
         """
         if not self.is_of_now:
-            raise RuntimeError("The models were trained since their mean was gathered: call hvd.averaging.mean anew.")
+            raise RuntimeError("The models were trained after their mean was gathered: call hvd.averaging.mean again.")
         if self._own is None:
             self._own = self._variables.read()
         self._variables.assign(self._mean)
@@ -89,8 +89,9 @@ class MeanOfModels:
         """
         if not self.is_of_now:
             raise RuntimeError(
-                "The model was trained while it held the mean of all ranks, and goes on from there: end the block of "
-                "hvd.averaging.mean before the next step, or call hvd.averaging.resynchronise to begin from the mean."
+                "The model was trained while it held the mean of all ranks, and continues from it: leave "
+                "the hvd.averaging.mean block before the next step, or call hvd.averaging.resynchronise to start from "
+                "the mean."
             )
         self._variables.assign(self._own)
         self._participant.holds_mean(False)

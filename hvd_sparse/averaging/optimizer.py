@@ -69,7 +69,7 @@ def ModelAveraging(  # noqa: N802 - as hvd.DistributedOptimizer
     """
     inner = require_new(optimizer)
     if not isinstance(transport, Transport):
-        raise TypeError(f"Expected a transport, as hvd.averaging.Lossy(0.01), got {type(transport).__name__}.")
+        raise TypeError(f"Expected a transport, such as hvd.averaging.Lossy(0.01), got {type(transport).__name__}.")
     for name, value in {"every": every, "guard_every": guard_every}.items():
         if value < 1:
             raise ValueError(f"Expected {name} of at least 1, got {value}.")
@@ -95,7 +95,7 @@ def averaged(optimizer: Any) -> Participant:
     """The object that averages an optimizer's models; ValueError if there is none."""
     if not is_averaged(optimizer):
         raise ValueError(
-            f"Expected an optimizer that averages models, got {type(optimizer).__name__}: make it one by "
+            f"Expected an optimizer that averages models, got {type(optimizer).__name__}: wrap it with "
             "hvd.averaging.ModelAveraging(optimizer)."
         )
     return vars(slots.without_loss_scaling(optimizer))[_AVERAGED]
@@ -166,18 +166,18 @@ def return_with(optimizer: keras.optimizers.Optimizer, ticket: bytes) -> None:
 def require_new(optimizer: Any) -> Any:
     """The optimizer, without loss scaling around it; TypeError or ValueError if anything else is around it."""
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"Expected a Keras optimizer, as keras.optimizers.SGD(), got {type(optimizer).__name__}.")
+        raise TypeError(f"Expected a Keras optimizer, such as keras.optimizers.SGD(), got {type(optimizer).__name__}.")
     inner = slots.without_loss_scaling(optimizer)
     if inner.__class__ is not type(inner):
-        raise ValueError(f"The optimizer {inner.name} is distributed already: give one that is not, and wrap it once.")
+        raise ValueError(f"The optimizer {inner.name} is already distributed: pass one that is not, and wrap it once.")
     return inner
 
 
 def _rounds(steps: int, every: int) -> int:
     if steps < 1 or steps % every:
         raise ValueError(
-            f"Models are averaged every {every} steps, and can be made alike then only: expected resynchronise_every "
-            f"to be a multiple of {every}, or None, got {steps}."
+            f"Expected resynchronise_every to be a multiple of {every}, or None, got {steps}: models are "
+            f"averaged, and can be resynchronised, only every {every} steps."
         )
     return steps // every
 

@@ -19,15 +19,15 @@ from hvd_sparse.averaging.transports import Averaged, Channel, Transport
 from hvd_sparse.transport.communicator import Communicator
 
 _REMEDY = (
-    "Nothing of it was sent. Look for a learning rate that is too high or for bad input on that rank, go on from the "
+    "None of it was sent. Look for a learning rate that is too high or for bad input on that rank, resume from the "
     "last checkpoint, or train with loss scaling (keras.optimizers.LossScaleOptimizer), which skips such steps."
 )
 _NO_MEAN = (
-    "The exact mean of all models could not be gathered: it is a collective of Horovod, which has ended, as it does "
-    "when a rank's process is gone{}. Training by Datagrams goes on without it: leave hvd.averaging.mean and "
-    "MeanOfModelsCallback out from here on, and evaluate and save what this rank has, which is near the mean, as a "
-    "copy: copy = keras.models.clone_model(model); copy.set_weights(model.get_weights()). The rank that is gone can "
-    "come back by hvd.averaging.return_with, which does not bring Horovod back."
+    "The exact mean of all models could not be gathered: it needs Horovod, which has shut down, as it does when the "
+    "process of a rank ends{}. Training with Datagrams continues without it: leave out hvd.averaging.mean and "
+    "MeanOfModelsCallback from now on, and evaluate and save the model of this rank, which is close to the mean, as a "
+    "copy: copy = keras.models.clone_model(model); copy.set_weights(model.get_weights()). The lost rank can return "
+    "with hvd.averaging.return_with, which does not restart Horovod."
 )
 
 
@@ -87,8 +87,8 @@ class Participant:
         self.channel  # noqa: B018 - raises before the first step
         if self._world is None:
             raise RuntimeError(
-                "This rank has come back in the place of one that was gone, and Horovod's ranks cannot take it in: the "
-                "exact mean of all models, `resynchronise` and whatever else all ranks do together is refused here."
+                "This rank has replaced a lost one, and Horovod cannot admit it: the exact mean of all models, "
+                "`resynchronise` and all other collective calls are not available."
             )
         return self._world
 
@@ -97,7 +97,7 @@ class Participant:
         """The transport's open channel; RuntimeError before the first step."""
         if self._channel is None:
             raise RuntimeError(
-                "Averaging has not begun: it does with the first step, where all ranks agree on what it is."
+                "Averaging has not started: it starts in the first step, in which all ranks agree on its settings."
             )
         return self._channel
 
@@ -165,7 +165,7 @@ class Participant:
         """
         require_return(self.settings.transport, self._has_exact_rounds)
         if self.has_begun:
-            raise RuntimeError("The optimizer was used already: come back with one that is not built.")
+            raise RuntimeError("The optimizer has already been used: return with one that is not yet built.")
         self._return = ticket
 
     @property
@@ -309,7 +309,7 @@ class Participant:
             raise
         except tf.errors.OpError as error:
             silent = self.channel.report().get("silent")
-            who = f"; of the ranks, {', '.join(map(str, silent))} have fallen silent" if silent else ""
+            who = f"; ranks {', '.join(map(str, silent))} no longer answer" if silent else ""
             raise RuntimeError(_NO_MEAN.format(who)) from error
 
     def _gathered_mean(self, flat: FlatVariables, name: str) -> tf.Tensor:
@@ -329,13 +329,13 @@ class Participant:
             return
         if self._world is None:
             raise RuntimeError(
-                "This rank has come back in the place of one that was gone, and cannot gather the exact mean: save a "
-                "copy of the model, by keras.models.clone_model(model) and set_weights(model.get_weights())."
+                "This rank has replaced a lost one, and cannot gather the exact mean: save a copy of the model, by "
+                "keras.models.clone_model(model) and set_weights(model.get_weights())."
             )
         if self.calls not in (0, self._mean_at):
             raise RuntimeError(
-                "The models of the ranks differ, and no mean of them was gathered since the last step: save inside of "
-                "`with hvd.averaging.mean(model):`, which all ranks enter, or list "
+                "The models of the ranks differ, and their mean was not gathered since the last step: save inside "
+                "`with hvd.averaging.mean(model):`, which all ranks must enter, or pass "
                 "hvd.callbacks.MeanOfModelsCallback() before the callback that saves."
             )
 

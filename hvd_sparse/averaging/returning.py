@@ -11,7 +11,7 @@ from hvd_sparse.averaging.datagrams import Datagrams, DatagramsChannel, Ticket
 
 _LITTLE = 1e-6
 _ATTEMPTS = 30  # each waits for the transport's patience
-_FORM = "Expected what hvd.averaging.ticket gave, all of it, got something else."
+_FORM = "Expected a complete ticket from hvd.averaging.ticket, got something else."
 
 
 class Return(NamedTuple):
@@ -52,7 +52,7 @@ class Return(NamedTuple):
         if differences:
             raise ValueError(
                 f"This process cannot take the place of a rank of the job: {'; '.join(differences)}. Build the same "
-                "model and pass the same settings as the rank that is gone."
+                "model and pass the same settings as the lost rank."
             )
 
 
@@ -65,13 +65,13 @@ def require_return(transport: Any, exact_rounds: bool) -> Datagrams:
     """
     if not isinstance(transport, Datagrams):
         raise ValueError(
-            "A rank that is gone can come back where models travel by datagrams alone, as Horovod's collectives take "
-            f"nobody in: average by hvd.averaging.Datagrams(), not by {type(transport).__name__}."
+            "A lost rank can return only if models travel solely as datagrams, because Horovod's collectives cannot "
+            f"admit it: use hvd.averaging.Datagrams(), not {type(transport).__name__}."
         )
     if exact_rounds:
         raise ValueError(
-            "A rank that is gone can come back where no round is exact, as exact rounds and the guard are collectives "
-            "of Horovod, which take nobody in: leave resynchronise_every and max_distance out."
+            "A lost rank can return only if no round is exact, because exact rounds and the guard are Horovod "
+            "collectives, which cannot admit it: leave out resynchronise_every and max_distance."
         )
     return transport
 
@@ -129,6 +129,6 @@ class _Lacks:
 def _require_attempts(attempts: int, rank: int) -> None:
     if attempts >= _ATTEMPTS:
         raise RuntimeError(
-            f"No rank takes part in averaging, so that rank {rank} has no model to take over. If all ranks have ended, "
-            "there is nothing to come back to; else start the job again from its last checkpoint."
+            f"No rank is averaging, so rank {rank} has no model to take over. If all ranks have ended, there is "
+            "nothing to return to; otherwise restart the job from its last checkpoint."
         )

@@ -69,7 +69,7 @@ def dynamic(
         return prepared.vector(combine_prepared(prepared, communicator, name))
     none = tf.zeros([0], tf.float32)
     quantized = dynamic_quantized(slices, communicator, quantizer, none, 0, name, dense_above, op)
-    told = f"{name}: expected finite values, as they are to be quantized; there were others in the piece of rank"
+    told = f"{name}: expected finite values, as only these can be quantized; got others in the piece of rank"
     with tf.control_dependencies([tf.debugging.Assert(quantized.culprit == 0, [told, quantized.culprit - 1])]):
         return tf.identity(quantized.total)
 
@@ -107,7 +107,7 @@ def dynamic_quantized(
     """
     prepared = prepare(f"dynamic with {quantizer!r}", slices, communicator, op, name, dense_above)
     if op != "sum":
-        raise ValueError(f"{name}: expected op 'sum' with a quantizer, got {op!r}: only what is added may be rounded.")
+        raise ValueError(f"{name}: expected op 'sum' with a quantizer, got {op!r}: only sums can be quantized.")
     check_of_sums(quantizer)
     quantized = combine_quantized(prepared.layout, prepared.message, quantizer, error, seed, communicator, name)
     return quantized._replace(total=prepared.vector(tf.cast(quantized.total, prepared.layout.dtype)))
@@ -117,8 +117,8 @@ def check_of_sums(quantizer: Quantizer) -> None:
     """Raises ValueError if a quantizer cannot encode dense sums."""
     if quantizer.by_place:
         raise ValueError(
-            f"Expected a quantizer of sums whose scales do not depend on places, as QSGD(4), got {quantizer!r}: it is "
-            "for what each rank sends, ErrorFeedback(Quantized(compressor, quantizer))."
+            f"Expected a quantizer of sums whose scales do not depend on places, such as QSGD(4), got {quantizer!r}: "
+            "quantize what each rank sends with ErrorFeedback(Quantized(compressor, quantizer))."
         )
 
 

@@ -249,11 +249,11 @@ def _layout(slices: tf.IndexedSlices, op: str, dense_above: int | None) -> Layou
 def _fault(slices: Any, op: str, dense_above: int | None) -> str | None:
     """What is wrong with a rank's arguments, as far as that is known now; None if nothing is."""
     if op not in streams.OPERATIONS:
-        return f"expected op as one of {', '.join(streams.OPERATIONS)}, got {op!r}"
+        return f"expected op to be one of {', '.join(streams.OPERATIONS)}, got {op!r}"
     if dense_above is not None and (isinstance(dense_above, bool) or not isinstance(dense_above, int)):
-        return f"expected dense_above as a number of rows or None, got {dense_above!r}"
+        return f"expected dense_above to be a number of rows or None, got {dense_above!r}"
     if dense_above is not None and dense_above < 0:
-        return f"expected dense_above of at least 0, got {dense_above}"
+        return f"expected dense_above to be at least 0, got {dense_above}"
     if not isinstance(slices, tf.IndexedSlices):
         return f"expected tf.IndexedSlices, got {type(slices).__name__}"
     if slices.values.dtype not in streams.DTYPES:
@@ -300,12 +300,12 @@ def _index_fault(slices: tf.IndexedSlices) -> str | None:
     if not len(numbers) or (numbers.min() >= 0 and numbers.max() < size):
         return None
     place = np.flatnonzero((numbers < 0) | (numbers >= size))[0]
-    return f"expected indices in [0, {size}), got {numbers[place]} at place {place}"
+    return f"expected indices in [0, {size}), got {numbers[place]} at position {place}"
 
 
 def _bounded(indices: tf.Tensor, size: int, communicator: Communicator, name: str) -> tuple[tf.Tensor, Any]:
     """Indices that can be packed, and an operation that fails on every rank if any rank's are out of range."""
     inside = tf.reduce_all((indices >= 0) & (indices < size))
     fault = communicator.allreduce(tf.where(inside, 0, communicator.world_rank + 1), "max", f"{name}.faults")
-    told = f"{name}: expected indices in [0, {size}); there were others on rank"
+    told = f"{name}: expected indices in [0, {size}); got others on rank"
     return tf.where(inside, indices, 0), tf.debugging.Assert(fault == 0, [told, fault - 1])

@@ -103,7 +103,7 @@ class Compressor(Renamed, abc.ABC):
         Raises:
             TypeError: if nothing can wait, that is, `holds` is False.
         """
-        raise TypeError(f"{type(self).__name__} cannot let anything wait for a later step.")
+        raise TypeError(f"{type(self).__name__} cannot defer values to a later step.")
 
     def attend(self, parts: tf.Tensor, state: tf.Module) -> tf.Tensor:
         """Takes part, on a rank with an empty shard, in the node's collectives while the other ranks `compress`.

@@ -50,7 +50,7 @@ class ErrorFeedback(Wrapper):
 
     def compress(self, parts, state, residual=None):
         if residual is not None:
-            raise ValueError("ErrorFeedback keeps its own residual and takes no other: leave residual out.")
+            raise ValueError("ErrorFeedback keeps its own residual and accepts no other: leave out residual.")
         kept = state.residual if self.decay == 1.0 else self.decay * state.residual
         selection = self.compressor.compress(parts, state.inner, kept)
         return selection._replace(updates=(*selection.updates, (state.residual, selection.residual)))

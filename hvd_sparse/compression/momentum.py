@@ -49,9 +49,9 @@ class MomentumCorrection(Sender):
     def create(self, spec):
         if self.momentum is None and spec.momentum is None:
             raise ValueError(
-                "MomentumCorrection takes over the momentum of an optimizer, and none was handed over: use "
-                "hvd.DistributedOptimizer(optimizer, aggregator=...); or name it, MomentumCorrection(compressor, "
-                "momentum=0.9), and apply the means by an optimizer without momentum."
+                "MomentumCorrection takes over an optimizer's momentum, and has no optimizer: use "
+                "hvd.DistributedOptimizer(optimizer, aggregator=...); or set it, MomentumCorrection(compressor, "
+                "momentum=0.9), and apply the means with an optimizer without momentum."
             )
         return Velocity(spec, self.compressor.create(spec))
 

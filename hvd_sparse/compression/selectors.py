@@ -167,13 +167,13 @@ class Quantized(Wrapper):
     def __post_init__(self):
         if self.compressor.feeds_back:
             raise ValueError(
-                "Quantized goes inside the feedback, so that what rounding takes away can be kept: write "
+                "Quantized must be inside the feedback, which keeps the rounding error: write "
                 "ErrorFeedback(Quantized(compressor, quantizer))."
             )
         if self.compressor.wire_dtype != "float32":
             raise ValueError(
-                f"Quantized codes float32 values, got a compressor with wire_dtype {self.compressor.wire_dtype!r}: "
-                "leave its wire_dtype out."
+                f"Quantized encodes float32 values, got a compressor with wire_dtype {self.compressor.wire_dtype!r}: "
+                "leave out its wire_dtype."
             )
 
     def create(self, spec: Spec) -> tf.Module:

@@ -48,8 +48,8 @@ class Sender(Wrapper):
         if not self.compressor.feeds_back or isinstance(self.compressor, Sender):
             name = type(self).__name__
             raise ValueError(
-                f"{name} goes around error feedback, once: write {name}(ErrorFeedback(compressor)); got "
-                f"{type(self.compressor).__name__} in it."
+                f"{name} wraps exactly one error feedback, got {type(self.compressor).__name__}: write "
+                f"{name}(ErrorFeedback(compressor))."
             )
 
     @abc.abstractmethod
@@ -67,7 +67,7 @@ class Sender(Wrapper):
 
     def compress(self, parts, state, residual=None):
         if residual is not None:
-            raise ValueError(f"{type(self).__name__} keeps its own residual and takes no other: leave residual out.")
+            raise ValueError(f"{type(self).__name__} keeps its own residual and accepts no other: leave out residual.")
         moves, updates, culprit = self.moves(parts, state)
         selection = self.compressor.compress(moves[tf.newaxis], state.inner)
         overflow = tf.where(selection.culprit == 0, 0, 1 + tf.shape(parts)[0])

@@ -46,7 +46,7 @@ class LocalUpdates(Sender):
     def __post_init__(self):
         super().__post_init__()
         if self.gathers and not self.ahead:
-            raise ValueError("Steps without an exchange are taken at the node's own weights: pass ahead=True.")
+            raise ValueError("Steps without an exchange need the node's own weights: pass ahead=True.")
 
     @property
     def holds(self) -> bool:  # type: ignore[override]
@@ -56,8 +56,8 @@ class LocalUpdates(Sender):
     def create(self, spec):
         if spec.optimizer is None:
             raise ValueError(
-                "LocalUpdates runs an optimizer, and none was handed over: use hvd.DistributedOptimizer(optimizer, "
-                "aggregator=...). A tape and aggregate() have none; there take a recipe that exchanges gradients."
+                "LocalUpdates runs an optimizer, and has none: use hvd.DistributedOptimizer(optimizer, "
+                "aggregator=...). A tape and aggregate() have none; use a recipe that exchanges gradients there."
             )
         return _Updating(spec, spec.optimizer.create(spec), self.compressor.create(spec), self.gathers)
 

@@ -29,7 +29,7 @@ def refuse_shards(variables: Iterable[Any]) -> None:
     shards = [str(getattr(each, "path", each.name)) for each in variables if getattr(each, SHARD, False)]
     if shards:
         raise ValueError(
-            f"Expected the gradients of {', '.join(shards)} to stay on their ranks, each of which has other rows: pass "
+            f"Expected the gradients of {', '.join(shards)} to stay on their ranks, which hold different rows: pass "
             "the layer as local_layers=[...] to hvd.DistributedOptimizer or hvd.DistributedGradientTape."
         )
 
@@ -47,13 +47,13 @@ def is_sum(op: Any) -> bool:
         return True
     if name == "Adasum":
         raise ValueError(
-            "op=hvd.Adasum is not supported for gradients here: Horovod has it with MPI alone, and not for Keras "
-            "optimizers. Use hvd.Average; under MPI, in a loop of your own, call hvd.allreduce(gradient, "
+            "op=hvd.Adasum is not supported for gradients: Horovod has it only with MPI, and not for Keras "
+            "optimizers. Use hvd.Average; with MPI, in your own loop, call hvd.allreduce(gradient, "
             "op=hvd.Adasum) on the gradients of a plain tf.GradientTape."
         )
     told = f"hvd.{name}" if name else repr(op)
     raise ValueError(
-        f"op={told} is not supported for gradients: use hvd.Average or hvd.Sum. Tensors of other kinds are reduced by "
+        f"op={told} is not supported for gradients: use hvd.Average or hvd.Sum. Reduce other tensors with "
         "hvd.allreduce(tensor, op=...)."
     )
 
@@ -73,8 +73,8 @@ def own_set(process_set: Any, aggregator: Aggregator | None) -> Any:
     by_nodes = next((part for part in members if part.goes_by_nodes), None)
     if by_nodes is not None:
         raise ValueError(
-            f"process_set={process_set} cannot be had beside {type(by_nodes).__name__}, which exchanges inside the "
-            "nodes of all ranks and across them. In a process set use a recipe of one level, as hvd.recipes.mean(), "
+            f"process_set={process_set} cannot be combined with {type(by_nodes).__name__}, which exchanges within and "
+            "across the nodes of all ranks. In a process set use a single-level recipe, such as hvd.recipes.mean(), "
             "topk(density), mstopk(density) or sparcml(density)."
         )
     return process_set
@@ -103,9 +103,7 @@ def sends_updates(recipe: Any, op: Any = None) -> bool:
     """
     found = any(isinstance(part, LocalUpdates) for part in _parts(recipe))
     if found and is_sum(op):
-        raise ValueError(
-            "op=hvd.Sum cannot be had where the exchange gives by how much weights are to be lowered: use hvd.Average."
-        )
+        raise ValueError("op=hvd.Sum cannot be used with a recipe that exchanges weight updates: use hvd.Average.")
     return found
 
 
@@ -134,8 +132,8 @@ def _parts(recipe: Any) -> list[Any]:
     found = list(wire.parts(recipe))
     if any(isinstance(part, Schedule) for part in found) and any(isinstance(part, Sender) for part in found):
         raise ValueError(
-            "A stage of this schedule keeps momentum, which the next one would not have. Where only the density "
-            "changes, take hvd.recipes.warmup(recipe, stage_steps); else leave momentum correction and updates out."
+            "A stage of this schedule keeps momentum, which the next stage would lack. If only the density "
+            "changes, use hvd.recipes.warmup(recipe, stage_steps); otherwise leave out momentum correction and updates."
         )
     return found
 
@@ -146,5 +144,5 @@ def described(optimizer: Any) -> LocalOptimizer | None:
         return optimizer
     raise TypeError(
         f"An exchange does not own an optimizer, got {type(optimizer).__name__}: use "
-        "hvd.DistributedOptimizer(optimizer, aggregator=...), whose apply(gradients, variables) is for your own loops."
+        "hvd.DistributedOptimizer(optimizer, aggregator=...), and its apply(gradients, variables) in your own loop."
     )

@@ -86,7 +86,7 @@ class GradientExchange(Renamed):
     ):
         if aggregator is not None and not isinstance(aggregator, Aggregator):
             raise TypeError(
-                f"Expected an aggregator, as hvd.recipes.hitopk(density=0.01), got {type(aggregator).__name__}."
+                f"Expected an aggregator, such as hvd.recipes.hitopk(density=0.01), got {type(aggregator).__name__}."
             )
         self.aggregator = aggregator or recipes.mean()
         self.takes_over = arguments.takes_over(self.aggregator)
@@ -221,8 +221,8 @@ class GradientExchange(Renamed):
         """
         if not self.aggregator.sends_all:
             raise TypeError(
-                "Expected variables as sources, got a tensor: a residual belongs to a variable. Take the "
-                "gradients of tensors by a tape with a dense recipe, or average them with hvd.allreduce."
+                "Expected variables as sources, got a tensor: a residual belongs to a variable. Compute the "
+                "gradients of tensors with a tape and a dense recipe, or average them with hvd.allreduce."
             )
         if gradient is None:
             return None
@@ -357,20 +357,20 @@ class GradientExchange(Renamed):
     def planned(self) -> PlannedExchange:
         """The exchange by the plan that all ranks agreed on; RuntimeError before the first exchange."""
         if self._planned is None:
-            raise RuntimeError("Nothing is known before the first exchange: train at least one step first.")
+            raise RuntimeError("There is no plan before the first exchange: train at least one step first.")
         return self._planned
 
     def _require_all_ranks(self) -> None:
         if self._process_set is not None:
             raise ValueError(
                 f"The residuals of {self._process_set} cannot be saved or restored: checkpoints hold those of all "
-                "ranks. Save model and optimizer by model.save, or leave process_set out."
+                "ranks. Save model and optimizer with model.save, or leave out process_set."
             )
 
     def _require_unplanned(self, subject: str) -> None:
         if self._planned is not None:
             raise RuntimeError(
-                f"{subject} must be told before the first exchange: by now the ranks have agreed on what they exchange."
+                f"{subject} must be set before the first exchange, in which the ranks agree on what they exchange."
             )
 
 

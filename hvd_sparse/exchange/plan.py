@@ -104,8 +104,8 @@ class Plan(NamedTuple):
         if problems:
             raise ValueError(
                 f"The gradients are not those of the first exchange: {'; '.join(problems)}. All exchanges of one "
-                "optimizer or tape must bring gradients for the same variables; give a part of the model that is "
-                "trained apart an optimizer of its own."
+                "optimizer or tape must have gradients for the same variables; use a separate optimizer for a part "
+                "of the model that is trained separately."
             )
 
 

@@ -83,8 +83,8 @@ class PlannedExchange:
         compare(labels, grid.world, "the gradients", _REMEDY, "gradients.compare")
         if aggregator.returns_sum and plan.slices:
             raise ValueError(
-                f"{type(aggregator).__name__} hands on sums over the ranks, and rows of tf.IndexedSlices travel as "
-                f"means (here those of {plan.slices[0][0].name}): pass sparse_as_dense=True, or leave as_published out."
+                f"{type(aggregator).__name__} returns sums over the ranks, and rows of tf.IndexedSlices are averaged "
+                f"(here those of {plan.slices[0][0].name}): pass sparse_as_dense=True, or leave out as_published."
             )
         running = aggregator if telemetry is None else timed(aggregator)
         self.buckets = [BucketExchange(bucket, spec, running) for bucket, spec in zip(plan.buckets, specs, strict=True)]
@@ -142,8 +142,8 @@ class PlannedExchange:
         if of_gradients:
             if self._learning_rate is None:
                 raise ValueError(
-                    "The checkpoint holds gradients that were not sent yet, and this recipe exchanges updates: pass "
-                    "learning_rate, by which they are to be multiplied."
+                    "The checkpoint holds gradients not yet sent, and this recipe exchanges updates: pass "
+                    "the learning_rate to multiply them by."
                 )
             factor *= float(self._learning_rate())
         for name, residual in residuals.items():

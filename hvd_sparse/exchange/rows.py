@@ -75,8 +75,8 @@ def _inside(indices: tf.Tensor, segment: Segment) -> tf.Operation:
 def outside_told(segment: Segment) -> str:
     """The beginning of the message about row numbers outside a variable; the numbers follow."""
     return (
-        f"The gradient of {segment.name}: expected row numbers in [0, {segment.shape[0]}), and a rank brings others "
-        f"({OUTSIDE} stands for one that int32 cannot hold). Look for ids in the input that are not below input_dim of "
+        f"The gradient of {segment.name}: expected row numbers in [0, {segment.shape[0]}), and a rank has others "
+        f"({OUTSIDE} stands for one that int32 cannot hold). Look for input ids that are not below the input_dim of "
         "that embedding. Nothing was written."
     )
 

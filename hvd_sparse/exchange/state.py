@@ -177,7 +177,7 @@ def _matched(total: ResidualSum, shapes: Mapping[str, tuple[int, ...]]) -> dict[
         return total.residuals
     if list(total.shapes.values()) != list(shapes.values()):
         raise ValueError(
-            "The checkpoint's variables are not those that are exchanged here: it holds "
+            "The checkpoint's variables differ from those exchanged here: it holds "
             f"{_listed(total.shapes, shapes)}; here are {_listed(shapes, total.shapes)}. Build the same model, with "
             "the same local layers and the same sparse_as_dense."
         )

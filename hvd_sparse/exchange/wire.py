@@ -43,8 +43,8 @@ def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
     made_of = {name: value for name, value in inner.items() if isinstance(value, (Aggregator, Compressor, tuple))}
     if part.has_own_code or not made_of:
         raise ValueError(
-            f"{type(part).__name__} has a code of its own for the values that it sends, and cannot send them as "
-            f"{wire_dtype}: leave out compression, or take a recipe with a wire_dtype, as hvd.recipes.topk(density)."
+            f"{type(part).__name__} has its own encoding of its values, and cannot send them as {wire_dtype}: leave "
+            "out compression, or use a recipe with a wire_dtype, such as hvd.recipes.topk(density)."
         )
     changed = {name: with_wire_dtype(value, wire_dtype) for name, value in made_of.items()}
     whole: Any = part
@@ -54,7 +54,7 @@ def with_wire_dtype(part: Any, wire_dtype: str) -> Any:
 def _replaced(part: Any, wire_dtype: str) -> Any:
     if part.wire_dtype not in (None, "float32", wire_dtype):
         raise ValueError(
-            f"{type(part).__name__} was given wire_dtype={part.wire_dtype!r}, and compression asks for {wire_dtype}: "
-            "leave one of them out."
+            f"{type(part).__name__} has wire_dtype={part.wire_dtype!r}, and compression asks for {wire_dtype}: "
+            "pass only one of them."
         )
     return dataclasses.replace(part, wire_dtype=wire_dtype)

@@ -26,8 +26,9 @@ __all__ = [
 ]
 REFUSED = {
     name: (
-        f"hvd.elastic.{name} is not supported yet, as ranks cannot come and go while training runs: give model.fit "
-        "hvd.callbacks.CheckpointCallback(directory), and start the job again where it stopped, on any number of ranks."
+        f"hvd.elastic.{name} is not supported yet, as ranks cannot come and go while training runs: pass "
+        "hvd.callbacks.CheckpointCallback(directory) to model.fit, and restart the job where it stopped, on any number "
+        "of ranks."
     )
     for name in __all__
     if name != "HorovodInternalError"

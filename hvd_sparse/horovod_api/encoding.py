@@ -47,14 +47,14 @@ def decode(data: bytes) -> Any:
     try:
         length = int.from_bytes(data[:_PREFIX], "little")
         if _PREFIX + length > len(data):
-            raise ValueError(f"they say that a text of {length} bytes follows")
+            raise ValueError(f"they announce a text of {length} bytes")
         blocks = _Blocks(data, _PREFIX + length)
         value = _rebuild(json.loads(data[_PREFIX : _PREFIX + length]), blocks)
         blocks.require_end()
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
         raise ValueError(
-            f"Expected an encoded object, got {len(data)} bytes that are none ({error}): all ranks must run the same "
-            "version, and call the same collectives in the same order."
+            f"Expected an encoded object, got {len(data)} bytes that are not one ({error}): all ranks must run the "
+            "same version, and call the same collectives in the same order."
         ) from None
     return value
 
@@ -62,7 +62,7 @@ def decode(data: bytes) -> Any:
 def _describe(value: Any, blocks: list[bytes], place: str, depth: int) -> Any:
     kind = type(value)
     if depth > _DEEPEST:
-        raise TypeError(f"Expected an object at most {_DEEPEST} deep, got a deeper one: does it contain itself?")
+        raise TypeError(f"Expected an object nested at most {_DEEPEST} deep, got a deeper one: does it contain itself?")
     if kind in _AS_THEY_ARE:
         return value
     if kind.__name__ in _SEQUENCES and kind is _SEQUENCES[kind.__name__]:
@@ -87,7 +87,7 @@ def _describe(value: Any, blocks: list[bytes], place: str, depth: int) -> Any:
         name = f"{kind.__module__}.{kind.__qualname__}"
         raise TypeError(
             f"Cannot send {place and f'the part {place} of the object, '}a {name}, without pickling: pass numbers, "
-            "texts, bytes, arrays, and lists, tuples, sets and dictionaries of them; or pickled=True where every rank "
+            "strings, bytes, arrays, and lists, tuples, sets and dictionaries of them; or pickled=True if every rank "
             "is trusted."
         )
     blocks.append(array.tobytes())
@@ -159,11 +159,11 @@ class _Blocks:
     def take(self, length: Any) -> bytes:
         """The next bytes; ValueError if there are fewer."""
         if not isinstance(length, int) or not 0 <= length <= len(self._data) - self._place:
-            raise ValueError(f"they say that {length} bytes follow, of {len(self._data) - self._place}")
+            raise ValueError(f"they announce {length} bytes, {len(self._data) - self._place} follow")
         self._place += length
         return self._data[self._place - length : self._place]
 
     def require_end(self) -> None:
         """Raises ValueError if bytes are left."""
         if self._place != len(self._data):
-            raise ValueError(f"{len(self._data) - self._place} of them belong to nothing")
+            raise ValueError(f"{len(self._data) - self._place} of them are left over")

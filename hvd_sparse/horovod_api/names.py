@@ -38,17 +38,17 @@ vars_to_refs = _horovod.vars_to_refs
 
 REFUSED = {
     "BroadcastGlobalVariablesHook": (
-        "hvd.BroadcastGlobalVariablesHook is a hook of TensorFlow 1's sessions: give model.fit "
-        "hvd.callbacks.BroadcastGlobalVariablesCallback(0), or call hvd.broadcast_variables(model.variables, 0) in a "
-        "loop of your own."
+        "hvd.BroadcastGlobalVariablesHook is a hook for TensorFlow 1 sessions: pass "
+        "hvd.callbacks.BroadcastGlobalVariablesCallback(0) to model.fit, or call "
+        "hvd.broadcast_variables(model.variables, 0) in your own loop."
     ),
     "LocalGradientAggregationHelper": (
-        "hvd.LocalGradientAggregationHelper adds up gradients inside TensorFlow 1's optimizers: pass "
+        "hvd.LocalGradientAggregationHelper sums gradients inside TensorFlow 1 optimizers: pass "
         "backward_passes_per_step=n to hvd.DistributedOptimizer."
     ),
     "broadcast_global_variables": (
-        "hvd.broadcast_global_variables broadcasts what a graph of TensorFlow 1 has collected, and Keras 3 collects "
-        "nothing: call hvd.broadcast_variables(model.variables, root_rank), and the same with optimizer.variables."
+        "hvd.broadcast_global_variables broadcasts the variables that a TensorFlow 1 graph has collected, and Keras 3 "
+        "collects none: call hvd.broadcast_variables(model.variables, root_rank), and the same for optimizer.variables."
     ),
 }
 

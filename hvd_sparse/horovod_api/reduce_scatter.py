@@ -41,7 +41,7 @@ class ReduceScatter(NamedTuple):
         which Horovod compares shapes and dtypes.
         """
         if any(tensor.shape.rank == 0 for tensor in tensors):
-            raise ValueError("Expected values of at least one dimension, of which each rank gets rows, got a scalar.")
+            raise ValueError("Expected values of at least one dimension, split by rows among the ranks, got a scalar.")
 
         @tf.custom_gradient
         def scattered(*values: tf.Tensor) -> tuple[list[tf.Tensor], Any]:

@@ -334,7 +334,7 @@ def _rows(slices: tf.IndexedSlices, device: str, common: dict[str, Any]) -> tf.I
 def _operation(op: int | None, average: bool | None = None) -> int:
     """The operation that Horovod's two arguments for it together ask for."""
     if op is not None and average is not None:
-        raise ValueError("op and average both say how values are combined: leave out average.")
+        raise ValueError("op and average both say how values are combined: pass op only.")
     if average is not None:
         replaced = "op=hvd.Average" if average else "op=hvd.Sum"
         warnings.warn(f"average={average} is deprecated: pass {replaced}.", DeprecationWarning, stacklevel=3)
@@ -344,8 +344,8 @@ def _operation(op: int | None, average: bool | None = None) -> int:
         raise ValueError(f"Expected one of {', '.join(f'hvd.{name}' for name in NAMES.values())} as op, got {op!r}.")
     if op == Adasum and not _horovod.mpi_enabled():
         raise NotImplementedError(
-            "hvd.Adasum exists with MPI only, and this run has none: use op=hvd.Average, or build Horovod with "
-            "HOROVOD_WITH_MPI=1 and start by mpirun."
+            "hvd.Adasum needs MPI, which this run does not use: use op=hvd.Average, or build Horovod with "
+            "HOROVOD_WITH_MPI=1 and start with mpirun."
         )
     return op
 

@@ -19,7 +19,7 @@ from hvd_sparse.transport.process_sets import ProcessSet, global_process_set, re
 MESSAGE_BYTES = 2**22  # variables share a message up to this size; a larger one gets its own
 _MOVED = "bfloat16 bool complex64 complex128 float16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 _ADVICE = (
-    "All ranks must bring the same variables in the same order: build model and optimizer alike on every rank first."
+    "All ranks must pass the same variables in the same order: first build the same model and optimizer on every rank."
 )
 
 
@@ -114,12 +114,12 @@ class _Entry(NamedTuple):
         held = variable.value if isinstance(variable, keras.Variable) else variable
         label = str(getattr(variable, "path", getattr(variable, "name", "")))
         if not isinstance(held, tf.Variable):
-            return cls(held, label, (), f"no variable, but {type(variable).__name__}")
+            return cls(held, label, (), f"not a variable but a {type(variable).__name__}")
         if held.shape.is_fully_defined():
             return cls(held, label, held.shape.as_list(), held.dtype.name)
         shape = tf.shape(held)
         known = shape.numpy().tolist() if tf.executing_eagerly() else None
-        return cls(held, label, known or (), held.dtype.name if known is not None else "of a shape that is not known")
+        return cls(held, label, known or (), held.dtype.name if known is not None else "of unknown shape")
 
     def value(self) -> tf.Tensor:
         return self.variable.read_value()
@@ -143,8 +143,8 @@ def _agree(entries: Sequence[_Entry], root_rank: int, process_set: ProcessSet) -
     if strange:
         place, entry = strange[0]
         raise ValueError(
-            f"Expected variables of bool or numbers, got {entry.label or 'one'} in place {place}, which is "
-            f"{entry.kind}: leave it out, and send values by hvd.broadcast or hvd.broadcast_object."
+            f"Expected variables of bool or numeric dtype, got {entry.label or 'one'} at position {place}, which is "
+            f"{entry.kind}: leave it out, and send its value with hvd.broadcast or hvd.broadcast_object."
         )
 
 
@@ -168,14 +168,14 @@ def _difference(lists: Sequence[Any], process_set: ProcessSet) -> str:
             here, there = (listed[place] if place < len(listed) else None for listed in (first, other))
             if here is None or there is None or here[1:] != there[1:]:
                 return (
-                    f"The ranks bring different variables: in place {place} rank {ranks[0]} has {_told(here)}, "
+                    f"The ranks pass different variables: at position {place} rank {ranks[0]} has {_told(here)}, "
                     f"rank {rank} has {_told(there)}."
                 )
-    raise AssertionError("digests differ, what they are made of does not")
+    raise AssertionError("the digests differ, but the variables do not")
 
 
 def _told(entry: Sequence[Any] | None) -> str:
-    return "nothing" if entry is None else f"{entry[0] or 'one without a name'} ({entry[1]}, shape {entry[2]})"
+    return "nothing" if entry is None else f"{entry[0] or 'an unnamed one'} ({entry[1]}, shape {entry[2]})"
 
 
 def _messages(entries: Sequence[_Entry]) -> list[list[_Entry]]:

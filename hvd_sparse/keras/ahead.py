@@ -75,8 +75,8 @@ class Ahead:
         """Warns once if gradients arrive that were not computed ahead."""
         if not self._told:
             first_rank.warn(
-                "The recipe looks ahead, and gradients were taken at the weights that all ranks share: take them in "
-                "`with hvd.looking_ahead(optimizer)`, as model.fit does, or training ends worse."
+                "The recipe looks ahead, but gradients were computed at the weights that all ranks share: compute them "
+                "in `with hvd.looking_ahead(optimizer)`, as model.fit does, or accuracy suffers."
             )
         self._told = True
 

@@ -23,8 +23,8 @@ FORMAT = "hvd_sparse residuals 2"
 _UNSEALED_FORMAT = "hvd_sparse residuals 1"
 _MANIFEST, _NAMES, _DIGEST = "manifest", "names", "sha256"
 _SEAL, _HEXADECIMALS = b"hvd_sparse sha256 ", 64
-_OTHER_DIGEST = "it is damaged: its checksum is not the one that was written"
-UNSEALED = "{} is of an earlier version: what it holds has a checksum, which is right, but the file's bytes have none."
+_OTHER_DIGEST = "it is damaged: its checksum does not match"
+UNSEALED = "{} was written by an earlier version: its contents match their checksum, but the file itself has none."
 _REMEDY = "use an older checkpoint"
 Path = str | os.PathLike
 
@@ -81,9 +81,11 @@ def load(path: Path) -> Archive:
             manifest, arrays = _parsed(file)
         except Exception as error:  # a damaged byte can make the parsers raise almost any exception
             told = str(error) or type(error).__name__
-            raise OSError(f"{path} is not a whole archive of residuals ({told}); {_REMEDY}.") from error
+            raise OSError(f"{path} is not an intact archive of residuals ({told}); {_REMEDY}.") from error
     if manifest.get("format") not in (FORMAT, _UNSEALED_FORMAT):
-        raise OSError(f"{path} holds {manifest.get('format')!r}, expected {FORMAT!r}; {_REMEDY}, or another version.")
+        raise OSError(
+            f"{path} holds {manifest.get('format')!r}, expected {FORMAT!r}; {_REMEDY} or another version of hvd_sparse."
+        )
     if manifest["format"] == FORMAT and not sealed:
         raise OSError(f"{path} is damaged: the checksum at its end is missing; {_REMEDY}.")
     return Archive(manifest, arrays, sealed)
@@ -129,7 +131,7 @@ def _parsed(file: BinaryIO) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
         arrays = {name: archive[f"array{number}"] for number, name in enumerate(names)}
         expected = archive[_DIGEST].tobytes().hex()
     if not isinstance(manifest, dict):
-        raise TypeError("its manifest is none")
+        raise TypeError("its manifest is not a dictionary")
     if digest(manifest, arrays) != expected:
         raise ValueError(_OTHER_DIGEST)
     return manifest, arrays

@@ -33,8 +33,8 @@ __all__ = ["read", "restore", "save", "write"]
 Path = str | os.PathLike
 _OWN = "own "  # prefix of the names of variables that differ between ranks
 WITHOUT_OWN = (
-    "The residuals are shared equally by all ranks, and what else those ranks had of their own, such as random "
-    "seeds and local variables, begins anew."
+    "All ranks share the residuals equally, and other state of those ranks, such as random seeds and local "
+    "variables, starts afresh."
 )
 
 
@@ -93,7 +93,7 @@ def restore(path: Path, of: Any, own_variables: Sequence[Any] = ()) -> bool | No
     taken = take_up(path, of, own_variables)
     if taken.lacking and topology.world().rank == 0:
         warnings.warn(
-            f"Not every rank has its own state of {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}", stacklevel=2
+            f"Not every rank has its own state from {path}: {'; '.join(taken.lacking)}. {WITHOUT_OWN}", stacklevel=2
         )
     if not taken.sealed:
         warnings.warn(archives.UNSEALED.format(path), stacklevel=2)
@@ -200,7 +200,7 @@ def _read_own(path: pathlib.Path, beside: str, variables: Sequence[Any]) -> _Fou
         return _Found(problem=f"{path} belongs to another checkpoint", there=there)
     saved = [arrays.pop(name) for name in list(arrays) if name.startswith(_OWN)]
     if [value.shape for value in saved] != [tuple(variable.shape) for variable in variables]:
-        return _Found(problem=f"{path} has other variables of this rank's own than the model here", there=there)
+        return _Found(problem=f"{path} has local variables of other shapes than the model here", there=there)
     return _Found(RankState(manifest["account"], arrays), list(zip(variables, saved, strict=True)), there=there)
 
 

@@ -52,7 +52,7 @@ def _naming(path: pathlib.Path) -> Iterator[None]:
     except OSError as error:
         if error.errno not in _FULL:
             raise
-        told = f"{path} could not be written: {error.strerror}. Make room there, or choose another directory"
+        told = f"{path} could not be written: {error.strerror}. Free space there, or choose another directory"
         raise OSError(error.errno, told) from error
 
 

@@ -297,9 +297,9 @@ def _hooked_compile(original: Any) -> Any:
         forced = asked.get("jit_compile") is True and not asked.get("run_eagerly")
         if forced and _meets_others(asked.get("optimizer")) and not train_step.is_compiled(self):
             raise ValueError(
-                "jit_compile=True asks XLA to compile the whole train step, and what goes to other ranks cannot be "
-                'compiled. Leave jit_compile at "auto", or compile forward and backward pass with the exchange '
-                "outside: model = hvd.compiled_train_step(model) before model.compile(...)."
+                "jit_compile=True asks XLA to compile the whole train step, but communication with other ranks cannot "
+                'be compiled. Leave jit_compile at "auto", or compile only the forward and backward pass: '
+                "model = hvd.compiled_train_step(model) before model.compile(...)."
             )
         original(self, *args, **kwargs)
         adopt(self)
@@ -313,8 +313,8 @@ def _without_the_gone(asked: dict[str, Any]) -> dict[str, Any]:
     gone = [name for name, value in asked.items() if name in _GONE or (name in _GONE_IF_NONE and value is None)]
     if gone:
         warnings.warn(
-            f"Keras 3 has no {', '.join(f'{name}={asked[name]!r}' for name in gone)} in compile, and the exchange does "
-            "not need it: it is left out. Take it out of the call.",
+            f"compile() of Keras 3 has no {', '.join(f'{name}={asked[name]!r}' for name in gone)}, and the exchange "
+            "does not need it: it is ignored. Remove it from the call.",
             stacklevel=3,
         )
     return {name: value for name, value in asked.items() if name not in gone}
@@ -348,7 +348,7 @@ def _hooked_apply(original: Any) -> Any:
     def apply(self, grads, trainable_variables=None):
         if averages_gradients(self.inner_optimizer):
             raise ValueError(
-                "hvd.averaging.GradientAveraging knows no loss scaling, and has it around: compile with "
+                "hvd.averaging.GradientAveraging does not support loss scaling: compile with "
                 "auto_scale_loss=False, or use hvd.averaging.ModelAveraging."
             )
         if not is_averaged(self):

@@ -81,8 +81,8 @@ def choose(aggregator: Any, compression: Any) -> Any:
         return aggregator
     if compression is not Compression.fp16:
         raise ValueError(
-            f"Expected hvd.Compression.none or hvd.Compression.fp16, got {compression!r}. What else can be sent is a "
-            "recipe: pass aggregator=hvd.recipes.hitopk(density=0.01)."
+            f"Expected hvd.Compression.none or hvd.Compression.fp16, got {compression!r}. Other forms of "
+            "compression are recipes: pass aggregator=hvd.recipes.hitopk(density=0.01)."
         )
     return wire.with_wire_dtype(recipes.mean() if aggregator is None else aggregator, "float16")
 
@@ -98,11 +98,11 @@ def in_either_order(function: Callable[..., Any]) -> Callable[..., Any]:
         if len(given) < 3 or not isinstance(given[2], bool):
             return function(*given, **named)
         if len(given) > len(_WITH_LOCKING):
-            raise TypeError(f"Expected at most {len(_WITH_LOCKING)} arguments by position, got {len(given)}.")
+            raise TypeError(f"Expected at most {len(_WITH_LOCKING)} positional arguments, got {len(given)}.")
         placed = dict(zip(_WITH_LOCKING, given, strict=False))
         twice = [name for name in placed if name in named]
         if twice:
-            raise TypeError(f"{function.__name__} got {twice[0]!r} by position and by name.")
+            raise TypeError(f"{function.__name__} got multiple values for argument {twice[0]!r}.")
         return function(**placed, **named)
 
     return call
@@ -112,8 +112,8 @@ def _in_place_of_device(aggregator: Any, given: Any) -> Any:
     """The argument that was passed in place of a device, by callers that pass a recipe by position."""
     if aggregator is not None or not isinstance(given, Aggregator):
         raise TypeError(
-            f"Expected the name of a device for device_dense, got {type(given).__name__}: pass a recipe by its name, "
-            "as aggregator=hvd.recipes.hitopk(density=0.01)."
+            f"Expected the name of a device for device_dense, got {type(given).__name__}: pass a recipe by name, "
+            "such as aggregator=hvd.recipes.hitopk(density=0.01)."
         )
     return given
 
@@ -126,19 +126,19 @@ def _check_predivide(factor: Any, op: Any, aggregator: Aggregator | None) -> Non
         raise ValueError(f"Expected a gradient_predivide_factor above 0, got {factor!r}.")
     if is_sum(op):
         raise ValueError(
-            f"gradient_predivide_factor={factor} divides before and after the sum that a mean is made of, and "
-            "op=hvd.Sum is no mean: leave one of them out."
+            f"gradient_predivide_factor={factor} divides a mean in two steps, before and after the sum, and op=hvd.Sum "
+            "takes no mean: pass only one of them."
         )
     if any(getattr(part, "wire_dtype", None) in _HALVES for part in wire.parts(aggregator)):
         raise ValueError(
-            f"gradient_predivide_factor={factor} is not supported where values travel as float16, whose sums it would "
-            "keep from overflowing: pass the recipe wire_dtype='bfloat16', which has float32's range, or leave it out."
+            f"gradient_predivide_factor={factor} is not supported with values in float16, whose sums it should keep "
+            "from overflowing: use a recipe with wire_dtype='bfloat16', which has float32's range, or leave it out."
         )
 
 
 def _check_groups(num_groups: Any, groups: Any) -> None:
     if isinstance(num_groups, bool) or not isinstance(num_groups, int) or num_groups < 0:
-        raise ValueError(f"Expected num_groups to be a whole number, at least 0, got {num_groups!r}.")
+        raise ValueError(f"Expected num_groups to be an integer of at least 0, got {num_groups!r}.")
     if groups is None:
         return
     if isinstance(groups, (list, tuple)):
@@ -147,7 +147,7 @@ def _check_groups(num_groups: Any, groups: Any) -> None:
         named = isinstance(groups, int) and not isinstance(groups, bool) and groups > 0
     if not named:
         raise ValueError(
-            f"Expected groups to be a number of groups, at least 1, or a list of lists of variables, got {groups!r}."
+            f"Expected groups to be an integer of at least 1, or a list of lists of variables, got {groups!r}."
         )
 
 

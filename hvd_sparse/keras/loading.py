@@ -74,9 +74,9 @@ def _say_how_it_accumulates(optimizer: keras.optimizers.Optimizer, options: Mapp
     passes = optimizer.gradient_accumulation_steps
     if passes and "backward_passes_per_step" not in options:
         warnings.warn(
-            f"The saved optimizer accumulates the gradients of {passes} passes, and they are averaged, as Keras does. "
-            f"Was it trained with Horovod's backward_passes_per_step={passes}, pass that here: then they are added up. "
-            "With average_aggregated_gradients=True beside it they are averaged without this warning.",
+            f"The saved optimizer accumulates the gradients of {passes} passes and averages them, as Keras does. If "
+            f"it was trained with Horovod's backward_passes_per_step={passes}, pass that here to sum them instead, or "
+            "together with average_aggregated_gradients=True to average them without this warning.",
             stacklevel=3,
         )
 
@@ -89,7 +89,7 @@ def _check(path: str) -> None:
     if "://" in path:
         return
     if not os.path.exists(path):
-        raise FileNotFoundError(f"{path} is not there: expected what model.save wrote; look for it, or load another.")
+        raise FileNotFoundError(f"{path} does not exist: expected a model written by model.save; check the path.")
     if not path.endswith(".keras") or os.path.isdir(path):
         return
     try:
@@ -98,4 +98,4 @@ def _check(path: str) -> None:
     except Exception as error:  # a damaged byte can make the parsers raise almost any exception
         damaged = str(error) or type(error).__name__
     if damaged is not None:
-        raise OSError(f"{path} is damaged ({damaged}): load an older file, or copy it anew.")
+        raise OSError(f"{path} is damaged ({damaged}): load an older file, or copy it again.")

@@ -43,7 +43,7 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
     def alive() -> keras.optimizers.Optimizer:
         found = reference()
         if found is None:
-            raise ReferenceError("The optimizer of this exchange is gone.")
+            raise ReferenceError("The optimizer of this exchange no longer exists.")
         return found
 
     def create(spec: Spec) -> shard_slots.TwinSlots:
@@ -60,9 +60,9 @@ def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
     """Raises ValueError if a recipe exchanges updates that this optimizer cannot compute on a shard."""
     if sends_updates(recipe) and not _runs_on_shards(optimizer):
         raise ValueError(
-            f"The exchange cannot run {type(optimizer).__name__} on a shard of a node's gradient, but "
-            f"{', '.join(shard_slots.ELEMENT_WISE)}, and {' and '.join(_LAYER_WISE)} of the package lars: use one of "
-            "these with its own step, or a recipe that exchanges gradients, as hvd.recipes.hitopk(0.01) or "
+            f"The exchange cannot run {type(optimizer).__name__} on a shard of a node's gradient: use one of "
+            f"{', '.join(shard_slots.ELEMENT_WISE)}, or {' or '.join(_LAYER_WISE)} of the package lars, with its "
+            "original step, or a recipe that exchanges gradients, such as hvd.recipes.hitopk(0.01) or "
             "hvd.recipes.mean()."
         )
 

@@ -27,7 +27,7 @@ class LossScaleOptimizer(keras.optimizers.LossScaleOptimizer):
     def __init__(self, inner_optimizer, *args, **kwargs):
         if hooks.exchange_of(inner_optimizer) is None:
             raise ValueError(
-                f"Expected a distributed optimizer to be wrapped, got {type(inner_optimizer).__name__}: make it one by "
+                f"Expected a distributed optimizer, got {type(inner_optimizer).__name__}: wrap it with "
                 "hvd.DistributedOptimizer(optimizer) first."
             )
         super().__init__(inner_optimizer, *args, **kwargs)

@@ -58,7 +58,7 @@ def of(optimizer: keras.optimizers.Optimizer, momentum_slots: Slots) -> Momentum
     def rule() -> MomentumRule:
         alive = reference()
         if alive is None:
-            raise ReferenceError("The optimizer of this exchange is gone.")
+            raise ReferenceError("The optimizer of this exchange no longer exists.")
         value = float(getattr(alive, name))
         if name == "momentum":
             return MomentumRule(value, 1.0, bool(getattr(alive, "nesterov", False)))
@@ -79,9 +79,9 @@ def require_consolidated(optimizer: keras.optimizers.Optimizer, exchange: Any) -
     """Raises RuntimeError if an optimizer is about to be saved without the momentum that the exchange keeps."""
     if exchange.takes_over and exchange.step not in (0, vars(optimizer).get(CONSOLIDATED)):
         raise RuntimeError(
-            f"The exchange keeps the momentum of {type(optimizer).__name__}, and each rank has its part: before the "
-            "model is saved call hvd.consolidate(model) on every rank, or list a callback of hvd.callbacks before the "
-            "one that saves at the end of an epoch."
+            f"The exchange keeps the momentum of {type(optimizer).__name__}, and each rank holds a part: before the "
+            "model is saved, call hvd.consolidate(model) on every rank, or pass a callback from hvd.callbacks before "
+            "the one that saves at the end of an epoch."
         )
 
 
@@ -101,9 +101,9 @@ def _check_taken(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> N
     name = _attribute(optimizer)
     if name is None:
         raise ValueError(
-            f"The exchange cannot take over the momentum of {type(optimizer).__name__}, but of "
-            f"{', '.join((*_HEAVY_BALL, *_FIRST_MOMENT))} and what is derived from them, as AdamW: use one of these, "
-            "or a recipe without momentum correction, as hvd.recipes.warmup(hvd.recipes.hitopk(0.01), stage_steps=100)."
+            f"The exchange cannot take over the momentum of {type(optimizer).__name__}: use one of "
+            f"{', '.join((*_HEAVY_BALL, *_FIRST_MOMENT))} or an optimizer derived from them, such as AdamW, or a "
+            "recipe without momentum correction, such as hvd.recipes.warmup(hvd.recipes.hitopk(0.01), stage_steps=100)."
         )
     if name and first_rank.is_here():
         told = f"{name}={getattr(optimizer, name):g}"
@@ -112,8 +112,8 @@ def _check_taken(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> N
     apart = max((1.0 / density for density in _densities(recipe)), default=1.0)
     if beta_2 is not None and 1.0 - beta_2 > 1.01 / apart:
         first_rank.warn(
-            f"beta_2={beta_2:g} looks back {1.0 / (1.0 - beta_2):.0f} steps, and a weight is sent every {apart:.0f} "
-            f"steps in the mean: take a beta_2 of at least {1.0 - 1.0 / apart:g}, or a higher density."
+            f"beta_2={beta_2:g} averages over {1.0 / (1.0 - beta_2):.0f} steps, but a weight is sent only every "
+            f"{apart:.0f} steps on average: use a beta_2 of at least {1.0 - 1.0 / apart:g}, or a higher density."
         )
 
 
@@ -121,16 +121,16 @@ def _check_left(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> No
     name = _attribute(optimizer)
     if name == "beta_1" and _loses_with_adam(recipe):
         first_rank.warn(
-            f"{type(optimizer).__name__} behind a constant density is known to end worse than dense training, as a "
-            "weight that is seldom sent moves too little: a small Transformer lost 7 BLEU at 1%. Begin with "
-            "hvd.recipes.recommended(density=0.01), see docs/accuracy.md."
+            f"{type(optimizer).__name__} with a constant density is known to end worse than dense training, because a "
+            "weight that is rarely sent moves too little: a small Transformer lost 7 BLEU at 1%. Start with "
+            "hvd.recipes.recommended(density=0.01); see docs/accuracy.md."
         )
     has_one = any(isinstance(part, MomentumCorrection) and part.momentum for part in parts(recipe))
     if has_one and name and getattr(optimizer, name):
         raise ValueError(
-            f"The recipe has a momentum of its own, and {type(optimizer).__name__} has {name}="
-            f"{getattr(optimizer, name):g}: set that to 0, or let the exchange take it over, "
-            "recipes.momentum_corrected(recipe) without a number."
+            f"The recipe has its own momentum, and {type(optimizer).__name__} has {name}="
+            f"{getattr(optimizer, name):g}: set that to 0, or let the exchange take it over with "
+            "recipes.momentum_corrected(recipe), without a number."
         )
 
 

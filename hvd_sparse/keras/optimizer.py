@@ -99,8 +99,8 @@ def DistributedOptimizer(  # noqa: N802 - Horovod's name
     if inner.gradient_accumulation_steps and backward_passes_per_step != 1:
         raise ValueError(
             f"backward_passes_per_step={backward_passes_per_step} and the optimizer's own gradient_accumulation_steps="
-            f"{inner.gradient_accumulation_steps} both ask for accumulation: leave one of them out. Horovod's adds "
-            "gradients up, unless average_aggregated_gradients=True; Keras's averages them."
+            f"{inner.gradient_accumulation_steps} both ask for accumulation: pass only one of them. Horovod's sums "
+            "gradients, unless average_aggregated_gradients=True; Keras's averages them."
         )
     distribute(
         inner,
@@ -233,7 +233,7 @@ def _rate_of(optimizer: keras.optimizers.Optimizer) -> Rate:
     def rate() -> Any:
         alive = reference()
         if alive is None:
-            raise ReferenceError("The optimizer of this exchange is gone.")
+            raise ReferenceError("The optimizer of this exchange no longer exists.")
         return alive.learning_rate
 
     return rate
@@ -248,12 +248,12 @@ def _taken_by(function: Any, options: dict[str, Any]) -> dict[str, Any]:
 def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -> hooks.Passes:
     """How Horovod would accumulate, for an optimizer that may already do so, such as one from a file."""
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"Expected backward_passes_per_step to be a whole number, at least 1, got {count!r}.")
+        raise ValueError(f"Expected backward_passes_per_step to be an integer of at least 1, got {count!r}.")
     if count > 1 and optimizer.built and optimizer.gradient_accumulation_steps != count:
         raise ValueError(
-            f"backward_passes_per_step={count} is not what the optimizer {optimizer.name} was used with, "
-            f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}: pass the same number, or compile "
-            "the model with a new optimizer."
+            f"backward_passes_per_step={count} differs from the gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps} of the optimizer {optimizer.name}: pass the same number, or "
+            "compile the model with a new optimizer."
         )
     return hooks.Passes(count, bool(averaged))
 
@@ -261,23 +261,23 @@ def _passes(optimizer: keras.optimizers.Optimizer, count: Any, averaged: bool) -
 def _require_new(optimizer: Any) -> None:
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(
-            f"Expected a Keras optimizer, as keras.optimizers.SGD(0.1), got {type(optimizer).__name__}; for other "
-            "optimizers average the gradients with hvd.DistributedGradientTape."
+            f"Expected a Keras optimizer, such as keras.optimizers.SGD(0.1), got {type(optimizer).__name__}; for "
+            "other optimizers, average the gradients with hvd.DistributedGradientTape."
         )
     if hooks.exchange_of(optimizer) is not None:
         raise ValueError(
-            f"The optimizer {optimizer.name} is distributed already, and a second exchange would average averages: "
+            f"The optimizer {optimizer.name} is already distributed, and a second exchange would average averages: "
             "wrap it once."
         )
     if optimizer.__class__ is not type(optimizer):
-        raise ValueError(f"The optimizer {optimizer.name} meets other ranks already, in another way: wrap it once.")
+        raise ValueError(f"The optimizer {optimizer.name} already communicates in another way: wrap it once.")
     if optimizer.built:
         raise ValueError(
-            f"The optimizer {optimizer.name} is in use already, perhaps in a compiled step that does not exchange: "
-            "wrap it before compile and before the first step. To go on with a saved model use hvd.load_model(path)."
+            f"The optimizer {optimizer.name} is already in use, perhaps in a compiled step that does not exchange: "
+            "wrap it before compile and before the first step. To resume from a saved model, use hvd.load_model(path)."
         )
     if tf.distribute.has_strategy():
         raise ValueError(
             "hvd.DistributedOptimizer exchanges between processes of one device each and cannot work inside a "
-            "tf.distribute strategy: leave the strategy out and start one process for each device."
+            "tf.distribute strategy: leave out the strategy and start one process for each device."
         )

@@ -149,16 +149,16 @@ def _read(path: pathlib.Path, account: Account) -> tuple[dict[str, Any], dict[st
     manifest, arrays, _ = archives.load(path)
     saved = manifest.get("servers")
     if saved is None:
-        raise ValueError(f"{path} is no file of sharded servers.")
+        raise ValueError(f"{path} was not saved by sharded servers.")
     unit = saved.get("unit", GRADIENTS)
     if unit != account.unit:
         raise ValueError(
-            f"{path} is of clients that pushed {_PUSHED[unit]}, and here they push {_PUSHED[account.unit]}: give "
-            "ShardedServers the push that it was saved with."
+            f"{path} was saved with clients that pushed {_PUSHED[unit]}, and here they push {_PUSHED[account.unit]}: "
+            "pass ShardedServers the push that it was saved with."
         )
     if Account(saved["optimizer"], saved["shapes"], unit) != account:
         raise ValueError(
-            f"{path} is of another model or optimizer: it has {saved['optimizer']} and variables of "
+            f"{path} was saved for another model or optimizer: it has {saved['optimizer']} and variables of "
             f"{saved['shapes'][:4]} ..., here are {account.optimizer} and {account.shapes[:4]} ..."
         )
     return manifest, arrays

@@ -41,13 +41,13 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     def __init__(self, fused: bool | None = False, **options: Any):
         if fused is not False:
             raise ValueError(
-                f"Expected fused=False, got fused={fused}: SyncBatchNormalization cannot be fused, as ranks meet in "
-                "the middle of it. Options of keras.layers.BatchNormalization go by their names, as axis=1."
+                f"Expected fused=False, got fused={fused}: SyncBatchNormalization cannot be fused, because ranks "
+                "communicate in the middle of it. Pass keras.layers.BatchNormalization's options by name, e.g. axis=1."
             )
         if options.get("renorm"):
             raise ValueError(
-                "Expected renorm=False, got True: SyncBatchNormalization takes the statistics of all ranks' batches, "
-                "which are large enough without it; or use keras.layers.BatchNormalization."
+                "Expected renorm=False, got True: SyncBatchNormalization uses the statistics of all ranks' batches, "
+                "which are large enough without it: leave it out, or use keras.layers.BatchNormalization."
             )
         super().__init__(**options)
         _made.add(self)
@@ -81,7 +81,7 @@ def _counted(values: tf.Tensor, mask: Any) -> tf.Tensor | None:
     mask = tf.cast(mask, tf.bool)
     if mask.shape.rank != values.shape.rank - 1:
         raise ValueError(
-            f"Expected a mask with one dimension less than the inputs {values.shape}, got one of shape {mask.shape}."
+            f"Expected a mask with one dimension fewer than the inputs {values.shape}, got one of shape {mask.shape}."
         )
     return tf.broadcast_to(mask[..., tf.newaxis], tf.shape(values))
 

@@ -104,7 +104,7 @@ class DistributedGradientTape:
         self._epoch: int | None = None
         if isinstance(aggregator, GradientExchange):
             if self._local_layers or self._options != _NOTHING_ASKED:
-                raise ValueError("An exchange brings its own options: pass them to hvd.GradientExchange(...).")
+                raise ValueError("An exchange has its own options: pass them to hvd.GradientExchange(...).")
             self._exchange = aggregator
 
     def set_epoch(self, epoch: int) -> None:
@@ -115,8 +115,8 @@ class DistributedGradientTape:
         """
         if tf.inside_function():
             raise RuntimeError(
-                "set_epoch inside a tf.function would run once, when it is traced: make an exchange = "
-                "hvd.GradientExchange(recipe) outside, pass it to the tape and call exchange.set_epoch(epoch)."
+                "set_epoch inside a tf.function would run only once, during tracing: create exchange = "
+                "hvd.GradientExchange(recipe) outside, pass it to the tape, and call exchange.set_epoch(epoch)."
             )
         self._epoch = epoch
 

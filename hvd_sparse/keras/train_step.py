@@ -94,8 +94,8 @@ class _GradientTaker:
     def apply(self, grads, trainable_variables=None) -> None:
         if self.gradients is not None:
             raise ValueError(
-                "compiled_train_step takes the gradients of one optimizer step, and this train_step applies gradients "
-                "twice: apply them together, or leave out compiled_train_step."
+                "compiled_train_step handles one optimizer step, and this train_step applies gradients twice: "
+                "apply them together, or leave out compiled_train_step."
             )
         self.gradients, self.variables = list(grads), trainable_variables
 

@@ -66,7 +66,7 @@ class WithoutSlots:
         if trained and self.gathered is None:
             raise RuntimeError(
                 f"The slots of {type(optimizer).__name__} were gathered on rank 0, and this is rank "
-                f"{topology.rank()}: save the model on rank 0 alone, as Horovod's scripts do."
+                f"{topology.rank()}: save the model only on rank 0, as Horovod's scripts do."
             )
         made = self.gathered or slots.whole(optimizer)
         for own, common in zip(made.variables[: self._common], optimizer.variables, strict=False):

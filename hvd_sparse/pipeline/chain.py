@@ -80,7 +80,7 @@ def _with_named(part: Any, activation: tf.Tensor, batch: Any) -> Any:
         return activation
     if not isinstance(batch, dict):
         raise ValueError(
-            f"Expected inputs by name, as {part.name} takes {names} beside the activation: pass x as a dict."
+            f"Expected inputs by name, as {part.name} takes {names} besides the activation: pass x as a dict."
         )
     return [activation, *(_from(batch, name, part) for name in names)]
 
@@ -100,7 +100,7 @@ def _one(output: Any, part: Any) -> tf.Tensor:
     if not tf.is_tensor(output) or output.shape.rank is None or output.shape.rank < 2:
         got = f"{len(tf.nest.flatten(output))} tensors" if not tf.is_tensor(output) else f"shape {output.shape}"
         raise ValueError(
-            f"Expected one tensor [rows, ..., d] of {part.name}, to be handed to the next stage, got {got}: split "
-            "where a single tensor goes on, and give later stages what else they need as inputs of the model."
+            f"Expected one tensor [rows, ..., d] from {part.name} for the next stage, got {got}: split "
+            "where a single tensor goes on, and pass whatever else later stages need as inputs of the model."
         )
     return output

@@ -30,7 +30,7 @@ def check(optimizer: keras.optimizers.Optimizer, trainers: int) -> None:
     if trainers > 1 or getattr(slots.without_loss_scaling(optimizer), "gradient_accumulation_steps", None):
         means = "trainers" if trainers > 1 else "the steps of gradient_accumulation_steps"
         raise ValueError(
-            f"Stages tell each other the norm of one step's gradients, not of their mean over {means}: pass clipnorm "
+            f"Stages exchange the norm of one step's gradients, not of their mean over {means}: pass clipnorm "
             "or clipvalue, not global_clipnorm."
         )
 

@@ -73,7 +73,7 @@ def load(model: Stages, folder: str | os.PathLike[str]) -> None:
     missing = [name for name in wanted if name not in found]
     if missing:
         raise ValueError(
-            f"Expected {missing[0]} and {len(missing) - 1} other variables in {folder}, which it does not have: give "
+            f"Expected {missing[0]} and {len(missing) - 1} other variables in {folder}, which are not there: give "
             "layers the same names in both models, and compile the same optimizer."
         )
     for name, variable in wanted.items():
@@ -91,7 +91,7 @@ def _named(model: Stages) -> dict[str, Any]:
     names += [f"optimizer/{each.path.partition('/')[2]}" for each in slots]  # without the optimizer's own name
     twice = [name for name in names if names.count(name) > 1]
     if twice:
-        raise ValueError(f"Expected variables of different paths, got two of {twice[0]}: give layers other names.")
+        raise ValueError(f"Expected variables of different paths, got two of {twice[0]}: rename one of the layers.")
     return dict(zip(names, [*model.weights, *slots], strict=True))
 
 

@@ -142,7 +142,7 @@ def _unpacked(packed: np.ndarray, kept: int, dtype: str) -> np.ndarray:
         return packed.view(np.int8)
     halves = np.stack([packed << 4, packed & 240], axis=-1).reshape(len(packed), -1)  # each times 16
     if halves[:, kept:].any():
-        raise WireError(f"something behind the last of {kept} codes of a row")
+        raise WireError(f"data after the last of {kept} codes of a row")
     return halves[:, :kept].view(np.int8) >> 4
 
 

@@ -110,10 +110,10 @@ class Neighbours:
         with self._changed:
             request = self._requests.popleft() if self._requests else None
         if request is None or request.kind != kind:
-            got = "its leave" if request is None else repr(request.kind)
+            got = "a disconnect" if request is None else repr(request.kind)
             raise StageError(
-                f"{self.place.name()} expected {kind!r} of {self._before}, got {got}: give all stages the same calls "
-                "of fit, evaluate and predict, with as many batches."
+                f"{self.place.name()} expected {kind!r} of {self._before}, got {got}: make the same calls "
+                "of fit, evaluate and predict on all stages, with equally many batches."
             )
         return request
 
@@ -134,7 +134,7 @@ class Neighbours:
         try:
             answer = asked.result()
         except LinkError as lost:
-            raise StageError(f"{self.place.name(self.place.stage + 1)} is gone: {lost.reason}.") from None
+            raise StageError(f"{self.place.name(self.place.stage + 1)} was lost: {lost.reason}.") from None
         if answer.kind == "failed":
             raise StageError(answer.fields["why"])
         return answer
@@ -218,7 +218,7 @@ class Neighbours:
     def _gone(self, asker: int) -> None:
         with self._changed:
             if not self._parted:
-                self._why = self._why or f"{self._before} is gone."
+                self._why = self._why or f"{self._before} was lost."
             self._parted = True
             self._changed.notify_all()
 

@@ -132,7 +132,7 @@ def _positions_in(x: tf.Tensor) -> tf.DType:
     if width is None:
         raise ValueError(
             f"Expected x of shape [..., d] with a known d, as the dtype of positions depends on it, got shape {shape}: "
-            "set it, for example by tf.ensure_shape."
+            "set it, for example with tf.ensure_shape."
         )
     return position_type(width)
 

@@ -61,8 +61,8 @@ def _require_disjoint(parts: Sequence[keras.Model], after: Sequence[str]) -> Non
     for number, own in enumerate(before):
         if own & last:
             raise ValueError(
-                f"Expected a single tensor to go on from the layer {after[number]!r}, but what {sorted(own & last)} "
-                "give is needed on both sides of it: cut elsewhere."
+                f"Expected a single tensor to cross the split after {after[number]!r}, but the outputs of "
+                f"{sorted(own & last)} are needed on both sides of it: split elsewhere."
             )
 
 

@@ -139,7 +139,7 @@ class Stages(keras.Model):
                 or if an argument requires one graph of the whole step.
         """
         if kwargs.pop("jit_compile", None) is True or kwargs.get("steps_per_execution", 1) != 1:
-            raise ValueError("A step crosses the network: leave out jit_compile=True and steps_per_execution.")
+            raise ValueError("A step uses the network: leave out jit_compile=True and steps_per_execution.")
         super().compile(optimizer, loss, **{**kwargs, "run_eagerly": True, "jit_compile": False})
         if self._place.stages > 1:
             clipping.check(self.optimizer, self._peers.size)
@@ -229,7 +229,7 @@ class Stages(keras.Model):
 
     def _begun(self) -> Steps:
         if self._neighbours is None and self._place.stages > 1:
-            raise RuntimeError(f"{self.name} was closed: this rank has no connections to other stages any more.")
+            raise RuntimeError(f"{self.name} was closed: this rank is no longer connected to other stages.")
         if self._steps is not None:
             return self._steps
         if self._place.is_last:
@@ -266,8 +266,8 @@ class Stages(keras.Model):
         hears = isinstance(self.optimizer, keras.optimizers.LossScaleOptimizer) or self._peers.size > 1
         if end.culprit and not hears:
             raise FloatingPointError(
-                f"A gradient of {end.culprit} is not finite: no stage has made the step. Look there for a division, a "
-                "logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
+                f"A gradient of {end.culprit} is not finite: no stage has applied the step. Look there for a division, "
+                "a logarithm or a learning rate that is too high; with float16 use a LossScaleOptimizer."
             )
         if end.culprit:
             gradients = each_value(gradients, lambda values: values * float("nan"))
@@ -327,6 +327,6 @@ def _check(parts: Sequence[Part], micro_batches: int, wire_dtype: str, schedule:
     if micro_batches < 1:
         raise ValueError(f"Expected micro_batches of at least 1, got {micro_batches}.")
     if wire_dtype not in WIRE_DTYPES:
-        raise ValueError(f"Expected a wire_dtype of {', '.join(WIRE_DTYPES)}, got {wire_dtype!r}.")
+        raise ValueError(f"Expected wire_dtype to be one of {', '.join(WIRE_DTYPES)}, got {wire_dtype!r}.")
     if schedule not in SCHEDULES:
-        raise ValueError(f"Expected a schedule of {', '.join(SCHEDULES)}, got {schedule!r}.")
+        raise ValueError(f"Expected schedule to be one of {', '.join(SCHEDULES)}, got {schedule!r}.")

@@ -362,7 +362,7 @@ class Steps:
             yield
         except (WireError, tf.errors.OpError, TypeError, ValueError) as problem:
             raise StageError(
-                f"{self._place.name()} cannot read what {self._place.name(sender)} has sent: {problem}. Do all ranks "
+                f"{self._place.name()} cannot read what {self._place.name(sender)} sent: {problem}. Do all ranks "
                 "run the same version?"
             ) from None
 
@@ -375,7 +375,7 @@ class Steps:
             if incoming.source is not None:
                 shape, dtype = list(incoming.source.shape), incoming.source.dtype.name
                 sender = self._place.name(self._place.stage - 1)
-                problem.add_note(f"{self._place.name()} has got an activation {shape} of {dtype} from {sender}.")
+                problem.add_note(f"{self._place.name()} received an activation {shape} of {dtype} from {sender}.")
             raise
 
     def _require_step(self, step: int) -> None:
@@ -385,15 +385,15 @@ class Steps:
     def _disagreement(self, what: str, here: Any, there: Any) -> StageError:
         return StageError(
             f"{self._place.name()} and {self._place.name(self._place.stage - 1)} disagree on the {what}: {here} here "
-            f"and {there} there. Give all stages of a trainer the same data in the same order, as with shuffle=False "
-            "or keras.utils.set_random_seed, and the same calls."
+            f"and {there} there. Give all stages of a trainer the same data in the same order, for example "
+            "with shuffle=False or keras.utils.set_random_seed, and the same calls."
         )
 
 
 def _one_prediction(predicted: Any) -> tf.Tensor:
     if not tf.is_tensor(predicted):
         raise ValueError(
-            f"Expected one tensor of the last stage, got {len(tf.nest.flatten(predicted))}: predict with the parts "
+            f"Expected one tensor from the last stage, got {len(tf.nest.flatten(predicted))}: predict with the parts "
             "themselves."
         )
     return predicted

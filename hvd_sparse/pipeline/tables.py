@@ -152,7 +152,7 @@ class ShardedTables(keras.layers.Layer):
 
     def _require_inside(self, culprits: tf.Tensor) -> tf.Operation:
         told = (
-            f"{self.name}: expected categories in [0, size) of their tables, of the sizes {list(self.sizes)}, and "
+            f"{self.name}: expected categories in [0, size) of tables of sizes {list(self.sizes)}, and "
             "these ranks have others. Look for numbers in the input that no table has. Nothing was written."
         )
         return tf.debugging.Assert(tf.equal(tf.size(culprits), 0), [told, culprits])

@@ -30,15 +30,15 @@ def check(optimizer: keras.optimizers.Optimizer) -> None:
     home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
     if home.__module__.partition(".")[0] != "keras" or home.__name__ not in _ELEMENT_WISE:
         raise ValueError(
-            f"A server has a part of the parameters and cannot run {type(optimizer).__name__}, which may look at whole "
-            f"variables: use one of {', '.join(_ELEMENT_WISE)} with its own step."
+            f"A server holds a part of the parameters and cannot run {type(optimizer).__name__}, which may need whole "
+            f"variables: use one of {', '.join(_ELEMENT_WISE)} with its original step."
         )
     if optimizer.use_ema:
-        raise ValueError("Servers keep no moving average of the parameters: leave use_ema out.")
+        raise ValueError("Servers keep no moving average of the parameters: leave out use_ema.")
     if optimizer.gradient_accumulation_steps:
         raise ValueError(
-            f"Each step is a push of its own: in place of gradient_accumulation_steps="
-            f"{optimizer.gradient_accumulation_steps} take larger batches, or pushes_per_update of the servers."
+            f"Each step is a separate push: instead of gradient_accumulation_steps="
+            f"{optimizer.gradient_accumulation_steps} use larger batches, or pushes_per_update of the servers."
         )
 
 
@@ -46,8 +46,8 @@ def check_lazy(optimizer: keras.optimizers.Optimizer) -> None:
     """Raises ValueError if an optimizer that `check` accepts has no lazy step."""
     if lazy_step_of(_copy(optimizer, set())) is None:
         raise ValueError(
-            f"lazy=True has steps for {', '.join(_LAZY)}, each without amsgrad, got {type(optimizer).__name__} of "
-            f"{type(optimizer).__module__}: use one of these, or leave lazy out."
+            f"lazy=True supports {', '.join(_LAZY)}, without amsgrad, got {type(optimizer).__name__} of "
+            f"{type(optimizer).__module__}: use one of these, or leave out lazy."
         )
 
 
@@ -109,7 +109,7 @@ class _Pieces:
         expected = {**{name: (self.size,) for name in vectors}, **{name: () for name in numbers}}
         shapes = {name: value.shape for name, value in state.items()}
         if shapes != expected:
-            raise ValueError(f"Expected a shard's state of {expected}, got {shapes}: it is of another optimizer.")
+            raise ValueError(f"Expected a shard's state of {expected}, got {shapes}: from another optimizer.")
         ends = np.cumsum([piece.shape[0] for piece in self._pieces])
         for name, held in vectors.items():
             for variable, part in zip(held, np.split(state[name], ends[:-1]), strict=True):

@@ -240,8 +240,8 @@ class Connections:
             for shard, each in sorted(why.items())
         ]
         self._lost = ServerLostError(
-            f"{'; '.join(told)}. Its part of the parameters is lost with it: start the job again from its last "
-            "checkpoint, or from what was saved last."
+            f"{'; '.join(told)}. Its part of the parameters is lost with it: restart the job from its last "
+            "checkpoint, or from the last save."
         )
         return self._lost
 
@@ -250,7 +250,7 @@ class _MovedError(Exception):
     """The rank that was asked no longer serves the shard."""
 
     def __str__(self) -> str:
-        return "it serves this part of the parameters no more"
+        return "it no longer serves this part of the parameters"
 
 
 def _of_who_serves(check: Callable[..., Any]) -> Callable[..., Any]:

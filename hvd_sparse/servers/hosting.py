@@ -82,7 +82,7 @@ class Hosting:
 
     def _go_on(self, request: Request) -> None:
         if request.asker != self._still_for:
-            request.answer("failed", problem="the connection was lost meanwhile, and the server has gone on")
+            request.answer("failed", problem="the connection was lost in the meantime, and the server has moved on")
             return
         self._go_on_by_itself()
         request.answer("done")

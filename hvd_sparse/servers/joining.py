@@ -61,7 +61,7 @@ def join(
     shards = cut(Spec(size, grid, segments=segments, name="servers"), world.size)
     _begin_alike(variables, world)
     if settings.replicas is not None and world.size < 2:
-        raise ValueError("Expected at least 2 ranks, of which one has the other's replica, got 1: leave replicas out.")
+        raise ValueError("Expected at least 2 ranks, as one holds the other's replica, got 1: leave out replicas.")
     served = local.subtraction(optimizer) if local.sends_updates(settings.push) else optimizer
     pieces = LazyPieces if settings.lazy else ServedPieces
     service = serve(lambda shard: pieces(served, variables, shards[shard]), shards, world.rank, settings)

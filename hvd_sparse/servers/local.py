@@ -32,28 +32,28 @@ def check(optimizer: keras.optimizers.Optimizer, push: Compressor | None) -> Non
         return
     if push.ahead:
         raise ValueError(
-            "A client's copy changes with each pull, so that there are no weights to look ahead from: leave ahead=True "
-            "out of LocalUpdates, or use hvd.DistributedOptimizer with hvd.recipes.updates(..., ahead=True)."
+            "A client's copy changes with each pull, so there are no fixed weights to look ahead from: leave "
+            "ahead=True out of LocalUpdates, or use hvd.DistributedOptimizer with hvd.recipes.updates(..., ahead=True)."
         )
     if not shard_slots.is_element_wise(optimizer):
         raise ValueError(
-            f"A client cannot run {type(optimizer).__name__} on the parts of its gradient, but "
-            f"{', '.join(shard_slots.ELEMENT_WISE)} with their own steps: use one of these, or push gradients, by "
-            "ErrorFeedback in place of LocalUpdates."
+            f"A client cannot run {type(optimizer).__name__} on the parts of its gradient: use one of "
+            f"{', '.join(shard_slots.ELEMENT_WISE)} with its original step, or push gradients, with "
+            "ErrorFeedback instead of LocalUpdates."
         )
 
 
 def _check_momentum(optimizer: keras.optimizers.Optimizer, push: MomentumCorrection) -> None:
     if push.momentum is None:
         raise ValueError(
-            "Servers hand no momentum over to their clients: name it, MomentumCorrection(compressor, momentum=0.9), "
-            "and give the servers an optimizer without momentum."
+            "Servers do not pass momentum to their clients: set it, MomentumCorrection(compressor, momentum=0.9), "
+            "and pass the servers an optimizer without momentum."
         )
     names = [name for name in ("momentum", "beta_1") if getattr(optimizer, name, 0.0)]
     if push.momentum and names:
         raise ValueError(
             f"Clients have a momentum of {push.momentum:g}, and the servers' {type(optimizer).__name__} has "
-            f"{names[0]}={getattr(optimizer, names[0]):g}: set that to 0, or leave MomentumCorrection out."
+            f"{names[0]}={getattr(optimizer, names[0]):g}: set that to 0, or leave out MomentumCorrection."
         )
 
 

@@ -86,16 +86,13 @@ def ShardedServers(  # noqa: N802 - as hvd.DistributedOptimizer
             if there is one rank and `replicas` is set.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(f"Expected a Keras optimizer, as keras.optimizers.Adam(), got {type(optimizer).__name__}.")
+        raise TypeError(f"Expected a Keras optimizer, such as keras.optimizers.Adam(), got {type(optimizer).__name__}.")
     if optimizer.built or optimizer.__class__ is not type(optimizer):
-        raise ValueError(f"The optimizer {optimizer.name} is in use already: wrap it once, and before the first step.")
+        raise ValueError(f"The optimizer {optimizer.name} is already in use: wrap it once, before the first step.")
     applying.check(optimizer)
     local.check(optimizer, push)
     if lazy and local.sends_updates(push):
-        raise ValueError(
-            "Where clients push LocalUpdates, servers subtract what arrives and touch nothing else: leave lazy=True "
-            "out."
-        )
+        raise ValueError("If clients push LocalUpdates, servers only subtract what arrives: leave out lazy=True.")
     if lazy:
         applying.check_lazy(optimizer)
     _check_pull(pull)
@@ -186,8 +183,8 @@ def _rule(synchronous: bool, max_staleness: int | None, pushes_per_update: int) 
         return InOrderOfArrival(max_staleness, pushes_per_update)
     if max_staleness is not None or pushes_per_update != 1:
         raise ValueError(
-            "synchronous=True makes one update of the pushes of all ranks, and no copy is ever older: leave "
-            "max_staleness and pushes_per_update out."
+            "synchronous=True makes one update from the pushes of all ranks, and no copy is ever older: leave out "
+            "max_staleness and pushes_per_update."
         )
     return Together()
 
@@ -250,7 +247,7 @@ class Participant:
     def member(self) -> Guest:
         """This rank's connections, with its server unless it has come back; RuntimeError before the first step."""
         if self._member is None:
-            raise RuntimeError("The servers begin with the first step: train at least one before.")
+            raise RuntimeError("The servers start with the first step: train at least one step first.")
         return self._member
 
     @property

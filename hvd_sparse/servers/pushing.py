@@ -128,7 +128,7 @@ def decoder(compressor: Compressor | None, shard: Spec) -> Decode | None:
         try:
             return quantizer.decode(tf.constant(coded.codes), tf.constant(coded.scales), len(indices), where).numpy()
         except tf.errors.InvalidArgumentError as problem:
-            raise MessageError(f"codes that stand for nothing: {problem.message}") from None
+            raise MessageError(f"undecodable codes: {problem.message}") from None
 
     return decode
 

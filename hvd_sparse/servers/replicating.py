@@ -95,8 +95,8 @@ class Replicator:
                 return self._give_up()
             if self._alone:
                 _log.warning(
-                    "hvd_sparse servers: rank %d, which had the replica of part %d of the parameters, is gone. "
-                    "Training goes on without a replica of it.",
+                    "hvd_sparse servers: rank %d, which had the replica of part %d of the parameters, was lost. "
+                    "Training continues without a replica of it.",
                     self._deputy,
                     self._service.number,
                 )
@@ -119,7 +119,7 @@ class Replicator:
 
     def _give_up(self) -> bool:
         _log.warning(
-            "hvd_sparse servers: rank %d is cut off from its deputy, and serves no more.", self._service.number
+            "hvd_sparse servers: rank %d is cut off from its deputy and no longer serves.", self._service.number
         )
         with self._service.lock:
             self._service.depose()

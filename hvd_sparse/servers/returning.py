@@ -64,8 +64,8 @@ def require_replicas(settings: Settings) -> None:
     """Raises ValueError if ranks cannot come back."""
     if settings.replicas is None:
         raise ValueError(
-            "A rank that is gone can come back where another one serves its part of the parameters: pass replicas=1 on "
-            "all ranks."
+            "A lost rank can return only if another one serves its part of the parameters: pass replicas=1 on all "
+            "ranks."
         )
 
 
@@ -81,7 +81,7 @@ def _announce(client: Client, rank: int, ranks: int) -> None:
             time.sleep(_PAUSE)
     raise ServerLostError(
         f"Rank {witness}, which is to serve the part of rank {rank}, does not answer: {why}. If all ranks have ended, "
-        "there is nothing to come back to; else start the job again from its last checkpoint."
+        "there is nothing to return to; otherwise restart the job from its last checkpoint."
     )
 
 

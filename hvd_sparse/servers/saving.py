@@ -94,7 +94,7 @@ class Flight:
         """
         with self._changed:
             if not self._changed.wait_for(lambda: not self._choosing, _REST):
-                raise TimeoutError("a step has ended by an error, and no other has come after it")
+                raise TimeoutError("a step has failed, and no other has followed")
             self._watched = True
         try:
             yield self._number, self._parts
@@ -140,7 +140,7 @@ class Keeper:
             TimeoutError: if the client does not begin, or does not finish sending.
         """
         if not self._begun.wait(_REST):
-            raise TimeoutError("this rank has joined, and its model has not begun to train")
+            raise TimeoutError("this rank has joined, but its model has not started to train")
         state = self._shard.state()
         with self.flight.watched() as (number, parts):
             whole = np.zeros(sum(spec.size for spec in self._shards), np.float32)

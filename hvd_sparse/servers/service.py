@@ -107,7 +107,7 @@ class Service:
     def _average(self, request: Request) -> None:
         told = wire.entries_of(request.fields, request.payload)
         if told.indices is not None or any(len(other) != len(told.values) for other in self._told.values()):
-            raise MessageError(f"{len(told.values)} values that are not trained, where others have told other ones")
+            raise MessageError(f"{len(told.values)} values that are not trained, of which others have another number")
         self._told[request.asker] = told.values
         told_by_all = np.stack([self._told[client] for client in sorted(self._told)])
         mean = told_by_all.mean(0, np.float64)
@@ -153,8 +153,8 @@ class Service:
         for client in self.presence.absent(self.ranks):
             self._hosted[shard].gone(client)
         _log.warning(
-            "hvd_sparse servers: the server of rank %d is gone, and rank %d has taken over its part of the parameters. "
-            "Its replica has %d updates; at least %d later ones are lost.",
+            "hvd_sparse servers: the server of rank %d was lost, and rank %d has taken over its part of the "
+            "parameters. Its replica has %d updates; at least %d later ones are lost.",
             shard,
             self.number,
             deputy.replica.version,

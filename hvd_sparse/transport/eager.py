@@ -52,7 +52,7 @@ def eagerly(call: Callable[[], Result], makes_variables: bool = False) -> Result
 def _checked(call: Callable[[], Result]) -> Result:
     if not tf.executing_eagerly():
         raise RuntimeError(
-            "TensorFlow's eager execution is switched off, and Keras 3 and hvd_sparse need it: take out "
+            "TensorFlow's eager execution is switched off, and Keras 3 and hvd_sparse need it: remove "
             "tf.compat.v1.disable_eager_execution() or tf.compat.v1.disable_v2_behavior()."
         )
     return call()

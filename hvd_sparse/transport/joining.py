@@ -21,8 +21,9 @@ def join() -> tf.Tensor:
     """
     if _forbidden:
         raise RuntimeError(
-            "hvd.join() cannot answer for this rank in the exchange of gradients, which gathers: give every rank the "
-            "same number of batches, as by dataset.repeat() with steps_per_epoch=int(hvd.allreduce(steps, op=hvd.Min))."
+            "hvd.join() cannot stand in for this rank in the exchange of gradients, which uses allgather: give "
+            "every rank the same number of batches: dataset.repeat() with "
+            "steps_per_epoch=int(hvd.allreduce(steps, op=hvd.Min))."
         )
     return _horovod.join()
 

@@ -55,7 +55,7 @@ class Store(NamedTuple):
                 if error.code != 404:
                     raise
             if time.monotonic() > deadline:
-                raise TimeoutError(f"Expected {key} in the launcher's store within {patience:g} s, it did not come.")
+                raise TimeoutError(f"Expected {key} in the launcher's store within {patience:g} s, got nothing.")
             time.sleep(_POLL)
 
     def clear(self, key: object, attempts: int) -> None:

@@ -61,7 +61,7 @@ class Ticket(NamedTuple):
                 return cls(rank, tuple(str(each) for each in addresses), bytes.fromhex(secret))
         except (ValueError, TypeError):
             pass
-        raise ValueError("Expected what hvd.servers.ticket gave, all of it, got something else.") from None
+        raise ValueError("Expected a complete ticket from hvd.servers.ticket, got something else.") from None
 
 
 def meet(world: Communicator, serving: Sequence[int], interface: str | None, name: str) -> Meeting:
@@ -83,7 +83,7 @@ def meet(world: Communicator, serving: Sequence[int], interface: str | None, nam
     problems = [f"rank {rank} {said}" for rank, (_, said) in zip(world.ranks, told, strict=True) if said]
     if problems:
         raise OSError(
-            f"{'; '.join(problems)}. Pass as interface= the network interface, or the address, that joins the hosts."
+            f"{'; '.join(problems)}. Pass interface=, the network interface or the address that connects the hosts."
         )
     own = secrets.token_hex(_SECRET_BYTES) if world.rank == 0 else ""
     secret = world.gather_descriptions(own, f"{name}.secret")[0]

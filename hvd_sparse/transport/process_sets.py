@@ -43,12 +43,12 @@ def add_process_set(process_set: ProcessSet | Sequence[int]) -> ProcessSet:
     if not can_be(made, size):
         raise ValueError(
             f"Expected some of the ranks 0 to {size - 1} as a process set, got {made.ranks}: hvd.global_process_set "
-            "is that of all."
+            "is that of all ranks."
         )
     if not is_dynamic():
         raise ValueError(
-            "Process sets can be added after the start only where Horovod was started for it: pass "
-            f"hvd.init(process_sets='dynamic'), or the sets themselves, or set {DYNAMIC_VARIABLE}=1 from the start."
+            "Process sets can be added after the start only if Horovod was started for it: pass "
+            f"hvd.init(process_sets='dynamic'), or the sets themselves; or set {DYNAMIC_VARIABLE}=1 from the start."
         )
     key = tuple(made.ranks)
     if key in _of_grid:
@@ -118,7 +118,7 @@ def asked_for(process_sets: Iterable[ProcessSet | Sequence[int]] | str | None) -
         raise ValueError("Expected the ranks of each process set, got an empty one or an MPI communicator: list them.")
     if len(set(keys)) < len(keys):
         raise ValueError(
-            f"Expected process sets of different ranks, got {[list(key) for key in keys]}: name each once."
+            f"Expected process sets of different ranks, got {[list(key) for key in keys]}: pass each only once."
         )
     return wanted
 
@@ -143,9 +143,9 @@ def of_grid(ranks: Sequence[int]) -> ProcessSet:
         return global_process_set
     if key not in _ids and not is_dynamic():
         raise RuntimeError(
-            f"Horovod was started for other nodes than one with the ranks {list(key)}: start it by "
-            "hvd_sparse.init(local_size=...), after hvd_sparse.shutdown() where it is running; or set "
-            f"{DYNAMIC_VARIABLE}=1 from the start, with which small messages take two to three times as long."
+            f"Horovod was started without a node of the ranks {list(key)}: start it with "
+            "hvd_sparse.init(local_size=...), after hvd_sparse.shutdown() if it is running; or set "
+            f"{DYNAMIC_VARIABLE}=1 before the start, which makes small messages take two to three times as long."
         )
     if key not in _ids:
         _ids[key] = _horovod.add_process_set(list(key)).process_set_id
@@ -176,7 +176,7 @@ def require_member(process_set: ProcessSet, root_rank: int | None = None) -> Non
     ranks = process_set.ranks if process_set.process_set_id else list(range(size))
     if _horovod.rank() not in ranks:
         raise NotIncludedError(
-            f"Rank {_horovod.rank()} is not in the process set of the ranks {ranks}: call its collectives only where "
+            f"Rank {_horovod.rank()} is not in the process set of the ranks {ranks}: call its collectives only if "
             "process_set.included()."
         )
     if root_rank is not None and root_rank not in ranks:

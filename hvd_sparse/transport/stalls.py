@@ -25,9 +25,9 @@ from hvd_sparse.transport.launcher_store import Store
 SECONDS_VARIABLE = "HVD_SPARSE_STALL_SECONDS"
 USUAL_SECONDS = 10.0
 _REMEDY = (
-    "All ranks must take part in the same collectives in the same order. Where some have fewer batches, give every "
+    "All ranks must take part in the same collectives in the same order. If some have fewer batches, give every "
     "rank the same number: dataset.repeat() with steps_per_epoch=int(hvd.allreduce(steps, op=hvd.Min)). "
-    f"{SECONDS_VARIABLE} says after how many seconds this is told, 0 for never."
+    f"{SECONDS_VARIABLE} sets the seconds until this warning, 0 for never."
 )
 _LOOKS = 4  # checks in that time
 _STILL = 2e-4  # seconds of computation between two checks below which a thread counts as waiting

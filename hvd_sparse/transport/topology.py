@@ -73,8 +73,8 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     global _grid
     if comm is not None and not isinstance(comm, Sequence):
         raise ValueError(
-            f"Expected None or the list of all ranks as comm, got {type(comm).__name__}: start only the ranks that are "
-            "to train, and make groups of them by process_sets=."
+            f"Expected comm to be None or the list of all ranks, got {type(comm).__name__}: start only the ranks that "
+            "are to train, and group them with process_sets=."
         )
     own = process_sets.asked_for(wanted)
     starts = not _horovod.is_initialized()
@@ -85,8 +85,8 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
     if comm and sorted(comm) != everyone:
         _stop_if(starts)
         raise ValueError(
-            f"Expected None or the list of all ranks as comm, got {list(comm)} of {len(everyone)} ranks: start only "
-            "the ranks that are to train, and make groups of them by process_sets=."
+            f"Expected comm to be None or the list of all ranks, got {list(comm)} of {len(everyone)} ranks: start only "
+            "the ranks that are to train, and group them with process_sets=."
         )
     world_communicator = (
         HorovodCommunicator("world", everyone, _horovod.rank(), global_process_set)
@@ -158,7 +158,7 @@ def _require_same_sets(places: Sequence[dict[str, Any]]) -> None:
     if any(each != asked[0] for each in asked):
         by_rank = ", ".join(f"rank {rank}: {own}" for rank, own in enumerate(asked))
         raise ValueError(
-            f"The ranks disagree on process_sets ({by_rank}): pass the same sets to hvd.init on every rank, also on "
+            f"The ranks disagree on process_sets ({by_rank}): pass the same sets to hvd.init on every rank, including "
             "those that are in none of them."
         )
 
@@ -188,7 +188,7 @@ def grid() -> Grid:
         return _grid
     if _horovod.is_initialized():
         raise RuntimeError(
-            "Horovod was started, but hvd_sparse was not: call hvd_sparse.init() in place of horovod's init()."
+            "Horovod was started, but hvd_sparse was not: call hvd_sparse.init() instead of Horovod's init()."
         )
     return Grid.lone()
 

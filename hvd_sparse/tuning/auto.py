@@ -65,7 +65,7 @@ class Auto(Aggregator):
         names = [name for name, _ in self.candidates]
         unknown = [name for name in names if name not in costs.MODELS]
         if not names or unknown or len(set(names)) < len(names):
-            raise ValueError(f"Expected different candidates of {', '.join(costs.MODELS)}; got {names}.")
+            raise ValueError(f"Expected distinct candidates from {', '.join(costs.MODELS)}, got {names}.")
         if not self.budget >= 0:
             raise ValueError(f"Expected a budget of at least 0 seconds, got {self.budget}.")
 
@@ -167,8 +167,8 @@ def check_constant(density: Any) -> None:
     """Raises ValueError if a density is not a number in (0, 1]."""
     if callable(density):
         raise ValueError(
-            "Auto tries its candidates at one density and chooses once; got a density that changes with the step. Give "
-            "each range of epochs its own: recipes.schedule([(0, recipes.auto(0.1)), (5, recipes.auto(0.01))])."
+            "Auto tries its candidates at one density and chooses once; got a density that changes with the step. Use "
+            "one Auto for each range of epochs: recipes.schedule([(0, recipes.auto(0.1)), (5, recipes.auto(0.01))])."
         )
     check_density(density)
 

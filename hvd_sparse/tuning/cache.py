@@ -92,7 +92,7 @@ class _CacheFile:
             finally:
                 temporary.unlink(missing_ok=True)
         except OSError as error:
-            self.complain(f"is not written, so the next run will measure again: {error}")
+            self.complain(f"could not be written, so the next run will measure again: {error}")
 
     def complain(self, problem: str) -> None:
         """Prints what is wrong with the file."""
@@ -104,7 +104,7 @@ class _CacheFile:
             raise ValueError(f"expected {_FORMAT!r} of this cluster, got {content['format']!r} of {content['cluster']}")
         age = time.time() - content["since"]
         if age > KEPT_FOR:
-            raise ValueError(f"they are {age / 86400:.0f} days old")
+            raise ValueError(f"its figures are {age / 86400:.0f} days old")
         if not isinstance(content["figures"], dict):
             raise TypeError(f"expected figures by subject, got {type(content['figures']).__name__}")
         self.since, self.figures = content["since"], content["figures"]

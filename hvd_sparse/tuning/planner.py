@@ -115,7 +115,7 @@ def simulated(settings: Sequence[str]) -> tuple[costs.Cluster, int]:
         given[name] = value
     missing = [name for name, value in given.items() if value is None]
     if missing:
-        raise ValueError(f"Expected also {', '.join(missing)}: as in nodes=16 local=8 inter=25Gbit intra=480Gbit.")
+        raise ValueError(f"Expected also {', '.join(missing)}, as in nodes=16 local=8 inter=25Gbit intra=480Gbit.")
     texts = {name: str(value) for name, value in given.items()}
     cluster = costs.Cluster(
         _count("nodes", texts["nodes"]),
@@ -131,13 +131,13 @@ def _size(model: str, size: str) -> int:
     if bool(model) == bool(size):
         raise ValueError("Expected either model=NAME or size=ELEMENTS.")
     if model and model not in MODEL_SIZES:
-        raise ValueError(f"Expected a model of {', '.join(MODEL_SIZES)}, got {model!r}; or pass size=ELEMENTS.")
+        raise ValueError(f"Expected one of the models {', '.join(MODEL_SIZES)}, got {model!r}; or pass size=ELEMENTS.")
     return MODEL_SIZES[model] if model else _count("size", size)
 
 
 def _count(name: str, text: str) -> int:
     if not text.isdigit() or int(text) < 1:
-        raise ValueError(f"Expected {name} as a whole number of at least 1, got {text!r}.")
+        raise ValueError(f"Expected {name} to be an integer of at least 1, got {text!r}.")
     return int(text)
 
 
@@ -155,7 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         prog="python -m hvd_sparse.planner", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--simulate", nargs="+", metavar="NAME=VALUE", help="a cluster that is not there")
+    parser.add_argument("--simulate", nargs="+", metavar="NAME=VALUE", help="a hypothetical cluster")
     parser.add_argument("--size", type=int, default=MODEL_SIZES["resnet50"], help="elements, when measured (25600000)")
     options = parser.parse_args(arguments)
     if options.simulate:

@@ -138,5 +138,5 @@ def test_the_one_threshold_goes_by_the_name_that_checkpoints_have():
 def test_no_other_scopes():
     with pytest.raises(ValueError, match="scope of 'global' or 'variable', got 'layer'"):
         recipes.dropping(0.1, scope="layer")
-    with pytest.raises(ValueError, match="codes float32 values, got a compressor with wire_dtype 'float16'"):
+    with pytest.raises(ValueError, match="encodes float32 values, got a compressor with wire_dtype 'float16'"):
         recipes.dropping(0.1, "float16", quantizer=OneBit())

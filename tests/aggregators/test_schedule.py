@@ -9,7 +9,7 @@ from hvd_sparse import recipes
 
 @pytest.mark.parametrize("starts", [(), (1,), (1, 2), (0, 0), (0, 3, 2), (2, 1)])
 def test_stages_begin_at_epoch_0_and_ascend(starts):
-    with pytest.raises(ValueError, match="start at epoch 0 and ascend"):
+    with pytest.raises(ValueError, match="ascending stages that start at epoch 0"):
         recipes.schedule([(start, recipes.dense()) for start in starts])
 
 

@@ -170,7 +170,7 @@ def test_what_a_checkpoint_put_back_is_owed():
 
 
 def test_without_an_optimizer_it_is_refused_in_words():
-    with pytest.raises(ValueError, match="no optimizer to ask.*hvd.DistributedOptimizer.*learning_rate=lambda"):
+    with pytest.raises(ValueError, match="no optimizer to get it from.*hvd.DistributedOptimizer.*learning_rate=lambda"):
         recipes.sparcml(0.1, as_published=True).init(Spec(SIZE, Grid.lone()))
 
 

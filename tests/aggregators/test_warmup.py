@@ -125,5 +125,5 @@ def test_refuses_what_has_no_density():
     with pytest.raises(ValueError, match="sends all of the gradient, and so needs no warm-up"):
         recipes.warmup(recipes.torus2d(), 10)
     schedule = recipes.schedule([(0, recipes.topk(0.1)), (1, recipes.dense())])
-    with pytest.raises(TypeError, match="Schedule has no density: give one to each recipe in it"):
+    with pytest.raises(TypeError, match="Schedule has no density: set it for each recipe in it"):
         recipes.warmup(schedule, 10)

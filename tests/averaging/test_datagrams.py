@@ -280,7 +280,7 @@ def test_a_rank_that_comes_back_needs_its_ticket_and_its_port():
     (grid,) = threads.grids(1, 1)
     channel = transport.open(3, grid.world, False, "lone")
     assert channel.ticket.secret not in repr(channel.ticket)
-    with pytest.raises(OSError, match="where it was before"):
+    with pytest.raises(OSError, match="this was its former address"):
         transport.reopen(channel.ticket)
     channel.close()
     again = transport.reopen(channel.ticket)

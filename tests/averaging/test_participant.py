@@ -227,7 +227,7 @@ def test_the_mean_is_put_and_each_rank_s_own_taken_back():
             mean = model.vector()
             model.participant.require_mean()
         same_bits(model.vector(), own)
-        with pytest.raises(RuntimeError, match="no mean of them was gathered"):
+        with pytest.raises(RuntimeError, match="their mean was not gathered"):
             model.participant.require_mean()
         return own, mean
 
@@ -243,12 +243,12 @@ def test_a_model_is_saved_only_while_it_holds_the_mean():
         participant = model.participant
         participant.require_mean()  # there has been no training
         model.step(0)
-        with pytest.raises(RuntimeError, match="no mean of them was gathered since the last step"):
+        with pytest.raises(RuntimeError, match="their mean was not gathered since the last step"):
             participant.require_mean()
         participant.holds_mean(True)
         participant.require_mean()
         model.step(1)
-        with pytest.raises(RuntimeError, match="no mean of them"):
+        with pytest.raises(RuntimeError, match="their mean was not gathered"):
             participant.require_mean()
 
     threads.run(2, 1, one_rank)
@@ -286,6 +286,6 @@ def test_a_rank_begins_with_the_first_one_s_values():
 def test_before_it_has_begun_it_says_so():
     participant = Participant(Settings(LOSSY))
     participant.require_mean()
-    with pytest.raises(RuntimeError, match="Averaging has not begun"):
+    with pytest.raises(RuntimeError, match="Averaging has not started"):
         participant.world  # noqa: B018 - it is to raise
     assert Telemetry().read() == {} and participant.calls == 0

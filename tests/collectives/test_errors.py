@@ -11,9 +11,9 @@ from tests import threads
 from tests.collectives.vectors import ALL, GOOD, errors_of, slices_of
 
 BAD = {
-    "op as one of": (GOOD, {"op": "mean"}),
-    "dense_above as a number": (GOOD, {"dense_above": 0.5}),
-    "dense_above of at least 0": (GOOD, {"dense_above": -1}),
+    "op to be one of": (GOOD, {"op": "mean"}),
+    "dense_above to be a number": (GOOD, {"dense_above": 0.5}),
+    "dense_above to be at least 0": (GOOD, {"dense_above": -1}),
     "expected tf.IndexedSlices, got": (tf.zeros([10]), {}),
     "float32 or float64, got bfloat16": (
         tf.IndexedSlices(tf.zeros([1], tf.bfloat16), tf.constant([1]), tf.constant([10])),
@@ -31,11 +31,11 @@ BAD = {
         {},
     ),
     "expected values": (tf.IndexedSlices(tf.zeros([2]), tf.constant([1]), tf.constant([10])), {}),
-    "indices in \\[0, 10\\), got 10 at place 1": (
+    "indices in \\[0, 10\\), got 10 at position 1": (
         tf.IndexedSlices(tf.zeros([2]), tf.constant([1, 10]), tf.constant([10])),
         {},
     ),
-    "got -1 at place 0": (tf.IndexedSlices(tf.zeros([1]), tf.constant([-1], tf.int64), tf.constant([10])), {}),
+    "got -1 at position 0": (tf.IndexedSlices(tf.zeros([1]), tf.constant([-1], tf.int64), tf.constant([10])), {}),
 }
 LAST = next(reversed(BAD))
 

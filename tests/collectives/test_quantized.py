@@ -74,7 +74,7 @@ class TestQuantized:
             assert isinstance(error, tf.errors.InvalidArgumentError) and "piece of rank" in error.message
 
     def test_a_quantizer_whose_scales_depend_on_places_is_for_what_each_rank_sends(self):
-        told = r"whose scales do not depend on places, as QSGD\(4\), got OneBit\(scale='column'\)"
+        told = r"whose scales do not depend on places, such as QSGD\(4\), got OneBit\(scale='column'\)"
         with pytest.raises(ValueError, match=told):
             collectives.dynamic(slices_of([1], [3]), LoneCommunicator(), quantizer=OneBit("column"))
         with pytest.raises(ValueError, match=told):

@@ -81,9 +81,9 @@ def test_a_norm_that_overflows_is_a_fault():
 def test_parts_that_cannot_work_together_are_refused():
     with pytest.raises(ValueError, match=r"write ErrorFeedback\(Quantized\(compressor, quantizer\)\)"):
         Quantized(ErrorFeedback(TopK(0.1)), QSGD(4))
-    with pytest.raises(ValueError, match="codes float32 values, got a compressor with wire_dtype 'float16'"):
+    with pytest.raises(ValueError, match="encodes float32 values, got a compressor with wire_dtype 'float16'"):
         Quantized(TopK(0.1, "float16"), QSGD(4))
-    with pytest.raises(ValueError, match="collective of auto, recursive_doubling, .* got 'ring'"):
+    with pytest.raises(ValueError, match="collective to be one of auto, recursive_doubling, .* got 'ring'"):
         SparseAllReduce(TopK(0.1), "ring")
     with pytest.raises(ValueError, match="split_allgather gathers none"):
         recipes.sparcml(0.1, bits=4, collective="split_allgather")

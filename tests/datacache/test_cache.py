@@ -233,7 +233,7 @@ class TestFaults:
     @pytest.mark.parametrize(
         "change, told",
         [
-            (lambda path: path.unlink(), "was listed, but is gone: put the file back .*verify --relist"),
+            (lambda path: path.unlink(), "was listed, but no longer exists: restore the file.*verify --relist"),
             (lambda path: os.truncate(path, 100), "has changed since it was listed: .* 100 bytes of time .*relist"),
             (lambda path: path.write_bytes(b""), "has changed since it was listed: .* 0 bytes of time .*relist"),
         ],

@@ -110,11 +110,11 @@ def test_varying_shapes_are_planned_and_warmed(run, sizes):
     named += ("--shape", "None,None,3")
     status, out, _ = run("plan", *named, source=sizes.path)
     mean = int(np.mean([sample.nbytes for sample in sizes.samples]))
-    assert status == 0 and f"uint8 [None, None, 3], {mean / 1000:.1f} KB each in the mean of {COUNT} samples" in out
+    assert status == 0 and f"uint8 [None, None, 3], {mean / 1000:.1f} KB each on average over {COUNT} samples" in out
     assert re.search("memory +about 16.* MB, .* are free", out)
     assert run("warm", *named, source=sizes.path)[0] == 0
     assert re.search(f"decoded on disk +{COUNT} records", run("stats", source=sizes.path)[1])
-    assert run("verify", "--records", source=sizes.path)[:2] == (0, "All as it was listed.\n")
+    assert run("verify", "--records", source=sizes.path)[:2] == (0, "Everything is as listed.\n")
 
 
 def test_clear_removes_memory_that_a_killed_run_left(run, sizes, monkeypatch):
@@ -190,18 +190,18 @@ def test_what_does_not_fit_is_told(run, tmp_path):
     for number in range(3):
         (big / f"{number}.jpg").write_bytes(os.urandom(600_000))
     status, out, _ = run("warm", "--disk-bytes", "1100000", source=big.parent)
-    assert status == 1 and "samples did not fit: give the level more --disk-bytes" in out
+    assert status == 1 and "samples did not fit: increase --disk-bytes" in out
 
 
 def test_verify_finds_changes_and_lists_anew(run, images):  # noqa: F811
-    assert run("verify")[:2] == (0, "All as it was listed.\n")
+    assert run("verify")[:2] == (0, "Everything is as listed.\n")
     images[1][3][0].write_bytes(b"other")
     images[1][4][0].unlink()
     status, out, _ = run("verify")
-    assert status == 1 and f"{images[1][3][0]} has changed" in out and f"{images[1][4][0]} is gone" in out
-    assert "2 complaints" in out
+    assert status == 1 and f"{images[1][3][0]} has changed" in out and f"{images[1][4][0]} no longer exists" in out
+    assert "2 problems" in out
     status, out, _ = run("verify", "--relist")
-    assert status == 0 and f"Listed anew: {COUNT - 1} samples" in out
+    assert status == 0 and f"Listed again: {COUNT - 1} samples" in out
     assert run("verify")[0] == 0
 
 
@@ -213,7 +213,7 @@ def test_verify_finds_damaged_records(run, images, tmp_path):  # noqa: F811
     data.write_bytes(whole)
     assert run("verify")[0] == 0
     status, out, _ = run("verify", "--records")
-    assert status == 1 and "sample 8 is damaged (its checksum is wrong); it is taken out" in out
+    assert status == 1 and "sample 8 is damaged (its checksum is wrong); it was removed" in out
     assert run("verify", "--records")[0] == 0
     assert "sample 8 was damaged in source" in run("stats")[1]
     run("warm")
@@ -223,7 +223,7 @@ def test_verify_finds_damaged_records(run, images, tmp_path):  # noqa: F811
 def test_clear_removes_what_nobody_uses(run, images, options, tmp_path):  # noqa: F811
     with datacache.DataCache(datacache.ImageFolder(images[0]), **options):
         status, out, _ = run("clear")
-        assert status == 1 and "is in use and stays" in out
+        assert status == 1 and "is in use and was kept" in out
     assert run("clear")[0] == 0
     assert list((tmp_path / "local").iterdir()) == []
     assert run("clear")[0] == 0

@@ -237,7 +237,7 @@ def test_a_dataset_keeps_the_cache_open(images, options):  # noqa: F811
 def test_errors_keep_their_words(images, options):  # noqa: F811
     images[1][9][0].write_bytes(b"no image")
     with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
-        with pytest.raises(tf.errors.OpError, match="sample 9 .*cannot be decoded.*remove or mend it"):
+        with pytest.raises(tf.errors.OpError, match="sample 9 .*cannot be decoded.*remove or repair it"):
             together(cache.dataset(batch_size=5, epoch=0))
 
 

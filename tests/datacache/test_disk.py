@@ -171,7 +171,7 @@ def test_a_damaged_tree_is_told(path, caplog):
     content[int(damage.pages(content, 2)[-1]) * damage.PAGE] ^= 1
     (path / "data.mdb").write_bytes(bytes(content))
     assert contents(path) == [None] * SAMPLES
-    assert f"{path} is made anew, from the source: it is damaged (a page of a tree is another one)" in caplog.text
+    assert f"{path} is rebuilt from the source: it is damaged (a page of a tree is another one)" in caplog.text
 
 
 @pytest.mark.parametrize("name", ["unsynced", "size.json", "lock.mdb", "use"])

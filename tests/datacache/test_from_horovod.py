@@ -42,9 +42,9 @@ def assert_refused(errors, ranks):
     unequal, elsewhere, anywhere, taken, same_port = errors
     assert unequal.startswith("ValueError: Expected the same local_size on all ranks, which divides")
     assert elsewhere.startswith("OSError: rank 0 cannot serve peers at 192.0.2.1") and "rank 1" not in elsewhere
-    assert "0.0.0.0 is no single address" in anywhere
+    assert "0.0.0.0 is not a single address" in anywhere
     assert taken.startswith("OSError: rank 0 cannot serve peers at 127.0.0.1, port ") and "in use" in taken
-    assert "an address of its own for each node" in same_port
+    assert "a different address for each node" in same_port
 
 
 def test_nobody_imports_horovod_or_a_framework_before_it_is_wanted():
@@ -55,7 +55,7 @@ def test_nobody_imports_horovod_or_a_framework_before_it_is_wanted():
 
 def test_without_horovod_only_a_lone_rank_needs_no_barrier():
     World().barrier()
-    with pytest.raises(RuntimeError, match="Only a World of World.from_horovod"):
+    with pytest.raises(RuntimeError, match="Only a World made by World.from_horovod"):
         World(0, 2).barrier()
 
 

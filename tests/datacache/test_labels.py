@@ -37,7 +37,7 @@ def test_tensors_are_taken_where_they_hold_an_integer():
 
     assert label_of(tf.constant(3), "sample 0") == 3
     for wrong in (tf.constant(0.5), tf.constant("7"), tf.constant([1, 2])):
-        with pytest.raises(ValueError, match="integer label that int64 holds for sample 0"):
+        with pytest.raises(ValueError, match="integer label that fits int64 for sample 0"):
             label_of(wrong, "sample 0")
 
 

@@ -84,5 +84,5 @@ def test_rank_0_says_once_that_srun_was_understood(launched, caplog):  # noqa: F
             assert launchers.place() == Place(0, 6, 0, 3)
     assert [record.message for record in caplog.records] == [
         "datacache: srun has started 6 tasks, of which this is rank 0: each reads its share of every batch. "
-        "Pass world=datacache.World() where each process trains for itself."
+        "Pass world=datacache.World() if each process trains on its own."
     ]

@@ -79,7 +79,7 @@ class TestClient:
         assert asked_by(client, owner, cheat) == {}
         assert tally.numbers()["failures.peers"] == 1
         assert client.ask(1, np.zeros(1, np.uint64)) is None
-        (told,) = [each for each in caplog.messages if "left alone" in each]
+        (told,) = [each for each in caplog.messages if "is unavailable" in each]
         assert "node 1 at 127.0.0.1" in told
 
     def test_several_requests_are_in_flight(self, client, owner):

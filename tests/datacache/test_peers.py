@@ -95,7 +95,7 @@ def test_a_peer_that_is_lost_in_mid_epoch_changes_nothing(sent, start, tmp_path)
     made[0].assert_read(1)
     numbers = made[0].ask("numbers")
     assert numbers["failures.peers"] == 1 and numbers["samples.peers"] > 0
-    assert made[0].errors().count("is left alone") == 1
+    assert made[0].errors().count("is unavailable") == 1
 
 
 def test_a_stopped_peer_is_asked_again_when_it_goes_on(start):
@@ -172,7 +172,7 @@ def test_who_stands_by_waits_until_lock_and_port_are_free(place, tally, tmp_path
     assert made == []
     with socket.create_server((host, int(port))):
         os.close(lock)
-        assert look_until(lambda: "cannot take over from the one that served yet: [Errno 98] Peers" in caplog.text)
+        assert look_until(lambda: "cannot yet take over from the one that served: [Errno 98] Peers" in caplog.text)
     assert look_until(lambda: made)
     assert files.take(tmp_path / "locks", number) is None
     client = Client(["127.0.0.1:1", place], caller(tally))
@@ -232,7 +232,7 @@ def test_a_wrong_secret_is_refused_and_the_run_goes_on(encrypt, start):
         if encrypt:
             assert "with CURVE, also where the secrets differ" in told
         else:
-            assert "it refused this process's secret: give all nodes the same" in told
+            assert "it refused this process's secret: use the same on all nodes" in told
             assert "refused a peer that does not know this job's secret" in told
 
 
@@ -243,7 +243,7 @@ def test_a_peer_with_other_data_is_refused(start):
     read_all(made, 0)
     for each in made:
         assert "samples.peers" not in each.ask("numbers")
-        assert "it has other data, or decodes them otherwise" in each.errors()
+        assert "it has different data, or decodes it differently" in each.errors()
 
 
 def test_an_address_that_is_taken_is_an_error(start):

@@ -244,7 +244,7 @@ def test_a_checkpoint_that_cannot_be_read_is_passed_over(make_cache, model, tmp_
     newest.write_bytes(newest.read_bytes()[:1000])
     training = make_cache().training(tmp_path / "kept", BATCH, save_every=4, keep=1)
     assert (training.epoch, training.position) == (1, 4 * BATCH)
-    assert f"{newest} cannot be read" in caplog.text and f"training goes on from {older.name}" in caplog.text
+    assert f"{newest} cannot be read" in caplog.text and f"training resumes from {older.name}" in caplog.text
     fit(model, training)
     np.testing.assert_array_equal(model.get_weights()[0], EPOCHS)
 
@@ -264,7 +264,7 @@ def test_where_no_checkpoint_is_whole_training_begins_anew(make_cache, model, tm
         flip(each, each.stat().st_size - 5, 1)
     training = make_cache().training(tmp_path / "kept", BATCH, save_every=4)
     assert (training.epoch, training.position) == (0, 0)
-    assert caplog.text.count("its digest is wrong); none before it is whole, so training begins anew") == 2
+    assert caplog.text.count("its digest is wrong); no older one is intact, so training starts over") == 2
 
 
 def test_the_file_is_one_of_keras_and_needs_its_digest(make_cache, model, tmp_path, caplog):
@@ -329,7 +329,7 @@ class TestRefused:
         fit(model, make_cache().training(tmp_path / "kept", BATCH, save_every=4), epochs=1)
         unbuilt = keras.Sequential([resuming.Counting()])
         unbuilt.compile("sgd", "mse", jit_compile=False)
-        with pytest.raises(ValueError, match="the model is not built: give it its input shape"):
+        with pytest.raises(ValueError, match="the model is not built: give it an input shape"):
             fit(unbuilt, make_cache().training(tmp_path / "kept", BATCH, save_every=4))
 
     def test_several_steps_at_once(self, make_cache, model, tmp_path):

@@ -171,7 +171,7 @@ def test_sequences_of_numbers_of_any_type(dtype, tmp_path):
 def test_errors_keep_their_words(folder):
     (folder.path / "astronaut" / "009.jpg").write_bytes(b"no image")
     with folder.open() as cache:
-        with pytest.raises(tf.errors.OpError, match="sample 3 .*cannot be decoded.*remove or mend it"):
+        with pytest.raises(tf.errors.OpError, match="sample 3 .*cannot be decoded.*remove or repair it"):
             list(cache.dataset(5, 0, map_func=resized))
 
 

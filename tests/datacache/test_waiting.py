@@ -86,7 +86,7 @@ def test_who_cannot_be_told_is_not_guessed_and_others_are_counted(said):
     with waiting.told("one"), waiting.told("another"), waiting.told("a third"):
         assert said.any.wait(LIMIT)
     (text, *_) = said.texts
-    assert "waiting for one for 0 s now" in text and "somebody who cannot be told from here" in text
+    assert "waiting for one for 0 s now" in text and "a process that cannot be identified" in text
 
 
 def test_it_is_said_ever_more_seldom(said):

@@ -55,7 +55,7 @@ def test_a_recipe_that_goes_by_the_length_of_the_training_is_known_before_that_i
         ("schedule", "Expected a recipe of hvd.recipes"),
         ("Density", "Expected a recipe of hvd.recipes"),
         ("dense@0.1", "Expected no density for the recipe dense"),
-        ("3:dense,2:torus2d", "start at epoch 0 and ascend"),
+        ("3:dense,2:torus2d", "ascending stages that start at epoch 0"),
         ("hitopk@2", "ensity"),
         ("sparcml_buckets(k=8", "Expected a recipe of hvd.recipes"),
         ("sparcml_buckets(8)", "Expected arguments by name"),

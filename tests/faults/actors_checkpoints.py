@@ -77,7 +77,7 @@ def single_bits_that_flip_in_any_file():
                 flip(path, generator)
             _everywhere(None)
             epoch = 1 if "rank" in name else 0
-            _assert_told(resumed(model, directory), str(path), f"goes on from {directory / f'epoch-000{epoch}'}")
+            _assert_told(resumed(model, directory), str(path), f"resumes from {directory / f'epoch-000{epoch}'}")
             _assert_alike(model, states[epoch])
             if hvd.rank() == 0:
                 path.write_bytes(content)
@@ -96,7 +96,7 @@ def files_that_are_gone():
             path.rename(directory / "gone")
         _everywhere(None)
         epoch = 1 if "rank" in name else 0
-        _assert_told(resumed(model, directory), f"{path} is missing", f"goes on from {directory / f'epoch-000{epoch}'}")
+        _assert_told(resumed(model, directory), f"{path} is missing", f"resumes from {directory / f'epoch-000{epoch}'}")
         _assert_alike(model, states[epoch])
         if hvd.rank() == 0:
             (directory / "gone").rename(path)
@@ -111,11 +111,11 @@ def ranks_that_do_not_share_a_file_system():
     assert resumed(model, directory) == []
     if hvd.rank() == 0:
         flip(directory / "epoch-0002" / MARKER, random.Random(0))
-    _assert_told(resumed(model, directory), f"goes on from {directory / 'epoch-0001'}")
+    _assert_told(resumed(model, directory), f"resumes from {directory / 'epoch-0001'}")
     _assert_alike(model, states[1])
     if hvd.rank() == 1:
         shutil.rmtree(directory)
-    _assert_told(resumed(model, directory), f"goes on from {directory / 'epoch-0001'}", "rank 1: ", "shared equally")
+    _assert_told(resumed(model, directory), f"resumes from {directory / 'epoch-0001'}", "rank 1: ", "equally")
     _assert_alike(model, states[1])
 
 
@@ -137,7 +137,7 @@ def local_variables_are_not_lost_for_a_newer_checkpoint():
     if hvd.rank() == 0:
         flip(path, random.Random(0))
     _everywhere(None)
-    _assert_told(resumed(model, directory), str(path), f"goes on from {directory / 'epoch-0000'}")
+    _assert_told(resumed(model, directory), str(path), f"resumes from {directory / 'epoch-0000'}")
     for value, expected in zip(local(model), kept[0], strict=True):
         np.testing.assert_array_equal(value, expected)
 
@@ -162,7 +162,7 @@ def a_model_file_that_is_damaged_or_gone_is_the_same_error_on_all():
         content[content.index(b"TREE")] ^= 1  # in the weights, which are stored uncompressed
         (directory / "model.keras").write_bytes(content)
     _everywhere(None)
-    for name, kind, told in (("model", OSError, "is damaged"), ("missing", FileNotFoundError, "is not there")):
+    for name, kind, told in (("model", OSError, "is damaged"), ("missing", FileNotFoundError, "does not exist")):
         try:
             hvd.load_model(directory / f"{name}.keras")
         except kind as error:

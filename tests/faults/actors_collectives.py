@@ -66,7 +66,7 @@ def variables_of_other_shapes():
         told = str(error)
     else:
         raise AssertionError("one rank has other shapes")
-    for part in ("in place 0", "rank 0 has", "shape [4, 3]", "rank 1 has", "shape [4, 4]", "kernel"):
+    for part in ("at position 0", "rank 0 has", "shape [4, 3]", "rank 1 has", "shape [4, 4]", "kernel"):
         assert part in told, told
 
 
@@ -75,7 +75,7 @@ def variables_of_another_number():
     try:
         hvd.broadcast_variables(variables, root_rank=0)
     except ValueError as error:
-        assert "in place 2" in str(error) and "rank 0 has nothing" in str(error), str(error)
+        assert "at position 2" in str(error) and "rank 0 has nothing" in str(error), str(error)
     else:
         raise AssertionError("one rank has one variable more")
 

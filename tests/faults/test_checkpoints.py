@@ -73,7 +73,7 @@ def test_training_that_begins_anew_beside_damaged_checkpoints_says_so(tmp_path):
     trained(tmp_path, 2)
     for name in folders(tmp_path):
         (tmp_path / name / MARKER).unlink()
-    with pytest.warns(UserWarning, match=r"none is whole: .*epoch-0001/whole.json.*epoch-0000/.*begins anew"):
+    with pytest.warns(UserWarning, match=r"none intact: .*epoch-0001/whole.json.*epoch-0000/.*starts over"):
         fit(compiled(), hvd.callbacks.CheckpointCallback(tmp_path), epochs=1)
 
 
@@ -86,7 +86,7 @@ def test_a_damaged_marker_is_passed_over(tmp_path, content):
     (tmp_path / "epoch-0001" / MARKER).write_text(content)
     (told,) = resumed(model, tmp_path)
     assert (
-        f"goes on from {tmp_path / 'epoch-0000'}" in told and f"{tmp_path / 'epoch-0001' / MARKER} is damaged" in told
+        f"resumes from {tmp_path / 'epoch-0000'}" in told and f"{tmp_path / 'epoch-0001' / MARKER} is damaged" in told
     )
     assert_same(states[0], state(model))
 

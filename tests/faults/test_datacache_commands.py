@@ -23,7 +23,7 @@ def test_stats_of_a_mistyped_directory_make_none(images, tmp_path):
     assert datacache("plan", "--images", images, "--local-dir", tmp_path / "local").returncode == 0
     for source, local in ((images, tmp_path / "locla"), (tmp_path / "imgaes", tmp_path / "local")):
         ended = datacache("stats", "--images", source, "--local-dir", local)
-        assert ended.returncode == 2 and f"Nothing is kept in {local} of {source}" in ended.stderr
+        assert ended.returncode == 2 and f"{local} holds nothing of {source}" in ended.stderr
     assert not (tmp_path / "locla").exists() and len(list((tmp_path / "local").iterdir())) == 1
 
 

@@ -23,7 +23,7 @@ def cache_of(tmp_path, source, decode):
         (np.float32(0.25), r"sample \d, got .*0.25"),
         ("7", r"sample \d, got '7' \(str\)"),
         (np.array([1.5]), r"sample \d, got array"),
-        (2**63, r"int64 holds for sample \d, got 9223372036854775808"),
+        (2**63, r"fits int64 for sample \d, got 9223372036854775808"),
     ],
     ids=str,
 )
@@ -42,7 +42,7 @@ def test_a_third_element_is_not_dropped(tmp_path):
 
 @pytest.mark.parametrize("labels", [[0, 0.5, 1, 2], [0, "7", 1, 2], np.array([0, 0.5, 1, 2])[::-1]], ids=str)
 def test_labels_of_a_function_of_ones_own_are_integers(labels):
-    with pytest.raises(ValueError, match=r"integer label that int64 holds for sample \d, got"):
+    with pytest.raises(ValueError, match=r"integer label that fits int64 for sample \d, got"):
         datacache.Indexed(lambda index: b"", SAMPLES, "bytes", labels=labels)
 
 

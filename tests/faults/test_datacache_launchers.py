@@ -35,9 +35,9 @@ WORKERS = {"chief": ["a:1"], "worker": ["a:2", "b:1", "b:2"]}
 UNEQUAL = {**SRUN, "SLURM_STEP_TASKS_PER_NODE": "2(x2),1(x2)"}
 REFUSED = {
     "srun with unequal nodes": (UNEQUAL, "equally many tasks on each node.*pass world="),
-    "PMI alone": ({"PMI_RANK": 5, "PMI_SIZE": 6}, "PMI_RANK=5, PMI_SIZE=6 tells of other processes.*pass world="),
-    "PMIx alone": ({"PMIX_RANK": 5}, "PMIX_RANK=5 tells of other processes.*pass world="),
-    "rank and size alone": ({"RANK": 5, "WORLD_SIZE": 6}, "RANK=5, WORLD_SIZE=6 tells.*pass world="),
+    "PMI alone": ({"PMI_RANK": 5, "PMI_SIZE": 6}, "PMI_RANK=5, PMI_SIZE=6 shows that this job has other .*pass world="),
+    "PMIx alone": ({"PMIX_RANK": 5}, "PMIX_RANK=5 shows that this job has other processes.*pass world="),
+    "rank and size alone": ({"RANK": 5, "WORLD_SIZE": 6}, "RANK=5, WORLD_SIZE=6 shows.*pass world="),
     "TF_CONFIG": (
         {"TF_CONFIG": json.dumps({"cluster": WORKERS, "task": {"type": "worker", "index": 1}})},
         r"TF_CONFIG names 4 workers.*World\(rank=2, size=4, node=1, nodes=2\)",

@@ -68,7 +68,7 @@ def test_the_order_of_horovod_tensorflow_is_known_by_its_bool():
     assert optimizer.exchange.aggregator == hvd.recipes.mean("float16")
     assert optimizer.gradient_accumulation_steps == 2
     np.testing.assert_array_equal(trained(optimizer, GRADIENTS[:2])[0], -(GRADIENTS[0] + GRADIENTS[1]) / 2)
-    with pytest.raises(TypeError, match="got 'op' by position and by name"):
+    with pytest.raises(TypeError, match="got multiple values for argument 'op'"):
         hvd.DistributedOptimizer(sgd(), None, False, "", "", hvd.Compression.none, False, 1, hvd.Sum, op=hvd.Sum)
 
 
@@ -141,10 +141,10 @@ def test_a_predivide_factor_is_a_number_above_zero(factor):
 
 
 def test_a_predivide_factor_is_refused_where_it_cannot_be_honoured():
-    with pytest.raises(ValueError, match="op=hvd.Sum is no mean"):
+    with pytest.raises(ValueError, match="op=hvd.Sum takes no mean"):
         hvd.DistributedOptimizer(sgd(), gradient_predivide_factor=2.0, op=hvd.Sum)
     for options in ({"compression": hvd.Compression.fp16}, {"aggregator": hvd.recipes.hitopk(0.1, "float16")}):
-        with pytest.raises(ValueError, match="whose sums it would keep from overflowing.*bfloat16"):
+        with pytest.raises(ValueError, match="whose sums it should keep from overflowing.*bfloat16"):
             hvd.DistributedOptimizer(sgd(), gradient_predivide_factor=2.0, **options)
 
 
@@ -161,7 +161,7 @@ def test_groups_make_no_difference(groups):
     + [{"num_groups": each} for each in (-1, 0.5, None, True)],
 )
 def test_what_are_no_groups_is_refused(options):
-    with pytest.raises(ValueError, match=f"Expected {next(iter(options))} to be a .*number"):
+    with pytest.raises(ValueError, match=f"Expected {next(iter(options))} to be an integer"):
         tape_with(**options)
 
 
@@ -208,14 +208,14 @@ def test_float16_compression_is_a_recipes_wire_dtype(recipe, expected):
     ],
 )
 def test_float16_compression_is_refused_beside_a_code_of_its_own(recipe, part):
-    with pytest.raises(ValueError, match=f"{part} has a code of its own.*leave out compression"):
+    with pytest.raises(ValueError, match=f"{part} has its own encoding.*leave out compression"):
         hvd.DistributedOptimizer(sgd(), compression=hvd.Compression.fp16, aggregator=recipe)
-    with pytest.raises(ValueError, match=f"{part} has a code of its own.*leave out compression"):
+    with pytest.raises(ValueError, match=f"{part} has its own encoding.*leave out compression"):
         tape_with(compression=hvd.Compression.fp16, aggregator=recipe)
 
 
 def test_two_different_wire_dtypes_are_refused():
-    with pytest.raises(ValueError, match="was given wire_dtype='bfloat16', and compression asks for float16"):
+    with pytest.raises(ValueError, match="has wire_dtype='bfloat16', and compression asks for float16"):
         tape_with(compression=hvd.Compression.fp16, aggregator=hvd.recipes.topk(0.1, "bfloat16"))
 
 
@@ -249,7 +249,7 @@ def test_only_process_sets_are_taken():
     ],
 )
 def test_recipes_that_exchange_by_nodes_are_refused_in_a_process_set(recipe):
-    with pytest.raises(ValueError, match="(Hierarchical|Auto), which exchanges inside the nodes.*recipe of one level"):
+    with pytest.raises(ValueError, match="(Hierarchical|Auto), which exchanges within and across.*single-level recipe"):
         tape_with(process_set=ProcessSet([0]), aggregator=recipe).gradient(tf.constant(1.0), [tf.Variable(1.0)])
 
 

@@ -68,7 +68,7 @@ def test_a_tape_has_no_optimizer():
     variable = tf.Variable(tf.ones([SIZE]))
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(variable**2)
-    with pytest.raises(ValueError, match="no optimizer to ask for it: use hvd.DistributedOptimizer"):
+    with pytest.raises(ValueError, match="no optimizer to get it from: use hvd.DistributedOptimizer"):
         hvd.DistributedGradientTape(tape, aggregator=published()).gradient(loss, [variable])
 
 
@@ -76,7 +76,7 @@ def test_rows_that_travel_as_means_are_refused():
     table = tf.Variable(tf.ones([10, 4]))
     slices = tf.IndexedSlices(tf.ones([2, 4]), tf.constant([1, 3]), tf.constant([10, 4]))
     exchange = hvd.GradientExchange(published(), learning_rate=lambda: 0.5)
-    with pytest.raises(ValueError, match="hands on sums.*sparse_as_dense=True"):
+    with pytest.raises(ValueError, match="returns sums.*sparse_as_dense=True"):
         exchange([slices], [table])
     dense = hvd.GradientExchange(published(), sparse_as_dense=True, learning_rate=lambda: 0.5)
     (move,) = dense([slices], [table])

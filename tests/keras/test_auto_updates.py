@@ -67,5 +67,5 @@ def test_what_is_tried_is_kept_apart_from_what_exchanges_gradients():
     assert describe(of_candidates("hitopk", "dense")) != describe(
         hvd.recipes.auto(0.1, ("hitopk", "dense"), budget=0.0)
     )
-    with pytest.raises(TypeError, match="Auto exchanges in each step"):
+    with pytest.raises(TypeError, match="Auto exchanges in every step"):
         hvd.recipes.updates(hvd.recipes.auto(0.1), ahead=True, every=2)

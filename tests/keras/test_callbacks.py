@@ -224,7 +224,7 @@ def test_telemetry_reaches_tensorboard(tmp_path):
 def test_telemetry_must_be_asked_for_before_the_first_step():
     model = compiled()
     fit(model)
-    with pytest.raises(RuntimeError, match="Telemetry must be told before the first exchange"):
+    with pytest.raises(RuntimeError, match="Telemetry must be set before the first exchange"):
         fit(model, hvd.callbacks.TelemetryCallback())
 
 
@@ -239,7 +239,7 @@ def test_callbacks_of_the_exchange_say_what_is_for_models_that_are_averaged(tmp_
     model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     model.compile(hvd.averaging.ModelAveraging(keras.optimizers.SGD(0.1)), "mse")
     for callback, instead in (
-        (hvd.callbacks.CheckpointCallback(tmp_path / "saved"), "MeanOfModelsCallback.*ModelCheckpoint behind it"),
+        (hvd.callbacks.CheckpointCallback(tmp_path / "saved"), "MeanOfModelsCallback.*ModelCheckpoint"),
         (hvd.callbacks.TelemetryCallback(), r"pass telemetry=hvd\.averaging\.Telemetry\(\)"),
     ):
         with pytest.raises(
@@ -331,5 +331,5 @@ def test_a_model_that_is_not_built_cannot_be_restored(tmp_path):
     fit(compiled(), hvd.callbacks.CheckpointCallback(tmp_path))
     model = keras.Sequential([keras.layers.Dense(2)])
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
-    with pytest.raises(ValueError, match="give it its input shape"):
+    with pytest.raises(ValueError, match="give it an input shape"):
         fit(model, hvd.callbacks.CheckpointCallback(tmp_path))

@@ -137,7 +137,7 @@ def test_without_its_own_file_a_rank_goes_on_from_the_sum(saved):
     path, kept = saved
     path.with_name("residuals.npz.rank0of1").unlink()
     exchange, _ = exchange_with("hitopk", steps=1)
-    with pytest.warns(UserWarning, match=r"rank 0: .*residuals.npz.rank0of1 is missing.*shared equally"):
+    with pytest.warns(UserWarning, match=r"rank 0: .*residuals.npz.rank0of1 is missing.*share the residuals equally"):
         assert checkpoint.restore(path, exchange) is False
     assert_kept(exchange, kept.residuals)
 
@@ -147,7 +147,7 @@ def test_a_rank_whose_own_file_is_damaged_is_told_of(saved):
     own = path.with_name("residuals.npz.rank0of1")
     own.write_bytes(own.read_bytes()[:-100])
     exchange, _ = exchange_with("hitopk", steps=1)
-    with pytest.warns(UserWarning, match=r"rank 0: .*residuals.npz.rank0of1 is (damaged|not a whole)"):
+    with pytest.warns(UserWarning, match=r"rank 0: .*residuals.npz.rank0of1 is (damaged|not an intact)"):
         assert checkpoint.restore(path, exchange) is False
     assert_kept(exchange, kept.residuals)
 
@@ -273,7 +273,7 @@ def test_a_damaged_file_is_refused_and_state_stays(saved, damage):
 
 def test_objects_are_never_unpickled(tmp_path):
     np.savez(tmp_path / "residuals.npz", manifest=np.array([{"a": 1}], dtype=object))
-    with pytest.raises(OSError, match="not a whole archive"):
+    with pytest.raises(OSError, match="not an intact archive"):
         checkpoint.read(tmp_path / "residuals.npz")
 
 

@@ -73,7 +73,7 @@ def older(tmp_path):
 def test_a_checkpoint_of_an_earlier_version_is_taken_with_a_warning(older, tmp_path):
     model, states = older
     (told,) = resumed(model, tmp_path)
-    assert f"goes on from {tmp_path / 'epoch-0001'}" in told and "earlier version" in told
+    assert f"resumes from {tmp_path / 'epoch-0001'}" in told and "earlier version" in told
     assert_same(state(model), states[1])
     with pytest.warns(UserWarning, match="earlier version"):
         hvd.checkpoint.restore(tmp_path / "epoch-0001" / RESIDUALS, model.optimizer)
@@ -88,7 +88,7 @@ def test_single_bits_that_flip_in_an_earlier_version_do_no_harm(older, tmp_path,
     for _ in range(FLIPS):
         flip(path, generator)
         (told,) = resumed(model, tmp_path)
-        went_on = f"goes on from {tmp_path / 'epoch-0001'}" in told
+        went_on = f"resumes from {tmp_path / 'epoch-0001'}" in told
         assert_same(state(model), states[1 if went_on else 0])
         assert went_on or f"{tmp_path / 'epoch-0001'}/" in told
         path.write_bytes(content)
@@ -132,18 +132,18 @@ def test_local_variables_that_other_ranks_had_begin_anew_with_a_warning(tmp_path
     trained(tmp_path, 1)
     make_older(tmp_path / "epoch-0000", ranks=2)
     (told,) = resumed(compiled(), tmp_path)
-    assert "begins anew" not in told
+    assert "starts afresh" not in told
     model = compiled()
     model.optimizer.register_local_var(model.layers[-1].kernel)
     (told,) = resumed(model, tmp_path)
-    assert f"{tmp_path / 'epoch-0000'} was written by 2 ranks" in told and "local variables, begins anew" in told
+    assert f"{tmp_path / 'epoch-0000'} was written by 2 ranks" in told and "local variables, starts afresh" in told
 
 
 def test_a_seal_that_is_cut_off_is_missed(tmp_path):
     trained(tmp_path, 1)
     path = tmp_path / "epoch-0000" / RESIDUALS
     path.write_bytes(path.read_bytes()[:-1])
-    with pytest.raises(OSError, match="damaged|not a whole archive"):
+    with pytest.raises(OSError, match="damaged|not an intact archive"):
         hvd.checkpoint.read(path)
 
 
@@ -155,13 +155,13 @@ def test_numpy_alone_reads_an_archive(tmp_path):
 
 def test_a_checkpoint_can_be_required(tmp_path):
     callback = hvd.callbacks.CheckpointCallback(tmp_path, required=True)
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint to go on from: there is none at all"):
+    with pytest.raises(FileNotFoundError, match="no intact checkpoint to resume from: there are none"):
         fit(compiled(), callback, epochs=1)
     trained(tmp_path, 1)
     fit(compiled(), callback, epochs=2)
     for name in folders(tmp_path):
         (tmp_path / name / WEIGHTS).unlink()
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint to go on from: .*epoch-0001.* is missing"):
+    with pytest.raises(FileNotFoundError, match="no intact checkpoint to resume from: .*epoch-0001.* is missing"):
         fit(compiled(), callback, epochs=3)
 
 
@@ -221,5 +221,5 @@ def test_a_model_file_is_loaded_right_or_refused(tmp_path):
         else:
             assert all(np.array_equal(*each) for each in zip(found, expected, strict=True))
         (tmp_path / "model.keras").write_bytes(content)
-    with pytest.raises(FileNotFoundError, match="missing.keras is not there"):
+    with pytest.raises(FileNotFoundError, match="missing.keras does not exist"):
         hvd.load_model(tmp_path / "missing.keras")

@@ -147,7 +147,7 @@ def test_other_optimizers_are_compiled_as_before(a_gpu):
 
 def test_explicit_xla_is_refused_with_the_remedy():
     with pytest.raises(
-        ValueError, match=r"what goes to other ranks cannot be compiled.*hvd.compiled_train_step\(model\)"
+        ValueError, match=r"communication with other ranks cannot be compiled.*hvd.compiled_train_step\(model\)"
     ):
         dense_model().compile(distributed(), "mse", jit_compile=True)
 

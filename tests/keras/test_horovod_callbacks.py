@@ -71,7 +71,7 @@ def test_the_best_model_is_kept(tmp_path):
 
 def test_the_file_may_be_told_later(tmp_path):
     best = hvd.callbacks.BestModelCheckpoint("loss", save_weights_only=True)
-    with pytest.raises(ValueError, match=r"a file that ends with '.weights.h5', got None"):
+    with pytest.raises(ValueError, match=r"a filepath ending with '.weights.h5', got None"):
         fit(compiled(), best)
     best.filepath = tmp_path / "best.weights.h5"
     fit(compiled(), best)

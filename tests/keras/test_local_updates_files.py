@@ -52,7 +52,7 @@ def test_a_file_of_any_optimizer_goes_on(name, tmp_path):
 
 def test_a_file_that_would_lack_the_slots_is_refused(tmp_path):
     model = fitted(compiled(hvd.DistributedOptimizer(keras.optimizers.Adagrad(0.1), aggregator=sending())))
-    with pytest.raises(RuntimeError, match="before the model is saved call hvd.consolidate"):
+    with pytest.raises(RuntimeError, match="before the model is saved, call hvd.consolidate"):
         model.save(tmp_path / "model.keras")
     hvd.consolidate(model)
     model.save(tmp_path / "model.keras")

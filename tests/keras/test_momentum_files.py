@@ -100,7 +100,7 @@ def test_momentum_goes_on_from_the_slots_of_another_optimizer(name):
 
 def test_a_file_that_would_lack_the_momentum_is_refused(tmp_path):
     model = fitted(compiled(hvd.DistributedOptimizer(KINDS["Adam"](), aggregator=corrected())))
-    with pytest.raises(RuntimeError, match="before the model is saved call hvd.consolidate"):
+    with pytest.raises(RuntimeError, match="before the model is saved, call hvd.consolidate"):
         model.save(tmp_path / "model.keras")
     hvd.consolidate(model)
     model.save(tmp_path / "model.keras")

@@ -17,7 +17,7 @@ def test_an_unknown_argument_is_refused():
 
 def test_an_optimizer_is_wrapped_once():
     optimizer = hvd.DistributedOptimizer(sgd())
-    with pytest.raises(ValueError, match="distributed already.*wrap it once"):
+    with pytest.raises(ValueError, match="already distributed.*wrap it once"):
         hvd.DistributedOptimizer(optimizer)
 
 
@@ -29,7 +29,7 @@ def test_only_keras_optimizers_are_wrapped():
 def test_an_optimizer_in_use_is_refused():
     optimizer = sgd()
     optimizer.build([keras.Variable([1.0])])
-    with pytest.raises(ValueError, match="in use already.*before compile.*hvd.load_model"):
+    with pytest.raises(ValueError, match="already in use.*before compile.*hvd.load_model"):
         hvd.DistributedOptimizer(optimizer)
 
 

@@ -86,13 +86,13 @@ def test_the_numbers_are_of_the_shard_that_most_is_of(tmp_path):
 @pytest.mark.parametrize("other", [ACCOUNT._replace(optimizer="SGD"), ACCOUNT._replace(shapes=[[6, 3]])])
 def test_another_model_or_optimizer_is_told(tmp_path, other):
     saved(tmp_path, 1, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="is of another model or optimizer"):
+    with pytest.raises(ValueError, match="was saved for another model or optimizer"):
         servers_files.resumed([tmp_path / "0"], other, servers_files.Rank(0, 1, False))
 
 
 def test_updates_are_not_taken_for_gradients(tmp_path):
     saved(tmp_path, 1, np.random.default_rng(0))
-    with pytest.raises(ValueError, match="is of clients that pushed gradients, and here they push updates"):
+    with pytest.raises(ValueError, match="was saved with clients that pushed gradients, and here they push updates"):
         servers_files.resumed([tmp_path / "0"], ACCOUNT._replace(unit="weights"), servers_files.Rank(0, 1, False))
 
 
@@ -112,5 +112,5 @@ def test_what_is_damaged_or_of_something_else_is_told(tmp_path):
     with pytest.raises(OSError, match="it is damaged"):
         servers_files.resumed([path], ACCOUNT, who)
     servers_files.archives.write(path, {"format": servers_files.archives.FORMAT}, {})
-    with pytest.raises(ValueError, match="is no file of sharded servers"):
+    with pytest.raises(ValueError, match="was not saved by sharded servers"):
         servers_files.resumed([path], ACCOUNT, who)

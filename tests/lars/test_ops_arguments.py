@@ -27,7 +27,7 @@ def update(**changes):
 @pytest.mark.parametrize(
     "changes, error, message",
     [
-        ({"weights": [np.zeros(3)]}, TypeError, r"weights\[0\] as a tf.Variable .*, got ndarray"),
+        ({"weights": [np.zeros(3)]}, TypeError, r"weights\[0\] to be a tf.Variable, .*, got ndarray"),
         ({"weights": [tf.Variable([1, 2])]}, TypeError, r"weights\[0\] of float32, .* got int32"),
         ({"velocities": []}, ValueError, "velocities for each of the 2 weights, got 0"),
         ({"gradients": [np.zeros((4, 5), np.float32)]}, ValueError, "one gradient for each of the 2 weights, got 1"),
@@ -40,12 +40,12 @@ def update(**changes):
         (
             {"gradients": [tf.IndexedSlices(tf.zeros([1, 5]), [0], [4, 5])] * 2},
             TypeError,
-            r"gradients\[0\] as a dense tensor, got tf.IndexedSlices: .* tf.convert_to_tensor",
+            r"gradients\[0\] to be a dense tensor, got tf.IndexedSlices: .* tf.convert_to_tensor",
         ),
         ({"ratios": [1.0]}, tf.errors.InvalidArgumentError, r"ratios \[2\], one for each weight, got shape \[1\]"),
         ({"decays": 0.5}, tf.errors.InvalidArgumentError, r"decays \[2\], one for each weight, got shape \[\]"),
         ({"momentum": [0.9, 0.9]}, tf.errors.InvalidArgumentError, r"momentum as one number, got shape \[2\]"),
-        ({"learning_rate": tf.constant("x")}, TypeError, "learning_rate as numbers, got string"),
+        ({"learning_rate": tf.constant("x")}, TypeError, "learning_rate to be numbers, got string"),
     ],
 )
 def test_an_update_that_cannot_be_is_refused(changes, error, message):
@@ -115,7 +115,7 @@ def test_numbers_of_lamb_that_cannot_be_are_refused(changes, message):
 def test_step_is_an_integer():
     weights, firsts, seconds, gradients = lists(12, 4, shapes=[(4,)])
     held = [variables(each) for each in (weights, firsts, seconds)]
-    with pytest.raises(TypeError, match="step as an integer, got 1.5"):
+    with pytest.raises(TypeError, match="step to be an integer, got 1.5"):
         ops.lamb_update(*held, gradients, [1.0], [0.0], 0.1, *RULE._replace(step=1.5))
 
 

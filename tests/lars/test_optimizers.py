@@ -189,13 +189,13 @@ def test_nothing_and_patterns_of_ones_own_are_left_out(member):
 @pytest.mark.parametrize("make", BOTH)
 @pytest.mark.parametrize("exclude", ["bias", None, [1], [b"bias"]])
 def test_patterns_come_in_a_list(make, exclude):
-    with pytest.raises(ValueError, match="Expected exclude as a list of patterns"):
+    with pytest.raises(ValueError, match="Expected exclude to be a list of patterns"):
         make(exclude=exclude)
 
 
 @pytest.mark.parametrize("make", BOTH)
 def test_a_pattern_that_is_none_is_refused(make):
-    with pytest.raises(ValueError, match=r"The pattern '\(' in exclude is no regular expression"):
+    with pytest.raises(ValueError, match=r"The pattern '\(' in exclude is not a regular expression"):
         make(exclude=["("])
 
 
@@ -220,14 +220,14 @@ def test_weight_decay_is_ours_alone(member):
 @pytest.mark.parametrize(
     ("make", "name", "value", "message"),
     [
-        (lars.LARS, "weight_decay", -1.0, "weight_decay as a number of at least 0, got -1.0"),
-        (lars.LARS, "weight_decay", None, "weight_decay as a number of at least 0, got None"),
-        (lars.LARS, "trust_coefficient", "0.1", "trust_coefficient as a number"),
-        (lars.LARS, "epsilon", float("nan"), "epsilon as a number"),
+        (lars.LARS, "weight_decay", -1.0, "weight_decay to be a number of at least 0, got -1.0"),
+        (lars.LARS, "weight_decay", None, "weight_decay to be a number of at least 0, got None"),
+        (lars.LARS, "trust_coefficient", "0.1", "trust_coefficient to be a number"),
+        (lars.LARS, "epsilon", float("nan"), "epsilon to be a number"),
         (lars.LARS, "momentum", 1.5, "momentum"),
         (lars.LAMB, "beta_1", 1.0, r"beta_1 in \[0, 1\), got 1.0"),
-        (lars.LAMB, "beta_2", -0.5, "beta_2 as a number of at least 0"),
-        (lars.LAMB, "epsilon", -1e-6, "epsilon as a number"),
+        (lars.LAMB, "beta_2", -0.5, "beta_2 to be a number of at least 0"),
+        (lars.LAMB, "epsilon", -1e-6, "epsilon to be a number"),
     ],
 )
 def test_numbers_out_of_range_are_refused(make, name, value, message):
@@ -237,7 +237,7 @@ def test_numbers_out_of_range_are_refused(make, name, value, message):
 
 @pytest.mark.parametrize("make", BOTH)
 def test_parallel_is_a_truth_or_a_communicator(make):
-    with pytest.raises(TypeError, match="Expected parallel as True, False or a communicator"):
+    with pytest.raises(TypeError, match="Expected parallel to be True, False or a communicator"):
         make(parallel=4)
 
 

@@ -59,7 +59,7 @@ def test_takes_nothing_else(cheat, ask, server, caplog):
     assert raised.value.server == 1
     with pytest.raises(LinkError, match=raised.value.reason.replace("(", r"\(").replace(")", r"\)")):
         client.ask(1, "say", **SAID).result(0)
-    (told,) = [each for each in caplog.messages if "left alone" in each]
+    (told,) = [each for each in caplog.messages if "is unavailable" in each]
     assert "server 1 at 127.0.0.1" in told
 
 

@@ -162,7 +162,7 @@ def test_what_a_handler_raises_ends_that_connection_alone(serve, ask, place, hea
         assert heard.refusals[-1].reason == reason and told in caplog.text
         asker.close()
         assert echoes(client)
-    with pytest.raises(LinkError, match="it failed at a request"):
+    with pytest.raises(LinkError, match="it failed to handle a request"):
         client.ask(1, "say", b"worse", **SAID).result(SECONDS)
 
 
@@ -217,7 +217,7 @@ def test_a_server_that_is_killed_is_an_error_and_is_found_again(place, ask):
     [
         ({"protocol": ECHO._replace(name="chat")}, "it speaks another protocol"),
         ({"protocol": ECHO._replace(version=4)}, "it speaks another version"),
-        ({"subject": "another job"}, "it is of another job"),
+        ({"subject": "another job"}, "it belongs to another job"),
         ({"secret": b"of another job"}, "it refused this process's secret"),
     ],
     ids=["protocol", "version", "subject", "secret"],
@@ -278,7 +278,7 @@ def test_a_fault_in_hearing_of_it_ends_nothing(serve, place, heard, ask, caplog)
     asker = Asker(place, number=3)
     asker.shake_hands()
     asker.close()
-    assert until(lambda: "That process 3 has gone could not be handled" in caplog.text)
+    assert until(lambda: "The departure of process 3 could not be handled" in caplog.text)
     assert echoes(ask())
 
 

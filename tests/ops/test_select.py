@@ -150,7 +150,7 @@ def test_bad_values_are_refused_when_it_runs(select, x, k, told):
         (tf.constant(1.0), 1, REFUSED, r"x of shape \[\.\.\., d\]|at least rank 1"),
         (tf.ones([4]), [1, 2], REFUSED, "scalar|rank 0"),
         (tf.ones([4], tf.int32), 1, TypeError, "x.*float32.*int32"),
-        (tf.ones([4]), 1.5, TypeError, "k as an integer.*1.5"),
+        (tf.ones([4]), 1.5, TypeError, "k to be an integer.*1.5"),
     ],
 )
 def test_bad_arguments_are_refused(select, x, k, kind, told):

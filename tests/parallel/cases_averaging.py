@@ -79,7 +79,7 @@ def fit_evaluates_and_saves_the_mean_and_goes_on_from_each_rank_s_own():
         functools.partial(keras.saving.save_model, model): "a.keras",
     }
     for save, name in saving.items():
-        with raises(RuntimeError, "no mean of them was gathered since the last step"):
+        with raises(RuntimeError, "their mean was not gathered since the last step"):
             save(path.with_name(name))
     before = on_every_rank(values(model.trainable_weights))
     hvd.averaging.resynchronise(optimizer)

@@ -126,7 +126,7 @@ def bad_slices_of_one_rank_are_one_error_on_all():
         collective = ALL[name]
         with raises(ValueError, f"rank {last}: expected values of float16", "got bfloat16"):
             collective(wide if odd else good, world, name=name)
-        with raises(ValueError, f"rank {last}: expected indices in [0, 10), got 10 at place 1"):
+        with raises(ValueError, f"rank {last}: expected indices in [0, 10), got 10 at position 1"):
             collective(outside if odd else good, world, name=name)
         with raises(ValueError, f"rank {last} has shape = [11], rank 0 has [10]"):
             collective(slices_of([1], [11]) if odd else good, world, name=name)

@@ -266,7 +266,7 @@ def a_stage_that_stops_or_dies_in_mid_step_ends_the_others():
     for strike in (signal.SIGSTOP, signal.SIGKILL):
         model, kept = Stages(struck(strike), 4), []
         model.compile("sgd", "mse")
-        words = [] if hvd.rank() == 1 else ["stage 1 (rank 1) is gone"]
+        words = [] if hvd.rank() == 1 else ["stage 1 (rank 1) was lost"]
         with raises(StageError, *words):
             model.fit(x, y, batch_size=8, verbose=0, shuffle=False, callbacks=[Keeping()])
         assert len(kept) == len(model.weights) > 0

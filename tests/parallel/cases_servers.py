@@ -133,7 +133,7 @@ def a_server_that_is_gone_is_named():
     on_every_rank("all have begun")
     if hvd.rank() == 2:
         served(model.optimizer).member._server.close()
-    with raises(Exception, "The server of rank 2 does not answer", "saved last"):
+    with raises(Exception, "The server of rank 2 does not answer", "last save"):
         model.fit(x, y, batch_size=8, epochs=100_000, verbose=0)
     with raises(hvd.servers.ServerLostError, "rank 2"):
         hvd.servers.finish(model.optimizer)

@@ -87,7 +87,7 @@ def test_two_values_of_four_bits_are_a_byte():
     assert payload == np.float32([1.0, 0.5]).tobytes() + bytes([0x97, 0x01, 0xF0, 0x07])
     assert len(payload) == messages.value_bytes(2, 3, "int4")
     np.testing.assert_array_equal(messages.decode_values(memoryview(payload), (2, 3), "int4", "float32"), x)
-    with pytest.raises(WireError, match="behind the last of 3 codes"):
+    with pytest.raises(WireError, match="after the last of 3 codes"):
         messages.decode_values(memoryview(payload[:-1] + b"\x17"), (2, 3), "int4", "float32")
 
 

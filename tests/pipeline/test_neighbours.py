@@ -51,7 +51,7 @@ def test_a_stage_that_is_gone_is_named(dies):
         asked = first.ask("forward", b"12345678", **FORWARD)
         last.receive("forward")
         (first, last)[dies].abandon()
-        with pytest.raises(StageError, match=rf"stage {dies} \(rank {dies}\) is gone"):
+        with pytest.raises(StageError, match=rf"stage {dies} \(rank {dies}\) was lost"):
             first.answer_to(asked) if dies else last.receive("decide")
 
 
@@ -66,7 +66,7 @@ def test_a_stage_that_has_taken_leave_is_not_waited_for():
     """For example, one that was given fewer batches."""
     with stages(2) as (first, last):
         first.close()
-        with pytest.raises(StageError, match=r"expected 'forward' of stage 0 \(rank 0\), got its leave"):
+        with pytest.raises(StageError, match=r"expected 'forward' of stage 0 \(rank 0\), got a disconnect"):
             last.receive("forward")
 
 

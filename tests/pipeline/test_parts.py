@@ -91,7 +91,7 @@ def test_a_part_is_a_layer_or_makes_one():
             Stages([part])
     model = Stages([lambda: L.Dense(1)])
     for wrong in ({"jit_compile": True}, {"steps_per_execution": 2}):
-        with pytest.raises(ValueError, match="crosses the network"):
+        with pytest.raises(ValueError, match="uses the network"):
             model.compile("sgd", "mse", **wrong)
 
 

@@ -155,7 +155,7 @@ def test_what_cannot_be_is_refused(started):
     layer = ShardedTables([3, 5], 2)
     assert layer(np.zeros((0, 2), "int32")).shape == (0, 2, 2)
     for wrong in ([[3, 0]], [[0, -1]]):
-        with pytest.raises(tf.errors.InvalidArgumentError, match=r"of the sizes \[3, 5\]"):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"of sizes \[3, 5\]"):
             layer(np.array(wrong))
 
 

@@ -78,7 +78,7 @@ def check(second: int, after: int, begun: list[int], found: list[Any]) -> None:
     for each in found:
         assert isinstance(each, str), found
         assert any(f"The server of rank {rank} does not answer" in each for rank in silent), found
-        assert "start the job again from its last checkpoint" in each
+        assert "restart the job from its last checkpoint" in each
 
 
 def _left_alone(gone: set[int]) -> int:

@@ -281,7 +281,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(tmp_path, capsys):
         chosen = choices()
         assert choices() == chosen == everyone(chosen[0])
     printed = capsys.readouterr().out
-    assert "is not written, so the next run will measure again" in printed
+    assert "could not be written, so the next run will measure again" in printed
     assert printed.count("a node sends") == 1
 
 
@@ -356,13 +356,13 @@ def test_it_sends_all_where_all_candidates_do():
         (lambda: recipes.auto(0.0), r"density in \(0, 1\]"),
         (
             lambda: recipes.auto(0.1, ["dense", "tree"]),
-            "candidates of dense, torus2d, topk, mstopk, dropping, hitopk, got 'tree'",
+            "candidates from dense, torus2d, topk, mstopk, dropping, hitopk, got 'tree'",
         ),
-        (lambda: recipes.auto(0.1, ["dense", "dense"]), "different candidates"),
-        (lambda: recipes.auto(0.1, []), "different candidates"),
+        (lambda: recipes.auto(0.1, ["dense", "dense"]), "distinct candidates"),
+        (lambda: recipes.auto(0.1, []), "distinct candidates"),
         (lambda: recipes.auto(0.1, budget=-1.0), "budget of at least 0 seconds, got -1"),
         (lambda: recipes.auto(0.1, wire_dtype="int8"), "'float32', 'float16' or 'bfloat16'"),
-        (lambda: Auto(0.1, (("bogosort", recipes.dense()),)), "different candidates of dense, .*bogosort"),
+        (lambda: Auto(0.1, (("bogosort", recipes.dense()),)), "distinct candidates from dense, .*bogosort"),
         (lambda: Hierarchical(RECIPE), "Auto cannot work inside Hierarchical"),
     ],
 )

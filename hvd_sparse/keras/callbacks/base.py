@@ -31,8 +31,8 @@ class DistributedCallback(keras.callbacks.Callback):
             raise ValueError(f"With hvd.averaging.ModelAveraging {type(self).__name__} {self.of_averaged}.")
         if self.waits and is_served(getattr(model, "optimizer", None)):
             raise ValueError(
-                f"{type(self).__name__} waits for all ranks {self.waits}, and with hvd.servers.ShardedServers each "
-                "trains at its own pace, for ever longer than the others: leave it out."
+                f"{type(self).__name__} waits for all ranks {self.waits}, but with hvd.servers.ShardedServers each "
+                "rank trains at its own pace: leave it out."
             )
 
     @property

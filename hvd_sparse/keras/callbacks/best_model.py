@@ -55,7 +55,7 @@ class BestModelCheckpoint(DistributedCallback, keras.callbacks.ModelCheckpoint):
         ending = ".weights.h5" if self.save_weights_only else (".keras", ".h5")
         if self.filepath is None or not os.fspath(self.filepath).endswith(ending):
             raise ValueError(
-                f"Expected BestModelCheckpoint to know a file that ends with {ending!r}, got {self.filepath}: pass "
+                f"Expected BestModelCheckpoint to have a filepath ending with {ending!r}, got {self.filepath}: pass "
                 "filepath=, or set its attribute filepath before fit."
             )
         self.filepath = os.fspath(self.filepath)

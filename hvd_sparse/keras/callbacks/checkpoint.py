@@ -17,7 +17,7 @@ from hvd_sparse.keras.callbacks.weights import write_weights
 from hvd_sparse.transport import topology
 
 _MOST = 8  # the most problems that a warning lists
-_BY_HAND = "Weights that are whole can be loaded by hand: model.load_weights('.../model.weights.h5')."
+_BY_HAND = "Intact weights can be loaded by hand: model.load_weights('.../model.weights.h5')."
 
 
 class CheckpointCallback(DistributedCallback):
@@ -51,8 +51,8 @@ class CheckpointCallback(DistributedCallback):
     """
 
     of_averaged = (
-        "would save one rank's model, as models differ while they train: leave it out, and list "
-        "hvd.callbacks.MeanOfModelsCallback() and, on rank 0, keras.callbacks.ModelCheckpoint behind it"
+        "would save one rank's model, and models differ during training: leave it out, and pass "
+        "hvd.callbacks.MeanOfModelsCallback() and after it, on rank 0, keras.callbacks.ModelCheckpoint"
     )
     waits = "to save (hvd.callbacks.ServersCheckpointCallback does not)"
 
@@ -69,10 +69,10 @@ class CheckpointCallback(DistributedCallback):
         passed_over: list[str] = []
         found = self._find(passed_over)
         if found is None and self.required:
-            why = _listed(passed_over) or "there is none at all"
-            raise FileNotFoundError(f"{self.directory} has no whole checkpoint to go on from: {why}. {_BY_HAND}")
+            why = _listed(passed_over) or "there are none"
+            raise FileNotFoundError(f"{self.directory} has no intact checkpoint to resume from: {why}. {_BY_HAND}")
         if found is None and passed_over:
-            told = f"{self.directory} has checkpoints, and none is whole: {_listed(passed_over)}. Training begins anew."
+            told = f"{self.directory} has checkpoints, none intact: {_listed(passed_over)}. Training starts over."
             _warn(told, _BY_HAND)
         if found is not None:
             self._restore(found, passed_over)
@@ -158,7 +158,7 @@ class CheckpointCallback(DistributedCallback):
             return None
         opened = folders.Checkpoint(*found)
         if opened.of_servers:
-            passed_over.append(f"{folders.path(self.directory, epoch)} is of sharded servers")
+            passed_over.append(f"{folders.path(self.directory, epoch)} was saved by sharded servers")
             return None
         return opened
 
@@ -202,7 +202,7 @@ class CheckpointCallback(DistributedCallback):
             try:
                 self.model.load_weights(path)
             except Exception as error:  # the other ranks wait for what has become of it
-                problem = f"{path} is whole and does not fit the model: {error}"
+                problem = f"{path} is intact but does not fit the model: {error}"
         checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
 
     def _own_variables(self) -> list[Any]:
@@ -217,7 +217,7 @@ class CheckpointCallback(DistributedCallback):
         problem = None
         if not self.model.built:
             problem = (
-                "CheckpointCallback found a checkpoint, and the model is not built: give it its input shape, or call "
+                "CheckpointCallback found a checkpoint, but the model is not built: give it an input shape, or call "
                 "it on a batch, before fit."
             )
         checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
@@ -231,12 +231,12 @@ def _sentences(
     """The warnings about the checkpoint from which training resumes."""
     told = []
     if passed_over:
-        told.append(f"Not whole: {_listed(passed_over)}.")
+        told.append(f"Skipped: {_listed(passed_over)}.")
     if lacking:
         told.append(f"{_listed(lacking)}. {checkpoint.WITHOUT_OWN}")
     if not found.signed:
-        told.append("It is of an earlier version, whose marker has no checksum; those of its other files are right.")
-    return [f"Training goes on from {folder}.", *told] if told else []
+        told.append("It was written by an earlier version, whose marker has no checksum; its other files match theirs.")
+    return [f"Training resumes from {folder}.", *told] if told else []
 
 
 def _listed(problems: list[str]) -> str:

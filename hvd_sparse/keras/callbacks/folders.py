@@ -111,7 +111,7 @@ def check_file(checkpoint: Checkpoint, file: pathlib.Path, digest: Digest = file
     if not checkpoint.signed and file.name not in checkpoint.digests:
         archives.load(file)
     elif digest(file) != checkpoint.digests.get(file.name):
-        raise OSError(f"{file} is damaged: its checksum is not the one that was written")
+        raise OSError(f"{file} is damaged: its checksum does not match")
 
 
 def oldest_kept(directory: pathlib.Path, newest: int, keep: int) -> int:
@@ -173,16 +173,16 @@ def _signed(told: dict[str, Any]) -> bytes:
 
 def _read_marker(marker: pathlib.Path, epoch: int) -> Checkpoint:
     if not marker.exists():
-        raise OSError(f"{marker} is missing: the writing of the checkpoint was interrupted")
+        raise OSError(f"{marker} is missing: writing the checkpoint was interrupted")
     text = marker.read_bytes()
     try:
         told = dict(json.loads(text))
         signed = set(told) != _UNSIGNED
         told.pop("sha256", None)
         if signed and (_signed(told) != text or told["format"] != _FORMAT):
-            raise ValueError("its checksum is not the one that was written")
+            raise ValueError("its checksum does not match")
         if told["epoch"] != epoch:
-            raise ValueError(f"it tells of epoch {told['epoch']}")
+            raise ValueError(f"it names epoch {told['epoch']}")
         digests = told["files"] if signed else {WEIGHTS: told["weights sha256"]}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise OSError(f"{marker} is damaged: {error}") from error

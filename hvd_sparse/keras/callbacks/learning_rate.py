@@ -59,8 +59,8 @@ class LearningRateScheduleCallback(DistributedCallback):
         self.steps_per_epoch = self.params.get("steps")
         if not self.steps_per_epoch:
             raise ValueError(
-                f"{type(self).__name__} needs the number of batches in an epoch, and fit does not know it: pass "
-                "steps_per_epoch to the callback or to fit."
+                f"{type(self).__name__} needs the number of batches in an epoch, which fit does not know: "
+                "pass steps_per_epoch to the callback or to fit."
             )
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:

@@ -38,7 +38,7 @@ class MeanOfModelsCallback(DistributedCallback):
         super().set_model(model)
         if not is_averaged(getattr(model, "optimizer", None)):
             raise ValueError(
-                f"{type(self).__name__} is for models that are compiled with hvd.averaging.ModelAveraging(optimizer)."
+                f"{type(self).__name__} is for models compiled with hvd.averaging.ModelAveraging(optimizer)."
             )
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:

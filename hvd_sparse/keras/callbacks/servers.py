@@ -19,7 +19,7 @@ class ServersCallback(DistributedCallback):
         super().set_model(model)
         if not is_served(getattr(model, "optimizer", None)):
             raise ValueError(
-                f"{type(self).__name__} is for models that are compiled with hvd.servers.ShardedServers(optimizer)."
+                f"{type(self).__name__} is for models compiled with hvd.servers.ShardedServers(optimizer)."
             )
 
 

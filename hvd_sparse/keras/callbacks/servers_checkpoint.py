@@ -56,11 +56,11 @@ class ServersCheckpointCallback(ServersCallback):
         passed_over: list[str] = []
         found = self._newest(passed_over)
         if found is None and self.required:
-            why = "; ".join(passed_over) or "there is none at all"
-            raise FileNotFoundError(f"{self.directory} has no whole checkpoint of servers to go on from: {why}.")
+            why = "; ".join(passed_over) or "there are none"
+            raise FileNotFoundError(f"{self.directory} has no intact checkpoint of servers to resume from: {why}.")
         if passed_over and topology.rank() == 0:
-            goes_on = "Training begins anew." if found is None else f"Training goes on from epoch {found.epoch}."
-            warnings.warn(f"Not whole: {'; '.join(passed_over)}. {goes_on}", stacklevel=2)
+            goes_on = "Training starts over." if found is None else f"Training resumes from epoch {found.epoch}."
+            warnings.warn(f"Skipped: {'; '.join(passed_over)}. {goes_on}", stacklevel=2)
         if found is not None:
             self._restore(found)
 
@@ -130,7 +130,7 @@ class ServersCheckpointCallback(ServersCallback):
                 continue
             if found.of_servers:
                 return found
-            passed_over.append(f"{folders.path(self.directory, epoch)} is of a DistributedOptimizer, not of servers")
+            passed_over.append(f"{folders.path(self.directory, epoch)} was saved by a DistributedOptimizer")
         return None
 
     def _restore(self, found: folders.Checkpoint) -> None:
@@ -138,12 +138,12 @@ class ServersCheckpointCallback(ServersCallback):
         problem = None
         try:
             if not self.model.built:
-                raise ValueError("the model is not built: give it its input shape, or call it on a batch, before fit")
+                raise ValueError("the model is not built: give it an input shape, or call it on a batch, before fit")
             self.model.load_weights(folder / folders.WEIGHTS)
             who = servers_files.Rank(topology.rank(), topology.size(), self._participant.sends_all)
             self._participant.resume_with(servers_files.resumed(found.needed(folder), self._account(), who))
         except Exception as error:  # reported below, as the other ranks wait for the outcome
             problem = f"{type(error).__name__}: {error}"
-        checkpoint.raise_together(problem, f"go on from {folder}", ValueError)
+        checkpoint.raise_together(problem, f"resume from {folder}", ValueError)
         self.model.optimizer.build(self.model.trainable_variables)
         hooks.resume_at(self.model, found.epoch + 1)

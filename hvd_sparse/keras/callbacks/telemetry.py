@@ -30,7 +30,7 @@ class TelemetryCallback(DistributedCallback):
 
     of_averaged = (
         "has no exchange of gradients to measure: leave it out, and pass telemetry=hvd.averaging.Telemetry() to "
-        "ModelAveraging, whose read() tells what was lost"
+        "ModelAveraging, whose read() reports what was lost"
     )
 
     def __init__(self, log_dir: str | os.PathLike | None = None, every: int = 100):
