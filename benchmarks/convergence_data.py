@@ -20,8 +20,7 @@ FLAT = 8.0  # grey levels, added to a crop's deviation, so that a piece of sky s
 
 
 class Crops(NamedTuple):
-    """Images [count, 32, 32, 1] float32 with mean 0 and deviation of about 1, without noise, and labels [count]
-    int32."""
+    """Images [count, 32, 32, 1] float32 of mean 0 and deviation about 1, without noise, and labels [count] int32."""
 
     images: np.ndarray
     labels: np.ndarray

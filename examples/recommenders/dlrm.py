@@ -16,7 +16,7 @@ class PairwiseDots(keras.layers.Layer):
     """Dot products of all pairs of different vectors.
 
     Shapes:
-        from n inputs [batch, features] to [batch, n (n - 1) / 2], in the order (1, 0), (2, 0), (2, 1), (3, 0), ......
+        from n inputs [batch, features] to [batch, n (n - 1) / 2], in the order (1, 0), (2, 0), (2, 1), (3, 0), ...
     """
 
     def call(self, inputs: Sequence[Any]) -> Any:

@@ -74,8 +74,7 @@ def _text(path: pathlib.Path) -> bytes:
 
 
 def paragraphs(text: str) -> Iterator[Package]:
-    """The paragraphs of a text, separated by empty lines: fields `Name: value`; continuation lines begin with a
-    blank."""
+    """The paragraphs of a text, divided by empty lines: fields `Name: value`; continuation lines begin with a blank."""
     fields: Package = {}
     last = ""
     for line in text.splitlines():

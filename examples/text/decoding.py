@@ -41,8 +41,7 @@ class Decoder:
         )
 
     def __call__(self, source: np.ndarray) -> np.ndarray:
-        """Translates padded sources int32 [rows, length] into pieces [rows, any length], with END and PAD at the
-        end."""
+        """Translates padded sources int32 [rows, length] into pieces [rows, any length], ending with END and PAD."""
         return self._search(tf.constant(source)).numpy()
 
     def _searched(self, source: tf.Tensor) -> tf.Tensor:
