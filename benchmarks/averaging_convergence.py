@@ -67,7 +67,7 @@ def problem(options: argparse.Namespace) -> str | None:
 
 
 def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
-    """Makes the runs that are not finished, and tells of all."""
+    """Makes the runs that are not finished, and reports on all."""
     models, arms = options.models.split(","), [arm for arm in ARMS if arm in options.arms.split(",")]
     study = Study(
         options.store,
@@ -90,8 +90,8 @@ class Study:
         store: file of finished runs.
         epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
-        seeds: of each arm; the first one tries all rates.
-        ranks: numbers of them; the fewest try all rates.
+        seeds: number of seeds of each arm; the first one tries all rates.
+        ranks: numbers of ranks; the smallest tries all rates.
         make: makes runs, as `averaging_runs.make`; None uses only those in the store.
     """
 
@@ -103,9 +103,9 @@ class Study:
     make: Make | None
 
     def outcomes(self, models: Sequence[str], arms: Sequence[str]) -> tuple[Outcomes, dict[str, list[float]]]:
-        """Those of the arms at each model's best learning rate, and the rates that were tried for it.
+        """The outcomes of the arms at each model's best learning rate, and the rates that were tried for it.
 
-        Makes the runs that the store does not have; what it has of more seeds is there as well.
+        Makes the runs that are missing in the store; further seeds that it has are included.
         """
         fewest = min(self.ranks)
         searched = [
@@ -124,7 +124,7 @@ class Study:
 
 
 def about(model: str, tried: Sequence[float], epochs: int) -> list[str]:
-    """What is to be known of a model beside its table."""
+    """Sentences on a model, printed with its table."""
     settings = queue.at(MODELS[model], 1.0, epochs)
     told = []
     if isinstance(settings, MessageSettings):

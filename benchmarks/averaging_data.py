@@ -1,10 +1,10 @@
-"""Messages of programs, in English: what is to be told is the program that a message is from.
+"""Messages of programs, in English, to be classified by the program that a message comes from.
 
-They are the source sides of the English-German catalogues that the machine has (examples/text/catalogues.py), of which
-one that cannot be read has none. Left out are catalogues of names (iso-codes), messages with fewer than two words, and
-messages whose words stand in more than one catalogue; what differs in case, numbers, punctuation or placeholders alone
-counts once. Those programs are taken that have most messages, and of each of these equally many or fewer, so that none
-is told by being frequent. Which messages these are and how they are divided goes by hashes of their words.
+They are the source texts of the English-German catalogues on the machine (examples/text/catalogues.py); a catalogue
+that cannot be read has none. Left out are catalogues of names (iso-codes), messages with fewer than two words, and
+messages whose words occur in more than one catalogue; messages that differ only in case, numbers, punctuation or
+placeholders count once. The programs with the most messages are used, each with at most the same number, so that
+frequency gives little away. The messages are chosen and divided by hashes of their words.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from examples.text.corpus import Corpus
 from examples.text.vocabulary import PAD, Vocabulary
 
 LANGUAGE = "de"
-OF_NAMES = "iso_"  # how catalogues of names begin
+OF_NAMES = "iso_"  # prefix of catalogues of names
 LEAST_WORDS = 2
 
 
 class Messages(NamedTuple):
-    """Messages as pieces [count, length] int32, PAD before the first one, and their programs [count] int32."""
+    """Messages as pieces [count, length] int32, with PAD in front, and their programs [count] int32."""
 
     pieces: np.ndarray
     labels: np.ndarray
@@ -41,11 +41,11 @@ class Programs(NamedTuple):
     """The messages of some programs.
 
     Attributes:
-        names: of the programs, sorted; a label is a place in it.
-        train: messages.
-        validation: messages of which none is in `train`.
-        test: messages of which none is in the others.
-        digest: tells the data apart that differ between machines.
+        names: names of the programs, sorted; a label is an index into it.
+        train: training messages.
+        validation: messages that are not in `train`.
+        test: messages that are in neither of the others.
+        digest: digest of the data, which differ between machines.
     """
 
     names: tuple[str, ...]
@@ -63,18 +63,18 @@ class Programs(NamedTuple):
 def programs(
     count: int, most: int, vocabulary: int, length: int, held_out: float, folder: str | None = None
 ) -> Programs:
-    """The programs with most messages, and these in numbers.
+    """The programs with the most messages, and their encoded messages.
 
     Args:
-        count: of programs.
-        most: messages of a program at most.
-        vocabulary: pieces, learnt from the training messages.
-        length: pieces of a message at most; what is longer is cut off.
-        held_out: share of the messages for validation, and as many for the test.
-        folder: of the catalogues, as /usr/share/locale; None for those of the machine.
+        count: number of programs.
+        most: maximum number of messages per program.
+        vocabulary: number of pieces, learnt from the training messages.
+        length: maximum number of pieces per message; longer messages are truncated.
+        held_out: share of the messages for validation, and the same share for the test.
+        folder: folder of the catalogues, as /usr/share/locale; None for those of the machine.
 
     Raises:
-        RuntimeError: where there are fewer programs.
+        RuntimeError: if there are fewer programs.
     """
     divided = corpus_of(count, most, held_out, folder)
     names = tuple(sorted({pair.target for pair in divided.train}))
@@ -99,7 +99,7 @@ def corpus_of(count: int, most: int, held_out: float, folder: str | None = None)
 
 
 def _messages(path: pathlib.Path) -> dict[str, str]:
-    """A catalogue's messages by their words; {} where it cannot be read."""
+    """A catalogue's messages by their words; {} if it cannot be read."""
     try:
         pairs = catalogues.read(path)
     except (OSError, ValueError):
@@ -110,7 +110,7 @@ def _messages(path: pathlib.Path) -> dict[str, str]:
 
 
 def _unique(found: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
-    """The messages of each program whose words no other one has."""
+    """The messages of each program whose words no other program has."""
     times = collections.Counter(words for messages in found.values() for words in messages)
     return {
         name: [message for words, message in messages.items() if times[words] == 1] for name, messages in found.items()
@@ -118,12 +118,12 @@ def _unique(found: Mapping[str, Mapping[str, str]]) -> dict[str, list[str]]:
 
 
 def _drawn(message: str) -> bytes:
-    """Puts messages in an order that does not depend on which others there are, nor tells how they are divided."""
+    """A sort key that does not depend on other messages, and is unrelated to how messages are divided."""
     return hashlib.blake2b(" ".join(corpus.words(message)).encode(), digest_size=16).digest()
 
 
 def _encoded(pairs: Sequence[Pair], names: Sequence[str], vocabulary: Vocabulary, length: int) -> Messages:
-    """The padding comes first, so that an LSTM ends with the message's last piece."""
+    """Encodes messages, with padding first, so that an LSTM ends with the last piece."""
     pieces = np.full((len(pairs), length), PAD, np.int32)
     for row, encoded in enumerate(vocabulary.encode([pair.source for pair in pairs])):
         kept = encoded[:length]
@@ -133,14 +133,14 @@ def _encoded(pairs: Sequence[Pair], names: Sequence[str], vocabulary: Vocabulary
 
 
 class Regression(NamedTuple):
-    """What a logistic regression on bags of pieces tells of the test: a score in points, and a loss in nats."""
+    """The test results of a logistic regression on bags of pieces: a score in points, and a loss in nats."""
 
     score: float
     loss: float
 
 
 def regression(given: Programs, vocabulary: int) -> Regression:
-    """Fits one to the training messages, by scikit-learn and its defaults."""
+    """Fits a logistic regression to the training messages, with scikit-learn's defaults."""
     model = LogisticRegression(max_iter=200).fit(_bags(given.train, vocabulary), given.train.labels)
     told = model.predict_proba(_bags(given.test, vocabulary))
     right = np.searchsorted(model.classes_, given.test.labels)
@@ -149,7 +149,7 @@ def regression(given: Programs, vocabulary: int) -> Regression:
 
 
 def _bags(messages: Messages, vocabulary: int) -> sparse.csr_matrix:
-    """How often each piece stands in each message, [count, vocabulary]."""
+    """How often each piece occurs in each message, [count, vocabulary]."""
     rows, places = np.nonzero(messages.pieces != PAD)
     pieces = messages.pieces[rows, places]
     return sparse.csr_matrix((np.ones(len(pieces)), (rows, pieces)), (len(messages.labels), vocabulary))

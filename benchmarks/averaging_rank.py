@@ -31,12 +31,12 @@ from hvd_sparse.averaging.blocks import Blocks
 
 HOROVOD, DATAGRAMS = "Horovod", "datagrams"
 ARMS = (HOROVOD, DATAGRAMS)
-_NEAR = 1e-5  # of a mean whose order of summands is not ours
-_LOOK = 2e-4  # seconds between two looks at who is there
+_NEAR = 1e-5  # tolerance for a mean that is summed in another order
+_LOOK = 2e-4  # seconds between two checks of which ranks have come
 
 
 class Meeting:
-    """Where ranks wait for each other and tell each other a number: in a file, so that no link carries it."""
+    """A barrier that can also add up a number over ranks, by a file, so that no link is used."""
 
     def __init__(self, path: str, rank: int, ranks: int):
         """Opens a file of zeros, [2, ranks] int64."""
@@ -44,7 +44,7 @@ class Meeting:
         self._rank = rank
 
     def __call__(self) -> None:
-        """Returns when all have come as often as this rank."""
+        """Returns when all ranks have come as often as this one."""
         self._there[self._rank] += 1
         while self._there.min() < self._there[self._rank]:
             time.sleep(_LOOK)
@@ -59,7 +59,7 @@ class Meeting:
 
 
 class Vectors:
-    """This rank's vector, and what an average of those of all ranks must be.
+    """This rank's vector, and checks of the average over all ranks.
 
     Attributes:
         own: [d] float32.
@@ -78,18 +78,18 @@ class Vectors:
         self._mean /= np.float32(ranks)
 
     def require_mean(self, result: np.ndarray) -> None:
-        """Of a result that was added up in another order."""
+        """Checks a mean that may have been summed in another order."""
         if not np.abs(result - self._mean).max() < _NEAR:
             raise AssertionError("Horovod's result is not the mean of all vectors.")
 
     def require_averaged(self, result: np.ndarray, lost: int, came: np.ndarray, segment: int) -> None:
-        """Of a round by datagrams.
+        """Checks the result of a round by datagrams.
 
         Args:
             result: [d].
-            lost: segments that did not arrive somewhere.
-            came: [P, segments of a block at most] bool, by block: whether this rank has the mean of a segment.
-            segment: elements of one.
+            lost: number of segments that did not arrive at some rank.
+            came: [P, maximum segments per block] bool, by block: whether this rank has the mean of a segment.
+            segment: elements per segment.
         """
         if lost == 0:
             if not np.array_equal(result, self._mean):
@@ -109,7 +109,7 @@ def _vector(size: int, rank: int) -> np.ndarray:
 
 
 class Used(NamedTuple):
-    """What a call has taken of a rank: seconds, processor seconds of all threads, bytes that its interface sent."""
+    """The cost of a call on a rank: seconds, processor seconds of all threads, bytes that its interface sent."""
 
     seconds: float
     processor: float
@@ -117,7 +117,7 @@ class Used(NamedTuple):
 
 
 def measured(run: Callable[[], Any], meet: Callable[[], None]) -> tuple[Any, Used]:
-    """Runs a call when all ranks are there; its result, and what it has taken."""
+    """Makes a call when all ranks are ready; returns its result and its cost."""
     meet()
     processor, sent, began = time.process_time(), sent_bytes(), time.perf_counter()
     result = run()
@@ -140,7 +140,7 @@ class Rivals:
         self._round = 0
 
     def step(self, arm: str) -> dict[str, Any]:
-        """Makes one step of an arm and checks it; what it has taken, and for datagrams what was lost, and phases."""
+        """Makes one step of an arm and checks it; returns its cost and, for datagrams, losses and phases."""
         return self._by_horovod() if arm == HOROVOD else self._by_datagrams()
 
     def close(self) -> None:
@@ -168,7 +168,7 @@ class Rivals:
 
 
 def run_steps(part: dict, job: dict, meet: Meeting) -> dict[str, list[dict[str, Any]]]:
-    """Makes steps of both arms in turn, after one of each that does not count: what this rank tells of each."""
+    """Makes steps of both arms in turn, after an uncounted one of each; returns this rank's report on each step."""
     rivals = Rivals(part, job, meet)
     told: dict[str, list[dict[str, Any]]] = {arm: [] for arm in ARMS}
     for number in range(-1, part["rounds"]):
@@ -182,7 +182,7 @@ def run_steps(part: dict, job: dict, meet: Meeting) -> dict[str, list[dict[str, 
 
 
 def run_training(part: dict, job: dict, meet: Meeting) -> dict[str, Any]:
-    """Trains on the digits with each seed: the score of the mean of all models, the seconds, and what was lost."""
+    """Trains on the digits with each seed; returns the score of the mean of all models, the seconds, and the losses."""
     data = digits.load(seed=0)
     model, telemetry = digits.make_model(), hvd.averaging.Telemetry()
     optimizer = hvd.averaging.ModelAveraging(keras.optimizers.SGD(part["step"]), _transport(job), telemetry=telemetry)

@@ -15,8 +15,8 @@ from benchmarks.averaging_settings import ARMS, ARRIVALS, BASE, MEASURES, METHOD
 from benchmarks.convergence_report import Difference, by_seed, gap_of, spread
 from benchmarks.report import Section, Verdict
 
-COMPARED = {"final": 2, "fitted": 3, "trained": 3}  # and how many digits after the point
-_LISTED = ("final", "fitted")  # of each seed; of the others the means
+COMPARED = {"final": 2, "fitted": 3, "trained": 3}  # and the number of decimals
+_LISTED = ("final", "fitted")  # listed for each seed; for the others means
 _MEANS = ("trained", "loss", "own", "lost", "distance")
 _PICTURES = {"by arrival": ARRIVALS, "gradients and models": METHODS}
 _EXPLAINED = (
@@ -32,7 +32,7 @@ _EXPLAINED = (
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-    """The runs of one model by one number of ranks."""
+    """The runs of one model with one number of ranks."""
 
     model: str
     ranks: int
@@ -40,13 +40,13 @@ class Group:
 
     @property
     def arms(self) -> list[str]:
-        """Those that were trained, in order."""
+        """The arms that were trained, in order."""
         there = {run.arm for run in self.outcomes}
         return [arm for arm in ARMS if arm in there]
 
     @property
     def title(self) -> str:
-        """Of a table and a picture."""
+        """The title of its table and its picture."""
         return f"{self.model}, {self.ranks} ranks"
 
     def values(self, arm: str, what: str) -> list[Any]:
@@ -54,7 +54,7 @@ class Group:
         return list(by_seed(self.outcomes, self.model, arm, what).values())
 
     def gap(self, arm: str, what: str) -> Difference | None:
-        """An arm less `BASE`; None for that one, and where no seed is of both."""
+        """An arm's difference from `BASE`; None for `BASE` itself, or if the two have no seed in common."""
         return None if arm == BASE else gap_of(self.outcomes, self.model, arm, BASE, what)
 
 
@@ -126,7 +126,7 @@ def _told(gap: Difference | None, digits: int) -> str:
 
 
 def _judged(group: Group) -> list[tuple[Wanted, Difference]]:
-    """What is wanted of a group, and what came out."""
+    """The targets of a group, and the differences that were found."""
     found = [(each, group.gap(each.arm, each.what)) for each in WANTED if group.model in each.models]
     return [(wanted, gap) for wanted, gap in found if gap is not None]
 
@@ -142,13 +142,13 @@ def _verdict(group: Group, wanted: Wanted, gap: Difference) -> Verdict:
 
 
 def draw(figures: Mapping[str, Any], path: str) -> None:
-    """As Figures 2 and 3 of the paper: the loss in training after each epoch, the means over seeds.
+    """Draws the training loss after each epoch, averaged over seeds, as in Figures 2 and 3 of the paper.
 
-    Above by arrival, below averaging of gradients against that of models.
+    The upper row compares arrival rates, the lower one averaging of gradients with averaging of models.
 
     Args:
-        figures: those of the section that `summarise` returns.
-        path: where the picture is written.
+        figures: figures of the section that `summarise` returns.
+        path: path of the picture.
     """
     groups = {title: arms for title, arms in figures.items() if title != "about"}
     figure = Figure(figsize=(4.6 * len(groups), 8.0), layout="constrained")

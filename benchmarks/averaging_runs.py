@@ -18,7 +18,7 @@ from examples.text import corpus
 from hvd_sparse.spec import describe
 
 STORE = ROOT / "benchmarks" / "results" / "averaging_runs.jsonl"
-FIRST = (BASE, "arrival99", "arrival95", "arrival90", "gradients99", "gradients100")  # of all seeds, before other arms
+FIRST = (BASE, "arrival99", "arrival95", "arrival90", "gradients99", "gradients100")  # all seeds before other arms
 _COMMON = ["benchmarks/averaging_tasks.py", "benchmarks/averaging_threads.py"]
 _OF_IMAGES = ["benchmarks/convergence_data.py", "examples/models/small.py", "examples/photographs.py"]
 _OF_MESSAGES = [
@@ -66,14 +66,14 @@ class Run:
 
 
 def at(settings: Settings, rate: float, epochs: int) -> Settings:
-    """Settings with so many times the learning rate, and another number of epochs where that is not 0."""
+    """These settings with `rate` times the learning rate, and another number of epochs if that is not 0."""
     own = settings.schedule
     schedule = dataclasses.replace(own, rate=rate * own.rate, epochs=epochs or own.epochs)
     return dataclasses.replace(settings, schedule=schedule)
 
 
 def digest_of(settings: MessageSettings) -> str:
-    """Tells the messages apart that machines have."""
+    """A digest of the messages, which differ between machines."""
     return _digest(settings.programs, settings.most, settings.held_out, settings.folder)
 
 

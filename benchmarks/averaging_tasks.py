@@ -1,6 +1,6 @@
 """The trainings of the study of model averaging: batches, gradients by one compiled function, and evaluations.
 
-With the same seed all arms begin with the same weights and see the same batches, with the same noise.
+With the same seed all arms start from the same weights and see the same batches, with the same noise.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ EVALUATED = 1024  # samples at a time
 
 
 class Samples(NamedTuple):
-    """What a model takes [count, ...] and what it is to tell [count] int32."""
+    """Inputs of a model [count, ...] and labels [count] int32."""
 
     inputs: np.ndarray
     labels: np.ndarray
 
 
 class State(NamedTuple):
-    """Of a model: weights [d] float32, and the statistics of batch normalisation [s] float32, end to end."""
+    """State of a model: weights [d] float32, and statistics of batch normalisation [s] float32, each end to end."""
 
     weights: np.ndarray
     statistics: np.ndarray
 
 
 class Score(NamedTuple):
-    """Of an evaluation: how many are told, in points, and the mean cross entropy, in nats."""
+    """Result of an evaluation: accuracy in points, and mean cross entropy in nats."""
 
     points: float
     loss: float
 
 
 class Task(abc.ABC):
-    """What is learnt.
+    """A task with its model.
 
     Args:
         settings: the same for all arms.
-        train: how many training samples there are.
-        inputs: the shape and dtype of one of them.
+        train: number of training samples.
+        inputs: shape and dtype of a sample.
 
     Attributes:
-        validation: samples.
-        test: samples.
-        fitted: training samples, as they are evaluated.
+        validation: validation samples.
+        test: test samples.
+        fitted: training samples, as used in evaluations.
     """
 
     validation: Samples
@@ -78,7 +78,7 @@ class Task(abc.ABC):
 
     @abc.abstractmethod
     def _make(self) -> keras.Model:
-        """The model, with logits at its end."""
+        """Makes the model, with logits at the end."""
 
     @abc.abstractmethod
     def _samples(self, chosen: np.ndarray, noise: np.random.Generator) -> Samples:
@@ -91,20 +91,20 @@ class Task(abc.ABC):
         return State(*map(_flat, (model.trainable_variables, _statistics(model.non_trainable_variables))))
 
     def steps(self, ranks: int) -> int:
-        """Of an epoch."""
+        """The number of steps per epoch."""
         return self._train // (self.schedule.batch * ranks)
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
-        """The numbers of the training samples, as an epoch takes them."""
+        """The numbers of the training samples, in the order of an epoch."""
         return np.random.default_rng([seed, 0, epoch]).permutation(self._train)
 
     def batch(self, order: np.ndarray, seed: int, epoch: int, part: int) -> Samples:
-        """The samples of one rank and step: that part of an epoch's order, counted in batches of a rank."""
+        """The samples of one rank and step: part number `part` of an epoch's order, in units of a rank's batch."""
         chosen = order[part * self.schedule.batch :][: self.schedule.batch]
         return self._samples(chosen, np.random.default_rng([seed, 1, epoch, part]))
 
     def score(self, state: State, samples: Samples) -> Score:
-        """Of a model in a state."""
+        """Evaluates the model in a state."""
         weights, statistics, sums = *map(tf.constant, state), np.zeros(2)
         for begin in range(0, len(samples.labels), EVALUATED):
             part = [tf.constant(each[begin : begin + EVALUATED]) for each in samples]
@@ -113,7 +113,7 @@ class Task(abc.ABC):
         return Score(100.0 * float(told), float(loss))
 
     def _gradient(self, weights: Any, statistics: Any, inputs: Any, labels: Any) -> tuple[Any, Any, Any]:
-        """That of the mean loss of a batch [d], the statistics after it [s], and the loss."""
+        """The gradient [d] of the mean loss of a batch, the statistics after it [s], and the loss."""
         with tf.GradientTape() as tape:
             tape.watch(weights)
             values, others = unpacked(weights, self._shapes), self._others(statistics)
@@ -122,13 +122,13 @@ class Task(abc.ABC):
         return tape.gradient(loss, weights), flat([statistics[:0], *_statistics(others)]), loss
 
     def _summed(self, weights: Any, statistics: Any, inputs: Any, labels: Any) -> Any:
-        """How many were told, and the sum of losses."""
+        """The number of correct predictions, and the sum of losses."""
         logits, _ = self._model.stateless_call(unpacked(weights, self._shapes), self._others(statistics), inputs)
         told = tf.reduce_sum(tf.cast(tf.nn.in_top_k(labels, logits, 1), tf.float32))
         return tf.stack([told, tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))])
 
     def _others(self, statistics: Any) -> list[Any]:
-        """What the model holds beside weights: statistics, and the states of generators that nothing is drawn from."""
+        """The model's variables beside weights: statistics, and states of random generators, which are not used."""
         shapes = [each.shape for each in _statistics(self._held)]
         parts = iter(unpacked(statistics, shapes) if shapes else ())
         return [next(parts) if _statistics([each]) else each for each in self._held]
@@ -167,7 +167,7 @@ class ImageTask(Task):
 
 
 class MessageTask(Task):
-    """Messages for LSTM cells, of which the last state tells the program; steps are unrolled, which saves time."""
+    """Messages for an LSTM, whose last state predicts the program; its steps are unrolled, which saves time."""
 
     def __init__(self, settings: MessageSettings):
         self._settings = settings
@@ -179,7 +179,7 @@ class MessageTask(Task):
 
     def _make(self):
         inputs = keras.Input((self._settings.pieces,), dtype="int32")
-        normal = keras.initializers.RandomNormal(stddev=1.0)  # Keras's uniform one is so small that SGD takes long
+        normal = keras.initializers.RandomNormal(stddev=1.0)  # Keras's uniform default is so small that SGD is slow
         x = keras.layers.Embedding(self._settings.vocabulary, self._settings.features, normal)(inputs)
         x = keras.layers.LSTM(self._settings.cells, unroll=True)(x)
         return keras.Model(inputs, keras.layers.Dense(self._settings.programs)(x))
@@ -196,5 +196,5 @@ def programs_of(settings: MessageSettings) -> averaging_data.Programs:
 
 @functools.lru_cache(1)
 def task_of(settings: Settings) -> Task:
-    """The task of some settings, made where another run has not had the same."""
+    """The task of some settings, reused if another run has had the same."""
     return ImageTask(settings) if isinstance(settings, ImageSettings) else MessageTask(settings)

@@ -1,7 +1,7 @@
-"""Ranks of the study of model averaging: threads of one process, each with an optimizer of the library's own.
+"""Ranks of the study of model averaging: threads of one process, each with the library's own optimizer.
 
-What differs from real ranks is that a collective hands arrays over (tests/threads.py) and that the weights of a model
-are one flat variable, which for plain SGD changes no bit. Statistics of batch normalisation are each rank's own.
+Two things differ from real ranks. A collective passes arrays in memory (tests/threads.py). And the weights of a model
+are one flat variable, which changes no bit for plain SGD. Each rank has its own statistics of batch normalisation.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ class Rates(keras.optimizers.schedules.LearningRateSchedule):
 
 @dataclasses.dataclass(frozen=True)
 class Counted(Transport):
-    """Another transport, of which it counts what was to come and what came.
+    """Wraps a transport, and counts the blocks that were expected and those that arrived.
 
     Attributes:
-        transport: that one.
-        pieces: the two counts, over all rounds; they grow.
+        transport: the wrapped transport.
+        pieces: the two counts, over all rounds so far.
     """
 
     transport: Transport
@@ -72,10 +72,10 @@ class Rank:
     """One rank: its weights, its statistics, and the optimizer that moves and averages.
 
     Args:
-        begin: the state before the first step.
-        arm: how it averages.
-        rates: of each step.
-        seed: of losses.
+        begin: state before the first step.
+        arm: how models are averaged.
+        rates: learning rate of each step.
+        seed: seed of message losses.
     """
 
     def __init__(self, begin: State, arm: Arm, rates: Sequence[float], seed: int):
@@ -89,7 +89,7 @@ class Rank:
             self._optimizer = averaging.ModelAveraging(optimizer, self.transport, arm.every, arm.rotate)
 
     def meet(self, grid: Grid) -> None:
-        """What the first step does among processes: all ranks begin together."""
+        """Makes all ranks begin together, as the first step does among processes."""
         keras.optimizers.SGD.build(self._optimizer, [self._weights])
         if self._gradients:
             averaged_gradients(self._optimizer).begin([self._weights], grid.world, "averaging")
@@ -104,12 +104,12 @@ class Rank:
         return float(loss)
 
     def state(self) -> State:
-        """Of this rank's own model."""
+        """The state of this rank's own model."""
         return State(self._weights.numpy(), self._statistics.numpy())
 
 
 def mean(states: Sequence[State]) -> State:
-    """The mean of the models of all ranks; of equal ones that one, to the bit."""
+    """The mean of the models of all ranks; if they are equal, the same bits."""
     parts = [np.mean(part, axis=0, dtype=np.float64) for part in zip(*states, strict=True)]
     return State(*(part.astype(np.float32) for part in parts))
 
@@ -118,20 +118,20 @@ def train(task: Task, arm: Arm, ranks: int, seed: int) -> dict[str, Any]:
     """Trains from the start.
 
     Returns:
-        - final, loss: the score in points and the loss on test samples, at the mean of the models.
-        - own: the score of the first rank's own model there.
-        - fitted: the loss on the training samples, at the mean of the models.
-        - trained: the mean loss of the last epoch's batches, each at the own model of the rank that took it.
-        - curve, losses: after each epoch, the score on validation samples at the mean of the models, and `trained`.
-        - distance: Euclidean, of a rank's weights from their mean, in units of the norm of the mean; averaged over
-          ranks and over the ends of epochs.
-        - lost: the share of blocks that did not arrive.
-        - size: elements of the weights.
-        - steps: of each rank.
-        - weights: a digest of the mean.
+        - final, loss: score in points and loss on test samples, of the mean of the models.
+        - own: score of the first rank's own model on test samples.
+        - fitted: loss on the training samples, of the mean of the models.
+        - trained: mean loss of the last epoch's batches, each with the model of the rank that used it.
+        - curve, losses: after each epoch, the score of the mean model on validation samples, and `trained`.
+        - distance: Euclidean distance of a rank's weights from their mean, in units of the norm of the mean; averaged
+          over ranks and over the ends of epochs.
+        - lost: share of blocks that did not arrive.
+        - size: number of weights.
+        - steps: number of steps of each rank.
+        - weights: digest of the mean.
 
     Raises:
-        ArithmeticError: where the loss is not finite.
+        ArithmeticError: if the loss is not finite.
     """
     schedule, steps = task.schedule, task.steps(ranks)
     everyone = threads.grids(ranks, ranks)

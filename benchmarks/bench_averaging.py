@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def draw(name: str, section: Section) -> None:
-    """The picture of a question, where it has one and there are figures."""
+    """Draws the picture of a question, if it has one and there are figures."""
     if name in PICTURES and section.figures:
         QUESTIONS[name].draw(section.figures, str(writing.RESULTS / PICTURES[name]))
 

@@ -85,7 +85,7 @@ def main() -> None:
 
 
 def elsewhere(study: Study, asked: Mapping[str, Sequence[str]]) -> list[reports.Section]:
-    """A section for each of `ELSEWHERE` and each model of which the store has runs there, dense among them."""
+    """A section for each of `ELSEWHERE` and each model with runs of it in the store, dense ones among them."""
     sections = []
     for place in ELSEWHERE:
         cluster = dataclasses.replace(study.cluster, nodes=place.nodes, local=place.local)
@@ -108,7 +108,7 @@ class Study:
         rates: the grid of learning rates.
         seeds: number of seeds.
         searched: number of seeds that try all rates.
-        make: makes runs, of `convergence_runs`; None uses only those in the store.
+        make: makes runs, as in `convergence_runs`; None uses only those in the store.
     """
 
     store: pathlib.Path

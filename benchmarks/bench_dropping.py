@@ -88,7 +88,7 @@ class Study:
         store: file of finished runs.
         epochs: replaces the models' own numbers; 0 keeps them.
         rates: the grid of learning rates.
-        seeds: how many each arm has.
+        seeds: number of seeds of each arm.
         searched: number of seeds that try all rates.
         make: makes runs, as `dropping_runs.make`; None uses only those in the store.
     """

@@ -1,8 +1,8 @@
 """Grey 32 x 32 crops of the photographs that scikit-image and scikit-learn ship; the label is the photograph.
 
 Training crops are of the left halves, held-out ones of the right halves, so that they have no pixel in common. A crop
-is a square of 48 to 128 pixels, brought to 32, possibly mirrored. Its mean is taken away and its contrast made equal,
-as brightness alone would tell most photographs from each other; then comes a little noise, new in each epoch.
+is a square of 48 to 128 pixels, scaled to 32, possibly mirrored. Its mean is subtracted and its contrast normalised, as
+brightness alone would distinguish most photographs. Then a little noise is added, new in each epoch.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ from examples import photographs
 
 SIDE = 32
 SQUARES = (48, 128)  # pixels of the photograph
-FLAT = 8.0  # grey levels, added to a crop's deviation: a piece of sky stays flat
+FLAT = 8.0  # grey levels, added to a crop's deviation, so that a piece of sky stays flat
 
 
 class Crops(NamedTuple):
-    """Images [count, 32, 32, 1] float32 of mean 0 and about deviation 1, without noise, and labels [count] int32."""
+    """Images [count, 32, 32, 1] float32 of mean 0 and deviation about 1, without noise, and labels [count] int32."""
 
     images: np.ndarray
     labels: np.ndarray
 
     def part(self, rank: int, size: int) -> Crops:
-        """Every `size`-th crop from the `rank`-th on."""
+        """Every `size`-th crop, beginning with number `rank`."""
         return Crops(self.images[rank::size], self.labels[rank::size])
 
 
 def halves(half: str) -> list[np.ndarray]:
-    """The "left" or "right" halves of all photographs, grey, uint8, by name; the column in the middle is in neither."""
+    """The "left" or "right" halves of all photographs, grey, uint8, by name; the middle column is in neither."""
     if half not in ("left", "right"):
         raise ValueError(f"Expected the half left or right, got {half!r}.")
     whole = [np.asarray(image.convert("L")) for _, image in sorted(photographs.load(further=True).items())]
@@ -41,7 +41,7 @@ def halves(half: str) -> list[np.ndarray]:
 
 
 def crops(half: str, count: int, seed: int) -> Crops:
-    """Crops in turn over the photographs; the same for the same seed."""
+    """Makes crops, taking photographs in turn; the same for the same seed."""
     random = np.random.default_rng([seed, half == "right"])
     sources = halves(half)
     images = np.empty((count, SIDE, SIDE, 1), np.float32)
@@ -62,5 +62,5 @@ def _crop(source: np.ndarray, random: np.random.Generator) -> np.ndarray:
 
 
 def noisy(images: np.ndarray, noise: float, random: np.random.Generator) -> np.ndarray:
-    """The images with Gaussian noise of a deviation, in units of a crop's own."""
+    """Adds Gaussian noise to images; `noise` is its deviation in units of a crop's own."""
     return images + noise * random.standard_normal(images.shape, dtype=np.float32)

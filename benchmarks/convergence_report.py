@@ -269,7 +269,7 @@ def render(sections: Sequence[Section], about: Mapping[str, Any], others: Sequen
 
 
 def _named(what: str, section: Section) -> str:
-    """What a verdict tells of, with where its section trained: its title has more than the model that `what` names."""
+    """The subject of a verdict, with its section's full title in place of the model's name."""
     return what.replace(section.title.partition(",")[0], section.title, 1)
 
 
@@ -284,7 +284,7 @@ def draw(sections: Sequence[Section], path: str) -> None:
 
 
 def _draw_curves(axis: Any, section: Section) -> dict[str, Any]:
-    """Returns the colour of each arm; what each stands for is told under the curves, which are many."""
+    """Draws the curves; returns the colour of each arm. The legend is below the curves, as there are many."""
     colours = {}
     axis.set_prop_cycle(color=_COLOURS)
     for arm, values in section.figures["curve"].items():

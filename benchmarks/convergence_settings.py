@@ -156,7 +156,7 @@ class Elsewhere(NamedTuple):
         epochs: replaces the models' own numbers; 0 keeps them.
         nodes: number of nodes.
         local: ranks per node.
-        wanted: as `WANTED`.
+        wanted: targets, as in `WANTED`.
     """
 
     name: str

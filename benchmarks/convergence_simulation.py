@@ -2,11 +2,10 @@
 
     python -m benchmarks.convergence_simulation JOB
 
-JOB is that of convergence_rank.py, with models for translation only; finished runs go to the same store.
+JOB is as for convergence_rank.py, with models for translation only; finished runs are added to the same store.
 
 Four processes on two cores spend most of a step waiting for each other; threads that exchange in memory do not. Weights
-and bytes are those of real ranks, to the bit (convergence_threads.py says how). Evaluation is that of one rank on all
-the data.
+and bytes are those of real ranks, to the bit (see convergence_threads.py). Evaluation runs as one rank on all the data.
 """
 
 from __future__ import annotations
@@ -128,7 +127,7 @@ def main() -> None:
     parser.add_argument("job", type=pathlib.Path)
     parser.add_argument("core", type=int, help="to run on: threads that take turns at Python do so sooner on one")
     options = parser.parse_args()
-    os.sched_setaffinity(0, {options.core})  # before TensorFlow makes threads
+    os.sched_setaffinity(0, {options.core})  # before TensorFlow starts threads
     tf.config.threading.set_inter_op_parallelism_threads(WAITING)
     job = json.loads(options.job.read_text())
     hvd.init(local_size=1)  # the ranks are threads

@@ -1,6 +1,6 @@
-"""The trainings of the convergence study: each gives a learner that trains from the start with a recipe and a seed.
+"""The trainings of the convergence study: learners that train from the start with a recipe and a seed.
 
-With the same seed all recipes begin with the same weights and see the same samples in the same order, and the same
+With the same seed all recipes start from the same weights and see the same samples in the same order, with the same
 noise. All settings are the same for all recipes.
 """
 
@@ -27,15 +27,15 @@ from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.keras import ahead
 
 EVALUATED = 256  # crops at a time
-NORMS_EVERY = 1 << 30  # steps: nobody asks for gradients' norms here
+NORMS_EVERY = 1 << 30  # steps: the norms of gradients are not used here
 
 
 class ImageLearner:
     """Trains one small network on crops of photographs.
 
     Args:
-        make_model: from a number of classes.
-        recipe: of the exchange, from the number of steps of a training.
+        make_model: makes the model for a number of classes.
+        recipe: recipe of the exchange, from the number of steps of a training.
         settings: the same for all recipes.
     """
 
@@ -52,7 +52,7 @@ class ImageLearner:
         self._watched = convergence_data.Crops(*(each[: settings.watched] for each in held_out)).part(rank, size)
         self._test = convergence_data.Crops(*(each[settings.watched :] for each in held_out)).part(rank, size)
         self._classes = int(self._data.labels.max()) + 1
-        self._steps = settings.train // (settings.batch * size)  # an epoch
+        self._steps = settings.train // (settings.batch * size)  # per epoch
         self._model = make_model(self._classes)
         self._telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
         self._optimizer = hvd.DistributedOptimizer(
@@ -64,7 +64,7 @@ class ImageLearner:
         self._step = tf.function(self._update).get_concrete_function(
             tf.TensorSpec([settings.batch, convergence_data.SIDE, convergence_data.SIDE, 1]),
             tf.TensorSpec([settings.batch], tf.int32),
-        )  # traced, not run: the exchange has its state, and nothing has changed it
+        )  # traced, not run: this creates the state of the exchange without changing it
         self._sums = tf.function(self._summed)
         kept = [variable for state in self._optimizer.exchange.states for variable in state.variables]
         kept += ahead.offsets(self._optimizer)
@@ -82,7 +82,7 @@ class ImageLearner:
         return loss
 
     def _summed(self, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """How many were told in 1 and in 5, the sum of cross entropies, and how many there are."""
+        """Hits in the top 1 and the top 5, the sum of cross entropies, and the number of crops."""
         logits = self._model(images, training=False)
         counts = [tf.reduce_sum(tf.cast(tf.nn.in_top_k(labels, logits, k), tf.float32)) for k in (1, 5)]
         loss = tf.reduce_sum(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
@@ -92,10 +92,10 @@ class ImageLearner:
         """Trains from the start.
 
         Returns:
-            final: top-1 accuracy in points on the test's crops; top5 and loss: likewise; curve: top-1 of the watched
-            ones after each epoch; error: what a learning rate is chosen by, the least is best: the loss of the watched
-            ones in the end; across: bytes that this rank has sent to other nodes; weights: a digest of the trained
-            ones, the same on all ranks.
+            final: top-1 accuracy in points on the test crops; top5 and loss: on the test crops as well; curve: top-1 on
+                the watched crops after each epoch; error: the final loss on the watched crops, by which learning rates
+                are chosen; across: bytes that this rank has sent to other nodes; weights: a digest of the trained
+                weights, the same on all ranks.
         """
         self._reset(seed)
         settings, curve, sums = self.settings, [], None
@@ -134,8 +134,8 @@ class ImageLearner:
             raise ArithmeticError(f"The loss is {loss}: take a lower learning rate than {self.settings.rate}.")
 
     def _reset(self, seed: int) -> None:
-        """Weights by the seed; the optimizer and the exchange as they were before the first step."""
-        random.seed(seed)  # Keras draws the seeds of its initializers from it; all ranks begin alike
+        """Sets weights by the seed, and resets the optimizer and the exchange to their state before the first step."""
+        random.seed(seed)  # Keras draws the seeds of initializers from it, so that ranks start equal
         fresh = self._make_model(self._classes)
         for variable, value in zip(self._model.variables, fresh.variables, strict=True):
             variable.assign(value)
@@ -145,13 +145,13 @@ class ImageLearner:
             variable.assign(value)
 
     def _share_statistics(self) -> None:
-        """Batch normalisation's moving statistics, each rank's own while training, become the mean over ranks."""
+        """Averages over ranks the moving statistics of batch normalisation, which are each rank's own in training."""
         world = hvd.topology.world()
         for number, variable in enumerate(self._model.non_trainable_weights):
             variable.assign(world.allreduce(variable.value, "sum", f"convergence.statistics.{number}") / world.size)
 
     def _scores(self, own: convergence_data.Crops) -> tuple[float, float, float]:
-        """Top-1 and top-5 in points, and the mean cross entropy, over the parts of all ranks."""
+        """Top-1 and top-5 accuracy in points, and the mean cross entropy, over the parts of all ranks."""
         sums = np.zeros(4)
         for begin in range(0, len(own.labels), EVALUATED):
             sums += self._sums(own.images[begin : begin + EVALUATED], own.labels[begin : begin + EVALUATED]).numpy()
@@ -160,7 +160,7 @@ class ImageLearner:
         return 100.0 * float(top1), 100.0 * float(top5), float(loss)
 
     def _digest(self) -> str:
-        """Of the trained weights; AssertionError where ranks differ."""
+        """A digest of the trained weights; AssertionError if ranks differ."""
         weights = b"".join(np.ascontiguousarray(variable).tobytes() for variable in self._model.trainable_variables)
         digest = hashlib.sha256(weights).hexdigest()[:16]
         everyones = hvd.topology.world().gather_descriptions(digest, "convergence.weights")
@@ -170,7 +170,7 @@ class ImageLearner:
 
 
 class _Rate(keras.optimizers.schedules.LearningRateSchedule):
-    """Linear to the highest rate, then to 0 as a cosine."""
+    """A linear warm-up to the highest rate, then a cosine to 0."""
 
     def __init__(self, settings: ImageSettings, steps: int):
         self._rate, self._warm_up = settings.rate, max(1.0, settings.warm_up * steps)
@@ -184,11 +184,11 @@ class _Rate(keras.optimizers.schedules.LearningRateSchedule):
 
 
 class TranslationTask:
-    """What a model of examples/translation.py is to learn: the pairs of message catalogues that the machine has.
+    """The task of a model of examples/translation.py: the pairs of the machine's message catalogues.
 
     Args:
-        recipe: of the exchange, as the script takes it.
-        density: of recipes that take one.
+        recipe: recipe of the exchange, as for the script.
+        density: density, for recipes that have one.
         settings: the same for all recipes.
     """
 
@@ -199,13 +199,13 @@ class TranslationTask:
         self.task = translation.prepare(options)
 
     def options(self, seed: int) -> argparse.Namespace:
-        """Of the script, for a training."""
+        """The script's options for a training."""
         return translation.parse([*self._words, "--seed", str(seed)])
 
     @staticmethod
     def scores(outcome: translation.Outcome) -> dict[str, Any]:
-        """What is kept of a training; final: BLEU of the test's translations; top5 and loss: of its pieces, told the
-        right beginning; curve: BLEU of validation; error: the loss of validation; weights: a digest."""
+        """The stored results of a training; final: BLEU on test data; top5 and loss: with teacher forcing on test data;
+        curve: BLEU on validation data; error: validation loss; weights: a digest."""
         return {
             "final": outcome.test["bleu"],
             "top5": 100.0 * outcome.test["top5"],
@@ -217,17 +217,17 @@ class TranslationTask:
 
 
 class TranslationLearner:
-    """Trains a translation on real ranks; every run makes its graph anew: there `train` is the whole of a script.
+    """Trains a translation model on real ranks; every run builds its graph anew, as `train` runs a whole script.
 
     Args:
-        translated: what is learnt, with which recipe.
+        translated: the task and the recipe.
     """
 
     def __init__(self, translated: TranslationTask):
         self._translated = translated
 
     def train(self, seed: int) -> dict[str, Any]:
-        """Trains from the start; see `TranslationTask.scores`, and across: bytes that this rank has sent to others."""
+        """Trains; returns `TranslationTask.scores`, and across: bytes that this rank has sent to others."""
         keras.utils.clear_session()
         telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
         outcome = translation.train(self._translated.options(seed), self._translated.task, telemetry=telemetry)
@@ -238,7 +238,7 @@ NETWORKS = {"small_resnet": small.small_resnet, "small_vgg": small.small_vgg}
 
 
 def make(model: str, arm: str, density: float, given: dict[str, Any]) -> ImageLearner | TranslationLearner:
-    """A learner for a model of the study, by names; `given` are the fields of its settings."""
+    """Makes a learner for a model and an arm of the study; `given` are the fields of its settings."""
     settings = type(MODELS[model])(**given)
     if isinstance(settings, TranslationSettings):
         return TranslationLearner(TranslationTask(ARMS[arm].recipe, density, settings))

@@ -59,9 +59,9 @@ from benchmarks.report import Section, Verdict
 from examples import digits
 
 TITLE = "Other schemes with as many bytes"
-WIDTHS, SPLIT = (64, 128, WIDTH, 128, 10), 2  # units of the layers, and after how many of them the split is
+WIDTHS, SPLIT = (64, 128, WIDTH, 128, 10), 2  # units of the layers, and number of layers before the split
 SEEDS, EPOCHS = 8, 25
-FEW_SEEDS, FEW_EPOCHS = 2, 3  # of a quick run
+FEW_SEEDS, FEW_EPOCHS = 2, 3  # for a quick run
 RATE = 1e-3
 DENSE, AGAIN = "dense", "dense, A/A"
 

@@ -91,7 +91,7 @@ def of_splits(sparsity: float, wire: str, clock: Clock, idle: float) -> tuple[fl
 
 
 def of_gradients(wire: str, clock: Clock, idle: float) -> tuple[float, float]:
-    """The same of an exchange."""
+    """The same for an exchange of gradients."""
     telemetry = hvd.Telemetry()
     exchange = hvd.GradientExchange(hvd.recipes.dct(SPARSITY, life=1, wire_dtype=wire), telemetry=telemetry)
     variable = keras.Variable(np.zeros(SIZE, np.float32), name="weights")
@@ -114,7 +114,7 @@ def _counted(run: Callable[[], Any], clock: Clock, idle: float) -> float:
 
 
 def main() -> None:
-    """One rank."""
+    """Runs one rank."""
     hvd.init(local_size=1)
     clock = Clock()
     idle = idle_bytes_per_second(clock)[hvd.rank()]

@@ -38,7 +38,7 @@ from hvd_sparse.spec import Spec
 from hvd_sparse.transport.communicator import Grid
 
 TITLE = "Selections by the life of thresholds"
-SIZE, STEPS, BEFORE = 25_000_000, 1_000, 400  # elements; steps of each arm; steps whose residual they begin with
+SIZE, STEPS, BEFORE = 25_000_000, 1_000, 400  # elements; steps of each arm; steps that lead to the initial residual
 FEW_ELEMENTS, FEW_STEPS, FEW_BEFORE = 200_000, 20, 50  # for a quick run
 LIVES, SPARSITIES = (1, 10, 100, 1_000), (0.75, 0.9, 0.95, 0.99, 0.995)
 JUDGED = 0.95  # the sparsity of Fig. 7 (a)

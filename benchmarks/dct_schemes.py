@@ -22,13 +22,13 @@ class Scheme(Protocol):
     """How activations and their gradients cross the split, [seeds, rows, WIDTH] each.
 
     Attributes:
-        bytes_of_row: forward and backward.
+        bytes_of_row: bytes per row, forward and backward.
     """
 
     bytes_of_row: tuple[int, int]
 
     def forward(self, x: tf.Tensor, samples: tf.Tensor | None = None) -> tuple[tf.Tensor, Any]:
-        """What arrives, and what the backward pass needs; samples [seeds, rows] are known by number in training."""
+        """What arrives, and what the backward pass needs; `samples` [seeds, rows], numbers, are given in training."""
 
     def backward(self, gradient: tf.Tensor, kept: Any) -> tf.Tensor:
         """What arrives of the gradient."""
@@ -64,7 +64,7 @@ class SameMask:
 
 
 class GaussianSketch:
-    """Activations times a random matrix, and back by its transpose; so their gradient."""
+    """Activations times a random matrix, and back by its transpose; the same for the gradient."""
 
     def __init__(self, sparsity: float):
         count = sum(bytes_of(sparsity)) // 8
@@ -96,7 +96,7 @@ class LargestOfGradient(Dense):
 
 
 class LargestBothWays(LargestOfGradient):
-    """The largest elements of activations, and those of gradients, which are others."""
+    """The largest elements of activations forward, and those of gradients backward, at other positions."""
 
     def __init__(self, sparsity: float, seeds: int):
         super().__init__(sparsity, True, seeds)
@@ -148,7 +148,7 @@ class WholeNumbers:
 
 
 class Changes(WholeNumbers):
-    """As `WholeNumbers`, forward the change of a sample's activations since it was last sent (AQ-SGD, Algorithm 1)."""
+    """As `WholeNumbers`, but forward the change of a sample's activations since last time (AQ-SGD, Algorithm 1)."""
 
     def __init__(self, dtype: str, seeds: int, samples: int):
         super().__init__(dtype)

@@ -100,10 +100,10 @@ def sample(width: int, sparsity: float, targets: tuple[float, ...], count: int, 
 
     Args:
         width: d.
-        sparsity: the share that does not pass.
-        targets: c of the losses.
-        count: of samples.
-        seed: of them.
+        sparsity: share that does not pass.
+        targets: targets c of the losses.
+        count: number of samples.
+        seed: seed of the samples.
 
     Returns:
         Sampled "threshold", and under "by_sample" and "by_mean" the gradients of each target.
@@ -145,7 +145,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 
 def case(width: int, sparsity: float, count: int, seed: int) -> dict[str, Any]:
-    """Both sides of one case, as they are and as they are sampled."""
+    """Both sides of one case, exact and sampled."""
     kept, found = kept_of(width, sparsity), sample(width, sparsity, TARGETS, count, seed)
     threshold = mean_threshold(width, kept)
     ways = {"by_sample": by_sample(width, kept), "by_mean": by_mean(width, threshold)}

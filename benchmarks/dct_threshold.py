@@ -28,14 +28,14 @@ WANTED = 0.95  # the sparsity of the targets
 PASSES, TIMES = (
     3.5,
     15.0,
-)  # read passes at the most in the first of the shapes; how many times the rival's speed in each
+)  # maximum cost, in read passes, for the first shape; minimum speedup over the rival in each
 READ, AGAIN, OURS, RIVAL = "read", "read, A/A", "threshold", "tf.math.top_k, scatter"
 VALUES, BACKWARD = "values and positions alone", "backward"
 
 
 @tf.function
 def _rival(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
-    """x where it is among the k largest magnitudes of its row, else 0."""
+    """x, with 0 for elements that are not among the k largest magnitudes of their row."""
     places = tf.math.top_k(tf.abs(x), k, sorted=False).indices
     values = tf.gather(x, places, batch_dims=1)
     numbers = tf.broadcast_to(tf.range(tf.shape(x)[0])[:, tf.newaxis], tf.shape(places))
@@ -43,7 +43,7 @@ def _rival(x: tf.Tensor, k: tf.Tensor) -> tf.Tensor:
 
 
 def _largest(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
-    """The matrix without what is not among the k largest magnitudes of its row, and which rows have a tie there."""
+    """The matrix with 0 outside the k largest magnitudes of each row, and a mask of rows with a tie at the k-th."""
     magnitudes = np.abs(matrix)
     edges = np.partition(magnitudes, matrix.shape[1] - k)[:, -k, np.newaxis]
     wanted = matrix * (magnitudes >= edges)
@@ -54,7 +54,7 @@ def _largest(matrix: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 class Cell:
-    """One matrix and sparsity: what is timed, and what must come out."""
+    """One matrix and sparsity: the timed arms, and the expected result."""
 
     def __init__(self, rivals: Rivals, matrix: np.ndarray, sparsity: float):
         self.rivals, self.matrix = rivals, matrix
@@ -84,10 +84,10 @@ class Cell:
 
     def _check(self) -> None:
         assert np.array_equal(self.given, self.wanted)
-        self.given = None  # its memory is for the next
+        self.given = None  # frees memory for the next cell
 
     def _check_rival(self) -> None:
-        """A rival may choose others among elements of equal magnitude."""
+        """Checks the rival, which may choose others among elements of equal magnitude."""
         same = np.all(np.equal(self.given, self.wanted), axis=1)
         assert (same | self.tied).all()
         self.given = None
@@ -101,10 +101,10 @@ def measure(options: argparse.Namespace, tell: Callable[[str], None]) -> Section
     """Times all cells.
 
     Args:
-        options: with `quick` the smaller matrix alone, and few rounds.
-        tell: gets a line for each cell.
+        options: `quick` takes only the smaller matrix, and few rounds.
+        tell: receives a line for each cell.
     """
-    ops.library()  # before its kernels are called past TensorFlow
+    ops.library()  # loaded before its kernels are called without TensorFlow
     rivals, isa = Rivals(), Kernels().isa()
     cells = []
     for shape in SHAPES[1:] if options.quick else SHAPES:

@@ -1,10 +1,10 @@
 """Thresholds over a training of the recommender (Fig. 2 and 5): `--questions thresholds`.
 
 One process trains the DLRM of examples/recommender.py for one epoch. Every few steps the thresholds of several
-sparsities are computed: for the gradient of one layer, whose threshold DCT-DP holds for a thousand steps, and for the
-activations after the second layer, row by row, of which the mean is drawn. For the activations this is done without a
-`Threshold` layer, and in separate trainings with one of that sparsity: four trainings in all, of at least half a minute
-each.
+sparsities are computed: for the gradient of one layer, whose threshold DCT-DP holds for a thousand steps, and for each
+row of the activations after the second layer, whose mean is plotted. For the activations this is done without a
+`Threshold` layer, and in separate trainings with one of the same sparsity: four trainings in all, of at least half a
+minute each.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PICTURE = pathlib.Path(__file__).parent / "results" / "dct.png"
 
 
 class Watch(keras.callbacks.Callback):
-    """Takes thresholds before some of the steps, on a batch that is always the same."""
+    """Computes thresholds before some of the steps, always on the same batch."""
 
     def __init__(self, batch: Any):
         super().__init__()
@@ -87,7 +87,7 @@ def measure(options: argparse.Namespace, say: Callable[[str], None]) -> Section:
 
 
 def watched(task: Any, words: Sequence[str]) -> Watch:
-    """One training, watched."""
+    """Runs one training with `Watch`."""
     options = recommender.parse([*words])
     first = next(iter(task.train.epoch(0, options.batch_size, 0, 1, options.seed)))
     watch = Watch((first.numbers, first.categories, first.labels))
@@ -96,7 +96,7 @@ def watched(task: Any, words: Sequence[str]) -> Watch:
 
 
 def told(title: str, free: Watch, held: dict[float, list[float]]) -> Section:
-    """Tables of how far thresholds go from their mean, and what is left of the activations' at the end."""
+    """Tables of how far thresholds deviate from their mean, and what is left of the activations' in the end."""
     lines = [f"Of the gradient of {LAYER} (Fig. 2), after the first tenth of the steps:", ""]
     lines += ["| sparsity | mean | farthest from it |", "|---|---|---|"]
     figures: dict[str, Any] = {"steps": free.steps, "gradients": free.gradients, "activations": free.activations}
@@ -114,7 +114,7 @@ def told(title: str, free: Watch, held: dict[float, list[float]]) -> Section:
 
 
 def draw(free: Watch, held: dict[float, list[float]], path: pathlib.Path = PICTURE) -> None:
-    """The picture of both."""
+    """Draws the picture of both."""
     figure = Figure(figsize=(13.0, 4.0), layout="constrained")
     left, right = figure.subplots(1, 2)
     for number, (sparsity, thresholds) in enumerate(free.gradients.items()):

@@ -52,7 +52,7 @@ _SOURCES = [
     *(f"examples/text/{name}.py" for name in ("batches", "catalogues", "corpus", "decoding", "vocabulary")),
 ]
 
-_USUAL = ("--reduced", "--schedule", "cosine", "--batch-size", "2048", "--every", "1000")  # evaluated in the end alone
+_USUAL = ("--reduced", "--schedule", "cosine", "--batch-size", "2048", "--every", "1000")  # only evaluated at the end
 _DEEPER = (*_USUAL, "--layers", "4", "--warmup-epochs", "2")
 MODELS = {"small": TranslationSettings(_USUAL), "deep": TranslationSettings(_DEEPER)}
 RATES = {"small": (1.5,), "deep": (0.25, 0.5, 1.0)}  # in units of the script's
@@ -65,9 +65,9 @@ class Arm:
     Attributes:
         name: in tables.
         model: a key of `MODELS`.
-        words: of the command line, beside those of the model.
+        words: command-line options beside those of the model.
         against: the arm that it is compared with.
-        rate: in units of that of the model's dense training.
+        rate: learning rate, in units of that of the model's dense training.
     """
 
     name: str
@@ -109,8 +109,8 @@ class Run:
 
     Attributes:
         arm: a key of `ARMS`.
-        seed: of weights and order.
-        rate: of the model's dense training, in units of the script's learning rate.
+        seed: seed of weights and order.
+        rate: learning rate of the model's dense training, in units of the script's.
         epochs: replaces the model's own number; 0 keeps it.
     """
 
@@ -120,7 +120,7 @@ class Run:
     epochs: int = 0
 
     def settings(self) -> TranslationSettings:
-        """Of the arm, with this run's rate and epochs."""
+        """The arm's settings, with this run's rate and epochs."""
         arm = ARMS[self.arm]
         own = MODELS[arm.model].at(arm.rate * self.rate, self.epochs)
         return dataclasses.replace(own, options=(*own.options, *arm.words))
@@ -191,11 +191,11 @@ def trained(
     """The outcomes of all arms, each at its model's rate, seed by seed.
 
     Args:
-        arms: of `ARMS`.
-        seeds: of each.
+        arms: keys of `ARMS`.
+        seeds: seeds of each arm.
         epochs: replaces the models' own numbers; 0 keeps them.
         store: file of finished runs.
-        make: makes runs and adds them to the store; None leaves out what it does not have.
+        make: makes runs and adds them to the store; None uses only those in the store.
     """
     models = {ARMS[arm].model for arm in arms}
     grid = [Run(DENSE[model], seeds[0], rate, epochs) for model in sorted(models) for rate in RATES[model]]
@@ -206,7 +206,7 @@ def trained(
 
 
 def best_rate(tried: Mapping[Run, Mapping[str, Any]], model: str) -> float:
-    """That with which a model's dense training validates best; the first, where none was tried."""
+    """The rate at which a model's dense training validates best; the first one if none was tried."""
     errors = {run.rate: outcome["error"] for run, outcome in tried.items() if ARMS[run.arm].model == model}
     return min(errors, key=lambda rate: errors[rate]) if errors else RATES[model][0]
 
@@ -217,8 +217,8 @@ def make(wanted: Sequence[Run], store: pathlib.Path) -> None:
 
 
 def train(run: dict[str, Any]) -> dict[str, Any]:
-    """The outcome of a run of a job; final: BLEU of the test; loss and top1: of its pieces, told the right beginning;
-    error: the loss of validation; fitted: that of the last epoch of training."""
+    """The outcome of a run of a job; final: BLEU on test data; loss and top1: on test data, with teacher forcing;
+    error: validation loss; fitted: loss of the last epoch of training."""
     given = TranslationSettings(**{**run["settings"], "options": tuple(run["settings"]["options"])})
     words = [*given.options, "--epochs", str(given.epochs), "--seed", str(run["seed"])]
     usual = split_translation.parse(words)

@@ -15,8 +15,8 @@ from benchmarks.dropping_runs import Outcomes
 from benchmarks.dropping_settings import ARMS, MEASURES, QUESTIONS, WANTED, Question
 from benchmarks.report import Section, Verdict
 
-LAST = 4  # looks, by the mean of which a learning rate is judged
-NEAR = 0.95  # of the score that another arm ends at, as the paper's 33 BLEU of 34.5 (Table 2)
+LAST = 4  # evaluations whose mean decides on a learning rate
+NEAR = 0.95  # share of another arm's final score, as the paper's 33 BLEU of 34.5 (Table 2)
 _AXES = {
     "samples": "samples seen, thousands",
     "time": "simulated seconds",
@@ -26,7 +26,7 @@ _AXES = {
 def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
     """The learning rate that validates best, over the seeds that were trained at all of the rates.
 
-    By the score in the last looks, which lacks least of the whole at the best rate.
+    The criterion is the mean score of the last evaluations.
     """
     scores: dict[float, dict[int, float]] = {}
     for run, outcome in outcomes.items():
@@ -56,7 +56,7 @@ def summarise(
     Args:
         outcomes: outcomes of each arm at one learning rate.
         model: a key of `MODELS`.
-        question: of `answered`.
+        question: as returned by `answered`.
         tried: for each arm the learning rates from which its own was chosen, if there were others.
     """
     arms = [arm for arm in (question.base, *question.arms) if by_seed(outcomes, model, arm)]
@@ -129,7 +129,7 @@ def _table(
 
 
 def _reached(told: Mapping[str, Any], base: Mapping[str, Any]) -> str:
-    """When the mean of an arm's seeds was first near the score that the base ends at, on validation data."""
+    """When the mean over an arm's seeds first came near the base's final score, on validation data."""
     wanted = NEAR * np.mean(base["curve"][-LAST:])
     times = [time for time, score in zip(told["times"], told["curve"], strict=True) if score >= wanted]
     return f"{times[0]:.1f}" if times else "never"
@@ -179,7 +179,7 @@ def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
 
 
 def draw(sections: Sequence[Section], path: str) -> None:
-    """As Figures 3 to 8 of the paper, one or two pictures for each question: the means over seeds, look by look."""
+    """Draws one or two pictures per question, as Figures 3 to 8 of the paper: means over seeds at each evaluation."""
     questions = {question.title: question for question in QUESTIONS}
     asked = [(section, questions[section.title.partition(": ")[2]]) for section in sections]
     drawn = [(section, question, across) for section, question in asked for across in question.across]

@@ -25,10 +25,10 @@ class Timing:
     """How long a batch and its messages take, in simulated time.
 
     Attributes:
-        computing: seconds of a batch, the median.
-        communication: the share of a step that messages take where all is sent.
+        computing: median seconds per batch.
+        communication: share of a step that messages take if everything is sent.
         spread: see `Pace`.
-        latency: seconds of a message.
+        latency: seconds per message.
     """
 
     computing: float
@@ -45,19 +45,19 @@ class Timing:
 
 @dataclasses.dataclass(frozen=True)
 class ImageSettings:
-    """How the perceptron is trained (5: the paper's has three layers of "4069", batches of 40 and AdaGrad at .005).
+    """How the perceptron is trained (5: the paper's has three layers of "4069", batches of 40 and AdaGrad at 0.005).
 
     Attributes:
         width: neurons of each of three layers.
         epochs: over the training crops.
         train: number of training crops.
         held_out: number of crops that are not trained on.
-        watched: the first so many of them are for validation, the others are the test.
-        batch: crops of a client and step.
-        rate: the learning rate of AdaGrad, whose accumulators begin at 0.
-        noise: of each crop, see `convergence_settings.ImageSettings`.
-        looks: at the validation's crops in a training.
-        averaged: parameters of the last so many looks are averaged for the end, as the paper's are of four.
+        watched: number of them used for validation; the others are the test set.
+        batch: crops per client and step.
+        rate: learning rate of AdaGrad, whose accumulators begin at 0.
+        noise: noise of each crop, see `convergence_settings.ImageSettings`.
+        looks: number of evaluations on validation crops per training.
+        averaged: number of last evaluations whose parameters are averaged for the result; 4 in the paper.
         timing: 4 of the paper's GPUs take 2,489 images a second without dropping, and 41% of it is communication (5.3).
     """
 
@@ -76,15 +76,15 @@ class ImageSettings:
 
 @dataclasses.dataclass(frozen=True)
 class SentenceSettings:
-    """How the LSTM cells of the convergence study are trained, by Adam as there.
+    """How the LSTM of the convergence study is trained, by Adam as there.
 
     Attributes:
         options: see `convergence_settings.TranslationSettings`.
         epochs: over the training pairs.
         rate: in units of the learning rate of these options.
-        looks: at the validation's pairs in a training.
+        looks: number of evaluations on validation pairs per training.
         averaged: see `ImageSettings`.
-        timing: of the paper's translation 13% is communication (5.3); computations count as a tenth of a second.
+        timing: 13% of the paper's translation is communication (5.3); a computation is taken as a tenth of a second.
     """
 
     options: tuple[str, ...]
@@ -110,13 +110,13 @@ class Arm:
 
     Attributes:
         name: in tables.
-        density: of pushes and of pulls; 1 sends all.
-        scope: of the threshold of pushes; that of pulls is global, as in the paper (5.2).
-        quantizer: of pushes.
-        rule: of the servers.
+        density: density of pushes and of pulls; 1 sends all.
+        scope: scope of the threshold of pushes; that of pulls is global, as in the paper (5.2).
+        quantizer: quantizer of pushes.
+        rule: update rule of the servers.
         normalised: whether the perceptron has layer normalisation.
         slowness: see `Pace`.
-        timing: another number draws other times, and nothing else.
+        timing: seed of the computation times, and of nothing else.
     """
 
     name: str
@@ -161,20 +161,20 @@ ARMS = {
     "slow4": Arm("99%, a client at half speed, max_staleness P", rule=InOrderOfArrival(CLIENTS), slowness=_UNEVEN),
 }
 FOLLOWS = {"again": "dense"}  # the noise of equal arms is that of equal learning rates
-MORE = ("dense", "again", "drop99")  # of more seeds than others
+MORE = ("dense", "again", "drop99")  # trained with more seeds than others
 TRAINED = {"mlp": tuple(ARMS), "lstm": ("dense", "drop99")}
 
 
 class Question(NamedTuple):
-    """What some arms answer.
+    """A question that some arms answer.
 
     Attributes:
-        title: of the section and the picture.
+        title: title of the section and the picture.
         base: the arm that the others are compared with.
-        arms: those others.
-        across: what the horizontal axes of its pictures are, of "samples" and "time".
-        curve: what the vertical ones are: "score" or "loss".
-        bases: of arms that are compared with another one.
+        arms: the others.
+        across: horizontal axes of its pictures, from "samples" and "time".
+        curve: vertical axis: "score" or "loss".
+        bases: references of arms that are compared with another arm than `base`.
     """
 
     title: str
@@ -209,12 +209,12 @@ QUESTIONS = (
 
 
 class Wanted(NamedTuple):
-    """Two arms that should end alike.
+    """Two arms that should end with similar scores.
 
     Attributes:
-        one: of them.
-        other: of them.
-        points: how near.
+        one: the first arm.
+        other: the second arm.
+        points: maximum difference.
     """
 
     one: str

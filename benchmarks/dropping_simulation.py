@@ -1,9 +1,9 @@
-"""Sharded servers whose clients and messages take simulated time: all of a job in one process, the same bits twice.
+"""Sharded servers with clients and messages in simulated time: a whole job in one process, reproducible to the bit.
 
-P clients and P servers are the library's own: what clients choose to push and their copies, the servers' shards, rules
-and copies. Instead of a network there is a queue of events: a client's computation ends, a push arrives, an answer
-arrives. Computations take a time that a seed draws, messages bytes / rate + latency. So what is asynchronous in a real
-job is so here: a gradient is as old as the updates that were made while it was computed and on the way.
+P clients and P servers run the library's own code: the clients' pushes and copies, and the servers' shards, rules and
+copies. Instead of a network there is a queue of events: a client's computation ends, a push arrives, an answer arrives.
+Computations take times drawn by a seed, messages take bytes / rate + latency. A job is therefore as asynchronous here
+as in reality: a gradient is stale by the updates that were made while it was computed and sent.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from hvd_sparse.servers.shard import Shard
 from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Grid
 
-HEADER = 100  # bytes, about
+HEADER = 100  # bytes, approximately
 
 
 @dataclasses.dataclass(frozen=True)
 class Pace:
-    """How long what takes, in simulated seconds.
+    """The durations of computations and messages, in simulated seconds.
 
     Attributes:
-        computing: of a batch, the median over batches.
-        spread: the deviation of its logarithm, which is normally distributed.
-        slowness: of each client, by how much longer than the others it computes.
-        bandwidth: bytes a second of each connection of a client and a server, each way.
-        latency: of a message.
-        seed: of what is drawn.
+        computing: median time per batch.
+        spread: standard deviation of its logarithm, which is normally distributed.
+        slowness: factor on the computation time of each client.
+        bandwidth: bytes per second of each connection between a client and a server, each way.
+        latency: latency of a message.
+        seed: seed of the computation times.
     """
 
     computing: float
@@ -51,26 +51,26 @@ class Pace:
     seed: int
 
     def durations(self, client: int) -> Callable[[], float]:
-        """Draws how long a client computes, time after time."""
+        """Makes a function that draws a client's computation times."""
         random, median = np.random.default_rng([self.seed, client]), self.computing * self.slowness[client]
         return lambda: float(median * np.exp(self.spread * random.standard_normal()))
 
     def flight(self, message: Entries) -> float:
-        """How long a message takes to arrive."""
+        """The time until a message arrives."""
         return self.latency + (HEADER + message.nbytes) / self.bandwidth
 
 
 class Work(Protocol):
-    """What clients compute, batch by batch; each takes the next one when it is ready for it.
+    """What clients compute, batch by batch; each takes the next batch when it is ready.
 
     Attributes:
-        batches: of all clients, in the whole training.
+        batches: number of batches of all clients, in the whole training.
     """
 
     batches: int
 
     def gradient(self, batch: int, parameters: np.ndarray) -> tf.Tensor:
-        """Of the loss of a batch at parameters [d] float32: [d] float32."""
+        """The gradient [d] float32 of a batch's loss at parameters [d] float32."""
 
     def rate(self, step: int) -> float:
         """The learning rate of a step, counted as a synchronous job counts them: pushes of all clients / P."""
@@ -85,11 +85,11 @@ class _Client:
         size = sum(spec.size for spec in shards)
         self.choose = tf.function(self._pushes.choose, [[tf.TensorSpec([size])]], autograph=False)
         self.number = self.awaited = 0
-        self.applied = [0] * len(shards)  # pushes of all clients, as each server has told
+        self.applied = [0] * len(shards)  # pushes of all clients, as reported by each server
         self.since = self.waited = 0.0
 
     def takes(self, server: int, pull: Pull) -> None:
-        """Takes up an answer."""
+        """Receives an answer."""
         self.copy.take(server, pull.number, pull)
         self.applied[server] = pull.pushes
 
@@ -99,13 +99,13 @@ class Job:
 
     Attributes:
         now: simulated seconds since the beginning.
-        finished: batches whose gradients all servers have answered.
-        sent: bytes of messages of clients, headers left out.
-        received: of those of servers.
+        finished: number of batches whose gradients were answered by all servers.
+        sent: bytes of the clients' messages, without headers.
+        received: bytes of the servers' messages, without headers.
     """
 
     def __init__(self, work: Work, variables: Sequence[Any], optimizer: Any, settings: Settings, pace: Pace):
-        """Takes what is computed, what is trained, with a Keras optimizer not built, how, and at what pace."""
+        """Takes the work, the trained variables, an unbuilt Keras optimizer, the job's settings and its pace."""
         ranks = len(pace.slowness)
         self._work, self._pace, self._shards = work, pace, shards_of(variables, ranks)
         kind = SharedCopy if isinstance(settings.rule, Together) else Copies
@@ -124,21 +124,21 @@ class Job:
             self._compute(client)
 
     def run(self, finished: int) -> None:
-        """Lets time pass until so many batches are finished, or there are no more."""
+        """Lets time pass until `finished` batches are finished, or none are left."""
         while self._events and self.finished < finished:
             self.now, _, happens = heapq.heappop(self._events)
             happens()
 
     def parameters(self) -> np.ndarray:
-        """Those of the servers [d] float32."""
+        """The servers' parameters [d] float32."""
         return np.concatenate([server.published().values for server in self._servers])
 
     def copy(self, client: int) -> np.ndarray:
-        """What a client has of them [d] float32."""
+        """A client's copy of the parameters [d] float32."""
         return self._clients[client].copy.values
 
     def staleness(self) -> dict[int, int]:
-        """How many updates old gradients were when they were applied: {updates: pushes}, over all servers."""
+        """The staleness, in updates, of gradients when they were applied: {updates: pushes}, over all servers."""
         total = sum((server.staleness for server in self._servers), collections.Counter())
         return dict(sorted(total.items()))
 
@@ -147,12 +147,12 @@ class Job:
         return sum(client.waited for client in self._clients) / (self.now * len(self._clients))
 
     def _after(self, seconds: float, happens: Callable[[], None]) -> None:
-        """Things that happen at the same time do so in the order in which they were planned."""
+        """Schedules an event; simultaneous events happen in the order in which they were scheduled."""
         self._scheduled += 1
         heapq.heappush(self._events, (self.now + seconds, self._scheduled, happens))
 
     def _compute(self, client: int) -> None:
-        """A client takes the next batch; where there is none it leaves."""
+        """A client takes the next batch, or leaves if there is none."""
         if self._taken < self._work.batches:
             batch, self._taken = self._taken, self._taken + 1
             self._after(self._clients[client].duration(), lambda: self._push(client, batch))
@@ -198,7 +198,7 @@ class Job:
 
 
 def shards_of(variables: Sequence[Any], servers: int) -> list[Spec]:
-    """The servers' shards of Keras variables, for one process that plays all ranks."""
+    """The servers' shards of Keras variables, for one process that simulates all ranks."""
     segments = tuple(Segment(f"{number}", tuple(each.shape)) for number, each in enumerate(variables))
     size = sum(segment.size for segment in segments)
     return cut(Spec(size, Grid.lone(), segments=segments, name="servers"), servers)

@@ -1,6 +1,6 @@
 """The trainings of the study of gradient dropping, each by a simulated job: a perceptron on crops of photographs.
 
-With the same seed all arms begin with the same weights and see the same batches in the same order, with the same noise.
+With the same seed all arms start from the same weights and see the same batches in the same order, with the same noise.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ _crops = functools.lru_cache(2)(convergence_data.crops)
 
 
 class Task(Work):
-    """What is learnt: the batches that clients take, and how good parameters are.
+    """A task: the batches that clients take, and the evaluation of parameters.
 
     Attributes:
-        settings: of the training.
+        settings: settings of the training.
         batches: see `Work`.
-        samples: of a batch.
+        samples: samples per batch.
     """
 
     settings: Any
@@ -42,15 +42,15 @@ class Task(Work):
 
     @abc.abstractmethod
     def begin(self, seed: int) -> Sequence[Any]:
-        """Starts anew; returns Keras variables with the first weights."""
+        """Starts anew; returns Keras variables with the initial weights."""
 
     @abc.abstractmethod
     def optimizer(self) -> keras.optimizers.Optimizer:
-        """That of the servers; its learning rate comes with each push."""
+        """The servers' optimizer; its learning rate comes with each push."""
 
     @abc.abstractmethod
     def watched(self, parameters: np.ndarray) -> tuple[float, float]:
-        """On validation data at parameters [d] float32: the score in points, and the loss."""
+        """The score in points, and the loss, on validation data at parameters [d] float32."""
 
     @abc.abstractmethod
     def final(self, parameters: np.ndarray) -> dict[str, float]:
@@ -61,20 +61,20 @@ def train(task: Task, arm: Arm, seed: int) -> dict[str, Any]:
     """Trains from the start.
 
     Returns:
-        What `Task.final` gives of the servers' parameters, averaged over the last looks, and
-        - last: the score of those of the last look alone.
-        - size: elements of the parameters.
-        - samples: that all clients have seen in the end.
-        - copy: the score of what the first client has of them, which lacks what pulls have left out.
-        - curve, losses: on validation data, at each look.
-        - times: of the looks, in simulated seconds.
-        - pushed, pulled: bytes of messages of a step and client, headers left out.
-        - waited: the share of time that clients wait for answers.
-        - stale, stalest: how many updates old gradients were when they were applied: the mean, and the most.
-        - weights: a digest of the servers' parameters.
+        The results of `Task.final` for the servers' parameters, averaged over the last evaluations, and
+        - last: score of the parameters of the last evaluation alone.
+        - size: number of parameters.
+        - samples: number of samples that all clients have seen.
+        - copy: score of the first client's copy, which lacks what pulls have left out.
+        - curve, losses: score and loss on validation data, at each evaluation.
+        - times: times of the evaluations, in simulated seconds.
+        - pushed, pulled: bytes of messages per step and client, without headers.
+        - waited: share of time that clients wait for answers.
+        - stale, stalest: mean and maximum staleness of gradients when they were applied, in updates.
+        - weights: digest of the servers' parameters.
 
     Raises:
-        ArithmeticError: where the loss is not finite.
+        ArithmeticError: if the loss is not finite.
     """
     settings, variables = task.settings, task.begin(seed)
     size = sum(math.prod(each.shape) for each in variables)
@@ -113,7 +113,7 @@ class ImageTask(Task):
 
     Args:
         settings: the same for all arms.
-        normalised: whether each layer is normalised before it is rectified (layer normalisation).
+        normalised: whether each layer has layer normalisation before its ReLU.
     """
 
     def __init__(self, settings: ImageSettings, normalised: bool):
@@ -124,7 +124,7 @@ class ImageTask(Task):
         self._watched = Crops(noisy[: settings.watched], held_out.labels[: settings.watched])
         self._test = Crops(noisy[settings.watched :], held_out.labels[settings.watched :])
         self._classes = int(self._data.labels.max()) + 1
-        self._steps = settings.train // settings.batch  # an epoch, of all clients
+        self._steps = settings.train // settings.batch  # per epoch, of all clients
         self.batches, self.samples = settings.epochs * self._steps, float(settings.batch)
         self._seed, self._epoch, self._order = 0, -1, np.empty(0, np.int64)
         self._compile(self._make(0))
@@ -147,7 +147,7 @@ class ImageTask(Task):
             return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits), logits
 
         def summed(vector: tf.Tensor, images: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-            """How many were told, and the sum of losses."""
+            """The number of correct predictions, and the sum of losses."""
             each, logits = losses(vector, images, labels)
             told = tf.reduce_sum(tf.cast(tf.nn.in_top_k(labels, logits, 1), tf.float32))
             return tf.stack([told, tf.reduce_sum(each)])
@@ -195,7 +195,7 @@ class ImageTask(Task):
 
 
 def gradient_of(loss: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """What gives the gradient of a loss with regard to its first argument."""
+    """Makes a function for the gradient of a loss with respect to its first argument."""
 
     def gradient(vector: tf.Tensor, *others: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:

@@ -1,4 +1,4 @@
-"""The translation of the study of gradient dropping: the LSTM cells of examples/translation.py, by a simulated job."""
+"""The translation task of the study of gradient dropping: the LSTM of examples/translation.py, in a simulated job."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from hvd_sparse.servers.pushing import unpacked
 
 
 class SentenceTask(Task):
-    """Message catalogues for LSTM cells with attention; clients take the script's batches of one rank.
+    """Message catalogues for an LSTM with attention; clients take the script's batches of one rank.
 
     Args:
         settings: the same for all arms.
@@ -39,7 +39,7 @@ class SentenceTask(Task):
     def begin(self, seed):
         keras.utils.clear_session()
         self._take(seed)
-        steps = -(-self._own.steps // CLIENTS)  # as many as there are in a synchronous job
+        steps = -(-self._own.steps // CLIENTS)  # as many as in a synchronous job
         self._schedule = rates.make(self._options, [rates.Leg(self._options.epochs, steps)])
         keras.utils.set_random_seed(arguments.seed_of(self._options, 0))
         self._model = translation.make_model(self._options, self._translated.task.vocabulary)

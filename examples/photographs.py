@@ -1,7 +1,7 @@
-"""Real JPEG files that need no download: crops of the photographs that scikit-image and scikit-learn ship.
+"""Real JPEG files without a download: crops of the photographs that scikit-image and scikit-learn ship.
 
-A folder for each photograph, so that the label is the photograph; the crops differ in place and size. Training crops
-of the left halves and held-out crops of the right ones have no pixel in common.
+Each photograph has a folder, so that the label is the photograph; crops differ in position and size. Training crops
+come from the left halves and held-out crops from the right ones, so that they have no pixel in common.
 """
 
 from __future__ import annotations
@@ -50,11 +50,11 @@ _HALVES = {"left": (0.0, 0.5), "right": (0.5, 1.0)}
 
 
 def load(names: int | None = None, further: bool = False) -> dict[str, Image.Image]:
-    """The first photographs by name, in colour; all 9 by default.
+    """Loads the first photographs, in colour, by name; all 9 by default.
 
     Args:
-        names: how many.
-        further: also those of scikit-image that are grey, or of the same kind as another, 20 in all.
+        names: number of photographs.
+        further: whether to add scikit-image's grey photographs and those similar to another one, 20 in all.
     """
     paths = [_folder(package) / name for package, members in _NAMES.items() for name in members]
     if further:
@@ -73,18 +73,18 @@ def crops(
     further: bool = False,
     smallest: float = 0.6,
 ) -> Iterator[tuple[str, bytes]]:
-    """Photograph's name and JPEG of `count` crops, in turn over the photographs; the same for the same seed.
+    """The photograph's name and the JPEG of each crop, taking photographs in turn; the same for the same seed.
 
     Args:
-        count: how many crops.
-        width: of a crop, in pixels, whatever it is enlarged from.
-        height: likewise.
-        seed: of places and sizes.
-        photographs: the first so many; all by default.
-        quality: of the JPEG.
+        count: number of crops.
+        width: width of a crop in pixels, after scaling.
+        height: height of a crop in pixels, after scaling.
+        seed: seed of positions and sizes.
+        photographs: number of photographs, the first ones; all by default.
+        quality: JPEG quality.
         half: "left" or "right", to crop from this half only.
         further: see `load`.
-        smallest: a crop's share of the largest that fits, at the least.
+        smallest: minimum size of a crop, as a share of the largest that fits.
     """
     sources = [(name, _half(photograph, half)) for name, photograph in load(photographs, further).items()]
     random = np.random.default_rng(seed)
@@ -115,14 +115,14 @@ def write_folder(path: Path, count: int, **options: Any) -> list[tuple[Path, byt
 def write_halves(path: Path, train: int, held_out: int, side: int) -> Path:
     """Writes square crops of all 20 photographs as PATH/train and PATH/val, unless they are there; returns PATH.
 
-    The first are of the left halves, the others of the right ones. Several processes may do it at once: PATH appears
-    when it is whole.
+    Training crops come from the left halves, the others from the right ones. Several processes may call this at once:
+    PATH appears when it is complete.
 
     Args:
         path: the folder.
-        train: crops of left halves.
-        held_out: crops of right halves.
-        side: of the crops, in pixels.
+        train: number of crops of left halves.
+        held_out: number of crops of right halves.
+        side: height and width of a crop, in pixels.
     """
     if path.exists():
         return path
@@ -140,7 +140,7 @@ def write_halves(path: Path, train: int, held_out: int, side: int) -> Path:
 
 
 def quality_for(mean_bytes: int, **options: int) -> int:
-    """The JPEG quality at which `crops` have about this many bytes in the mean; few crops of each are tried."""
+    """The JPEG quality at which `crops` have about `mean_bytes` on average; only a few crops are tried."""
     tried = 4 * len(_NAMES["skimage"] + _NAMES["sklearn"])
 
     def difference(quality: int) -> float:
@@ -151,9 +151,9 @@ def quality_for(mean_bytes: int, **options: int) -> int:
 
 
 def write_like_imagenet(path: Path, count: int, mean_bytes: int = 110_000) -> int:
-    """Writes crops of 500 x 375 with about as many bytes as ImageNet's files have, and returns the bytes of all.
+    """Writes crops of 500 x 375 with about as many bytes as ImageNet's files; returns their total bytes.
 
-    Crops are smoother than photographs straight from a camera, so it takes a high quality to give them as many bytes.
+    Crops are smoother than photographs straight from a camera, so it takes a high quality to reach as many bytes.
     """
     quality = quality_for(mean_bytes)
     return sum(len(content) for _, content in write_folder(path, count, quality=quality))

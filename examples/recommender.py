@@ -1,18 +1,19 @@
-"""Trains the DLRM, a recommender (Naumov et al. 2019), of the size that Gupta et al. 2021 (3.1) take, on any ranks.
+"""Trains DLRM, a recommender (Naumov et al. 2019), in the size of Gupta et al. 2021 (3.1), on any number of ranks.
 
     horovodrun -np 4 python -m examples.recommender --recipe hitopk --density 0.01
 
-Without files it learns from what any Debian or Ubuntu machine has after `apt-get update`, the index of packages: which
-dependency was left out of a package's description (examples/recommenders/packages.py). Criteo's click logs are
+Without files it trains on data that any Debian or Ubuntu machine has after `apt-get update`, the package index: the
+model predicts which dependency was left out of a package's description (examples/recommenders/packages.py). To train on
+Criteo's click logs:
 
     horovodrun -np 4 python -m examples.recommender --criteo train.txt
 
-and are divided by days: six for training, the last one for validation and test. --batch-size counts the rows of a rank.
-After each epoch come loss, accuracy and area under the ROC curve on validation data, at the end the same of the test.
-Figures of different snapshots of an index do not compare; the digest is printed with them. Learning stops after one
-epoch, after which rows are learnt by heart, in Criteo's as well.
+These are divided by days: six for training, the last one for validation and test. --batch-size is the number of rows
+per rank. After each epoch it reports loss, accuracy and area under the ROC curve on validation data, and at the end the
+same on test data. Figures from different snapshots of an index cannot be compared; the digest is printed with them.
+Training stops after one epoch, as the model overfits from then on, on Criteo's logs as well.
 
-`python -m examples.recommenders.checks` looks for leakage, and tells which difference of test loss is beyond luck.
+`python -m examples.recommenders.checks` checks for leakage, and reports which difference of test loss is significant.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ from examples.recommenders.tables import Task
 from examples.training import arguments, monitor, rates
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 
-SPLITS = ("bottom_2", "top_2")  # behind which Gupta et al. 2021 (3.1) split the model
+SPLITS = ("bottom_2", "top_2")  # Gupta et al. 2021 (3.1) split the model after these
 PRESETS: dict[str, dict[str, Any]] = {
     "packages": {
         "epochs": 1,
         "batch_size": 256,
         "optimizer": "adam",
         "learning_rate": 0.01,
-        "warmup_epochs": 0.3,  # shorter ones end worse, and further apart from seed to seed
+        "warmup_epochs": 0.3,  # a shorter one ends worse, and varies more between seeds
         "buckets": packages.USUAL.largest,
         "in_rows": False,
     },
@@ -60,7 +61,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command line, or of these words, with the defaults of the data that they name."""
+    """Parses the command line, or `words`, with the defaults of the data that is named there."""
     usual = packages.USUAL
     made = arguments.parser(__doc__, batch="rows")
     data = made.add_argument_group("data; the machine's package index where no files are given")
@@ -92,11 +93,11 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a training ended; the same on every rank.
+    """The outcome of a training, the same on every rank.
 
     Attributes:
-        lines: of the log, one an epoch, with "loss", "accuracy" and "auc" of validation.
-        test: the same of the test, after the last epoch.
+        lines: lines of the log, one per epoch, with "loss", "accuracy" and "auc" on validation data.
+        test: the same on test data, after the last epoch.
         weights: SHA-256 of the model's weights.
     """
 
@@ -106,11 +107,11 @@ class Outcome:
 
 
 def prepare(options: argparse.Namespace) -> Task:
-    """Reads the data; a collective. May serve several trainings with equal data options.
+    """Reads the data; a collective. Trainings with equal data options can share the result.
 
     Raises:
-        ValueError: on every rank alike where the ranks have different data.
-        RuntimeError: where the machine has none.
+        ValueError: on every rank, if ranks have different data.
+        RuntimeError: if the machine has no data.
     """
     if not hvd.topology.is_initialized():
         hvd.init()
@@ -128,10 +129,10 @@ def prepare(options: argparse.Namespace) -> Task:
 
 
 class Stream(DistributedCallback):
-    """Gives `fit` the batches of the epoch that it is in, also where that is not the first one.
+    """Gives `fit` the batches of the current epoch, also if a resumed run does not begin with the first one.
 
     Raises:
-        ValueError: where the rows do not make one step.
+        ValueError: if there are too few rows for one step.
     """
 
     def __init__(self, options: argparse.Namespace, task: Task):
@@ -172,9 +173,9 @@ def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any
     """Trains one model from the start, or from the newest checkpoint; a collective.
 
     Args:
-        options: of `parse`.
-        task: of `prepare`, with the same data options; made where it is None. With the same seed all recipes begin with
-            the same weights and see the same batches.
+        options: as returned by `parse`.
+        task: as returned by `prepare` for the same data options; prepared here if None. With the same seed all recipes
+            start from the same weights and see the same batches.
         exchange: further arguments of `hvd.DistributedOptimizer`.
     """
     return trained(options, prepare(options) if task is None else task, **exchange)[1]
@@ -183,7 +184,7 @@ def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any
 def trained(
     options: argparse.Namespace, task: Task, callbacks: Sequence[keras.callbacks.Callback] = (), **exchange: Any
 ) -> tuple[keras.Model, Outcome]:
-    """As `train`, with further callbacks, and the model."""
+    """Like `train`, with further callbacks; returns the model as well."""
     arguments.begin(options)
     stream = Stream(options, task)
     model = make_model(options, task)
@@ -204,7 +205,7 @@ def trained(
 
 
 def main() -> None:
-    """Trains, and tells how well the test's answers are told."""
+    """Trains, and prints the scores on test data."""
     outcome = train(parse())
     if hvd.rank() == 0:
         print(f"test: {', '.join(f'{name} {value:.5g}' for name, value in outcome.test.items())}", flush=True)

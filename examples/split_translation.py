@@ -1,12 +1,12 @@
-"""Trains a Transformer within whose feed-forward layers only the largest activations go on (DCT-MP).
+"""Trains a Transformer whose feed-forward layers pass on only the largest activations (DCT-MP).
 
     python -m examples.split_translation --reduced --sparsity 0.9 --splits 2
 
-Splits are where Gupta et al. 2021 (3.2) have theirs, or behind the layers that are named. All other options are those
-of examples/translation.py. An `hvd.pipeline.Threshold` layer stands at each split, all in one process, which shows what
-is lost in quality by what stages on several ranks would send. It is not yet a way to have the stages: what goes round
-a feed-forward layer (the residual connection) would have to cross the network, too, and hvd.pipeline takes models of
-whose parts one tensor goes on.
+Splits are placed as in Gupta et al. 2021 (3.2), or after the layers that are named. All other options are those of
+examples/translation.py. An `hvd.pipeline.Threshold` layer stands at each split, and everything runs in one process.
+This shows how much quality is lost by what stages on several ranks would send. It does not yet run the stages on
+several ranks: the residual connection around a feed-forward layer would have to cross the network as well, and
+hvd.pipeline only takes models whose parts pass on a single tensor.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from examples.training import arguments, monitor, rates
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of `translation.parse`, and where the model is split; of the command line, or of these words."""
+    """Parses the command line, or `words`: the options of `translation.parse`, and those of the splits."""
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
@@ -62,7 +62,7 @@ def train(options: argparse.Namespace, task: translation.Task | None = None, **e
 
 
 def make_model(options: argparse.Namespace, task: translation.Task) -> keras.Model:
-    """The model that the options name; its first weights do not depend on where it is split."""
+    """The model that the options name; its initial weights do not depend on where it is split."""
     model = translation.make_model(options, task.vocabulary)
     if not options.sparsity:
         return model
@@ -71,7 +71,7 @@ def make_model(options: argparse.Namespace, task: translation.Task) -> keras.Mod
 
 
 def main() -> None:
-    """Trains, and tells how good the translations of the test are."""
+    """Trains, and prints the scores on the test set."""
     options = parse()
     outcome = train(options)
     if hvd.rank() == 0:

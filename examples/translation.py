@@ -1,18 +1,19 @@
-"""Trains a Transformer (Vaswani et al. 2017), or LSTM cells, to translate English into German, on any number of ranks.
+"""Trains a Transformer (Vaswani et al. 2017) or an LSTM to translate English into German, on any number of ranks.
 
     horovodrun -np 4 python -m examples.translation --recipe hitopk --density 0.01 --checkpoint-dir /shared/run1
 
-Without files it learns from what any Debian machine has: the messages of installed programs and their translations, in
-/usr/share/locale/de/LC_MESSAGES. A corpus of one's own, as WMT's, are text files whose lines belong together:
+Without files it trains on data that any Debian machine has: the messages of installed programs and their translations,
+in /usr/share/locale/de/LC_MESSAGES. To use your own corpus, such as WMT's, pass text files in which line n of the
+target is the translation of line n of the source:
 
     python -m examples.translation --base --train-source train.en --train-target train.de \
         --valid-source newstest2013.en --valid-target newstest2013.de
 
---base is the paper's model and vocabulary; --reduced is one that trains in about a minute on two cores; --model lstm
-takes LSTM cells with attention in the Transformer's place. Words are divided into pieces by byte-pair encoding,
-sentences put into buckets by length, and --batch-size counts pieces of one side, padding included. After each epoch
-come loss, top-1 and top-5 over the pieces of held-out sentences (told the right beginning of each), and the BLEU of
-greedy translations; at the end the same of a test set, with beam search.
+--base is the paper's model and vocabulary; --reduced is a model that trains in about a minute on two cores; --model
+lstm uses an LSTM with attention instead of the Transformer. Words are split into pieces by byte-pair encoding,
+sentences are bucketed by length, and --batch-size counts the pieces of one side (source or target), padding included.
+After each epoch it reports the loss and the top-1 and top-5 accuracy on the pieces of held-out sentences (with teacher
+forcing), and the BLEU score of greedy translations. At the end it reports the same for a test set, with beam search.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         **_COMMON,
         "width": 0.125,
         "layers": 1,
-        "dropout": 0.0,  # which would make so short a training longer
+        "dropout": 0.0,  # dropout would make so short a training take longer
         "vocabulary": 1_500,
         "longest": 24,
         "least_words": 3,
@@ -89,11 +90,11 @@ PRESETS: dict[str, dict[str, Any]] = {
 MODELS = {"transformer": transformer.transformer, "lstm": lstm.lstm}
 _WITHOUT = "catalogues"
 _VOCABULARY = "vocabulary.model"
-_EVALUATED = 8_192  # pieces a batch, where nothing is kept for a backward pass
+_EVALUATED = 8_192  # pieces per batch of an evaluation, which keeps nothing for a backward pass
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options of the command line, or of these words, with the defaults of the preset that they name."""
+    """Parses the command line, or `words`, with the defaults of the preset that is named there."""
     made = arguments.parser(__doc__, sized=False)
     made.add_argument("--epochs", type=int)
     made.add_argument("--batch-size", type=int, help="pieces of one side, padding included, a rank and step")
@@ -126,11 +127,11 @@ class Task:
     """What is learnt, the same on every rank.
 
     Attributes:
-        corpus: the pairs as texts.
-        vocabulary: of both languages.
-        train: encoded pairs.
-        validation: likewise.
-        test: likewise.
+        corpus: pairs of texts.
+        vocabulary: vocabulary of both languages.
+        train: encoded training pairs.
+        validation: encoded validation pairs.
+        test: encoded test pairs.
     """
 
     corpus: Corpus
@@ -142,12 +143,14 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """How a training ended; the same on every rank.
+    """The outcome of a training, the same on every rank.
 
     Attributes:
-        lines: of the log, one an epoch, with "epoch", "seconds", "loss", "top1", "top5" and "bleu" of validation.
-        test: "loss", "top1", "top5" and "bleu" of the test, after the last epoch.
-        reached: seconds without evaluation to --target; None where there was none, or it was not reached.
+        lines: lines of the log, one per epoch, with "epoch", "seconds", "loss", "top1", "top5" and "bleu" on validation
+            data.
+        test: "loss", "top1", "top5" and "bleu" on test data, after the last epoch.
+        reached: seconds until --target was reached, without evaluation; None if there was no target or it was not
+            reached.
         weights: SHA-256 of the model's weights.
     """
 
@@ -158,11 +161,11 @@ class Outcome:
 
 
 def prepare(options: argparse.Namespace) -> Task:
-    """Reads the corpus and learns the vocabulary; a collective. May serve several trainings with equal data options.
+    """Reads the corpus and learns the vocabulary; a collective. Trainings with equal data options can share the result.
 
     Raises:
-        ValueError: on every rank alike where the ranks have different pairs, or files do not fit each other.
-        RuntimeError: where the machine has too few pairs.
+        ValueError: on every rank, if ranks have different pairs or the given files do not match.
+        RuntimeError: if the machine has too few pairs.
     """
     if not hvd.topology.is_initialized():
         hvd.init()
@@ -192,7 +195,7 @@ def _corpus(options: argparse.Namespace) -> Corpus:
 
 
 def _vocabulary(options: argparse.Namespace, pairs: Sequence[Pair]) -> Vocabulary:
-    """That of the run that goes on, else a new one, which is kept beside the checkpoints."""
+    """The vocabulary of the run that is resumed, else a new one, which is kept beside the checkpoints."""
     if not options.checkpoint_dir:
         return Vocabulary.learn((side for pair in pairs for side in pair), options.vocabulary)
     path = pathlib.Path(options.checkpoint_dir, _VOCABULARY)
@@ -209,7 +212,7 @@ def _vocabulary(options: argparse.Namespace, pairs: Sequence[Pair]) -> Vocabular
 
 
 class Stream(DistributedCallback):
-    """Gives `fit` the batches of the epoch that it is in, also where that is not the first one."""
+    """Gives `fit` the batches of the current epoch, also if a resumed run does not begin with the first one."""
 
     def __init__(self, own: TrainingBatches):
         super().__init__()
@@ -231,15 +234,15 @@ class Stream(DistributedCallback):
 
 
 class Evaluation:
-    """Loss, top-1, top-5 and BLEU of pairs; each pair on one rank, the figures the same on all.
+    """Loss, top-1, top-5 and BLEU on pairs; each pair is evaluated on one rank, and all ranks get the same figures.
 
     Args:
-        model: is looked at whenever it is called.
-        encoded: the pairs.
-        pairs: their texts.
-        vocabulary: of both.
-        decoder: translates.
-        beams: of the decoder.
+        model: model, evaluated with its weights at the time of each call.
+        encoded: encoded pairs.
+        pairs: the same pairs as texts.
+        vocabulary: vocabulary of both languages.
+        decoder: decoder that translates.
+        beams: number of the decoder's beams.
     """
 
     def __init__(
@@ -258,7 +261,7 @@ class Evaluation:
         self._sums = tf.function(self._summed, input_signature=[tokens] * 3, autograph=False)
 
     def __call__(self) -> dict[str, float]:
-        """A collective."""
+        """Evaluates the model; a collective."""
         world = hvd.topology.world()
         sums = tf.zeros(4, tf.float64)
         told: list[tuple[int, str]] = []
@@ -273,7 +276,7 @@ class Evaluation:
         return {**scores, "bleu": decoding.bleu(texts, self._references)}
 
     def _summed(self, source: tf.Tensor, target: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
-        """Sums over all pieces but padding: their number, cross entropy, and whether they were told in 1, in 5."""
+        """Sums over all pieces but padding: their number, cross entropy, and hits in the top 1 and in the top 5."""
         logits = tf.cast(self._model([source, target], training=False), tf.float32)
         shown = labels != PAD
         logits, labels = tf.boolean_mask(logits, shown), tf.boolean_mask(labels, shown)
@@ -286,9 +289,9 @@ def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any
     """Trains one model from the start, or from the newest checkpoint; a collective.
 
     Args:
-        options: of `parse`.
-        task: of `prepare`, with the same data options; made where it is None. With the same seed all recipes begin with
-            the same weights and see the same batches.
+        options: as returned by `parse`.
+        task: as returned by `prepare` for the same data options; prepared here if None. With the same seed all recipes
+            start from the same weights and see the same batches.
         exchange: further arguments of `hvd.DistributedOptimizer`.
     """
     arguments.begin(options)
@@ -312,13 +315,13 @@ def train(options: argparse.Namespace, task: Task | None = None, **exchange: Any
 
 
 def training_batches(options: argparse.Namespace, task: Task, rank: int, ranks: int) -> TrainingBatches:
-    """What a rank trains on."""
+    """A rank's training batches."""
     longest = batches.boundaries(options.longest)
     return TrainingBatches(task.train, longest, options.batch_size, rank, ranks, options.seed)
 
 
 def make_schedule(options: argparse.Namespace, own: TrainingBatches) -> rates.WarmUpThenDecay:
-    """Of the learning rate."""
+    """The schedule of the learning rate."""
     return rates.make(options, [rates.Leg(options.epochs, own.steps)])
 
 
@@ -328,7 +331,7 @@ def smoothed_crossentropy(options: argparse.Namespace) -> keras.losses.Loss:
 
 
 def evaluations(options: argparse.Namespace, task: Task, model: keras.Model) -> tuple[Evaluation, Evaluation]:
-    """Of validation, by greedy translations, and of the test, by beam search."""
+    """The evaluations on validation data, with greedy decoding, and on test data, with beam search."""
     greedy = decoding.Decoder(model, further=options.further)
     beam = greedy if options.beams == 1 else decoding.Decoder(model, options.beams, further=options.further)
     return (
@@ -343,7 +346,7 @@ def digest(model: keras.Model) -> str:
 
 
 def make_model(options: argparse.Namespace, vocabulary: Vocabulary) -> keras.Model:
-    """The model that the options name; each rank drops other features."""
+    """The model that the options name; dropout differs between ranks."""
     size = transformer.Sentences(
         options.width, None, options.batch_size, vocabulary.size, options.layers, options.dropout
     )
@@ -351,7 +354,7 @@ def make_model(options: argparse.Namespace, vocabulary: Vocabulary) -> keras.Mod
 
 
 def main() -> None:
-    """Trains and tells how good the translations of the test are."""
+    """Trains, and prints the scores on the test set."""
     options = parse()
     outcome = train(options)
     if hvd.rank() == 0:

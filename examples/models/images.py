@@ -14,7 +14,7 @@ import keras
 from examples.models.widths import scaled
 
 _PLACES = 7  # height and width of the features before VGG-19's first dense layer
-_MOVING = 0.9  # momentum of the moving statistics, so that they follow when the size of images changes
+_MOVING = 0.9  # momentum of the moving statistics, low enough for them to follow a change of image size
 
 
 @dataclasses.dataclass(frozen=True)

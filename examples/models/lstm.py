@@ -1,4 +1,4 @@
-"""An encoder and a decoder of LSTM cells with attention, in the rooms of the Transformer."""
+"""An LSTM encoder and decoder with attention, with the interface of the Transformer."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from examples.models.widths import scaled
 
 
 def lstm(size: Sentences, features: int = 512, seed: int = 0) -> keras.Model:
-    """A translation model of LSTM cells, as SparCML trains one (8.3), with the attention of Luong et al. (2015).
+    """An LSTM translation model, as SparCML trains one (8.3), with the attention of Luong et al. (2015).
 
     Inputs, output and the layers "encoder", "decoder" and "embedding" are those of `transformer.transformer`, so that
-    training and decoding are the same. The decoder's cells begin at what a dense layer makes of the mean of the
-    encoder's output over the source (Bahdanau et al. 2015 take its last one); attention is by dot product, over all
-    of the source but padding. The cells themselves need no mask: none sees what comes later, padding stands at the
-    ends, and what is told there is for the loss to leave out.
+    training and decoding are the same. The initial state of the decoder's layers is computed by a dense layer from the
+    mean of the encoder's output over the source (Bahdanau et al. 2015 use its last element). Attention is by dot
+    product, over the whole source but padding. The LSTM layers need no mask: they see no later position, padding is at
+    the end, and the loss leaves out what is predicted at padding.
 
     Args:
-        size: how large it is; `layers` are the cells of the encoder, and of the decoder.
-        features: of a cell and of the embeddings at width 1.
-        seed: of dropout: two models with the same seed drop alike.
+        size: size of the model; `layers` is the number of LSTM layers of the encoder, and of the decoder.
+        features: units of an LSTM layer, and features of the embeddings, at width 1.
+        seed: seed of dropout; models with the same seed drop the same features.
     """
     maker = _Maker(scaled(features, size.width), size, seed)
     embedding = keras.layers.ReversibleEmbedding(
@@ -39,7 +39,7 @@ def lstm(size: Sentences, features: int = 512, seed: int = 0) -> keras.Model:
 
 
 class _Maker:
-    """Adds cells; dropout is numbered, so that two models made alike drop alike."""
+    """Adds layers; dropout seeds count up, so that models made with the same seed drop the same features."""
 
     def __init__(self, features: int, size: Sentences, seed: int):
         self.features, self._size, self._seed = features, size, seed

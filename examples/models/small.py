@@ -1,4 +1,4 @@
-"""A ResNet and a VGG for small images, as He et al. (2016, 4.2) made one for CIFAR: for studies on a few cores."""
+"""A ResNet, as in He et al. (2016, 4.2) for CIFAR, and a VGG, both for small images: for studies on a few cores."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ import keras
 
 
 def small_resnet(classes: int, image: int = 32, blocks: int = 1, channels: int = 16, stride: int = 2) -> keras.Model:
-    """The ResNet of 6 * blocks + 2 layers of He et al. (2016, 4.2) for grey images, logits at the end.
+    """The ResNet with 6 * blocks + 2 layers of He et al. (2016, 4.2) for grey images, logits at the end.
 
-    Three stages of `channels`, twice and four times as many; all but the first begin with a stride of 2. Where the
-    shape changes, the shortcut is a 1 x 1 convolution (their option B; for CIFAR they pad instead).
+    Its three stages have `channels`, twice and four times as many channels; all but the first begin with a stride of 2.
+    Where the shape changes, the shortcut is a 1 x 1 convolution (their option B; for CIFAR they pad instead).
 
     Args:
-        classes: at the output.
+        classes: number of classes.
         image: height and width of the input, [batch, image, image, 1].
-        blocks: of two convolutions, in each stage.
-        channels: of the first stage.
-        stride: of the first convolution; theirs is 1, 2 takes a quarter of the time.
+        blocks: number of blocks of two convolutions in each stage.
+        channels: channels of the first stage.
+        stride: stride of the first convolution; theirs is 1, and 2 takes a quarter of the time.
     """
     inputs = keras.Input((image, image, 1))
     x = _normalised(inputs, channels, 3, stride, "relu")
@@ -38,20 +38,20 @@ def _block(x: Any, channels: int, stride: int) -> Any:
 
 def _normalised(x: Any, channels: int, kernel: int, stride: int, activation: str | None) -> Any:
     x = keras.layers.Conv2D(channels, kernel, stride, padding="same", use_bias=False)(x)
-    x = keras.layers.BatchNormalization(momentum=0.95)(x)  # of short runs; Keras's 0.99 is that of long ones
+    x = keras.layers.BatchNormalization(momentum=0.95)(x)  # for short runs; Keras's default of 0.99 suits long ones
     return x if activation is None else keras.layers.Activation(activation)(x)
 
 
 def small_vgg(classes: int, image: int = 32, channels: int = 16, features: int = 128) -> keras.Model:
     """A VGG (Simonyan and Zisserman 2015) of five convolutions and two dense layers for grey images, logits at the end.
 
-    As in their networks the convolutions are 3 x 3, the channels double after each pooling, and nothing is normalised.
+    As in their networks, convolutions are 3 x 3, channels double after each pooling, and there is no normalisation.
 
     Args:
-        classes: at the output.
+        classes: number of classes.
         image: height and width of the input, [batch, image, image, 1].
-        channels: of the first convolution.
-        features: of the first dense layer.
+        channels: channels of the first convolution.
+        features: units of the first dense layer.
     """
     inputs = keras.Input((image, image, 1))
     x = inputs

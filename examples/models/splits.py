@@ -1,4 +1,4 @@
-"""Where a Transformer is split, and the layers that stand there."""
+"""Where a Transformer is split, and how layers are inserted there."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ SIDES = ("encoder", "decoder")
 
 
 def usual_places(layers: int, splits: int) -> list[str]:
-    """The feed-forward layers after which a Transformer is split, by how many splits there are.
+    """The feed-forward layers after which a Transformer is split, for a number of splits.
 
-    Gupta et al. 2021 (3.2) take the fifth of the encoder's six, then the decoder's, then the third of both: the last
-    but one and every second before it. What is left follows from the last one on.
+    Gupta et al. 2021 (3.2) take the encoder's fifth of six, then the decoder's fifth, then the third of both: the last
+    but one and every second one before it. Further splits take the remaining layers, beginning with the last.
 
     Args:
-        layers: of the encoder, and of the decoder.
-        splits: how many, of 1 to 2 layers.
+        layers: number of layers of the encoder, and of the decoder.
+        splits: number of splits, from 1 to 2 * layers.
 
     Returns:
         Names as `thresholded` takes them.
 
     Raises:
-        ValueError: where there are fewer feed-forward layers.
+        ValueError: if there are fewer feed-forward layers.
     """
     if not 1 <= splits <= 2 * layers:
         raise ValueError(
@@ -38,19 +38,20 @@ def usual_places(layers: int, splits: int) -> list[str]:
 def thresholded(
     model: keras.Model, places: Collection[str], make_layer: Callable[[], keras.Layer], before_relu: bool = False
 ) -> keras.Model:
-    """Puts layers within the feed-forward layers of a Transformer, between the two dense layers.
+    """Inserts layers into the feed-forward layers of a Transformer, between the two dense layers.
 
     Args:
-        model: of `examples.models.transformer`; its layers are taken, so it is not to be used any more.
-        places: "encoder_1", "decoder_1" and on, the feed-forward layers of both in their order.
-        make_layer: makes a layer that has no weights, a new one for each place.
-        before_relu: whether it stands before the ReLU, behind the dense layer itself; else after the ReLU.
+        model: from `examples.models.transformer`; must not be used afterwards, as its layers are reused.
+        places: feed-forward layers, as "encoder_1" or "decoder_1", numbered in their order.
+        make_layer: makes a layer without weights; called once for each place.
+        before_relu: whether the layer is placed before the ReLU, right after the first dense layer; else after the
+            ReLU.
 
     Returns:
         A model with the same weights, inputs, output and names.
 
     Raises:
-        ValueError: where the model has no such place.
+        ValueError: if the model has no such place.
     """
     known = {name: layer for side in SIDES for name, layer in _feed_forwards(model.get_layer(side), side).items()}
     unknown = [name for name in places if name not in known]
@@ -76,7 +77,7 @@ def thresholded(
 
 
 def _feed_forwards(side: keras.Model, name: str) -> dict[str, keras.layers.Dense]:
-    """The first of the two dense layers of each."""
+    """The first dense layer of each feed-forward layer, by name."""
     found = [each for each in side.layers if isinstance(each, keras.layers.Dense)]
     inner = [each for each in found if each.activation is keras.activations.relu]
     return {f"{name}_{number}": layer for number, layer in enumerate(inner, start=1)}

@@ -1,8 +1,8 @@
-"""A Transformer of any width, for sentences of one length or of any, filled up with padding where they are shorter.
+"""A Transformer of any width, for sentences of fixed or variable length, padded if they are shorter.
 
 At width 1 it has 63,082,496 parameters (Transformer base, Vaswani et al. 2017, one matrix of 37,000 tokens for both
-embeddings and the output). As that matrix is the output, too, its gradient reaches all of its rows and is dense: sparse
-gradients of embeddings (`tf.IndexedSlices`) do not occur.
+embeddings and the output). As that matrix is the output layer as well, its gradient covers all rows and is dense: there
+are no sparse gradients of embeddings (`tf.IndexedSlices`).
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ import keras
 
 from examples.models.widths import scaled
 
-PAD = 0  # the token that fills sentences up: nothing attends to it
+PAD = 0  # padding token, which nothing attends to
 
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """How large a Transformer is.
+    """The size of a Transformer.
 
     Attributes:
-        width: times the features and heads of Transformer base (512, 2048 and 8).
-        length: tokens of a sentence, in both languages; None for any, in one model.
-        batch: pairs of sentences a rank and step.
-        vocabulary: tokens, of both languages together.
-        layers: of the encoder, and of the decoder.
-        dropout: share of each sublayer's output, and of the sums of embeddings and positions.
+        width: factor on the features and heads of Transformer base (512, 2048 and 8).
+        length: tokens per sentence, in both languages; None for any length, in one model.
+        batch: sentence pairs per rank and step.
+        vocabulary: number of tokens, for both languages together.
+        layers: number of layers of the encoder, and of the decoder.
+        dropout: dropout rate of each sublayer's output, and of the sums of embeddings and positions.
     """
 
     width: float
@@ -39,24 +39,24 @@ class Sentences:
 
 
 def transformer(size: Sentences, features: int = 512, hidden: int = 2048, heads: int = 8, seed: int = 0) -> keras.Model:
-    """Transformer base (Vaswani et al. 2017, Table 3), each layer normalised after it.
+    """Transformer base (Vaswani et al. 2017, Table 3), with normalisation after each sublayer.
 
-    Its inputs are source and target [batch, length] int32, padded with `PAD` at their ends; its output are logits
-    [batch, length, vocabulary]. Padding is masked in the source. In the target it needs no mask: no place sees a later
-    one, and what is told at padding is for the loss to leave out. The layers "encoder" (source to memory), "decoder"
-    (target, memory and source to features) and "embedding" (reversed: features to logits) are those that decoding uses.
+    Its inputs are source and target [batch, length] int32, padded with `PAD` at the end; its output is logits [batch,
+    length, vocabulary]. Padding is masked in the source. It needs no mask in the target: no position sees a later one,
+    and the loss leaves out what is predicted at padding. Decoding uses the layers "encoder" (source to memory),
+    "decoder" (target, memory and source to features) and "embedding" (reversed: features to logits).
 
     Args:
-        size: how large it is.
-        features: at width 1, as hidden and heads are.
-        hidden: features within the dense layers.
-        heads: of attention.
-        seed: of dropout: two models with the same seed drop alike.
+        size: size of the model.
+        features: features at width 1.
+        hidden: units between the two dense layers at width 1.
+        heads: attention heads at width 1.
+        seed: seed of dropout; models with the same seed drop the same features.
     """
     maker = _TransformerMaker(
         scaled(features, size.width), scaled(hidden, size.width), scaled(heads, size.width), size.dropout, seed
     )
-    spread = keras.initializers.RandomNormal(stddev=maker.features**-0.5)  # times sqrt(features): 1, as positions have
+    spread = keras.initializers.RandomNormal(stddev=maker.features**-0.5)  # times sqrt(features): 1, as positions
     embedding = keras.layers.ReversibleEmbedding(
         size.vocabulary, maker.features, embeddings_initializer=spread, name="embedding"
     )
@@ -71,11 +71,11 @@ def transformer(size: Sentences, features: int = 512, hidden: int = 2048, heads:
 class Positions(keras.layers.Layer):
     """Scales embeddings [batch, length, features] by sqrt(features) and adds sinusoids (Vaswani et al. 2017, 3.4, 3.5).
 
-    The features must be even in number; sines and cosines take turns.
+    The number of features must be even; sines and cosines alternate.
     """
 
     def call(self, x: Any) -> Any:
-        """Embeddings to embeddings at their places."""
+        """Adds positions to embeddings."""
         features = x.shape[-1]
         place = keras.ops.cast(keras.ops.arange(keras.ops.shape(x)[1]), "float32")
         even = keras.ops.arange(0, features, 2, dtype="float32")
@@ -86,7 +86,7 @@ class Positions(keras.layers.Layer):
 
 
 class _TransformerMaker:
-    """Adds sublayers; dropout is numbered, so that two models made alike drop alike."""
+    """Adds sublayers; dropout seeds count up, so that models made with the same seed drop the same features."""
 
     def __init__(self, features: int, hidden: int, heads: int, dropout: float, seed: int):
         self.features, self._hidden, self._heads = features, hidden, heads
@@ -124,7 +124,7 @@ class _TransformerMaker:
         return self._added(x, attention(x, memory, **options))
 
     def _transformed(self, x: Any) -> Any:
-        """The two dense layers at each place, added and normalised."""
+        """The two dense layers at each position, added and normalised."""
         within = keras.layers.Dense(self._hidden, activation="relu")(x)
         return self._added(x, keras.layers.Dense(self.features)(within))
 
@@ -137,5 +137,5 @@ class _TransformerMaker:
 
 
 def _shown(source: Any) -> Any:
-    """What may be attended to, [batch, 1, length]: all but padding, from every place."""
+    """The attention mask [batch, 1, length]: every position attends to all but padding."""
     return keras.ops.not_equal(source, PAD)[:, None, :]

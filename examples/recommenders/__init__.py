@@ -1,1 +1,1 @@
-"""Recommenders: tables of numbers and categories with a yes or no to tell, where they come from, and the DLRM."""
+"""Recommenders: tables of numbers and categories with a yes or no to predict, their sources, and the DLRM."""

@@ -1,15 +1,15 @@
-"""What the recommender's figures are worth: whether answers leak, and which difference of test loss is beyond luck.
+"""Checks the recommender's figures: whether labels leak, and which difference of test loss is significant.
 
     python -m examples.recommenders.checks --seeds 6
 
-On the package index, test losses of the best guess without features, of each feature by itself, of logistic regression
-on the same features (scikit-learn), of the DLRM, and of a DLRM whose training labels were permuted: it must not be
-better than the guess. Then what luck does: each seed is trained twice, the second time with a learning rate larger by
-1%, which should make no difference; told is how these differences vary over the seeds, and over test rows drawn anew,
-by source (bootstrap). Other options are those of examples.recommender.
+On the package index, it reports the test losses of the best guess without features, of each feature by itself, of
+logistic regression on the same features (scikit-learn), of the DLRM, and of a DLRM whose training labels were permuted,
+which must not be better than the guess. Then it measures the noise: each seed is trained twice, the second time with a
+learning rate larger by 1%, which should make no difference. It reports how these differences vary over the seeds, and
+over resampled test rows, drawn by source (bootstrap). Other options are those of examples.recommender.
 
-On Debian 12's index (SHA-256 515e692f2c4121c6..., 61,400 test rows): no feature 0.6931, the best single one, the
-candidate, 0.6666, logistic regression 0.6466, permuted labels 0.6932, the DLRM 0.3155. Over 12 seeds its loss varies by
+On Debian 12's index (SHA-256 515e692f2c4121c6..., 61,400 test rows): no feature 0.6931; the best single feature, the
+candidate, 0.6666; logistic regression 0.6466; permuted labels 0.6932; the DLRM 0.3155. Over 12 seeds its loss varies by
 0.71%, differences of the same seed by 0.77%, and the mean difference over test rows by 0.13%: 12 seeds resolve 0.5% of
 the loss, and 0.3% takes about 36.
 """
@@ -30,20 +30,20 @@ from examples.recommenders.packages import CATEGORIES, NUMBERS
 from examples.recommenders.scores import Scores
 from examples.recommenders.tables import InMemory, Table, Task
 
-_BINS = 50  # of a number
+_BINS = 50  # per numeric feature
 _DRAWS = 1_000
 _NEARLY = 1.01
 
 
 class Resolution(NamedTuple):
-    """Which difference between two ways to train is beyond luck, where each seed trains both; as shares of the loss.
+    """The smallest significant difference between two ways to train, paired by seed; relative to the loss.
 
     Attributes:
         loss: mean test loss.
-        seeds: runs of each of the two.
+        seeds: number of runs of each way.
         apart: standard deviation of the loss over seeds.
-        paired: standard deviation, over seeds, of the difference of two runs with the same one.
-        rows: standard deviation, over rows drawn anew, of the mean difference.
+        paired: standard deviation, over seeds, of the difference of two runs with the same seed.
+        rows: standard deviation, over resampled rows, of the mean difference.
     """
 
     loss: float
@@ -54,17 +54,17 @@ class Resolution(NamedTuple):
 
     @property
     def resolved(self) -> float:
-        """Two standard deviations of the mean difference, by seeds and by rows together."""
+        """Two standard deviations of the mean difference, from seeds and rows together."""
         return 2 * math.hypot(self.paired / math.sqrt(self.seeds), self.rows)
 
 
 def cross_entropy(labels: np.ndarray, logits: np.ndarray) -> np.ndarray:
-    """Of each row."""
+    """The cross entropy of each row."""
     return np.logaddexp(0.0, logits) - labels * logits
 
 
 def of_single_features(train: Table, test: Table) -> dict[str, float]:
-    """Test loss of the rates of yes that each value of one feature had in training; numbers in bins."""
+    """Test loss of predicting, from one feature, its value's rate of yes in training; numbers are put in bins."""
     features = dict(zip(CATEGORIES, zip(train.categories.T, test.categories.T, strict=True), strict=True))
     for name, own, held_out in zip(NUMBERS, train.numbers.T, test.numbers.T, strict=True):
         edges = np.quantile(own, np.linspace(0, 1, _BINS + 1)[1:-1])
@@ -74,14 +74,14 @@ def of_single_features(train: Table, test: Table) -> dict[str, float]:
 
 def _of_rates(own: np.ndarray, held_out: np.ndarray, labels: np.ndarray, held_out_labels: np.ndarray) -> float:
     size = int(max(own.max(), held_out.max())) + 1
-    yes = np.bincount(own, labels, size) + labels.mean()  # one more row, of the mean: no rate is 0 or 1
+    yes = np.bincount(own, labels, size) + labels.mean()  # plus one row with the mean, so that no rate is 0 or 1
     rates = yes / (np.bincount(own, minlength=size) + 1)
     logits = np.log(rates / (1 - rates))[held_out]
     return float(cross_entropy(held_out_labels, logits).mean())
 
 
 def of_logistic_regression(train: Table, test: Table, sizes: Sequence[int]) -> float:
-    """Test loss of scikit-learn's, with the strength of regularisation that is best on the test."""
+    """Test loss of scikit-learn's logistic regression, with the regularisation that is best on the test data."""
     own, held_out = (_one_hot(table, sizes) for table in (train, test))
     fitted = (LogisticRegression(C=strength, max_iter=300).fit(own, train.labels) for strength in (0.01, 0.1, 1.0))
     return min(float(cross_entropy(test.labels, each.decision_function(held_out)).mean()) for each in fitted)
@@ -105,20 +105,20 @@ def losses(options: argparse.Namespace, task: Task) -> np.ndarray:
 
 
 def permuted(task: Task) -> Task:
-    """The task with the training's labels in another order."""
+    """The task with permuted training labels."""
     table = task.train.table
     labels = np.random.default_rng(0).permutation(table.labels)
     return task._replace(train=InMemory(table._replace(labels=labels)))
 
 
 def resolution(one: np.ndarray, other: np.ndarray, groups: np.ndarray, draws: int = _DRAWS) -> Resolution:
-    """What runs say that should not differ.
+    """The resolution, from pairs of runs that should not differ.
 
     Args:
         one: losses float64 [seeds, rows].
-        other: likewise, of the same seeds.
-        groups: int32 [rows]; drawn anew are these.
-        draws: of the rows.
+        other: losses of the other runs with the same seeds, float64 [seeds, rows].
+        groups: int32 [rows]; the bootstrap draws groups.
+        draws: number of bootstrap draws.
     """
     loss, differences = one.mean(), (other - one).mean(axis=1)
     own = np.unique(groups, return_inverse=True)[1]
@@ -131,7 +131,7 @@ def resolution(one: np.ndarray, other: np.ndarray, groups: np.ndarray, draws: in
 
 
 def report(options: argparse.Namespace, seeds: int) -> Iterator[str]:
-    """The lines."""
+    """The lines of the report."""
     task = recommender.prepare(options)
     train, test = task.train.table, task.test.table
     parts = [set(each.table.groups.tolist()) for each in task[:3]]
@@ -164,7 +164,7 @@ def _changed(options: argparse.Namespace, number: int, rate: float) -> argparse.
 
 
 def main() -> None:
-    """The command."""
+    """Runs the command."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--seeds", type=int, default=6, help="each is trained twice; at least 3")
     own, words = made.parse_known_args()

@@ -1,8 +1,8 @@
-"""Criteo's click logs: lines `label <tab> 13 whole numbers <tab> 26 categories`, all but the label may be empty.
+"""Criteo's click logs: lines `label <tab> 13 integers <tab> 26 categories`; all fields but the label may be empty.
 
-The set of Kaggle's competition is one file, train.txt, of 45,840,617 lines in the order of seven days; as in the DLRM's
-benchmark each day is taken to have a seventh of them. Six days are trained on. The first half of the last day is for
-validation and the second for the test.
+The data of Kaggle's competition are one file, train.txt, with 45,840,617 lines in the order of seven days. As in the
+DLRM's benchmark, each day is assumed to have a seventh of them. The first six days are for training, the first half of
+the last day is for validation, and its second half for the test.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from examples.recommenders.tables import Batch, Task
 
 NUMBERS, CATEGORIES = 13, 26
 DAYS = 7
-_SHUFFLED = 2**18  # lines that an order is drawn among
+_SHUFFLED = 2**18  # lines in the shuffle buffer
 _BLOCK = 2**24
 
 
 class Lines:
-    """`Rows` of files' lines, from a first one to an end, read anew in each epoch.
+    """`Rows` from a range of lines in files, which are read again in each epoch.
 
     Args:
-        paths: the files, one after the other.
-        begin: the first line.
-        end: the line after the last one.
-        buckets: of each field's table of embeddings, to which categories are hashed.
+        paths: files, one after the other.
+        begin: number of the first line.
+        end: number of the line after the last one.
+        buckets: rows of each field's embedding table, to which categories are hashed.
     """
 
     def __init__(self, paths: Sequence[Path], begin: int, end: int, buckets: int):
@@ -38,7 +38,7 @@ class Lines:
         return self._end - self._begin
 
     def epoch(self, number: int, batch: int, rank: int, ranks: int, seed: int) -> Iterator[Batch]:
-        """Lines in an order that is drawn among neighbours, the same on every rank, of which each takes its part."""
+        """A rank's part of the lines, which are shuffled among neighbours, in the same order on every rank."""
         steps = len(self) // (batch * ranks)
         drawn = self._lines().shuffle(_SHUFFLED, seed=1_000 * seed + number).take(steps * batch * ranks)
         return self._batches(drawn.batch(batch).shard(ranks, rank))
@@ -56,17 +56,17 @@ class Lines:
 
 
 def parse(lines: tf.Tensor, buckets: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Numbers, categories and labels of lines, as of `Table`.
+    """Parses lines into numbers, categories and labels, as in `Table`.
 
-    A number becomes log(1 + it), one that is empty or below 0 counts as 0; the text of a category, also an empty one,
+    A number x becomes log(1 + x); an empty or negative number counts as 0. The text of a category, even if it is empty,
     is hashed to 0 .. buckets - 1.
 
     Args:
         lines: strings [batch].
-        buckets: of each field.
+        buckets: number of buckets per field.
 
     Raises:
-        tf.errors.InvalidArgumentError: at a line of another form.
+        tf.errors.InvalidArgumentError: if a line has another form.
     """
     forms = [tf.constant([], tf.float32), *[tf.constant([0.0])] * NUMBERS, *[tf.constant([""])] * CATEGORIES]
     columns = tf.io.decode_csv(lines, forms, field_delim="\t", use_quote_delim=False)
@@ -76,11 +76,11 @@ def parse(lines: tf.Tensor, buckets: int) -> tuple[tf.Tensor, tf.Tensor, tf.Tens
 
 
 def make(paths: Sequence[Path], buckets: int = 2**18) -> Task:
-    """The task of one file with all days, or of files of which the last one is the last day.
+    """Makes the task from one file with all days, or from several files, the last of which is the last day.
 
     Raises:
-        ValueError: where there are too few lines.
-        OSError: where a file cannot be read.
+        ValueError: if there are too few lines.
+        OSError: if a file cannot be read.
     """
     counts, digests = zip(*(_counted(path) for path in paths), strict=True)
     total = sum(counts)
@@ -95,7 +95,7 @@ def make(paths: Sequence[Path], buckets: int = 2**18) -> Task:
 
 
 def _counted(path: Path) -> tuple[int, str]:
-    """How many lines a file has, and its SHA-256."""
+    """The number of lines of a file, and its SHA-256."""
     state, count, last = hashlib.sha256(), 0, b"\n"
     with open(path, "rb") as file:
         while block := file.read(_BLOCK):

@@ -13,10 +13,10 @@ BOTTOM, TOP = (512, 256, 64, 16), (512, 256, 128, 1)
 
 @keras.saving.register_keras_serializable(package="examples")
 class PairwiseDots(keras.layers.Layer):
-    """Dot products of all pairs of vectors, a vector with itself left out.
+    """Dot products of all pairs of different vectors.
 
     Shapes:
-        a list of n inputs [batch, features] to [batch, n (n - 1) / 2]: (1, 0), (2, 0), (2, 1), (3, 0), ...
+        from n inputs [batch, features] to [batch, n (n - 1) / 2], in the order (1, 0), (2, 0), (2, 1), (3, 0), ...
     """
 
     def call(self, inputs: Sequence[Any]) -> Any:
@@ -40,22 +40,23 @@ def dlrm(
     after: Mapping[str, keras.Layer] = {},
     seed: int = 0,
 ) -> keras.Model:
-    """The model of Gupta et al. 2021 (3.1): two perceptrons with the interaction of all embeddings between them.
+    """The model of Gupta et al. 2021 (3.1): two perceptrons, with the interaction of all embeddings between them.
 
-    Inputs are "numbers" float32 [batch, features] and "categories" int32 [batch, len(sizes)], the output logits
-    [batch, 1]. Layers are "bottom_1" to "bottom_4", each with its ReLU, the embeddings "table_1" and on, "interaction",
-    and "top_1" to "top_4", of which the last has no ReLU; their model is split after "bottom_2" and "top_2".
+    Inputs are "numbers" float32 [batch, features] and "categories" int32 [batch, len(sizes)]; the output is logits
+    [batch, 1]. Layers are "bottom_1" to "bottom_4", each with its ReLU, the embeddings "table_1" and so on,
+    "interaction", and "top_1" to "top_4", the last of which has no ReLU. The paper splits the model after "bottom_2"
+    and "top_2".
 
     Args:
-        features: numbers of a row.
-        sizes: rows of each table of embeddings.
-        bottom: units of the first perceptron; the last are the length of an embedding.
-        top: units of the second perceptron.
-        after: further layers by the name of the layer that they stand behind.
-        seed: of the first weights.
+        features: number of numeric features per row.
+        sizes: rows of each embedding table.
+        bottom: units of the first perceptron's layers; those of the last layer are the length of an embedding.
+        top: units of the second perceptron's layers.
+        after: further layers, by the name of the layer that they follow.
+        seed: seed of the initial weights.
 
     Raises:
-        ValueError: where `after` names a layer that is not there.
+        ValueError: if `after` names a layer that does not exist.
     """
     names = [f"bottom_{number}" for number in range(1, len(bottom) + 1)]
     names += [f"top_{number}" for number in range(1, len(top) + 1)]

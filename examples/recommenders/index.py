@@ -9,18 +9,18 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 LISTS = pathlib.Path("/var/lib/apt/lists")
-_HELPER = "/usr/lib/apt/apt-helper"  # reads every form that apt writes
+_HELPER = "/usr/lib/apt/apt-helper"  # reads every format that apt writes
 
 Package = dict[str, str]
 
 
 class Index(NamedTuple):
-    """What a file says.
+    """The contents of an index file.
 
     Attributes:
-        packages: one a name, sorted by it; each maps the fields ("Section") to their text on one line.
-        digest: SHA-256 of the text, hexadecimal: the snapshot.
-        path: of the file.
+        packages: one per name, sorted by name; each maps field names ("Section") to their text on one line.
+        digest: SHA-256 of the text, hexadecimal, which identifies the snapshot.
+        path: path of the file.
     """
 
     packages: list[Package]
@@ -29,16 +29,16 @@ class Index(NamedTuple):
 
 
 def read(path: pathlib.Path | None = None, lists: pathlib.Path = LISTS) -> Index:
-    """Reads an index; by default the largest that the machine has.
+    """Reads an index; by default the largest one on the machine.
 
-    That is the release's own, which changes a few times a year; those of security fixes change by the day.
+    The largest is that of the release itself, which changes a few times a year; those of security fixes change daily.
 
     Args:
-        path: a file `*Packages`, plain, or compressed by any means that the machine's apt knows.
-        lists: the folder to look in where no path is given.
+        path: a file `*Packages`, plain or in any compression that the machine's apt supports.
+        lists: folder to search if no path is given.
 
     Raises:
-        RuntimeError: where there is none, or it cannot be read.
+        RuntimeError: if there is no index, or it cannot be read.
     """
     path = _largest(lists) if path is None else path
     text = _text(path)
@@ -74,7 +74,7 @@ def _text(path: pathlib.Path) -> bytes:
 
 
 def paragraphs(text: str) -> Iterator[Package]:
-    """The paragraphs of a text: fields `Name: value`, lines that go on begin with a blank, empty lines between."""
+    """The paragraphs of a text, divided by empty lines: fields `Name: value`; continuation lines begin with a blank."""
     fields: Package = {}
     last = ""
     for line in text.splitlines():

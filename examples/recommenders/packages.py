@@ -1,13 +1,13 @@
-"""Which dependency was left out: rows made of a package index.
+"""Which dependency was left out: rows made from a package index.
 
-Of a package's dependencies one is left out of the features. A row asks of a candidate whether it is that one: the one
-left out (yes), or another that packages of the same section leave out, drawn as often as they do (no), and never one
-that the package has. All but the candidate is the same in both rows, and within a section both answers have the same
-candidates, as good as: no feature tells by itself. What does is which candidate goes with which package, as users and
-items do; a linear model cannot say that.
+One of a package's dependencies is left out of the features. A row asks whether a candidate is that dependency. The
+candidate is either the one left out (yes), or one that is left out of packages of the same section, drawn as often as
+it is left out there, and that the package does not have (no). Everything but the candidate is the same in both rows,
+and within a section both answers have nearly the same candidates, so no feature predicts the answer by itself. What
+predicts it is which candidate goes with which package, as with users and items; a linear model cannot express that.
 
-Only candidates that many sources depend on are asked for. Versions that a dependency asks for are no feature, and
-packages of one source, which are much alike, stand in one part.
+Only dependencies that many sources have are candidates. The versions that a dependency requires are not a feature, and
+packages of one source, which are much alike, are in the same part.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ class Settings(NamedTuple):
     """How rows are made.
 
     Attributes:
-        each: dependencies that are left out of a package, one after the other, at most.
-        popular: sources that depend on a candidate, at least.
-        fewest: sources of the training part that have a category with an embedding of its own, at least.
-        largest: embeddings of a table, at most.
-        fold: 0 to 3, which quarter of the sources is the test.
+        each: maximum number of dependencies that are left out of a package, one at a time.
+        popular: minimum number of sources that depend on a candidate.
+        fewest: minimum number of training sources with a category for it to have an embedding of its own.
+        largest: maximum number of embeddings per table.
+        fold: 0 to 3, the quarter of the sources that is the test set.
     """
 
     each: int = 6
@@ -63,7 +63,7 @@ USUAL = Settings()
 
 
 class Row(NamedTuple):
-    """One question, with categories as texts; `Table` says what is what."""
+    """One row, with categories as texts; see `Table`."""
 
     source: str
     numbers: list[float]
@@ -72,12 +72,12 @@ class Row(NamedTuple):
 
 
 class Questions(NamedTuple):
-    """What a package is asked.
+    """The questions about one package.
 
     Attributes:
-        package: from the index.
-        groups: its dependencies, each as the alternatives that would do; the first one counts.
-        left_out: dependencies.
+        package: package from the index.
+        groups: its dependencies, each as a list of alternatives; the first alternative counts.
+        left_out: dependencies that are left out, one at a time.
     """
 
     package: Package
@@ -86,22 +86,22 @@ class Questions(NamedTuple):
 
 
 def source(package: Package) -> str:
-    """The name of its source."""
+    """The name of a package's source."""
     return package.get("Source", package["Package"]).split()[0]
 
 
 def dependencies(text: str) -> list[list[str]]:
-    """The names in a field as Depends: each with its alternatives."""
+    """The names in a field such as Depends, each with its alternatives."""
     found = [[re.split(r"[ (:\[]", name.strip())[0] for name in group.split("|")] for group in text.split(",")]
     return [group for group in found if group[0]]
 
 
 def make(index: Index, settings: Settings = USUAL) -> Task:
-    """The task of an index.
+    """Makes the task from an index.
 
     Raises:
-        ValueError: where a fold is none of those.
-        RuntimeError: where there are too few packages for rows in all parts.
+        ValueError: if the fold does not exist.
+        RuntimeError: if there are too few packages for rows in all parts.
     """
     if settings.fold not in range(round(1 / TEST)):
         raise ValueError(f"Expected a fold of 0 to {round(1 / TEST) - 1}, got {settings.fold}.")
@@ -132,17 +132,17 @@ def make(index: Index, settings: Settings = USUAL) -> Task:
 
 
 def place(name: str, fold: int = 0) -> float:
-    """Where a source stands, in [0, 1), the same on every machine."""
+    """The position of a source in [0, 1), the same on every machine."""
     return (_drawn("part", name) + fold * TEST) % 1.0
 
 
 def part(where: float) -> str:
-    """The part that a place is in."""
+    """The part that a position belongs to."""
     return "test" if where < TEST else "validation" if where < TEST + VALIDATION else "train"
 
 
 def rows(packages: Sequence[Package], settings: Settings = USUAL) -> list[Row]:
-    """All rows, a yes and a no for each dependency that is left out."""
+    """All rows: a yes and a no for each dependency that is left out."""
     asking = _questions(packages, settings)
     pools: dict[str, list[str]] = collections.defaultdict(list)
     for each in asking:
@@ -174,13 +174,13 @@ def _questions(packages: Sequence[Package], settings: Settings) -> list[Question
 
 
 def _popularity(packages: Sequence[Package]) -> collections.Counter[str]:
-    """How many sources depend on each name."""
+    """The number of sources that depend on each name."""
     pairs = {(group[0], source(package)) for package in packages for group in dependencies(package.get("Depends", ""))}
     return collections.Counter(name for name, _ in pairs)
 
 
 def _other(asked: Questions, dependency: str, pool: Sequence[str]) -> str | None:
-    """One of the section's that the package does not have; None where that is hard to find."""
+    """A dependency of the section that the package does not have; None if several draws find none."""
     had = {name for group in asked.groups for name in group}
     for attempt in range(_TRIES):
         drawn = pool[int(_drawn("other", asked.package["Package"], dependency, str(attempt)) * len(pool))]
@@ -204,7 +204,7 @@ def _pair(
 
 
 def _numbers(package: Package, binaries: collections.Counter[str]) -> list[float]:
-    """All but the last of NUMBERS."""
+    """All of NUMBERS but the last."""
     fields = ("Recommends", "Suggests", "Provides", "Breaks", "Replaces", "Tag")
     counts = [len(dependencies(package.get(field, ""))) for field in fields]
     counts[3] += len(dependencies(package.get("Conflicts", "")))
@@ -214,7 +214,7 @@ def _numbers(package: Package, binaries: collections.Counter[str]) -> list[float
 
 
 def _categories(package: Package) -> list[str]:
-    """CATEGORIES between the candidate and the other dependencies."""
+    """Those of CATEGORIES between the candidate and the other dependencies."""
     name, origin = package["Package"], source(package)
     maintainer = package.get("Maintainer", "")
     parts, words = re.split(r"[-_.+]", name), _WORD.findall(package.get("Description", "").lower()) or [""]
@@ -247,7 +247,7 @@ def _relation(name: str, origin: str) -> str:
 
 
 def _scaled(numbers: np.ndarray, train: np.ndarray) -> np.ndarray:
-    """With mean 0 and deviation 1 over the training part."""
+    """Scales to mean 0 and standard deviation 1 over the training part."""
     deviation = numbers[train].std(axis=0)
     return ((numbers - numbers[train].mean(axis=0)) / np.where(deviation > 0, deviation, 1.0)).astype(np.float32)
 

@@ -1,4 +1,4 @@
-"""Loss, accuracy and the area under the ROC curve of rows that ranks look at together."""
+"""Loss, accuracy and area under the ROC curve, evaluated by all ranks together."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import hvd_sparse as hvd
 from examples.recommenders.tables import Batch, Rows
 from hvd_sparse.transport.communicator import Communicator
 
-_BINS, _LIMIT = 2**14, 16.0  # of logits; those beyond the limit count as it
+_BINS, _LIMIT = 2**14, 16.0  # of logits; those beyond the limit are clipped
 
 
 class Scores:
-    """Figures of a model; a call is a collective, and gives the same on all ranks.
+    """Scores of a model; a call is a collective, and returns the same on all ranks.
 
     Args:
-        model: from numbers and categories to logits [batch, 1]; is looked at whenever this is called.
-        rows: each is looked at by one rank.
-        batch: rows that a rank looks at at a time.
+        model: from numbers and categories to logits [batch, 1]; evaluated with its weights at the time of each call.
+        rows: rows, each of which is evaluated by one rank.
+        batch: rows that a rank evaluates at once.
     """
 
     def __init__(self, model: keras.Model, rows: Rows, batch: int = 4_096):
@@ -50,7 +50,7 @@ class Scores:
         return {"loss": float(loss / count), "accuracy": float(right / count), "auc": area}
 
     def _in_step(self, world: Communicator) -> Iterator[Batch]:
-        """This rank's batches, and where others have more, batches of no rows: a model may ask other ranks."""
+        """This rank's batches, then empty ones while others have more, as the model itself may use collectives."""
         own = self._rows.share(self._batch, world.rank, world.size)
         shapes = [np.zeros((0, *each.shape[1:]), each.dtype.as_numpy_dtype) for each in self._specified]
         none = Batch(*shapes, np.zeros(0, np.float32))
@@ -71,7 +71,7 @@ def _histogram(logits: np.ndarray) -> np.ndarray:
 
 
 def _area(no: np.ndarray, yes: np.ndarray) -> float:
-    """The share of pairs of a no and a yes in which yes has the higher logit; the same bin counts half."""
+    """The share of pairs of a no and a yes in which the yes has the higher logit; ties in a bin count half."""
     below = np.cumsum(no) - no
     pairs = no.sum() * yes.sum()
     return float((yes @ (below + no / 2)) / pairs) if pairs else float("nan")

@@ -1,4 +1,4 @@
-"""Rows of numbers and categories with a yes or no, in memory: parts, batches, digests."""
+"""Rows of numbers and categories with a yes or no as the label, in memory: parts, batches and digests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-RARE = 0  # the number of all categories that have none of their own
+RARE = 0  # number shared by all categories without a number of their own
 
 
 class Table(NamedTuple):
@@ -17,9 +17,9 @@ class Table(NamedTuple):
 
     Attributes:
         numbers: float32 [rows, features].
-        categories: int32 [rows, fields], each a row of its field's table of embeddings.
+        categories: int32 [rows, fields], each a row of its field's embedding table.
         labels: float32 [rows], 0 or 1.
-        groups: int32 [rows]; rows of one group are alike, and stand in one part.
+        groups: int32 [rows]; rows of one group are similar, and are in the same part.
     """
 
     numbers: np.ndarray
@@ -28,12 +28,12 @@ class Table(NamedTuple):
     groups: np.ndarray
 
     def rows(self, chosen: np.ndarray) -> Table:
-        """Those rows, by a mask or by their numbers."""
+        """Rows selected by a mask or by their numbers."""
         return Table(*(column[chosen] for column in self))
 
 
 class Batch(NamedTuple):
-    """Rows of one step, as of `Table`."""
+    """The rows of one step, as in `Table`."""
 
     numbers: np.ndarray
     categories: np.ndarray
@@ -41,13 +41,13 @@ class Batch(NamedTuple):
 
 
 class Rows(Protocol):
-    """Rows that come in batches."""
+    """Rows that are read in batches."""
 
     def __len__(self) -> int:
-        """How many."""
+        """The number of rows."""
 
     def epoch(self, number: int, batch: int, rank: int, ranks: int, seed: int) -> Iterator[Batch]:
-        """A rank's full batches of an epoch, equally many on all ranks, in an order of its own."""
+        """A rank's full batches of an epoch, equally many on all ranks; each epoch has its own order."""
 
     def share(self, batch: int, rank: int, ranks: int) -> Iterator[Batch]:
         """A rank's share of all rows, each on one rank, in their order."""
@@ -63,7 +63,7 @@ class InMemory:
         return len(self.table.labels)
 
     def epoch(self, number: int, batch: int, rank: int, ranks: int, seed: int) -> Iterator[Batch]:
-        """The same order of all rows on every rank, of which each takes its part of every batch."""
+        """A rank's part of every global batch; all ranks use the same order of all rows."""
         order = np.random.default_rng([seed, number]).permutation(len(self))
         whole = batch * ranks
         for begin in range(0, len(self) - whole + 1, whole):
@@ -83,13 +83,13 @@ class Task(NamedTuple):
     """What is learnt, the same on every rank.
 
     Attributes:
-        train: rows.
-        validation: rows of which no group is in `train`.
-        test: rows of which no group is in the others.
-        features: how many numbers a row has.
-        sizes: rows of each field's table of embeddings.
-        origin: one line that says what it is made of.
-        digest: of the rows and of what they were made of.
+        train: training rows.
+        validation: rows whose groups are not in `train`.
+        test: rows whose groups are not in the other parts.
+        features: number of numeric features per row.
+        sizes: rows of each field's embedding table.
+        origin: one line that says what the data are made of.
+        digest: digest of the rows and of their source.
     """
 
     train: Rows
@@ -104,17 +104,17 @@ class Task(NamedTuple):
 def numbered(
     column: Sequence[str], groups: np.ndarray, train: np.ndarray, fewest: int, largest: int
 ) -> tuple[np.ndarray, int]:
-    """Numbers of a field's categories, and how many there are, at most `largest`.
+    """Numbers the categories of a field; returns the number of each row, and how many numbers there are.
 
-    A category gets one where enough groups of the training part have it, those of most groups first; all others are
-    `RARE`: rows of embeddings that were hardly trained would be noise to a part that has other groups.
+    A category gets its own number if enough training groups have it, the most frequent ones first. All others are
+    `RARE`, as embeddings that were hardly trained would be noise in parts with other groups.
 
     Args:
-        column: the category of each row.
-        groups: of each row.
-        train: mask of the rows that are trained on.
-        fewest: groups.
-        largest: rows of the table, that of RARE included.
+        column: category of each row.
+        groups: group of each row.
+        train: mask of the training rows.
+        fewest: minimum number of training groups.
+        largest: maximum rows of the table, that of RARE included.
     """
     seen = set(zip(np.asarray(column, object)[train].tolist(), groups[train].tolist(), strict=True))
     counted = collections.Counter(category for category, _ in seen)
@@ -124,7 +124,7 @@ def numbered(
 
 
 def digest(*tables: Table) -> str:
-    """Tells tables apart: SHA-256, hexadecimal."""
+    """A digest of tables: SHA-256, hexadecimal."""
     state = hashlib.sha256()
     for column in (column for table in tables for column in table):
         state.update(f"{column.dtype.str}{column.shape}".encode())

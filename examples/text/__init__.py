@@ -1,1 +1,1 @@
-"""Sentence pairs for training a translator: where they come from, pieces, batches, decoding and scores."""
+"""Sentence pairs for training a translator: corpora, word pieces, batches, decoding and scores."""

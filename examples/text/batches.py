@@ -1,4 +1,4 @@
-"""Batches of sentences of about equal length: each bucket has one shape, and all ranks get the same ones in turn."""
+"""Batches of sentences of similar length: all batches of a bucket have one shape, and ranks use the same buckets."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from examples.text.vocabulary import BEGIN, END, PAD, Vocabulary
 
 
 class Ragged:
-    """Rows of different length, end to end in one array.
+    """Rows of different lengths, end to end in one array.
 
     Args:
-        rows: int32 [length] each.
+        rows: arrays int32 [length].
     """
 
     def __init__(self, rows: Sequence[np.ndarray]):
@@ -35,12 +35,12 @@ class Ragged:
 
 
 class Batch(NamedTuple):
-    """Encoded as int32 [rows, length], filled up with PAD.
+    """Encoded pairs as int32 [rows, length], padded with PAD.
 
     Attributes:
         source: pieces, then END.
-        target: BEGIN, then pieces: what the decoder sees.
-        labels: pieces, then END: what it is to tell, at each place the next piece of `target`.
+        target: BEGIN, then pieces: the decoder's input.
+        labels: pieces, then END: the expected output, at each position the next piece of `target`.
     """
 
     source: np.ndarray
@@ -53,8 +53,8 @@ class Encoded:
     """Encoded pairs.
 
     Attributes:
-        sources: a row each.
-        targets: likewise.
+        sources: one row per pair.
+        targets: one row per pair.
     """
 
     sources: Ragged
@@ -71,11 +71,11 @@ class Encoded:
 
     @property
     def lengths(self) -> np.ndarray:
-        """Of each pair the length of its longer side with BEGIN or END, int64 [n]."""
+        """The length of each pair's longer side with BEGIN or END, int64 [n]."""
         return np.maximum(self.sources.lengths, self.targets.lengths) + 1
 
     def batch(self, rows: Sequence[int], length: int) -> Batch:
-        """Some pairs, none of them longer than the length."""
+        """A batch of some pairs, none of them longer than `length`."""
         filled = Batch(*(np.full((len(rows), length), PAD, np.int32) for _ in Batch._fields))
         for place, row in enumerate(rows):
             _fill(filled.source[place], self.sources[row], after=END)
@@ -95,7 +95,7 @@ def boundaries(longest: int, shortest: int = 8, growth: float = 1.25) -> list[in
     """The lengths of the buckets, in ascending order; the last one is the longest.
 
     Raises:
-        ValueError: where the longest is shorter than the shortest, or they do not grow.
+        ValueError: if the longest is shorter than the shortest, or the lengths do not grow.
     """
     if not 1 <= shortest <= longest or growth <= 1:
         raise ValueError(f"Expected lengths that grow from {shortest} to {longest}, by more than 1; got {growth}.")
@@ -108,26 +108,26 @@ def boundaries(longest: int, shortest: int = 8, growth: float = 1.25) -> list[in
 class TrainingBatches:
     """One rank's batches of each epoch.
 
-    All ranks get equally many, of the same bucket at the same step, so that none waits for another one's longer
-    sentences. The order depends on seed and epoch alone; ranks only cut it: a global batch is the next P * rows pairs
-    of a bucket, of which rank r takes the r-th part. The last global batch of a bucket is filled up with pairs from
-    the beginning of that bucket's order, so that each pair is seen at least once an epoch and all batches of a bucket
-    have one shape. Pairs longer than the longest bucket are left out.
+    All ranks get the same number of batches, and batches of the same bucket at each step, so that no rank waits for
+    longer sentences on another one. The order depends only on seed and epoch, and is divided among ranks: a global
+    batch is the next P * rows pairs of a bucket, and rank r takes the r-th part of it. The last global batch of a
+    bucket is filled up with pairs from the beginning of that bucket's order, so that each pair is seen at least once
+    per epoch and all batches of a bucket have one shape. Pairs longer than the longest bucket are left out.
 
     Args:
         encoded: the same pairs on every rank.
-        lengths: of the buckets, ascending.
-        tokens: of a rank's batch, padding included; a batch of length L has max(1, tokens // L) rows.
+        lengths: lengths of the buckets, ascending.
+        tokens: tokens per rank and batch, padding included; a batch of length L has max(1, tokens // L) rows.
         rank: this rank.
         ranks: P.
-        seed: of the order, not negative.
+        seed: seed of the order, not negative.
 
     Attributes:
-        steps: batches of an epoch.
-        left_out: pairs that were too long.
+        steps: number of batches per epoch.
+        left_out: number of pairs that were too long.
 
     Raises:
-        ValueError: where no pair is left, or an argument cannot be.
+        ValueError: if no pair is left, or an argument is invalid.
     """
 
     def __init__(self, encoded: Encoded, lengths: Sequence[int], tokens: int, rank: int, ranks: int, seed: int):
@@ -136,7 +136,7 @@ class TrainingBatches:
         self._encoded, self._seed, self._rank, self._ranks = encoded, seed, rank, ranks
         self._lengths = np.array(lengths)
         self._rows = np.maximum(1, tokens // self._lengths)
-        self._buckets = np.searchsorted(self._lengths, encoded.lengths)  # one more for what is too long
+        self._buckets = np.searchsorted(self._lengths, encoded.lengths)  # one more bucket for pairs that are too long
         counts = np.bincount(self._buckets, minlength=len(lengths) + 1)
         self.left_out = int(counts[-1])
         self._steps = -(-counts[:-1] // (self._rows * ranks))
@@ -147,7 +147,7 @@ class TrainingBatches:
             )
 
     def epoch(self, epoch: int) -> Iterator[Batch]:
-        """The batches of an epoch, from 0."""
+        """The batches of an epoch, counted from 0."""
         pairs = order.permutation(len(self._encoded), self._seed, epoch)
         steps = np.repeat(np.arange(len(self._steps)), self._steps)
         steps = steps[order.permutation(self.steps, self._seed + 1, epoch)]
@@ -163,9 +163,9 @@ class TrainingBatches:
 
 
 def share(encoded: Encoded, tokens: int, rank: int, ranks: int) -> Iterator[tuple[list[int], Batch]]:
-    """One rank's part of what is evaluated, each pair on one rank: (numbers of the pairs, their batch).
+    """One rank's share of an evaluation, each pair on one rank: (numbers of the pairs, their batch).
 
-    Sorted by length, so that all ranks have about as much to do, and each batch is as long as its longest pair.
+    Pairs are sorted by length, so that ranks have similar amounts of work; each batch is as long as its longest pair.
     """
     mine = np.argsort(encoded.lengths, kind="stable")[rank::ranks]
     while len(mine):

@@ -1,7 +1,7 @@
-"""English-German pairs out of the message catalogues (GNU gettext's *.mo files) that a machine has installed.
+"""English-German pairs from the message catalogues (GNU gettext's *.mo files) that are installed on a machine.
 
-Programs keep their messages and the translations of these in such catalogues; on a Debian machine with its usual
-packages they hold tens of thousands. They were written by people and are short, technical, and full of placeholders.
+Such catalogues hold the messages of programs and their translations, tens of thousands on a Debian machine with its
+usual packages. Messages were written by people and are short, technical, and full of placeholders.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 SYSTEM = ("/usr/share/locale", "/usr/local/share/locale", "/usr/share/locale-langpack")
 _WITHIN = "LC_MESSAGES/*.mo"
-_ORDERS = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}  # of bytes, by the file's first four
+_ORDERS = {b"\xde\x12\x04\x95": "<", b"\x95\x04\x12\xde": ">"}  # byte order by the file's first four bytes
 _CONTEXT = "\x04"
 
 
@@ -27,12 +27,12 @@ class Pair(NamedTuple):
 
 
 class Found(NamedTuple):
-    """What catalogues hold.
+    """The contents of catalogues.
 
     Attributes:
-        pairs: as they stand there, in the order of the files.
-        catalogues: how many were read.
-        unread: a line for each that was not, with the reason.
+        pairs: messages and translations, unchanged, in the order of the files.
+        catalogues: number of catalogues that were read.
+        unread: one line with the reason for each catalogue that could not be read.
     """
 
     pairs: list[Pair]
@@ -40,11 +40,11 @@ class Found(NamedTuple):
     unread: list[str]
 
     def and_then(self, other: Found) -> Found:
-        """Both."""
+        """The contents of both."""
         return Found(self.pairs + other.pairs, self.catalogues + other.catalogues, self.unread + other.unread)
 
     def __str__(self) -> str:
-        """One line."""
+        """A summary in one line."""
         unread = f" (not read: {'; '.join(self.unread)})" if self.unread else ""
         return f"{len(self.pairs):,} messages of {self.catalogues} catalogues{unread}"
 
@@ -61,7 +61,7 @@ def of_python(language: str, folders: Sequence[str] | None = None) -> list[pathl
 
 
 def read_all(paths: Iterable[pathlib.Path]) -> Found:
-    """Reads catalogues one after the other; one that cannot be read is told and passed over."""
+    """Reads catalogues one after the other; those that cannot be read are skipped and reported."""
     pairs: list[Pair] = []
     unread: list[str] = []
     catalogues = 0
@@ -77,13 +77,13 @@ def read_all(paths: Iterable[pathlib.Path]) -> Found:
 def read(path: pathlib.Path) -> list[Pair]:
     """The messages of a catalogue and their translations.
 
-    Of a message with a plural, singular and plural are a pair each, where the language has these two forms. Contexts
-    are left out, and so is the catalogue's header. Python's gettext looks messages up but does not list them, hence a
-    reader of our own (GNU gettext manual, section 10.3, "The Format of GNU MO Files").
+    A message with a plural gives two pairs, singular and plural, if the language has these two forms. Contexts and the
+    catalogue's header are left out. Python's gettext can look up messages but not list them, so this function reads the
+    format itself (GNU gettext manual, section 10.3, "The Format of GNU MO Files").
 
     Raises:
-        OSError: where it cannot be read.
-        ValueError: where it is not a catalogue, is cut off, or is not in the encoding that it names.
+        OSError: if the file cannot be read.
+        ValueError: if the file is not a catalogue, is truncated, or is not in the encoding that it names.
     """
     data = path.read_bytes()
     if data[:4] not in _ORDERS:
@@ -100,7 +100,7 @@ def read(path: pathlib.Path) -> list[Pair]:
 
 
 def _strings(data: bytes, order: str, table: int, count: int) -> list[bytes]:
-    """The strings of a table of lengths and offsets."""
+    """The strings that a table of lengths and offsets refers to."""
     numbers = struct.unpack_from(f"{order}{2 * count}I", data, table)
     strings = [data[start : start + length] for length, start in zip(numbers[::2], numbers[1::2], strict=True)]
     if any(len(string) != length for string, length in zip(strings, numbers[::2], strict=True)):

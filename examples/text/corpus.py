@@ -1,4 +1,4 @@
-"""Pairs of sentences, cleaned and divided into what is trained on, validated with, and tested with."""
+"""Pairs of sentences, cleaned and divided into training, validation and test data."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import NamedTuple
 from examples.text import catalogues
 from examples.text.catalogues import Pair
 
-FEWEST = 2_000  # pairs: below that nothing is learnt that a held-out pair could show
+FEWEST = 2_000  # pairs: with fewer, nothing is learnt that helps on held-out pairs
 _LANGUAGE = "de"
 _PLACEHOLDER = re.compile(
     r"%(?:\d+\$)?[-+ #0']*[\d*.]*(?:hh|h|ll|l|z|j|t|L|q)?[a-zA-Z%]"  # C
@@ -21,17 +21,17 @@ _PLACEHOLDER = re.compile(
     r"|<[^<>]*>"  # tags
 )
 _WORD = re.compile(r"[^\W\d_]+")
-_RATIO, _SHORT = 3, 20  # of characters: a longer translation than that is of something else; short ones may be
+_RATIO, _SHORT = 3, 20  # of characters: a longer text is not a translation, unless it is short
 
 
 class Corpus(NamedTuple):
-    """Pairs for training, for validation after each epoch, and for the test at the end.
+    """Pairs for training, for validation after each epoch, and for a test at the end.
 
     Attributes:
-        train: pairs.
-        validation: pairs of which no source is in `train`.
-        test: pairs of which no source is in the others.
-        origin: one line that says what it is made of.
+        train: training pairs.
+        validation: pairs whose sources are not in `train`.
+        test: pairs whose sources are not in the other parts.
+        origin: one line that says what the corpus is made of.
     """
 
     train: list[Pair]
@@ -47,22 +47,22 @@ def of_catalogues(
     held_out: float = 0.04,
     fewest: int = FEWEST,
 ) -> Corpus:
-    """The English-German messages that the machine has.
+    """The English-German messages that are installed on the machine.
 
-    Those of the system; where these are few, also those within installed Python packages. Identical sources count once,
-    with the translation that most catalogues give them. The division is by a hash of the source's words, so that
-    it is the same on every machine and does not move when packages are added, and so that messages which differ only in
-    case, numbers, punctuation or placeholders are on the same side.
+    These are the system's messages and, if they are too few, those in installed Python packages as well. Identical
+    sources count once, with their most frequent translation. Pairs are divided by a hash of the source's words. The
+    division is therefore the same on every machine and does not change when packages are added, and messages that
+    differ only in case, numbers, punctuation or placeholders are in the same part.
 
     Args:
-        folder: holds the catalogues, as /usr/share/locale does: de/LC_MESSAGES/*.mo; None for those of the machine.
-        least_words: sources with fewer words are left out; those of one or two are mostly names.
-        most_words: longer sources and targets are left out, counted between spaces; None leaves none out.
-        held_out: share of the pairs for validation, and as many for the test.
-        fewest: pairs that are needed.
+        folder: folder with catalogues de/LC_MESSAGES/*.mo, as /usr/share/locale; None for those of the machine.
+        least_words: sources with fewer words are left out; those of one or two words are mostly names.
+        most_words: pairs with more words on either side, separated by spaces, are left out; None keeps them.
+        held_out: share of the pairs for validation, and the same share for the test.
+        fewest: minimum number of pairs.
 
     Raises:
-        RuntimeError: where there are fewer.
+        RuntimeError: if there are fewer pairs.
     """
     found = catalogues.read_all(catalogues.of_system(_LANGUAGE, catalogues.SYSTEM if folder is None else [folder]))
     pairs = _usable(found.pairs, least_words, most_words)
@@ -89,14 +89,14 @@ def of_files(
     validation: tuple[pathlib.Path, pathlib.Path],
     test: tuple[pathlib.Path, pathlib.Path] | None = None,
 ) -> Corpus:
-    """A corpus of text files, source and target, in which equal lines belong together.
+    """A corpus from pairs of text files, in which line n of the target translates line n of the source.
 
-    Pairs for training are cleaned as those of catalogues are, and their sources that are held out, too, are left out;
-    what is held out stays as it is. Without files for the test, validation stands for it.
+    Training pairs are cleaned like those of catalogues, and pairs whose source is held out are removed; held-out pairs
+    are not changed. Without files for the test, the validation data are the test data as well.
 
     Raises:
-        ValueError: where two files have another number of lines.
-        OSError: where one cannot be read.
+        ValueError: if source and target have different numbers of lines.
+        OSError: if a file cannot be read.
     """
     held_out = [_lines(*paths) for paths in (validation, test) if paths is not None]
     barred = {pair.source for pairs in held_out for pair in pairs}
@@ -115,7 +115,7 @@ def _lines(source: pathlib.Path, target: pathlib.Path) -> list[Pair]:
 
 
 def _tidy_lines(path: pathlib.Path) -> list[str]:
-    with open(path, encoding="utf8", newline="\n") as file:  # other line ends of Unicode do not count
+    with open(path, encoding="utf8", newline="\n") as file:  # Unicode's other line separators do not end a line
         return [tidy(line) for line in file]
 
 
@@ -125,7 +125,7 @@ def tidy(text: str) -> str:
 
 
 def clean(pairs: Iterable[Pair]) -> list[Pair]:
-    """Leaves out what is no translation: no letter outside of placeholders, the same text, or one far longer."""
+    """Removes pairs that are no translations: no letters outside placeholders, equal texts, or one far longer."""
     tidied = (Pair(tidy(source), tidy(target)) for source, target in pairs)
     return [pair for pair in tidied if _is_translation(pair)]
 
@@ -143,7 +143,7 @@ def words(text: str) -> list[str]:
 
 
 def deduplicate(pairs: Iterable[Pair]) -> list[Pair]:
-    """One pair a source, sorted by it: its most frequent translation, of equally frequent ones the first one sorted."""
+    """One pair per source, sorted by source, with its most frequent translation; ties go to the first when sorted."""
     targets: dict[str, Counter[str]] = defaultdict(Counter)
     for source, target in pairs:
         targets[source][target] += 1
@@ -155,7 +155,7 @@ def _most_frequent(counted: Counter[str]) -> str:
 
 
 def divide(pairs: Iterable[Pair], held_out: float) -> tuple[list[Pair], list[Pair], list[Pair]]:
-    """Pairs for training, validation and test; where a pair comes depends on its source's words alone."""
+    """Pairs for training, validation and test; the part of a pair depends only on the words of its source."""
     if not 0 < held_out < 0.5:
         raise ValueError(f"Expected a share between 0 and 0.5 to hold out, got {held_out}.")
     parts: tuple[list[Pair], list[Pair], list[Pair]] = [], [], []
@@ -167,7 +167,7 @@ def divide(pairs: Iterable[Pair], held_out: float) -> tuple[list[Pair], list[Pai
 
 
 def digest(corpus: Corpus) -> str:
-    """Tells two corpora apart: hexadecimal."""
+    """A digest of a corpus, hexadecimal."""
     state = hashlib.blake2b(digest_size=16)
     for part in corpus[:3]:
         for text in (text for pair in part for text in pair):

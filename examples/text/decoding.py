@@ -1,4 +1,4 @@
-"""Translating with a trained Transformer: greedy and beam search, and the BLEU of what comes out."""
+"""Translating with a trained model, by greedy or beam search, and the BLEU score of the translations."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import tensorflow as tf
 
 from examples.text.vocabulary import BEGIN, END, PAD
 
-_NEVER = -1e9  # log-probability of what must not come, in place of -inf, whose differences would be NaN
+_NEVER = -1e9  # log-probability of excluded pieces, instead of -inf, whose differences would be NaN
 
 
 class Decoder:
-    """Beam search; with one beam it is greedy.
+    """Beam search; greedy search with one beam.
 
-    Beams are ranked by the sum of log-probabilities while they grow; a finished one keeps its sum and its place among
-    the others. Of those that have ended the best by sum / ((5 + length) / 6) ** alpha is taken (Wu et al. 2016,
-    Eq. 14; Vaswani et al. 2017, 6.1: four beams, alpha 0.6, at most 50 pieces more than the source); where none has
-    ended in time, the best of all. Each step computes the whole prefix again: sentences here are short, and the
-    networks within stay Keras's own.
+    Beams are ranked by the sum of log-probabilities while they grow; a finished beam keeps its sum and competes with
+    the others. The result is the finished beam with the largest sum / ((5 + length) / 6) ** alpha (Wu et al. 2016, Eq.
+    14; Vaswani et al. 2017, 6.1: four beams, alpha 0.6, at most 50 pieces more than the source), or the best of all if
+    none has finished in time. Each step computes the whole prefix again: sentences are short here, and so the Keras
+    models are used unchanged.
 
     Args:
-        model: of `examples.models.transformer`.
-        beams: how many hypotheses are kept, at least 1.
-        alpha: of the length penalty; 0 for none.
-        further: pieces that a translation may have more than its source.
+        model: model from `examples.models.transformer`.
+        beams: number of hypotheses that are kept, at least 1.
+        alpha: exponent of the length penalty; 0 for none.
+        further: number of pieces by which a translation may be longer than its source.
     """
 
     def __init__(self, model: keras.Model, beams: int = 1, alpha: float = 0.6, further: int = 50):
@@ -41,7 +41,7 @@ class Decoder:
         )
 
     def __call__(self, source: np.ndarray) -> np.ndarray:
-        """Translates sources int32 [rows, length], padded; the pieces [rows, any length], END and PAD at their ends."""
+        """Translates padded sources int32 [rows, length] into pieces [rows, any length], ending with END and PAD."""
         return self._search(tf.constant(source)).numpy()
 
     def _searched(self, source: tf.Tensor) -> tf.Tensor:
@@ -61,7 +61,7 @@ class Decoder:
             return prefix, sums, tf.reshape(had, [-1, beams]) | (pieces == END)
 
         prefix = tf.fill([rows * beams, 1], BEGIN)
-        first = tf.one_hot(tf.zeros(rows, tf.int32), beams, on_value=0.0, off_value=_NEVER)  # the others are its copies
+        first = tf.one_hot(tf.zeros(rows, tf.int32), beams, on_value=0.0, off_value=_NEVER)  # the others are copies
         state = (prefix, first, tf.zeros([rows, beams], tf.bool))
         shapes = (tf.TensorShape([None, None]), tf.TensorShape([None, beams]), tf.TensorShape([None, beams]))
         prefix, sums, ended = tf.while_loop(unfinished, longer, state, shape_invariants=shapes)
@@ -71,7 +71,7 @@ class Decoder:
         return tf.gather(told, tf.argmax(scores, -1), batch_dims=1)
 
     def _next(self, prefix: tf.Tensor, memory: tf.Tensor, source: tf.Tensor) -> tf.Tensor:
-        """Log-probabilities of the next piece, float32 [rows, beams, vocabulary]; PAD and BEGIN never come."""
+        """Log-probabilities of the next piece, float32 [rows, beams, vocabulary]; PAD and BEGIN are excluded."""
         features = self._decoder([prefix, memory, source], training=False)[:, -1]
         logits = tf.cast(self._embedding(features, reverse=True), tf.float32)
         barred = tf.reduce_sum(tf.one_hot([PAD, BEGIN], logits.shape[-1], _NEVER, 0.0), 0)
@@ -80,9 +80,9 @@ class Decoder:
 
 
 def _best(sums: tf.Tensor, following: tf.Tensor, ended: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """The best continuations of all beams of a row: their sums, the beams that they go on from, and their pieces.
+    """The best continuations of all beams of a row: their sums, the beams that they continue, and their pieces.
 
-    One that has ended goes on with PAD alone, for nothing.
+    A finished beam continues only with PAD, at log-probability 0.
     """
     beams, vocabulary = following.shape[1:]
     resting = tf.one_hot(PAD, vocabulary, 0.0, _NEVER)
@@ -93,10 +93,10 @@ def _best(sums: tf.Tensor, following: tf.Tensor, ended: tf.Tensor) -> tuple[tf.T
 
 
 def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
-    """BLEU of a corpus, 0 to 100, by sacrebleu with its defaults (Post 2018): case counts, tokens are 13a's.
+    """BLEU of a corpus, 0 to 100, by sacrebleu with its defaults (Post 2018): case-sensitive, 13a tokens.
 
     Raises:
-        ValueError: where there are not equally many, or none.
+        ValueError: if the numbers of hypotheses and references differ, or are 0.
     """
     if len(hypotheses) != len(references) or not references:
         raise ValueError(f"Expected a hypothesis for each reference, got {len(hypotheses)} and {len(references)}.")
@@ -104,7 +104,7 @@ def bleu(hypotheses: Sequence[str], references: Sequence[str]) -> float:
 
 
 def signature() -> str:
-    """What sacrebleu's figures are to be quoted with."""
+    """The signature with which sacrebleu's scores should be quoted."""
     metric: Any = sacrebleu.BLEU()
     metric.corpus_score(["a"], [["a"]])
     return str(metric.get_signature())

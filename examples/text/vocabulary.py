@@ -1,4 +1,4 @@
-"""Pieces of words, shared by both languages: byte-pair encoding by sentencepiece."""
+"""A vocabulary of word pieces, shared by both languages: byte-pair encoding by sentencepiece."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import numpy as np
 import sentencepiece
 
 PAD, BEGIN, END, UNKNOWN = range(4)
-_COVERAGE = 0.9998  # of the characters; rarer ones are written as their bytes
+_COVERAGE = 0.9998  # of the characters; rarer ones are encoded as bytes
 
 
 class Vocabulary:
-    """Texts as numbers of pieces and back; nothing is lost, as what has no piece is written byte by byte.
+    """Encodes texts as numbers of pieces, and decodes them without loss: what has no piece is encoded byte by byte.
 
     Args:
-        model: what `learn` made, serialised.
+        model: sentencepiece model, serialised, as made by `learn`.
     """
 
     def __init__(self, model: bytes):
@@ -28,11 +28,11 @@ class Vocabulary:
         """Learns pieces from the texts of both languages together (Vaswani et al. 2017, 5.1); one thread.
 
         Args:
-            texts: one line each.
-            size: pieces in all, those for bytes and for padding, beginning, end and the unknown included.
+            texts: texts of one line each.
+            size: total number of pieces, including those for bytes, padding, beginning, end and unknown.
 
         Raises:
-            ValueError: where the texts do not have so many pieces, or the characters alone are more.
+            ValueError: if the texts do not have that many pieces, or their characters alone are more.
         """
         written = io.BytesIO()
         try:
@@ -57,7 +57,7 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
-        """How many pieces there are."""
+        """The number of pieces."""
         return self._pieces.get_piece_size()
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:

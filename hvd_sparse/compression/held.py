@@ -1,4 +1,4 @@
-"""What one rank sends of a vector: what reaches a threshold that is taken anew only now and then."""
+"""Sparsification by a threshold that is held for many steps and taken anew only now and then."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hvd_sparse.compression.selection import Density, check_density, check_wire_
 from hvd_sparse.compression.thresholds import ByVariable
 from hvd_sparse.spec import Spec
 
-_TO_FLOAT32 = 1.0 - 2.0**-23  # so that a density that was rounded to float32 gives as many elements
+_TO_FLOAT32 = 1.0 - 2.0**-23  # a density that was rounded to float32 gives the same count
 
 
 def held_count(density: float, size: int) -> int:
@@ -23,22 +23,23 @@ def held_count(density: float, size: int) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class HeldThreshold(Compressor):
-    """What reaches a threshold that is kept for many steps (DCT-DP, Gupta et al. 2021, 2.1, Algorithm 1).
+    """Sends the elements that reach a threshold held for many steps (DCT-DP, Gupta et al. 2021, 2.1, Algorithm 1).
 
-    Each variable in the vector, or the shard, has a threshold of its own: every `life` steps the k-th largest
-    magnitude, k = N - floor(N (1 - density)) of its N elements, and 0 where k = N; in between it costs no more than
-    one pass. The first are taken sooner, at steps 1, 2, 4, 8 and so on, as at step 0 nothing waits yet. How many reach
-    it differs between ranks and steps. All of equal magnitudes do, but no zeros. Where fewer than k / 4 do, or more
-    than 4 k, it is out of date, and the k / 4, or the 4 k, elements of largest magnitude are sent; telemetry counts
-    how often that was so. Where k changes, the threshold is taken anew at once.
+    Each variable in the vector, or in the shard, has its own threshold. Every `life` steps it becomes the k-th largest
+    magnitude, with k = N - floor(N (1 - density)) of the N elements, or 0 if k = N; the steps in between cost no more
+    than one pass. At first thresholds are taken more often, at steps 1, 2, 4, 8 and so on, as the residual is still
+    empty at step 0. The number of elements that reach the threshold differs between ranks and steps. All ties are
+    sent, but no zeros. If fewer than k / 4 or more than 4 k elements reach it, the threshold is out of date, and the
+    k / 4 or 4 k elements of largest magnitude are sent; telemetry counts how often this happens. If k changes, the
+    threshold is taken anew at once.
 
     Attributes:
-        density: 1 - eta, eta the paper's sparsity factor; else as in `TopK`, whose k is at most one less.
+        density: 1 - eta, where eta is the paper's sparsity factor; otherwise as in `TopK`, whose k is at most one less.
         wire_dtype: as in `TopK`.
-        life: L, steps from one threshold to the next, but for those before step `life`.
-        drain: the probability, in each step, that what was not sent before is forgotten: the paper's 10^-6, against
-            stale updates of asynchronous trainers (Remark 2). For what feeds back; for servers' `pull=` leave it 0.
-        seed: of the steps in which that happens: the same ones on every rank, for one vector.
+        life: L, steps from one threshold to the next, except before step `life`.
+        drain: probability, in each step, that the residual is dropped; 10^-6 in the paper, against stale updates of
+            asynchronous trainers (Remark 2). It applies with error feedback; leave it 0 for the servers' `pull=`.
+        seed: seed of the steps in which that happens, which are the same on every rank for one vector.
     """
 
     disk_name = "HeldThreshold"
@@ -90,13 +91,13 @@ class HeldThreshold(Compressor):
         return Selection(slices_of(values, indices, state.size), new_residual, culprit, updates)
 
     def _is_due(self, step: tf.Tensor) -> tf.Tensor:
-        """Whether thresholds are taken anew in a step: each `life`-th, and powers of two before the first of these."""
+        """Whether thresholds are taken anew in a step: every `life` steps, and at powers of two before step `life`."""
         step = tf.convert_to_tensor(step)
         is_power = tf.bitwise.bitwise_and(step, step - 1) == 0
         return (step % self.life == 0) | (is_power & (step < self.life))
 
     def _not_drained(self, residual: tf.Tensor, state: Thresholds) -> tf.Tensor:
-        """The residual, or zeros where this step drains it."""
+        """The residual, or zeros if this step drains it."""
         if self.drain == 0.0:
             return residual
         seeds = tf.stack([state.seed(self.seed), tf.constant(0, tf.int64)])
@@ -108,9 +109,9 @@ class Thresholds(ByVariable):
     """The state of `HeldThreshold`.
 
     Attributes:
-        thresholds: [variables] float32, of the next step unless they are due.
-        counts: [variables] int32, the k for which they were taken; 0 before the first step.
-        clamped: [] int64, how often more or fewer elements of a variable reached its threshold than may be sent.
+        thresholds: [variables] float32, for the next step unless new ones are due then.
+        counts: [variables] int32, the k for which thresholds were taken; 0 before the first step.
+        clamped: [] int64, how often the elements of a variable that reached its threshold were too few or too many.
     """
 
     def __init__(self, spec: Spec):
