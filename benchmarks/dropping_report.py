@@ -26,7 +26,7 @@ _AXES = {
 def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
     """The learning rate that validates best, over the seeds that were trained at all of the rates.
 
-    The criterion is the mean score of the last evaluations.
+    The criterion is the mean score of the last evaluations: the best rate is the one at which training is furthest.
     """
     scores: dict[float, dict[int, float]] = {}
     for run, outcome in outcomes.items():
