@@ -114,7 +114,7 @@ class _Entry(NamedTuple):
         held = variable.value if isinstance(variable, keras.Variable) else variable
         label = str(getattr(variable, "path", getattr(variable, "name", "")))
         if not isinstance(held, tf.Variable):
-            return cls(held, label, (), f"not a variable but a {type(variable).__name__}")
+            return cls(held, label, (), f"not a variable but of type {type(variable).__name__}")
         if held.shape.is_fully_defined():
             return cls(held, label, held.shape.as_list(), held.dtype.name)
         shape = tf.shape(held)

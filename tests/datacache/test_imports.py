@@ -142,7 +142,7 @@ def test_what_a_module_does_not_use_may_be_absent(modules):
         ("from own_broken import f", r"decode imports own_broken, which fails here \(RuntimeError: no device"),
         ("from own_helper import absent", "decode imports own_helper, which fails here"),
         ("from . import sibling", r"decode imports \., which fails here"),
-        ("import importlib\nreturn importlib.import_module('own_helper')", "decode calls import_module, and which"),
+        ("import importlib\nreturn importlib.import_module('own_helper')", "decode calls import_module, and"),
         ("return __import__('own_helper')", "decode calls __import__, and the module"),
         ("from own_helper import lock", "own_helper.lock in decode, a lock"),
     ],

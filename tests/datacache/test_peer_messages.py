@@ -75,9 +75,9 @@ class TestServer:
     @pytest.mark.parametrize(
         "changed, reason, told",
         [
-            ({"version": 99}, "version", "node 1 refused a peer of version 99, this is 2"),
+            ({"version": 99}, "version", "node 1 refused a peer of version 99, but this is 2"),
             ({"server": 0}, "server", "node 1 refused a peer that expected node 0, but this is 1"),
-            ({"subject": "other"}, "subject", "node 1 refused node 0, which reads different data, or decodes it"),
+            ({"subject": "other"}, "subject", "node 1 refused node 0, which reads other data, or decodes it"),
         ],
     )
     def test_a_wrong_greeting_is_refused_in_words_of_nodes_and_data(self, changed, reason, told, asker, caplog):

@@ -243,7 +243,7 @@ def test_a_peer_with_other_data_is_refused(start):
     read_all(made, 0)
     for each in made:
         assert "samples.peers" not in each.ask("numbers")
-        assert "it has different data, or decodes it differently" in each.errors()
+        assert "it has other data, or decodes it differently" in each.errors()
 
 
 def test_an_address_that_is_taken_is_an_error(start):

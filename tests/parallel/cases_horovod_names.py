@@ -236,9 +236,9 @@ def broadcasts_are_refused_alike():
         hvd.broadcast_variables([], 9)
     with raises(ValueError, "broadcasts from rank 0", "from rank 1"):
         hvd.broadcast_variables([tf.Variable(1.0)], min(hvd.rank(), 1))
-    with raises(ValueError, "in place 0", "float32", "no variable"):
+    with raises(ValueError, "at position 0", "float32", "not a variable"):
         hvd.broadcast_variables([tf.Variable(1.0) if hvd.rank() else tf.constant(1.0)], 0)
-    with raises(ValueError, "in place 0", "string", "hvd.broadcast_object"):
+    with raises(ValueError, "at position 0", "string", "hvd.broadcast_object"):
         hvd.broadcast_variables([tf.Variable("text")], 0)
     assert int(hvd.allreduce(1, op=hvd.Sum)) == hvd.size()
 
