@@ -53,11 +53,14 @@ def test_what_feeds_back_loses_nothing(sparsity, seed, name):
 
 @given(sparsity=st.sampled_from(SPARSITIES), place=st.integers(0, WIDTH - 1), value=st.floats(0.5, 2, width=32))
 def test_a_sketch_finds_an_element_that_is_alone(sparsity, place, value):
-    """Elements that share its counters are estimated to be at most as large."""
+    """Elements that share most of its counters are estimated to be as large; if too many do, it may lose the tie."""
     gradient = np.zeros([1, 1, WIDTH], np.float32)
     gradient[..., place] = value
-    found = SCHEMES["count sketch of the gradient"](sparsity, 1).backward(tf.constant(gradient), None).numpy()
-    assert found[0, 0, place] == value and np.abs(found).max() == np.float32(value)
+    made = SCHEMES["count sketch of the gradient"](sparsity, 1)
+    found = made.backward(tf.constant(gradient), None).numpy()[0, 0]
+    most = made.bytes_of_row[1] // 4 // dct_schemes.HASHES
+    assert np.abs(found).max() == np.float32(value) and np.count_nonzero(found) <= most
+    assert found[place] == value or np.count_nonzero(np.abs(found) == np.float32(value)) == most
 
 
 @given(sparsity=st.sampled_from(SPARSITIES), seed=st.integers(0, 2**32))

@@ -256,7 +256,7 @@ def in_the_quick_tier(count, *rows):
         (lambda content: "no JSON", "Expecting value"),
         (lambda content: content | {"format": "another 2"}, "got 'another 2'"),
         (lambda content: content | {"cluster": {"hosts": ["elsewhere"]}}, "elsewhere"),
-        (lambda content: content | {"since": time.time() - KEPT_FOR - 60}, "they are 7 days old"),
+        (lambda content: content | {"since": time.time() - KEPT_FOR - 60}, "figures are 7 days old"),
         (lambda content: content | {"figures": []}, "expected figures by subject"),
         (lambda content: content["figures"]["cluster"].update(memory=-1), "expected the figures of a cluster"),
         (without_rounds, "expected the times of trials"),
