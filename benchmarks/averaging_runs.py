@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
 from benchmarks import averaging_data
 from benchmarks.averaging_settings import ARMS, BASE, MODELS, ImageSettings, MessageSettings, Settings
-from benchmarks.convergence_runs import ROOT, on_cores
-from benchmarks.sources import code_of
+from benchmarks.convergence_runs import on_cores
+from benchmarks.sources import ROOT, fingerprint_of
 from examples.text import corpus
 from hvd_sparse.spec import describe
 
@@ -59,10 +57,7 @@ class Run:
             [describe(arm.transport(self.seed)), arm.gradients, arm.every, arm.rotate, arm.turned],
             "" if isinstance(settings, ImageSettings) else digest_of(settings),
         ]
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-        for name in (*_COMMON, *(_OF_IMAGES if isinstance(settings, ImageSettings) else _OF_MESSAGES)):
-            digest.update(code_of(ROOT / name))
-        return digest.hexdigest()[:16]
+        return fingerprint_of(told, (*_COMMON, *(_OF_IMAGES if isinstance(settings, ImageSettings) else _OF_MESSAGES)))
 
 
 def at(settings: Settings, rate: float, epochs: int) -> Settings:

@@ -291,8 +291,7 @@ def steps_at(curve: Sequence[tuple[float, float]], time: float) -> float:
 
 def _at_equal_time(rows: Rows, load: int, shares: Sequence[float]) -> Ratio:
     """Steps by datagrams over TCP's, both with the service first, at TCP's time of the service."""
-    full, *lower = shares
-    arms = [DATAGRAMS_SECOND, *map(slower, lower)]
+    arms = [DATAGRAMS_SECOND, *map(slower, shares[1:])]
     curves = zip(*([(row.mean, row.steps) for row in rows[arm.name, load]] for arm in arms), strict=True)
     rivals = rows[TCP_SECOND.name, load]
     equal = [steps_at(curve, rival.mean) for curve, rival in zip(curves, rivals, strict=True)]

@@ -10,7 +10,6 @@ import concurrent.futures
 import dataclasses
 import fcntl
 import functools
-import hashlib
 import json
 import os
 import pathlib
@@ -24,13 +23,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.convergence_settings import ARMS, MEASURES, MODELS, TranslationSettings
-from benchmarks.sources import code_of
+from benchmarks.sources import ROOT, fingerprint_of
 from examples import translation
 from examples.text import corpus
 from examples.training import arguments
 from hvd_sparse.spec import describe
 
-ROOT = pathlib.Path(__file__).parents[1]
 STORE = ROOT / "benchmarks" / "results" / "convergence_runs.jsonl"
 TOGETHER = 4  # seeds
 STEPS = 1000  # steps assumed for the fingerprint of a recipe that depends on their number
@@ -100,10 +98,7 @@ class Run:
         recipe = arguments.recipe_of(ARMS[self.arm].recipe, self.cluster.density, steps=STEPS)
         own = {name: value for name, value in dataclasses.asdict(self).items() if name != "arm"}
         told = [own, dataclasses.asdict(self.settings()), describe(recipe), self._data()]
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-        for name in _SOURCES[MEASURES[self.model]]:
-            digest.update(code_of(ROOT / name))
-        return digest.hexdigest()[:16]
+        return fingerprint_of(told, _SOURCES[MEASURES[self.model]])
 
     def _data(self) -> str:
         """A digest of the data, which differ between machines."""

@@ -21,7 +21,6 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
-import hashlib
 import json
 import math
 import os
@@ -37,11 +36,10 @@ import numpy as np
 from benchmarks import convergence_report
 from benchmarks.convergence_runs import append
 from benchmarks.report import Section, Verdict
-from benchmarks.sources import code_of
+from benchmarks.sources import ROOT, fingerprint_of
 from examples import recommender
 from examples.recommenders import index
 
-ROOT = pathlib.Path(__file__).parents[1]
 STORE = ROOT / "benchmarks" / "results" / "dct_runs.jsonl"
 SEEDS = 12
 TITLE = "Test loss of the recommender"
@@ -80,10 +78,8 @@ class Arm:
 
     def fingerprint(self, rows: str, seed: int) -> str:
         """Changes with whatever makes a run of it another one."""
-        digest = hashlib.sha256(json.dumps([self.words, self.trainers, self.rows, rows, seed]).encode())
-        for name in [*_SOURCES, *(_OF_RECIPES if "--recipe" in self.words else [])]:
-            digest.update(code_of(ROOT / name))
-        return digest.hexdigest()[:16]
+        sources = [*_SOURCES, *(_OF_RECIPES if "--recipe" in self.words else [])]
+        return fingerprint_of([self.words, self.trainers, self.rows, rows, seed], sources)
 
 
 def _split(sparsity: float, *after: str) -> tuple[str, ...]:

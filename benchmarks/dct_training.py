@@ -10,7 +10,7 @@ should have in common. "A/A" is dense training once more.
 Bytes are those counted by the interface of the busiest node. Of these, "split" are the payloads of activations and
 their gradients, "embeddings" those of rows, their gradients and their indices, and "gradients" those of all other
 variables, as telemetry reports them. "other" is the rest: headers, and the messages by which Horovod's ranks agree
-every millisecond on what to exchange, which are the more the longer a step takes. Network and processor utilisation are
+every millisecond on what to exchange: a longer step has more of them. Network and processor utilisation are
 shares of the link's rate and of one core, with four ranks on two cores.
 
 The time that the bytes allow is that of dense training less the link's time for the bytes saved.

@@ -22,8 +22,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import functools
-import hashlib
-import json
 import pathlib
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -34,10 +32,10 @@ import numpy as np
 
 from benchmarks.convergence_rank import rounded
 from benchmarks.convergence_report import STUDENT, Difference, difference, spread
-from benchmarks.convergence_runs import ROOT, Make, finished, on_cores
+from benchmarks.convergence_runs import Make, finished, on_cores
 from benchmarks.convergence_settings import TranslationSettings
 from benchmarks.report import Section, Verdict
-from benchmarks.sources import code_of
+from benchmarks.sources import ROOT, fingerprint_of
 from benchmarks.worker import work_off
 from examples import split_translation, translation
 from examples.text import corpus
@@ -129,10 +127,7 @@ class Run:
         """A hash of everything that determines the run's outcome; what the arm does counts, not its name."""
         settings = self.settings()
         told = [dataclasses.asdict(settings), self.seed, data_of(ARMS[self.arm].model)]
-        digest = hashlib.sha256(json.dumps(told).encode())
-        for name in _SOURCES:
-            digest.update(code_of(ROOT / name))
-        return digest.hexdigest()[:16]
+        return fingerprint_of(told, _SOURCES)
 
 
 def data_of(model: str) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
-import json
 import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.convergence_runs import ROOT, on_cores
+from benchmarks.convergence_runs import on_cores
 from benchmarks.dropping_settings import ARMS, MODELS, SentenceSettings
-from benchmarks.sources import code_of
+from benchmarks.sources import ROOT, fingerprint_of
 from examples import translation
 from examples.text import corpus
 from hvd_sparse.spec import describe
@@ -62,10 +60,7 @@ class Run:
             [describe(chosen.push), describe(chosen.pull), describe(chosen.rule)],
             [arm.normalised, arm.slowness, arm.timing, self._data()],
         ]
-        digest = hashlib.sha256(json.dumps(told, sort_keys=True).encode())
-        for name in (*_COMMON, *_SOURCES[self.model]):
-            digest.update(code_of(ROOT / name))
-        return digest.hexdigest()[:16]
+        return fingerprint_of(told, (*_COMMON, *_SOURCES[self.model]))
 
     def _data(self) -> str:
         """A digest of the data, which differ between machines."""
