@@ -19,7 +19,7 @@ from benchmarks.service_arms import ALONE, DATAGRAMS_ALIKE, DATAGRAMS_SECOND, TC
 from benchmarks.service_node import REPLY, REQUEST
 
 TITLE = "A service on the same links"
-FASTER, KEPT = 1.3, 0.95  # the targets
+FASTER, KEPT = 1.3, 0.95  # targets
 _COLOURS = {
     TCP_ALIKE.name: "tab:red",
     TCP_SECOND.name: "tab:orange",
