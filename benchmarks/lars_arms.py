@@ -263,13 +263,13 @@ def rival_step(name: str, form: Form, tensors: Tensors, gradients: list[tf.Tenso
 class Floors:
     """native/lars_floors.cc: passes that read and write as much as ours, and compute almost nothing.
 
-    They use pages of 4 KB, like TensorFlow's variables. NumPy requests pages of 2 MB, over which the same passes take
-    two to three quarters of the time.
+    By default they use pages of 4 KB, like TensorFlow's variables. NumPy requests pages of 2 MB (`in_large_pages`),
+    over which the same passes take two to three quarters of the time.
     """
 
-    def __init__(self, elements: int):
+    def __init__(self, elements: int, allocate: Callable[[int], np.ndarray] | None = None):
         self._library = compiled(_FLOORS)
-        self._vectors = [in_small_pages(elements) for _ in range(4)]
+        self._vectors = [(allocate or in_small_pages)(elements) for _ in range(4)]
         self._elements = elements
 
     def passes(self, name: str) -> dict[str, Callable[[], object]]:
@@ -303,3 +303,8 @@ def in_small_pages(elements: int) -> np.ndarray:
     vector = np.frombuffer(memory, np.float32)
     vector[:] = 0.125
     return vector
+
+
+def in_large_pages(elements: int) -> np.ndarray:
+    """A vector [elements] float32 as NumPy allocates it: in pages of 2 MB if the system has them."""
+    return np.full(elements, 0.125, np.float32)

@@ -18,14 +18,14 @@ import pathlib
 import threading
 import time
 import timeit
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import numpy as np
 import tensorflow as tf
 
 from benchmarks import timing
-from benchmarks.lars_arms import Floors, compiled, in_small_pages
+from benchmarks.lars_arms import Floors, compiled, in_large_pages, in_small_pages
 from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.gathering import Gathering
 from hvd_sparse.servers.messages import Entries
@@ -39,6 +39,7 @@ _DENSITY = 0.01
 _LINE = 16  # elements
 _LINES_FLOOR = pathlib.Path(__file__).parent / "native" / "line_floors.cc"
 _AHEAD = (0, 8, 16, 32, 64)  # prefetch distances of the floor, in lines
+_PAGES = in_small_pages, in_large_pages
 
 
 def arms_of(size: int, threads: int) -> dict[str, Callable[[], object]]:
@@ -72,29 +73,36 @@ def _push(pushed: Entries, served: Parameters, gathered: Gathering) -> None:
 
 
 def _lines_floor(size: int, places: np.ndarray, threads: int) -> Callable[[], object]:
-    """Reads and writes each line with a place in three vectors; each thread has its share of the lines."""
-    vectors, library = [in_small_pages(size) for _ in range(3)], compiled(_LINES_FLOOR)
+    """Reads and writes each line with a place in three vectors, in the pages and with the prefetch distance with which
+    that is fastest; each thread has its share of the lines."""
+    made, library = [[allocate(size) for _ in range(3)] for allocate in _PAGES], compiled(_LINES_FLOOR)
     lines = places[np.unique(places // _LINE, return_index=True)[1]]
     parts = [np.append(part, np.full(max(_AHEAD), part[-1])) for part in np.array_split(lines, threads)]
-    pointers = (ctypes.c_void_p * 3)(*(vector.ctypes.data for vector in vectors))
 
-    def run(part: np.ndarray, ahead: int) -> None:
+    def run(vectors: list[np.ndarray], part: np.ndarray, ahead: int) -> None:
+        pointers = (ctypes.c_void_p * 3)(*(vector.ctypes.data for vector in vectors))
         count = len(part) - max(_AHEAD)
         library.touch_lines(pointers, 3, part.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(count), ahead)
 
-    def all_of(ahead: int) -> Callable[[], object]:
-        return _together([functools.partial(run, part, ahead) for part in parts])
+    def all_of(vectors: list[np.ndarray], ahead: int) -> Callable[[], object]:
+        return _together([functools.partial(run, vectors, part, ahead) for part in parts])
 
-    floors = [all_of(ahead) for ahead in _AHEAD]
-    fastest = min(floors, key=lambda floor: min(timeit.repeat(floor, number=1, repeat=5)))
-    return lambda: (fastest(), vectors)  # whose memory it is
+    return _fastest([all_of(vectors, ahead) for vectors in made for ahead in _AHEAD])
 
 
 def _floor(size: int, threads: int) -> Callable[[], object]:
-    """Adds a vector to three others; each thread has its share of them."""
-    floors = [Floors(size // threads) for _ in range(threads)]  # they have the memory
-    together = _together([floor.passes("LAMB")["update"] for floor in floors])
-    return lambda: (together(), floors)
+    """Adds a vector to three others, in the pages in which that is fastest; each thread has its share of them.
+
+    Of the vectors of a shard, those that come from NumPy are in large pages, and those that TensorFlow allocates are
+    not.
+    """
+    made = [[Floors(size // threads, allocate) for _ in range(threads)] for allocate in _PAGES]
+    fastest = _fastest([_together([each.passes("LAMB")["update"] for each in floors]) for floors in made])
+    return lambda: (fastest(), made)  # whose memory it is
+
+
+def _fastest(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    return min(runs, key=lambda run: min(timeit.repeat(run, number=1, repeat=5)))
 
 
 def _together(parts: list[Callable[[], object]]) -> Callable[[], object]:

@@ -97,7 +97,7 @@ def verdicts_of(measured: dict[str, Any], ranks: int) -> list[Verdict]:
             found.append(_at_least(what, 0.9, rows[SPARSE].rates, links[UNSHAPED][SPARSE].rates))
         if rivals := measured["rival"].get(link):
             most = ranks / measured["plan"]["wait"] / statistics.median(rivals)  # a rank computes all the same
-            what = f"{link}: updates a second at 99%, over {RIVAL}, of {most:.1f} that there can be"
+            what = f"{link}: updates a second at 99%, over {RIVAL}, of {most:.1f} possible"
             found.append(_at_least(what, 5.0, rows[SPARSE].rates, rivals))
         found += _of_bytes(link, rows)
     uneven = rows_of(measured["uneven"])
