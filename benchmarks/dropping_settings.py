@@ -12,6 +12,7 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.quantizers import OneBit, Quantizer, TwoBits
 from hvd_sparse.compression.selectors import Quantized
 from hvd_sparse.compression.thresholds import SampledThreshold
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.servers.rules import InOrderOfArrival, Rule, Together
 from hvd_sparse.servers.settings import Settings
 
@@ -114,6 +115,7 @@ class Arm:
         scope: scope of the threshold of pushes; that of pulls is global, as in the paper (5.2).
         quantizer: quantizer of pushes.
         rule: update rule of the servers.
+        updates: whether clients run the optimizer, and push its updates of the weights instead of gradients.
         normalised: whether the perceptron has layer normalisation.
         slowness: see `Pace`.
         timing: seed of the computation times, and of nothing else.
@@ -124,6 +126,7 @@ class Arm:
     scope: str = "global"
     quantizer: Quantizer | None = None
     rule: Rule = InOrderOfArrival()
+    updates: bool = False
     normalised: bool = True
     slowness: tuple[float, ...] = _EVEN
     timing: int = 0
@@ -134,7 +137,8 @@ class Arm:
             return Settings(None, None, self.rule, None)
         chosen: Any = SampledThreshold(self.density, scope=self.scope)
         pushed = chosen if self.quantizer is None else Quantized(chosen, self.quantizer)
-        return Settings(ErrorFeedback(pushed), SampledThreshold(self.density), self.rule, None)
+        kept = ErrorFeedback(pushed)
+        return Settings(LocalUpdates(kept) if self.updates else kept, SampledThreshold(self.density), self.rule, None)
 
 
 ARMS = {
@@ -159,10 +163,12 @@ ARMS = {
     "gathered": Arm("99%, P pushes an update", rule=InOrderOfArrival(None, CLIENTS)),
     "slow": Arm("99%, a client at half speed", slowness=_UNEVEN),
     "slow4": Arm("99%, a client at half speed, max_staleness P", rule=InOrderOfArrival(CLIENTS), slowness=_UNEVEN),
+    "updates": Arm("99%, updates", updates=True),
+    "updates_gathered": Arm("99%, updates, P pushes an update", updates=True, rule=InOrderOfArrival(None, CLIENTS)),
 }
 FOLLOWS = {"again": "dense"}  # the noise of equal arms is that of equal learning rates
 MORE = ("dense", "again", "drop99")  # trained with more seeds than others
-TRAINED = {"mlp": tuple(ARMS), "lstm": ("dense", "drop99")}
+TRAINED = {"mlp": tuple(ARMS), "lstm": ("dense", "drop99", "gathered", "updates", "updates_gathered")}
 
 
 class Question(NamedTuple):
@@ -205,6 +211,7 @@ QUESTIONS = (
         bases=(("together99", "together"), ("together", "dense")),
     ),
     Question("a slow client", "drop99", ("slow", "slow4"), across=("time",)),
+    Question("gradients or updates", "dense", ("drop99", "gathered", "updates", "updates_gathered")),
 )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.servers import local
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
 from hvd_sparse.servers.messages import Entries, Pull, Push
@@ -108,12 +109,19 @@ class Job:
         """Takes the work, the trained variables, an unbuilt Keras optimizer, the job's settings and its pace."""
         ranks = len(pace.slowness)
         self._work, self._pace, self._shards = work, pace, shards_of(variables, ranks)
+        self._clients_optimizer: Any = None
+        served, own = optimizer, None
+        if local.sends_updates(settings.push):
+            optimizer.build(variables)
+            self._clients_optimizer, served = optimizer, local.subtraction(optimizer)
+            own = local.optimizer_of(optimizer)
         kind = SharedCopy if isinstance(settings.rule, Together) else Copies
         self._servers = [
-            Shard(ServedPieces(optimizer, variables, spec), kind(settings.pull, spec), settings.rule, ranks)
+            Shard(ServedPieces(served, variables, spec), kind(settings.pull, spec), settings.rule, ranks)
             for spec in self._shards
         ]
-        self._clients = [_Client(settings, self._shards, pace.durations(client)) for client in range(ranks)]
+        specs = [spec._replace(optimizer=own) for spec in self._shards]
+        self._clients = [_Client(settings, specs, pace.durations(client)) for client in range(ranks)]
         self._events: list[tuple[float, int, Callable[[], None]]] = []
         self._scheduled = self._taken = 0
         self.now, self.finished = 0.0, 0
@@ -164,6 +172,8 @@ class Job:
         each = self._clients[client]
         gradient = self._work.gradient(batch, each.copy.values)
         rate = self._work.rate(min(each.applied) // len(self._clients))
+        if self._clients_optimizer is not None:
+            self._clients_optimizer.learning_rate = rate
         each.number, each.awaited, each.since = each.number + 1, len(self._servers), self.now
         for server, parts in enumerate(each.choose([gradient])):
             push = Push(each.number, rate, entries([part.numpy() for part in parts]))

@@ -22,10 +22,12 @@ from benchmarks.dropping_simulation import Job, Pace, shards_of
 from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.joining import serve
 from hvd_sparse.servers.member import start
 from hvd_sparse.servers.messages import Entries
+from hvd_sparse.servers.pushing import unpacked
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
 from hvd_sparse.servers.settings import Settings
 from hvd_sparse.transport.meeting import Meeting
@@ -120,6 +122,19 @@ def test_synchronous_servers_end_with_the_bits_of_real_ones_over_sockets():
     members.each(3, train)
     final = members.finish(started)
     assert all(each.tobytes() == made.parameters().tobytes() for each in final)
+
+
+def test_a_lone_client_that_pushes_updates_trains_as_its_optimizer_does():
+    work = Bowl(6)
+    made = job(work, Settings(LocalUpdates(ErrorFeedback(TopK(1.0))), None, InOrderOfArrival(), None), pace(clients=1))
+    made.run(work.batches)
+    variables, optimizer = simulated.variables(np.random.default_rng(0)), keras.optimizers.Adagrad(0.1)
+    for batch in range(6):
+        optimizer.learning_rate = work.rate(batch)
+        gradient = work.gradient(batch, np.concatenate([each.numpy().ravel() for each in variables]))
+        optimizer.apply(unpacked(gradient, [each.shape for each in variables]), variables)
+    alone = np.concatenate([each.numpy().ravel() for each in variables])
+    np.testing.assert_allclose(made.parameters(), alone, rtol=1e-6, atol=1e-7)
 
 
 def test_messages_take_their_share_of_a_step_where_all_is_sent():
