@@ -145,7 +145,7 @@ def render(merges: list[dict], codings: list[dict], isa: str) -> str:
         "",
         "Sums of sorted float32 streams, N = 16M; medians (95th percentile) in milliseconds.",
         "",
-        "| streams | density | ours | ours, 2 threads | SciPy | SciPy / ours | wanted | |",
+        "| streams | density | ours | ours, 2 threads | SciPy | SciPy / ours | target | |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for cell in merges:
@@ -161,7 +161,7 @@ def render(merges: list[dict], codings: list[dict], isa: str) -> str:
         "",
         "QSGD, buckets of 1024, scale the largest magnitude; medians (95th percentile) in read passes.",
         "",
-        "| | " + " | ".join(f"d = {cell['size']}" for cell in codings) + " | wanted |",
+        "| | " + " | ".join(f"d = {cell['size']}" for cell in codings) + " | target |",
         "|---" * (len(codings) + 2) + "|",
         "| read pass, ms | " + " | ".join(f"{cell['times']['read'].median:.2f}" for cell in codings) + " | |",
     ]

@@ -251,7 +251,7 @@ def _table(cells: list[dict]) -> list[str]:
 
 
 def _verdicts(cells: list[dict], isa: str) -> list[str]:
-    rows = ["| what | of | wanted | met, d >= 4M | missed, d >= 4M |", "|---|---|---|---|---|"]
+    rows = ["| what | of | target | met, d >= 4M | missed, d >= 4M |", "|---|---|---|---|---|"]
     large = [cell for cell in cells if SIZES[cell["size"]] >= 4 * 10**6]
     for arm, unit, most in TARGETS:
         for density, limit in zip(DENSITIES, most, strict=True):

@@ -209,8 +209,8 @@ def told(cells: list[dict[str, Any]]) -> Section:
     lines = [
         f"Rows of {WIDTH} elements, {seeds} seeds; bytes are those of a row at the split, forward and backward.",
         "",
-        "| | bytes of | forward | backward | test loss | more than dense | accuracy, % | more than dense "
-        "| loss more than DCT-MP's |",
+        "| | bytes of | forward | backward | test loss | minus dense | accuracy, % | minus dense "
+        "| loss minus DCT-MP's |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
     verdicts, rivals = [], {*AS_MANY, *IN_FEWER_BITS}
@@ -232,6 +232,6 @@ def told(cells: list[dict[str, Any]]) -> Section:
         lines.append(f"| {' | '.join(shown)} |")
         if each["sparsity"] == JUDGED and each["name"] in {*AS_MANY, *BACKWARD}:
             gap, against = (beyond, OURS) if beyond else (more[0], "dense training")
-            what = f"test loss, {each['name']} with the bytes of {JUDGED:.0%}, less that of {against}"
+            what = f"test loss, {each['name']} with the bytes of {JUDGED:.0%}, minus that of {against}"
             verdicts.append(Verdict(what, "> 0", gap.told(4), gap.low > 0.0))
     return Section(TITLE, lines, {"cells": cells}, verdicts)

@@ -244,7 +244,7 @@ def line(outcome: dict[str, Any]) -> str:
 def told(outcomes: Mapping[Run, Mapping[str, Any]], arms: Sequence[str]) -> Section:
     """The table and the verdicts, of the seeds that an arm and what it is compared with both have."""
     lines = [
-        "| | test BLEU | against | BLEU more | test loss | loss more | seeds |",
+        "| | test BLEU | compared with | BLEU, difference | test loss | loss, difference | seeds |",
         "|---|---|---|---|---|---|---|",
     ]
     figures: dict[str, Any] = {"final": {}, "loss": {}, "differences": {}}
@@ -268,7 +268,7 @@ def told(outcomes: Mapping[Run, Mapping[str, Any]], arms: Sequence[str]) -> Sect
 
 
 def _verdict(arm: str, gap: Difference) -> Verdict:
-    what = f"BLEU, {ARMS[arm].name}, less {ARMS[ARMS[arm].against].name}, {gap.pairs} seeds"
+    what = f"BLEU, {ARMS[arm].name} - {ARMS[ARMS[arm].against].name}, {gap.pairs} seeds"
     return Verdict(what, f">= -{WANTED}", str(gap), gap.mean >= -WANTED)
 
 

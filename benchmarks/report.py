@@ -45,7 +45,7 @@ def table(verdicts: list[Verdict]) -> list[str]:
         f"| {verdict.what} | {verdict.wanted} | {verdict.measured} | {'met' if verdict.met else '**missed**'} |"
         for verdict in verdicts
     ]
-    return ["| what | wanted | measured | |", "|---|---|---|---|", *rows]
+    return ["| what | target | measured | |", "|---|---|---|---|", *rows]
 
 
 def of_questions(title: str, sections: Sequence[Section], made: Sequence[str]) -> str:
