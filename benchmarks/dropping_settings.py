@@ -116,6 +116,7 @@ class Arm:
         quantizer: quantizer of pushes.
         rule: update rule of the servers.
         updates: whether clients run the optimizer, and push its updates of the weights instead of gradients.
+        ahead: whether clients compute gradients at their copy minus the updates that they have not pushed.
         normalised: whether the perceptron has layer normalisation.
         slowness: see `Pace`.
         timing: seed of the computation times, and of nothing else.
@@ -127,6 +128,7 @@ class Arm:
     quantizer: Quantizer | None = None
     rule: Rule = InOrderOfArrival()
     updates: bool = False
+    ahead: bool = False
     normalised: bool = True
     slowness: tuple[float, ...] = _EVEN
     timing: int = 0
@@ -137,8 +139,9 @@ class Arm:
             return Settings(None, None, self.rule, None)
         chosen: Any = SampledThreshold(self.density, scope=self.scope)
         pushed = chosen if self.quantizer is None else Quantized(chosen, self.quantizer)
-        kept = ErrorFeedback(pushed)
-        return Settings(LocalUpdates(kept) if self.updates else kept, SampledThreshold(self.density), self.rule, None)
+        kept: Any = ErrorFeedback(pushed)
+        push = LocalUpdates(kept, ahead=self.ahead) if self.updates else kept
+        return Settings(push, SampledThreshold(self.density), self.rule, None)
 
 
 ARMS = {
@@ -164,11 +167,12 @@ ARMS = {
     "slow": Arm("99%, a client at half speed", slowness=_UNEVEN),
     "slow4": Arm("99%, a client at half speed, max_staleness P", rule=InOrderOfArrival(CLIENTS), slowness=_UNEVEN),
     "updates": Arm("99%, updates", updates=True),
+    "updates_ahead": Arm("99%, updates, ahead", updates=True, ahead=True),
     "updates_gathered": Arm("99%, updates, P pushes an update", updates=True, rule=InOrderOfArrival(None, CLIENTS)),
 }
 FOLLOWS = {"again": "dense"}  # the noise of equal arms is that of equal learning rates
 MORE = ("dense", "again", "drop99")  # trained with more seeds than others
-TRAINED = {"mlp": tuple(ARMS), "lstm": ("dense", "drop99", "gathered", "updates", "updates_gathered")}
+TRAINED = {"mlp": tuple(ARMS), "lstm": ("dense", "drop99", "gathered", "updates", "updates_ahead", "updates_gathered")}
 
 
 class Question(NamedTuple):
@@ -211,7 +215,7 @@ QUESTIONS = (
         bases=(("together99", "together"), ("together", "dense")),
     ),
     Question("a slow client", "drop99", ("slow", "slow4"), across=("time",)),
-    Question("gradients or updates", "dense", ("drop99", "gathered", "updates", "updates_gathered")),
+    Question("gradients or updates", "dense", ("drop99", "gathered", "updates", "updates_ahead", "updates_gathered")),
 )
 
 

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.servers import local
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
@@ -83,11 +84,16 @@ class _Client:
     def __init__(self, settings: Settings, shards: Sequence[Spec], duration: Callable[[], float]):
         self.copy, self.duration = Copy(shards), duration
         self._pushes = Pushes(settings.push, shards)
+        self._is_ahead = isinstance(settings.push, LocalUpdates) and settings.push.ahead
         size = sum(spec.size for spec in shards)
         self.choose = tf.function(self._pushes.choose, [[tf.TensorSpec([size])]], autograph=False)
         self.number = self.awaited = 0
         self.applied = [0] * len(shards)  # pushes of all clients, as reported by each server
         self.since = self.waited = 0.0
+
+    def parameters(self) -> np.ndarray:
+        """Where the gradient is computed, [d] float32."""
+        return self.copy.values - self._pushes.waiting().numpy() if self._is_ahead else self.copy.values
 
     def takes(self, server: int, pull: Pull) -> None:
         """Receives an answer."""
@@ -170,7 +176,7 @@ class Job:
 
     def _push(self, client: int, batch: int) -> None:
         each = self._clients[client]
-        gradient = self._work.gradient(batch, each.copy.values)
+        gradient = self._work.gradient(batch, each.parameters())
         rate = self._work.rate(min(each.applied) // len(self._clients))
         if self._clients_optimizer is not None:
             self._clients_optimizer.learning_rate = rate
