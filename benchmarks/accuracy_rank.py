@@ -154,13 +154,15 @@ def _slowest(seconds: float) -> float:
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=pathlib.Path, help="where the first rank writes what was measured")
+    parser.add_argument("path", type=pathlib.Path, help="file in which the first rank writes the measurements")
     parser.add_argument("--local", type=int, default=2)
     parser.add_argument("--model", choices=MODELS, default="resnet50")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--steps", type=int, default=1024, help="of a whole training")
-    parser.add_argument("--every", type=int, default=64, help="steps from one look at the held-out crops to the next")
-    parser.add_argument("--blocks", type=int, default=0, help=f"times so many blocks of {BLOCK} steps; 0 trains")
+    parser.add_argument("--steps", type=int, default=1024, help="steps of a full training (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=64, help="steps between evaluations on held-out crops (default: %(default)s)"
+    )
+    parser.add_argument("--blocks", type=int, default=0, help=f"number of blocks of {BLOCK} steps to time; 0 trains")
     options = parser.parse_args()
     tf.get_logger().setLevel("ERROR")
     hvd.init(local_size=options.local)

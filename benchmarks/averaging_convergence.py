@@ -44,21 +44,30 @@ RATES = "1"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this question."""
     group = parser.add_argument_group("convergence")
-    group.add_argument("--models", default=",".join(TRAINED), help=f"some of {','.join(MODELS)} ({','.join(TRAINED)})")
-    group.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all)")
-    group.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks (%(default)s)")
-    group.add_argument("--seeds", type=int, default=SEEDS, help="to make; all finished ones are told (%(default)s)")
-    group.add_argument("--rates", default=RATES, help="grid, in units of the model's learning rate (%(default)s)")
-    group.add_argument("--epochs", type=int, default=0, help="in place of the model's")
-    group.add_argument("--finished", action="store_true", help="make no more runs, and tell of those that there are")
-    group.add_argument("--store", type=pathlib.Path, default=queue.STORE, help="of finished runs")
+    group.add_argument("--models", default=",".join(TRAINED), help=f"from {','.join(MODELS)} (default: %(default)s)")
+    group.add_argument("--arms", default=",".join(ARMS), help=f"from {','.join(ARMS)} (default: all)")
+    group.add_argument("--ranks", default=",".join(map(str, RANKS)), help="numbers of ranks (default: %(default)s)")
+    group.add_argument(
+        "--seeds",
+        type=int,
+        default=SEEDS,
+        help="number to run; the report has all finished ones (default: %(default)s)",
+    )
+    group.add_argument(
+        "--rates", default=RATES, help="grid, in units of the model's learning rate (default: %(default)s)"
+    )
+    group.add_argument("--epochs", type=int, default=0, help="number of epochs (default: the model's)")
+    group.add_argument("--finished", action="store_true", help="report on the finished runs without making new ones")
+    group.add_argument(
+        "--store", type=pathlib.Path, default=queue.STORE, help="file of finished runs (default: %(default)s)"
+    )
 
 
 def problem(options: argparse.Namespace) -> str | None:
     """Why the options are invalid; None if they are valid."""
     for name, known in {"models": list(MODELS), "arms": list(ARMS)}.items():
         if not set(getattr(options, name).split(",")) <= set(known):
-            return f"expected some of the {name} {', '.join(known)}, got {getattr(options, name)}"
+            return f"expected {name} from {', '.join(known)}, got {getattr(options, name)}"
     if not all(each.isdigit() and int(each) > 1 for each in options.ranks.split(",")):
         return f"expected numbers of ranks of at least 2, got {options.ranks}"
     if not 1 <= options.seeds <= len(STUDENT):

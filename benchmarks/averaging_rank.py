@@ -93,15 +93,15 @@ class Vectors:
         """
         if lost == 0:
             if not np.array_equal(result, self._mean):
-                raise AssertionError("Nothing was lost, and the result is not the mean of all vectors, bit for bit.")
+                raise AssertionError("Nothing was lost, but the result is not bit for bit the mean of all vectors.")
             return
         slack = np.float32(_NEAR)
         if (result < self._low - slack).any() or (result > self._high + slack).any():
-            raise AssertionError("What came of a round with loss is no mean of the vectors of some ranks.")
+            raise AssertionError("The result of a round with loss is not a mean of some ranks' vectors.")
         length = self._blocks.length
         kept = np.concatenate([np.repeat(~of_block, segment)[:length] for of_block in came])[: len(result)]
         if not np.array_equal(result[kept], self.own[kept]):
-            raise AssertionError("Where no mean came a rank has another vector than its own.")
+            raise AssertionError("A rank that received no mean does not have its own vector there.")
 
 
 def _vector(size: int, rank: int) -> np.ndarray:

@@ -100,15 +100,15 @@ def cells_of(plan: Plan) -> list[Cell]:
 
 
 _OPTIONS = {
-    "nodes": "how many",
-    "rate": "of each link, as tc writes it",
-    "size": "elements of the vector that is averaged",
-    "compute": "seconds of a step's computation",
-    "window": "seconds of an arm in a round",
-    "rounds": "of all arms",
-    "loads": "messages a second of all nodes together",
-    "shares": "of the link's rate that datagrams take at most",
-    "queue": "seconds that a packet waits in a queue at most",
+    "nodes": "number of nodes",
+    "rate": "of each link, in tc's notation",
+    "size": "elements of the averaged vector",
+    "compute": "seconds of computation per step",
+    "window": "seconds per arm and round",
+    "rounds": "rounds of all arms",
+    "loads": "messages per second, total of all nodes, comma-separated",
+    "shares": "maximum shares of the link's rate for datagrams, comma-separated",
+    "queue": "maximum seconds that a packet waits in a queue",
 }
 _LISTS = {"loads": int, "shares": float}
 
@@ -120,7 +120,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default = getattr(Plan(), name)
         kind = str if name in _LISTS else type(default)
         shown = ",".join(f"{each:g}" for each in default) if name in _LISTS else default
-        group.add_argument(f"--service-{name}", type=kind, default=shown, help=f"{told} (%(default)s)")
+        group.add_argument(f"--service-{name}", type=kind, default=shown, help=f"{told} (default: %(default)s)")
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -140,11 +140,11 @@ def problem(options: argparse.Namespace) -> str | None:
         return f"expected 2 to 64 nodes, got {plan.nodes}"
     if plan.window <= _LEAD or min(plan.rounds, plan.size) < 1 or plan.compute < 0 or plan.queue <= 0:
         return (
-            f"expected a window of more than {_LEAD} s, a round, an element, a queue and no negative computation, got "
-            f"{plan.window}, {plan.rounds}, {plan.size}, {plan.queue} and {plan.compute}"
+            f"expected a window above {_LEAD} s, at least 1 round and element, a queue above 0 and no negative "
+            f"compute, got {plan.window}, {plan.rounds}, {plan.size}, {plan.queue} and {plan.compute}"
         )
     if min(plan.loads) < 1 or not all(0 < share <= 1 for share in plan.shares):
-        return f"expected loads of at least 1 and shares of (0, 1], got {plan.loads} and {plan.shares}"
+        return f"expected loads of at least 1 and shares in (0, 1], got {plan.loads} and {plan.shares}"
     return None
 
 

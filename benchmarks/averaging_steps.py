@@ -115,18 +115,18 @@ class Plan(NamedTuple):
 
 
 _OPTIONS = {
-    "elements": "of the vector, alone on the links",
-    "rounds": "of both arms there, for each setting of offload",
-    "link": "the links' rate, as tc writes it",
-    "crowded_elements": "of the vector beside the neighbour",
-    "crowded_rounds": "of both arms beside the neighbour",
-    "quiet_rounds": "of both arms with the same vector without him",
-    "flood": "bits per second of the neighbour, times the links' rate",
-    "burst": "seconds for which he sends",
-    "period": "seconds from one burst's beginning to the next, on average",
-    "queue": "seconds that a packet waits at most, where there is a neighbour",
-    "trainings": "seeds of the training beside the neighbour",
-    "epochs": "of each training",
+    "elements": "number of elements averaged without a neighbour on the links",
+    "rounds": "of both arms with those elements, for each setting of offload",
+    "link": "rate of the links, in tc's notation",
+    "crowded_elements": "number of elements averaged with a neighbour on the links",
+    "crowded_rounds": "of both arms with those elements and a neighbour",
+    "quiet_rounds": "of both arms with those elements without a neighbour",
+    "flood": "sending rate of the neighbour, as a multiple of the links' rate",
+    "burst": "seconds of each of the neighbour's bursts",
+    "period": "mean seconds from the start of one burst to the next",
+    "queue": "maximum seconds that a packet waits if there is a neighbour",
+    "trainings": "number of seeds of the training with a neighbour",
+    "epochs": "epochs of each training",
 }
 
 
@@ -136,7 +136,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name, told in _OPTIONS.items():
         default = getattr(Plan(), name)
         word = f"--steps-{name.replace('_', '-')}"
-        group.add_argument(word, type=type(default), default=default, help=f"{told} (%(default)s)")
+        group.add_argument(word, type=type(default), default=default, help=f"{told} (default: %(default)s)")
 
 
 def plan_of(options: argparse.Namespace) -> Plan:
@@ -158,9 +158,9 @@ def problem(options: argparse.Namespace) -> str | None:
     if not 1 <= plan.trainings <= len(STUDENT):
         return f"expected 1 to {len(STUDENT)} trainings, got {plan.trainings}"
     if not 0 < plan.burst < plan.period / 2:
-        return f"expected bursts shorter than half a period, got {plan.burst} of {plan.period} s"
+        return f"expected bursts shorter than half a period, got {plan.burst} s and a period of {plan.period} s"
     if plan.queue <= 0 or plan.flood <= 0:
-        return f"expected a queue, and a neighbour who sends, got {plan.queue} s and {plan.flood} times the rate"
+        return f"expected a queue and a flood above 0, got {plan.queue} s and {plan.flood} times the rate"
     return unavailable()
 
 

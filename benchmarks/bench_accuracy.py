@@ -48,7 +48,7 @@ def launch(words: list[str], rate: str | None = None) -> Any:
             with cluster.Cluster(NODES, LOCAL, rate) as nodes:
                 statuses = nodes.run([sys.executable, "-m", *command], local_ranks.ONE_THREAD, LIMIT)
             if any(statuses):
-                raise RuntimeError(f"The ranks ended with {statuses}; what they printed stands above.")
+                raise RuntimeError(f"The ranks ended with {statuses}; see their output above.")
         return json.loads(path.read_text())
 
 
@@ -178,12 +178,20 @@ def draw(measured: dict[str, Any], path: str) -> None:
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", default="1gbit,100mbit", help="of links; the first one has the whole trainings")
+    parser.add_argument(
+        "--rates",
+        default="1gbit,100mbit",
+        help="of the links; the full trainings use the first one (default: %(default)s)",
+    )
     parser.add_argument("--model", choices=MODELS, default="resnet50")
     parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1024, help="of a whole training")
-    parser.add_argument("--every", type=int, default=64, help="steps from one look at the held-out crops to the next")
-    parser.add_argument("--blocks", type=int, default=8, help="of steps of each arm, to be timed")
+    parser.add_argument("--steps", type=int, default=1024, help="steps of a full training (default: %(default)s)")
+    parser.add_argument(
+        "--every", type=int, default=64, help="steps between evaluations on held-out crops (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--blocks", type=int, default=8, help="number of blocks of steps to time for each arm (default: %(default)s)"
+    )
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
     missing = cluster.unavailable()

@@ -41,32 +41,40 @@ FOLLOWS = {"dense": "torus2d"}  # the noise of equal arms is that of equal learn
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(MODELS), help=f"some of {','.join(MODELS)} (all)")
-    parser.add_argument("--recipes", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all of a model's)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"how many ({SEEDS})")
+    parser.add_argument("--models", default=",".join(MODELS), help=f"from {','.join(MODELS)} (default: all)")
+    parser.add_argument("--recipes", default=",".join(ARMS), help=f"from {','.join(ARMS)} (default: all of each model)")
+    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"number of seeds (default: {SEEDS})")
     parser.add_argument(
-        "--rates", default="1", help="grid of learning rates, as 0.7,1,1.5, in units of the model's (1)"
+        "--rates", default="1", help="grid of learning rates, such as 0.7,1,1.5, in units of the model's (default: 1)"
     )
-    parser.add_argument("--searched", type=int, default=SEARCHED, help=f"seeds that try all of them ({SEARCHED})")
-    parser.add_argument("--epochs", type=int, default=0, help="in place of the model's")
-    parser.add_argument("--nodes", type=int, default=2, help="(2)")
-    parser.add_argument("--local", type=int, default=2, help="ranks of each node (2)")
-    parser.add_argument("--density", type=float, default=0.01, help="of the sparse arms (0.01)")
     parser.add_argument(
-        "--simulated", action="store_true", help="threads for ranks, a process for each core: sooner; translation alone"
+        "--searched", type=int, default=SEARCHED, help=f"number of seeds that try all rates (default: {SEARCHED})"
     )
-    parser.add_argument("--finished", action="store_true", help="make no more runs, and tell of those that there are")
-    parser.add_argument("--store", type=pathlib.Path, default=queue.STORE, help="of finished runs")
+    parser.add_argument("--epochs", type=int, default=0, help="number of epochs (default: the model's)")
+    parser.add_argument("--nodes", type=int, default=2, help="number of nodes (default: 2)")
+    parser.add_argument("--local", type=int, default=2, help="ranks per node (default: 2)")
+    parser.add_argument("--density", type=float, default=0.01, help="of the sparse arms (default: 0.01)")
+    parser.add_argument(
+        "--simulated",
+        action="store_true",
+        help="use threads as ranks, one process per core, which is faster; translation only",
+    )
+    parser.add_argument("--finished", action="store_true", help="report on the finished runs without making new ones")
+    parser.add_argument(
+        "--store", type=pathlib.Path, default=queue.STORE, help="file of finished runs (default: %(default)s)"
+    )
     parser.add_argument("--dry", action="store_true", help="write no report")
     options = parser.parse_args()
     models, recipes = options.models.split(","), options.recipes.split(",")
     if not set(models) <= set(MODELS):
-        parser.error(f"expected some of the models {', '.join(MODELS)}, got {options.models}")
+        parser.error(f"expected models from {', '.join(MODELS)}, got {options.models}")
     asked = {model: [arm for arm in TRAINED[model] if arm in recipes] for model in models}
     if not set(recipes) <= set(ARMS) or not all(asked.values()):
-        parser.error(f"expected some of the recipes {', '.join(ARMS)} that each model has, got {options.recipes}")
+        parser.error(f"expected recipes from {', '.join(ARMS)}, at least one for each model, got {options.recipes}")
     if not 1 <= options.searched <= options.seeds <= len(reports.STUDENT):
-        parser.error(f"expected 1 to {len(reports.STUDENT)} seeds, of which --searched, got {options.seeds}")
+        parser.error(
+            f"expected 1 <= --searched <= --seeds <= {len(reports.STUDENT)}, got {options.searched} and {options.seeds}"
+        )
     rates = [float(rate) for rate in options.rates.split(",")]
     cluster = Cluster(options.nodes, options.local, options.density)
     make = None if options.finished else queue.simulate if options.simulated else queue.make

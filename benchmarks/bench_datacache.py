@@ -59,7 +59,7 @@ def main() -> None:
     names = [name_of(question) for question in QUESTIONS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     questions.add_arguments(parser, names)
-    parser.add_argument("--folder", type=pathlib.Path, help="for caches, on a local disk (a temporary one)")
+    parser.add_argument("--folder", type=pathlib.Path, help="for caches, on a local disk (default: a temporary one)")
     options = parser.parse_args()
     asked = questions.asked(parser, options, names)
     reason = slow_files.unavailable()

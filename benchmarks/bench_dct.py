@@ -46,8 +46,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     questions.add_arguments(parser, [*QUESTIONS])
     parser.add_argument("--quick", action="store_true", help="small sizes and few rounds; writes no report")
-    parser.add_argument("--finished", action="store_true", help="make no more trainings, and tell of those there are")
-    parser.add_argument("--seeds", type=int, help="of trainings whose quality is told, in place of each question's own")
+    parser.add_argument(
+        "--finished", action="store_true", help="report on the finished trainings without making new ones"
+    )
+    parser.add_argument(
+        "--seeds", type=int, help="of trainings whose quality is reported (default: each question's own)"
+    )
     dct_translation.add_arguments(parser)
     options = parser.parse_args()
     wrong = dct_translation.problem(options)

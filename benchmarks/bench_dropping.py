@@ -41,27 +41,37 @@ RATES = "1,2,4"
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default="mlp", help=f"some of {','.join(MODELS)} (mlp)")
-    parser.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all of a model's)")
-    parser.add_argument("--seeds", type=int, default=SEEDS, help=f"of {', '.join(MORE)} ({SEEDS})")
-    parser.add_argument("--fewer", type=int, default=FEWER, help=f"seeds of the others ({FEWER})")
-    parser.add_argument("--rates", default=RATES, help=f"grid, in units of the model's learning rate ({RATES})")
-    parser.add_argument("--searched", type=int, default=SEARCHED, help=f"seeds that try all of them ({SEARCHED})")
-    parser.add_argument("--epochs", type=int, default=0, help="in place of the model's")
-    parser.add_argument("--finished", action="store_true", help="make no more runs, and tell of those that there are")
-    parser.add_argument("--store", type=pathlib.Path, default=queue.STORE, help="of finished runs")
+    parser.add_argument("--models", default="mlp", help=f"from {','.join(MODELS)} (default: mlp)")
+    parser.add_argument("--arms", default=",".join(ARMS), help=f"from {','.join(ARMS)} (default: all of each model)")
+    parser.add_argument(
+        "--seeds", type=int, default=SEEDS, help=f"number of seeds of {', '.join(MORE)} (default: {SEEDS})"
+    )
+    parser.add_argument(
+        "--fewer", type=int, default=FEWER, help=f"number of seeds of the other arms (default: {FEWER})"
+    )
+    parser.add_argument(
+        "--rates", default=RATES, help=f"grid, in units of the model's learning rate (default: {RATES})"
+    )
+    parser.add_argument(
+        "--searched", type=int, default=SEARCHED, help=f"number of seeds that try all rates (default: {SEARCHED})"
+    )
+    parser.add_argument("--epochs", type=int, default=0, help="number of epochs (default: the model's)")
+    parser.add_argument("--finished", action="store_true", help="report on the finished runs without making new ones")
+    parser.add_argument(
+        "--store", type=pathlib.Path, default=queue.STORE, help="file of finished runs (default: %(default)s)"
+    )
     parser.add_argument("--dry", action="store_true", help="write no report")
     options = parser.parse_args()
     models, arms = options.models.split(","), options.arms.split(",")
     if not set(models) <= set(MODELS):
-        parser.error(f"expected some of the models {', '.join(MODELS)}, got {options.models}")
+        parser.error(f"expected models from {', '.join(MODELS)}, got {options.models}")
     asked = {model: [arm for arm in TRAINED[model] if arm in arms] for model in models}
     if not set(arms) <= set(ARMS) or not all(asked.values()):
-        parser.error(f"expected some of the arms {', '.join(ARMS)} that each model has, got {options.arms}")
+        parser.error(f"expected arms from {', '.join(ARMS)}, at least one for each model, got {options.arms}")
     if not 1 <= options.searched <= options.fewer <= options.seeds <= len(STUDENT):
         parser.error(
-            f"expected 1 to {len(STUDENT)} seeds, of which --fewer and of these --searched, got {options.seeds}, "
-            f"{options.fewer} and {options.searched}"
+            f"expected 1 <= --searched <= --fewer <= --seeds <= {len(STUDENT)}, got {options.searched}, "
+            f"{options.fewer} and {options.seeds}"
         )
     rates = [float(rate) for rate in options.rates.split(",")]
     seeds = {arm: options.seeds if arm in MORE else options.fewer for arm in arms}

@@ -205,9 +205,7 @@ def _fits(cell: dict, ranks: int) -> bool:
     available = psutil.virtual_memory().available
     cell["groups"] = groups_of(list(cell["rounds"]), cell["size"], ranks, available)
     if not cell["groups"]:
-        print(
-            f"  d = {cell['size']:,} is left out: {available / 1e9:.0f} GB are too little for {ranks} ranks", flush=True
-        )
+        print(f"  skipping d = {cell['size']:,}: {available / 1e9:.0f} GB is not enough for {ranks} ranks", flush=True)
     return bool(cell["groups"])
 
 
@@ -239,13 +237,15 @@ def main() -> None:
         "--grid",
         action="append",
         metavar="SHAPES@RATES",
-        help=f"nodes x ranks, and rates of the links; may be given again ({WHOLE_GRID})",
+        help=f"nodes x ranks, and rates of the links; may be repeated (default: {WHOLE_GRID})",
     )
-    parser.add_argument("--sizes", type=_names, default=list(SIZES), help="of the gradient (1M,25M,110M)")
+    parser.add_argument("--sizes", type=_names, default=list(SIZES), help="of the gradient (default: 1M,25M,110M)")
     parser.add_argument("--densities", type=_names, default=[str(density) for density in DENSITIES])
-    parser.add_argument("--without", nargs="+", default=[], metavar="ARM", help="leave out some that take long")
+    parser.add_argument("--without", nargs="+", default=[], metavar="ARM", help="arms to skip, such as slow ones")
     parser.add_argument("--dry", action="store_true", help="write no results")
-    parser.add_argument("--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts ranks (rendezvous)")
+    parser.add_argument(
+        "--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts the ranks (default: %(default)s)"
+    )
     options = parser.parse_args()
     reason = unavailable() or (without_mpi() if options.launcher == "mpirun" else None)
     if reason is not None:

@@ -216,8 +216,12 @@ def draw(figures: dict[str, Any], path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rate", default="1gbit", help="of the links (1gbit)")
-    parser.add_argument("--characters", type=int, help=f"of a file, its first ones ({WHOLE.characters:,})")
+    parser.add_argument("--rate", default="1gbit", help="of the links (default: 1gbit)")
+    parser.add_argument(
+        "--characters",
+        type=int,
+        help=f"use only this many of each file's first characters (default: {WHOLE.characters:,})",
+    )
     parser.add_argument("--quick", action="store_true", help="two minutes: few files and passes; writes no results")
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()

@@ -205,7 +205,7 @@ def render(tables: dict[str, dict[str, timing.Timing]]) -> str:
 def main() -> None:
     argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     if torch is None or not torch.cuda.is_available():
-        sys.exit("Expected PyTorch with a CUDA GPU, found none: run this where there is one.")
+        sys.exit("Expected PyTorch with a CUDA GPU, found none: run this on a machine with one.")
     flushed = torch.empty(256 << 20, dtype=torch.uint8, device="cuda")
     tables = {}
     with tempfile.TemporaryDirectory() as folder:

@@ -148,9 +148,13 @@ def run(plan: Plan) -> dict[str, Any]:
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--size", type=int, default=Plan().size, help="parameters")
-    parser.add_argument("--wait", type=float, default=Plan().wait, help="seconds of computation in a step")
-    parser.add_argument("--window", type=float, default=Plan().window, help="seconds of an arm in a round")
+    parser.add_argument("--size", type=int, default=Plan().size, help="number of parameters (default: %(default)s)")
+    parser.add_argument(
+        "--wait", type=float, default=Plan().wait, help="seconds of computation per step (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--window", type=float, default=Plan().window, help="seconds per arm and round (default: %(default)s)"
+    )
     parser.add_argument("--rounds", type=int, default=Plan().rounds)
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()

@@ -170,8 +170,10 @@ def write(runs: list[dict], rows: list[dict], overlapped: list[dict], text: str)
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", default="1gbit", help="of the links, separated by commas (1gbit)")
-    parser.add_argument("--swept", type=int, default=4, help="ranks for which the density varies (4)")
+    parser.add_argument("--rates", default="1gbit", help="of the links, comma-separated (default: 1gbit)")
+    parser.add_argument(
+        "--swept", type=int, default=4, help="number of ranks for which the density varies (default: 4)"
+    )
     parser.add_argument("--quick", action="store_true", help="two minutes: short vectors, few cells; writes no results")
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()

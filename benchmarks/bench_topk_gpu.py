@@ -320,7 +320,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="sizes up to 4M; writes nothing")
     options = parser.parse_args()
     if torch is None or not torch.cuda.is_available():
-        sys.exit("Expected PyTorch with a CUDA GPU, found none: run this where there is one.")
+        sys.exit("Expected PyTorch with a CUDA GPU, found none: run this on a machine with one.")
     with tempfile.TemporaryDirectory() as folder:
         sizes = {name: size for name, size in SIZES.items() if not options.quick or size <= 4 * 10**6}
         cells = measure(Kernels(pathlib.Path(folder)), sizes)

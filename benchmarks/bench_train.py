@@ -219,12 +219,16 @@ def _names(text: str) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shapes", type=_names, default=["2x2"], help="nodes x ranks (2x2)")
-    parser.add_argument("--rates", type=_names, default=["1gbit"], help="of the links (1gbit)")
-    parser.add_argument("--models", type=_names, default=list(MODELS), help=f"({','.join(MODELS)})")
-    parser.add_argument("--recipes", type=_names, default=list(RECIPES), help=f"of hvd_sparse ({','.join(RECIPES)})")
-    parser.add_argument("--density", type=float, default=0.01, help="of recipes that take one (0.01)")
-    parser.add_argument("--steps", type=int, default=12, help="timed steps of each arm, in blocks of three (12)")
+    parser.add_argument("--shapes", type=_names, default=["2x2"], help="nodes x ranks (default: 2x2)")
+    parser.add_argument("--rates", type=_names, default=["1gbit"], help="of the links (default: 1gbit)")
+    parser.add_argument("--models", type=_names, default=list(MODELS), help=f"default: {','.join(MODELS)}")
+    parser.add_argument(
+        "--recipes", type=_names, default=list(RECIPES), help=f"of hvd_sparse (default: {','.join(RECIPES)})"
+    )
+    parser.add_argument("--density", type=float, default=0.01, help="of recipes that take one (default: 0.01)")
+    parser.add_argument(
+        "--steps", type=int, default=12, help="timed steps of each arm, in blocks of three (default: 12)"
+    )
     parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
     reason = unavailable()
@@ -232,7 +236,7 @@ def main() -> None:
         sys.exit(reason)
     unknown = [model for model in options.models if model not in MODELS]
     if unknown:
-        parser.error(f"expected models out of {', '.join(MODELS)}, got {', '.join(unknown)}")
+        parser.error(f"expected models from {', '.join(MODELS)}, got {', '.join(unknown)}")
     arms = [*FIRST, *options.recipes, AGAIN]
     jobs = [
         {"model": model, "size": {}, "arms": arms, "density": options.density, "steps": options.steps}

@@ -349,18 +349,22 @@ def raw_rate(cluster: Cluster, seconds: float = 1.0) -> float:
 def main() -> NoReturn:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--guard", help=argparse.SUPPRESS)
-    parser.add_argument("--nodes", type=int, default=2, help="number of nodes (2)")
-    parser.add_argument("--local", type=int, default=2, help="ranks on each node (2)")
-    parser.add_argument("--rate", help="of each node's link, as tc writes it: 100mbit, 1gbit (unshaped)")
-    parser.add_argument("--shaper", default="tbf", choices=["tbf", "htb"], help="what shapes the links (tbf)")
-    parser.add_argument("--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts ranks (rendezvous)")
-    parser.add_argument("command", nargs="*", help="what every rank runs")
+    parser.add_argument("--nodes", type=int, default=2, help="number of nodes (default: %(default)s)")
+    parser.add_argument("--local", type=int, default=2, help="ranks per node (default: %(default)s)")
+    parser.add_argument("--rate", help="of each node's link, in tc's notation: 100mbit, 1gbit (default: unshaped)")
+    parser.add_argument(
+        "--shaper", default="tbf", choices=["tbf", "htb"], help="what shapes the links (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--launcher", default="rendezvous", choices=LAUNCHERS, help="what starts the ranks (default: %(default)s)"
+    )
+    parser.add_argument("command", nargs="*", help="command for every rank, after --")
     options = parser.parse_args()
     if options.guard is not None:
         _guard(options.guard)
         sys.exit(0)
     if not options.command:
-        parser.error("say what the ranks are to run, after --")
+        parser.error("expected the command for every rank after --")
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda *_: sys.exit(1))
     try:

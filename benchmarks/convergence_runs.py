@@ -146,7 +146,7 @@ def finished(wanted: Sequence[Any], store: pathlib.Path, make: Make | None) -> d
     """The outcomes of all wanted runs, made if missing in the store; without `make` only those in the store."""
     found = load(store, wanted)
     missing = [run for run in wanted if run not in found]
-    print(f"{len(wanted)} runs, {len(missing)} of them {'to be made' if make else 'not there'}", flush=True)
+    print(f"{len(wanted)} runs, {len(missing)} of them {'to be made' if make else 'missing'}", flush=True)
     if missing and make is not None:
         began = time.perf_counter()
         make(missing, store)
@@ -248,7 +248,7 @@ def _start(command: Sequence[str], cluster: Cluster) -> subprocess.Popen[str]:
 
 def _require_success(process: subprocess.Popen[str], others: str) -> None:
     if process.wait():
-        raise RuntimeError(f"{others}\nThe ranks ended with status {process.returncode}; what they said stands above.")
+        raise RuntimeError(f"{others}\nThe ranks ended with status {process.returncode}; see their output above.")
 
 
 def environment(cluster: Cluster) -> dict[str, str]:

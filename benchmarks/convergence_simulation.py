@@ -125,7 +125,9 @@ def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("job", type=pathlib.Path)
-    parser.add_argument("core", type=int, help="to run on: threads that take turns at Python do so sooner on one")
+    parser.add_argument(
+        "core", type=int, help="core to run on: threads that take turns in Python are faster on a single one"
+    )
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.core})  # before TensorFlow starts threads
     tf.config.threading.set_inter_op_parallelism_threads(WAITING)

@@ -188,7 +188,7 @@ class _Bench:
                     raise RuntimeError(f"the ranks ended with {[rank.returncode for rank in ranks]}")
                 runs.append({**_asked(before, slow.counted()), "outputs": [text.decode().strip() for text in outputs]})
         if runs[0]["outputs"] != runs[1]["outputs"]:
-            raise RuntimeError(f"the second run's batches are not those of the first: {runs}")
+            raise RuntimeError(f"the second run's batches differ from the first run's: {runs}")
         self._progress(f"{_RANKS} ranks: done")
         return runs
 
@@ -226,11 +226,21 @@ def _asked(before: slow_files.Counted, after: slow_files.Counted) -> dict[str, f
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--files", type=int, default=WHOLE.files, help=f"of the data set ({WHOLE.files})")
-    parser.add_argument("--rates", default=",".join(WHOLE.rates), help=f"of the link ({','.join(WHOLE.rates)})")
-    parser.add_argument("--epochs", type=int, default=WHOLE.epochs, help=f"of training ({WHOLE.epochs})")
-    parser.add_argument("--rounds", type=int, default=WHOLE.rounds, help=f"of everything ({WHOLE.rounds})")
-    parser.add_argument("--folder", type=pathlib.Path, help="for the caches, on a local disk (a temporary one)")
+    parser.add_argument(
+        "--files", type=int, default=WHOLE.files, help=f"number of files of the data set (default: {WHOLE.files})"
+    )
+    parser.add_argument(
+        "--rates", default=",".join(WHOLE.rates), help=f"of the link (default: {','.join(WHOLE.rates)})"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=WHOLE.epochs, help=f"epochs of training (default: {WHOLE.epochs})"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=WHOLE.rounds, help=f"rounds of all measurements (default: {WHOLE.rounds})"
+    )
+    parser.add_argument(
+        "--folder", type=pathlib.Path, help="for the caches, on a local disk (default: a temporary one)"
+    )
     options = parser.parse_args()
     reason = slow_files.unavailable()
     if reason is not None:

@@ -322,7 +322,9 @@ def main() -> None:
         be_reader(*sys.argv[2:])
         return
     parser = argparse.ArgumentParser("python -m benchmarks.datacache_memory", description=__doc__)
-    parser.add_argument("--samples", type=int, default=SAMPLES, help=f"a multiple of {BATCH}")
+    parser.add_argument(
+        "--samples", type=int, default=SAMPLES, help=f"number of samples, a multiple of {BATCH} (default: {SAMPLES})"
+    )
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
     if options.samples < PROCESSES * BATCH or options.samples % BATCH:

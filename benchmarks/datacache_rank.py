@@ -24,10 +24,10 @@ def decode(payload: bytes) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", help="of the images")
-    parser.add_argument("local_dir", help="of the cache")
+    parser.add_argument("folder", help="folder of the images")
+    parser.add_argument("local_dir", help="directory of the cache")
     parser.add_argument("--rank", type=int, default=0)
-    parser.add_argument("--size", type=int, default=1, help="ranks, all on this node")
+    parser.add_argument("--size", type=int, default=1, help="number of ranks, all on this node")
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
     world, source = datacache.World(options.rank, options.size), datacache.ImageFolder(options.folder)

@@ -60,7 +60,7 @@ def measure(program: pathlib.Path, cluster: Cluster, rate: float, datagrams: int
         raise RuntimeError(f"the ranks of {program.name} ended with {[rank.returncode for rank in ranks]}")
     came = sum(int(each[0]) for each in told)
     if came < 0.9 * datagrams * len(ranks):
-        raise RuntimeError(f"of {datagrams * len(ranks)} datagrams {came} came: expected nine in ten")
+        raise RuntimeError(f"expected at least 90% of {datagrams * len(ranks)} datagrams to arrive, got {came}")
     return sum(float(seconds) for each in told for seconds in each[1:]) / len(ranks)
 
 

@@ -179,7 +179,7 @@ def make(arm: Arm, seed: int, rows: str, store: pathlib.Path) -> str:
     ended = subprocess.run(command, cwd=ROOT, env={**os.environ, **_QUIET}, capture_output=True, text=True)
     lines = [line.partition("outcome ")[2] for line in ended.stdout.splitlines() if "outcome {" in line]
     if ended.returncode or len(lines) != 1:
-        raise RuntimeError(f"{arm.name}, seed {seed}, ended with {ended.returncode}: {ended.stderr[-2000:]}")
+        raise RuntimeError(f"{arm.name}, seed {seed} ended with status {ended.returncode}: {ended.stderr[-2000:]}")
     outcome = {**json.loads(lines[0]), "arm": arm.name, "seed": seed, "fingerprint": arm.fingerprint(rows, seed)}
     append(store, outcome)
     return f"{arm.name}, seed {seed}: {outcome['loss']:.5f}"

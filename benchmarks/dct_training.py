@@ -212,10 +212,12 @@ def _verdict(rate: str, batch: int, cell: dict[str, dict[str, Any]], dense: str,
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rates", default=",".join(RATES), help=f"of links ({','.join(RATES)})")
-    parser.add_argument("--batches", default=",".join(map(str, BATCHES)), help="rows of a trainer's batch (128,1024)")
-    parser.add_argument("--rounds", type=int, default=7, help="in which all arms run in turn (7)")
-    parser.add_argument("--steps", type=int, default=6, help="of each arm in a round (6)")
+    parser.add_argument("--rates", default=",".join(RATES), help=f"of the links (default: {','.join(RATES)})")
+    parser.add_argument(
+        "--batches", default=",".join(map(str, BATCHES)), help="rows of a trainer's batch (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=7, help="number of rounds of all arms in turn (default: 7)")
+    parser.add_argument("--steps", type=int, default=6, help="steps per arm and round (default: 6)")
     options = parser.parse_args()
     rates, batches = options.rates.split(","), [int(each) for each in options.batches.split(",")]
     began = time.perf_counter()

@@ -147,14 +147,14 @@ def _digest(*given: Any) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the options of this question."""
     group = parser.add_argument_group("translation")
-    group.add_argument("--arms", default=",".join(ARMS), help=f"some of {','.join(ARMS)} (all)")
-    group.add_argument("--epochs", type=int, default=0, help="in place of ten")
+    group.add_argument("--arms", default=",".join(ARMS), help=f"from {','.join(ARMS)} (default: all)")
+    group.add_argument("--epochs", type=int, default=0, help="number of epochs (default: 10)")
 
 
 def problem(options: argparse.Namespace) -> str | None:
     """Why the options are invalid; None if they are valid."""
     if not set(options.arms.split(",")) <= set(ARMS):
-        return f"expected some of the arms {', '.join(ARMS)}, got {options.arms}"
+        return f"expected arms from {', '.join(ARMS)}, got {options.arms}"
     if 0 < options.epochs < FEWEST:
         return f"expected at least {FEWEST} epochs, got {options.epochs}"
     if options.seeds is not None and not 1 <= options.seeds <= len(STUDENT):

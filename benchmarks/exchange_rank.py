@@ -96,7 +96,7 @@ def run_cell(cell: dict, job: dict, clock: Clock) -> dict:
         forget()
     ours = [name for name, count in result["wrong"].items() if count and hasattr(hvd.recipes, name)]
     if ours:
-        raise AssertionError(f"Wrong results, or different ones on different ranks: {', '.join(ours)}")
+        raise AssertionError(f"Results are wrong, or differ between ranks: {', '.join(ours)}")
     if cell["steps"]:
         result["steps"] = run_steps(cell, gradient, clock)
         forget()

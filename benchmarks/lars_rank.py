@@ -65,7 +65,7 @@ def _ratio_arms(name: str, tensors: Tensors, gradients: list[tf.Tensor]) -> dict
     }
     alone = arms[ALONE]().numpy().tobytes()
     for arm, run in arms.items():
-        assert run().numpy().tobytes() == alone, f"{arm} has other bits than {ALONE}"
+        assert run().numpy().tobytes() == alone, f"{arm} is not bit for bit equal to {ALONE}"
     return arms
 
 
@@ -76,7 +76,7 @@ def _step_arms(name: str, layers: list, gradients: list[tf.Tensor], chosen: Any)
     for run in (step, choosing):
         run()
     for first, second in zip(plain.weights, other.weights, strict=True):
-        assert first.numpy().tobytes() == second.numpy().tobytes(), "a step with shared norms has other bits"
+        assert first.numpy().tobytes() == second.numpy().tobytes(), "a step with shared norms gives different bits"
     return {UNSHARED: step, CHOSEN: choosing, UNSHARED_AGAIN: step}
 
 
@@ -111,7 +111,7 @@ def _calls(run: Callable[[], Any]) -> int:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("path", type=pathlib.Path, help="where the first rank writes what was measured")
+    parser.add_argument("path", type=pathlib.Path, help="file in which the first rank writes the measurements")
     parser.add_argument("--models", default="resnet50,transformer,small")
     parser.add_argument("--rounds", type=int, default=9)
     options = parser.parse_args()

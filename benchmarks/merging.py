@@ -109,7 +109,7 @@ class Coder:
             ctypes.c_void_p(threads),
         )
         if faulty != -1:
-            raise RuntimeError(f"the kernel found bucket {faulty} at fault")
+            raise RuntimeError(f"the kernel reported bucket {faulty} as faulty")
 
     def decode(self, values: np.ndarray, threads: int | None = None) -> None:
         self._library.hvds_dequantize(

@@ -55,10 +55,10 @@ def beside(cluster, rate: float, burst: float, period: float, seed: int = 0) -> 
         for each in running:
             assert each.stdout is not None
             if not each.stdout.readline():
-                raise RuntimeError(f"the neighbour has ended with status {each.wait()}")
+                raise RuntimeError(f"the neighbour ended early, with status {each.wait()}")
         yield
         if any(each.poll() is not None for each in running):
-            raise RuntimeError("the neighbour has not stayed to the end")
+            raise RuntimeError("the neighbour ended before the measurement did")
     finally:
         for each in running:
             each.kill()
@@ -90,8 +90,8 @@ def main() -> None:
     parser.add_argument("own")
     parser.add_argument("other", nargs="?")
     parser.add_argument("--rate", type=float, default=1e9, help="bits per second in a burst")
-    parser.add_argument("--burst", type=float, default=0.05, help="seconds")
-    parser.add_argument("--period", type=float, default=0.2, help="seconds")
+    parser.add_argument("--burst", type=float, default=0.05, help="seconds of a burst")
+    parser.add_argument("--period", type=float, default=0.2, help="mean seconds between the starts of bursts")
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
     with listen(options.own) as own:

@@ -105,13 +105,13 @@ def _require_equal(name: str, variables: list[keras.Variable]) -> None:
     sample = tf.stack([tf.reduce_sum(tf.bitcast(each.value[0], tf.int32)) for each in variables])
     low, high = (topology.world().allreduce(sample, op, f"bench.{op}").numpy() for op in ("min", "max"))
     if not np.array_equal(low, high):
-        raise AssertionError(f"{name} leaves other weights on other ranks.")
+        raise AssertionError(f"{name} leaves different weights on different ranks.")
 
 
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("path", type=pathlib.Path, help="where the first rank writes what was measured")
+    parser.add_argument("path", type=pathlib.Path, help="file in which the first rank writes the measurements")
     parser.add_argument("--local", type=int, default=2)
     parser.add_argument("--elements", type=int, default=25 * 10**6)
     parser.add_argument("--density", type=float, default=0.01)

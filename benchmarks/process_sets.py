@@ -38,7 +38,7 @@ def all_reduce(size: int):
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--plain", action="store_true", help="start Horovod alone, without the sets of nodes")
+    parser.add_argument("--plain", action="store_true", help="start Horovod only, without the process sets of the grid")
     plain = parser.parse_args().plain
     (horovod if plain else hvd).init()
     calls = {size: (all_reduce(size), tf.random.normal([size])) for size in SIZES}

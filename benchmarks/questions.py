@@ -33,7 +33,7 @@ class Answer(NamedTuple):
 
 def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
     """Adds the options for the questions to run and for writing the report."""
-    parser.add_argument("--questions", default=",".join(names), help=f"some of {','.join(names)} (all)")
+    parser.add_argument("--questions", default=",".join(names), help=f"from {','.join(names)} (default: all)")
     parser.add_argument("--dry", action="store_true", help="write no report")
 
 
@@ -41,7 +41,7 @@ def asked(parser: argparse.ArgumentParser, options: argparse.Namespace, names: S
     """The questions on the command line, in the order of `names`; unknown ones end the program."""
     chosen = options.questions.split(",")
     if not set(chosen) <= set(names):
-        parser.error(f"expected some of the questions {', '.join(names)}, got {options.questions}")
+        parser.error(f"expected questions from {', '.join(names)}, got {options.questions}")
     return [name for name in names if name in chosen]
 
 

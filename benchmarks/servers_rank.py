@@ -49,7 +49,7 @@ class Trained:
         hvd.servers.finish(self.optimizer)
         values = [variable.numpy() for variable in self.variables]
         if not all(np.isfinite(value).all() and (value != np.float32(START)).any() for value in values):
-            raise AssertionError("The parameters are not finite, or have not moved.")
+            raise AssertionError("The parameters are not finite, or have not changed.")
         return zlib.crc32(b"".join(value.tobytes() for value in values))
 
     def _apply(self, gradients):
@@ -84,7 +84,7 @@ def run_arm(arm: dict, size: int, clock: Clock, idle: float) -> dict[str, Any]:
     counted = sent_bytes() - before - idle * (time.monotonic() - since)
     sums = hvd.topology.world().gather_descriptions(trained.check(), "parameters")
     if len(set(sums)) != 1:
-        raise AssertionError(f"{arm['name']}: ranks end with different parameters")
+        raise AssertionError(f"{arm['name']}: the ranks end with different parameters")
     return {
         "steps": len(ended),
         "seconds": ended[-1] - began,

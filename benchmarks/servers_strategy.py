@@ -100,7 +100,7 @@ def coordinate(job: dict, cluster: tf.train.ClusterSpec) -> list[float]:
     updates_a_second(_WARM)
     measured = [updates_a_second(job["steps"]) for _ in range(job["rounds"])]
     if not all(each.has_moved() for each in model):
-        raise AssertionError("The parameters are not finite, or have not moved.")
+        raise AssertionError("The parameters are not finite, or have not changed.")
     return measured
 
 

@@ -161,7 +161,7 @@ def require_mean(mean: np.ndarray, lossless: bool) -> None:
     last = hvd.size() - 1
     low, high = float(mean.min()), float(mean.max())
     if (lossless and not low == high == last / 2) or not 0 <= low <= high <= last:
-        raise AssertionError(f"The mean is between {low} and {high}, of ranks 0 to {last}.")
+        raise AssertionError(f"Wrong mean of ranks 0 to {last}: between {low} and {high}.")
 
 
 def main() -> None:

@@ -41,7 +41,7 @@ def parts_of(marks: Marks) -> dict[str, float]:
     """
     line = (marks.asked, marks.given, marks.ready, marks.met, marks.ended)
     if any(later < earlier for earlier, later in zip(line, line[1:], strict=False)):
-        raise ValueError(f"Expected the marks of a step in the order of time, got {marks}: they are of one clock?")
+        raise ValueError(f"Expected the marks of a step in order of time, got {marks}: are they from the same clock?")
     compression = covered(marks.selections, marks.ready, marks.met)
     seconds = (
         marks.given - marks.asked,

@@ -66,7 +66,7 @@ def train(job: dict, clock: Clock) -> tuple[dict[str, Arm], dict[str, Record]]:
             first_mean = arm.kept_by_optimizer() if first_mean is None else first_mean
             check_mean(name, arm.kept_by_optimizer(), first_mean)
         run_block(arm, WARM_UP - 1, clock, Record())
-        _say(f"  {job['model']}, {name}: graph made and warm after {time.perf_counter() - began:.0f} s")
+        _say(f"  {job['model']}, {name}: graph built and warmed up after {time.perf_counter() - began:.0f} s")
     records = {name: Record() for name in job["arms"]}
     for number in range(-(-job["steps"] // BLOCK)):
         shift = number % len(records)
@@ -94,7 +94,7 @@ def check_mean(name: str, kept: np.ndarray, first: np.ndarray) -> None:
     """Checks that the optimizers of two arms received the same first mean gradient, except for rounding."""
     error = np.linalg.norm(kept - first) / np.linalg.norm(first)
     if not error <= MEAN_TOLERANCE:
-        raise AssertionError(f"{name}: the first mean differs from that of the first dense arm by {error:.1e} of it")
+        raise AssertionError(f"{name}: the first mean differs from the first dense arm's, by a relative {error:.1e}")
 
 
 def replicas_equal(arm: Arm) -> bool:

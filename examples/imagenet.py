@@ -82,27 +82,31 @@ def parser() -> argparse.ArgumentParser:
     )
     network = made.add_argument_group("network and images")
     network.add_argument("--model", choices=MODELS, default="resnet50")
-    network.add_argument("--width", type=float, default=1.0, help="times the channels of the paper")
-    network.add_argument("--stages", default=stages.FULL, help="EPOCHSxSIZExBATCH, ... (default %(default)s)")
-    network.add_argument("--smallest-crop", type=float, default=0.35, help="share of an image's area")
-    network.add_argument("--reduced", action="store_true", help="small images, few of them, an eighth of the width")
+    network.add_argument("--width", type=float, default=1.0, help="multiplier of the paper's numbers of channels")
+    network.add_argument("--stages", default=stages.FULL, help="EPOCHSxSIZExBATCH, ... (default: %(default)s)")
+    network.add_argument("--smallest-crop", type=float, default=0.35, help="as a share of the image's area")
+    network.add_argument("--reduced", action="store_true", help="few, small images and an eighth of the width")
     data = made.add_argument_group("data")
     data.add_argument(
         "--data",
         type=Path,
         default=DATA,
-        help="a folder with train and val, as class folders or TFRecords (default: $DATA_DIR, if it is set)",
+        help="a folder with train and val, as class folders or TFRecords (default: $DATA_DIR, if set)",
     )
-    data.add_argument("--classes", type=int, help="default: as many as class folders, 1000 for TFRecords")
-    data.add_argument("--first-label", type=int, default=1, help="of TFRecords (default %(default)s, as ImageNet's)")
-    data.add_argument("--photographs", default="10240x2560", help="crops for training x held out, without --data")
-    data.add_argument("--cache-dir", type=Path, default=CACHE, help="on a disk of this machine (default %(default)s)")
-    data.add_argument("--memory-gb", type=float, help="for decoded samples of a node (default: all of them)")
-    data.add_argument("--peers", metavar="INTERFACE", help="nodes serve each other decoded samples over this interface")
-    data.add_argument("--no-cache", action="store_true", help="read by plain tf.data in every epoch")
+    data.add_argument("--classes", type=int, help="default: the number of class folders; 1000 for TFRecords")
+    data.add_argument("--first-label", type=int, default=1, help="of TFRecords (default: %(default)s, as in ImageNet)")
+    data.add_argument("--photographs", default="10240x2560", help="training x held-out crops, used without --data")
+    data.add_argument("--cache-dir", type=Path, default=CACHE, help="on a local disk (default: %(default)s)")
+    data.add_argument("--memory-gb", type=float, help="for decoded samples, per node (default: enough for all)")
+    data.add_argument("--peers", metavar="INTERFACE", help="exchange decoded samples between nodes over this interface")
+    data.add_argument("--no-cache", action="store_true", help="read with plain tf.data in every epoch")
     saving = made.add_argument_group("saving")
-    saving.add_argument("--save-every", type=int, default=1000, help="steps; also after each epoch")
-    saving.add_argument("--stop-after", type=int, metavar="EPOCH", help="end here; the same command later goes on")
+    saving.add_argument(
+        "--save-every", type=int, default=1000, help="steps between checkpoints; one is also saved after each epoch"
+    )
+    saving.add_argument(
+        "--stop-after", type=int, metavar="EPOCH", help="stop after this epoch; the same command resumes later"
+    )
     return made
 
 
@@ -128,7 +132,7 @@ def _complete(options: argparse.Namespace) -> None:
     arguments.check_recipe(options)
     counts = options.photographs.split("x")
     if len(counts) != 2 or not all(count.isdigit() and int(count) > 0 for count in counts):
-        raise ValueError(f"Expected --photographs as 1280x640, for training x held out, got {options.photographs!r}.")
+        raise ValueError(f"Expected --photographs such as 1280x640 (training x held out), got {options.photographs!r}.")
 
 
 def train(options: argparse.Namespace) -> Outcome:
@@ -152,7 +156,9 @@ class _Training:
         self._rate = rates.make(options, legs)
         classes = options.classes or len(self._classes) or IMAGENET_CLASSES
         if classes < len(self._classes):
-            raise ValueError(f"Expected --classes of at least {len(self._classes)}, as there are, got {classes}.")
+            raise ValueError(
+                f"Expected --classes of at least {len(self._classes)}, the number of class folders, got {classes}."
+            )
         size = images.Images(width=options.width, image=None, batch=self._plan[0].batch, classes=classes)
         self._model = MODELS[options.model](size)
         self._model.compile(
@@ -175,8 +181,8 @@ class _Training:
         last = min(options.stop_after or options.epochs, options.epochs)
         if self._begun >= last:
             raise ValueError(
-                f"{options.checkpoint_dir} has a checkpoint after epoch {self._begun}, and training was to end after "
-                f"{last}: nothing is left. To begin anew, choose another --checkpoint-dir."
+                f"{options.checkpoint_dir} has a checkpoint after epoch {self._begun}, and training ends after epoch "
+                f"{last}: nothing is left to do. To start anew, choose another --checkpoint-dir."
             )
         arguments.agree(self._model, self._begun)
         for first, end, stage in stages.spans(self._plan):
@@ -189,7 +195,9 @@ class _Training:
         options, position, saving = self._options, 0, None
         with self._open("train", stage) as samples, self._open("val", stage, memory_bytes=None) as held_out:
             if held_out.classes != self._classes:
-                raise ValueError(f"Expected the same classes held out as for training, got others in {self._folder}.")
+                raise ValueError(
+                    f"Expected the same classes for training and held out, got different ones in {self._folder}."
+                )
             self._accuracy.samples, self._accuracy.size, self._accuracy.batch = held_out, stage.size, stage.batch
             if options.checkpoint_dir:
                 saving = self._saving(samples, stage, self._beside)
@@ -218,7 +226,7 @@ class _Training:
         digest = hashlib.sha256(b"".join(weight.tobytes() for weight in self._model.get_weights())).hexdigest()
         everyones = hvd.topology.world().gather_descriptions(digest, "imagenet.weights")
         if len(set(everyones)) > 1:
-            raise RuntimeError(f"The ranks' weights differ after the training: {everyones}.")
+            raise RuntimeError(f"The ranks' weights differ after training: {everyones}.")
         return Outcome(self._monitor.lines, digest)
 
     def _open(self, split: str, stage: Stage, **options: Any) -> Samples:
@@ -243,7 +251,7 @@ class _Training:
         if steps < 1:
             raise ValueError(
                 f"Expected at least one batch for all {hvd.size()} ranks, got {self._count} images and batches of "
-                f"{stage.batch}: choose smaller ones with --stages."
+                f"{stage.batch}: choose smaller batches with --stages."
             )
         return steps
 

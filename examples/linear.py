@@ -59,49 +59,59 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--train", type=Path, nargs="+", required=True, metavar="FILE", help="libsvm files")
     made.add_argument("--test", type=Path, nargs="+", default=[], metavar="FILE")
-    made.add_argument("--features", type=_whole, help="by default the greatest index in the files")
-    made.add_argument("--loss", choices=LOSSES, default="logistic", help="(squared) hinge: an SVM")
-    made.add_argument("--l2", type=float, default=1e-4, help="strength of the regularisation")
+    made.add_argument("--features", type=_whole, help="number of features (default: the largest index in the files)")
+    made.add_argument(
+        "--loss", choices=LOSSES, default="logistic", help="hinge and squared-hinge train an SVM (default: %(default)s)"
+    )
+    made.add_argument("--l2", type=float, default=1e-4, help="strength of the regularisation (default: %(default)s)")
     made.add_argument("--method", choices=METHODS, default="sgd")
-    made.add_argument("--exchange", choices=exchange.SUMS, help="auto; for cd allgather, or dense")
+    made.add_argument(
+        "--exchange", choices=exchange.SUMS, help="default: auto for sgd, allgather for cd, which also allows dense"
+    )
     made.add_argument("--passes", type=_whole, default=10)
     made.add_argument("--seed", type=int, default=0)
-    made.add_argument("--meet", action="store_true", help="before each exchange, so that waiting is told apart from it")
-    made.add_argument("--json", type=Path, metavar="FILE", help="gets all figures")
-    sgd = made.add_argument_group("of sgd")
-    sgd.add_argument("--batch-size", type=_whole, help="samples a rank and step; 1,000")
-    sgd.add_argument("--learning-rate", type=float, help="by default one that is small enough for any data")
-    sgd.add_argument(
-        "--schedule", choices=SCHEDULES, help="rate, rate / (1 + decay t), rate / sqrt(1 + decay t); constant"
+    made.add_argument(
+        "--meet",
+        action="store_true",
+        help="synchronise ranks before each exchange, so that waiting is timed separately",
     )
-    sgd.add_argument("--decay", type=float, help="of the schedule, where t counts passes; 1")
-    sgd.add_argument("--asynchronous", action="store_true", help="on sharded servers, in place of --exchange")
-    sgd.add_argument("--density", type=float, help="share of the weights that an asynchronous rank is sent; 0.01")
-    descent = made.add_argument_group("of cd")
-    descent.add_argument("--coordinates", type=_whole, help="a rank and iteration; 100")
+    made.add_argument("--json", type=Path, metavar="FILE", help="write all figures here")
+    sgd = made.add_argument_group("options of --method sgd")
+    sgd.add_argument("--batch-size", type=_whole, help="samples per rank and step (default: 1,000)")
+    sgd.add_argument("--learning-rate", type=float, help="default: small enough for any data")
+    sgd.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        help="rate, rate / (1 + decay t) or rate / sqrt(1 + decay t) (default: constant)",
+    )
+    sgd.add_argument("--decay", type=float, help="decay of the schedule, where t counts passes (default: 1)")
+    sgd.add_argument("--asynchronous", action="store_true", help="train on sharded servers instead of with --exchange")
+    sgd.add_argument("--density", type=float, help="share of the weights sent to an asynchronous rank (default: 0.01)")
+    descent = made.add_argument_group("options of --method cd")
+    descent.add_argument("--coordinates", type=_whole, help="per rank and iteration (default: 100)")
     descent.add_argument(
-        "--iterations", type=_whole, help="of a pass; by default until each coordinate was drawn, on average"
+        "--iterations", type=_whole, help="per pass (default: until each coordinate is drawn once, on average)"
     )
     options = made.parse_args(words)
     if options.asynchronous and (options.method == "cd" or options.exchange or options.meet):
-        made.error("--asynchronous is for --method sgd, and has neither --exchange nor --meet")
+        made.error("--asynchronous requires --method sgd, and is not valid with --exchange or --meet")
     if options.density is not None and not options.asynchronous:
-        made.error("--density is an option of --asynchronous")
+        made.error("--density requires --asynchronous")
     options.exchange = SERVERS if options.asynchronous else options.exchange or USUAL[options.method]
     if options.exchange not in (*METHODS[options.method], SERVERS):
         made.error(
-            f"--method {options.method} has --exchange {', '.join(METHODS[options.method])}, not {options.exchange}"
+            f"--method {options.method} allows --exchange {', '.join(METHODS[options.method])}, got {options.exchange}"
         )
     for name in _ONLY_CD if options.method == "sgd" else _ONLY_SGD:
         if getattr(options, name) is not None:
-            made.error(f"--{name.replace('_', '-')} is no option of --method {options.method}")
+            made.error(f"--{name.replace('_', '-')} is not valid with --method {options.method}")
     return options
 
 
 def _whole(text: str) -> int:
     """Parses a whole number from 1."""
     if not text.isdecimal() or int(text) == 0:
-        raise argparse.ArgumentTypeError(f"expected a whole number from 1, got {text}")
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text}")
     return int(text)
 
 
@@ -212,9 +222,10 @@ def table(figures: dict[str, Any]) -> str:
     lines = [names, ["---"] * len(names), *rows]
     text = "\n".join(f"| {' | '.join(line)} |" for line in lines)
     return (
-        f"{text}\n\n{figures['ranks']} ranks, {figures['exchange']}: {figures['seconds']:.3f} s a pass "
-        f"({figures['communication']:.3f} s communication, {figures['share']:.0%}); in an exchange a rank had "
-        f"{figures['entries']:,.0f} of {figures['features'] + 1:,} entries, {figures['entries_of_all']:,.0f} came out"
+        f"{text}\n\n{figures['ranks']} ranks, {figures['exchange']}: {figures['seconds']:.3f} s per pass "
+        f"({figures['communication']:.3f} s communication, {figures['share']:.0%}); in an exchange a rank contributed "
+        f"{figures['entries']:,.0f} of {figures['features'] + 1:,} entries, "
+        f"the result has {figures['entries_of_all']:,.0f}"
     )
 
 

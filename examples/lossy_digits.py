@@ -21,10 +21,10 @@ def main() -> None:
     """Trains on the handwritten digits; prints the share of lost blocks and the test accuracy of the averaged model."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument("--arrival", type=float, default=0.9, help="the share of blocks that arrive, in [0, 1]")
-    parser.add_argument("--every", type=int, default=1, help="steps of each rank between two rounds of averaging")
-    parser.add_argument("--gradients", action="store_true", help="average gradients, not models")
-    parser.add_argument("--datagrams", action="store_true", help="by UDP: what arrives is for the network to say")
+    parser.add_argument("--arrival", type=float, default=0.9, help="share of blocks that arrive, in [0, 1]")
+    parser.add_argument("--every", type=int, default=1, help="steps of each rank between averaging rounds")
+    parser.add_argument("--gradients", action="store_true", help="average gradients instead of models")
+    parser.add_argument("--datagrams", action="store_true", help="send by UDP; the network decides what arrives")
     options = parser.parse_args()
 
     hvd.init()

@@ -50,14 +50,28 @@ class Written(NamedTuple):
 def parse(words: list[str] | None = None) -> argparse.Namespace:
     """The options of the command line, or of `words`."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="gets train.svm and test.svm")
-    made.add_argument("--dimensions", type=int, default=16_609_143, help="features that 5-grams are hashed to")
-    made.add_argument("--folder", type=Path, nargs="+", help="in place of those of this machine's Python")
-    made.add_argument("--most", type=int, help="files; by default all")
-    made.add_argument("--characters", type=int, default=20_000, help="of a file, its first ones; the rest is left out")
-    made.add_argument("--fewest", type=int, default=200, help="characters; shorter files are left out")
-    made.add_argument("--held-out", type=float, default=0.2, help="share of the files for the test")
-    made.add_argument("--noise", type=float, default=0.05, help="share of the labels that is turned over")
+    made.add_argument("--out", type=Path, required=True, metavar="DIR", help="directory for train.svm and test.svm")
+    made.add_argument(
+        "--dimensions",
+        type=int,
+        default=16_609_143,
+        help="number of features that 5-grams are hashed to (default: %(default)s)",
+    )
+    made.add_argument(
+        "--folder", type=Path, nargs="+", help="folders of Python files (default: those of this Python installation)"
+    )
+    made.add_argument("--most", type=int, help="maximum number of files (default: all)")
+    made.add_argument(
+        "--characters",
+        type=int,
+        default=20_000,
+        help="use only this many of each file's first characters (default: %(default)s)",
+    )
+    made.add_argument("--fewest", type=int, default=200, help="skip files with fewer characters (default: %(default)s)")
+    made.add_argument(
+        "--held-out", type=float, default=0.2, help="share of files for the test set (default: %(default)s)"
+    )
+    made.add_argument("--noise", type=float, default=0.05, help="share of labels to flip (default: %(default)s)")
     made.add_argument("--seed", type=int, default=0)
     options = made.parse_args(words)
     if not 1 <= options.dimensions < 2**31:
@@ -157,9 +171,9 @@ def main(words: list[str] | None = None) -> dict[str, Written]:
     found = sources(folders, options.fewest, options.seed)[: options.most]
     if not 0 < sum(source.is_test for source in found) < len(found):
         raise SystemExit(
-            f"make_ngrams: expected Python files of which some are test modules under {', '.join(map(str, folders))}, "
-            f"found {len(found)}, of them {sum(source.is_test for source in found)} test modules. Name other folders "
-            "by --folder."
+            f"make_ngrams: expected Python files, some of them test modules, under {', '.join(map(str, folders))}, "
+            f"found {len(found)}, {sum(source.is_test for source in found)} of them test modules. Pass other folders "
+            "with --folder."
         )
     held_out = [drawn("held out", options.seed, source) < options.held_out for source in found]
     options.out.mkdir(parents=True, exist_ok=True)

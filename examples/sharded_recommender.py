@@ -29,8 +29,12 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     made = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter, allow_abbrev=False
     )
-    made.add_argument("--row-sparsity", type=float, default=0.0, help="share of each embedding that does not travel")
-    made.add_argument("--row-dtype", default="float32", help="float32, float16 or bfloat16: how it travels")
+    made.add_argument("--row-sparsity", type=float, default=0.0, help="share of each embedding that is not sent")
+    made.add_argument(
+        "--row-dtype",
+        default="float32",
+        help="data type for sending: float32, float16 or bfloat16 (default: %(default)s)",
+    )
     own, others = made.parse_known_args(words)
     return argparse.Namespace(**vars(recommender.parse(others)), **vars(own))
 

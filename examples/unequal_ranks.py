@@ -33,7 +33,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--density", type=float, default=0.01)
-    parser.add_argument("--step", type=float, default=0.05, help="seconds of a step; twice as many on the last rank")
+    parser.add_argument("--step", type=float, default=0.05, help="seconds per step; the last rank takes twice as long")
     parser.add_argument("--synchronous", action="store_true", help="servers wait for the pushes of all ranks")
     options = parser.parse_args()
 

@@ -71,8 +71,8 @@ def page(text: str) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description="Draws the folders and their imports into docs/architecture.md.")
-    parser.add_argument("--print", action="store_true", help="show the page and write nothing")
+    parser = argparse.ArgumentParser(description="Draw the folders and their imports into docs/architecture.md.")
+    parser.add_argument("--print", action="store_true", help="print the page instead of writing it")
     text = page(PAGE.read_text())
     if parser.parse_args().print:
         print(text)

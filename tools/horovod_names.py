@@ -34,7 +34,7 @@ PLACES = {
 }
 
 _OTHER_PACKAGE = "a package that Horovod's module imports"
-_INSIDE = "a module in which Horovod defines what it exports elsewhere; take the name from hvd_sparse"
+_INSIDE = "a module in which Horovod defines what it exports elsewhere; import the name from hvd_sparse"
 # Names that dir() shows in Horovod's modules but that are not Horovod's, and what they are.
 ACCIDENTAL = {
     "K": "Keras's backend, which Horovod's module imports",
@@ -45,9 +45,9 @@ ACCIDENTAL = {
     "is_version_greater_equal_than": "a comparison of version numbers, which Horovod's modules import",
     "keras": "in horovod.tensorflow a module whose names are in hvd_sparse itself; elsewhere a package",
     "mpi_ops": _INSIDE,
-    "ops": "an inside of TensorFlow's, which Horovod's module imports",
+    "ops": "an internal module of TensorFlow, which Horovod's module imports",
     "os": _OTHER_PACKAGE,
-    "run_fn": "what horovod.tensorflow.elastic.run is made of",
+    "run_fn": "the implementation of horovod.tensorflow.elastic.run",
     "sync_batch_norm": _INSIDE,
     "tf": _OTHER_PACKAGE,
     "util": _INSIDE,
@@ -67,66 +67,66 @@ FROM_ABOVE = {
 }
 
 _KERAS_ORDER = (
-    "Arguments have `horovod.tensorflow`'s order; a text in second place is taken for the name, as Keras's is."
+    "Arguments have `horovod.tensorflow`'s order; a string as the second one is taken as the name, as for Keras."
 )
 _OBJECTS = (
-    "Sent as JSON and raw arrays, which nothing is run to read: numbers, texts, bytes, arrays, tensors, and lists, "
-    "tuples, sets and dictionaries of them. `pickled=True` is Horovod's own way. `session` has no effect."
+    "Sent as JSON and raw arrays, so that reading executes no code: numbers, strings, bytes, arrays, tensors, and "
+    "lists, tuples, sets and dictionaries of them. `pickled=True` sends as Horovod does. `session` has no effect."
 )
 _SCATTER = (
-    "An all-to-all and a sum in rank order, as Horovod's own gives wrong sums through Gloo now and then. float16 is "
+    "An all-to-all and a sum in rank order, because Horovod's own sometimes gives wrong sums through Gloo. float16 is "
     "added as float32."
 )
 # Names that differ from Horovod's in behaviour that a user may notice.
 DIFFERENCES: dict[str, str] = {
     "DistributedGradientTape": (
-        "Also takes a recipe (`aggregator=`), and tells of NaN and infinities on all ranks. Gradients are fused in "
-        "buckets where a recipe selects, so `groups` and `num_groups` change nothing."
+        "Also takes a recipe (`aggregator=`), and reports NaN and infinities on all ranks. Gradients are fused in "
+        "buckets if a recipe selects, so `groups` and `num_groups` have no effect."
     ),
     "DistributedOptimizer": (
-        "Also takes a recipe (`aggregator=`), and tells of NaN and infinities on all ranks. The order of arguments "
-        "is `horovod.tensorflow.keras`'s; `horovod.tensorflow`'s is recognised. An optimizer in use is refused."
+        "Also takes a recipe (`aggregator=`), and reports NaN and infinities on all ranks. The order of arguments "
+        "is `horovod.tensorflow.keras`'s; `horovod.tensorflow`'s is recognised. An optimizer in use is rejected."
     ),
-    "Adasum": "With MPI only; without it the call that names it says so.",
+    "Adasum": "With MPI only; without it, the call that uses it raises an error.",
     "SyncBatchNormalization": (
-        "Equals one process with all batches: ranks count by the sizes of theirs. Options go by name, without `renorm`."
+        "Equals one process with all batches: ranks are weighted by batch size. Pass options by name, without `renorm`."
     ),
-    "add_process_set": "Ranks that are not there are refused.",
+    "add_process_set": "Ranks that do not exist are rejected.",
     "allgather": "Also bfloat16, uint32 and uint64; numbers, lists, arrays and Keras's variables.",
     "allgather_object": _OBJECTS,
     "allreduce": f"Also bfloat16 (as float32); numbers, lists, arrays and Keras's variables. {_KERAS_ORDER}",
     "alltoall": "Also bfloat16, uint32 and uint64; numbers, lists, arrays and Keras's variables.",
     "broadcast": "Also bfloat16, uint32 and uint64; numbers, lists, arrays and Keras's variables.",
-    "broadcast_": "Variables are paired by their places, not by name; `name` has no effect.",
+    "broadcast_": "Variables are paired by position, not by name; `name` has no effect.",
     "broadcast_object": _OBJECTS,
     "broadcast_object_fn": f"Works without a session. {_OBJECTS}",
     "broadcast_variables": (
-        "Variables are paired by their places, not by name; their shapes are compared first, and a difference is one "
-        "error on all ranks. Keras's variables and all dtypes of numbers. `inplace` has no effect."
+        "Variables are paired by position, not by name; their shapes are compared first, and a difference raises an "
+        "error on all ranks. Also Keras's variables and all numeric dtypes. `inplace` has no effect."
     ),
-    "elastic": "Elastic training is not supported; its names can be imported, and say what to do instead.",
+    "elastic": "Elastic training is not supported; its names can be imported, but raise an error with the remedy.",
     "grouped_allgather": "dtypes may be mixed.",
     "grouped_allreduce": "dtypes may be mixed.",
     "grouped_reducescatter": f"dtypes may be mixed. {_SCATTER}",
     "init": (
         "Also arranges the ranks as nodes (`local_size`). `comm` may only be the list of all ranks; `process_sets` may "
-        "also hold lists of ranks, and must be the same on every rank. Works while a graph is made."
+        "also hold lists of ranks, and must be the same on every rank. Works during graph construction."
     ),
     "join": (
-        "For `allreduce` calls of one's own; refused in words where `DistributedOptimizer` or "
-        "`DistributedGradientTape` has exchanged, as their exchange gathers."
+        "For your own `allreduce` calls; raises an error if `DistributedOptimizer` or `DistributedGradientTape` has "
+        "exchanged gradients, because their exchange uses all-gathers."
     ),
     "reducescatter": f"{_SCATTER} Arguments have `horovod.tensorflow`'s order.",
     "refs_to_vars": "For TensorFlow's variables; those of Keras have no `ref()`.",
-    "remove_process_set": "A set that the grid of nodes uses as well stays for the grid.",
+    "remove_process_set": "A set that the grid of nodes also uses is kept for the grid.",
     "vars_to_refs": "For TensorFlow's variables; those of Keras have no `ref()`.",
 }
 
 _HEAD = """# Horovod's names
 
-Each public name of Horovod {version} for TensorFlow and Keras, and what becomes of it with
-`import hvd_sparse as hvd`. Made by `.venv/bin/python -m tools.horovod_names`; a test compares this page with what that
-makes. A name that "raises" can be imported, and says the sentence when it is used.
+Each public name of Horovod {version} for TensorFlow and Keras, and what it does with `import hvd_sparse as hvd`.
+Generated by `.venv/bin/python -m tools.horovod_names`; a test compares this page with its output. A name that
+"raises" can be imported; using it raises an error with that text.
 """
 
 
@@ -155,7 +155,7 @@ def page() -> str:
     for module, place in PLACES.items():
         parts.append(f"\n## `{module}`: in `{place}`\n\n| name | here |\n|---|---|\n")
         parts += [f"| `{name}` | {_told(module, name)} |\n" for name in public_names(module)]
-    parts.append("\n## Left out\n\nWhat dir() of these modules shows besides, and is none of Horovod's names:\n\n")
+    parts.append("\n## Left out\n\nOther names that dir() of these modules shows, which are not Horovod's own:\n\n")
     parts += [f"- `{name}`: {reason}\n" for name, reason in sorted(ACCIDENTAL.items())]
     return "".join(parts)
 
@@ -171,7 +171,7 @@ def _told(module: str, name: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Writes docs/horovod_names.md.")
-    parser.add_argument("--print", action="store_true", help="show it and write nothing")
+    parser.add_argument("--print", action="store_true", help="print the page instead of writing it")
     if parser.parse_args().print:
         print(page(), end="")
         return

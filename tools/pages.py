@@ -52,7 +52,7 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
             return link.group(0)
         path = os.path.normpath(os.path.join(os.path.dirname(origin), target))
         if not (ROOT / path).exists():
-            _log.warning(f"{origin} links to {target}, which is not there")
+            _log.warning(f"{origin} links to {target}, which does not exist")
             return link.group(0)
         there = pages.get(path) or (path.removeprefix("docs/") if path.startswith("docs/") else None)
         if there is None:

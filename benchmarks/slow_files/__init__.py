@@ -96,7 +96,9 @@ def seconds(text: str) -> float:
 def unavailable() -> str | None:
     """Why there can be no slow file system here, with the remedy; None if there can."""
     if not os.path.exists("/dev/fuse"):
-        return "A slow file system needs /dev/fuse: load the kernel's module (modprobe fuse), or let the container in."
+        return (
+            "A slow file system needs /dev/fuse: load the kernel module (modprobe fuse), or pass it to the container."
+        )
     if not os.access("/dev/fuse", os.R_OK | os.W_OK):
         return "A slow file system needs access to /dev/fuse: run it as root."
     if shutil.which("fusermount3") is None or importlib.util.find_spec("pyfuse3") is None:

@@ -15,12 +15,18 @@ def main() -> None:
         description=slow_files.__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("--source", type=Path, required=True, help="directory that is shown")
-    parser.add_argument("--mount", type=Path, required=True, help="where: an empty directory, made where it is missing")
-    parser.add_argument("--rate", type=slow_files.bytes_per_second, help="of all readers together: 50MB/s (no limit)")
-    parser.add_argument("--latency", type=slow_files.seconds, default="0ms", help="of each operation: 2ms (0ms)")
-    parser.add_argument("--in-flight", type=int, default=16, help="operations under way at the most (16)")
-    parser.add_argument("--until-closed", action="store_true", help="stop also at the end of standard input")
+    parser.add_argument("--source", type=Path, required=True, help="directory to serve")
+    parser.add_argument("--mount", type=Path, required=True, help="mount point: an empty directory, created if missing")
+    parser.add_argument(
+        "--rate", type=slow_files.bytes_per_second, help="total of all readers, such as 50MB/s (default: no limit)"
+    )
+    parser.add_argument(
+        "--latency", type=slow_files.seconds, default="0ms", help="of each operation, such as 2ms (default: 0ms)"
+    )
+    parser.add_argument(
+        "--in-flight", type=int, default=16, help="maximum number of concurrent operations (default: 16)"
+    )
+    parser.add_argument("--until-closed", action="store_true", help="also stop at the end of standard input")
     options = parser.parse_args()
     reason = slow_files.unavailable()
     if reason is not None:

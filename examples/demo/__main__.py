@@ -37,11 +37,11 @@ QUIET = {
 def main() -> None:
     """Starts the ranks, shows what rank 0 prints, and reports."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of {STEPS} steps each ({EPOCHS})")
+    parser.add_argument("--epochs", type=int, default=EPOCHS, help=f"of {STEPS} steps each (default: {EPOCHS})")
     options = parser.parse_args()
     rate, told = network()
     print(
-        f"{NODES * LOCAL_SIZE} ranks as {NODES} nodes of {LOCAL_SIZE} train a network on crops of photographs, with "
+        f"{NODES * LOCAL_SIZE} ranks on {NODES} nodes of {LOCAL_SIZE} train a network on crops of photographs, with "
         f"{', '.join(RECIPES)} in turn; about three minutes on two cores.\n{told}",
         flush=True,
     )
@@ -51,9 +51,9 @@ def main() -> None:
         try:
             failed = on_loopback(command) if rate is None else on_links(command, rate)
         except KeyboardInterrupt:
-            sys.exit("Stopped; nothing is left of the network.")
+            sys.exit("Stopped; the network has been removed.")
         if failed or not runs.exists():
-            sys.exit(f"The ranks ended with {failed}; what they printed stands above.")
+            sys.exit(f"The ranks ended with {failed}; see their output above.")
         summary = report.summarise(json.loads(runs.read_text()), rate)
     RESULTS.mkdir(exist_ok=True)
     part = RESULTS / "demo.json.part"
@@ -68,17 +68,20 @@ def network() -> tuple[str | None, str]:
     """The rate of the links, or None without links, and a message about the network for the user."""
     asked = os.environ.get("DEMO_NETWORK", RATE)
     if asked == "none":
-        return None, "DEMO_NETWORK=none: the ranks meet on this machine's loopback, so that times are not of a network."
+        return (
+            None,
+            "DEMO_NETWORK=none: the ranks use this machine's loopback, so the times are not those of a network.",
+        )
     try:
         cluster.bits_per_second(asked)
     except ValueError as error:
         sys.exit(f"DEMO_NETWORK={asked}: {error}")
     missing = cluster.unavailable()
     if missing is not None:
-        return None, f"{missing} The ranks meet on this machine's loopback, so that times are not of a network."
+        return None, f"{missing} The ranks use this machine's loopback, so the times are not those of a network."
     return asked, (
         f"The nodes are network namespaces on this machine, joined by links of {asked}; they are removed at the end. "
-        "DEMO_NETWORK=none does without."
+        "Set DEMO_NETWORK=none to run without them."
     )
 
 

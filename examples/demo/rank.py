@@ -119,11 +119,11 @@ def train(name: str, epochs: int, training: convergence_data.Crops, held_out: co
 
 def told(run: dict[str, Any], number: int) -> str:
     """A line of progress."""
-    reached = next((f"{seconds:.1f} s" for seconds, accuracy in run["curve"] if accuracy >= TARGET), "not")
+    reached = next((f"{seconds:.1f} s" for seconds, accuracy in run["curve"] if accuracy >= TARGET), "-")
     seconds, accuracy = run["curve"][-1]
     return (
         f"[{number}/{len(RECIPES)}] {run['recipe']:12s} {seconds:6.1f} s of training, "
-        f"{1e3 * run['step_seconds']:.0f} ms a step, accuracy {accuracy:.3f}, {TARGET:.0%} reached: {reached}"
+        f"{1e3 * run['step_seconds']:.0f} ms per step, accuracy {accuracy:.3f}, {TARGET:.0%} reached after: {reached}"
     )
 
 

@@ -50,7 +50,7 @@ def table(summary: dict[str, Any]) -> Iterator[str]:
             f"{row['bytes_across'] / 1e6:8.1f}  {replicas}"
         )
     yield ""
-    yield "Accuracy is on held-out crops after the last step. MB are those that one node has sent to the other."
+    yield "Accuracy is on held-out crops after the last step. MB sent are from one node to the other."
     yield ""
 
 

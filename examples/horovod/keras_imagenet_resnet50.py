@@ -21,10 +21,10 @@ from examples.horovod.models import model_by_name
 def arguments() -> argparse.Namespace:
     """The options of Horovod's script, and of the model and the image size."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--train-dir", type=pathlib.Path, help="a folder with a folder of images for each class")
-    parser.add_argument("--val-dir", type=pathlib.Path, help="likewise")
-    parser.add_argument("--log-dir", type=pathlib.Path, help="for TensorBoard; none without")
-    parser.add_argument("--checkpoint-format", help="such as ./checkpoint-{epoch}.keras; none without")
+    parser.add_argument("--train-dir", type=pathlib.Path, help="directory with one folder of images per class")
+    parser.add_argument("--val-dir", type=pathlib.Path, help="same layout, for validation")
+    parser.add_argument("--log-dir", type=pathlib.Path, help="for TensorBoard (default: none)")
+    parser.add_argument("--checkpoint-format", help="such as ./checkpoint-{epoch}.keras (default: none)")
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--val-batch-size", type=int, default=8)
@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--warmup-epochs", type=float, default=1)
     parser.add_argument("--momentum", type=float, default=0.9)
     parser.add_argument("--wd", type=float, default=0.00005, help="weight decay")
-    parser.add_argument("--model", default="ResNet50", help="any of keras.applications, or LeNet")
+    parser.add_argument("--model", default="ResNet50", help="any model of keras.applications, or LeNet")
     parser.add_argument("--image-size", type=int, default=64)
     return parser.parse_args()
 

@@ -21,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=float, default=12, help="divided by the number of ranks")
     parser.add_argument("--batch-size", type=int, default=128)
-    parser.add_argument("--directory", type=pathlib.Path, help="for rank 0's checkpoints; none without")
+    parser.add_argument("--directory", type=pathlib.Path, help="for rank 0's checkpoints (default: none)")
     options = parser.parse_args()
 
     hvd.init()

@@ -24,7 +24,7 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=12)
     parser.add_argument("--warmup-epochs", type=int, default=5)
     parser.add_argument("--lr", type=float, default=1.0)
-    parser.add_argument("--directory", type=pathlib.Path, help="for rank 0's checkpoints; none without")
+    parser.add_argument("--directory", type=pathlib.Path, help="for rank 0's checkpoints (default: none)")
     options = parser.parse_args()
 
     hvd.init()

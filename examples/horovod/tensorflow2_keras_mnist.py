@@ -18,9 +18,9 @@ def main() -> None:
     """Trains for a number of epochs with learning-rate warm-up, and prints the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=60, help="of an epoch, divided by the number of ranks")
+    parser.add_argument("--steps", type=int, default=60, help="per epoch, divided by the number of ranks")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--directory", type=pathlib.Path, help="for rank 0's checkpoints; none without")
+    parser.add_argument("--directory", type=pathlib.Path, help="for rank 0's checkpoints (default: none)")
     options = parser.parse_args()
 
     hvd.init()

@@ -24,7 +24,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--directory", type=pathlib.Path, required=True, help="for checkpoints, the same for all ranks")
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=60, help="of an epoch, divided by the number of ranks")
+    parser.add_argument("--steps", type=int, default=60, help="per epoch, divided by the number of ranks")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--density", type=float, default=0.01)
     options = parser.parse_args()

@@ -32,7 +32,7 @@ class Timing(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         rate = self.images / (time.perf_counter() - self.began)
-        print(f"iteration {epoch}: {rate:.1f} images/s a rank", flush=True)
+        print(f"iteration {epoch}: {rate:.1f} images/s per rank", flush=True)
         if epoch > 0:
             self.rates.append(rate)
 
@@ -46,8 +46,8 @@ def main() -> None:
     """Trains a model of keras.applications on the same batch repeatedly, and prints images per second."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
-    parser.add_argument("--density", type=float, help="send this share of the gradient")  # <- new
-    parser.add_argument("--model", default="MobileNet", help="any of keras.applications, or LeNet")
+    parser.add_argument("--density", type=float, help="share of the gradient to send")  # <- new
+    parser.add_argument("--model", default="MobileNet", help="any model of keras.applications, or LeNet")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--num-batches-per-iter", type=int, default=2)

@@ -19,7 +19,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--steps", type=int, default=200, help="divided by the number of ranks")
     parser.add_argument("--batch-size", type=int, default=64)
-    parser.add_argument("--directory", type=pathlib.Path, help="for rank 0's checkpoint; none without")
+    parser.add_argument("--directory", type=pathlib.Path, help="for rank 0's checkpoint (default: none)")
     options = parser.parse_args()
 
     hvd.init()

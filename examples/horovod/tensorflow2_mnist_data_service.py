@@ -21,7 +21,7 @@ def main() -> None:
     """Trains for a number of epochs on batches prepared by any rank's worker, and prints the test accuracy."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=60, help="of an epoch, divided by the number of ranks")
+    parser.add_argument("--steps", type=int, default=60, help="per epoch, divided by the number of ranks")
     parser.add_argument("--batch-size", type=int, default=64)
     options = parser.parse_args()
 

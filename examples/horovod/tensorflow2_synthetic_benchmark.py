@@ -23,8 +23,8 @@ def main() -> None:
     """Trains a model of keras.applications on the same batch repeatedly, and prints images per second."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--fp16-allreduce", action="store_true", help="send gradients as float16")
-    parser.add_argument("--density", type=float, help="send this share of the gradient")  # <- new
-    parser.add_argument("--model", default="MobileNet", help="any of keras.applications, or LeNet")
+    parser.add_argument("--density", type=float, help="share of the gradient to send")  # <- new
+    parser.add_argument("--model", default="MobileNet", help="any model of keras.applications, or LeNet")
     parser.add_argument("--image-size", type=int, default=64)
     parser.add_argument("--batch-size", type=int, default=8)
     parser.add_argument("--num-warmup-batches", type=int, default=2)
@@ -66,7 +66,7 @@ def main() -> None:
     for number in range(options.num_iters):
         seconds = timeit.timeit(lambda: step(first_batch=False), number=options.num_batches_per_iter)
         rates.append(options.batch_size * options.num_batches_per_iter / seconds)
-        log(f"iteration {number}: {rates[-1]:.1f} images/s a rank")
+        log(f"iteration {number}: {rates[-1]:.1f} images/s per rank")
     mean, spread = np.mean(rates), 1.96 * np.std(rates)
     log(f"all {hvd.size()} ranks: {hvd.size() * mean:.1f} +- {hvd.size() * spread:.1f} images/s")
 

@@ -51,26 +51,26 @@ prepare_hosts() {
             shell=(ssh "${secure[@]}" "$name" bash -s)
         fi
         printf "%s <<'END'\n%s\nEND\n" "${shell[*]}" "$commands"
-        [[ -n $DRY_RUN ]] || "${shell[@]}" <<<"$commands" || fail "host $name was not prepared; its reason stands above."
+        [[ -n $DRY_RUN ]] || "${shell[@]}" <<<"$commands" || fail "host $name was not prepared; see its error above."
     done
 }
 
 check_cloud_options() {
     local name
     [[ ${VALUES[--file-system]} =~ ^[A-Za-z0-9.-]+:/[A-Za-z0-9._/-]*$ ]] \
-        || fail "--file-system wants SERVER:/PATH, got ${VALUES[--file-system]:-nothing}."
+        || fail "--file-system must be SERVER:/PATH, got ${VALUES[--file-system]:-nothing}."
     for name in --mount-point --local-dir --memory-dir; do
-        [[ ${VALUES[$name]} =~ ^/[A-Za-z0-9._/-]+$ ]] || fail "$name wants an absolute path, got ${VALUES[$name]}."
+        [[ ${VALUES[$name]} =~ ^/[A-Za-z0-9._/-]+$ ]] || fail "$name must be an absolute path, got ${VALUES[$name]}."
     done
     [[ ${VALUES[--local-dir]}/ != "${VALUES[--mount-point]}"/* ]] \
         || fail "--local-dir must be on a disk of the host, not in ${VALUES[--mount-point]} on the network file system."
-    [[ ${VALUES[--shm-size]} =~ ^([0-9]+[KMGT]?)?$ ]] || fail "--shm-size wants a size such as 200G, got ${VALUES[--shm-size]}."
+    [[ ${VALUES[--shm-size]} =~ ^([0-9]+[KMGT]?)?$ ]] || fail "--shm-size must be a size such as 200G, got ${VALUES[--shm-size]}."
 }
 
 start_on_cloud() {
     parse_options "$@"
     check_cloud_options
-    [[ -n ${VALUES[--hosts]}${VALUES[--hostfile]} ]] || fail "name the instances by --hosts or --hostfile."
+    [[ -n ${VALUES[--hosts]}${VALUES[--hostfile]} ]] || fail "specify the instances with --hosts or --hostfile."
     resolve_hosts
     check_command
     note "$INSTANCE"

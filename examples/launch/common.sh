@@ -30,7 +30,7 @@ usage() {
     for name in $(printf '%s\n' "${!VALUES[@]}" | sort); do
         printf '  %-24s %s\n' "$name" "${VALUES[$name]}"
     done
-    printf '  %-24s %s\n' --dry-run "check, and print what would be run"
+    printf '  %-24s %s\n' --dry-run "check, and print the commands without running them"
     exit 0
 }
 
@@ -46,8 +46,8 @@ parse_options() {
             *) break ;;
         esac
         name=${ALIASES[$1]:-$1}
-        [[ -v "VALUES[$name]" ]] || fail "there is no option $1; --help lists them."
-        (($# > 1)) || fail "$1 wants a value."
+        [[ -v "VALUES[$name]" ]] || fail "unknown option $1; see --help."
+        (($# > 1)) || fail "$1 requires a value."
         VALUES[$name]=$2
         shift 2
     done
@@ -58,10 +58,10 @@ parse_options() {
 check_numbers() {
     local name
     for name in --num-proc --ssh-port --start-timeout --fusion-threshold-mb; do
-        [[ ${VALUES[$name]} =~ ^([0-9]+)?$ ]] || fail "$name wants a whole number, got ${VALUES[$name]}."
+        [[ ${VALUES[$name]} =~ ^([0-9]+)?$ ]] || fail "$name must be a whole number, got ${VALUES[$name]}."
     done
     [[ ${VALUES[--cycle-time-ms]} =~ ^([0-9]+(\.[0-9]+)?)?$ ]] \
-        || fail "--cycle-time-ms wants a number of milliseconds, got ${VALUES[--cycle-time-ms]}."
+        || fail "--cycle-time-ms must be a number of milliseconds, got ${VALUES[--cycle-time-ms]}."
     local key=${VALUES[--ssh-identity-file]}
     [[ -z $key || -r $key ]] || fail "--ssh-identity-file $key cannot be read."
 }
@@ -70,14 +70,14 @@ check_numbers() {
 resolve_hosts() {
     local wanted=${VALUES[--num-proc]} total=0 index
     if [[ -n ${VALUES[--hosts]} && -n ${VALUES[--hostfile]} ]]; then
-        fail "give --hosts or --hostfile, not both."
+        fail "use --hosts or --hostfile, not both."
     elif [[ -n ${VALUES[--hostfile]} ]]; then
         read_hostfile "${VALUES[--hostfile]}"
     else
         local host entries
         IFS=, read -ra entries <<<"${VALUES[--hosts]:-localhost:${wanted:-1}}"
         for host in "${entries[@]}"; do
-            [[ $host == *:* ]] || fail "--hosts wants HOST:SLOTS,HOST:SLOTS, got $host."
+            [[ $host == *:* ]] || fail "--hosts must be HOST:SLOTS,HOST:SLOTS, got $host."
             add_host "${host%:*}" "${host##*:}"
         done
     fi
@@ -85,8 +85,8 @@ resolve_hosts() {
         ((total += HOST_SLOTS[index]))
     done
     NUM_PROC=${wanted:-$total}
-    ((NUM_PROC >= 1)) || fail "-np wants at least one rank."
-    ((NUM_PROC <= total)) || fail "-np $NUM_PROC ranks are more than the $total slots of ${#HOST_NAMES[@]} hosts."
+    ((NUM_PROC >= 1)) || fail "-np must be at least 1."
+    ((NUM_PROC <= total)) || fail "-np $NUM_PROC exceeds the total of $total slots."
     fill_hosts
     HOST_LIST=$(for index in "${!HOST_NAMES[@]}"; do printf '%s:%s,' "${HOST_NAMES[index]}" "${HOST_SLOTS[index]}"; done)
     HOST_LIST=${HOST_LIST%,}
@@ -105,15 +105,15 @@ read_hostfile() {
             || fail "$1, line $number: expected HOST slots=N, got $line"
         add_host "${BASH_REMATCH[1]}" "${BASH_REMATCH[2]}"
     done <"$1"
-    ((${#HOST_NAMES[@]})) || fail "$1 names no host."
+    ((${#HOST_NAMES[@]})) || fail "$1 lists no hosts."
 }
 
 add_host() {
-    [[ $1 =~ ^[A-Za-z0-9_.-]+$ ]] || fail "$1 is no name of a host."
+    [[ $1 =~ ^[A-Za-z0-9_.-]+$ ]] || fail "$1 is not a valid host name."
     [[ $2 =~ ^[1-9][0-9]*$ ]] || fail "host $1: expected a number of slots, got $2."
     local other
     for other in "${HOST_NAMES[@]}"; do
-        [[ $other != "$1" ]] || fail "host $1 is named twice: give it all its slots at once."
+        [[ $other != "$1" ]] || fail "host $1 is listed twice: list it once with all its slots."
     done
     HOST_NAMES+=("$1")
     HOST_SLOTS+=("$2")
@@ -132,7 +132,7 @@ fill_hosts() {
     HOST_NAMES=("${names[@]}") HOST_SLOTS=("${slots[@]}")
     for ranks in "${slots[@]}"; do
         ((ranks == slots[0])) || [[ -n ${HVD_SPARSE_LOCAL_SIZE:-} ]] || fail \
-            "hosts would get unequal numbers of ranks (${slots[*]}): give each as many, or set HVD_SPARSE_LOCAL_SIZE=n."
+            "hosts would get unequal numbers of ranks (${slots[*]}): use the same on each, or set HVD_SPARSE_LOCAL_SIZE=n."
     done
 }
 
@@ -149,7 +149,7 @@ check_addresses() {
         [[ $address != 127.* ]] \
             || fail "host $name has the address $address here, which the other hosts cannot reach: see /etc/hosts."
         if [[ -z $address ]]; then
-            note "$name has no address here; it must have one on the machine that starts the ranks."
+            note "$name does not resolve here; it must on the machine that starts the ranks."
         elif ! is_this_machine "$name"; then
             other=${other:-$address}
         fi
@@ -158,18 +158,18 @@ check_addresses() {
     if [[ -z $INTERFACE && -n $other ]]; then
         INTERFACE=$(ip -o route get "$other" 2>/dev/null | sed -nE 's/.* dev ([^ ]+).*/\1/p') || true
         [[ $INTERFACE != lo ]] || INTERFACE=""
-        [[ -z $INTERFACE ]] || note "interface $INTERFACE leads to $other; --network-interfaces names others."
+        [[ -z $INTERFACE ]] || note "interface $INTERFACE leads to $other; choose others with --network-interfaces."
     fi
 }
 
 # The first word must be a program; a module or script that Python is to run must exist.
 check_command() {
-    ((${#COMMAND[@]})) || fail "say what every rank runs, after --: for example -- python -m examples.keras_digits"
-    command -v "${COMMAND[0]}" >/dev/null || fail "there is no program ${COMMAND[0]}."
+    ((${#COMMAND[@]})) || fail "expected the command for every rank after --, such as -- python -m examples.keras_digits"
+    command -v "${COMMAND[0]}" >/dev/null || fail "program ${COMMAND[0]} was not found."
     [[ $(basename "${COMMAND[0]}") == python* ]] || return 0
     if [[ ${COMMAND[1]:-} == -m ]]; then
         "${COMMAND[0]}" -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec(sys.argv[1]) is None)' \
-            "${COMMAND[2]:-}" 2>/dev/null || fail "Python finds no module ${COMMAND[2]:-} from $PWD."
+            "${COMMAND[2]:-}" 2>/dev/null || fail "Python cannot find module ${COMMAND[2]:-} from $PWD."
     elif [[ ${COMMAND[1]:-} != -* ]]; then
         [[ -r ${COMMAND[1]:-} ]] || fail "the script ${COMMAND[1]:-} cannot be read."
     fi

@@ -31,8 +31,8 @@ def make_job(options: argparse.Namespace) -> dict[str, Any]:
     workers, left = divmod(options.num_proc, options.slots_per_host)
     if options.slots_per_host < 1 or workers < 1 or left:
         raise ValueError(
-            f"-np {options.num_proc} ranks do not fill workers of {options.slots_per_host} ranks (--slots-per-host): "
-            "hvd_sparse wants as many on each."
+            f"-np {options.num_proc} is not a positive multiple of --slots-per-host {options.slots_per_host}: all "
+            "workers need the same number of ranks."
         )
     job = yaml.safe_load(TEMPLATE.read_text())
     launcher, worker = (job["spec"]["mpiReplicaSpecs"][role] for role in ("Launcher", "Worker"))
@@ -105,7 +105,10 @@ def faults(job: Any) -> list[str]:
     expect(job.get("apiVersion") == "kubeflow.org/v2beta1", "apiVersion is not kubeflow.org/v2beta1")
     expect(job.get("kind") == "MPIJob", "kind is not MPIJob")
     name = job.get("metadata", {}).get("name", "")
-    expect(bool(NAME.fullmatch(name)), f"metadata.name is no name of Kubernetes: {name!r} (small letters, digits, -)")
+    expect(
+        bool(NAME.fullmatch(name)),
+        f"metadata.name is not a valid Kubernetes name: {name!r} (lowercase letters, digits, -)",
+    )
     replicas = job.get("spec", {}).get("mpiReplicaSpecs", {})
     expect(set(replicas) == {"Launcher", "Worker"}, f"mpiReplicaSpecs has {sorted(replicas)}, not Launcher and Worker")
     for role, replica in replicas.items():
@@ -113,9 +116,9 @@ def faults(job: Any) -> list[str]:
         spec = replica.get("template", {}).get("spec", {})
         expect(bool(spec.get("containers")), f"{role} has no containers")
         volumes = [volume["name"] for volume in spec.get("volumes", [])]
-        expect(len(set(volumes)) == len(volumes), f"{role} has volumes of one name")
+        expect(len(set(volumes)) == len(volumes), f"{role} has several volumes with the same name")
         for volume in spec.get("volumes", []):
-            expect(len(volume) == 2, f"{role}: volume {volume['name']} wants one source, has {sorted(volume)[1:]}")
+            expect(len(volume) == 2, f"{role}: volume {volume['name']} needs one source, has {sorted(volume)[1:]}")
         for container in spec.get("containers", []):
             found.extend(f"{role}: {fault}" for fault in _container_faults(container, volumes))
     return found
@@ -124,38 +127,44 @@ def faults(job: Any) -> list[str]:
 def _container_faults(container: dict[str, Any], volumes: list[str]) -> list[str]:
     found = [f"a container has no {key}" for key in ("name", "image") if not container.get(key)]
     words = (*container.get("command", ()), *(each["value"] for each in container.get("env", ())))
-    found += [f"{word!r} of the command or environment is no text" for word in words if not isinstance(word, str)]
+    found += [f"{word!r} in the command or environment is not a string" for word in words if not isinstance(word, str)]
     for mount in container.get("volumeMounts", ()):
         if mount["name"] not in volumes:
-            found.append(f"{mount['mountPath']} is to be volume {mount['name']}, which there is not")
+            found.append(f"{mount['mountPath']} mounts volume {mount['name']}, which does not exist")
     for kind, amounts in container.get("resources", {}).items():
         for what, amount in amounts.items():
             if not QUANTITY.fullmatch(str(amount)):
-                found.append(f"{kind} of {what}: {amount!r} is no quantity such as 8, 500m or 64Gi")
+                found.append(f"{kind} of {what}: {amount!r} is not a quantity such as 8, 500m or 64Gi")
     return found
 
 
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("-np", "--num-proc", type=int, required=True, help="ranks in all")
-    made.add_argument("--slots-per-host", type=int, default=8, help="ranks of each worker (8)")
-    made.add_argument("--image", required=True, help="with Python, Horovod, hvd_sparse, ssh and sshd")
-    made.add_argument("--name", default="hvd-sparse", help="of the job (hvd-sparse)")
-    made.add_argument("--namespace", help="(kubectl's own)")
-    made.add_argument("--working-dir", default="/work", help="where the command runs in the image (/work)")
-    made.add_argument("--gpus-per-host", type=int, help="of each worker (--slots-per-host); 0 for none")
-    made.add_argument("--cpu", default="60", help="cores of each worker (60)")
-    made.add_argument("--memory", default="400Gi", help="of each worker, its /dev/shm included (400Gi)")
-    made.add_argument("--shm-size", default="200Gi", help="of /dev/shm (200Gi)")
-    made.add_argument("--data-claim", default="data", help="persistent volume claim, seen as /mnt/data (data)")
-    made.add_argument("--local-dir", default="/var/tmp/datacache", help="on the node's disk; empty: gone with the pod")
-    made.add_argument("--network-interfaces", help="that ranks use, with commas (found by Horovod)")
-    made.add_argument("--start-timeout", type=int, default=120, help="seconds (120)")
-    made.add_argument("--fusion-threshold-mb", type=int, default=1, help="(1, as hvd.init sets it)")
-    made.add_argument("--cycle-time-ms", type=float, default=1.0, help="(1)")
-    made.add_argument("--dry-run", action="store_true", help="check and print the job")
-    made.add_argument("command", nargs="+", help="what every rank runs, after --")
+    made.add_argument("-np", "--num-proc", type=int, required=True, help="total number of ranks")
+    made.add_argument("--slots-per-host", type=int, default=8, help="ranks per worker (default: %(default)s)")
+    made.add_argument("--image", required=True, help="container image with Python, Horovod, hvd_sparse, ssh and sshd")
+    made.add_argument("--name", default="hvd-sparse", help="of the job (default: %(default)s)")
+    made.add_argument("--namespace", help="of the job (default: kubectl's)")
+    made.add_argument("--working-dir", default="/work", help="of the command, in the image (default: %(default)s)")
+    made.add_argument("--gpus-per-host", type=int, help="GPUs per worker; 0 for none (default: --slots-per-host)")
+    made.add_argument("--cpu", default="60", help="cores per worker (default: %(default)s)")
+    made.add_argument("--memory", default="400Gi", help="per worker, including /dev/shm (default: %(default)s)")
+    made.add_argument("--shm-size", default="200Gi", help="of /dev/shm (default: %(default)s)")
+    made.add_argument(
+        "--data-claim", default="data", help="persistent volume claim, mounted at /mnt/data (default: %(default)s)"
+    )
+    made.add_argument(
+        "--local-dir",
+        default="/var/tmp/datacache",
+        help="cache directory on the node's disk; if empty, the cache is deleted with the pod (default: %(default)s)",
+    )
+    made.add_argument("--network-interfaces", help="comma-separated (default: found by Horovod)")
+    made.add_argument("--start-timeout", type=int, default=120, help="in seconds (default: %(default)s)")
+    made.add_argument("--fusion-threshold-mb", type=int, default=1, help="default: %(default)s, as set by hvd.init")
+    made.add_argument("--cycle-time-ms", type=float, default=1.0, help="default: %(default)s")
+    made.add_argument("--dry-run", action="store_true", help="check and print the job without applying it")
+    made.add_argument("command", nargs="+", help="command for every rank, after --")
     return made
 
 
@@ -170,13 +179,13 @@ def main() -> None:
         sys.exit(str(error))
     wrong = faults(job)
     if wrong:
-        sys.exit("The job cannot be: " + "; ".join(wrong))
+        sys.exit("The job is invalid: " + "; ".join(wrong))
     text = yaml.safe_dump(job, sort_keys=False)
     if options.dry_run:
         print(text, end="")
         return
     if shutil.which("kubectl") is None:
-        sys.exit("There is no kubectl: install it, or give what --dry-run prints to `kubectl apply -f -`.")
+        sys.exit("kubectl was not found: install it, or pass the output of --dry-run to `kubectl apply -f -`.")
     sys.exit(subprocess.run(["kubectl", "apply", "-f", "-"], input=text, text=True).returncode)
 
 

@@ -68,7 +68,7 @@ def lacking(nodes: list[dict[str, Any]], wanted: dict[str, Any]) -> str | None:
         return None
     return (
         f"{len(fit)} of {len(nodes)} hosts of the cluster have {cpus} cores and {gpus} GPUs; {wanted['num_hosts']} are "
-        "wanted. Take fewer hosts, or fewer --slots-per-host."
+        "needed. Use fewer hosts, or fewer --slots-per-host."
     )
 
 
@@ -93,18 +93,18 @@ def start(options: argparse.Namespace, wanted: dict[str, Any]) -> None:
 def parser() -> argparse.ArgumentParser:
     """The command line."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--num-hosts", type=int, default=1, help="machines (1)")
-    made.add_argument("--slots-per-host", type=int, default=1, help="ranks on each (1)")
-    made.add_argument("--cpus-per-worker", type=int, default=1, help="cores of each rank (1)")
-    made.add_argument("--gpus-per-worker", type=int, default=0, help="GPUs of each rank (0)")
-    made.add_argument("--address", default="auto", help="of the Ray cluster (auto)")
-    made.add_argument("--network-interfaces", help="that ranks use, with commas (found by Horovod)")
-    made.add_argument("--start-timeout", type=int, default=120, help="seconds (120)")
-    made.add_argument("--fusion-threshold-mb", type=int, default=1, help="(1, as hvd.init sets it)")
-    made.add_argument("--cycle-time-ms", type=float, default=1.0, help="(1)")
-    made.add_argument("--dry-run", action="store_true", help="check, and print what would be run")
-    made.add_argument("module", help="what every rank runs")
-    made.add_argument("arguments", nargs="*", help="of the module")
+    made.add_argument("--num-hosts", type=int, default=1, help="default: %(default)s")
+    made.add_argument("--slots-per-host", type=int, default=1, help="ranks per host (default: %(default)s)")
+    made.add_argument("--cpus-per-worker", type=int, default=1, help="cores per rank (default: %(default)s)")
+    made.add_argument("--gpus-per-worker", type=int, default=0, help="GPUs per rank (default: %(default)s)")
+    made.add_argument("--address", default="auto", help="of the Ray cluster (default: %(default)s)")
+    made.add_argument("--network-interfaces", help="comma-separated (default: found by Horovod)")
+    made.add_argument("--start-timeout", type=int, default=120, help="in seconds (default: %(default)s)")
+    made.add_argument("--fusion-threshold-mb", type=int, default=1, help="default: %(default)s, as set by hvd.init")
+    made.add_argument("--cycle-time-ms", type=float, default=1.0, help="default: %(default)s")
+    made.add_argument("--dry-run", action="store_true", help="check the job, and print what would run")
+    made.add_argument("module", help="Python module that every rank runs")
+    made.add_argument("arguments", nargs="*", help="arguments of the module")
     return made
 
 
@@ -117,7 +117,7 @@ def _nodes(address: str) -> list[dict[str, Any]] | str:
     try:
         ray.init(address=address, ignore_reinit_error=True, log_to_driver=True)
     except ConnectionError as error:
-        return f"No Ray cluster answers at {address}: {error}"
+        return f"No Ray cluster responds at {address}: {error}"
     return ray.nodes()
 
 
@@ -125,13 +125,13 @@ def main() -> None:
     """Checks the job, and starts the ranks or prints what would be started."""
     options = parser().parse_args()
     if importlib.util.find_spec(options.module) is None:
-        sys.exit(f"Python finds no module {options.module} from {os.getcwd()}.")
+        sys.exit(f"Python cannot find module {options.module} from {os.getcwd()}.")
     try:
         wanted = placement(options)
     except ValueError as error:
         sys.exit(str(error))
     if options.dry_run and options.address == "local":
-        nodes: list[dict[str, Any]] | str = "A cluster of this machine alone would be started."
+        nodes: list[dict[str, Any]] | str = "A cluster on this machine alone would be started."
     else:
         nodes = _nodes(options.address)
     missing = nodes if isinstance(nodes, str) else lacking(nodes, wanted)

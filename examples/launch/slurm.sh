@@ -25,7 +25,7 @@ submit() {
     for name in --partition --time --gpus-per-node; do
         [[ -z ${VALUES[$name]} ]] || arguments+=("$name" "${VALUES[$name]}")
     done
-    command -v sbatch >/dev/null || [[ -n $DRY_RUN ]] || fail "there is no sbatch: run this on a login node of the cluster."
+    command -v sbatch >/dev/null || [[ -n $DRY_RUN ]] || fail "sbatch was not found: run this on a login node of the cluster."
     note "$((VALUES[--nodes] * VALUES[--slots-per-host])) ranks on ${VALUES[--nodes]} nodes, by ${VALUES[--launcher]}"
     set_variable HVD_SPARSE_LAUNCH "$HVD_SPARSE_LAUNCH"
     local handed=()
@@ -38,7 +38,7 @@ submit() {
 # SLURM_TASKS_PER_NODE is 8(x2),4 for nodes with 8, 8 and 4 tasks.
 resolve_allocation() {
     local names slots=() part count
-    command -v scontrol >/dev/null || fail "there is no scontrol, which tells the names of the allocation's nodes."
+    command -v scontrol >/dev/null || fail "scontrol, which lists the allocation's nodes, was not found."
     names=$(scontrol show hostnames "$SLURM_JOB_NODELIST") || fail "scontrol does not know the nodes $SLURM_JOB_NODELIST."
     for part in ${SLURM_TASKS_PER_NODE//,/ }; do
         [[ $part =~ ^([0-9]+)(\(x([0-9]+)\))?$ ]] || fail "SLURM_TASKS_PER_NODE is $SLURM_TASKS_PER_NODE; expected 8(x2)."
@@ -55,7 +55,7 @@ resolve_allocation() {
 }
 
 start_srun() {
-    command -v srun >/dev/null || fail "there is no srun here."
+    command -v srun >/dev/null || fail "srun was not found."
     set_mpi_variables
     [[ -z $INTERFACE ]] || set_variable OMPI_MCA_btl_tcp_if_include "$INTERFACE"
     describe_ranks
@@ -64,9 +64,9 @@ start_srun() {
 }
 
 parse_options "$@"
-[[ ${VALUES[--launcher]} =~ ^(srun|horovodrun)$ ]] || fail "--launcher is srun or horovodrun, got ${VALUES[--launcher]}."
+[[ ${VALUES[--launcher]} =~ ^(srun|horovodrun)$ ]] || fail "--launcher must be srun or horovodrun, got ${VALUES[--launcher]}."
 [[ ${VALUES[--nodes]} =~ ^[1-9][0-9]*$ && ${VALUES[--slots-per-host]} =~ ^[1-9][0-9]*$ ]] \
-    || fail "--nodes and --slots-per-host want whole numbers, got ${VALUES[--nodes]} and ${VALUES[--slots-per-host]}."
+    || fail "--nodes and --slots-per-host must be whole numbers, got ${VALUES[--nodes]} and ${VALUES[--slots-per-host]}."
 check_command
 if [[ -z ${SLURM_JOB_NODELIST:-} ]]; then
     submit

@@ -53,7 +53,9 @@ class CoordinateDescent:
     ):
         if loss.curvature is None:
             smooth = ", ".join(name for name, each in LOSSES.items() if each.curvature is not None)
-            raise ValueError(f"Expected a loss with a derivative for coordinate descent ({smooth}), got one without.")
+            raise ValueError(
+                f"Expected a loss with a derivative for coordinate descent ({smooth}), got one without a derivative."
+            )
         self._data, self._loss, self._exchange, self._l2 = given, loss, exchange, l2
         self._rank, self._seed = communicator.rank, seed
         self._rows, self._columns = given.train.matrix, given.train.matrix.tocsc()

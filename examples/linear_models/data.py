@@ -65,7 +65,7 @@ def load(
     counts = [each[1] for each in told]
     samples = counts[0] if everywhere else sum(counts)
     if samples == 0:
-        raise ValueError(f"Expected training samples, {', '.join(map(str, train))} has none.")
+        raise ValueError(f"Expected training samples, found none in {', '.join(map(str, train))}.")
     return Data(
         _with_intercept(own, width),
         _with_intercept(own_test, width) if own_test else None,

@@ -93,7 +93,7 @@ def _parsed(path: Path, position: int, block: bytes, features: int | None) -> Sa
 def _parse(block: bytes, features: int | None) -> Samples:
     matrix, labels = load_svmlight_file(io.BytesIO(block), n_features=features, zero_based=False)
     if not np.isin(labels, (-1, 0, 1)).all():
-        raise ValueError("The label is none of -1, 0 and 1.")
+        raise ValueError("The label is not -1, 0 or 1.")
     if not np.isfinite(matrix.data).all():
         raise ValueError("A value is not finite.")
     return Samples(matrix, np.where(labels > 0, 1.0, -1.0))

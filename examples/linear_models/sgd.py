@@ -96,8 +96,8 @@ class GradientDescent:
         self._rate = safe_learning_rate(communicator, given, loss, l2) if learning_rate is None else learning_rate
         if self._rate * l2 >= 1:
             raise ValueError(
-                f"Expected a learning rate below 1 / l2 = {1 / l2:g}, got {self._rate:g}: every step would turn the "
-                "weights over. Choose a smaller --learning-rate or --l2."
+                f"Expected a learning rate below 1 / l2 = {1 / l2:g}, got {self._rate:g}: every step would flip "
+                "the sign of the weights. Choose a smaller --learning-rate or --l2."
             )
         self._weights = ScaledVector(given.features + 1)
         self._columns, self._matrix = compact(given)

@@ -137,17 +137,18 @@ def report(options: argparse.Namespace, seeds: int) -> Iterator[str]:
     parts = [set(each.table.groups.tolist()) for each in task[:3]]
     straddling = sum(len(parts[one] & parts[other]) for one, other in ((0, 1), (0, 2), (1, 2)))
     rate = train.labels.mean()
-    yield f"sources in more than one part: {straddling}; share of yes: {rate:.4f}, {test.labels.mean():.4f}"
+    yield f"sources in more than one part: {straddling}; share of positive labels: {rate:.4f}, {test.labels.mean():.4f}"
     guess = cross_entropy(test.labels, np.full(len(test.labels), math.log(rate / (1 - rate)))).mean()
     yield f"no feature: {guess:.4f}"
     single = sorted(of_single_features(train, test).items(), key=lambda item: item[1])
-    yield f"single features, the best: {', '.join(f'{name} {loss:.4f}' for name, loss in single[:3])}"
+    yield f"best single features: {', '.join(f'{name} {loss:.4f}' for name, loss in single[:3])}"
     yield f"logistic regression: {of_logistic_regression(train, test, task.sizes):.4f}"
     yield f"DLRM, labels permuted: {losses(options, permuted(task)).mean():.4f}"
     found = resolution(*_twice(options, task, seeds), test.groups)
     yield (
-        f"DLRM: {found.loss:.5f}; over seeds {found.apart:.2%}, of a difference of the same seed {found.paired:.2%}, "
-        f"of the mean difference over test rows {found.rows:.2%}; {found.seeds} seeds resolve {found.resolved:.2%}"
+        f"DLRM: {found.loss:.5f}; spread over seeds {found.apart:.2%}, of differences with equal seeds "
+        f"{found.paired:.2%}, of the mean difference over test rows {found.rows:.2%}; "
+        f"{found.seeds} seeds resolve {found.resolved:.2%}"
     )
 
 
@@ -166,11 +167,13 @@ def _changed(options: argparse.Namespace, number: int, rate: float) -> argparse.
 def main() -> None:
     """Runs the command."""
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--seeds", type=int, default=6, help="each is trained twice; at least 3")
+    made.add_argument(
+        "--seeds", type=int, default=6, help="number of seeds, each trained twice; at least 3 (default: %(default)s)"
+    )
     own, words = made.parse_known_args()
     options = recommender.parse(words)
     if own.seeds < 3 or options.criteo:
-        made.error("expected at least 3 seeds, and the package index for data")
+        made.error("expected at least 3 seeds, and the package index as data")
     for line in report(options, own.seeds):
         print(line, flush=True)
 

@@ -47,7 +47,7 @@ def read(path: pathlib.Path | None = None, lists: pathlib.Path = LISTS) -> Index
         packages.setdefault(package.get("Package", ""), package)
     packages.pop("", None)
     if not packages:
-        raise RuntimeError(f"Expected paragraphs of packages in {path}, found none: pass a Packages file.")
+        raise RuntimeError(f"Expected package paragraphs in {path}, found none: pass a Packages file.")
     return Index([packages[name] for name in sorted(packages)], hashlib.sha256(text).hexdigest(), path)
 
 
@@ -56,7 +56,7 @@ def _largest(lists: pathlib.Path) -> pathlib.Path:
     if not found:
         raise RuntimeError(
             f"Expected a package index in {lists}, found none: run `apt-get update` (on Debian or Ubuntu), or pass a "
-            "Packages file of theirs."
+            "Packages file from there."
         )
     return max(found, key=lambda path: (path.stat().st_size, path.name))
 
@@ -69,7 +69,7 @@ def _text(path: pathlib.Path) -> bytes:
     except (OSError, subprocess.CalledProcessError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace").strip()
         raise RuntimeError(
-            f"Expected that {_HELPER} reads {path}, got {said or error}: pass the file without compression."
+            f"Expected {_HELPER} to read {path}, got {said or error}: pass the file without compression."
         ) from error
 
 

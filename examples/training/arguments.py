@@ -38,24 +38,26 @@ def parser(description: str, batch: str = "samples", sized: bool = True, **defau
     exchange.add_argument(
         "--recipe",
         default="dense",
-        help="a recipe of hvd.recipes, as hitopk@0.001, sparcml_buckets(k=8, bits=4) or updates(hitopk, ahead=True); "
-        "or one after another by epoch: hitopk@0.001,13:torus2d",
+        help="a recipe of hvd.recipes, such as hitopk@0.001, sparcml_buckets(k=8, bits=4) or "
+        "updates(hitopk, ahead=True); or a sequence by epoch, such as hitopk@0.001,13:torus2d",
     )
-    exchange.add_argument("--density", type=float, default=0.01, help="of recipes without @ (default %(default)s)")
-    exchange.add_argument("--wire-dtype", help="float32, float16 or bfloat16: how values travel")
+    exchange.add_argument("--density", type=float, default=0.01, help="of recipes without @ (default: %(default)s)")
+    exchange.add_argument("--wire-dtype", help="data type for sending: float32, float16 or bfloat16")
     _add_optimizer(made.add_argument_group("optimizer"))
     run = made.add_argument_group("run")
     if sized:
         run.add_argument("--epochs", type=int)
-        run.add_argument("--batch-size", type=int, help=f"{batch} a rank and step")
+        run.add_argument("--batch-size", type=int, help=f"{batch} per rank and step")
     run.add_argument("--precision", choices=PRECISIONS, default="float32")
-    run.add_argument("--seed", type=int, default=0, help="of weights, order and augmentation")
-    run.add_argument("--checkpoint-dir", help="training goes on from the newest checkpoint that is there")
-    run.add_argument("--resume", action="store_true", help="fail where there is no checkpoint to go on from")
+    run.add_argument("--seed", type=int, default=0, help="for weights, sample order and augmentation")
+    run.add_argument("--checkpoint-dir", help="for checkpoints; training resumes from the newest one")
+    run.add_argument("--resume", action="store_true", help="fail if there is no checkpoint to resume from")
     run.add_argument("--tensorboard", metavar="DIR")
-    run.add_argument("--log", metavar="FILE", help="a JSON line an epoch (default CHECKPOINT_DIR/log.jsonl, if given)")
     run.add_argument(
-        "--target", type=target, metavar="METRIC=VALUE", help="tells when it is reached, such as top5=0.93"
+        "--log", metavar="FILE", help="one JSON line per epoch (default: CHECKPOINT_DIR/log.jsonl, if given)"
+    )
+    run.add_argument(
+        "--target", type=target, metavar="METRIC=VALUE", help="report when it is reached, such as top5=0.93"
     )
     made.set_defaults(**defaults)
     return made
@@ -63,17 +65,17 @@ def parser(description: str, batch: str = "samples", sized: bool = True, **defau
 
 def _add_optimizer(group: Any) -> None:
     group.add_argument("--optimizer", choices=OPTIMIZERS, default="momentum")
-    group.add_argument("--learning-rate", type=float, default=0.1, help="the highest, for all ranks together")
+    group.add_argument("--learning-rate", type=float, default=0.1, help="peak rate, for all ranks together")
     group.add_argument("--momentum", type=float, default=0.9)
     group.add_argument("--nesterov", action="store_true")
     group.add_argument("--weight-decay", type=float, default=0.0)
     group.add_argument("--trust-coefficient", type=float, default=0.001, help="of LARS")
     group.add_argument("--label-smoothing", type=float, default=0.0)
-    group.add_argument("--warmup-epochs", type=float, default=0.0, help="from --warmup-from to the highest, linearly")
-    group.add_argument("--warmup-from", type=float, default=0.0, help="share of the highest rate")
-    group.add_argument("--schedule", choices=rates.DECAYS, default="cosine", help="after the warm-up")
-    group.add_argument("--power", type=float, default=2.0, help="of the polynomial decay")
-    group.add_argument("--final-rate", type=float, default=0.0, help="share of the highest rate at the end")
+    group.add_argument("--warmup-epochs", type=float, default=0.0, help="linearly from --warmup-from to the peak rate")
+    group.add_argument("--warmup-from", type=float, default=0.0, help="initial rate, as a share of the peak")
+    group.add_argument("--schedule", choices=rates.DECAYS, default="cosine", help="decay after the warm-up")
+    group.add_argument("--power", type=float, default=2.0, help="exponent of the polynomial decay")
+    group.add_argument("--final-rate", type=float, default=0.0, help="final rate, as a share of the peak")
 
 
 def begin(options: argparse.Namespace) -> None:
@@ -87,12 +89,12 @@ def begin(options: argparse.Namespace) -> None:
     if not options.epochs or options.epochs < 1:
         raise ValueError(f"Expected at least 1 epoch, got --epochs {options.epochs}.")
     if options.resume and not options.checkpoint_dir:
-        raise ValueError("Expected --checkpoint-dir with --resume: there is nothing else to go on from.")
+        raise ValueError("Expected --checkpoint-dir with --resume: training resumes from a checkpoint there.")
     check_recipe(options)
     hvd.init()
     saved = bool(options.checkpoint_dir) and any(Path(options.checkpoint_dir).glob("epoch-*"))
     if options.resume and not hvd.topology.world().gather_descriptions(saved, "training.saved")[0]:
-        raise ValueError(f"--resume was given, and {options.checkpoint_dir} has no checkpoint: leave it out to begin.")
+        raise ValueError(f"--resume was given, but {options.checkpoint_dir} has no checkpoint: omit it to start anew.")
     keras.utils.set_random_seed(seed_of(options, hvd.rank()))
     keras.mixed_precision.set_global_policy(options.precision)
 
@@ -148,7 +150,7 @@ def _stage(text: str, defaults: dict[str, Any]) -> tuple[int, Aggregator]:
     maker = getattr(hvd.recipes, matched[2], None) if matched and not matched[2].startswith("_") else None
     if matched is None or not inspect.isfunction(maker) or matched[2] == "schedule":
         raise ValueError(
-            "Expected a recipe of hvd.recipes, as hitopk, hitopk@0.001, sparcml_buckets(k=8, bits=4), "
+            "Expected a recipe of hvd.recipes, such as hitopk, hitopk@0.001, sparcml_buckets(k=8, bits=4), "
             f"updates(hitopk, ahead=True) or hitopk@0.001,13:torus2d, got {text!r}."
         )
     taken = inspect.signature(maker).parameters
@@ -157,7 +159,7 @@ def _stage(text: str, defaults: dict[str, Any]) -> tuple[int, Aggregator]:
     given = {"density": float(matched[3])} if matched[3] else _given(matched[4] or "", list(taken), defaults, text)
     unknown = [name for name in given if name not in taken]
     if unknown:
-        raise ValueError(f"Expected arguments of {matched[2]}, {', '.join(taken)}, got {unknown[0]} in {text!r}.")
+        raise ValueError(f"Expected arguments of {matched[2]} ({', '.join(taken)}), got {unknown[0]} in {text!r}.")
     usual = {name: value for name, value in defaults.items() if name in taken}
     return int(matched[1] or 0), maker(**{**usual, **given})
 

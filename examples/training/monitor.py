@@ -105,7 +105,7 @@ class Monitor(DistributedCallback):
             print(_sentence(line), flush=True)
             if had is None and self.reached is not None and self._target is not None:
                 name, value = self._target
-                print(f"{name} of {value:g} reached after {self.reached:.1f} s without evaluation", flush=True)
+                print(f"{name} of {value:g} reached after {self.reached:.1f} s, not counting evaluation", flush=True)
 
     def _timed_evaluation(self) -> dict[str, float]:
         begun = time.perf_counter()

@@ -73,7 +73,7 @@ class WarmUpThenDecay(keras.optimizers.schedules.LearningRateSchedule):
         if not 0 <= warmup_epochs < self.epochs:
             raise ValueError(f"Expected a warm-up shorter than the {self.epochs} epochs, got {warmup_epochs}.")
         if decay == "inverse-sqrt" and warmup_epochs == 0:
-            raise ValueError("Expected a warm-up before the decay inverse-sqrt, which falls from its end; got none.")
+            raise ValueError("Expected a warm-up before the inverse-sqrt decay, which starts where it ends; got none.")
 
     def __call__(self, step: Any) -> Any:
         """The rate of a step, float32; steps count from 0 over all epochs."""

@@ -48,7 +48,7 @@ class Accuracy:
         sums = dict(zip(_SUMS, hvd.topology.world().allreduce(own, "sum", "accuracy").numpy().tolist(), strict=True))
         count = sums.pop("samples")
         if count != len(self.samples):
-            raise RuntimeError(f"Expected {len(self.samples)} held-out samples, the ranks have counted {count:.0f}.")
+            raise RuntimeError(f"Expected {len(self.samples)} held-out samples, but the ranks counted {count:.0f}.")
         return {name: total / count for name, total in sums.items()}
 
 

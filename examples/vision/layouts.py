@@ -35,7 +35,7 @@ def find(path: Path, split: str) -> datacache.Source:
         if any(path.glob(f"{name}-*")):
             return datacache.TFRecords(path, f"{name}-*")
     looked = ", ".join(f"{name}/CLASS/*.jpg, {name}/{_RECORDS}, {name}-*" for name in _NAMES[split])
-    raise FileNotFoundError(f"Expected images for {split} in {path} as one of {looked}; found none of them.")
+    raise FileNotFoundError(f"Expected images for {split} in {path} in one of the layouts {looked}; found none.")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -44,7 +44,9 @@ def parse(text: str) -> tuple[Stage, ...]:
         matched = _FORM.fullmatch(each.strip())
         stage = Stage(*map(int, matched.groups())) if matched else None
         if stage is None or min(stage) < 1 or stage.size < 32:
-            raise ValueError(f"Expected stages as {FULL} (epochs, size of at least 32, batch), got {each.strip()!r}.")
+            raise ValueError(
+                f"Expected stages such as {FULL} (epochs, size of at least 32, batch), got {each.strip()!r}."
+            )
         stages.append(stage)
     return tuple(stages)
 

@@ -179,10 +179,10 @@ def test_each_arm_is_at_each_load_and_datagrams_at_lower_rates_at_that_of_the_ta
     [
         (["--service-nodes", "1"], "2 to 64 nodes"),
         (["--service-rate", "fast"], "a rate such as"),
-        (["--service-window", "0.5"], "a window of more than"),
+        (["--service-window", "0.5"], "a window above"),
         (["--service-queue", "0"], "a queue"),
         (["--service-loads", "0,10"], "loads of at least 1"),
-        (["--service-shares", "1.5"], "shares of (0, 1]"),
+        (["--service-shares", "1.5"], "shares in (0, 1]"),
         (["--service-loads", "many"], "invalid literal"),
     ],
 )

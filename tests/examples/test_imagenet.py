@@ -100,10 +100,10 @@ def test_stages_follow_each_other():
 @pytest.mark.parametrize(
     "words, told",
     [
-        (["--stages", "13x96"], "Expected stages as 13x96x256"),
+        (["--stages", "13x96"], "Expected stages such as 13x96x256"),
         (["--stages", "0x96x8"], "Expected stages"),
         (["--stages", "1x24x8"], "size of at least 32"),
-        (["--photographs", "12"], "Expected --photographs as 1280x640"),
+        (["--photographs", "12"], "Expected --photographs such as 1280x640"),
         (["--recipe", "hitop"], "Expected a recipe"),
         (["--epochs", "3"], "unrecognized arguments"),
     ],
@@ -141,7 +141,7 @@ def test_layouts_are_found(folder, records, tmp_path):
     (tmp_path / "train").mkdir()
     (tmp_path / "train" / "a.tfrecord").touch()
     assert isinstance(layouts.find(tmp_path, "train"), datacache.TFRecords)
-    with pytest.raises(FileNotFoundError, match=r"images for val in .* one of val/CLASS/\*.jpg"):
+    with pytest.raises(FileNotFoundError, match=r"images for val in .* one of the layouts val/CLASS/\*.jpg"):
         layouts.find(tmp_path, "val")
 
 
@@ -293,7 +293,7 @@ def test_accuracy_is_that_of_numpy_and_counts_all():
     assert found["top5"] == np.mean((order[:, :5] == labels[:, None]).any(1)) < 1
     assert found["loss"] == pytest.approx(losses.mean(), rel=1e-5)
     measured.samples = Given(logits, labels, claimed=51)
-    with pytest.raises(RuntimeError, match="Expected 51 held-out samples, the ranks have counted 50"):
+    with pytest.raises(RuntimeError, match="Expected 51 held-out samples, but the ranks counted 50"):
         measured(model)
 
 

@@ -88,10 +88,10 @@ def test_a_cache_may_go_with_the_pod_and_gpus_may_be_none():
 @pytest.mark.parametrize(
     "arguments, reason",
     [
-        (["-np", "12"], "12 ranks do not fill workers of 8 ranks"),
-        (["-np", "0"], "0 ranks do not fill"),
-        (["-np", "8", "--name", "Run_7"], "no name of Kubernetes: 'Run_7'"),
-        (["-np", "8", "--memory", "64 GB"], "limits of memory: '64 GB' is no quantity"),
+        (["-np", "12"], "-np 12 is not a positive multiple of --slots-per-host 8"),
+        (["-np", "0"], "-np 0 is not a positive multiple"),
+        (["-np", "8", "--name", "Run_7"], "not a valid Kubernetes name: 'Run_7'"),
+        (["-np", "8", "--memory", "64 GB"], "limits of memory: '64 GB' is not a quantity"),
     ],
 )
 def test_a_job_that_cannot_be_is_refused_in_words(arguments, reason):
@@ -120,8 +120,8 @@ CONTAINER = (*WORKER, "template", "spec", "containers", 0)
         (_without(*WORKER, "replicas"), "Worker has no replicas"),
         (_without(*WORKER, "template", "spec", "containers"), "Worker has no containers"),
         (_without(*CONTAINER, "image"), "Worker: a container has no image"),
-        (_without(*WORKER, "template", "spec", "volumes", 2), "/dev/shm is to be volume memory, which there is not"),
-        (_without(*WORKER, "template", "spec", "volumes", 0, "persistentVolumeClaim"), "volume data wants one source"),
+        (_without(*WORKER, "template", "spec", "volumes", 2), "/dev/shm mounts volume memory, which does not exist"),
+        (_without(*WORKER, "template", "spec", "volumes", 0, "persistentVolumeClaim"), "volume data needs one source"),
     ],
 )
 def test_faults_are_found(change, fault):
@@ -155,7 +155,7 @@ def test_a_cluster_must_have_room_on_each_host():
     wanted = ray_job.placement(options("--num-hosts", "2", "--slots-per-host", "4", "--gpus-per-worker", "1"))
     assert ray_job.lacking([node(4, 4), node(8, 4), node(1)], wanted) is None
     said = ray_job.lacking([node(8, 8), node(64, 2), node(8, 4, alive=False)], wanted)
-    assert "1 of 3 hosts" in said and "4 cores and 4 GPUs; 2 are wanted" in said
+    assert "1 of 3 hosts" in said and "4 cores and 4 GPUs; 2 are needed" in said
 
 
 def test_variables_are_horovods_and_ours(monkeypatch):
@@ -176,7 +176,7 @@ def test_a_module_runs_as_python_m_runs_it(tmp_path):
 @pytest.mark.parametrize(
     "arguments, reason",
     [
-        (["examples.no_such_script"], "Python finds no module examples.no_such_script"),
+        (["examples.no_such_script"], "Python cannot find module examples.no_such_script"),
         (["--num-hosts", "0", "examples.keras_digits"], "at least one host with one worker"),
     ],
 )
@@ -190,7 +190,7 @@ def test_a_dry_run_tells_placement_and_call():
     ended = run("ray_job", "--dry-run", *arguments, "--", "examples.keras_digits", "--epochs", "3", limit=120)
     assert ended.returncode == 0, ended.stderr
     assert "# 8 ranks on 2 hosts" in ended.stdout and "num_hosts=2, num_workers_per_host=4" in ended.stdout
-    assert "No Ray cluster answers" in ended.stdout or "Ray is not installed" in ended.stdout
+    assert "No Ray cluster responds" in ended.stdout or "Ray is not installed" in ended.stdout
     assert ended.stdout.endswith("python -m examples.keras_digits --epochs 3\n")
 
 

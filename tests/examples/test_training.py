@@ -63,7 +63,7 @@ def test_a_recipe_that_goes_by_the_length_of_the_training_is_known_before_that_i
         ("sparcml_buckets(k=8) or dense()", "Expected arguments by name"),
         ("updates(nothing)", "Expected a recipe of hvd.recipes"),
         ("warmup(hitopk, 5)", "Expected arguments by name"),
-        ("sparcml_buckets(n=8)", "Expected arguments of sparcml_buckets, k, bucket, bits"),
+        ("sparcml_buckets(n=8)", "Expected arguments of sparcml_buckets (k, bucket, bits"),
         ("sparcml_buckets(bits=3)", "2, 4 or 8 bits, got 3"),
     ],
 )

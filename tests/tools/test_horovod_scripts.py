@@ -87,7 +87,7 @@ def test_a_source_is_a_checkout_or_an_archive_of_one(tmp_path):
 def test_what_is_no_source_is_refused_in_words(tmp_path):
     with pytest.raises(FileNotFoundError, match="pass a checkout of Horovod"):
         Source(tmp_path / "nothing", tmp_path)
-    with pytest.raises(ValueError, match="no checkout or archive of Horovod"):
+    with pytest.raises(ValueError, match="not a checkout or archive of Horovod"):
         Source(tmp_path, tmp_path)
 
 

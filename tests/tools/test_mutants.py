@@ -39,7 +39,7 @@ def test_names_and_changes_are_unique():
 
 def test_a_fault_is_refused_where_its_text_is_missing_or_not_alone():
     for text in ("a - b", "a + b, a + b"):
-        with pytest.raises(ValueError, match="does not say once"):
+        with pytest.raises(ValueError, match="does not contain exactly once"):
             FAULT.planted(text)
     with pytest.raises(ValueError, match="at line 2"):
         between("it", "lars", "x.py", "a\nb\n", "a\nc\n").planted("b\na\n")
@@ -214,7 +214,7 @@ def test_stages_stop_at_the_first_that_sees_the_fault(repository, tmp_path, caps
     assert (record["seen by"], record["test"]) == (TEST, "tests/test_sums.py::test_sum")
     assert len(record["seconds"]) == 2 and record["place"] == "lars/sums.py:2"
     assert record["difference"] == "-    return a + b\n+    return a - b"
-    assert "left out: tests/test_broken.py::test_fails_anyhow" in capsys.readouterr().out
+    assert "is skipped: tests/test_broken.py::test_fails_anyhow" in capsys.readouterr().out
 
 
 def test_nobody_waits_for_tests_that_he_does_not_need(repository, tmp_path, monkeypatch):

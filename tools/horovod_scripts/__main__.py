@@ -26,10 +26,12 @@ def main() -> int:
     """Runs what was selected; returns 1 if there is a failure for which `reasons.py` has no sentence."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", required=True, type=pathlib.Path, help="checkout or archive of Horovod")
-    parser.add_argument("--np", nargs="+", type=int, default=[2, 4], metavar="RANKS", help="default: 2 4")
-    parser.add_argument("--only", default="", help="run what has this in its path")
-    parser.add_argument("--report", type=pathlib.Path, help="write the list here, as Markdown")
-    parser.add_argument("--results", type=pathlib.Path, help="JSON file of results, which further runs add to")
+    parser.add_argument(
+        "--np", nargs="+", type=int, default=[2, 4], metavar="RANKS", help="numbers of ranks (default: 2 4)"
+    )
+    parser.add_argument("--only", default="", help="run only scripts and tests whose path contains this")
+    parser.add_argument("--report", type=pathlib.Path, help="write the report here, as Markdown")
+    parser.add_argument("--results", type=pathlib.Path, help="JSON file of results; further runs add to it")
     options = parser.parse_args()
     results = report.load(options.results) if options.results else {"scripts": {}, "tests": {}}
     with tempfile.TemporaryDirectory(prefix="horovod_source.") as unpacked:
@@ -47,7 +49,7 @@ def main() -> int:
         options.report.write_text(report.write(results, COMMAND), encoding="utf8")
     missing = report.unexplained(results)
     if missing:
-        print("failed, and reasons.py does not say why:", *missing, sep="\n  ", file=sys.stderr)
+        print("failed without a known reason in reasons.py:", *missing, sep="\n  ", file=sys.stderr)
     return 1 if missing else 0
 
 

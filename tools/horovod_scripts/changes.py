@@ -27,7 +27,7 @@ IMPORT = Change(
 )
 
 SESSION = "TensorFlow 2 has no sessions."
-LEGACY = "Keras 3 keeps it under `tensorflow.keras` alone."
+LEGACY = "Keras 3 has it under `tensorflow.keras` only."
 LAST_NAME = "Keras 3 has dropped the old name."
 
 # For examples and tests alike; a change whose pattern is not found has no effect and is not listed.
@@ -44,9 +44,9 @@ DROPPED = (
     Change(r"\bkeras\.layers\.ThresholdedReLU\(0\.5\)", "keras.layers.ReLU(threshold=0.5)", LAST_NAME),
     Change(r"evaluate_generator\((\w+), (len\(\w+\)), workers=4\)", r"evaluate(\1, steps=\2)", LAST_NAME),
     Change(r"\bfit_generator\(", "fit(", LAST_NAME),
-    Change(r"^[ \t]*workers=\d+,\n", "", "Keras 3's `fit` takes no number of workers."),
-    Change(r",\s*sample_weight_mode='temporal'", "", "Keras 3's `compile` knows no mode of sample weights."),
-    Change(r"(checkpoint-\{epoch\})\.h5", r"\1.keras", "The format that Keras 3 saves models in."),
+    Change(r"^[ \t]*workers=\d+,\n", "", "Keras 3's `fit` has no `workers`."),
+    Change(r",\s*sample_weight_mode='temporal'", "", "Keras 3's `compile` has no `sample_weight_mode`."),
+    Change(r"(checkpoint-\{epoch\})\.h5", r"\1.keras", "The format in which Keras 3 saves models."),
 )
 
 

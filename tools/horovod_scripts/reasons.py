@@ -17,8 +17,8 @@ class Reason:
 
 
 ELASTIC = (
-    "Ranks that come and go while a job runs are not supported: `hvd.elastic` refuses in words, and a job goes on with "
-    "another number of ranks by restart, as in `examples/horovod/tensorflow2_keras_mnist_restart.py`."
+    "Ranks that come and go while a job runs are not supported: `hvd.elastic` raises an error that says so, and a job "
+    "changes its number of ranks by a restart, as in `examples/horovod/tensorflow2_keras_mnist_restart.py`."
 )
 
 REASONS = (
@@ -27,40 +27,40 @@ REASONS = (
     Reason(
         "*::test_grad_aggregation_with_inf_grad",
         r"The gradient holds a NaN or an infinity",
-        "A gradient that is not finite stops all ranks, in words and with nothing written; Horovod applies it.",
+        "A gradient that is not finite stops all ranks with an error before anything is written; Horovod applies it.",
     ),
     Reason(
         "*::test_horovod_broadcast_graph_mode",
         r"broadcast_global_variables",
-        "Keras 3 and TensorFlow 2 collect no global variables; `hvd.broadcast_variables` takes them from the user.",
+        "Keras 3 and TensorFlow 2 collect no global variables; pass them to `hvd.broadcast_variables`.",
     ),
     Reason(
         "*allreduce_product_cpu",
         r"incorrect results",
-        "Products of four random numbers, up to 1e8, are to be right to 1e-4, which float32 cannot hold; plain Horovod "
-        "gives the same bits.",
+        "The test expects products of four random numbers, up to 1e8, to within 1e-4, which float32 cannot represent; "
+        "plain Horovod gives the same bits.",
     ),
     Reason(
         "*::test_two_dispatchers",
         r"Dispatcher id must be within|Horovod has been shut down",
-        "Each rank asks for the dispatcher of its own number, of which there are two: on four plain Horovod fails, "
-        "too.",
+        "Each rank asks for the dispatcher with its own number, but there are only two: on four ranks plain Horovod "
+        "fails, too.",
     ),
     Reason(
         "*::test_horovod_reducescatter_grad_cpu_process_sets",
         r"float16\(0\.0\) not less than 1e-08",
-        "It finds no error, 0.0, and asks whether that is less than 1e-8, which NumPy 2 makes float16 first: 0.0.",
+        "The error is 0.0, and the test asks whether it is less than 1e-8, which NumPy 2 converts to float16: 0.0.",
     ),
     Reason(
         "*::test_legacy_DistributedOptimizer_process_sets",
         r"Expected a Keras optimizer",
-        "Optimizers of TensorFlow 1 are refused in words: use Keras's, or `hvd.DistributedGradientTape`.",
+        "Optimizers of TensorFlow 1 are rejected with an error: use Keras's, or `hvd.DistributedGradientTape`.",
     ),
     Reason("*::test_legacy_optimizer", r"legacy", "Keras 3 has no legacy optimizers."),
     Reason(
         "*::test_partial_distributed_optimizer",
         r"_compute_gradients",
-        "It looks at what `_compute_gradients` of Keras 2's optimizers gives; Keras 3's have no such method.",
+        "The test uses `_compute_gradients` of Keras 2's optimizers; Keras 3's have no such method.",
     ),
 )
 

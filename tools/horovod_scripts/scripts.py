@@ -88,15 +88,15 @@ _BASICS = Change(
     '__import__("horovod.tensorflow.mpi_ops", fromlist=["_basics"])._basics',
     "A private name of Horovod's.",
 )
-_INSIDE = "It looked into Horovod's own optimizer."
+_INSIDE = "It inspects internals of Horovod's optimizer."
 _NO_REF = Change(r"\b(var|v)\.ref\(\)", r"id(\1)", "Keras 3's variables have no `ref`.")
 
 _OWN_OPTIMIZER = (  # defined by a test
-    Change(r"super\(\).__init__\(name=name", "super().__init__(0.1, name=name", "Keras 3 asks for a rate."),
+    Change(r"super\(\).__init__\(name=name", "super().__init__(0.1, name=name", "Keras 3 requires a learning rate."),
     Change(
         r"def update_step\(self, gradient, variable\)",
         "def update_step(self, gradient, variable, learning_rate)",
-        "Keras 3 hands the learning rate on.",
+        "Keras 3 passes the learning rate.",
     ),
 )
 TESTS = (
@@ -125,7 +125,7 @@ TESTS = (
             Change(
                 r"^( *def test_(?:horovod_syncbn_cpu|model_parallel_model|partial_distributed_gradient_tape)\(.*\n)",
                 r"\1        if not _executing_eagerly():\n            return\n",
-                "Keras 3 does not run in graphs of TensorFlow 1, in which each test runs, too: eagerly alone.",
+                "Keras 3 does not run in graphs of TensorFlow 1, in which each test also runs: eager mode only.",
             ),
         ),
     ),

@@ -19,13 +19,13 @@ class Source:
 
     def __init__(self, path: pathlib.Path, unpacked: pathlib.Path):
         if not path.exists():
-            raise FileNotFoundError(f"{path} is not there: pass a checkout of Horovod, or an archive of its sources.")
+            raise FileNotFoundError(f"{path} does not exist: pass a checkout of Horovod, or an archive of its sources.")
         self.root = path if path.is_dir() else _unpack(path, unpacked)
         about = self.root / "horovod" / "__init__.py"
         found = re.search(r"__version__ = ['\"]([^'\"]+)", about.read_text()) if about.is_file() else None
         if found is None:
             raise ValueError(
-                f"{path} is no checkout or archive of Horovod: it has no horovod/__init__.py with a version."
+                f"{path} is not a checkout or archive of Horovod: it has no horovod/__init__.py with a version."
             )
         self.version = found[1]
 

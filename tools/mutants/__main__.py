@@ -28,16 +28,16 @@ JOBS = 2
 def main() -> int:
     """Judges the faults that have no record yet; returns 1 if the tests see too few of them."""
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="of the faults that are drawn; default: 1")
-    parser.add_argument("--draw", type=int, default=40, metavar="N", help="how many; default: 40")
-    parser.add_argument("--jobs", type=int, default=JOBS, help=f"faults that are judged at a time; default: {JOBS}")
-    parser.add_argument("--only", default="", metavar="NAME", help="faults whose name or room has this in it")
+    parser.add_argument("--seed", type=int, default=1, help="random seed of the drawn faults (default: 1)")
+    parser.add_argument("--draw", type=int, default=40, metavar="N", help="number of faults to draw (default: 40)")
+    parser.add_argument("--jobs", type=int, default=JOBS, help=f"number of faults to judge at a time (default: {JOBS})")
+    parser.add_argument("--only", default="", metavar="NAME", help="only faults whose name or room contains this")
     parser.add_argument(
-        "--own", action="store_true", help="by the rooms' own tests alone; what they miss has no record"
+        "--own", action="store_true", help="run only the rooms' own tests; the faults they miss are not recorded"
     )
-    parser.add_argument("--again", action="store_true", help="judge again what make test did not see")
-    parser.add_argument("--fresh", action="store_true", help="judge all again; else what has a record is left")
-    parser.add_argument("--list", action="store_true", help="only tell what would be planted, and what was found")
+    parser.add_argument("--again", action="store_true", help="judge again the faults that make test missed")
+    parser.add_argument("--fresh", action="store_true", help="judge all faults again, even those with a record")
+    parser.add_argument("--list", action="store_true", help="only list the faults to plant, and the results so far")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # cleans up child processes, as Ctrl-C does
     store = Judged(ROOT, STORE)

@@ -51,7 +51,9 @@ class Fault:
         else:
             start, found = text.find(self.was), text.count(self.was) == 1
         if not found:
-            raise ValueError(f"{self.path} does not say once, at line {self.line}, what {self.name} is to replace.")
+            raise ValueError(
+                f"{self.path} does not contain exactly once, at line {self.line}, the text that {self.name} replaces."
+            )
         return start
 
     def planted(self, text: str) -> str:

@@ -45,7 +45,7 @@ def judge(root: pathlib.Path, fault: Fault, planned: Sequence[Stage], baseline: 
         copy.check_imports()
         refused = copy.plant(fault)
         if refused is not None:
-            raise RuntimeError(f"{fault.name} does not compile: choose another text.\n{refused}")
+            raise RuntimeError(f"{fault.name} does not compile: choose another replacement.\n{refused}")
         seen_by, test, seconds = _seen_by(copy, planned, baseline)
     return {**record, "seen by": seen_by, "test": test, "seconds": seconds}
 

@@ -93,7 +93,7 @@ def draw(root: pathlib.Path, seed: int, count: int) -> list[Fault]:
             fault = _draw_one(root, name, drawn)
             if fault is not None:
                 faults.setdefault(fault.key, fault)
-    raise ValueError(f"The modules have no {count} places for faults: draw fewer.")
+    raise ValueError(f"The modules have fewer than {count} places for faults: draw fewer.")
 
 
 def _draw_one(root: pathlib.Path, room: str, drawn: random.Random) -> Fault | None:

@@ -33,7 +33,7 @@ def lines(records: Sequence[dict[str, Any]]) -> Iterator[str]:
         counted = "".join(f"{count:15}" for count in counts)
         yield f"{room:20}{len(own):9}{own.count(EQUAL):7}{counted}{own.count(NOBODY):9}"
     told = ", ".join(f"{name} sees {share:.1%}" for name, share in shares(records).items())
-    yield f"{told}; wanted are {WANTED_OF_TEST:.0%} of make test and {WANTED_OF_ALL:.0%} of make test-all."
+    yield f"{told}; required: {WANTED_OF_TEST:.0%} by make test, {WANTED_OF_ALL:.0%} by make test-all."
     for record in records:
         if record["seen by"] in (TEST_ALL, NOBODY):
             yield from ("", f"{record['place']} ({record['name']}) is seen by {record['seen by']} {record['test']}")
