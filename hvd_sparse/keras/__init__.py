@@ -3,6 +3,7 @@
 from hvd_sparse import aggregators, averaging, collectives, compression, ops, pipeline, recipes, servers
 from hvd_sparse.compression import Compression, error_feedback, quantizers
 from hvd_sparse.compression import selectors as compressors
+from hvd_sparse.exchange.ahead import looking_ahead
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.horovod_api import elastic
@@ -55,7 +56,6 @@ from hvd_sparse.horovod_api.values import (
 )
 from hvd_sparse.horovod_api.variables import broadcast_, broadcast_variables
 from hvd_sparse.keras import callbacks, checkpoint
-from hvd_sparse.keras.ahead import looking_ahead
 from hvd_sparse.keras.consolidation import consolidate
 from hvd_sparse.keras.loading import load_model
 from hvd_sparse.keras.loss_scale import LossScaleOptimizer

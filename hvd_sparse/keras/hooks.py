@@ -30,10 +30,10 @@ import tensorflow as tf
 
 from hvd_sparse.averaging.gradients import averages_gradients
 from hvd_sparse.averaging.optimizer import averaged, is_averaged
-from hvd_sparse.exchange import sender_side, slots
+from hvd_sparse.exchange import ahead, sender_side, slots
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import ahead, local_optimizer, momentum, train_step, without_slots
-from hvd_sparse.servers.optimizer import is_served
+from hvd_sparse.keras import local_optimizer, momentum, steps_ahead, train_step, without_slots
+from hvd_sparse.servers.optimizer import is_served, served
 from hvd_sparse.transport.eager import making_variables
 
 _EXCHANGE = "_hvd_sparse_exchange"
@@ -110,9 +110,8 @@ def adopt(model: keras.Model) -> None:
 
     A user-defined train step is not compiled, as it may contain what XLA cannot compile; a warning says so.
     """
-    exchange = exchange_of(model.optimizer)
-    if exchange is not None and exchange.looks_ahead:
-        ahead.wrap(model)
+    if _looks_ahead(model.optimizer):
+        steps_ahead.wrap(model)
     if not model.jit_compile or not _meets_others(model.optimizer):
         return
     model.jit_compile = False
@@ -277,6 +276,11 @@ def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> 
     finally:
         for name, threshold in thresholds.items():
             setattr(optimizer, name, threshold)
+
+
+def _looks_ahead(optimizer: Any) -> bool:
+    exchange = exchange_of(optimizer)
+    return served(optimizer).looks_ahead if is_served(optimizer) else exchange is not None and exchange.looks_ahead
 
 
 def _meets_others(optimizer: Any) -> bool:

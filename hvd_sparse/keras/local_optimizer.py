@@ -20,9 +20,9 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.senders import slots_of
-from hvd_sparse.exchange import on_shards, sender_side, shard_slots, slots
+from hvd_sparse.exchange import ahead, on_shards, sender_side, shard_slots, slots
 from hvd_sparse.exchange.arguments import sends_updates
-from hvd_sparse.keras import ahead, without_slots
+from hvd_sparse.keras import without_slots
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
 
 _LAYER_WISE = ("LARS", "LAMB")  # of the package lars

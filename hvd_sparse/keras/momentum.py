@@ -27,8 +27,8 @@ from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.arguments import takes_momentum
 from hvd_sparse.exchange.wire import parts
-from hvd_sparse.keras import first_rank
 from hvd_sparse.spec import Gathered, Momentum, MomentumRule
+from hvd_sparse.transport import first_rank
 
 # The attribute that holds the momentum, by the name of the class, of Keras or of `lars`.
 _HEAVY_BALL = ("SGD", "RMSprop", "LARS")

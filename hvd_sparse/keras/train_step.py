@@ -10,7 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.keras import ahead
+from hvd_sparse.keras import steps_ahead
 from hvd_sparse.keras.sync_batch_norm import synchronises
 
 _COMPILED = "_hvd_sparse_compiled"
@@ -45,7 +45,7 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
                 stacklevel=2,
             )
             return own_step(data)
-        ahead.build_optimizer(model)
+        steps_ahead.build_optimizer(model)
         taker = _GradientTaker(model.optimizer)
 
         # A new function for each trace of the outer step, as its results belong to the variables of that trace.
@@ -65,8 +65,8 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
     if model.compiled:
         model.jit_compile = False
         model.train_function = None
-        if ahead.is_wrapped(model):
-            ahead.wrap(model)
+        if steps_ahead.is_wrapped(model):
+            steps_ahead.wrap(model)
     return model
 
 

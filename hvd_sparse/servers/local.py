@@ -24,17 +24,19 @@ def sends_updates(push: Compressor | None) -> bool:
     return isinstance(push, LocalUpdates)
 
 
+def looks_ahead(push: Compressor | None) -> bool:
+    """Whether clients compute gradients at their copy of the parameters minus the updates that they have not pushed."""
+    return isinstance(push, LocalUpdates) and push.ahead
+
+
 def check(optimizer: keras.optimizers.Optimizer, push: Compressor | None) -> None:
     """Raises ValueError if clients cannot run what a push asks for before the selection."""
     if isinstance(push, MomentumCorrection):
         _check_momentum(optimizer, push)
     if not isinstance(push, LocalUpdates):
         return
-    if push.ahead:
-        raise ValueError(
-            "A client's copy changes with each pull, so there are no fixed weights to look ahead from: leave "
-            "ahead=True out of LocalUpdates, or use hvd.DistributedOptimizer with hvd.recipes.updates(..., ahead=True)."
-        )
+    if push.gathers:
+        raise ValueError("Clients push in every step: leave gathers=True out of LocalUpdates.")
     if not shard_slots.is_element_wise(optimizer):
         raise ValueError(
             f"A client cannot run {type(optimizer).__name__} on the parts of its gradient: use one of "

@@ -16,6 +16,7 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.quantizers import TwoBits
 from hvd_sparse.compression.selectors import Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
+from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.servers.optimizer import served
 from tests.parallel.cases import case
 from tests.parallel.training import assert_replicas_equal, network, on_every_rank, own_data, raises, shared_folder
@@ -65,6 +66,40 @@ def synchronous_servers_give_what_the_exchange_gives():
     assert int(mine.optimizer.iterations) == 2
     hvd.servers.finish(mine.optimizer)
     assert_replicas_equal(mine.trainable_variables)
+
+
+@case(ranks=(1, 2), quick=lambda ranks: ranks == 2)
+def gradients_are_ahead_by_what_was_not_pushed():
+    """In a custom loop, in a graph or not, and in `fit`; between steps a model holds its copy."""
+    push, (x, y) = LocalUpdates(ErrorFeedback(TopK(0.2)), ahead=True), own_data(count=8)
+
+    def served_by(model):
+        return served(model.optimizer).member.connections.copy.values
+
+    def looking(model):
+        with hvd.looking_ahead(model.optimizer), tf.GradientTape() as tape:
+            where = tf.concat([tf.reshape(each, [-1]) for each in model.trainable_variables], 0)
+            loss = tf.reduce_mean(tf.square(model(x) - y))
+        model.optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return where
+
+    looped, fitted = (served_model(keras.optimizers.Adam(0.05), push=push, synchronous=True) for _ in range(2))
+    fitted.set_weights(looped.get_weights())
+    with raises(ValueError, "needs a built optimizer"):
+        tf.function(looking, autograph=False)(looped)
+    looped.optimizer.build(looped.trainable_variables)
+    for step in (looking, looking, tf.function(looking, autograph=False)) + 2 * (looking,):
+        unsent = served(looped.optimizer).unsent().numpy()
+        expected = served_by(looped) - unsent
+        np.testing.assert_array_equal(step(looped).numpy(), expected)
+        flat = np.concatenate([each.ravel() for each in looped.get_weights()])
+        np.testing.assert_array_equal(flat, served_by(looped))
+    assert np.any(unsent)
+    fitted.fit(x, y, batch_size=8, epochs=5, shuffle=False, verbose=0)
+    for one, other in zip(looped.get_weights(), fitted.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    for model in (looped, fitted):
+        hvd.servers.finish(model.optimizer)
 
 
 @case(ranks=(1, 2))

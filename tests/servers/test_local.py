@@ -168,7 +168,7 @@ def test_a_client_goes_on_to_the_bit(kind):
 @pytest.mark.parametrize(
     ("push", "own", "complaint"),
     [
-        (LocalUpdates(ErrorFeedback(TopK(0.1)), ahead=True), "Adam", "leave ahead=True out"),
+        (LocalUpdates(ErrorFeedback(TopK(0.1)), ahead=True, gathers=True), "Adam", "leave gathers=True out"),
         (LocalUpdates(ErrorFeedback(TopK(0.1))), "Nadam", "A client cannot run Nadam"),
         (MomentumCorrection(ErrorFeedback(TopK(0.1))), "SGD", "set it, MomentumCorrection"),
         (MomentumCorrection(ErrorFeedback(TopK(0.1)), momentum=0.9), "Adam", "Adam has beta_1=0.9"),

@@ -7,9 +7,9 @@ import pathlib
 import warnings
 from typing import Any
 
-from hvd_sparse.exchange import slots
+from hvd_sparse.exchange import ahead, slots
 from hvd_sparse.exchange.gradients import resource
-from hvd_sparse.keras import ahead, checkpoint, hooks
+from hvd_sparse.keras import checkpoint, hooks
 from hvd_sparse.keras.callbacks import folders
 from hvd_sparse.keras.callbacks.averaging import broadcast_state
 from hvd_sparse.keras.callbacks.base import DistributedCallback

@@ -2,13 +2,13 @@
 
 A recipe of updates with `ahead` evaluates, saves and shares the replicated weights w. But from the beginning of a step
 until its gradients are computed, the variables hold w minus what this rank's node has not sent yet. Then they get back
-exactly w, and the update is applied to that. If a step fails in between, they get back w, too.
+exactly w, and the update is applied to that. If a step fails in between, they get back w, too. With sharded servers, w
+is the rank's copy of the parameters.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,11 +17,9 @@ import tensorflow as tf
 
 from hvd_sparse.exchange import slots
 from hvd_sparse.exchange.gradients import resource
-from hvd_sparse.keras import first_rank
-from hvd_sparse.transport.eager import making_variables
+from hvd_sparse.transport import first_rank
 
 _AHEAD = "_hvd_sparse_ahead"
-_WRAPPED = "_hvd_sparse_looks_ahead"
 
 
 class Ahead:
@@ -116,9 +114,10 @@ def _same(gradient: Any) -> Any:
     return tf.nest.map_structure(tf.identity, gradient, expand_composites=True)
 
 
-def begin(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
+def begin(optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> Ahead:
     """Makes an optimizer look ahead from now on, with these variables."""
-    vars(optimizer)[_AHEAD] = Ahead(variables)
+    made = vars(optimizer)[_AHEAD] = Ahead(variables)
+    return made
 
 
 def of(optimizer: Any) -> Ahead | None:
@@ -170,62 +169,3 @@ def looking_ahead(optimizer: keras.optimizers.Optimizer) -> Iterator[None]:
         yield
     finally:
         found.leave()
-
-
-def wrap(model: keras.Model) -> None:
-    """Makes the train step of a model look ahead if its optimizer does; a second call changes nothing."""
-    vars(model)[_WRAPPED] = True
-    own_step = model.train_step
-    if hasattr(own_step, _WRAPPED):
-        return
-
-    @functools.wraps(own_step)
-    def step(data):
-        build_optimizer(model)
-        with looking_ahead(model.optimizer):
-            return own_step(data)
-
-    setattr(step, _WRAPPED, True)
-    model.train_step = step
-    if not hasattr(model.make_train_function, _WRAPPED):
-        model.make_train_function = _guarded(model)
-
-
-def build_optimizer(model: keras.Model) -> None:
-    """Builds the optimizer before a train step is traced, as the trace reads its offsets and its loss scale."""
-    if model.built and not model.optimizer.built:
-        with making_variables():
-            model.optimizer.build(model.trainable_variables)
-
-
-def is_wrapped(model: keras.Model) -> bool:
-    """Whether the train step of a model was made to look ahead, even if it has been replaced since."""
-    return _WRAPPED in vars(model)
-
-
-def _guarded(model: keras.Model) -> Any:
-    """The model's `make_train_function`, whose functions restore the variables when they fail."""
-    own_make = model.make_train_function
-
-    def make_train_function(*args, **options):
-        own_make(*args, **options)
-        run = model.train_function
-        if hasattr(run, _WRAPPED):
-            return run
-
-        @functools.wraps(run)
-        def guarded(iterator):
-            try:
-                return run(iterator)
-            except BaseException:
-                found = of(model.optimizer)
-                if found is not None:
-                    found.recover()
-                raise
-
-        setattr(guarded, _WRAPPED, True)
-        model.train_function = guarded
-        return guarded
-
-    setattr(make_train_function, _WRAPPED, True)
-    return make_train_function
