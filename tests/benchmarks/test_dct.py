@@ -55,6 +55,20 @@ def test_differences_of_test_loss_are_paired_by_seed(tmp_path):
     assert len({arm.fingerprint(rows, 0) for arm in ARMS} | {ARMS[0].fingerprint("others", 0)}) == len(ARMS) + 1
 
 
+def test_a_difference_that_equal_arms_may_have_is_within_the_target():
+    """Here A/A has a mean of 0 with an interval of ± 1.24%, or none with one seed."""
+    losses = {arm.name: {} for arm in ARMS}
+    for seed in range(3):
+        losses[dct_quality.DENSE_SMALL][seed] = 0.3
+        losses[dct_quality.AGAIN_SMALL][seed] = 0.3 + 0.0015 * (seed - 1)
+        losses[dct_quality.ONE_SMALL][seed] = 0.303
+    (verdict,) = dct_quality.told(losses, ARMS, "").verdicts
+    assert verdict.wanted == "<= +0.3%, or +1.24% that equal arms may differ by" and verdict.met
+    few = {name: {seed: loss for seed, loss in found.items() if seed == 0} for name, found in losses.items()}
+    (verdict,) = dct_quality.told(few, ARMS, "").verdicts
+    assert verdict.wanted == "<= +0.3%" and not verdict.met
+
+
 def test_a_quick_run_leaves_the_store_of_the_study_as_it_is(tmp_path, monkeypatch):
     store, made = tmp_path / "runs.jsonl", []
 
