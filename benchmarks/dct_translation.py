@@ -268,7 +268,8 @@ def told(outcomes: Mapping[Run, Mapping[str, Any]], arms: Sequence[str]) -> Sect
 
 
 def _verdict(arm: str, gap: Difference) -> Verdict:
-    what = f"BLEU, {ARMS[arm].name} - {ARMS[ARMS[arm].against].name}, {gap.pairs} seeds"
+    seeds = "1 seed" if gap.pairs == 1 else f"{gap.pairs} seeds"
+    what = f"BLEU, {ARMS[arm].name} - {ARMS[ARMS[arm].against].name}, {seeds}"
     return Verdict(what, f">= -{WANTED}", str(gap), gap.mean >= -WANTED)
 
 
