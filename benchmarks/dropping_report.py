@@ -68,7 +68,7 @@ def summarise(
     figures = {arm: _figures(outcomes, model, arm, (tried or {}).get(arm, ()), gaps.get(arm, {})) for arm in arms}
     verdicts = [
         _verdict(model, wanted, gap)
-        for wanted in WANTED
+        for wanted in WANTED[model]
         if {wanted.one, wanted.other} <= set(arms)
         for gap in [gap_of(outcomes, model, wanted.one, wanted.other)]
         if gap is not None

@@ -233,4 +233,7 @@ class Wanted(NamedTuple):
     points: float
 
 
-WANTED = (Wanted("drop99", "dense", 0.5), Wanted("again", "dense", 0.5))
+WANTED = {
+    "mlp": (Wanted("drop99", "dense", 0.5), Wanted("again", "dense", 0.5)),
+    "lstm": (Wanted("updates_ahead", "dense", 2.0),),
+}
