@@ -215,7 +215,7 @@ QUESTIONS = (
         bases=(("together99", "together"), ("together", "dense")),
     ),
     Question("a slow client", "drop99", ("slow", "slow4"), across=("time",)),
-    Question("gradients or updates", "dense", ("drop99", "gathered", "updates", "updates_ahead", "updates_gathered")),
+    Question("updates as pushes", "dense", ("updates", "updates_ahead", "updates_gathered")),
 )
 
 
