@@ -17,7 +17,6 @@ from typing import Any, Protocol
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.servers import local
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.copies import Copies, SharedCopy
@@ -84,7 +83,7 @@ class _Client:
     def __init__(self, settings: Settings, shards: Sequence[Spec], duration: Callable[[], float]):
         self.copy, self.duration = Copy(shards), duration
         self._pushes = Pushes(settings.push, shards)
-        self._is_ahead = isinstance(settings.push, LocalUpdates) and settings.push.ahead
+        self._is_ahead = local.looks_ahead(settings.push)
         size = sum(spec.size for spec in shards)
         self.choose = tf.function(self._pushes.choose, [[tf.TensorSpec([size])]], autograph=False)
         self.number = self.awaited = 0

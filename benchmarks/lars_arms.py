@@ -260,6 +260,20 @@ def rival_step(name: str, form: Form, tensors: Tensors, gradients: list[tf.Tenso
 # ---- plain passes ----
 
 
+def in_small_pages(elements: int) -> np.ndarray:
+    """A vector [elements] float32 in pages of 4 KB."""
+    memory = mmap.mmap(-1, elements * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_NOHUGEPAGE)
+    vector = np.frombuffer(memory, np.float32)
+    vector[:] = 0.125
+    return vector
+
+
+def in_large_pages(elements: int) -> np.ndarray:
+    """A vector [elements] float32 as NumPy allocates it: in pages of 2 MB if the system has them."""
+    return np.full(elements, 0.125, np.float32)
+
+
 class Floors:
     """native/lars_floors.cc: passes that read and write as much as ours, and compute almost nothing.
 
@@ -267,9 +281,9 @@ class Floors:
     over which the same passes take two to three quarters of the time.
     """
 
-    def __init__(self, elements: int, allocate: Callable[[int], np.ndarray] | None = None):
+    def __init__(self, elements: int, allocate: Callable[[int], np.ndarray] = in_small_pages):
         self._library = compiled(_FLOORS)
-        self._vectors = [(allocate or in_small_pages)(elements) for _ in range(4)]
+        self._vectors = [allocate(elements) for _ in range(4)]
         self._elements = elements
 
     def passes(self, name: str) -> dict[str, Callable[[], object]]:
@@ -294,17 +308,3 @@ def compiled(source: pathlib.Path) -> ctypes.CDLL:
         flags = ["-std=c++17", "-O3", "-march=native", "-fPIC", "-shared"]
         subprocess.run(["c++", *flags, str(source), "-o", library], check=True)
         return ctypes.CDLL(library)
-
-
-def in_small_pages(elements: int) -> np.ndarray:
-    """A vector [elements] float32 in pages of 4 KB."""
-    memory = mmap.mmap(-1, elements * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_NOHUGEPAGE)
-    vector = np.frombuffer(memory, np.float32)
-    vector[:] = 0.125
-    return vector
-
-
-def in_large_pages(elements: int) -> np.ndarray:
-    """A vector [elements] float32 as NumPy allocates it: in pages of 2 MB if the system has them."""
-    return np.full(elements, 0.125, np.float32)

@@ -104,7 +104,7 @@ class Participant:
         own = local.optimizer_of(optimizer) if self.sends_updates else None
         self._pushes = pushes = Pushes(self.settings.push, [spec._replace(optimizer=own) for spec in member.shards])
         self._steps = tf.Variable(self._steps_of(member.connections.pushes), trainable=False, name="steps_of_all")
-        member.keeper.unsent, member.keeper.memory = lambda: pushes.waiting().numpy(), pushes.memory
+        member.keeper.unsent, member.keeper.memory = lambda: self.unsent().numpy(), pushes.memory
         member.keeper.write = self._write
         if self._resumed is not None and self._resumed.unsent is not None:
             pushes.restore(self._resumed.unsent, self._resumed.memory)
