@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.convergence_runs import on_cores
-from benchmarks.dropping_settings import ARMS, MODELS, SentenceSettings
+from benchmarks.dropping_settings import ARMS, MODELS, ImageSettings, SentenceSettings
 from benchmarks.sources import ROOT, fingerprint_of
 from examples import translation
 from examples.text import corpus
@@ -17,9 +17,9 @@ from hvd_sparse.spec import describe
 
 STORE = ROOT / "benchmarks" / "results" / "dropping_runs.jsonl"
 _COMMON = ["benchmarks/dropping_simulation.py", "benchmarks/dropping_tasks.py"]
-_SOURCES = {
-    "mlp": ["benchmarks/convergence_data.py", "examples/photographs.py"],
-    "lstm": [
+_SOURCES: dict[type, list[str]] = {
+    ImageSettings: ["benchmarks/convergence_data.py", "examples/photographs.py"],
+    SentenceSettings: [
         "benchmarks/dropping_translation.py",
         "examples/translation.py",
         "examples/models/lstm.py",
@@ -60,7 +60,7 @@ class Run:
             [describe(chosen.push), describe(chosen.pull), describe(chosen.rule)],
             [arm.normalised, arm.slowness, arm.timing, self._data()],
         ]
-        return fingerprint_of(told, (*_COMMON, *_SOURCES[self.model]))
+        return fingerprint_of(told, (*_COMMON, *_SOURCES[type(MODELS[self.model])]))
 
     def _data(self) -> str:
         """A digest of the data, which differ between machines."""

@@ -24,7 +24,7 @@ def outcome_of(run: dict[str, Any]) -> dict[str, Any]:
 def task_of(run: dict[str, Any]) -> Task:
     """The task of a run, reused if another run has had the same."""
     settings = {**run["settings"], "timing": Timing(**run["settings"]["timing"])}
-    if run["model"] == "lstm":
+    if "options" in settings:
         return SentenceTask(SentenceSettings(**{**settings, "options": tuple(settings["options"])}))
     return _images(ImageSettings(**settings), ARMS[run["arm"]].normalised)
 

@@ -29,6 +29,7 @@ from benchmarks.lars_arms import Floors, compiled, in_large_pages, in_small_page
 from hvd_sparse.servers.applying import LazyPieces, ServedPieces
 from hvd_sparse.servers.gathering import Gathering
 from hvd_sparse.servers.messages import Entries
+from hvd_sparse.servers.pages import use_large_pages
 from hvd_sparse.servers.shard import Parameters
 from hvd_sparse.spec import Segment, Spec
 from hvd_sparse.transport.communicator import Grid
@@ -50,7 +51,8 @@ def arms_of(size: int, threads: int) -> dict[str, Callable[[], object]]:
         kind(keras.optimizers.Adam(1e-3), [keras.Variable(np.zeros(size, np.float32))], spec)
         for kind in (ServedPieces, LazyPieces)
     )
-    gradient = tf.constant(random.standard_normal(size, np.float32))
+    gradient = tf.Variable(random.standard_normal(size, np.float32))
+    use_large_pages([gradient])  # as the sum of sparse pushes
     places = np.sort(random.permutation(size)[: round(_DENSITY * size)]).astype(np.int32)
     pushed = Entries(random.standard_normal(len(places), np.float32), places)
     held = lazy.gathering()
@@ -58,7 +60,7 @@ def arms_of(size: int, threads: int) -> dict[str, Callable[[], object]]:
     mean = held.mean()
     return {
         FLOOR: _floor(size, threads),
-        DENSE: lambda: served.apply(gradient, 1e-3),
+        DENSE: lambda: served.apply(gradient.read_value(), 1e-3),
         SPARSE: functools.partial(_push, pushed, served, served.gathering()),
         LINES: _lines_floor(size, places, threads),
         LAZY: lambda: lazy.apply(mean, 1e-3),
@@ -91,11 +93,7 @@ def _lines_floor(size: int, places: np.ndarray, threads: int) -> Callable[[], ob
 
 
 def _floor(size: int, threads: int) -> Callable[[], object]:
-    """Adds a vector to three others, in the pages in which that is fastest; each thread has its share of them.
-
-    Of the vectors of a shard, those that come from NumPy are in large pages, and those that TensorFlow allocates are
-    not.
-    """
+    """Adds a vector to three others, in the pages in which that is fastest; each thread has its share of them."""
     made = [[Floors(size // threads, allocate) for _ in range(threads)] for allocate in _PAGES]
     fastest = _fastest([_together([each.passes("LAMB")["update"] for each in floors]) for floors in made])
     return lambda: (fastest(), made)  # whose memory it is

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from hvd_sparse.servers.fused import lazy_step_of, step_of
 from hvd_sparse.servers.gathering import EntrySum, GradientSum, Touched
+from hvd_sparse.servers.pages import use_large_pages
 from hvd_sparse.servers.pushing import slices
 from hvd_sparse.spec import Place, Spec
 
@@ -84,6 +85,7 @@ class _Pieces:
             self._optimizer = _copy(optimizer, decayed)
             if self._pieces:
                 self._optimizer.build(self._pieces)
+            self._use_large_pages()
 
     def vector(self) -> tf.Tensor:
         """[size] float32."""
@@ -116,6 +118,10 @@ class _Pieces:
                 variable.assign(part)
         for name, variable in numbers.items():
             variable.assign(state[name])
+        self._use_large_pages()
+
+    def _use_large_pages(self) -> None:
+        use_large_pages(each.value for held in (self._pieces, *self._slots().values()) for each in held)
 
     def _set(self, rate: float) -> None:
         if rate != self._rate:  # setting it takes as long as a step on a small shard

@@ -12,6 +12,7 @@ from hvd_sparse import ops
 from hvd_sparse.compression.base import Coded, Compressor, Selection
 from hvd_sparse.compression.selectors import Quantized
 from hvd_sparse.servers.messages import Codes, Entries
+from hvd_sparse.servers.pages import use_large_pages
 from hvd_sparse.spec import Spec
 
 
@@ -48,6 +49,7 @@ class _Dropped:
         self._pull, self._state = pull, pull.create(spec)
         # Minus the copy: the compressor adds it to the parameters in its own pass over memory.
         self._negated = tf.Variable(-parameters, trainable=False, name="negated_copy")
+        use_large_pages([self._negated])
 
     def next(self, parameters: tf.Tensor) -> Entries:
         selection = self._pull.compress(tf.expand_dims(parameters, 0), self._state, self._negated)

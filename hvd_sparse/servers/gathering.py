@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from hvd_sparse import ops
 from hvd_sparse.servers.messages import Entries
+from hvd_sparse.servers.pages import use_large_pages
 
 _SPARSE = 16  # elements per entry from which sorting the entries is faster than passing over all elements
 
@@ -49,6 +50,7 @@ class GradientSum:
     def __init__(self, size: int):
         with tf.device("CPU:0"):
             self._sum = tf.Variable(tf.zeros([size]), trainable=False, name="gradient_sum")
+        use_large_pages([self._sum])
         self._touched: list[tf.Tensor] = []  # places of sparse gradients
         self._is_dense = False  # whether other places may be nonzero, too
         self._is_new = True  # whether the contents are left over from the last sum

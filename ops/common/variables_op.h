@@ -6,6 +6,7 @@
 #include <cstring>
 #include <vector>
 
+#include "large_pages.h"
 #include "op_support.h"
 #include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
@@ -85,6 +86,7 @@ class Variables {
     if (is_shared(number)) {
       tensorflow::Tensor copy;
       TF_RETURN_IF_ERROR(allocate_like(context, number, &copy));
+      prefer_large_pages(copy.data(), copy.TotalBytes());
       if (copy.TotalBytes() > 0) std::memcpy(copy.data(), held(number).data(), copy.TotalBytes());
       replace(number, copy);
     }

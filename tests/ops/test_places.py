@@ -1,7 +1,10 @@
 """Values at given places of variables: the operations, and the loops under the sanitizers."""
 
+import mmap
+import re
 from pathlib import Path
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,6 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hvd_sparse import ops
+from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.pages import use_large_pages
+from hvd_sparse.spec import Segment, Spec
+from hvd_sparse.transport.communicator import Grid
 from tests.ops import sanitizers
 from tests.simulation import same_bits
 
@@ -16,6 +23,27 @@ OPS = Path(__file__).resolve().parents[2] / "ops"
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=6)
 SEEDS = st.integers(0, 2**32 - 1)
 REFUSED = tf.errors.InvalidArgumentError
+LARGE_PAGE = 2 << 20
+
+
+def in_large_pages(memory):
+    """The number of bytes of an array's mappings that lie in large pages, from /proc/self/smaps."""
+    begin, end, total, inside = memory.ctypes.data, memory.ctypes.data + memory.nbytes, 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        addresses = re.match("([0-9a-f]+)-([0-9a-f]+) ", line)
+        if addresses:
+            first, last = (int(each, 16) for each in addresses.groups())
+            inside = first < end and begin < last
+        elif inside and line.startswith("AnonHugePages:"):
+            total += 1024 * int(line.split()[1])
+    return total
+
+
+def gives_large_pages():
+    memory = mmap.mmap(-1, 4 * LARGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    memory.write(bytes(len(memory)))
+    return in_large_pages(np.frombuffer(memory, np.uint8)) > 0
 
 
 def chosen(random, size, count=None):
@@ -134,6 +162,34 @@ def test_shapes_and_types_that_do_not_fit_are_refused():
         put([variable, variable], [1.0], [0])
     with pytest.raises((REFUSED, ValueError), match="rank 1|as a vector|a value for each"):
         put([variable], [[1.0]], [[0]])
+
+
+def test_large_pages_change_no_value_and_no_value_that_somebody_holds():
+    variables = [tf.Variable(tf.range(3e6)), tf.Variable(tf.ones([2, 4])), tf.Variable(tf.zeros([0]))]
+    held = variables[0].read_value()
+    use_large_pages(variables)
+    same_bits(variables[0].numpy(), np.arange(3e6, dtype=np.float32))
+    put(variables, [7.0], [1_000_000])
+    same_bits(held.numpy(), np.arange(3e6, dtype=np.float32))
+    assert variables[0].numpy()[1_000_000] == 7.0
+    with pytest.raises(REFUSED, match="variables of float"):
+        use_large_pages([tf.Variable([1, 2])])
+
+
+@pytest.mark.thorough
+@pytest.mark.skipif(not gives_large_pages(), reason="the kernel gives no large pages")
+def test_a_shards_vectors_lie_in_large_pages():
+    """All that an update reads and writes, whoever allocated it; what is not on a boundary of 2 MB cannot be."""
+    size = 4_000_000
+    random = np.random.default_rng(0)
+    variables = [keras.Variable(random.standard_normal(size).astype(np.float32))]
+    spec = Spec(size, Grid.lone(), segments=(Segment("weights", (size,)),))
+    shard = ServedPieces(keras.optimizers.Adam(), variables, spec)
+    vectors = [*shard._pieces, *(each for held in shard._slots().values() for each in held)]
+    assert len(vectors) == 3
+    for vector in vectors:
+        memory = np.asarray(memoryview(vector.value.read_value()))
+        assert in_large_pages(memory) >= memory.nbytes - 2 * LARGE_PAGE
 
 
 @pytest.mark.thorough
