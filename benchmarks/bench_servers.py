@@ -7,6 +7,10 @@ same parameters. Arms are dense or at 99% in both directions, on links of each r
 and synchronous with one rank at half speed; and TensorFlow's ParameterServerStrategy on the same nodes, which sends
 everything in both directions.
 
+Then the ranks train the LSTM of the study of gradient dropping (bench_dropping.py) at two batch sizes, computing real
+gradients. Its finished runs say after how many steps a training reaches a score; with the measured rates of steps that
+is a time to a score (Aji and Heafield 2017, Table 2).
+
 Reported are the bytes counted by the nodes' interfaces and those that telemetry claims. Processor time is given as
 well: two cores carry four ranks and four servers, which would not share them on real nodes.
 """
@@ -23,7 +27,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import local_ranks, servers_report, timing, writing
+from benchmarks import local_ranks, servers_report, servers_score, timing, writing
 from benchmarks.cluster import Cluster, unavailable
 
 NODES = 4
@@ -67,6 +71,7 @@ class Plan(NamedTuple):
         rounds: in each of which all arms run.
         uneven_rate: rate of the links with one slower rank, and `uneven_wait` the wait of the other ranks.
         rival: whether ParameterServerStrategy takes part, and `rival_steps` its steps per round.
+        translated: rates of the links on which the LSTM is trained, and `translation_window` seconds per arm and round.
         applied: parameters of the shard for which applying a push is timed, and `applications` how often.
     """
 
@@ -79,6 +84,8 @@ class Plan(NamedTuple):
     uneven_wait: float = 0.3
     rival: bool = True
     rival_steps: int = 40
+    translated: tuple[str, ...] = ("1gbit", "100mbit")
+    translation_window: float = 8.0
     applied: int = 6_250_000
     applications: int = 60
 
@@ -112,6 +119,14 @@ def measure_rival(rate: str | None, plan: Plan) -> list[float]:
     return _on_nodes(rate, "benchmarks.servers_strategy", job)
 
 
+def measure_translation(rate: str, plan: Plan) -> dict[str, Any]:
+    """Trains the LSTM on one link; returns what servers_translation.py writes."""
+    names = [arm.name for arm in servers_score.ARMS]
+    rounds = [timing.shuffled(names, number) for number in range(plan.rounds)]
+    job = {"arms": [arm._asdict() for arm in servers_score.ARMS], "rounds": rounds, "window": plan.translation_window}
+    return _on_nodes(rate, "benchmarks.servers_translation", job)
+
+
 def _on_nodes(rate: str | None, module: str, job: dict[str, Any]) -> Any:
     with tempfile.TemporaryDirectory() as name, Cluster(NODES, 1, rate) as cluster:
         folder = pathlib.Path(name)
@@ -141,6 +156,7 @@ def run(plan: Plan) -> dict[str, Any]:
         if plan.rival:
             measured["rival"][servers_report.named(rate)] = measure_rival(rate, plan)
     measured["uneven"] = measure(plan.uneven_rate, uneven_arms_of(plan), plan)
+    measured["translation"] = {rate: measure_translation(rate, plan) for rate in plan.translated}
     measured["applying"] = {str(threads): measure_applying(threads, plan) for threads in (1, 2)}
     return measured
 

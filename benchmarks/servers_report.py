@@ -10,7 +10,9 @@ import numpy as np
 import tensorflow as tf
 from matplotlib.figure import Figure
 
-from benchmarks import timing, writing
+from benchmarks import servers_score, timing, writing
+from benchmarks.dropping_report import NEAR
+from benchmarks.dropping_settings import ARMS as STUDIED
 from benchmarks.report import Verdict, table
 from benchmarks.servers_apply import DENSE as APPLY
 from benchmarks.servers_apply import FLOOR, LAZY, LAZY_PUSH, LINES
@@ -162,6 +164,17 @@ def render(measured: dict[str, Any], seconds: float, ranks: int = 4) -> str:
             lines.append(f"| {link} | {RIVAL} | {told} | {share:.0%} | | | | |")
     uneven = rows_of(measured["uneven"])
     lines += [_line(plan["uneven_rate"], arm, row, None, ranks) for arm, row in uneven.items()]
+    lines += [
+        "",
+        "## Time to a score",
+        "",
+        "The LSTM of the study of gradient dropping, real gradients; batches are in pieces. Steps a second are of all "
+        "ranks (least to most), which share the cores; a step is computing and the rest, which is waiting for servers, "
+        f"selection and applying. Steps to {NEAR:.0%} of what `{STUDIED['dense'].name}` ends at with the same batches "
+        "come from the study, on validation data.",
+        "",
+        *servers_score.lines_of(measured["translation"], ranks),
+    ]
     lines += ["", "## Applying a push", "", "Milliseconds, medians (quartiles).", ""]
     arms = (FLOOR, APPLY, APPLY_PUSH, LINES, LAZY, LAZY_PUSH)
     lines += ["| threads | " + " | ".join(arms) + " |", "|---" * (1 + len(arms)) + "|"]
@@ -188,7 +201,14 @@ def summary(measured: dict[str, Any]) -> dict[str, Any]:
     rows = {link: rows_of(results) for link, results in {**measured["links"], "uneven": measured["uneven"]}.items()}
     told = {link: {arm: row._asdict() for arm, row in of_link.items()} for link, of_link in rows.items()}
     applying = writing.medians(measured["applying"])
-    return {"plan": measured["plan"], "links": told, "rival": measured["rival"], "applying": applying}
+    translation = servers_score.summary(measured["translation"])
+    return {
+        "plan": measured["plan"],
+        "links": told,
+        "rival": measured["rival"],
+        "translation": translation,
+        "applying": applying,
+    }
 
 
 def draw(measured: dict[str, Any], path: str) -> None:

@@ -1,8 +1,9 @@
 """The benchmark of sharded servers: a small run of four nodes, and the report."""
 
+import numpy as np
 import pytest
 
-from benchmarks import bench_servers, servers_report
+from benchmarks import bench_servers, servers_report, servers_score
 from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough
@@ -20,6 +21,16 @@ def rank_of(steps: int, counted: float, **others) -> dict:
         "staleness": 3,
         **others,
     }
+
+
+TRANSLATED = {
+    "batches": {arm.name: 100 for arm in servers_score.ARMS},
+    "windows": [
+        {"arm": arm.name, "ranks": [{"steps": steps, "seconds": 10.0, "computed": 5.0}] * 4}
+        for steps in (20, 40)
+        for arm in servers_score.ARMS
+    ],
+}
 
 
 def results_of(arms: dict[str, list[dict]]) -> list[dict]:
@@ -53,6 +64,7 @@ def test_the_report_judges_by_medians(tmp_path):
         "links": {servers_report.UNSHAPED: results_of(free), "1gbit": results_of(arms)},
         "rival": {servers_report.UNSHAPED: [3.0, 3.0], "1gbit": [2.0, 2.0]},
         "uneven": results_of(uneven),
+        "translation": {"1gbit": TRANSLATED},
         "applying": {"1": taken},
     }
     verdicts = {verdict.what: verdict for verdict in servers_report.verdicts_of(measured, 4)}
@@ -65,3 +77,21 @@ def test_the_report_judges_by_medians(tmp_path):
     assert "**missed**" in servers_report.render(measured, 60.0)
     servers_report.draw(measured, str(tmp_path / "servers.png"))
     assert (tmp_path / "servers.png").stat().st_size < 80_000
+
+
+def test_a_time_to_a_score_is_steps_of_the_study_over_measured_rates(monkeypatch):
+    curves = {"dense": [10.0, 20.0, 20.0, 20.0, 20.0], "updates_ahead": [5.0, 14.0, 24.0, 24.0, 24.0]}
+    monkeypatch.setattr(servers_score, "curve_of", lambda model, arm: curves[arm])
+    lines = servers_score.lines_of({"1gbit": TRANSLATED}, ranks=4)
+    cells = [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines[2:]]
+    assert [row[1] for row in cells] == ["512", "512", "1280", "1280"]
+    # 10 epochs of 100 batches; the score is 19, reached in 1.9 and 2.5 of 5 evaluations, at 12 steps a second.
+    assert cells[0][3:] == ["12.0 (8.0 to 16.0)", "167", "167", "380", "32", "1.00"]
+    assert cells[1][6:] == ["500", "42", "0.76"]
+    monkeypatch.setattr(servers_score, "curve_of", lambda model, arm: [])
+    assert "no runs" in servers_score.lines_of({"1gbit": TRANSLATED}, ranks=4)[2]
+
+
+def test_a_score_that_is_not_reached_takes_forever():
+    assert servers_score.reached([1.0, 2.0], 2.5) == np.inf
+    assert servers_score.reached([2.0, 1.0], 1.0) == 0.25
