@@ -12,6 +12,7 @@ second time with other computation times; the difference is noise.
 Each arm, dense included, is trained at its own best learning rate from one grid. The first seeds (--searched) are
 trained at each of --rates, in units of the model's own rate. All other seeds use the rate with the best validation
 scores in the last evaluations. Dense training, its repetition and 99% have --seeds seeds, the other arms --fewer.
+Longer trainings (`--models lstm --epochs 30`) have sections of their own once they are finished.
 
 The study is a queue. Each finished run is a line of benchmarks/results/dropping_runs.jsonl, and is not repeated as long
 as its arm, settings and sources are the same. An interrupted study can be resumed, also on another machine.
@@ -32,7 +33,7 @@ from benchmarks import report, timing, writing
 from benchmarks.convergence_report import STUDENT, rates_of
 from benchmarks.convergence_runs import finished
 from benchmarks.dropping_runs import Outcomes, Run
-from benchmarks.dropping_settings import ARMS, FOLLOWS, MODELS, MORE, TRAINED
+from benchmarks.dropping_settings import ARMS, FOLLOWS, LONGER, MODELS, MORE, TRAINED
 
 SEEDS, FEWER, SEARCHED = 8, 3, 3
 RATES = "1,2,4"
@@ -76,17 +77,18 @@ def main() -> None:
     rates = [float(rate) for rate in options.rates.split(",")]
     seeds = {arm: options.seeds if arm in MORE else options.fewer for arm in arms}
     make = None if options.finished else queue.make
-    outcomes, tried = Study(options.store, options.epochs, rates, seeds, options.searched, make).outcomes(asked)
+    study = Study(options.store, options.epochs, rates, seeds, options.searched, make)
+    outcomes, sections = answers(study, asked)
+    if not study.epochs:
+        for longer in longer_ones(study, models):
+            found, told = answers(longer, {model: asked[model] for model in models if longer.epochs in LONGER[model]})
+            outcomes |= found
+            sections += told
     about = {
         "command": report.command("dropping", sys.argv[1:]),
         "settings": {model: dataclasses.asdict(MODELS[model]) for model in models},
         "minutes": sum(outcome["seconds"] for outcome in outcomes.values()) / 60,
     }
-    sections = [
-        reports.summarise(outcomes, model, question, tried[model])
-        for model in models
-        for question in reports.answered(outcomes, model)
-    ]
     finish(sections, about, options.dry)
 
 
@@ -142,6 +144,23 @@ class Study:
 
     def _run(self, model: str, arm: str, rate: float, seed: int) -> Run:
         return Run(model, arm, rate, seed, self.epochs)
+
+
+def answers(study: Study, asked: Mapping[str, Sequence[str]]) -> tuple[Outcomes, list[reports.Section]]:
+    """The outcomes of a study of models and their arms, and the answers to the questions that it can answer."""
+    outcomes, tried = study.outcomes(asked)
+    sections = [
+        reports.summarise(outcomes, model, question, tried[model], study.epochs)
+        for model in asked
+        for question in reports.answered(outcomes, model)
+    ]
+    return outcomes, sections
+
+
+def longer_ones(study: Study, models: Sequence[str]) -> list[Study]:
+    """The same study of longer trainings of these models, which only the store has."""
+    epochs = sorted({each for model in models for each in LONGER[model]})
+    return [dataclasses.replace(study, epochs=each, make=None) for each in epochs]
 
 
 def finish(sections: Sequence[reports.Section], about: dict[str, Any], dry: bool) -> None:

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from benchmarks import report, timing, writing
 from benchmarks.convergence_report import Difference, by_seed, gap_of, spread
 from benchmarks.dropping_runs import Outcomes
-from benchmarks.dropping_settings import ARMS, MEASURES, QUESTIONS, WANTED, Question
+from benchmarks.dropping_settings import ARMS, LONGER, MEASURES, QUESTIONS, WANTED, Question, Wanted
 from benchmarks.report import Section, Verdict
 
 LAST = 4  # evaluations whose mean decides on a learning rate
@@ -49,7 +49,11 @@ def answered(outcomes: Outcomes, model: str) -> list[Question]:
 
 
 def summarise(
-    outcomes: Outcomes, model: str, question: Question, tried: Mapping[str, Sequence[float]] | None = None
+    outcomes: Outcomes,
+    model: str,
+    question: Question,
+    tried: Mapping[str, Sequence[float]] | None = None,
+    epochs: int = 0,
 ) -> Section:
     """A question's answer for one model.
 
@@ -58,7 +62,9 @@ def summarise(
         model: a key of `MODELS`.
         question: as returned by `answered`.
         tried: for each arm the learning rates from which its own was chosen, if there were others.
+        epochs: of a longer training, as in `LONGER`; 0 is the model's own number.
     """
+    name = f"{model}, {epochs} epochs" if epochs else model
     arms = [arm for arm in (question.base, *question.arms) if by_seed(outcomes, model, arm)]
     gaps = {
         arm: {what: gap_of(outcomes, model, arm, question.base_of(arm), what) for what in ("final", "loss")}
@@ -67,14 +73,14 @@ def summarise(
     }
     figures = {arm: _figures(outcomes, model, arm, (tried or {}).get(arm, ()), gaps.get(arm, {})) for arm in arms}
     verdicts = [
-        _verdict(model, wanted, gap)
-        for wanted in WANTED[model]
+        _verdict(name, MEASURES[model], wanted, gap)
+        for wanted in (LONGER[model].get(epochs, ()) if epochs else WANTED[model])
         if {wanted.one, wanted.other} <= set(arms)
         for gap in [gap_of(outcomes, model, wanted.one, wanted.other)]
         if gap is not None
     ]
     lines = _table(model, question, figures, gaps)
-    return Section(f"{model}: {question.title}", lines, {"model": model, "arms": figures}, verdicts)
+    return Section(f"{name}: {question.title}", lines, {"model": model, "arms": figures}, verdicts)
 
 
 def _figures(
@@ -139,9 +145,9 @@ def _share(share: float) -> str:
     return f"{share:.2g}" if share > 0.5 else f"1/{1 / share:.0f}"
 
 
-def _verdict(model: str, wanted: Any, gap: Difference) -> Verdict:
+def _verdict(name: str, measure: str, wanted: Wanted, gap: Difference) -> Verdict:
     return Verdict(
-        f"{model}: {ARMS[wanted.one].name} - {ARMS[wanted.other].name}, points of {MEASURES[model]}, 95%",
+        f"{name}: {ARMS[wanted.one].name} - {ARMS[wanted.other].name}, points of {measure}, 95%",
         f"within {wanted.points:g}",
         str(gap),
         -wanted.points <= gap.low and gap.high <= wanted.points,

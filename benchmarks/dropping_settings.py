@@ -253,3 +253,10 @@ WANTED = {
     "lstm": (Wanted("updates_ahead", "dense", 2.0),),
     "lstm1280": (),
 }
+# Longer trainings, by their number of epochs; reported if the store has runs of them.
+LONGER: dict[str, dict[int, tuple[Wanted, ...]]] = {
+    "mlp": {},
+    "lstm": {30: (Wanted("updates_ahead", "dense", 1.0),)},
+    "lstm1280": {},
+}
+
