@@ -259,4 +259,3 @@ LONGER: dict[str, dict[int, tuple[Wanted, ...]]] = {
     "lstm": {30: (Wanted("updates_ahead", "dense", 1.0),)},
     "lstm1280": {},
 }
-
