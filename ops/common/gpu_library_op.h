@@ -7,7 +7,7 @@
 
 #include <string>
 
-#include "tensorflow/core/framework/op_kernel.h"
+#include "names_op.h"
 #include "tensorflow/core/platform/logging.h"
 #include "xla/stream_executor/stream.h"
 
@@ -46,11 +46,11 @@ bool load_cuda(const char* consequence, Functions* functions) {
   return false;
 }
 
-stream_executor::Stream* stream_of(tensorflow::OpKernelContext* context) {
+stream_executor::Stream* stream_of(OpKernelContext* context) {
   return context->op_device_context()->stream();
 }
 
-void* handle_of(tensorflow::OpKernelContext* context) {
+void* handle_of(OpKernelContext* context) {
   return stream_of(context)->platform_specific_handle().stream;
 }
 

@@ -11,9 +11,9 @@
 #include "absl/status/status.h"
 #include "absl/strings/str_cat.h"
 #include "dtype.h"
+#include "names_op.h"
 #include "parallel.h"
 #include "tensorflow/core/framework/allocation_description.pb.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/lib/core/threadpool.h"
 
 namespace hvds {
@@ -33,7 +33,7 @@ absl::Status invalid_argument(const Pieces&... pieces) {
 }
 
 // The value of an int32 or int64 scalar tensor.
-inline int64_t number_of(const tensorflow::Tensor& scalar) {
+inline int64_t number_of(const Tensor& scalar) {
   return scalar.dtype() == tensorflow::DT_INT32 ? scalar.scalar<int32_t>()() : scalar.scalar<int64_t>()();
 }
 
@@ -47,16 +47,16 @@ class KeptOutputs {
   explicit KeptOutputs(size_t most = 3) : shelf_(std::make_shared<Shelf>(most)) {}
 
   // Like OpKernelContext::allocate_output.
-  absl::Status allocate(tensorflow::OpKernelContext* context, int index, const tensorflow::TensorShape& shape,
-                        tensorflow::Tensor** output) {
+  absl::Status allocate(OpKernelContext* context, int index, const TensorShape& shape,
+                        Tensor** output) {
     const tensorflow::DataType type = context->expected_output_dtype(index);
     if (shape.num_elements() * tensorflow::DataTypeSize(type) < kWorthKeeping) {
       return context->allocate_output(index, shape, output);
     }
-    tensorflow::Tensor memory;
+    Tensor memory;
     if (!shelf_->take(type, shape, &memory)) TF_RETURN_IF_ERROR(context->allocate_temp(type, shape, &memory));
     tensorflow::core::RefCountPtr<tensorflow::TensorBuffer> lent(new Lent(std::move(memory), shelf_));
-    context->set_output(index, tensorflow::Tensor(type, shape, std::move(lent)));
+    context->set_output(index, Tensor(type, shape, std::move(lent)));
     *output = context->mutable_output(index);
     return absl::OkStatus();
   }
@@ -69,9 +69,9 @@ class KeptOutputs {
    public:
     explicit Shelf(size_t most) : most_(most) {}
 
-    bool take(tensorflow::DataType type, const tensorflow::TensorShape& shape, tensorflow::Tensor* memory) {
+    bool take(tensorflow::DataType type, const TensorShape& shape, Tensor* memory) {
       const std::lock_guard<std::mutex> lock(mutex_);
-      const auto fits = [&](const tensorflow::Tensor& each) { return each.dtype() == type && each.shape() == shape; };
+      const auto fits = [&](const Tensor& each) { return each.dtype() == type && each.shape() == shape; };
       const auto found = std::find_if(waiting_.begin(), waiting_.end(), fits);
       if (found == waiting_.end()) return false;
       *memory = std::move(*found);
@@ -79,7 +79,7 @@ class KeptOutputs {
       return true;
     }
 
-    void put(tensorflow::Tensor memory) {
+    void put(Tensor memory) {
       const std::lock_guard<std::mutex> lock(mutex_);
       if (waiting_.size() == most_) waiting_.erase(waiting_.begin());
       waiting_.push_back(std::move(memory));
@@ -88,13 +88,13 @@ class KeptOutputs {
    private:
     const size_t most_;
     std::mutex mutex_;
-    std::vector<tensorflow::Tensor> waiting_;
+    std::vector<Tensor> waiting_;
   };
 
   // A tensor's buffer whose memory returns to the shelf when the last holder releases it.
   class Lent : public tensorflow::TensorBuffer {
    public:
-    Lent(tensorflow::Tensor memory, std::shared_ptr<Shelf> shelf)
+    Lent(Tensor memory, std::shared_ptr<Shelf> shelf)
         : TensorBuffer(memory.data()), memory_(std::move(memory)), shelf_(std::move(shelf)) {}
     ~Lent() override { shelf_->put(std::move(memory_)); }
 
@@ -105,7 +105,7 @@ class KeptOutputs {
     }
 
    private:
-    tensorflow::Tensor memory_;
+    Tensor memory_;
     const std::shared_ptr<Shelf> shelf_;
   };
 
@@ -115,7 +115,7 @@ class KeptOutputs {
 // The threads that TensorFlow uses for work inside an op; valid as long as `context` lives.
 class DeviceThreads {
  public:
-  explicit DeviceThreads(tensorflow::OpKernelContext* context)
+  explicit DeviceThreads(OpKernelContext* context)
       : pool_(context->device()->tensorflow_cpu_worker_threads()->workers),
         parallel_{this, pool_->NumThreads(), &DeviceThreads::run} {}
   DeviceThreads(const DeviceThreads&) = delete;

@@ -8,7 +8,6 @@
 
 #include "large_pages.h"
 #include "op_support.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/framework/resource_mgr.h"
 #include "tensorflow/core/framework/resource_var.h"
 
@@ -32,7 +31,7 @@ class Variables {
   }
 
   // Looks up the variables of an input that is a list of handles.
-  absl::Status add(tensorflow::OpKernelContext* context, const char* input) {
+  absl::Status add(OpKernelContext* context, const char* input) {
     int begin = 0, end = 0;
     TF_RETURN_IF_ERROR(context->op_kernel().InputRange(input, &begin, &end));
     for (int number = begin; number < end; ++number) {
@@ -62,7 +61,7 @@ class Variables {
   }
 
   // The value of variable `number`, in the order of adding; valid while this object lives.
-  absl::Status value(size_t number, const tensorflow::Tensor** value) const {
+  absl::Status value(size_t number, const Tensor** value) const {
     tensorflow::Var& variable = *variables_[number];
     if (!variable.is_initialized) {
       return absl::FailedPreconditionError(
@@ -76,15 +75,15 @@ class Variables {
   // Whether the value has other holders: then it must not be overwritten.
   bool is_shared(size_t number) const { return !held(number).RefCountIsOne(); }
 
-  const tensorflow::Tensor& held(size_t number) const { return *variables_[number]->tensor(); }
+  const Tensor& held(size_t number) const { return *variables_[number]->tensor(); }
 
-  void replace(size_t number, const tensorflow::Tensor& tensor) const { *variables_[number]->tensor() = tensor; }
+  void replace(size_t number, const Tensor& tensor) const { *variables_[number]->tensor() = tensor; }
 
   // The memory of a value that is to be written. If the value has other holders, they keep it and the variable gets a
   // copy.
-  absl::Status writable(tensorflow::OpKernelContext* context, size_t number, float** memory) const {
+  absl::Status writable(OpKernelContext* context, size_t number, float** memory) const {
     if (is_shared(number)) {
-      tensorflow::Tensor copy;
+      Tensor copy;
       TF_RETURN_IF_ERROR(allocate_like(context, number, &copy));
       prefer_large_pages(copy.data(), copy.TotalBytes());
       if (copy.TotalBytes() > 0) std::memcpy(copy.data(), held(number).data(), copy.TotalBytes());
@@ -95,7 +94,7 @@ class Variables {
   }
 
   // Memory for a new value of a variable.
-  absl::Status allocate_like(tensorflow::OpKernelContext* context, size_t number, tensorflow::Tensor* tensor) const {
+  absl::Status allocate_like(OpKernelContext* context, size_t number, Tensor* tensor) const {
     tensorflow::AllocatorAttributes attributes;
     attributes.set_gpu_compatible(true);
     attributes.set_nic_compatible(true);

@@ -5,18 +5,11 @@
 #include "../common/waiters.h"
 #include "datagrams.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace hvds {
 namespace {
 
 using tensorflow::AsyncOpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status average_shape(InferenceContext* c) {
   ShapeHandle vector, scalar;

@@ -1,16 +1,12 @@
 // The time at which execution reaches this op, for telemetry.
 #include <chrono>
 
+#include "../common/names_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace hvds {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
 // Not stateful: tf.function runs stateful ops one after another, so clocks on parallel branches would serialize those.
 REGISTER_OP("HvdSparseClock")

@@ -1,15 +1,11 @@
 // Whether tf.config.experimental.enable_op_determinism was called; Python has no public name for this query.
+#include "../common/names_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 #include "tensorflow/core/util/determinism.h"
 
 namespace hvds {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
 
 REGISTER_OP("HvdSparseIsDeterministic")
     .Output("deterministic: bool")

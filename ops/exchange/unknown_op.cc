@@ -1,13 +1,10 @@
 // Passes a tensor through as a value that graph optimization cannot know in advance.
+#include "../common/names_op.h"
 #include "tensorflow/core/framework/common_shape_fns.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/op_kernel.h"
 
 namespace hvds {
 namespace {
-
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
 
 // When TensorFlow optimizes a graph, it evaluates the parts that depend only on constants, once per graph: a collective
 // among them would then wait, on one rank only, for others that have yet to begin the step. The second input is the

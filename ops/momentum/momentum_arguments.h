@@ -8,14 +8,14 @@ namespace hvds {
 
 // The op's arguments, checked.
 struct MomentumArguments {
-  explicit MomentumArguments(tensorflow::OpKernelContext* context)
+  explicit MomentumArguments(OpKernelContext* context)
       : parts(context->input(0)), velocity(context->input(1)), decay(context->input(2)), gain(context->input(3)) {}
 
   absl::Status check() const {
     if (parts.dims() != 2 || parts.dim_size(0) < 1) {
       return invalid_argument("Expected parts [n, d] with n of at least 1, got shape ", parts.shape().DebugString());
     }
-    if (velocity.shape() != tensorflow::TensorShape({size()})) {
+    if (velocity.shape() != TensorShape({size()})) {
       return invalid_argument("Expected a velocity [", size(), "], as parts are [", count(), ", ", size(),
                               "], got shape ", velocity.shape().DebugString());
     }
@@ -27,13 +27,13 @@ struct MomentumArguments {
   int32_t count() const { return static_cast<int32_t>(parts.dim_size(0)); }
   int64_t size() const { return parts.dim_size(1); }
 
-  const tensorflow::Tensor& parts;
-  const tensorflow::Tensor& velocity;
-  const tensorflow::Tensor& decay;
-  const tensorflow::Tensor& gain;
+  const Tensor& parts;
+  const Tensor& velocity;
+  const Tensor& decay;
+  const Tensor& gain;
 };
 
-inline absl::Status check_clearing(const tensorflow::Tensor& vector, const tensorflow::Tensor& indices) {
+inline absl::Status check_clearing(const Tensor& vector, const Tensor& indices) {
   if (vector.dims() == 1 && indices.dims() == 1) return absl::OkStatus();
   return invalid_argument("Expected a vector [d] and indices [k], got shapes ", vector.shape().DebugString(), " and ",
                           indices.shape().DebugString());

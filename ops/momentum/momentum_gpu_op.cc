@@ -10,11 +10,6 @@ namespace hvds {
 namespace {
 
 using tensorflow::DEVICE_GPU;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 // The functions of _cuda.so.
 struct Cuda {

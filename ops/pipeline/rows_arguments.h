@@ -24,7 +24,7 @@ inline absl::Status check_row(int64_t kept, int64_t width, tensorflow::DataType 
 }
 
 // Describes x [..., width], of which `kept` elements are kept in each row.
-inline absl::Status rows_of(const tensorflow::Tensor& x, int64_t kept, tensorflow::DataType positions,
+inline absl::Status rows_of(const Tensor& x, int64_t kept, tensorflow::DataType positions,
                             hvds_rows* shape) {
   if (x.dims() < 1) return invalid_argument("Expected x of shape [..., d], got a scalar.");
   const int64_t width = x.dim_size(x.dims() - 1);
@@ -36,13 +36,13 @@ inline absl::Status rows_of(const tensorflow::Tensor& x, int64_t kept, tensorflo
 }
 
 // The shape of a tensor with its last dimension replaced by `width`.
-inline tensorflow::TensorShape with_width(const tensorflow::Tensor& tensor, int64_t width) {
-  tensorflow::TensorShape shape = tensor.shape();
+inline TensorShape with_width(const Tensor& tensor, int64_t width) {
+  TensorShape shape = tensor.shape();
   shape.set_dim(tensor.dims() - 1, width);
   return shape;
 }
 
-inline absl::Status check_positions(const tensorflow::Tensor& positions, const tensorflow::Tensor& x) {
+inline absl::Status check_positions(const Tensor& positions, const Tensor& x) {
   if (positions.dims() >= 1 && x.dims() == positions.dims() && with_width(positions, 0) == with_width(x, 0)) {
     return absl::OkStatus();
   }
@@ -50,7 +50,7 @@ inline absl::Status check_positions(const tensorflow::Tensor& positions, const t
                           x.shape().DebugString(), " and ", positions.shape().DebugString(), ".");
 }
 
-inline absl::Status check_values(const tensorflow::Tensor& values, const tensorflow::Tensor& positions) {
+inline absl::Status check_values(const Tensor& values, const Tensor& positions) {
   if (values.dims() >= 1 && values.shape() == positions.shape()) return absl::OkStatus();
   return invalid_argument("Expected values [..., k] and as many positions, got shapes ", values.shape().DebugString(),
                           " and ", positions.shape().DebugString(), ".");

@@ -21,22 +21,22 @@ inline absl::Status check_size(int64_t size) {
                           ".");
 }
 
-inline absl::Status check_number(const tensorflow::Tensor& number, const char* name) {
+inline absl::Status check_number(const Tensor& number, const char* name) {
   if (tensorflow::TensorShapeUtils::IsScalar(number.shape())) return absl::OkStatus();
   return invalid_argument("Expected ", name, " as a scalar, got shape ", number.shape().DebugString(), ".");
 }
 
-inline absl::Status check_rows(const tensorflow::Tensor& x) {
+inline absl::Status check_rows(const Tensor& x) {
   if (x.dims() >= 1) return absl::OkStatus();
   return invalid_argument("Expected x of shape [..., d], got a scalar.");
 }
 
-inline absl::Status check_parts(const tensorflow::Tensor& parts, const tensorflow::Tensor& residual) {
+inline absl::Status check_parts(const Tensor& parts, const Tensor& residual) {
   if (parts.dims() != 2 || parts.dim_size(0) < 1) {
     return invalid_argument("Expected parts [n, d] with n of at least 1, got shape ", parts.shape().DebugString(), ".");
   }
   const int64_t size = parts.dim_size(1);
-  if (residual.shape() == tensorflow::TensorShape({size})) return absl::OkStatus();
+  if (residual.shape() == TensorShape({size})) return absl::OkStatus();
   return invalid_argument("Expected residual [", size, "], as parts are [", parts.dim_size(0), ", ", size,
                           "], got shape ", residual.shape().DebugString(), ".");
 }
@@ -70,9 +70,9 @@ struct NotFinite {
 
 // Reads the number of elements to keep and, for MSTopK, N of Algorithm 1 and the seed.
 template <bool kMstopk>
-class SelectionKernel : public tensorflow::OpKernel {
+class SelectionKernel : public OpKernel {
  public:
-  explicit SelectionKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+  explicit SelectionKernel(OpKernelConstruction* context) : OpKernel(context) {
     if constexpr (kMstopk) {
       OP_REQUIRES_OK(context, context->GetAttr("samplings", &samplings_));
       OP_REQUIRES(context, samplings_ >= 1,
@@ -82,7 +82,7 @@ class SelectionKernel : public tensorflow::OpKernel {
 
  protected:
   // Reads the inputs from `kept_input` on: how many of `size` elements to keep, and for MSTopK the seed.
-  absl::Status read(tensorflow::OpKernelContext* context, int kept_input, int64_t size, int64_t* kept,
+  absl::Status read(OpKernelContext* context, int kept_input, int64_t size, int64_t* kept,
                     Search* search) const {
     TF_RETURN_IF_ERROR(check_size(size));
     TF_RETURN_IF_ERROR(check_number(context->input(kept_input), "k"));

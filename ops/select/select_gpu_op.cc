@@ -18,10 +18,6 @@ namespace {
 using tensorflow::DEVICE_GPU;
 using tensorflow::DT_INT64;
 using tensorflow::DT_INT8;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 
 // ---- The functions of _cuda.so ----
 

@@ -38,7 +38,7 @@ struct PieceCall {
   const hvds_parallel* parallel;
 };
 
-inline int64_t number_at(const tensorflow::Tensor& numbers, int64_t i) {
+inline int64_t number_at(const Tensor& numbers, int64_t i) {
   return numbers.dtype() == tensorflow::DT_INT32 ? numbers.flat<int32_t>()(i) : numbers.flat<int64_t>()(i);
 }
 
@@ -60,18 +60,18 @@ absl::Status pieces_shape(InferenceContext* c) {
 
 // Inputs 0 and 1 are parts and residual. With `ends`, the ends of the vector's pieces, k [pieces] holds the k of each
 // piece; without, there is one piece.
-class PiecesKernel : public tensorflow::OpKernel {
+class PiecesKernel : public OpKernel {
  public:
-  explicit PiecesKernel(tensorflow::OpKernelConstruction* context) : OpKernel(context) {
+  explicit PiecesKernel(OpKernelConstruction* context) : OpKernel(context) {
     OP_REQUIRES_OK(context, context->GetAttr("wire_dtype", &wire_));
     OP_REQUIRES_OK(context, context->GetAttr("ends", &ends_));
     for (size_t i = 0; i < std::max<size_t>(1, ends_.size()); ++i) workspaces_.emplace_back();
   }
 
  protected:
-  absl::Status read_pieces(tensorflow::OpKernelContext* context, const tensorflow::Tensor& kept,
+  absl::Status read_pieces(OpKernelContext* context, const Tensor& kept,
                            std::vector<Piece>* pieces) const {
-    const tensorflow::Tensor& parts = context->input(0);
+    const Tensor& parts = context->input(0);
     TF_RETURN_IF_ERROR(check_parts(parts, context->input(1)));
     const int64_t size = parts.dim_size(1);
     TF_RETURN_IF_ERROR(check_size(size));
@@ -81,7 +81,7 @@ class PiecesKernel : public tensorflow::OpKernel {
       return check_kept(number_of(kept), size);
     }
     const auto count = static_cast<int64_t>(ends_.size());
-    if (kept.shape() != tensorflow::TensorShape({count}) || ends_.back() != size) {
+    if (kept.shape() != TensorShape({count}) || ends_.back() != size) {
       return invalid_argument("Expected k [", count, "] and pieces that end at ", size, ", got shape ",
                               kept.shape().DebugString(), " and an end at ", ends_.back(), ".");
     }
@@ -96,13 +96,13 @@ class PiecesKernel : public tensorflow::OpKernel {
 
   // Calls `select` with a PieceCall for each piece, and writes the outputs of `pieces_shape`.
   template <typename Select>
-  void select_from(tensorflow::OpKernelContext* context, const std::vector<Piece>& pieces, Select&& select) {
-    const tensorflow::Tensor& parts = context->input(0);
+  void select_from(OpKernelContext* context, const std::vector<Piece>& pieces, Select&& select) {
+    const Tensor& parts = context->input(0);
     const int64_t size = parts.dim_size(1);
-    tensorflow::Tensor* residual_out = nullptr;
-    tensorflow::Tensor* culprit = nullptr;
-    OP_REQUIRES_OK(context, residuals_.allocate(context, 2, tensorflow::TensorShape({size}), &residual_out));
-    OP_REQUIRES_OK(context, context->allocate_output(3, tensorflow::TensorShape({}), &culprit));
+    Tensor* residual_out = nullptr;
+    Tensor* culprit = nullptr;
+    OP_REQUIRES_OK(context, residuals_.allocate(context, 2, TensorShape({size}), &residual_out));
+    OP_REQUIRES_OK(context, context->allocate_output(3, TensorShape({}), &culprit));
     const DeviceThreads threads(context);
     std::deque<Lease> leases;  // hold what each piece sends until the total is known
     std::vector<int64_t> sent(pieces.size());
@@ -128,13 +128,13 @@ class PiecesKernel : public tensorflow::OpKernel {
     if (found != 0 && (*culprit == 0 || found < *culprit)) *culprit = found;
   }
 
-  void take(tensorflow::OpKernelContext* context, const std::vector<Piece>& pieces, const std::vector<int64_t>& sent,
+  void take(OpKernelContext* context, const std::vector<Piece>& pieces, const std::vector<int64_t>& sent,
             const std::deque<Lease>& leases) {
     const int64_t total = std::accumulate(sent.begin(), sent.end(), int64_t{0});
-    tensorflow::Tensor* values = nullptr;
-    tensorflow::Tensor* indices = nullptr;
-    OP_REQUIRES_OK(context, context->allocate_output(0, tensorflow::TensorShape({total}), &values));
-    OP_REQUIRES_OK(context, context->allocate_output(1, tensorflow::TensorShape({total}), &indices));
+    Tensor* values = nullptr;
+    Tensor* indices = nullptr;
+    OP_REQUIRES_OK(context, context->allocate_output(0, TensorShape({total}), &values));
+    OP_REQUIRES_OK(context, context->allocate_output(1, TensorShape({total}), &indices));
     auto* to_values = static_cast<char*>(values->data());
     auto* to_indices = static_cast<int32_t*>(indices->data());
     for (size_t i = 0; i < pieces.size(); ++i) {

@@ -6,16 +6,13 @@
 namespace hvds {
 namespace {
 
-using tensorflow::OpKernel;
-using tensorflow::OpKernelContext;
-
 // Stateful, so that graph optimization leaves it in place. Values do not change; variables whose value others hold get
 // a copy of their own.
 REGISTER_OP("HvdServersUseLargePages")
     .Input("variables: N * resource")
     .Attr("N: int >= 0")
     .SetIsStateful()
-    .SetShapeFn([](tensorflow::shape_inference::InferenceContext*) { return absl::OkStatus(); });
+    .SetShapeFn([](InferenceContext*) { return absl::OkStatus(); });
 
 class UseLargePagesOp : public OpKernel {
  public:
@@ -26,7 +23,7 @@ class UseLargePagesOp : public OpKernel {
     OP_REQUIRES_OK(context, variables.add(context, "variables"));
     OP_REQUIRES_OK(context, variables.lock());
     for (int number = 0; number < context->num_inputs(); ++number) {
-      const tensorflow::Tensor* value = nullptr;
+      const Tensor* value = nullptr;
       float* memory = nullptr;
       OP_REQUIRES_OK(context, variables.value(number, &value));
       OP_REQUIRES(context, value->dtype() == tensorflow::DT_FLOAT,

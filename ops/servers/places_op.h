@@ -9,7 +9,7 @@
 namespace hvds {
 
 // Checks that places [k] lie within a vector of this size.
-inline absl::Status check_places(const tensorflow::Tensor& places, int64_t size) {
+inline absl::Status check_places(const Tensor& places, int64_t size) {
   if (places.dims() != 1) {
     return invalid_argument("Expected places as a vector, got shape ", places.shape().DebugString(), ".");
   }
@@ -18,7 +18,7 @@ inline absl::Status check_places(const tensorflow::Tensor& places, int64_t size)
 }
 
 // Checks that there is a value for each place.
-inline absl::Status check_values(const tensorflow::Tensor& values, const tensorflow::Tensor& places) {
+inline absl::Status check_values(const Tensor& values, const Tensor& places) {
   if (values.shape() == places.shape()) return absl::OkStatus();
   return invalid_argument("Expected a value for each place, got values of shape ", values.shape().DebugString(),
                           " and places of ", places.shape().DebugString(), ".");

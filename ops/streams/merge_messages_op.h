@@ -15,7 +15,7 @@ namespace hvds {
 constexpr int64_t kMaxElements = std::numeric_limits<int32_t>::max();
 constexpr int64_t kAlignment = 8;  // bytes, of a message
 
-inline absl::Status check_scalar(tensorflow::OpKernelContext* context, int number, const char* name) {
+inline absl::Status check_scalar(OpKernelContext* context, int number, const char* name) {
   if (context->input(number).dims() == 0) return absl::OkStatus();
   return invalid_argument("Expected ", name, " as a scalar, got shape ", context->input(number).shape().DebugString());
 }
@@ -29,7 +29,7 @@ inline absl::Status check_rows(const hvds_rows& rows) {
 }
 
 // Reads the size and the width, inputs 1 and 2.
-inline absl::Status rows_of(tensorflow::OpKernelContext* context, tensorflow::DataType type, hvds_rows* rows) {
+inline absl::Status rows_of(OpKernelContext* context, tensorflow::DataType type, hvds_rows* rows) {
   TF_RETURN_IF_ERROR(check_scalar(context, 1, "size"));
   TF_RETURN_IF_ERROR(check_scalar(context, 2, "width"));
   *rows = {context->input(1).scalar<int64_t>()(), context->input(2).scalar<int64_t>()(), dtype_of(type)};
@@ -62,7 +62,7 @@ inline std::string what_is_wrong(hvds_stream_fault fault, const int32_t* words, 
 class Messages {
  public:
   // Starts at the first word; copies the tensor if it is not aligned as messages must be.
-  absl::Status open(tensorflow::OpKernelContext* context, const tensorflow::Tensor& words) {
+  absl::Status open(OpKernelContext* context, const Tensor& words) {
     if (!tensorflow::TensorShapeUtils::IsVector(words.shape())) {
       return invalid_argument("Expected messages [words], got shape ", words.shape().DebugString());
     }
@@ -115,10 +115,10 @@ class Messages {
   int64_t length_ = 0;
   int64_t at_ = 0;
   std::vector<hvds_stream> streams_;
-  tensorflow::Tensor aligned_;
+  Tensor aligned_;
 };
 
-inline absl::Status read_one(tensorflow::OpKernelContext* context, const hvds_rows& rows, Messages* messages) {
+inline absl::Status read_one(OpKernelContext* context, const hvds_rows& rows, Messages* messages) {
   TF_RETURN_IF_ERROR(messages->open(context, context->input(0)));
   TF_RETURN_IF_ERROR(messages->read(rows));
   return messages->close();

@@ -6,22 +6,13 @@
 #include "merge_messages_op.h"
 #include "../common/op_support.h"
 #include "tensorflow/core/framework/op.h"
-#include "tensorflow/core/framework/shape_inference.h"
 
 namespace hvds {
 namespace {
 
 using tensorflow::DEVICE_CPU;
 using tensorflow::DT_INT32;
-using tensorflow::OpKernel;
-using tensorflow::OpKernelConstruction;
-using tensorflow::OpKernelContext;
-using tensorflow::Tensor;
-using tensorflow::TensorShape;
 using tensorflow::TensorShapeUtils;
-using tensorflow::shape_inference::DimensionHandle;
-using tensorflow::shape_inference::InferenceContext;
-using tensorflow::shape_inference::ShapeHandle;
 
 absl::Status message_shape(InferenceContext* c) {
   c->set_output(0, c->Vector(InferenceContext::kUnknownDim));
