@@ -136,9 +136,9 @@ def render(measured: dict[str, Any], options: argparse.Namespace, seconds: float
             f"# Time to accuracy, {about['date']}",
             "",
             f"`make bench-accuracy` on {about['processor']}; commit {about['commit']}; {options.model}, "
-            f"{runs[0]['parameters']:,} parameters, {options.steps} steps, a look every {every}, "
-            f"{options.seeds} seeds; {seconds / 60:.0f} minutes. What is measured and how stands at the head of "
-            "benchmarks/bench_accuracy.py.",
+            f"{runs[0]['parameters']:,} parameters, {options.steps} steps, an evaluation every {every}, "
+            f"{options.seeds} seeds; {seconds / 60:.0f} minutes. benchmarks/bench_accuracy.py describes what is "
+            "measured, and how.",
             "",
             "## Targets",
             "",

@@ -212,8 +212,8 @@ def render(cells: list[dict], ranks: list[dict], seconds: float) -> str:
             f"# LARS and LAMB, {about['date']}",
             "",
             f"`make bench-lars` on {about['processor']}; TensorFlow {tf.__version__}, NumPy {about['numpy']}; commit "
-            f"{about['commit']}; {seconds / 60:.0f} minutes. What is measured and how stands at the head of "
-            "benchmarks/bench_lars.py.",
+            f"{about['commit']}; {seconds / 60:.0f} minutes. benchmarks/bench_lars.py describes what is "
+            "measured, and how.",
             "",
             "## Targets",
             "",

@@ -73,7 +73,7 @@ def render(measured: dict[str, Any], options: argparse.Namespace, seconds: float
         "",
         f"`make bench-optimizer` on {about['processor']}; TensorFlow {tf.__version__}; commit {about['commit']}; "
         f"{options.elements:,} weights, density {options.density}, {options.rounds} rounds, {seconds / 60:.0f} "
-        "minutes. What is measured and how stands at the head of benchmarks/bench_optimizer.py.",
+        "minutes. benchmarks/bench_optimizer.py describes what is measured, and how.",
         "",
         "## Targets",
         "",

@@ -136,8 +136,8 @@ def render(runs: Sequence[dict[str, Any]], rows: Sequence[dict[str, Any]]) -> st
         f"# Training, {about['date']}",
         "",
         f"`make bench-train` on {about['processor']} for all ranks together; commit {about['commit']}; "
-        f"{about['stolen']} of the cores' time stolen by the host. What is "
-        "measured and how stands at the head of benchmarks/bench_train.py. Efficiency is against the same step without "
+        f"{about['stolen']} of the cores' time stolen by the host. "
+        "benchmarks/bench_train.py describes what is measured, and how. Efficiency is against the same step without "
         "any exchange by all ranks at the same time, not against one rank alone.",
         "",
         "| model | shape, link | parameters | size | density | blocks | peak memory of all ranks, GB |",

@@ -251,7 +251,7 @@ def render(sections: Sequence[Section], about: Mapping[str, Any], others: Sequen
         "",
         f"`{about['command']}` on {machine['processor']}; commit {machine['commit']}; {cluster.ranks} ranks as "
         f"{cluster.nodes} nodes of {cluster.local}, density {cluster.density}; {about['minutes']:.0f} minutes of "
-        "training. What is trained and how stands at the heads of bench_convergence.py and convergence_*.py.",
+        "training. bench_convergence.py and convergence_*.py describe what is trained, and how.",
         "",
         "Means over the seeds, and the deviation from seed to seed; differences are over the seeds that both arms "
         "have. Each arm is at the learning rate, in units of the model's, that validated best. "

@@ -165,12 +165,12 @@ def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
         f"# Gradient dropping, {machine['date']}",
         "",
         f"`{about['command']}` on {machine['processor']}; commit {machine['commit']}; 4 simulated clients and servers; "
-        f"{about['minutes']:.0f} minutes of training. What is trained and how stands at the heads of bench_dropping.py "
-        "and dropping_*.py.",
+        f"{about['minutes']:.0f} minutes of training. bench_dropping.py and dropping_*.py describe what "
+        "is trained, and how.",
         "",
         "Means over the seeds, and the deviation from seed to seed; differences are over the seeds that both arms "
-        "have. Scores are of the test, with the servers' parameters averaged over the last looks; a client's copy is "
-        "as it is in the end. Each arm is at the learning rate, in units of the model's, that validated best. Bytes "
+        "have. Scores are of the test, with the servers' parameters averaged over the last evaluations; a client's copy "
+        "is as it is in the end. Each arm is at the learning rate, in units of the model's, that validated best. Bytes "
         "are of messages both ways, all values being 1. Samples a second are simulated, and so are the seconds until "
         f"the score on validation data is {NEAR:.0%} of what the first arm of the table ends at. Staleness is in "
         "updates. Two arms that drop nothing differ by the times of arrivals alone, and tell how far equal arms part.",

@@ -59,7 +59,7 @@ def of_questions(title: str, sections: Sequence[Section], made: Sequence[str]) -
     text = [
         f"# {title}",
         "",
-        "What is measured and how stands at the head of each section's module in benchmarks/.",
+        "The module of each section, in benchmarks/, describes what is measured, and how.",
         "",
         "## Targets",
         "",

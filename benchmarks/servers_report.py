@@ -142,8 +142,8 @@ def render(measured: dict[str, Any], seconds: float, ranks: int = 4) -> str:
         f"`make bench-servers` on {about['processor']} for all {ranks} ranks together; TensorFlow {tf.__version__}; "
         f"commit {about['commit']}; {about['stolen']} of the cores' time stolen by the host. {plan['size']:,} "
         f"parameters, Adam, {1e3 * plan['wait']:.0f} ms of computation a step ({1e3 * plan['uneven_wait']:.0f} where "
-        f"one rank is slower); {plan['rounds']} rounds of {plan['window']:g} s; {seconds / 60:.0f} minutes. What is "
-        "measured and how stands at the head of benchmarks/bench_servers.py.",
+        f"one rank is slower); {plan['rounds']} rounds of {plan['window']:g} s; {seconds / 60:.0f} minutes. "
+        "benchmarks/bench_servers.py describes what is measured, and how.",
         "",
         "## Targets",
         "",

@@ -189,8 +189,8 @@ def render(runs: Sequence[dict], rows: Sequence[dict], overlapped: Sequence[dict
         "",
         f"`make bench-sparcml` on {about['processor']} for all ranks together; commit {about['commit']}; "
         f"{about['stolen']} of the cores' time stolen by the host; TCP's congestion control is "
-        f"{runs[0]['congestion']}. N = {size:,} float32, one rank a node. What is measured and how stands at the head "
-        "of benchmarks/bench_sparcml.py. Medians over rounds of the slowest rank.",
+        f"{runs[0]['congestion']}. N = {size:,} float32, one rank a node. benchmarks/bench_sparcml.py describes what "
+        "is measured, and how. Medians over rounds of the slowest rank.",
         "",
         "## Targets",
         "",
