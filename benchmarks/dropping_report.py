@@ -169,10 +169,10 @@ def render(sections: Sequence[Section], about: Mapping[str, Any]) -> str:
         "is trained, and how.",
         "",
         "Means over the seeds, and the deviation from seed to seed; differences are over the seeds that both arms "
-        "have. Scores are of the test, with the servers' parameters averaged over the last evaluations; a client's copy "
-        "is as it is in the end. Each arm is at the learning rate, in units of the model's, that validated best. Bytes "
-        "are of messages both ways, all values being 1. Samples a second are simulated, and so are the seconds until "
-        f"the score on validation data is {NEAR:.0%} of what the first arm of the table ends at. Staleness is in "
+        "have. Scores are on test data, with the servers' parameters averaged over the last evaluations, and with a "
+        "client's copy at the end. Each arm is at the learning rate, in units of the model's, that validated best. "
+        "Bytes are of messages both ways, all values being 1. Samples a second are simulated, and so are the seconds "
+        f"until the score on validation data is {NEAR:.0%} of what the first arm of the table ends at. Staleness is in "
         "updates. Two arms that drop nothing differ by the times of arrivals alone, and tell how far equal arms part.",
         *(["", "## Targets", "", *report.table(verdicts)] if verdicts else []),
     ]
