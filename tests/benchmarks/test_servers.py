@@ -1,9 +1,11 @@
 """The benchmark of sharded servers: a small run of four nodes, and the report."""
 
+import json
+
 import numpy as np
 import pytest
 
-from benchmarks import bench_servers, servers_report, servers_score
+from benchmarks import bench_servers, local_ranks, servers_report, servers_score
 from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough
@@ -51,6 +53,18 @@ def test_ranks_train_on_servers_and_bytes_are_counted():
 def test_a_push_is_applied_and_timed():
     taken = bench_servers.measure_applying(1, TINY._replace(applied=100_000, applications=2))
     assert all(len(each) == 2 and min(each) > 0 for each in taken.values()) and len(taken) == 6
+
+
+def test_sentences_are_learnt_on_servers_and_steps_are_timed(tmp_path):
+    arm = servers_score.Arm("looking ahead", "lstm", "updates_ahead")
+    job, results = tmp_path / "job.json", tmp_path / "results.json"
+    job.write_text(json.dumps({"arms": [arm._asdict()], "rounds": [[arm.name]] * 2, "window": 0.1}))
+    local_ranks.run_alone(["benchmarks.servers_translation", str(job), str(results)], 1, 300.0)
+    told = json.loads(results.read_text())
+    assert told["batches"][arm.name] > 0 and len(told["windows"]) == 2
+    for window in told["windows"]:
+        (rank,) = window["ranks"]
+        assert rank["steps"] > 0 and 0 < rank["computed"] < rank["seconds"]
 
 
 def test_the_report_judges_by_medians(tmp_path):
