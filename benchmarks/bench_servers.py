@@ -12,24 +12,27 @@ gradients. Its finished runs say after how many steps a training reaches a score
 is a time to a score (Aji and Heafield 2017, Table 2).
 
 Reported are the bytes counted by the nodes' interfaces and those that telemetry claims. Processor time is given as
-well: two cores carry four ranks and four servers, which would not share them on real nodes.
+well: two cores carry four ranks and four servers, which would not share them on real nodes. Each question can be run
+alone, by `--questions`; the report keeps the earlier answers to the others.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import pathlib
 import sys
 import tempfile
-import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from benchmarks import local_ranks, servers_report, servers_score, timing, writing
+from benchmarks import local_ranks, questions, servers_report, servers_score, timing, writing
 from benchmarks.cluster import Cluster, unavailable
+from benchmarks.report import Section
 
+TITLE = "Sharded servers"
 NODES = 4
 _LIMIT = 600.0  # seconds for one start of the ranks
 # By default Horovod's ranks negotiate every millisecond what to exchange. Here that is nothing, but costs processor
@@ -148,22 +151,49 @@ def measure_applying(threads: int, plan: Plan) -> dict[str, list[float]]:
         return json.loads(path.read_text())
 
 
-def run(plan: Plan) -> dict[str, Any]:
-    """Measures everything."""
+def answer_links(plan: Plan, tell: Callable[[str], None]) -> Section:
+    """Asynchronous arms on each link, and TensorFlow's."""
     measured: dict[str, Any] = {"plan": plan._asdict(), "links": {}, "rival": {}}
     for rate in plan.rates:
-        measured["links"][servers_report.named(rate)] = measure(rate, arms_of(plan), plan)
+        link = servers_report.named(rate)
+        tell(link)
+        measured["links"][link] = measure(rate, arms_of(plan), plan)
         if plan.rival:
-            measured["rival"][servers_report.named(rate)] = measure_rival(rate, plan)
-    measured["uneven"] = measure(plan.uneven_rate, uneven_arms_of(plan), plan)
-    measured["translation"] = {rate: measure_translation(rate, plan) for rate in plan.translated}
-    measured["applying"] = {str(threads): measure_applying(threads, plan) for threads in (1, 2)}
-    return measured
+            measured["rival"][link] = measure_rival(rate, plan)
+    return servers_report.of_links(measured, NODES)
+
+
+def answer_uneven(plan: Plan, tell: Callable[[str], None]) -> Section:
+    """Arms with one slower rank."""
+    tell(plan.uneven_rate)
+    return servers_report.of_uneven(measure(plan.uneven_rate, uneven_arms_of(plan), plan), plan._asdict(), NODES)
+
+
+def answer_score(plan: Plan, tell: Callable[[str], None]) -> Section:
+    """The LSTM on each link."""
+    measured = {}
+    for rate in plan.translated:
+        tell(rate)
+        measured[rate] = measure_translation(rate, plan)
+    return servers_score.section_of(measured, NODES)
+
+
+def answer_applying(plan: Plan, tell: Callable[[str], None]) -> Section:
+    """A push in a server, without a network."""
+    measured = {}
+    for threads in (1, 2):
+        tell(f"{threads} threads")
+        measured[str(threads)] = measure_applying(threads, plan)
+    return servers_report.of_applying(measured, plan._asdict())
+
+
+ANSWERS = {"links": answer_links, "uneven": answer_uneven, "score": answer_score, "applying": answer_applying}
 
 
 def main() -> None:
     """Runs the command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    questions.add_arguments(parser, [*ANSWERS])
     parser.add_argument("--size", type=int, default=Plan().size, help="number of parameters (default: %(default)s)")
     parser.add_argument(
         "--wait", type=float, default=Plan().wait, help="seconds of computation per step (default: %(default)s)"
@@ -172,22 +202,20 @@ def main() -> None:
         "--window", type=float, default=Plan().window, help="seconds per arm and round (default: %(default)s)"
     )
     parser.add_argument("--rounds", type=int, default=Plan().rounds)
-    parser.add_argument("--dry", action="store_true", help="write no results")
     options = parser.parse_args()
+    asked = questions.asked(parser, options, [*ANSWERS])
     reason = unavailable()
-    if reason is not None:
+    if reason is not None and asked != ["applying"]:
         sys.exit(reason)
     plan = Plan(options.size, wait=options.wait, window=options.window, rounds=options.rounds)
-    began = time.perf_counter()
-    measured = run(plan)
-    text = servers_report.render(measured, time.perf_counter() - began)
-    print(text)
-    if options.dry:
-        return
-    summary = {"machine": timing.machine(), **servers_report.summary(measured)}
-    stem = writing.write_results("servers", summary, text, measured)
-    servers_report.draw(measured, f"{stem}.png")
-    print(f"Written to {stem}.json, .md and .png")
+    measures = {name: functools.partial(ANSWERS[name], plan) for name in asked}
+    questions.ask("servers", TITLE, [*ANSWERS], measures, sys.argv[1:], not options.dry, draw)
+
+
+def draw(name: str, section: Section) -> None:
+    """Draws the picture of the links."""
+    if name == "links":
+        servers_report.draw(section, str(writing.RESULTS / "servers.png"))
 
 
 if __name__ == "__main__":

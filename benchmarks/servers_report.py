@@ -1,19 +1,16 @@
-"""The report of bench_servers.py: a table, targets met or missed, and a picture."""
+"""The report of bench_servers.py: a section for each question, with its table and its targets, and a picture."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
 from matplotlib.figure import Figure
 
-from benchmarks import servers_score, timing, writing
-from benchmarks.dropping_report import NEAR
-from benchmarks.dropping_settings import ARMS as STUDIED
-from benchmarks.report import Verdict, table
+from benchmarks import timing, writing
+from benchmarks.report import Section, Verdict
 from benchmarks.servers_apply import DENSE as APPLY
 from benchmarks.servers_apply import FLOOR, LAZY, LAZY_PUSH, LINES
 from benchmarks.servers_apply import SPARSE as APPLY_PUSH
@@ -23,6 +20,11 @@ UNEVEN, UNEVEN_TOGETHER = "asynchronous, one rank at half speed", "synchronous, 
 RIVAL = "ParameterServerStrategy"
 DENSITY = 0.01
 UNSHAPED = "no limit"
+_HEAD = "| link | arm | steps a second | communication | MB claimed | MB counted | processor ms | oldest gradient |"
+_COLUMNS = (
+    "Steps a second are of all ranks, medians of rounds (least to most); bytes and processor time are of one rank's "
+    "step."
+)
 _BOUND = 0.75  # share of a step in dense communication from which a network counts as slow
 
 
@@ -84,36 +86,83 @@ def communication(row: Row, wait: float, ranks: int) -> float:
     return 1 - wait * row.median / ranks
 
 
-def verdicts_of(measured: dict[str, Any], ranks: int) -> list[Verdict]:
-    """The targets, met or missed."""
+def of_links(measured: Mapping[str, Any], ranks: int) -> Section:
+    """What servers do on each link, beside TensorFlow's.
+
+    Args:
+        measured: "plan", "links": results of `bench_servers.measure` by link, and "rival": those of `measure_rival`.
+        ranks: number of ranks.
+    """
+    plan = measured["plan"]
     links = {link: rows_of(results) for link, results in measured["links"].items()}
-    shaped = {link: rows for link, rows in links.items() if link != UNSHAPED}
+    lines = [
+        f"{_settings(plan)}, {1e3 * plan['wait']:.0f} ms of computation a step. {_COLUMNS}",
+        "",
+        _HEAD,
+        "|---" * 8 + "|",
+    ]
+    for link, rows in links.items():
+        lines += [_line(link, arm, row, plan["wait"], ranks) for arm, row in rows.items()]
+        if rivals := measured["rival"].get(link):
+            told = f"{statistics.median(rivals):.1f} ({min(rivals):.1f} to {max(rivals):.1f})"
+            share = 1 - plan["wait"] * statistics.median(rivals) / ranks
+            lines.append(f"| {link} | {RIVAL} | {told} | {share:.0%} | | | | |")
+    figures = {"plan": plan, "links": _told(links), "rival": measured["rival"]}
+    return Section("Updates on each link", lines, figures, _of_links(links, measured["rival"], plan, ranks))
+
+
+def _of_links(
+    links: Mapping[str, Mapping[str, Row]], rival: Mapping[str, Sequence[float]], plan: Mapping[str, Any], ranks: int
+) -> list[Verdict]:
     found: list[Verdict] = []
-    for link, rows in shaped.items():
-        share = communication(rows[DENSE], measured["plan"]["wait"], ranks)
+    for link, rows in links.items():
+        if link == UNSHAPED:
+            continue
+        share = communication(rows[DENSE], plan["wait"], ranks)
         if share >= _BOUND:
             what = f"{link}: updates a second at 99%, over those of all values (communication is {share:.0%} of these)"
             found.append(_at_least(what, 3.0, rows[SPARSE].rates, rows[DENSE].rates))
         if UNSHAPED in links:
             what = f"{link}: updates a second at 99%, over those without a limit"
             found.append(_at_least(what, 0.9, rows[SPARSE].rates, links[UNSHAPED][SPARSE].rates))
-        if rivals := measured["rival"].get(link):
-            most = ranks / measured["plan"]["wait"] / statistics.median(rivals)  # a rank computes all the same
+        if rivals := rival.get(link):
+            most = ranks / plan["wait"] / statistics.median(rivals)  # a rank computes all the same
             what = f"{link}: updates a second at 99%, over {RIVAL}, of {most:.1f} possible"
             found.append(_at_least(what, 5.0, rows[SPARSE].rates, rivals))
         found += _of_bytes(link, rows)
-    uneven = rows_of(measured["uneven"])
-    what = f"{measured['plan']['uneven_rate']}: samples a second with one rank at half speed, over synchronous"
-    found.append(_at_least(what, 1.6, uneven[UNEVEN].rates, uneven[UNEVEN_TOGETHER].rates))
-    for threads, taken in measured["applying"].items():
+    return found
+
+
+def of_uneven(results: Sequence[dict[str, Any]], plan: Mapping[str, Any], ranks: int) -> Section:
+    """What servers do if one rank takes twice as long, from the results of `bench_servers.measure`."""
+    rows, link = rows_of(results), plan["uneven_rate"]
+    settings = f"{_settings(plan)}, {1e3 * plan['uneven_wait']:.0f} ms of computation a step, twice that on one rank"
+    lines = [f"{settings}. {_COLUMNS}", "", _HEAD, "|---" * 8 + "|"]
+    lines += [_line(link, arm, row, None, ranks) for arm, row in rows.items()]
+    what = f"{link}: samples a second with one rank at half speed, over synchronous"
+    verdict = _at_least(what, 1.6, rows[UNEVEN].rates, rows[UNEVEN_TOGETHER].rates)
+    return Section("One rank at half speed", lines, {"plan": plan, "arms": _told({link: rows})[link]}, [verdict])
+
+
+def of_applying(measured: Mapping[str, Mapping[str, Sequence[float]]], plan: Mapping[str, Any]) -> Section:
+    """How long a server takes to apply a push, from the results of `bench_servers.measure_applying` by threads."""
+    arms = (FLOOR, APPLY, APPLY_PUSH, LINES, LAZY, LAZY_PUSH)
+    lines = [f"Adam on {plan['applied']:,} parameters. Milliseconds, medians (quartiles).", ""]
+    lines += ["| threads | " + " | ".join(arms) + " |", "|---" * (1 + len(arms)) + "|"]
+    found: list[Verdict] = []
+    for threads, taken in measured.items():
+        lines.append(f"| {threads} | " + " | ".join(_milliseconds(taken[arm]) for arm in arms) + " |")
         ratio, low, high = timing.paired_ratio(taken[APPLY], taken[FLOOR])
-        told = f"{ratio:.2f} ({low:.2f} to {high:.2f})"
-        what = f"Adam on {measured['plan']['applied']:,}, {threads} threads: over a pass of the same traffic"
-        found.append(Verdict(what, "<= 1.15", told, ratio <= 1.15))
+        what = f"Adam on {plan['applied']:,}, {threads} threads: over a pass of the same traffic"
+        found.append(Verdict(what, "<= 1.15", f"{ratio:.2f} ({low:.2f} to {high:.2f})", ratio <= 1.15))
         ratio, low, high = timing.paired_ratio(taken[LAZY], taken[LINES])
         what = f"1% of it lazily, {threads} threads: over a pass of the touched cache lines"
         found.append(Verdict(what, "<= 2.5", f"{ratio:.2f} ({low:.2f} to {high:.2f})", ratio <= 2.5))
-    return found
+    return Section("Applying a push", lines, {"seconds": writing.medians(dict(measured))}, found)
+
+
+def _settings(plan: Mapping[str, Any]) -> str:
+    return f"{plan['size']:,} parameters, Adam, {plan['rounds']} rounds of {plan['window']:g} s"
 
 
 def _of_bytes(link: str, rows: dict[str, Row]) -> list[Verdict]:
@@ -133,56 +182,6 @@ def _at_least(what: str, wanted: float, ones: Sequence[float], others: Sequence[
     return Verdict(what, f">= {wanted}", told, ratio >= wanted)
 
 
-def render(measured: dict[str, Any], seconds: float, ranks: int = 4) -> str:
-    """The report as Markdown."""
-    about, plan = timing.machine(), measured["plan"]
-    lines = [
-        f"# Sharded servers, {about['date']}",
-        "",
-        f"`make bench-servers` on {about['processor']} for all {ranks} ranks together; TensorFlow {tf.__version__}; "
-        f"commit {about['commit']}; {about['stolen']} of the cores' time stolen by the host. {plan['size']:,} "
-        f"parameters, Adam, {1e3 * plan['wait']:.0f} ms of computation a step ({1e3 * plan['uneven_wait']:.0f} where "
-        f"one rank is slower); {plan['rounds']} rounds of {plan['window']:g} s; {seconds / 60:.0f} minutes. "
-        "benchmarks/bench_servers.py describes what is measured, and how.",
-        "",
-        "## Targets",
-        "",
-        *table(verdicts_of(measured, ranks)),
-        "",
-        "## Steps",
-        "",
-        "Of all ranks, medians of rounds (least to most); bytes and processor time are of one rank's step.",
-        "",
-        "| link | arm | steps a second | communication | MB claimed | MB counted | processor ms | oldest gradient |",
-        "|---" * 8 + "|",
-    ]
-    for link, results in measured["links"].items():
-        lines += [_line(link, arm, row, plan["wait"], ranks) for arm, row in rows_of(results).items()]
-        if rivals := measured["rival"].get(link):
-            told = f"{statistics.median(rivals):.1f} ({min(rivals):.1f} to {max(rivals):.1f})"
-            share = 1 - plan["wait"] * statistics.median(rivals) / ranks
-            lines.append(f"| {link} | {RIVAL} | {told} | {share:.0%} | | | | |")
-    uneven = rows_of(measured["uneven"])
-    lines += [_line(plan["uneven_rate"], arm, row, None, ranks) for arm, row in uneven.items()]
-    lines += [
-        "",
-        "## Time to a score",
-        "",
-        "The LSTM of the study of gradient dropping, real gradients; batches are in pieces. Steps a second are of all "
-        "ranks (least to most), which share the cores; a step is computing and the rest, which is waiting for servers, "
-        f"selection and applying. Steps to {NEAR:.0%} of what `{STUDIED['dense'].name}` ends at with the same batches "
-        "come from the study, on validation data.",
-        "",
-        *servers_score.lines_of(measured["translation"], ranks),
-    ]
-    lines += ["", "## Applying a push", "", "Milliseconds, medians (quartiles).", ""]
-    arms = (FLOOR, APPLY, APPLY_PUSH, LINES, LAZY, LAZY_PUSH)
-    lines += ["| threads | " + " | ".join(arms) + " |", "|---" * (1 + len(arms)) + "|"]
-    for threads, taken in measured["applying"].items():
-        lines.append(f"| {threads} | " + " | ".join(_told(taken[arm]) for arm in arms) + " |")
-    return "\n".join([*lines, ""])
-
-
 def _line(link: str, arm: str, row: Row, wait: float | None, ranks: int) -> str:
     share = "" if wait is None else f"{communication(row, wait, ranks):.0%}"
     return (
@@ -191,39 +190,29 @@ def _line(link: str, arm: str, row: Row, wait: float | None, ranks: int) -> str:
     )
 
 
-def _told(taken: Sequence[float]) -> str:
+def _milliseconds(taken: Sequence[float]) -> str:
     middle, low, high = 1e3 * np.percentile(taken, [50, 25, 75])
     return f"{middle:.2f} ({low:.2f} to {high:.2f})"
 
 
-def summary(measured: dict[str, Any]) -> dict[str, Any]:
-    """Settings and medians, for JSON."""
-    rows = {link: rows_of(results) for link, results in {**measured["links"], "uneven": measured["uneven"]}.items()}
-    told = {link: {arm: row._asdict() for arm, row in of_link.items()} for link, of_link in rows.items()}
-    applying = writing.medians(measured["applying"])
-    translation = servers_score.summary(measured["translation"])
-    return {
-        "plan": measured["plan"],
-        "links": told,
-        "rival": measured["rival"],
-        "translation": translation,
-        "applying": applying,
-    }
+def _told(links: Mapping[str, Mapping[str, Row]]) -> dict[str, Any]:
+    return {link: {arm: row._asdict() for arm, row in rows.items()} for link, rows in links.items()}
 
 
-def draw(measured: dict[str, Any], path: str) -> None:
-    """Bars of steps per second, by link."""
+def draw(section: Section, path: str) -> None:
+    """Bars of steps per second by link, from the figures of `of_links`."""
     figure = Figure(figsize=(8, 4), layout="constrained")
     axes = figure.subplots()
-    links = list(measured["links"])
-    rows = [rows_of(measured["links"][link]) for link in links]
-    heights = {arm: dict(enumerate(each[arm].median for each in rows)) for arm in (SPARSE, DENSE)}
-    rivals = {number: measured["rival"].get(link) for number, link in enumerate(links)}
-    heights[RIVAL] = {number: statistics.median(rates) for number, rates in rivals.items() if rates}
+    links, rival = section.figures["links"], section.figures["rival"]
+    heights = {
+        arm: {number: statistics.median(rows[arm]["rates"]) for number, rows in enumerate(links.values())}
+        for arm in (SPARSE, DENSE)
+    }
+    heights[RIVAL] = {number: statistics.median(rival[link]) for number, link in enumerate(links) if rival.get(link)}
     for number, (arm, of_links) in enumerate(heights.items()):
         places = np.array(list(of_links)) + 0.27 * (number - 1)
         axes.bar_label(axes.bar(places, of_links.values(), 0.27, label=arm), fmt="%.1f", fontsize="small")
-    axes.set_xticks(range(len(links)), links)
+    axes.set_xticks(range(len(links)), list(links))
     axes.set_ylabel("updates a second of all ranks")
     figure.legend(loc="outside upper center", ncols=3, fontsize="small")
     writing.save_picture(figure, path)

@@ -17,6 +17,7 @@ from benchmarks.dropping_report import LAST, NEAR, best_rate
 from benchmarks.dropping_runs import STORE, Run
 from benchmarks.dropping_settings import ARMS as STUDIED
 from benchmarks.dropping_settings import MODELS
+from benchmarks.report import Section
 
 _RATES, _SEEDS = (0.35, 0.5, 0.7, 1.0, 1.5), range(8)  # where the store may have runs
 
@@ -59,8 +60,21 @@ def reached(curve: Sequence[float], score: float) -> float:
     return np.inf
 
 
-def summary(measured: Mapping[str, Any]) -> dict[str, Any]:
-    """Steps a second and seconds of computation per step, by link and arm, for JSON."""
+def section_of(measured: Mapping[str, Any], ranks: int) -> Section:
+    """The answer, from the results of `bench_servers.measure_translation` by link."""
+    lines = [
+        "The LSTM of the study of gradient dropping, real gradients; batches are in pieces. Steps a second are of all "
+        "ranks (least to most), which share the cores; a step is computing and the rest, which is waiting for servers, "
+        f"selection and applying. Steps to {NEAR:.0%} of what `{STUDIED['dense'].name}` ends at with the same batches "
+        "come from the study, on validation data.",
+        "",
+        *lines_of(measured, ranks),
+    ]
+    return Section("Time to a score", lines, _figures(measured), [])
+
+
+def _figures(measured: Mapping[str, Any]) -> dict[str, Any]:
+    """Steps a second and seconds of computation per step, by link and arm."""
     told = {}
     for link, results in measured.items():
         rows = {arm.name: _row(arm, results, [], np.inf) for arm in ARMS}

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from benchmarks import bench_servers, local_ranks, servers_report, servers_score
+from benchmarks import bench_servers, local_ranks, report, servers_report, servers_score
 from tests.benchmarks import needs
 
 pytestmark = pytest.mark.thorough
@@ -73,24 +73,29 @@ def test_the_report_judges_by_medians(tmp_path):
     uneven = {servers_report.UNEVEN: [rank_of(7, 1.0)] * 4, servers_report.UNEVEN_TOGETHER: [rank_of(4, 1.0)] * 4}
     taken = {"passes": [1.0] * 8, "apply": [1.2] * 8, "apply a push of 1%": [1.3] * 8}
     taken |= {"touched lines": [0.1] * 8, "apply 1% lazily": [0.2] * 8, "apply a push of 1% lazily": [0.3] * 8}
+    plan = bench_servers.Plan(wait=0.01)._asdict()
     measured = {
-        "plan": bench_servers.Plan(wait=0.01)._asdict(),
+        "plan": plan,
         "links": {servers_report.UNSHAPED: results_of(free), "1gbit": results_of(arms)},
         "rival": {servers_report.UNSHAPED: [3.0, 3.0], "1gbit": [2.0, 2.0]},
-        "uneven": results_of(uneven),
-        "translation": {"1gbit": TRANSLATED},
-        "applying": {"1": taken},
     }
-    verdicts = {verdict.what: verdict for verdict in servers_report.verdicts_of(measured, 4)}
+    sections = [
+        servers_report.of_links(measured, 4),
+        servers_report.of_uneven(results_of(uneven), plan, 4),
+        servers_report.of_applying({"1": taken}, plan),
+    ]
+    verdicts = {verdict.what: verdict for section in sections for verdict in section.verdicts}
     told = {what.partition(" (")[0]: (verdict.measured, verdict.met) for what, verdict in verdicts.items()}
     assert told["1gbit: updates a second at 99%, over those of all values"] == ("10.00 (10.00 to 10.00)", True)
     assert told["1gbit: updates a second at 99%, over those without a limit"] == ("0.80 (0.80 to 0.80)", False)
     assert told["1gbit: updates a second at 99%, over ParameterServerStrategy, of 200.0 possible"][1]
+    assert told["1gbit: samples a second with one rank at half speed, over synchronous"][0].startswith("1.75")
     assert told["Adam on 6,250,000, 1 threads: over a pass of the same traffic"] == ("1.20 (1.20 to 1.20)", False)
     assert told["1% of it lazily, 1 threads: over a pass of the touched cache lines"] == ("2.00 (2.00 to 2.00)", True)
-    assert "**missed**" in servers_report.render(measured, 60.0)
-    servers_report.draw(measured, str(tmp_path / "servers.png"))
-    assert (tmp_path / "servers.png").stat().st_size < 80_000
+    assert "**missed**" in report.of_questions("T", sections, ["By hand."] * 3)
+    json.dumps([section.figures for section in sections])
+    servers_report.draw(sections[0], str(tmp_path / "servers.png"))
+    assert 3_000 < (tmp_path / "servers.png").stat().st_size < 80_000
 
 
 def test_a_time_to_a_score_is_steps_of_the_study_over_measured_rates(monkeypatch):
