@@ -185,7 +185,7 @@ MORE = ("dense", "again", "drop99")  # trained with more seeds than others
 _BETTER = ("gathered", "updates", "updates_ahead", "updates_gathered")
 TRAINED = {
     "mlp": tuple(ARMS),
-    "lstm": ("dense", "drop99", *_BETTER),
+    "lstm": ("dense", "again", "drop99", *_BETTER),
     "lstm1280": ("dense", "drop99", "updates_ahead"),
 }
 
