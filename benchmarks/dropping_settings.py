@@ -127,6 +127,7 @@ class Arm:
         rule: update rule of the servers.
         updates: whether clients run the optimizer, and push its updates of the weights instead of gradients.
         ahead: whether clients compute gradients at their copy minus the updates that they have not pushed.
+        decay: factor by which a client's residual fades at each push.
         normalised: whether the perceptron has layer normalisation.
         slowness: see `Pace`.
         timing: seed of the computation times, and of nothing else.
@@ -139,6 +140,7 @@ class Arm:
     rule: Rule = InOrderOfArrival()
     updates: bool = False
     ahead: bool = False
+    decay: float = 1.0
     normalised: bool = True
     slowness: tuple[float, ...] = _EVEN
     timing: int = 0
@@ -149,7 +151,7 @@ class Arm:
             return Settings(None, None, self.rule, None)
         chosen: Any = SampledThreshold(self.density, scope=self.scope)
         pushed = chosen if self.quantizer is None else Quantized(chosen, self.quantizer)
-        kept: Any = ErrorFeedback(pushed)
+        kept: Any = ErrorFeedback(pushed, self.decay)
         push = LocalUpdates(kept, ahead=self.ahead) if self.updates else kept
         return Settings(push, SampledThreshold(self.density), self.rule, None)
 
@@ -178,11 +180,12 @@ ARMS = {
     "slow4": Arm("99%, a client at half speed, max_staleness P", rule=InOrderOfArrival(CLIENTS), slowness=_UNEVEN),
     "updates": Arm("99%, updates", updates=True),
     "updates_ahead": Arm("99%, updates, ahead", updates=True, ahead=True),
+    "updates_fading": Arm("99%, updates, ahead, residuals x 0.99", updates=True, ahead=True, decay=0.99),
     "updates_gathered": Arm("99%, updates, P pushes an update", updates=True, rule=InOrderOfArrival(None, CLIENTS)),
 }
 FOLLOWS = {"again": "dense"}  # the noise of equal arms is that of equal learning rates
 MORE = ("dense", "again", "drop99")  # trained with more seeds than others
-_BETTER = ("gathered", "updates", "updates_ahead", "updates_gathered")
+_BETTER = ("gathered", "updates", "updates_ahead", "updates_fading", "updates_gathered")
 TRAINED = {
     "mlp": tuple(ARMS),
     "lstm": ("dense", "again", "drop99", *_BETTER),
@@ -230,7 +233,7 @@ QUESTIONS = (
         bases=(("together99", "together"), ("together", "dense")),
     ),
     Question("a slow client", "drop99", ("slow", "slow4"), across=("time",)),
-    Question("updates as pushes", "dense", ("updates", "updates_ahead", "updates_gathered")),
+    Question("updates as pushes", "dense", ("updates", "updates_ahead", "updates_fading", "updates_gathered")),
 )
 
 
