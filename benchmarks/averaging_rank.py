@@ -11,9 +11,6 @@ own.
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -25,7 +22,7 @@ import tensorflow as tf
 import hvd_sparse as hvd
 from benchmarks import timing
 from benchmarks.exchange_arms import horovod_allreduce
-from benchmarks.exchange_rank import sent_bytes, write_json
+from benchmarks.exchange_rank import job_and_results, sent_bytes, write_json
 from examples import digits
 from hvd_sparse.averaging.blocks import Blocks
 
@@ -217,11 +214,7 @@ def _transport(job: dict) -> hvd.averaging.Datagrams:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    parser.add_argument("results", type=pathlib.Path)
-    options = parser.parse_args()
-    job = json.loads(options.job.read_text())
+    job, path = job_and_results(__doc__)
     tf.get_logger().setLevel("ERROR")
     hvd.init(local_size=1)
     meet = Meeting(job["meeting"], hvd.rank(), hvd.size())
@@ -231,7 +224,7 @@ def main() -> None:
         own = makers[part["kind"]](part, job, meet)
         results[part["name"]] = hvd.topology.world().gather_descriptions(own, "part")
         if hvd.rank() == 0:
-            write_json(options.results, results)
+            write_json(path, results)
 
 
 if __name__ == "__main__":

@@ -7,9 +7,6 @@ each round what every rank did. At the end, ranks that should have the same weig
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
 import time
 import zlib
 from typing import Any, Protocol
@@ -19,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.exchange_rank import Clock, sent_bytes, write_json
+from benchmarks.exchange_rank import Clock, job_and_results, sent_bytes, write_json
 from examples.recommenders.dlrm import BOTTOM, dlrm
 
 FEATURES, TABLES, ROWS = 13, 26, 4096
@@ -235,11 +232,7 @@ def run_arm(trained: Trained, steps: int, clock: Clock) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    parser.add_argument("results", type=pathlib.Path)
-    options = parser.parse_args()
-    job = json.loads(options.job.read_text())
+    job, path = job_and_results(__doc__)
     tf.get_logger().setLevel("ERROR")
     grid = hvd.pipeline.Grid(job["trainers"], job["stages"])
     hvd.init(process_sets=grid.process_sets, local_size=1)
@@ -258,7 +251,7 @@ def main() -> None:
     for name, trained in arms.items():
         check(trained, name)
     if hvd.rank() == 0:
-        write_json(options.results, results)
+        write_json(path, results)
 
 
 if __name__ == "__main__":

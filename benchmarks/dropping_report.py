@@ -39,6 +39,11 @@ def best_rate(outcomes: Outcomes, model: str, arm: str) -> float:
     return max(means, key=lambda rate: (means[rate], -rate))
 
 
+def near(curve: Sequence[float]) -> float:
+    """The score at which another arm counts as near the end of this curve on validation data."""
+    return NEAR * float(np.mean(curve[-LAST:]))
+
+
 # ---- a question ----
 
 
@@ -136,8 +141,7 @@ def _table(
 
 def _reached(told: Mapping[str, Any], base: Mapping[str, Any]) -> str:
     """When the mean over an arm's seeds first came near the base's final score, on validation data."""
-    wanted = NEAR * np.mean(base["curve"][-LAST:])
-    times = [time for time, score in zip(told["times"], told["curve"], strict=True) if score >= wanted]
+    times = [time for time, score in zip(told["times"], told["curve"], strict=True) if score >= near(base["curve"])]
     return f"{times[0]:.1f}" if times else "never"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import functools
 import pathlib
@@ -73,6 +74,13 @@ def _digest(words: tuple[str, ...]) -> str:
     """A digest of the machine's sentence pairs."""
     options = translation.parse(words)
     return corpus.digest(corpus.of_catalogues(options.catalogues, options.least_words, options.most_words))
+
+
+def options_of(model: str) -> argparse.Namespace:
+    """The options of examples/translation.py for a model that translates."""
+    settings = MODELS[model]
+    assert isinstance(settings, SentenceSettings)
+    return translation.parse(settings.options)
 
 
 Outcomes = dict[Run, dict[str, Any]]

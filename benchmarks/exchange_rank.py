@@ -187,6 +187,15 @@ def idle_bytes_per_second(clock: Clock) -> list[float]:
     return everyones[:: hvd.topology.node().size]
 
 
+def job_and_results(description: str | None) -> tuple[dict[str, Any], pathlib.Path]:
+    """The command line of a rank program, JOB RESULTS: what to do, from the JSON file JOB, and where results go."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("job", type=pathlib.Path)
+    parser.add_argument("results", type=pathlib.Path)
+    options = parser.parse_args()
+    return json.loads(options.job.read_text()), options.results
+
+
 def write_json(path: pathlib.Path, data: Any) -> None:
     """Writes JSON by temporary name and rename."""
     part = path.with_suffix(".part")
@@ -195,25 +204,21 @@ def write_json(path: pathlib.Path, data: Any) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    parser.add_argument("results", type=pathlib.Path)
-    options = parser.parse_args()
-    job = json.loads(options.job.read_text())
+    job, path = job_and_results(__doc__)
     tf.get_logger().setLevel("ERROR")  # every cell traces its arms anew, as it should
     hvd.init(local_size=job["local"])
     clock = Clock()
     clock.meet()
     results = {"idle": idle_bytes_per_second(clock), "cluster": planner.measure(), "cells": []}
     if hvd.rank() == 0:
-        write_json(options.results, results)
+        write_json(path, results)
     for cell in job["cells"]:
         own = run_cell(cell, job, clock)
         everyones = hvd.topology.world().gather_descriptions(own, "cell")
         if hvd.rank() == 0:
             merged = merge(own, everyones)
             results["cells"].append({**cell, **merged})
-            write_json(options.results, results)
+            write_json(path, results)
             medians = {name: 1e3 * float(np.median(taken)) for name, taken in merged["seconds"].items()}
             shown = ", ".join(f"{name} {median:.0f}" for name, median in medians.items())
             print(f"  d = {cell['size']:,}, density {cell['density']}: ms {shown}", flush=True)

@@ -7,11 +7,9 @@ sends while idle is measured beforehand, and is not counted.
 
 from __future__ import annotations
 
-import argparse
-import json
-import pathlib
 import time
 import zlib
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -19,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes, write_json
+from benchmarks.exchange_rank import Clock, idle_bytes_per_second, job_and_results, sent_bytes, write_json
 from benchmarks.servers_model import RATE, START, layers_of
 
 WARM = 3  # steps that do not count
@@ -48,20 +46,32 @@ class Trained:
         """Stops the servers; returns the parameters' checksum, after checking that they are finite and have changed."""
         hvd.servers.finish(self.optimizer)
         values = [variable.numpy() for variable in self.variables]
-        if not all(np.isfinite(value).all() and (value != np.float32(START)).any() for value in values):
-            raise AssertionError("The parameters are not finite, or have not changed.")
-        return zlib.crc32(b"".join(value.tobytes() for value in values))
+        if not all((value != np.float32(START)).any() for value in values):
+            raise AssertionError("The parameters have not changed.")
+        return checksum(values)
 
     def _apply(self, gradients):
         self.optimizer.apply(gradients, self.variables)
 
 
+def checksum(values: Sequence[np.ndarray]) -> int:
+    """A checksum of parameters; AssertionError if they are not finite."""
+    if not all(np.isfinite(value).all() for value in values):
+        raise AssertionError("The parameters are not finite.")
+    return zlib.crc32(b"".join(value.tobytes() for value in values))
+
+
+def begin_together() -> float:
+    """Waits until all ranks begin; returns the time, by the clock of all nodes of this machine."""
+    told = hvd.topology.world().gather_descriptions(time.monotonic() + _SOON, "begin")
+    time.sleep(max(0.0, told[0] - time.monotonic()))
+    return time.monotonic()
+
+
 def stepped(trained: Trained, arm: dict) -> tuple[float, list[float]]:
     """Waits for the computation and steps, for a time or a number of steps; returns its begin and each step's end."""
-    told = hvd.topology.world().gather_descriptions(time.monotonic() + _SOON, "begin")
     wait = arm["wait"] * (arm["slower"] if hvd.rank() == hvd.size() - 1 else 1)
-    time.sleep(max(0.0, told[0] - time.monotonic()))
-    began = time.monotonic()  # the same clock on all nodes of this machine
+    began = begin_together()
     ended: list[float] = []
     while len(ended) < arm["steps"] if arm["synchronous"] else time.monotonic() < began + arm["seconds"]:
         time.sleep(wait)
@@ -96,11 +106,7 @@ def run_arm(arm: dict, size: int, clock: Clock, idle: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    parser.add_argument("results", type=pathlib.Path)
-    options = parser.parse_args()
-    job = json.loads(options.job.read_text())
+    job, path = job_and_results(__doc__)
     tf.get_logger().setLevel("ERROR")  # every arm traces its step anew, as it should
     hvd.init(local_size=1)
     clock, results = Clock(), []
@@ -110,7 +116,7 @@ def main() -> None:
             everyones = hvd.topology.world().gather_descriptions(run_arm(arm, job["size"], clock, idle), "arm")
             results.append({"arm": arm["name"], "ranks": everyones})
     if hvd.rank() == 0:
-        write_json(options.results, results)
+        write_json(path, results)
 
 
 if __name__ == "__main__":

@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from benchmarks.convergence_runs import load
-from benchmarks.dropping_report import LAST, NEAR, best_rate
-from benchmarks.dropping_runs import STORE, Run
+from benchmarks.dropping_report import NEAR, best_rate, near
+from benchmarks.dropping_runs import STORE, Run, options_of
 from benchmarks.dropping_settings import ARMS as STUDIED
 from benchmarks.dropping_settings import MODELS
 from benchmarks.report import Section
@@ -36,9 +36,9 @@ class Arm(NamedTuple):
     arm: str
 
 
-_BATCHES = {"lstm": 512, "lstm1280": 1280}  # pieces
+_MODELS = ("lstm", "lstm1280")
 _COMPARED = ("dense", "updates_ahead")
-ARMS = [Arm(f"{model} {arm}", model, arm) for model in _BATCHES for arm in _COMPARED]
+ARMS = [Arm(f"{model} {arm}", model, arm) for model in _MODELS for arm in _COMPARED]
 
 
 def curve_of(model: str, arm: str) -> list[float]:
@@ -90,12 +90,12 @@ def lines_of(measured: Mapping[str, Any], ranks: int) -> list[str]:
         "|---" * 9 + "|",
     ]
     for link, results in measured.items():
-        for model, batch in _BATCHES.items():
+        for model in _MODELS:
             of_model = [arm for arm in ARMS if arm.model == model]
             base = curves[of_model[0].name]
-            score = NEAR * float(np.mean(base[-LAST:])) if base else np.inf
+            score = near(base) if base else np.inf
             rows = [_row(arm, results, curves[arm.name], score) for arm in of_model]
-            lines += [f"| {link} | {batch} | {_told(row, rows[0], ranks)} |" for row in rows]
+            lines += [f"| {link} | {options_of(model).batch_size} | {_told(row, rows[0], ranks)} |" for row in rows]
     return lines
 
 

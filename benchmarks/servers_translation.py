@@ -9,13 +9,9 @@ did}, ...]}.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import itertools
-import json
-import pathlib
 import time
-import zlib
 from typing import Any
 
 import keras
@@ -23,27 +19,19 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.dropping_settings import ARMS, MODELS, SentenceSettings
-from benchmarks.exchange_rank import Clock, write_json
+from benchmarks.dropping_runs import options_of
+from benchmarks.dropping_settings import ARMS
+from benchmarks.exchange_rank import Clock, job_and_results, write_json
 from benchmarks.servers_model import RATE
+from benchmarks.servers_rank import WARM, begin_together, checksum
 from examples import translation
 from examples.text.batches import PAD
-
-_WARM = 3  # steps that do not count
-_SOON = 0.3  # seconds until all begin, for those that hear of it last
 
 
 @functools.cache
 def prepared() -> translation.Task:
     """The pairs of the machine's message catalogues, the same for all batch sizes."""
     return translation.prepare(options_of("lstm"))
-
-
-def options_of(model: str) -> argparse.Namespace:
-    """The options of examples/translation.py for a model of the study."""
-    settings = MODELS[model]
-    assert isinstance(settings, SentenceSettings)
-    return translation.parse(settings.options)
 
 
 class Trained:
@@ -79,10 +67,7 @@ class Trained:
     def check(self) -> int:
         """Stops the servers; returns the parameters' checksum, after checking that they are finite."""
         hvd.servers.finish(self._optimizer)
-        values = [variable.numpy() for variable in self._model.trainable_variables]
-        if not all(np.isfinite(value).all() for value in values):
-            raise AssertionError("The parameters are not finite.")
-        return zlib.crc32(b"".join(value.tobytes() for value in values))
+        return checksum([variable.numpy() for variable in self._model.trainable_variables])
 
     def _gradients(self, source, target, labels, weights):
         with hvd.looking_ahead(self._optimizer), tf.GradientTape() as tape:
@@ -96,9 +81,7 @@ class Trained:
 def run_arm(trained: Trained, window: float, clock: Clock) -> dict[str, Any]:
     """This rank's results in a window: steps, seconds, and the seconds in which it computed."""
     clock.meet()
-    told = hvd.topology.world().gather_descriptions(time.monotonic() + _SOON, "begin")
-    time.sleep(max(0.0, told[0] - time.monotonic()))
-    began = ended = time.monotonic()  # the same clock on all nodes of this machine
+    began = ended = begin_together()
     computed: list[float] = []
     while ended < began + window:
         computed.append(trained.step())
@@ -108,18 +91,14 @@ def run_arm(trained: Trained, window: float, clock: Clock) -> dict[str, Any]:
 
 def main() -> None:
     """Runs the command."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    parser.add_argument("results", type=pathlib.Path)
-    options = parser.parse_args()
-    job = json.loads(options.job.read_text())
+    job, path = job_and_results(__doc__)
     tf.get_logger().setLevel("ERROR")
     hvd.init(local_size=1)
     clock, windows, world = Clock(), [], hvd.topology.world()
     keras.utils.set_random_seed(0)
     trained = {arm["name"]: Trained(arm["model"], arm["arm"]) for arm in job["arms"]}
     for each in trained.values():
-        for _ in range(_WARM):
+        for _ in range(WARM):
             each.step()
     for names in job["rounds"]:
         for name in names:
@@ -130,7 +109,7 @@ def main() -> None:
             raise AssertionError(f"{name}: the ranks end with different parameters")
     if hvd.rank() == 0:
         batches = {name: each.batches for name, each in trained.items()}
-        write_json(options.results, {"batches": batches, "windows": windows})
+        write_json(path, {"batches": batches, "windows": windows})
 
 
 if __name__ == "__main__":

@@ -8,10 +8,7 @@ of the dense vectors; values are small integers, so that it has to be exact. A w
 
 from __future__ import annotations
 
-import argparse
 import functools
-import json
-import pathlib
 import time
 from collections.abc import Callable
 from typing import Any
@@ -21,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
-from benchmarks.exchange_rank import Clock, forget, idle_bytes_per_second, sent_bytes, write_json
+from benchmarks.exchange_rank import Clock, forget, idle_bytes_per_second, job_and_results, sent_bytes, write_json
 from benchmarks.sparcml_overlap import run_overlap
 from benchmarks.sparcml_report import AUTO_AGAIN, DENSE_ARMS, HOROVOD_SLICES
 from benchmarks.timing import shuffled
@@ -128,11 +125,7 @@ def gather_cell(own: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    parser.add_argument("results", type=pathlib.Path)
-    options = parser.parse_args()
-    job = json.loads(options.job.read_text())
+    job, path = job_and_results(__doc__)
     hvd.init(local_size=1)
     world, clock = hvd.topology.world(), Clock()
     clock.meet()
@@ -154,7 +147,7 @@ def main() -> None:
         results["overlaps"].append({**overlap, "matmul": taken.matmul, "seconds": seconds})
         forget()
     if world.rank == 0:
-        write_json(options.results, results)
+        write_json(path, results)
 
 
 if __name__ == "__main__":

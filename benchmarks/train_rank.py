@@ -10,10 +10,7 @@ steps turn a difference of 1e-6 into one of 1e-2, with any exchange and with non
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
-import json
-import pathlib
 import resource
 import time
 import zlib
@@ -24,7 +21,7 @@ import tensorflow as tf
 
 import hvd_sparse as hvd
 from benchmarks import train_breakdown, train_models
-from benchmarks.exchange_rank import Clock, idle_bytes_per_second, sent_bytes, write_json
+from benchmarks.exchange_rank import Clock, idle_bytes_per_second, job_and_results, sent_bytes, write_json
 from benchmarks.train_arms import AGAIN, HOROVOD, NOTHING, Arm
 
 BLOCK = 3  # consecutive steps of an arm, before the next arm's turn
@@ -134,11 +131,7 @@ def _say(text: str) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("job", type=pathlib.Path)
-    parser.add_argument("results", type=pathlib.Path)
-    options = parser.parse_args()
-    job = json.loads(options.job.read_text())
+    job, path = job_and_results(__doc__)
     hvd.init(local_size=job["local"])
     clock = Clock()
     clock.meet()
@@ -164,7 +157,7 @@ def main() -> None:
             "memory": sum(rank["memory"] for rank in everyones),
             "arms": {name: merged(name, everyones) for name in records},
         }
-        write_json(options.results, results)
+        write_json(path, results)
 
 
 if __name__ == "__main__":
