@@ -18,8 +18,9 @@ class ImageSettings:
         watched: number of them used for validation after each epoch; the others are the test set.
         batch: crops per rank and step.
         rate: highest learning rate, for all ranks together; momentum is 0.9.
+        trust: trust coefficient of LARS; 0 trains by SGD.
         warm_up: epochs until it is reached; from there it falls to 0 along a cosine.
-        decay: weight decay of all kernels, added to the gradient before the exchange.
+        decay: weight decay of all kernels, with SGD added to the gradient before the exchange.
         noise: noise of each crop, in units of its own deviation; new in each epoch, fixed on held-out crops.
         averaged: number of last epochs whose weights, one set per epoch, are averaged; 0 takes the last weights.
     """
@@ -30,6 +31,7 @@ class ImageSettings:
     watched: int = 2048
     batch: int = 16
     rate: float = 0.1
+    trust: float = 0.0
     warm_up: float = 1.0
     decay: float = 5e-4
     noise: float = 0.1
@@ -63,12 +65,19 @@ Settings = ImageSettings | TranslationSettings
 MODELS: dict[str, Settings] = {
     "small_resnet": ImageSettings(),
     "small_vgg": ImageSettings(rate=0.05),
+    "lars_resnet": ImageSettings(epochs=28, rate=0.2, trust=0.05, warm_up=5.0),  # CommLib 5.6; see examples/imagenet.py
     "transformer": TranslationSettings(),
     "lstm": TranslationSettings(
         (*TranslationSettings().options, "--model", "lstm", "--width", "0.25", "--layers", "2")
     ),
 }
-MEASURES = {"small_resnet": "top-1", "small_vgg": "top-1", "transformer": "BLEU", "lstm": "BLEU"}
+MEASURES = {
+    "small_resnet": "top-1",
+    "small_vgg": "top-1",
+    "lars_resnet": "top-1",
+    "transformer": "BLEU",
+    "lstm": "BLEU",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,6 +98,7 @@ ARMS = {
     "dense": Arm("Dense-SGD", "dense"),
     "topk": Arm("TopK-SGD", "topk"),
     "hitopk": Arm("MSTopK-SGD", "hitopk"),
+    "commlib": Arm("MSTopK-SGD in the first 13 epochs", "hitopk,13:torus2d"),
     "warmed": Arm("MSTopK-SGD after two dense epochs", "torus2d,2:hitopk"),
     "momentum": Arm("momentum, warm-up", "warmup(momentum_corrected(hitopk))"),
     "unmasked": Arm("momentum unmasked, warm-up", "warmup(momentum_corrected(hitopk, masking=False))"),
@@ -122,6 +132,7 @@ _BUCKETS = ("bucket8", "bucket16", "bucket8_updates", "bucket16_updates")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, *_BETTER, "thin", "updates8", *_BUCKETS),  # SparCML 8.3: ResNet-110
     "small_vgg": (*_COMMLIB, *_BETTER),
+    "lars_resnet": ("torus2d", "hitopk", "commlib", "behind", "updates"),  # CommLib 5.6: ResNet-50
     "transformer": (*_COMMLIB, "warmed", *_BETTER, *_LOCAL, *_LOCO),
     "lstm": ("torus2d", *_BETTER, "bucket4", "warmed4", "bucket4_updates"),  # SparCML 8.3: Hansards
 }
@@ -143,6 +154,7 @@ class Wanted(NamedTuple):
 WANTED: dict[str, tuple[Wanted, ...]] = {
     "small_resnet": (Wanted(0.4, 1 / 12),),
     "small_vgg": (Wanted(0.4, 1 / 12),),
+    "lars_resnet": (),
     "transformer": (Wanted(1.0, 1 / 12), Wanted(1.5, 1 / 40)),
     "lstm": (Wanted(1.0, 1 / 12), Wanted(1.5, 1 / 40)),
 }

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 import hvd_sparse as hvd
+import lars
 from benchmarks import convergence_data
 from benchmarks.convergence_settings import ARMS, MODELS, ImageSettings, TranslationSettings
 from examples import translation
@@ -56,7 +57,7 @@ class ImageLearner:
         self._model = make_model(self._classes)
         self._telemetry = hvd.Telemetry(norms_every=NORMS_EVERY)
         self._optimizer = hvd.DistributedOptimizer(
-            keras.optimizers.SGD(_Rate(settings, self._steps), momentum=0.9),
+            _optimizer(settings, _Rate(settings, self._steps)),
             aggregator=recipe(settings.epochs * self._steps),
             telemetry=self._telemetry,
         )
@@ -76,7 +77,8 @@ class ImageLearner:
             logits = self._model(images, training=True)
             loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
             kernels = [variable.value for variable in variables if len(variable.shape) > 1]
-            loss += self.settings.decay * tf.add_n([tf.nn.l2_loss(kernel) for kernel in kernels])
+            if not self.settings.trust:
+                loss += self.settings.decay * tf.add_n([tf.nn.l2_loss(kernel) for kernel in kernels])
         gradients = tape.gradient(loss, [variable.value for variable in variables])
         self._optimizer.apply(gradients, variables)
         return loss
@@ -169,6 +171,12 @@ class ImageLearner:
         return digest
 
 
+def _optimizer(settings: ImageSettings, rate: Any) -> keras.optimizers.Optimizer:
+    if settings.trust:
+        return lars.LARS(rate, 0.9, settings.decay, trust_coefficient=settings.trust, parallel=False)
+    return keras.optimizers.SGD(rate, momentum=0.9)
+
+
 class _Rate(keras.optimizers.schedules.LearningRateSchedule):
     """A linear warm-up to the highest rate, then a cosine to 0."""
 
@@ -234,7 +242,11 @@ class TranslationLearner:
         return {**TranslationTask.scores(outcome), "across": telemetry.total_bytes_across}
 
 
-NETWORKS = {"small_resnet": small.small_resnet, "small_vgg": small.small_vgg}
+NETWORKS = {
+    "small_resnet": small.small_resnet,
+    "small_vgg": small.small_vgg,
+    "lars_resnet": small.small_resnet,
+}
 
 
 def make(model: str, arm: str, density: float, given: dict[str, Any]) -> ImageLearner | TranslationLearner:

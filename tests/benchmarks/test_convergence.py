@@ -5,10 +5,19 @@ import json
 import math
 import sys
 
+import keras
 import numpy as np
 import pytest
 
-from benchmarks import bench_convergence, convergence_data, convergence_report, convergence_runs, report
+import lars
+from benchmarks import (
+    bench_convergence,
+    convergence_data,
+    convergence_report,
+    convergence_runs,
+    convergence_tasks,
+    report,
+)
 from benchmarks.bench_convergence import Study
 from benchmarks.convergence_report import difference
 from benchmarks.convergence_runs import Cluster, Run
@@ -323,22 +332,29 @@ def small(monkeypatch, **changed):
 def trained(tmp_path_factory):
     """Runs of two ranks, all from one launch."""
     store = tmp_path_factory.mktemp("runs") / "runs.jsonl"
-    wanted = [*runs_of(0, 1, arm="torus2d"), *runs_of(0, 1), *runs_of(0, model="small_resnet")]
+    resnets = [*runs_of(0, model="small_resnet"), *runs_of(0, arm="updates", model="lars_resnet")]
+    wanted = [*runs_of(0, 1, arm="torus2d"), *runs_of(0, 1), *resnets]
     with pytest.MonkeyPatch.context() as monkeypatch:
-        small(monkeypatch, small_vgg=SMALL, small_resnet=SMALL)
+        small(monkeypatch, small_vgg=SMALL, small_resnet=SMALL, lars_resnet={**SMALL, "warm_up": 1.0})
         convergence_runs.make(wanted, store)
         return convergence_runs.load(store, wanted)
 
 
 def test_runs_end_with_what_the_report_needs(trained):
-    assert len(trained) == 5
+    assert len(trained) == 6
     for outcome in trained.values():
         assert len(outcome["curve"]) == SMALL["epochs"] and all(0 <= point <= 100 for point in outcome["curve"])
         assert 0 <= outcome["final"] <= outcome["top5"] <= 100 and outcome["loss"] > 0 < outcome["error"]
         assert outcome["final"] * 0.2 == pytest.approx(round(outcome["final"] * 0.2))  # of 20 crops
-    assert len({outcome["weights"] for outcome in trained.values()}) == 5  # recipe, seed or model differ
+    assert len({outcome["weights"] for outcome in trained.values()}) == 6  # recipe, seed or model differ
     dense, sparse = (trained[each]["across"] for each in (*runs_of(0, arm="torus2d"), *runs_of(0)))
     assert 0 < sparse < 0.3 * dense
+
+
+def test_a_trust_coefficient_makes_it_lars():
+    made = convergence_tasks._optimizer(MODELS["lars_resnet"], 0.1)
+    assert isinstance(made, lars.LARS) and (made.trust_coefficient, made.weight_decay) == (0.05, 5e-4)
+    assert type(convergence_tasks._optimizer(MODELS["small_resnet"], 0.1)) is keras.optimizers.SGD
 
 
 def test_a_run_does_not_depend_on_those_before_it(trained, tmp_path, monkeypatch):
