@@ -253,12 +253,12 @@ class Wanted(NamedTuple):
 
 WANTED = {
     "mlp": (Wanted("drop99", "dense", 0.5), Wanted("again", "dense", 0.5)),
-    "lstm": (Wanted("updates_ahead", "dense", 2.0),),
+    "lstm": (Wanted("updates_fading", "dense", 2.0),),
     "lstm1280": (),
 }
 # Longer trainings, by their number of epochs; reported if the store has runs of them.
 LONGER: dict[str, dict[int, tuple[Wanted, ...]]] = {
     "mlp": {},
-    "lstm": {30: (Wanted("updates_ahead", "dense", 1.0),)},
+    "lstm": {30: (Wanted("updates_fading", "dense", 1.0),)},
     "lstm1280": {},
 }

@@ -272,7 +272,9 @@ def dgc(
 def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
     """The recipe to start with: HiTopKComm of each node's updates, with gradients computed ahead (see `updates`).
 
-    In your own loop, compute gradients in `with hvd.looking_ahead(optimizer)`; `fit` does so.
+    In your own loop, compute gradients in `with hvd.looking_ahead(optimizer)`; `fit` does so. With Adam and other
+    optimizers that divide by the root of second moments, first try the learning rate that is best for dense training
+    times the square root of the number of nodes (docs/accuracy.md).
 
     Args:
         density: the share of the updates that is sent.
