@@ -21,7 +21,7 @@ import tensorflow as tf
 from matplotlib.figure import Figure
 
 from benchmarks import local_ranks, report, timing, writing
-from benchmarks.optimizer_rank import AGAIN, AHEAD, ALONE, DENSE, MOMENTUM, SPARSE, UPDATES
+from benchmarks.optimizer_rank import AGAIN, AHEAD, ALONE, DENSE, GAIN_RATIO, MOMENTUM, SPARSE, UPDATES
 from benchmarks.report import Verdict
 
 NODES, LOCAL = 2, 2
@@ -95,7 +95,7 @@ def draw(measured: dict[str, Any], path: str) -> None:
     """A box for each arm."""
     figure = Figure(figsize=(9, 4), layout="constrained")
     axes = figure.subplots()
-    arms = (ALONE, DENSE, SPARSE, MOMENTUM, UPDATES, AHEAD)
+    arms = (ALONE, DENSE, SPARSE, MOMENTUM, UPDATES, AHEAD, GAIN_RATIO)
     axes.boxplot([measured["times"][arm] for arm in arms], orientation="horizontal", tick_labels=arms, showfliers=False)
     axes.invert_yaxis()
     axes.set_xlim(left=0)

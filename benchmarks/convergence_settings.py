@@ -104,6 +104,7 @@ ARMS = {
     "unmasked": Arm("momentum unmasked, warm-up", "warmup(momentum_corrected(hitopk, masking=False))"),
     "behind": Arm("updates", "updates(hitopk)"),
     "updates": Arm("updates, ahead", "updates(hitopk, ahead=True)"),
+    "gain_ratio": Arm("updates, ahead, gain ratio", "updates(hitopk, ahead=True, gain_ratio=True)"),
     "updates_warmed": Arm("updates, ahead, warm-up", "warmup(updates(hitopk, ahead=True))"),
     "thin": Arm("updates, ahead, .1%", "updates(hitopk(density=0.001), ahead=True)"),
     "updates8": Arm("updates, ahead, 8 steps", "updates(hitopk, ahead=True, every=8)"),
@@ -132,9 +133,9 @@ _BUCKETS = ("bucket8", "bucket16", "bucket8_updates", "bucket16_updates")
 TRAINED: dict[str, tuple[str, ...]] = {
     "small_resnet": (*_COMMLIB, *_BETTER, "thin", "updates8", *_BUCKETS),  # SparCML 8.3: ResNet-110
     "small_vgg": (*_COMMLIB, *_BETTER),
-    "lars_resnet": ("torus2d", "hitopk", "commlib", "behind", "updates"),  # CommLib 5.6: ResNet-50
-    "transformer": (*_COMMLIB, "warmed", *_BETTER, *_LOCAL, *_LOCO),
-    "lstm": ("torus2d", *_BETTER, "bucket4", "warmed4", "bucket4_updates"),  # SparCML 8.3: Hansards
+    "lars_resnet": ("torus2d", "hitopk", "commlib", "behind", "updates", "gain_ratio"),  # CommLib 5.6: ResNet-50
+    "transformer": (*_COMMLIB, "warmed", *_BETTER, "gain_ratio", *_LOCAL, *_LOCO),
+    "lstm": ("torus2d", *_BETTER, "gain_ratio", "bucket4", "warmed4", "bucket4_updates"),  # SparCML 8.3: Hansards
 }
 DENSE = "torus2d"  # the arm that all others are compared with
 

@@ -25,6 +25,7 @@ from hvd_sparse.keras.hooks import exchange_of
 
 ALONE, DENSE, SPARSE, AGAIN = "Adam without an exchange", "torus2d", "hitopk", "hitopk, A/A"
 MOMENTUM, UPDATES, AHEAD = "momentum_corrected(hitopk)", "updates(hitopk)", "updates(hitopk, ahead=True)"
+GAIN_RATIO = "updates(hitopk, ahead=True, gain_ratio=True)"
 ROWS = 1000  # of a variable, and its columns
 WARM = 3  # rounds that do not count
 
@@ -40,6 +41,7 @@ def recipes(density: float) -> dict[str, Any]:
         MOMENTUM: hvd.recipes.momentum_corrected(sparse),
         UPDATES: hvd.recipes.updates(sparse),
         AHEAD: hvd.recipes.updates(sparse, ahead=True),
+        GAIN_RATIO: hvd.recipes.updates(sparse, ahead=True, gain_ratio=True),
     }
 
 

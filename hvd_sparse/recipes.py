@@ -6,7 +6,8 @@ Pass a recipe as `aggregator=` to `DistributedOptimizer` or `DistributedGradient
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from hvd_sparse.aggregators import (
@@ -189,7 +190,7 @@ def momentum_corrected(recipe: Aggregator, momentum: float | None = None, maskin
     return changed
 
 
-def updates(recipe: Aggregator, ahead: bool = False, every: int = 1) -> Aggregator:
+def updates(recipe: Aggregator, ahead: bool = False, every: int = 1, gain_ratio: bool = False) -> Aggregator:
     """Changes a sparse recipe so that the optimizer's updates of the weights are exchanged instead of gradients.
 
     Each node runs the optimizer on its own mean gradient, with its own moments: locally accumulated Adam (Chen and
@@ -204,15 +205,19 @@ def updates(recipe: Aggregator, ahead: bool = False, every: int = 1) -> Aggregat
             weights that all ranks share. It costs an all-gather in the node and two more copies of the weights.
         every: H, the number of steps from one exchange to the next; more than one needs `ahead`. In between, each node
             trains on its own, and its updates wait with what was not sent.
+        gain_ratio: multiply updates by the root of AdaScale's gain ratio of the nodes' gradients, so that the learning
+            rate of dense training fits optimizers that divide by the size of their gradients, such as Adam; see
+            `LocalUpdates`.
 
     Raises:
         ValueError: if the recipe has no error feedback, or an argument is invalid.
         TypeError: if `every` is more than one and the recipe cannot wait.
     """
+    sender = functools.partial(LocalUpdates, ahead=ahead, gain_ratio=gain_ratio)
     if isinstance(recipe, Auto):
-        candidates = ((name, _updates_of(part, ahead)) for name, part in recipe.candidates)
+        candidates = ((name, _updates_of(part, sender)) for name, part in recipe.candidates)
         return _every(dataclasses.replace(recipe, candidates=tuple(candidates)), every)
-    changed = around_feedback(recipe, lambda feedback: LocalUpdates(feedback, ahead))
+    changed = around_feedback(recipe, sender)
     if changed == recipe or isinstance(recipe, SparCMLAlgorithm1):
         raise ValueError(
             f"Expected a recipe with error feedback of gradients, such as hvd.recipes.hitopk(0.01), got "
@@ -376,13 +381,13 @@ def _every(recipe: Aggregator, every: int) -> Aggregator:
     return recipe if every == 1 else LocalSteps(recipe, every)
 
 
-def _updates_of(part: Any, ahead: bool) -> Aggregator:
+def _updates_of(part: Any, sender: Callable[[ErrorFeedback], LocalUpdates]) -> Aggregator:
     """A candidate of `auto`, changed to exchange updates; a dense candidate exchanges all of them."""
     if isinstance(part, Hierarchical):
-        return dataclasses.replace(part, inner=_updates_of(part.inner, ahead))
+        return dataclasses.replace(part, inner=_updates_of(part.inner, sender))
     if isinstance(part, AllReduce):
-        return Accumulated(LocalUpdates(ErrorFeedback(TopK(1.0, part.wire_dtype or "float32")), ahead))
-    return around_feedback(part, lambda feedback: LocalUpdates(feedback, ahead))
+        return Accumulated(sender(ErrorFeedback(TopK(1.0, part.wire_dtype or "float32"))))
+    return around_feedback(part, sender)
 
 
 def _sparcml(compressor: Compressor, bits: int | None, collective: str, as_published: bool, seed: int) -> Aggregator:

@@ -7,6 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from hvd_sparse import collectives, ops
+from hvd_sparse.aggregators import reports
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.counting import CountingCommunicator
 from hvd_sparse.aggregators.transaction import (
@@ -48,12 +49,13 @@ class Compressed(Aggregator):
             return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
         selection = self.compressor.compress(parts.rows, state.inner)
         gather = _gathered_by_count if _differ(self.compressor, selection.coded) else _gathered
+        learned, asking = reports.averaged(selection, self.compressor, state)
         total, nonfinite, sent = gather(selection, communicator, f"{spec.name}.allgather_sum")
         return Reduced(
             total=total,
             culprit=blame(selection.culprit, parts.sources, spec.grid),
-            updates=tuple(Update(variable, value) for variable, value in selection.updates),
-            traffic=ring_traffic(communicator, spec.grid, (communicator.size - 1) * sent),
+            updates=(*(Update(variable, value) for variable, value in selection.updates), *learned),
+            traffic=ring_traffic(communicator, spec.grid, (communicator.size - 1) * sent).plus(asking),
             selected=collectives.count(selection.slices),
             considered=spec.size,
             nonfinite=nonfinite,
@@ -116,6 +118,7 @@ class Accumulated(Compressed):
             parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         selection = self.compressor.compress(parts.rows, state.inner)
+        learned, asking = reports.averaged(selection, self.compressor, state)
         values = ops.mark_nonfinite(selection.slices.values, selection.culprit != 0)
         vector = ops.sparse_sum(values, selection.slices.indices, spec.size)
         wire = tf.as_dtype(self.compressor.wire_dtype)
@@ -124,8 +127,8 @@ class Accumulated(Compressed):
         return Reduced(
             total=mean,
             culprit=blame(selection.culprit, parts.sources, spec.grid),
-            updates=tuple(Update(variable, value) for variable, value in selection.updates),
-            traffic=counted.traffic,
+            updates=(*(Update(variable, value) for variable, value in selection.updates), *learned),
+            traffic=counted.traffic.plus(asking),
             selected=spec.size,
             considered=spec.size,
             nonfinite=nonfinite,

@@ -7,6 +7,7 @@ import dataclasses
 import tensorflow as tf
 
 from hvd_sparse import collectives
+from hvd_sparse.aggregators import reports
 from hvd_sparse.aggregators.base import Aggregator, AggregatorState
 from hvd_sparse.aggregators.counting import CountingCommunicator
 from hvd_sparse.aggregators.transaction import Reduced, Update, attended, blame, nothing
@@ -98,6 +99,7 @@ class SparseAllReduce(Aggregator):
             parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         selection = self.compressor.compress(parts.rows, state.inner)
+        learned, asking = reports.averaged(selection, self.compressor, state)
         message = _layout(spec.size).pack(harmless(selection), selection.slices.indices)
         counted = CountingCommunicator(state.communicator, spec.grid)
         total, culprit, updates = self._sum(message, counted, state)
@@ -106,8 +108,8 @@ class SparseAllReduce(Aggregator):
             # TensorFlow's graphs would turn a plain division by a constant into a product with a rounded reciprocal.
             total=tf.cast(tf.math.divide_no_nan(tf.reshape(total, [spec.size]), float(divisor)), spec.dtype),
             culprit=tf.where(own_culprit == 0, culprit, own_culprit),
-            updates=(*(Update(variable, value) for variable, value in selection.updates), *updates),
-            traffic=counted.traffic,
+            updates=(*(Update(variable, value) for variable, value in selection.updates), *learned, *updates),
+            traffic=counted.traffic.plus(asking),
             selected=collectives.count(selection.slices),
             considered=spec.size,
         )

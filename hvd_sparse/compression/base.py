@@ -41,6 +41,7 @@ class Selection(NamedTuple):
             parts if only their sum overflows.
         updates: (variable, new value) of the compressor's own state, to be assigned when the exchange is committed.
         coded: the values in fewer bits, which decode to exactly the same bits; None if there is no such form.
+        report: float32 [r], numbers of which the compressor needs the mean over all senders; None if there are none.
     """
 
     slices: tf.IndexedSlices
@@ -48,6 +49,7 @@ class Selection(NamedTuple):
     culprit: tf.Tensor
     updates: tuple[tuple[tf.Variable, tf.Tensor], ...] = ()
     coded: Coded | None = None
+    report: tf.Tensor | None = None
 
 
 class Compressor(Renamed, abc.ABC):
@@ -116,6 +118,15 @@ class Compressor(Renamed, abc.ABC):
             [n, 0], computed from the result of the collectives, so that the graph does not prune them.
         """
         return parts
+
+    def reported(self, mean: tf.Tensor, state: tf.Module) -> NewValues:
+        """The new values of state that follow from the mean of the senders' reports, `Selection.report`.
+
+        Args:
+            mean: [r] float32, the same on all senders.
+            state: what `create` returned.
+        """
+        return ()
 
     @abc.abstractmethod
     def compress(self, parts: tf.Tensor, state: tf.Module, residual: tf.Tensor | None = None) -> Selection:
@@ -186,3 +197,7 @@ class Wrapper(Compressor):
     def attend(self, parts: tf.Tensor, state: Any) -> tf.Tensor:
         """As the compressor."""
         return self.compressor.attend(parts, state.inner)
+
+    def reported(self, mean: tf.Tensor, state: Any) -> NewValues:
+        """As for the compressor."""
+        return self.compressor.reported(mean, state.inner)

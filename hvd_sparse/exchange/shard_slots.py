@@ -29,6 +29,7 @@ class TwinSlots(LocalSlots):
         self._variables = {name: held[spec.name] for name, held in slots.by_name(self._twin).items()}
         begins = {name: float(slot.value.numpy()[0]) for name, slot in self._variables.items() if spec.size}
         super().__init__(spec, {name: slot.value for name, slot in self._variables.items()}, begins)
+        self.normalizes = on_shards.offered(optimizer) is not None or not isinstance(optimizer, keras.optimizers.SGD)
 
     def update(self, gradient, ahead):
         optimizer = self._alive()

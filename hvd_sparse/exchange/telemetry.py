@@ -12,6 +12,7 @@ import tensorflow as tf
 from hvd_sparse import ops
 from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.compression.base import Compressor, Wrapper
+from hvd_sparse.compression.gain_ratio import GainRatio
 from hvd_sparse.compression.held import Thresholds
 from hvd_sparse.exchange.plan import Gradient
 
@@ -42,6 +43,7 @@ class Telemetry:
     - residual_norm: Euclidean norm of this rank's own residual after the step; 0 for dense recipes.
     - clamped: how often, since training began, a variable's threshold was so far out of date that more or fewer
       elements were sent than reached it (`HeldThreshold`); 0 for all other recipes.
+    - gain_ratio: the gain ratio of the nodes' gradients (`GainRatio`), the mean over buckets; 1 if it is not measured.
 
     Args:
         norms_every: steps from one gradient norm to the next, as each costs a pass over the gradient.
@@ -116,6 +118,7 @@ class Telemetry:
             "gradient_norm": fields["gradient_norm"],
             "residual_norm": math.hypot(*norms),
             "clamped": sum(_clamped(state) for _, state in buckets),
+            "gain_ratio": _gain_ratio([state for _, state in buckets]),
         }
 
 
@@ -202,6 +205,11 @@ def _compression_seconds(aggregator: Aggregator, state: Any) -> float:
 
 def _clamped(state: tf.Module) -> int:
     return sum(int(part.clamped.numpy()) for part in state.submodules if isinstance(part, Thresholds))
+
+
+def _gain_ratio(states: Sequence[tf.Module]) -> float:
+    ratios = [float(part.value()) for state in states for part in state.submodules if isinstance(part, GainRatio)]
+    return sum(ratios) / len(ratios) if ratios else 1.0
 
 
 def _norm(gradients: Mapping[str, Gradient]) -> tf.Tensor:

@@ -37,6 +37,10 @@ def check(optimizer: keras.optimizers.Optimizer, push: Compressor | None) -> Non
         return
     if push.gathers:
         raise ValueError("Clients push in every step: leave gathers=True out of LocalUpdates.")
+    if push.gain_ratio:
+        raise ValueError(
+            "Clients do not average their gradients, so there is no gain: leave gain_ratio=True out of LocalUpdates."
+        )
     if not shard_slots.is_element_wise(optimizer):
         raise ValueError(
             f"A client cannot run {type(optimizer).__name__} on the parts of its gradient: use one of "

@@ -5,11 +5,11 @@ import argparse
 import pytest
 
 from benchmarks import bench_optimizer
-from benchmarks.optimizer_rank import AGAIN, AHEAD, ALONE, DENSE, MOMENTUM, SPARSE, UPDATES
+from benchmarks.optimizer_rank import AGAIN, AHEAD, ALONE, DENSE, GAIN_RATIO, MOMENTUM, SPARSE, UPDATES
 
 pytestmark = pytest.mark.thorough
 
-ARMS = (ALONE, DENSE, SPARSE, AGAIN, MOMENTUM, UPDATES, AHEAD)
+ARMS = (ALONE, DENSE, SPARSE, AGAIN, MOMENTUM, UPDATES, AHEAD, GAIN_RATIO)
 
 
 def test_ranks_time_all_arms_and_count_what_is_kept():
@@ -21,6 +21,7 @@ def test_ranks_time_all_arms_and_count_what_is_kept():
     assert megabytes[SPARSE] == pytest.approx(8 + 2, rel=0.01)  # and half a residual
     assert megabytes[UPDATES] == pytest.approx((8 + 4) / 2, rel=0.01)
     assert megabytes[AHEAD] == pytest.approx((8 + 4) / 2 + 8, rel=0.01)
+    assert megabytes[GAIN_RATIO] == pytest.approx(megabytes[AHEAD], rel=0.01)
 
 
 def test_the_report_judges_by_rounds(tmp_path):

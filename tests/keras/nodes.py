@@ -149,16 +149,42 @@ OPTIMIZERS = {
 }
 
 
-class Nodes:
-    """Every rank's shard of its node's optimizer and error feedback; with `flat`, each rank is a node."""
+def total(array):
+    return tf.reduce_sum(tf.constant(array)).numpy()  # NumPy adds in another order
 
-    def __init__(self, shape, select, density, flat, make):
+
+class GainRatio:
+    """The gain ratio of one shard, computed from all its elements."""
+
+    def __init__(self, nodes):
+        self.nodes, self.sums = nodes, np.zeros(2, F)
+
+    def root(self):
+        of_mean, of_one = self.sums
+        return np.sqrt(np.clip(of_one / of_mean, F(1), F(self.nodes)) if of_mean else F(1))
+
+    def absorb(self, gradients):
+        mean, squares = np.zeros_like(gradients[0]), F(0)
+        for gradient in gradients:
+            mean, squares = mean + gradient, squares + total(np.square(gradient))
+        now = np.array([total(np.square(mean / F(self.nodes))), squares / F(self.nodes)], F)
+        self.sums = F(0.99) * self.sums + F(1.0 - 0.99) * now
+
+
+class Nodes:
+    """Every rank's shard of its node's optimizer and error feedback; with `flat`, each rank is a node.
+
+    With `gain`, updates are multiplied by the root of the gain ratio.
+    """
+
+    def __init__(self, shape, select, density, flat, make, gain=False):
         self.local = 1 if flat else shape.local_size
         self.nodes, self.select, self.density = shape.ranks // self.local, select, density
         self.ends = simulation.shard_ends(SIZE, self.local)
         self.residual = np.zeros([shape.ranks, SIZE], F)
         self.slots = [make() for _ in range(self.nodes)]
         self.steps = 0
+        self.gains = [GainRatio(self.nodes) for _ in range(self.local if gain and self.nodes > 1 else 0)]
 
     def shard(self, rank):
         """Begin and end of a rank's shard."""
@@ -177,11 +203,16 @@ class Nodes:
     def step(self, vectors, weights):
         """The amount subtracted from every weight; each node has its own weights, flat."""
         ranks, total = len(vectors), np.zeros(SIZE, F)
-        moves = []
+        moves, own = [], []
+        factor = np.ones(SIZE, F)
+        for gain, (begin, end) in zip(self.gains, self.ends, strict=False):
+            factor[begin:end] = gain.root()
         for node, slots in enumerate(self.slots):
             parts = vectors[node * self.local : (node + 1) * self.local]
-            gradient = reference.accumulate(parts, None) / F(self.local)
-            moves.append(F(self.local) * slots.update(gradient, self.steps + 1, weights[node]))
+            own.append(reference.accumulate(parts, None) / F(self.local))
+            moves.append(F(self.local) * (factor * slots.update(own[-1], self.steps + 1, weights[node])))
+        for gain, (begin, end) in zip(self.gains, self.ends, strict=False):
+            gain.absorb([gradient[begin:end] for gradient in own])
         for rank in range(ranks):
             begin, end = self.shard(rank)
             if begin == end:

@@ -19,12 +19,17 @@ OPTIMIZERS = {
     "LARS": lambda: LARS(0.5, trust_coefficient=0.1),
     "LAMB": lambda: LAMB(0.02),
 }
-SENDS = {"momentum": hvd.recipes.momentum_corrected, "updates": hvd.recipes.updates}
+SENDS = {
+    "momentum": hvd.recipes.momentum_corrected,
+    "updates": hvd.recipes.updates,
+    "updates with the gain ratio": lambda recipe: hvd.recipes.updates(recipe, ahead=True, gain_ratio=True),
+}
 # Tests on threads train and resume with every optimizer; here is one of each kind of network traffic.
 WAYS = [
     {"sends": "momentum", "optimizer": "SGD", "policy": "mixed_float16"},
     {"sends": "updates", "optimizer": "Adam", "policy": "float32"},
     {"sends": "updates", "optimizer": "LARS", "policy": "mixed_float16"},
+    {"sends": "updates with the gain ratio", "optimizer": "Adam", "policy": "float32"},
 ]
 
 
@@ -34,7 +39,7 @@ def trained(sends, optimizer, policy, epochs, folder=None):
     return trained_with_checkpoints(folder, epochs, recipe, policy, OPTIMIZERS[optimizer]())
 
 
-@case(ranks=(4,), over=lambda ranks: WAYS[:2], quick=lambda ranks, sends, **_: sends == "updates")
+@case(ranks=(4,), over=lambda ranks: [*WAYS[:2], WAYS[3]], quick=lambda ranks, sends, **_: sends == "updates")
 def fit_learns_and_replicas_agree(sends, optimizer, policy):
     hvd.init(local_size=2)
     model = trained(sends, optimizer, policy, 8)
@@ -44,7 +49,7 @@ def fit_learns_and_replicas_agree(sends, optimizer, policy):
     assert_replicas_equal([variable for variable in model.trainable_variables if id(variable) not in own])
 
 
-@case(ranks=(2, 4), over=lambda ranks: WAYS[1:2] if ranks == 4 else WAYS[2:], quick=thorough)
+@case(ranks=(2, 4), over=lambda ranks: [WAYS[1], WAYS[3]] if ranks == 4 else WAYS[2:3], quick=thorough)
 def a_stopped_run_ends_with_the_bits_of_one_that_was_not(sends, optimizer, policy):
     hvd.init(local_size=hvd.size() // 2)
     folder = shared_folder()
