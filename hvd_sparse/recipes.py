@@ -277,9 +277,8 @@ def dgc(
 def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
     """The recipe to start with: HiTopKComm of each node's updates, with gradients computed ahead (see `updates`).
 
-    In your own loop, compute gradients in `with hvd.looking_ahead(optimizer)`; `fit` does so. With Adam and other
-    optimizers that divide by the root of second moments, first try the learning rate that is best for dense training
-    times the square root of the number of nodes (docs/accuracy.md).
+    In your own loop, compute gradients in `with hvd.looking_ahead(optimizer)`; `fit` does so. Begin with the learning
+    rate that is best for dense training: updates are multiplied by the root of the gain ratio.
 
     Args:
         density: the share of the updates that is sent.
@@ -288,7 +287,7 @@ def recommended(density: float = 0.01, seed: int = 0) -> Aggregator:
     Raises:
         ValueError: if an argument is invalid.
     """
-    return updates(hitopk(density, seed=seed), ahead=True)
+    return updates(hitopk(density, seed=seed), ahead=True, gain_ratio=True)
 
 
 def dense_below(recipe: Aggregator, elements: int = 1024) -> Aggregator:

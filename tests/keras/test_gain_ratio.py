@@ -153,6 +153,11 @@ def test_auto_passes_it_to_all_candidates():
     assert all(senders(candidate) for _, candidate in recipe.candidates)
 
 
+def test_recommended_has_it():
+    recipe = hvd.recipes.hitopk(0.02, seed=3)
+    assert hvd.recipes.recommended(0.02, seed=3) == hvd.recipes.updates(recipe, ahead=True, gain_ratio=True)
+
+
 def test_clients_of_servers_refuse_it():
     from hvd_sparse.compression.error_feedback import ErrorFeedback
     from hvd_sparse.compression.selectors import TopK
