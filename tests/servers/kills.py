@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import enum
+import faulthandler
 import multiprocessing
 import os
 import random
@@ -93,13 +94,15 @@ def a_returned(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
 
 
 def train(member: Guest, place: int, begun: Any, told: Any) -> None:
-    """Takes all steps, and reports how it ended."""
+    """Takes all steps, and reports how it ended; all threads' stacks are printed if that takes too long."""
+    faulthandler.dump_traceback_later(0.9 * LIMIT)
     pushes = job.pushing(member, INSURED)
     for _ in range(STEPS):
         begun[place] += 1
         job.step(member, pushes, np.ones(whole_of(1).size, np.float32), rate=1.0)
         time.sleep(PAUSE)
     final = member.finish()
+    faulthandler.cancel_dump_traceback_later()
     told.put(Told(place, final, member.connections.updates_lost, member.connections._places))
 
 
