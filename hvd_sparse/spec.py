@@ -171,6 +171,11 @@ class Spec(NamedTuple):
         """The ranks whose shards form a whole vector together with this one; None if this one is whole."""
         return self.grid.node if self.parts > 1 else None
 
+    @property
+    def senders(self) -> int:
+        """The number of nodes, or of ranks if each one sends for itself, that exchange such a vector."""
+        return self.grid.world.size // self.parts
+
     def validate(self) -> Spec:
         """Returns itself.
 

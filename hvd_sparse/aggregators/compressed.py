@@ -49,12 +49,12 @@ class Compressed(Aggregator):
             return nothing(parts, _no_slices(parts, tf.as_dtype(self.compressor.wire_dtype)))
         selection = self.compressor.compress(parts.rows, state.inner)
         gather = _gathered_by_count if _differ(self.compressor, selection.coded) else _gathered
-        learned, asking = reports.averaged(selection, self.compressor, state)
+        updates, asking = reports.averaged(selection, self.compressor, state)
         total, nonfinite, sent = gather(selection, communicator, f"{spec.name}.allgather_sum")
         return Reduced(
             total=total,
             culprit=blame(selection.culprit, parts.sources, spec.grid),
-            updates=(*(Update(variable, value) for variable, value in selection.updates), *learned),
+            updates=updates,
             traffic=ring_traffic(communicator, spec.grid, (communicator.size - 1) * sent).plus(asking),
             selected=collectives.count(selection.slices),
             considered=spec.size,
@@ -118,7 +118,7 @@ class Accumulated(Compressed):
             parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         selection = self.compressor.compress(parts.rows, state.inner)
-        learned, asking = reports.averaged(selection, self.compressor, state)
+        updates, asking = reports.averaged(selection, self.compressor, state)
         values = ops.mark_nonfinite(selection.slices.values, selection.culprit != 0)
         vector = ops.sparse_sum(values, selection.slices.indices, spec.size)
         wire = tf.as_dtype(self.compressor.wire_dtype)
@@ -127,7 +127,7 @@ class Accumulated(Compressed):
         return Reduced(
             total=mean,
             culprit=blame(selection.culprit, parts.sources, spec.grid),
-            updates=(*(Update(variable, value) for variable, value in selection.updates), *learned),
+            updates=updates,
             traffic=counted.traffic.plus(asking),
             selected=spec.size,
             considered=spec.size,

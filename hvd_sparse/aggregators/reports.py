@@ -11,13 +11,15 @@ from hvd_sparse.compression.base import Compressor, Selection
 def averaged(
     selection: Selection, compressor: Compressor, state: AggregatorState
 ) -> tuple[tuple[Update, ...], Traffic]:
-    """Averages the reports of all senders; returns the updates that follow from the mean, and the bytes sent.
+    """Averages the reports of all senders; returns all updates of the compressor's state, and the bytes sent.
 
     Steps and bytes sent per rank: as an all-reduce of the report, and none if there is none.
     """
+    updates = tuple(Update(variable, value) for variable, value in selection.updates)
     report, communicator = selection.report, state.communicator
     if report is None:
-        return (), Traffic()
+        return updates, Traffic()
     counted = CountingCommunicator(communicator, state.spec.grid)
     mean = counted.allreduce(report, "sum", f"{state.spec.name}.report") / float(communicator.size)
-    return tuple(Update(*each) for each in compressor.reported(mean, state.inner)), counted.traffic
+    learned = (Update(variable, value) for variable, value in compressor.reported(mean, state.inner))
+    return (*updates, *learned), counted.traffic

@@ -99,7 +99,7 @@ class SparseAllReduce(Aggregator):
             parts = attended(parts, self.compressor, state.inner)
             return nothing(parts, tf.cast(parts.rows[0], spec.dtype))
         selection = self.compressor.compress(parts.rows, state.inner)
-        learned, asking = reports.averaged(selection, self.compressor, state)
+        written, asking = reports.averaged(selection, self.compressor, state)
         message = _layout(spec.size).pack(harmless(selection), selection.slices.indices)
         counted = CountingCommunicator(state.communicator, spec.grid)
         total, culprit, updates = self._sum(message, counted, state)
@@ -108,7 +108,7 @@ class SparseAllReduce(Aggregator):
             # TensorFlow's graphs would turn a plain division by a constant into a product with a rounded reciprocal.
             total=tf.cast(tf.math.divide_no_nan(tf.reshape(total, [spec.size]), float(divisor)), spec.dtype),
             culprit=tf.where(own_culprit == 0, culprit, own_culprit),
-            updates=(*(Update(variable, value) for variable, value in selection.updates), *learned, *updates),
+            updates=(*written, *updates),
             traffic=counted.traffic.plus(asking),
             selected=collectives.count(selection.slices),
             considered=spec.size,

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import tensorflow as tf
 
+from hvd_sparse.compression.base import NewValues
+from hvd_sparse.compression.selection import Steps
 from hvd_sparse.spec import Spec
 
 SAMPLE = 256  # elements
 MEMORY = 0.99  # of the sums of squares, per exchange
 
 
-class GainRatio(tf.Module):
+class GainRatio(Steps):
     """The gain ratio of a vector's gradient (AdaScale, Johnson et al. 2020, section 3), estimated from a sample of it.
 
         r = mean over nodes of |gradient of the node|^2  /  |mean over nodes of the gradient|^2,  in [1, m]
@@ -21,15 +23,13 @@ class GainRatio(tf.Module):
 
     Attributes:
         sums: the squares of the mean and of one node, [2] float32.
-        step: number of exchanges so far.
     """
 
     def __init__(self, spec: Spec):
-        super().__init__()
-        self._size, self._parts, self._number = spec.size, spec.parts, spec.number
-        self._nodes = spec.grid.world.size // spec.parts
-        self.sums = tf.Variable(tf.zeros([2]), trainable=False, name=f"{spec.name}_gain_ratio_sums")
-        self.step = tf.Variable(0, dtype=tf.int64, trainable=False, name=f"{spec.name}_gain_ratio_step")
+        own = spec._replace(name=f"{spec.name}_gain_ratio")
+        super().__init__(own)
+        self._parts, self._nodes = spec.parts, spec.senders
+        self.sums = tf.Variable(tf.zeros([2]), trainable=False, name=f"{own.name}_sums")
 
     def value(self) -> tf.Tensor:
         """The gain ratio, [] float32."""
@@ -46,16 +46,16 @@ class GainRatio(tf.Module):
             [min(size, 256) + 1] float32.
         """
         drawn = parts
-        if self._size > SAMPLE:
-            seed = tf.stack([tf.constant(self._number, tf.int64), self.step.read_value()])
-            places = tf.random.stateless_uniform([SAMPLE], seed, 0, self._size, tf.int32)
+        if self.size > SAMPLE:
+            seed = tf.stack([tf.constant(self.number, tf.int64), self.step.read_value()])
+            places = tf.random.stateless_uniform([SAMPLE], seed, 0, self.size, tf.int32)
             drawn = tf.gather(parts, places, axis=1)
         own = tf.reduce_sum(tf.cast(drawn, tf.float32), axis=0) / float(self._parts)
         return tf.concat([own, [tf.reduce_sum(tf.square(own))]], 0)
 
-    def absorbed(self, mean: tf.Tensor) -> tuple[tuple[tf.Variable, tf.Tensor], ...]:
+    def absorbed(self, mean: tf.Tensor) -> NewValues:
         """The new values of the state once the mean of `report` over all nodes is known."""
         squares = tf.stack([tf.reduce_sum(tf.square(mean[:-1])), mean[-1]])
         sums = MEMORY * self.sums + (1.0 - MEMORY) * squares
         kept = tf.where(tf.reduce_all(tf.math.is_finite(sums)), sums, self.sums)  # squares may overflow
-        return (self.sums, kept), (self.step, self.step + 1)
+        return ((self.sums, kept), *self.next_step())

@@ -31,7 +31,7 @@ def kept_count(density: float, size: int) -> int:
 
 
 class Steps(tf.Module):
-    """The state of a selector: the number of its selections so far."""
+    """The state of a selector, or of what else draws at random: the number of its selections so far."""
 
     def __init__(self, spec: Spec):
         super().__init__()

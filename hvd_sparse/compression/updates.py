@@ -68,8 +68,7 @@ class LocalUpdates(Sender):
                 "aggregator=...). A tape and aggregate() have none; use a recipe that exchanges gradients there."
             )
         optimizer = spec.optimizer.create(spec)
-        alone = spec.grid.world.size == spec.parts
-        gain_ratio = GainRatio(spec) if self.gain_ratio and optimizer.normalizes and not alone else None
+        gain_ratio = GainRatio(spec) if self.gain_ratio and optimizer.normalizes and spec.senders > 1 else None
         return _Updating(spec, optimizer, self.compressor.create(spec), self.gathers, gain_ratio)
 
     def compress(self, parts, state, residual=None):

@@ -10,8 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hvd_sparse as hvd
+from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.gain_ratio import SAMPLE, GainRatio
+from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.updates import LocalUpdates
+from hvd_sparse.servers import local
 from hvd_sparse.spec import Spec
 from tests import threads
 from tests.keras.test_local_updates import distributed
@@ -107,13 +110,13 @@ RECIPES = {
 @pytest.mark.parametrize("density", [0.1, 1.0])
 def test_all_recipes_measure_it_and_count_its_bytes(name, density):
     """Adam's updates of nodes that agree on nothing grow; the report is an all-reduce among the senders."""
-    local = 2 if name == "hitopk" else 1
-    senders = 4 // local
-    plain = threads.run(4, local, made(hvd.recipes.updates(RECIPES[name](density))))
-    scaled = threads.run(4, local, made(hvd.recipes.updates(RECIPES[name](density), gain_ratio=True)))
+    ranks = 2 if name == "hitopk" else 1  # of a node
+    senders = 4 // ranks
+    plain = threads.run(4, ranks, made(hvd.recipes.updates(RECIPES[name](density))))
+    scaled = threads.run(4, ranks, made(hvd.recipes.updates(RECIPES[name](density), gain_ratio=True)))
     assert len({weights.tobytes() for weights, _, _ in scaled}) == 1
     assert np.abs(scaled[0][0] - 1).sum() > 1.05 * np.abs(plain[0][0] - 1).sum()
-    report = 4 * (40 // local + 1)
+    report = 4 * (40 // ranks + 1)
     for (_, _, before), (_, (gain,), after) in zip(plain, scaled, strict=True):
         assert after - before == 3 * (2 * (senders - 1) * report // senders)
         assert int(gain.step) == 3 and 1.0 < float(gain.value()) <= senders
@@ -159,9 +162,5 @@ def test_recommended_has_it():
 
 
 def test_clients_of_servers_refuse_it():
-    from hvd_sparse.compression.error_feedback import ErrorFeedback
-    from hvd_sparse.compression.selectors import TopK
-    from hvd_sparse.servers import local
-
     with pytest.raises(ValueError, match="leave gain_ratio=True out of LocalUpdates"):
         local.check(keras.optimizers.Adam(0.1), LocalUpdates(ErrorFeedback(TopK(0.1)), gain_ratio=True))
