@@ -69,6 +69,26 @@ def test_all_other_lines_are_shown_whatever_becomes_of_the_import(tmp_path, line
     assert ("ImportError: broken" in text) == (status == 1)
 
 
+SEEN = """
+import gc, importlib
+collects = gc.isenabled()
+try:
+    found = importlib.import_module("sklearn") and importlib.import_module("matplotlib")
+except ImportError:
+    found = None
+"""
+AFTER = "import gc, sklearn, matplotlib; assert gc.isenabled() and sklearn.__version__"
+
+
+@pytest.mark.parametrize("level", ["0", "2"])
+def test_what_no_command_needs_is_left_out_and_can_be_imported_later(tmp_path, level):
+    (tmp_path / "tensorflow.py").write_text(SEEN)
+    path = os.pathsep.join([str(tmp_path), str(ROOT)])
+    hurried = "import tensorflow as tf; assert not tf.found and not tf.collects"
+    assert run(["-c", f"{OURS}{hurried}; {AFTER}"], PYTHONPATH=path, **{LEVEL: level})[0] == 0
+    assert run(["-c", "import tensorflow as tf; assert tf.found and tf.collects"], PYTHONPATH=path)[0] == 0
+
+
 @pytest.mark.thorough
 def test_what_is_printed_after_the_import_is_shown():
     status, text = run(["-c", f"{OURS}{IMPORTED}"])

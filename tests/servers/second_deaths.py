@@ -30,39 +30,39 @@ SURVIVED = 3  # the second victim whose neighbours live
 INSURED = kills.INSURED._replace(replicas=kills.INSURED.replicas._replace(lease=2.0))
 
 
-def a_rank(rank: int, meeting: Meeting, begun: Any, told: Any) -> None:
+def a_rank(rank: int, meeting: Meeting, board: kills.Board) -> None:
     """Runs in each process; it reports whether a part is lost."""
     try:
-        kills.a_rank(rank, meeting, begun, told, INSURED)
+        kills.a_rank(rank, meeting, board, INSURED)
     except ServerLostError as lost:
-        told.put(str(lost))
+        board.told.put(str(lost))
 
 
 def play(second: int, after: int) -> None:
     """Kills both, the second after so many steps, and checks the reports of the others."""
     fork = multiprocessing.get_context("fork")
-    begun, told = fork.Array("i", RANKS, lock=False), fork.Queue()
+    board = kills.Board.of(RANKS)
     meeting = Meeting(tuple(free_addresses(RANKS)), secrets.token_bytes(32), None)
-    ranks = [fork.Process(target=a_rank, args=(rank, meeting, begun, told)) for rank in range(RANKS)]
+    ranks = [fork.Process(target=a_rank, args=(rank, meeting, board)) for rank in range(RANKS)]
     for each in ranks:
         each.start()
     try:
-        _kill(ranks[FIRST].pid, begun, range(RANKS), BEFORE)
+        _kill(ranks[FIRST].pid, board, range(RANKS), BEFORE)
         living = [rank for rank in range(RANKS) if rank != FIRST]
-        _kill(ranks[second].pid, begun, living, after)
-        found = [told.get(timeout=kills.LIMIT) for _ in range(RANKS - 2)]
-        check(second, after, list(begun), found)
+        _kill(ranks[second].pid, board, living, after)
+        found = board.reports(RANKS - 2)
+        check(second, after, list(board.begun), found)
     finally:
         for each in ranks:
             each.kill()
             each.join()
 
 
-def _kill(process: int, begun: Any, ranks: Any, steps: int) -> None:
+def _kill(process: int, board: kills.Board, ranks: Any, steps: int) -> None:
     """Kills a process after the ranks have begun `steps` more steps."""
-    before, ends = list(begun), time.monotonic() + kills.LIMIT
-    while any(begun[rank] < before[rank] + steps for rank in ranks):
-        assert time.monotonic() < ends, f"ranks stand still at {list(begun)}"
+    before, ends = list(board.begun), time.monotonic() + kills.LIMIT
+    while any(board.begun[rank] < before[rank] + steps for rank in ranks):
+        assert time.monotonic() < ends + sum(board.late), f"ranks stand still at {list(board.begun)}"
         time.sleep(0.01)
     os.kill(process, signal.SIGKILL)
 
