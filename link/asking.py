@@ -29,7 +29,8 @@ class Patience(NamedTuple):
     """How long things may take, in seconds.
 
     Attributes:
-        silence: without a sign of life, after which a server counts as gone.
+        silence: without a sign of life, after which a server counts as gone; while the asking process was stopped, or
+            had no processor, it could not listen, and that time does not count.
         work: after which a request counts as lost although its server is alive and works on it; by default 12 times
             `silence`.
         again: before a failed server is tried again; by default `silence`.

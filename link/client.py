@@ -6,6 +6,7 @@ import concurrent.futures
 import os
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ from link.asking import Answer, Asked, Caller, LinkError
 from link.connection import Connection
 
 _TICK = 100  # milliseconds between two checks of the clock, when it matters
+_LATE = 0.5  # seconds between two checks, from which on this process was stopped, or had no processor
 
 
 class Client:
@@ -107,9 +109,11 @@ class Client:
         return None
 
     def _run(self) -> None:
+        checked = time.monotonic()
         try:
             while not self._closing:
                 self._poll()
+                checked = self._allow_for_pause(checked)
                 self._alarm.quiet()
                 while not self._inbox.empty():
                     server, request = self._inbox.get()
@@ -119,6 +123,14 @@ class Client:
                     connection.look_at_clock()
         finally:
             self._end()
+
+    def _allow_for_pause(self, checked: float) -> float:
+        """Returns the time now; if there was no check of the clock for long, no server counts as silent since then."""
+        now = time.monotonic()
+        if now - checked > _LATE:
+            for connection in self._connections:
+                connection.did_not_listen(now - checked - _TICK / 1000)
+        return now
 
     def _poll(self) -> None:
         poller = zmq.Poller()

@@ -113,11 +113,21 @@ class Connection:
             elif self._socket is None and now >= self._again:
                 self._connect()
         elif self._state is State.READY and self._asked:
-            oldest = min(request.sent_at for request in self._asked.values())
-            if now - max(self._heard, oldest) > patience.silence:
+            if now - max(self._heard, self._oldest) > patience.silence:
                 self._fail(f"nothing came from it for {patience.silence:g} s")
-            elif now - oldest > patience.answer:
+            elif now - self._oldest > patience.answer:
                 self._fail(f"a request was not answered in {patience.answer:g} s")
+
+    def did_not_listen(self, seconds: float) -> None:
+        """Leaves seconds in which this process could not listen out of what counts as the server's silence."""
+        now = time.monotonic()
+        self._began = min(now, self._began + seconds)
+        self._heard = min(now, max(self._heard, self._oldest) + seconds)
+
+    @property
+    def _oldest(self) -> float:
+        """When the oldest request without an answer was sent."""
+        return min((request.sent_at for request in self._asked.values()), default=0.0)
 
     def close(self) -> None:
         """Gives up all requests and closes the connection."""

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -235,6 +236,22 @@ def test_a_server_that_is_not_there_is_waited_for_twice_as_long(ask, place):
     with pytest.raises(LinkError):
         client.ask(1, "say", **SAID).result(SECONDS)
     assert time.monotonic() - started >= 0.7
+
+
+@pytest.mark.thorough
+def test_a_process_that_was_stopped_holds_no_silence_against_a_server(serve, place):
+    kept = []
+    serve(kept.append)
+    command = [sys.executable, "-m", "tests.link.question", place, "3"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as asker:
+        assert until(lambda: kept)
+        asker.send_signal(signal.SIGSTOP)
+        time.sleep(7.0)  # longer than it takes a silent server to be lost
+        asker.send_signal(signal.SIGCONT)
+        time.sleep(0.3)
+        echo(kept[0])
+        assert asker.communicate(timeout=SECONDS)[0] == "said\n"
+    assert asker.returncode == 0
 
 
 def test_late_answers_to_who_has_gone_or_after_closing_are_dropped(serve, ask):
