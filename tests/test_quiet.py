@@ -77,16 +77,17 @@ try:
 except ImportError:
     found = None
 """
-AFTER = "import gc, sklearn, matplotlib; assert gc.isenabled() and sklearn.__version__"
+AFTER = "import gc, sklearn, matplotlib; assert gc.isenabled() and gc.get_freeze_count() and sklearn.__version__"
 
 
-@pytest.mark.parametrize("level", ["0", "2"])
-def test_what_no_command_needs_is_left_out_and_can_be_imported_later(tmp_path, level):
-    (tmp_path / "tensorflow.py").write_text(SEEN)
+@pytest.mark.parametrize("first", ["tensorflow", "keras"])
+@pytest.mark.parametrize("call, level", [("quiet()", "0"), ("quiet()", "2"), ("hasten()", "2")])
+def test_what_no_command_needs_is_left_out_and_can_be_imported_later(tmp_path, first, call, level):
+    (tmp_path / f"{first}.py").write_text(SEEN)
     path = os.pathsep.join([str(tmp_path), str(ROOT)])
-    hurried = "import tensorflow as tf; assert not tf.found and not tf.collects"
-    assert run(["-c", f"{OURS}{hurried}; {AFTER}"], PYTHONPATH=path, **{LEVEL: level})[0] == 0
-    assert run(["-c", "import tensorflow as tf; assert tf.found and tf.collects"], PYTHONPATH=path)[0] == 0
+    hurried = f"from quiet_tensorflow import *; {call}; import {first} as tf; assert not tf.found and not tf.collects"
+    assert run(["-c", f"{hurried}; {AFTER}"], PYTHONPATH=path, **{LEVEL: level})[0] == 0
+    assert run(["-c", f"import {first} as tf; assert tf.found and tf.collects"], PYTHONPATH=path)[0] == 0
 
 
 @pytest.mark.thorough
