@@ -6,7 +6,8 @@ nothing. The deputy takes over when a client asks it to and it has heard nothing
 never serve the same shard. If the server has not heard of the deputy for three times as long, it asks a witness, the
 rank after the deputy. If the witness has not heard of it either, the server goes on alone. Otherwise it stands still
 until it hears of the deputy; if it does not for six times as long, the server itself is cut off, and gives its shard
-up.
+up. A rank that was itself stopped, or had no processor, has not been listening: as a deputy or a witness it waits
+until it has listened for long enough.
 """
 
 from __future__ import annotations

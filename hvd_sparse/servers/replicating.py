@@ -90,8 +90,9 @@ class Replicator:
         self._sent_version = None  # it may come back with nothing
         silence = (now - self._heard_at) / self._replicas.lease
         if not self._alone and silence > _ALONE:
-            self._alone = self._deputy_is_gone()
-            if not self._alone and silence > _CUT_OFF:
+            gone = self._deputy_is_gone()
+            self._alone = gone is True
+            if gone is False and silence > _CUT_OFF:
                 return self._give_up()
             if self._alone:
                 _log.warning(
@@ -107,13 +108,13 @@ class Replicator:
         self._ended.wait(self._tick)
         return True
 
-    def _deputy_is_gone(self) -> bool:
-        """Whether the witness says that the deputy is gone; with two ranks there is no witness."""
+    def _deputy_is_gone(self) -> bool | None:
+        """Whether the witness says that the deputy is gone, None if it cannot say; with two ranks there is none."""
         witness = deputy_of(self._deputy, self._service.ranks)
         if witness == self._service.number:
             return True
         try:
-            return not self._client.ask(witness, "heard", check=_goes_on, rank=self._deputy).result()
+            return self._client.ask(witness, "heard", check=_is_gone, rank=self._deputy).result()
         except LinkError:
             return False
 
@@ -128,3 +129,7 @@ class Replicator:
 
 def _goes_on(kind: str, fields: Mapping[str, Any], payload: Any) -> bool:
     return kind == "done"
+
+
+def _is_gone(kind: str, fields: Mapping[str, Any], payload: Any) -> bool | None:
+    return None if kind == "failed" else kind == "not_yet"

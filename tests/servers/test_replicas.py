@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 
+import keras
 import numpy as np
 import pytest
 
@@ -16,6 +17,9 @@ from hvd_sparse.compression.error_feedback import ErrorFeedback
 from hvd_sparse.compression.quantizers import TwoBits
 from hvd_sparse.compression.selectors import Quantized, TopK
 from hvd_sparse.servers import ServerLostError, connections
+from hvd_sparse.servers.applying import ServedPieces
+from hvd_sparse.servers.joining import serve
+from hvd_sparse.servers.pushing import cut
 from hvd_sparse.servers.replicas import Deputy, Replica, Replicas, deputy_of, guarded_by, payload_of, state_of
 from hvd_sparse.servers.returning import come_back
 from hvd_sparse.servers.rules import Together
@@ -24,7 +28,7 @@ from hvd_sparse.transport.meeting import Ticket
 from tests.parallel import launch
 from tests.servers import dying_rank
 from tests.servers import members as job
-from tests.servers.simulated import whole_of
+from tests.servers.simulated import variables, whole_of
 from tests.simulation import same_bits
 
 SIZE = whole_of(1).size
@@ -245,6 +249,51 @@ def test_a_rank_of_horovod_s_that_is_killed_is_survived_and_comes_back(tmp_path)
     assert sorted(each["rank"] for each in told) == [0, 1, 2], ended.output
     assert len({each["weights"] for each in told}) == 1 and all(each["lost"] <= dying_rank.AGE for each in told)
     assert "rank 2 has taken over its part of the parameters" in ended.output
+
+
+class Asked:
+    """A request to a service, without a link; `told` is the kind of its answer."""
+
+    def __init__(self, asker, kind, **fields):
+        self.asker, self.kind, self.fields, self.payload, self.told = asker, kind, fields, b"", None
+
+    def answer(self, kind, payload=b"", **fields):
+        self.told = kind
+
+
+def test_a_witness_knows_who_is_gone_unless_it_was_stopped_itself(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    shards = cut(whole_of(3), 3)
+    begin = variables(np.random.default_rng(0))
+    witness = serve(lambda shard: ServedPieces(keras.optimizers.SGD(1.0), begin, shards[shard]), shards, 2, INSURED)
+
+    def told(asker, kind, **fields):
+        asked = Asked(asker, kind, **fields)
+        witness.handle(asked)
+        return asked.told
+
+    def listens(seconds):
+        for _ in range(10):
+            now[0] += seconds / 10
+            witness.wakes()
+
+    assert told(0, "heard", rank=1) == "failed", "it has not listened for two leases yet"
+    listens(3.0)
+    assert told(0, "heard", rank=1) == "not_yet"
+    assert told(1, "replica", shard=1, there=False, version=0, pushes=0, gathered=0) == "done"
+    listens(1.9)
+    assert told(0, "heard", rank=1) == "done"
+    listens(0.2)
+    assert told(0, "heard", rank=1) == "not_yet"
+    assert told(1, "replica", shard=1, there=False, version=0, pushes=0, gathered=0) == "done"
+    now[0] += 30.0
+    assert told(0, "heard", rank=1) == "failed", "it was stopped; what rank 1 has sent may be in the queue"
+    listens(1.9)
+    assert told(0, "heard", rank=1) == "failed"
+    listens(0.2)
+    assert told(0, "heard", rank=1) == "not_yet"
+    assert told(1, "returned") == "done" and told(0, "heard", rank=1) == "not_yet"
 
 
 @pytest.mark.thorough
