@@ -26,7 +26,7 @@ help:           ## what there is to make
 demo: setup     ## 2 nodes of 2 ranks train on real images over slow links, DEMO_NETWORK=100mbit (3 minutes)
 	@$(RUN) -m examples.demo
 
-test: lint      ## lint, types and the quick tests, among them real horovodrun jobs (ten minutes on two cores)
+test: lint      ## lint, types and the quick tests, among them real horovodrun jobs (twelve minutes on two cores)
 	@$(MAKE) --no-print-directory --jobs 2 types test-quick
 
 test-quick: setup
@@ -35,7 +35,7 @@ test-quick: setup
 test-rest: setup  ## the thorough tests: what `make test` leaves out
 	@$(TESTS) -m thorough
 
-test-all: test  ## all tests, one tier after the other (32 minutes on two cores)
+test-all: test  ## all tests, one tier after the other (40 minutes on two cores)
 	@$(MAKE) --no-print-directory test-rest
 
 mutants: setup  ## plants faults, 40 of them drawn by SEED=1, and counts what the tests see; goes on where it stopped
