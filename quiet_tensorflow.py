@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 LEVEL = "TF_CPP_MIN_LOG_LEVEL"
-MET = ("tensorflow", "keras")
+PACKAGES = ("tensorflow", "keras")
 # TensorFlow 2.21 prints these while it is imported, whatever the level, and has no setting that only hides them:
 # TF_ENABLE_ONEDNN_OPTS=0 would compute with other kernels.
 ABOUT_ITSELF = ("All log messages before absl::InitializeLog", "oneDNN custom operations are on")
@@ -31,7 +31,7 @@ NOT_NEEDED = ("matplotlib", "sklearn")
 def quiet() -> None:
     """Hides what TensorFlow says of its own accord, here and in processes that are started from here. Hastens it."""
     level = os.environ.setdefault(LEVEL, "2")  # errors are shown
-    _meet(_Finder(contextlib.nullcontext if level == "0" else _without_lines_about_itself))
+    _install(_Finder(contextlib.nullcontext if level == "0" else _without_lines_about_itself))
 
 
 def hasten() -> None:
@@ -40,11 +40,11 @@ def hasten() -> None:
     What Keras imports and no command needs is left out. The garbage collector does not look through the hundred
     thousands of objects that are made and kept, neither meanwhile nor later, nor when the process ends.
     """
-    _meet(_Finder(contextlib.nullcontext))
+    _install(_Finder(contextlib.nullcontext))
 
 
-def _meet(finder: _Finder) -> None:
-    if not any(name in sys.modules for name in MET):
+def _install(finder: _Finder) -> None:
+    if not any(name in sys.modules for name in PACKAGES):
         sys.meta_path.insert(0, finder)
 
 
@@ -56,7 +56,7 @@ class _Finder(MetaPathFinder):
         self._lines = lines
 
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in MET:
+        if name not in PACKAGES:
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

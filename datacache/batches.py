@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datacache import waiting
+import link
 from datacache.buffers import Buffers
 from datacache.counters import Counters
 from datacache.layout import Layout
@@ -119,7 +119,8 @@ class Ahead:
         if future.done():
             return future.result()
         queued, started = not future.running(), time.perf_counter()
-        fetched: Fetched = waiting.result_of(future)
+        link.wait([future])
+        fetched = future.result()
         stage = "queue" if queued else max(fetched.seconds, key=lambda name: fetched.seconds[name])
         self.counters.add(f"stalls.{stage}")
         self.counters.add(f"seconds.{stage}", time.perf_counter() - started)
@@ -170,7 +171,7 @@ class Batches(Ahead):
         for wanted, answer in asked:
             if not answer.done():
                 started = time.perf_counter()
-                waiting.result_of(answer)
+                link.wait([answer])
                 self.counters.add("stalls.peers")
                 self.counters.add("seconds.peers", time.perf_counter() - started)
             placed = answer.result().place(indices[wanted], wanted, rows, labels)

@@ -1,11 +1,10 @@
-"""Waits that Ctrl-C ends, and reports when a process has waited long for others, and for which.
+"""Reports when a process has waited long for others, and which processes it waits for.
 
 A process that was stopped keeps its locks, and would otherwise silently hold up all others.
 """
 
 from __future__ import annotations
 
-import concurrent.futures
 import contextlib
 import itertools
 import logging
@@ -14,12 +13,11 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 _AFTER = 5.0  # seconds before the first message
 _SELDOM = 60.0  # seconds between two messages, in the end
 _LOOK = 0.5  # seconds between two checks
-_HEED = 1.0  # seconds until a signal is acted on
 _log = logging.getLogger(__name__)
 
 Holders = Callable[[], Sequence[int]]
@@ -110,17 +108,6 @@ def told(what: str, holders: Holders = tuple) -> Iterator[None]:
         yield
     finally:
         watch.end(number)
-
-
-def result_of(future: concurrent.futures.Future[Any]) -> Any:
-    """The result of a future, as `future.result()`, which may take for ever.
-
-    A signal that comes just before a thread begins to wait does not end its wait: Python acts on it afterwards. So this
-    waits again and again, and Ctrl-C ends it within a second.
-    """
-    while not concurrent.futures.wait([future], _HEED).done:
-        pass
-    return future.result()
 
 
 def settle() -> None:

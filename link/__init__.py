@@ -8,7 +8,8 @@
 Both sides prove that they know the job's secret, and each message is authenticated (`session`). Headers are msgpack
 with one form for each kind (`forms`), payloads are raw bytes that are not copied. A server has one thread (`server`),
 and so has a client, with a connection to each server (`client`, `connection`). A connection whose other side has not
-proved anything is soon closed (`strangers`). A user of links may count, and report in its own words, the `events`.
+proved anything is soon closed (`strangers`). A user of links may count, and report in its own words, the `events`;
+Ctrl-C ends its waits for answers (`waiting`).
 """
 
 from link.addresses import hold, resolve
@@ -17,6 +18,7 @@ from link.client import Client
 from link.events import Events, Refusal
 from link.forms import Form, Protocol, WireError
 from link.server import Request, Server
+from link.waiting import wait
 
 __all__ = [
     "Answer",
@@ -33,4 +35,5 @@ __all__ = [
     "WireError",
     "hold",
     "resolve",
+    "wait",
 ]

@@ -17,11 +17,10 @@ from hvd_sparse.servers.pushing import Copy, decoder
 from hvd_sparse.servers.replicas import Replicas, deputy_of
 from hvd_sparse.servers.saving import Flight
 from hvd_sparse.spec import Spec
-from link import Client, LinkError, WireError
+from link import Client, LinkError, WireError, wait
 
 _ATTEMPTS = 10  # to get an answer to one message, over connections that fail
 _PAUSE = 1.0  # seconds between them, so that the network may recover
-_HEED = 1.0  # seconds until Ctrl-C ends a wait for servers
 _LEASES = 10.0  # leases for which a client looks for a server that may have a deputy
 
 
@@ -282,14 +281,8 @@ def _taken(kind: str, fields: dict[str, Any], received: Any) -> tuple[bool, str]
 
 
 def _failed(asked: Mapping[int, concurrent.futures.Future[Any]]) -> list[int]:
-    """Waits until all have answered, or one has failed; returns those that have failed.
-
-    It waits again and again, as a signal that comes just before a wait does not end it: Python acts on it afterwards.
-    """
-    waits = True
-    while waits:
-        done, left = concurrent.futures.wait(asked.values(), _HEED, concurrent.futures.FIRST_EXCEPTION)
-        waits = bool(left) and all(each.exception() is None for each in done)
+    """Waits until all have answered, or one has failed; returns those that have failed."""
+    wait(asked.values())
     return [place for place, each in asked.items() if each.done() and isinstance(each.exception(), _RETRIED)]
 
 

@@ -103,7 +103,7 @@ class Deputy:
 
     def __init__(self, replicas: Replicas):
         self.replicas = replicas
-        self._heard_at = self._awake_at = time.monotonic()
+        self._heard_at = self._awake_at = self._listens_since = time.monotonic()
         self.replica: Replica | None = None
         self.has_taken_over = False
 
@@ -119,13 +119,19 @@ class Deputy:
         """Is called often: a deputy that was itself stopped has not been listening, and must wait anew."""
         now = time.monotonic()
         if now - self._awake_at > self.replicas.lease:
-            self._heard_at = now
+            self._listens_since = now
         self._awake_at = now
+
+    @property
+    def has_listened(self) -> bool:
+        """Whether this rank has listened for so long that a rank which it has not heard of counts as gone."""
+        return time.monotonic() - self._listens_since >= self.replicas.silence
 
     def objection(self, version: int) -> str | None:
         """Why the shard cannot be taken over for a client that has seen this version of it; "" if it is too early."""
         self.is_awake()
-        if time.monotonic() - self._heard_at < self.replicas.silence or self.replica is None:
+        is_silent = time.monotonic() - self._heard_at >= self.replicas.silence
+        if not (is_silent and self.has_listened) or self.replica is None:
             return ""
         if self.replica.version + self.replicas.age < version:
             return (

@@ -51,7 +51,6 @@ class Service:
         self.number, self.ranks, self._deputies, self._adopt = number, ranks, deputies, adopt
         self._hosted = {number: own}
         self._heard_at: dict[int, float] = {}
-        self._awake_at = self._listens_since = time.monotonic()
         self._without_server: set[int] = set()
         self._told: dict[int, np.ndarray] = {}
         self.presence = Presence(ranks)
@@ -80,13 +79,9 @@ class Service:
             self.presence.ends(client)
 
     def wakes(self) -> None:
-        """Is called often; with the lock. A rank that was itself stopped has not been listening."""
-        now = time.monotonic()
+        """Is called often; with the lock."""
         for deputy in self._deputies.values():
             deputy.is_awake()
-            if now - self._awake_at > deputy.replicas.lease:
-                self._listens_since = now
-        self._awake_at = now
 
     def depose(self) -> None:
         """Gives up this rank's shard, which another rank serves now; with the lock."""
@@ -131,16 +126,14 @@ class Service:
 
     def _heard(self, request: Request) -> None:
         """As a witness: whether a rank has been heard of lately. It has a deputy itself, so it would have been."""
-        rank, silences = request.fields["rank"], [each.replicas.silence for each in self._deputies.values()]
-        lately = time.monotonic() - max(silences, default=0.0)
-        if rank in self._without_server:
-            request.answer("not_yet")
-        elif self._heard_at.get(rank, -math.inf) > lately:
+        rank, now = request.fields["rank"], time.monotonic()
+        heard_at = -math.inf if rank in self._without_server else self._heard_at.get(rank, -math.inf)
+        if any(now - heard_at < each.replicas.silence for each in self._deputies.values()):
             request.answer("done")
-        elif self._listens_since > lately:
-            request.answer("failed", problem="this rank has not listened for long enough itself")
-        else:
+        elif rank in self._without_server or all(each.has_listened for each in self._deputies.values()):
             request.answer("not_yet")
+        else:
+            request.answer("failed", problem="this rank has not listened for long enough itself")
 
     def _returned(self, request: Request) -> None:
         """Notes that a rank whose process was gone is a client again, which neither serves nor has replicas."""

@@ -98,7 +98,7 @@ def test_sparse_results_and_residuals_are_the_simulations_to_the_bit(name, run):
 
 
 @pytest.mark.parametrize("name", SPARSE)
-@pytest.mark.parametrize("ranks", [4, pytest.param(6, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("ranks", [4, *(pytest.param(ranks, marks=pytest.mark.thorough) for ranks in (6, 8))])
 def test_every_shape_of_the_grid_adds_floats_in_rank_order(name, ranks):
     """There are enough ranks in each group for another order of the additions to show."""
     for local_size in (n for n in range(1, ranks + 1) if ranks % n == 0):

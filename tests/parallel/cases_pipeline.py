@@ -109,7 +109,7 @@ QUICK = {"schedule": "one_forward_one_backward", "sparsity": 0.75}
 def over(ranks):
     """One, two and five splits in both schedules; several parts per rank, in one process and on four ranks."""
     drained = {**QUICK, "schedule": "fill_drain"}
-    yield from {2: [QUICK, {**drained, "sparsity": 0.0}], 3: [drained], 6: [drained]}.get(ranks, [QUICK])
+    yield from {2: [QUICK, {**drained, "sparsity": 0.0}], 3: [QUICK, drained], 6: [drained]}.get(ranks, [QUICK])
 
 
 @case(ranks=(1, 2, 3, 4, 6), over=over, quick=lambda ranks, **how: ranks == 4)
