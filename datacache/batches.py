@@ -119,8 +119,7 @@ class Ahead:
         if future.done():
             return future.result()
         queued, started = not future.running(), time.perf_counter()
-        link.wait([future])
-        fetched = future.result()
+        fetched = link.result_of(future)
         stage = "queue" if queued else max(fetched.seconds, key=lambda name: fetched.seconds[name])
         self.counters.add(f"stalls.{stage}")
         self.counters.add(f"seconds.{stage}", time.perf_counter() - started)

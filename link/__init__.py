@@ -3,7 +3,8 @@
     ECHO = Protocol("echo", 1, {"say": {"loud": (bool, 1)}}, {"said": {}}, request_bytes=1 << 20, answer_bytes=1 << 20)
     server = Server("10.0.0.1:7070", 0, "job 7", secret, ECHO, lambda request: request.answer("said", request.payload))
     client = Client(["10.0.0.1:7070"], Caller(1, "job 7", secret, ECHO))
-    answer = client.ask(0, "say", b"hello", loud=True).result()
+    answer = client.ask(0, "say", b"hello", loud=True)
+    said = result_of(answer)
 
 Both sides prove that they know the job's secret, and each message is authenticated (`session`). Headers are msgpack
 with one form for each kind (`forms`), payloads are raw bytes that are not copied. A server has one thread (`server`),
@@ -18,7 +19,7 @@ from link.client import Client
 from link.events import Events, Refusal
 from link.forms import Form, Protocol, WireError
 from link.server import Request, Server
-from link.waiting import wait
+from link.waiting import result_of, wait, wait_until
 
 __all__ = [
     "Answer",
@@ -35,5 +36,7 @@ __all__ = [
     "WireError",
     "hold",
     "resolve",
+    "result_of",
     "wait",
+    "wait_until",
 ]

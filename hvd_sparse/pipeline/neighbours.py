@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from hvd_sparse.pipeline import wire
 from hvd_sparse.transport.meeting import Meeting
-from link import Caller, Client, Events, LinkError, Patience, Request, Server, WireError
+from link import Caller, Client, Events, LinkError, Patience, Request, Server, WireError, wait_until
 
 _FAREWELL = 10.0  # seconds for the stage before to say goodbye
 _LAST_WORDS = 2.0  # seconds for neighbours to learn why this stage cannot go on
@@ -184,7 +184,7 @@ class Neighbours:
     def _wait(self, is_there: Callable[[], bool]) -> None:
         began = time.monotonic()
         with self._changed:
-            self._changed.wait_for(lambda: is_there() or bool(self._why))
+            wait_until(lambda: is_there() or bool(self._why), self._changed)
             self.seconds_waiting += time.monotonic() - began
             if not is_there():
                 raise StageError(self._why)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hvd_sparse.servers.presence import Presence
 from hvd_sparse.transport import topology
 from hvd_sparse.transport.meeting import meet
-from link import Caller, Client, Events, LinkError, Protocol, Request, Server, WireError
+from link import Caller, Client, Events, LinkError, Protocol, Request, Server, WireError, result_of
 
 _FAREWELL = 60.0  # seconds for which rank 0 keeps telling others that no batches are left
 _EPOCHS = 2**31
@@ -115,7 +115,7 @@ class SharedBatches:
         self._closed = True
         atexit.unregister(self._close_at_exit)
         with contextlib.suppress(LinkError):
-            self._client.ask(0, "part", check=lambda *_: None).result()
+            result_of(self._client.ask(0, "part", check=lambda *_: None))
         if self._counter is not None:
             self._counter.presence.wait_for_nobody(_FAREWELL)
         self._client.close()
@@ -137,7 +137,7 @@ class SharedBatches:
             return fields["batch"] if fields["left"] else None
 
         try:
-            return self._client.ask(0, "take", check=taken, epoch=epoch).result()
+            return result_of(self._client.ask(0, "take", check=taken, epoch=epoch))
         except LinkError as lost:
             raise RuntimeError(f"Rank 0, which counts the batches, does not answer: {lost}.") from None
 

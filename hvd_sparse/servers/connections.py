@@ -17,7 +17,7 @@ from hvd_sparse.servers.pushing import Copy, decoder
 from hvd_sparse.servers.replicas import Replicas, deputy_of
 from hvd_sparse.servers.saving import Flight
 from hvd_sparse.spec import Spec
-from link import Client, LinkError, WireError, wait
+from link import Client, LinkError, WireError, result_of, wait
 
 _ATTEMPTS = 10  # to get an answer to one message, over connections that fail
 _PAUSE = 1.0  # seconds between them, so that the network may recover
@@ -218,7 +218,7 @@ class Connections:
                 return None
             self._places[shard] = deputy
             fields = {"shard": shard, "push": self.number, "again": True}
-            pull = self._client.ask(deputy, "begin", check=functools.partial(_pull, None), **fields).result()
+            pull = result_of(self._client.ask(deputy, "begin", check=functools.partial(_pull, None), **fields))
         except LinkError:
             return None
         self.copy.take(shard, pull.number, pull)
@@ -228,7 +228,8 @@ class Connections:
 
     def _is_moved(self, shard: int, deputy: int) -> bool:
         version = self._versions[shard]
-        said, problem = self._client.ask(deputy, "take_over", check=_taken, shard=shard, version=version).result()
+        asked = self._client.ask(deputy, "take_over", check=_taken, shard=shard, version=version)
+        said, problem = result_of(asked)
         if problem:
             raise self._lost_all({shard: f"rank {deputy} cannot take its part over: {problem}"})
         return said

@@ -16,7 +16,7 @@ from hvd_sparse.servers.saving import Flight, Write
 from hvd_sparse.servers.settings import Settings
 from hvd_sparse.spec import Spec
 from hvd_sparse.transport.meeting import Ticket
-from link import Client, LinkError
+from link import Client, LinkError, result_of
 
 _ATTEMPTS = 30
 _PAUSE = 1.0  # seconds between attempts
@@ -74,7 +74,7 @@ def _announce(client: Client, rank: int, ranks: int) -> None:
     witness, why = deputy_of(rank, ranks), ""
     for _ in range(_ATTEMPTS):
         try:
-            client.ask(witness, "returned", check=_heard).result()
+            result_of(client.ask(witness, "returned", check=_heard))
             return
         except LinkError as problem:
             why = str(problem)
