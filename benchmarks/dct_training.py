@@ -224,7 +224,7 @@ def main() -> None:
     section = measured(OF_TARGETS, rates, batches, options.rounds, options.steps, lambda line: print(line, flush=True))
     command = " ".join(["python -m benchmarks.dct_training", *sys.argv[1:]])
     made = report.made(timing.machine(), time.perf_counter() - began, command)
-    print(report.of_questions("DLRM on slow links", [section], [made]))
+    print(report.of_questions("DLRM on slow links", [report.Answer(section, made)]))
 
 
 if __name__ == "__main__":

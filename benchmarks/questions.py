@@ -11,24 +11,12 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from benchmarks import report, timing, writing
-from benchmarks.report import Section, Verdict
+from benchmarks.report import Answer, Section, Verdict
 
 Measure = Callable[[Callable[[str], None]], Section]  # takes a function that prints a line of progress
-
-
-class Answer(NamedTuple):
-    """The answer to a question, and how it was obtained.
-
-    Attributes:
-        section: section of the report.
-        made: a sentence with command, machine and time.
-    """
-
-    section: Section
-    made: str
 
 
 def add_arguments(parser: argparse.ArgumentParser, names: Sequence[str]) -> None:
@@ -53,6 +41,7 @@ def ask(
     words: Sequence[str],
     keeps: bool = True,
     draw: Callable[[str, Section], None] | None = None,
+    summarise: Callable[[Any], Any] | None = None,
 ) -> None:
     """Runs questions one after the other, and prints their results.
 
@@ -64,24 +53,23 @@ def ask(
         words: arguments of the command line.
         keeps: whether the report is written.
         draw: draws the picture of an answered question, if questions do not draw their own.
+        summarise: makes what the report has of a question's figures, if not all; all then stay on the machine.
     """
     answers, command = kept(benchmark, names), report.command(benchmark, words)
     for name, measure in measures.items():
         print(f"{name} ...", flush=True)
         began = time.perf_counter()
         section = measure(lambda line: print(f"  {line}", flush=True))
-        answers[name] = Answer(section, report.made(timing.machine(), time.perf_counter() - began, command))
+        told = section if summarise is None else section._replace(figures=summarise(section.figures))
+        answers[name] = Answer(told, report.made(timing.machine(), time.perf_counter() - began, command))
         if keeps:  # after each question, so that a later failure loses nothing
             write(benchmark, title, {each: answers[each] for each in names if each in answers})
+        if keeps and summarise is not None:
+            writing.write_samples(f"{benchmark}-{name}", section.figures)
         if keeps and draw is not None:
             draw(name, section)
     fresh = {name: answers[name] for name in measures}
-    print(render(title, list(fresh.values())))
-
-
-def render(title: str, answers: Sequence[Answer]) -> str:
-    """The report as Markdown."""
-    return report.of_questions(title, [answer.section for answer in answers], [answer.made for answer in answers])
+    print(report.of_questions(title, list(fresh.values())))
 
 
 def write(benchmark: str, title: str, answers: Mapping[str, Answer]) -> None:
@@ -90,7 +78,7 @@ def write(benchmark: str, title: str, answers: Mapping[str, Answer]) -> None:
     for name, (section, made) in answers.items():
         verdicts = [verdict._asdict() for verdict in section.verdicts]
         data[name] = {"title": section.title, "made": made, "verdicts": verdicts, "figures": section.figures}
-    stem = writing.write_results(benchmark, data, render(title, list(answers.values())))
+    stem = writing.write_results(benchmark, data, report.of_questions(title, list(answers.values())))
     print(f"Written to {stem}.md and .json", flush=True)
 
 

@@ -39,6 +39,18 @@ class Section(NamedTuple):
     verdicts: list[Verdict]
 
 
+class Answer(NamedTuple):
+    """The answer to a question, and how it was obtained.
+
+    Attributes:
+        section: section of the report.
+        made: a sentence with command, machine and time, as formatted by `made`.
+    """
+
+    section: Section
+    made: str
+
+
 def table(verdicts: list[Verdict]) -> list[str]:
     """The targets as a Markdown table."""
     rows = [
@@ -48,13 +60,12 @@ def table(verdicts: list[Verdict]) -> list[str]:
     return ["| what | target | measured | |", "|---|---|---|---|", *rows]
 
 
-def of_questions(title: str, sections: Sequence[Section], made: Sequence[str]) -> str:
+def of_questions(title: str, answers: Sequence[Answer]) -> str:
     """The report of a benchmark of several questions, as Markdown.
 
     Args:
         title: title of the report.
-        sections: one per question.
-        made: how each was measured, as formatted by `made`.
+        answers: one per question.
     """
     text = [
         f"# {title}",
@@ -63,9 +74,9 @@ def of_questions(title: str, sections: Sequence[Section], made: Sequence[str]) -
         "",
         "## Targets",
         "",
-        *table([verdict for section in sections for verdict in section.verdicts]),
+        *table([verdict for section, _ in answers for verdict in section.verdicts]),
     ]
-    for section, how in zip(sections, made, strict=True):
+    for section, how in answers:
         text += ["", f"## {section.title}", "", how, "", *section.lines]
     return "\n".join([*text, ""])
 

@@ -41,12 +41,16 @@ def write_results(name: str, summary: dict[str, Any], markdown: str, samples: An
         The path of the report without its suffix.
     """
     if samples is not None:
-        raw = {**summary, "samples": samples}
-        _replace(SAMPLES / f"{name}-{timing.machine()['date']}.json", json.dumps(raw, indent=1) + "\n")
+        write_samples(name, {**summary, "samples": samples})
     stem = RESULTS / name
     _replace(stem.with_suffix(".json"), as_json(summary) + "\n")
     _replace(stem.with_suffix(".md"), markdown)
     return stem
+
+
+def write_samples(name: str, samples: Any) -> None:
+    """Writes all samples, JSON-serialisable, to SAMPLES/NAME-DATE.json."""
+    _replace(SAMPLES / f"{name}-{timing.machine()['date']}.json", json.dumps(samples, indent=1) + "\n")
 
 
 def save_picture(figure: Figure, path: str | pathlib.Path) -> None:

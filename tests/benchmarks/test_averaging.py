@@ -220,7 +220,7 @@ def test_the_report_pairs_by_seed_and_judges(tmp_path):
     assert (gradients.wanted, gradients.measured, gradients.met) == ("> 0", "+0.101 (+0.099 to +0.103)", True)
     line = next(line for line in section.lines if line.startswith("| 80% |"))
     assert "| x 1 | 3 | 20.00% | 0.120 | +0.020 (+0.020 to +0.021) |" in line and "| -0.40 (-0.41 to -0.40) |" in line
-    text = report.of_questions("T", [section], ["By hand."])
+    text = report.of_questions("T", [report.Answer(section, "By hand.")])
     assert text.count("One. Two.") == 1 and text.count("### resnet") == 2
     for block in text.split("\n\n"):
         if block.startswith("|"):

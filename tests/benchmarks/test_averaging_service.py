@@ -253,7 +253,7 @@ def test_with_few_rounds_nobody_is_ahead():
 
 def test_the_report_has_a_table_for_each_load_and_a_picture(tmp_path):
     section = judged(1.5, 5.0)
-    text = report.of_questions("T", [section], ["By hand."])
+    text = report.of_questions("T", [report.Answer(section, "By hand.")])
     for block in text.split("\n\n"):
         if block.startswith("|"):
             assert len({line.count("|") for line in block.strip().split("\n")}) == 1

@@ -1,6 +1,7 @@
 """The benchmark of the cache over a slow file system: files of the given sizes, correct figures, and a report."""
 
 import json
+import sys
 
 import numpy as np
 import pytest
@@ -105,8 +106,12 @@ def test_a_small_run_reads_each_byte_once_and_is_reported(tmp_path, monkeypatch)
     assert section.verdicts[0].met and section.verdicts[1].met
     assert [line.split(":")[0] for line in told][1:] == ["round 1 of 1, 100MB/s", "2 ranks"]
 
-    text = report.of_questions(bench_datacache.TITLE, [section], ["By hand."])
-    stem = bench_datacache.write({datacache_files: section}, text)
+    monkeypatch.setattr(datacache_files, "measure", lambda folder, tell: section)
+    monkeypatch.setattr(sys, "argv", ["bench_datacache", "--questions", "files"])
+    bench_datacache.main()
+    stem = writing.RESULTS / "datacache"
     assert report.table(section.verdicts)[-1] in stem.with_suffix(".md").read_text()
     assert json.loads(stem.with_suffix(".json").read_text())["files"]["figures"]["files"] == FILES
     assert stem.with_suffix(".png").stat().st_size > 3_000
+    (samples,) = writing.SAMPLES.iterdir()
+    assert json.loads(samples.read_text())["links"]["100MB/s"].keys() == link.keys()

@@ -29,7 +29,7 @@ def test_all_arms_are_checked_and_the_report_has_the_targets(monkeypatch):
     section = dct_threshold.measure(argparse.Namespace(quick=False), told.append)
     assert len(told) == len(section.figures["cells"]) == 2 * len(dct_threshold.SPARSITIES)
     assert len(section.verdicts) == 3
-    text = report.of_questions("T", [section], ["By hand."])
+    text = report.of_questions("T", [report.Answer(section, "By hand.")])
     assert "threshold of [8, 4096] at 0.95" in text and "| backward |" in text
 
 

@@ -132,7 +132,7 @@ def test_a_quick_run_of_the_appendix_trains_all_schemes():
     assert [each["name"] for each in section.figures["cells"]] == ["dense", "dense, A/A", *SCHEMES, *IN_FEWER_BITS]
     assert all(loss < math.log(10) for each in section.figures["cells"] for loss in each["fitted"])
     assert len(section.verdicts) == len(SCHEMES) - 1
-    assert "| DCT-MP | 90% | 136 | 104 |" in report.of_questions("T", [section], ["By hand."])
+    assert "| DCT-MP | 90% | 136 | 104 |" in report.of_questions("T", [report.Answer(section, "By hand.")])
 
 
 # ---- the theorem ----

@@ -3,6 +3,7 @@
 import argparse
 import json
 
+import numpy as np
 import pytest
 
 from benchmarks import questions, writing
@@ -12,7 +13,7 @@ NAMES = ["first", "second", "third"]
 
 
 def section_of(name: str, value: float) -> Section:
-    verdict = Verdict(f"{name}, seconds", "<= 1", f"{value}", value <= 1)
+    verdict = Verdict(f"{name}, seconds", "<= 1", f"{value}", bool(np.median(value) <= 1))
     return Section(
         f"The {name} one",
         ["Words.", "", "### Its table", "", "| a |", "|---|", f"| {value} |"],
@@ -21,10 +22,10 @@ def section_of(name: str, value: float) -> Section:
     )
 
 
-def ask(words, keeps=True, drawn=None, **values):
+def ask(words, keeps=True, drawn=None, summarise=None, **values):
     measures = {name: lambda say, name=name: section_of(name, values[name]) for name in NAMES if name in values}
     draw = None if drawn is None else lambda name, section: drawn.append((name, section.figures["value"]))
-    questions.ask("some", "Some", NAMES, measures, words, keeps, draw)
+    questions.ask("some", "Some", NAMES, measures, words, keeps, draw, summarise)
 
 
 def test_what_was_not_asked_again_stays_and_what_was_takes_its_place(tmp_path, monkeypatch, capsys):
@@ -48,6 +49,17 @@ def test_what_was_not_asked_again_stays_and_what_was_takes_its_place(tmp_path, m
     ask([], first=0.25)
     again = (tmp_path / "some.md").read_text()
     assert again == text.replace("`bench_some --questions first`", "`make bench-some`")
+
+
+def test_figures_are_drawn_whole_reported_in_summary_and_kept_on_the_machine(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing, "RESULTS", tmp_path / "reports")
+    monkeypatch.setattr(writing, "SAMPLES", tmp_path / "samples")
+    drawn, times = [], [1.0, 2.0, 3.0, 4.0, 9.0]
+    ask([], drawn=drawn, summarise=writing.medians, second=times)
+    told = json.loads((tmp_path / "reports" / "some.json").read_text())
+    assert told["second"]["figures"]["value"] == {"median": 3.0, "rounds": 5}
+    (samples,) = (tmp_path / "samples").glob("some-second-*.json")
+    assert json.loads(samples.read_text()) == {"value": times} and drawn == [("second", times)]
 
 
 def test_a_dry_run_writes_nothing(tmp_path, monkeypatch):

@@ -92,7 +92,7 @@ def test_the_report_judges_by_medians(tmp_path):
     assert told["1gbit: samples a second with one rank at half speed, over synchronous"][0].startswith("1.75")
     assert told["Adam on 6,250,000, 1 threads: over a pass of the same traffic"] == ("1.20 (1.20 to 1.20)", False)
     assert told["1% of it lazily, 1 threads: over a pass of the touched cache lines"] == ("2.00 (2.00 to 2.00)", True)
-    assert "**missed**" in report.of_questions("T", sections, ["By hand."] * 3)
+    assert "**missed**" in report.of_questions("T", [report.Answer(section, "By hand.") for section in sections])
     json.dumps([section.figures for section in sections])
     servers_report.draw(sections[0], str(tmp_path / "servers.png"))
     assert 3_000 < (tmp_path / "servers.png").stat().st_size < 80_000
