@@ -120,7 +120,9 @@ ARMS = {
     "warmed4": Arm("4 of 512 after two dense epochs", "torus2d,2:sparcml_buckets(k=4, bits=None)"),
     "bucket8": Arm("8 of 512, 4 bits", "sparcml_buckets(k=8, bits=4)"),
     "bucket16": Arm("16 of 512, 4 bits", "sparcml_buckets(k=16, bits=4)"),
-    "bucket4_updates": Arm("updates, ahead, 4 of 512", "updates(sparcml_buckets(k=4, bits=None), ahead=True)"),
+    "bucket4_updates": Arm(
+        "updates, ahead, gain ratio, 4 of 512", "updates(sparcml_buckets(k=4, bits=None), ahead=True, gain_ratio=True)"
+    ),
     "bucket8_updates": Arm("updates, ahead, 8 of 512, 4 bits", "updates(sparcml_buckets(k=8, bits=4), ahead=True)"),
     "bucket16_updates": Arm("updates, ahead, 16 of 512, 4 bits", "updates(sparcml_buckets(k=16, bits=4), ahead=True)"),
 }

@@ -13,7 +13,7 @@ import tensorflow as tf
 from hvd_sparse import recipes
 from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.exchange import arguments, several, state
+from hvd_sparse.exchange import arguments, several, state, wide
 from hvd_sparse.exchange import plan as buckets
 from hvd_sparse.exchange.plan import Gradient
 from hvd_sparse.exchange.planned import PlannedExchange, tensors
@@ -36,8 +36,8 @@ class GradientExchange(Renamed):
     ready; all ranks compare their plans; each bucket gets an aggregator state (its residual). From then on each call
     exchanges all buckets at once and commits them in one transaction (`aggregators.commit`).
 
-    Gradients of float64 are not put into buckets: dense recipes average each by an all-reduce of its own, as Horovod
-    does, without checking that they are finite; other recipes refuse them.
+    Gradients of float64 are not put into buckets: dense recipes average each by an all-reduce of its own, in the same
+    transaction; other recipes refuse them.
 
     It works eagerly and inside a `tf.function`. The state is never part of a model or of an optimizer's variables, so
     broadcasts do not affect it.
@@ -140,16 +140,16 @@ class GradientExchange(Renamed):
         local = self._local_names(names, variables)
         shared = {name: gradient for name, gradient in named.items() if name not in local}
         own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local}
-        wide = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
-        shared = {name: gradient for name, gradient in shared.items() if name not in wide}
+        apart = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
+        shared = {name: gradient for name, gradient in shared.items() if name not in apart}
         planned = self._plan_for(shared, dict(zip(names, variables, strict=True)))
         if clip is None:
-            means = {**planned.exchange(shared), **self._reduced(wide)}
+            means = planned.exchange(shared, apart)
         elif self.aggregator.sends_all:
-            means = _clipped({**planned.exchange(shared), **self._reduced(wide)}, clip, 1.0)
+            means = _clipped(planned.exchange(shared, apart), clip, 1.0)
         else:
             ranks = planned.grid.world.size
-            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)))
+            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)), {})
         if clip is not None:
             # Clipped separately: a norm over both would differ between ranks, and the replicas would drift apart.
             own = _clipped(own, clip, 1.0)
@@ -227,14 +227,11 @@ class GradientExchange(Renamed):
         if gradient is None:
             return None
         topology.size()  # raises if hvd.init() was not called
-        world = self.grid().world
-        dense = tf.convert_to_tensor(gradient)
-        wire = getattr(self.aggregator, "wire_dtype", None) or dense.dtype
+        wire = getattr(self.aggregator, "wire_dtype", None)
         # Eager calls follow one another; a new name in each step would fill Horovod's tables.
         number = 0 if tf.executing_eagerly() else next(self._tensors)
-        total = world.allreduce(tf.cast(dense, wire), "sum", f"{self._agreed_name()}.tensor{number}")
-        total = tf.cast(total, dense.dtype)
-        return total if self._returns_sum else total / world.size
+        name = f"{self._agreed_name()}.tensor{number}"
+        return wide.exchange(gradient, self.grid(), name, wire, self._returns_sum).mean
 
     def scaled(self, gradient: Gradient) -> Gradient:
         """A local variable's gradient, scaled as if the other ranks' gradients were zero."""
@@ -344,9 +341,6 @@ class GradientExchange(Renamed):
     def _goes_apart(self, gradient: Gradient) -> bool:
         """Whether a gradient is float64, which buckets do not hold, and may travel by itself."""
         return gradient.dtype not in DTYPES and self.aggregator.sends_all
-
-    def _reduced(self, wide: Mapping[str, Gradient]) -> dict[str, Any]:
-        return {name: self.reduce_tensor(gradient) for name, gradient in wide.items()}
 
     def _local_names(self, names: Sequence[str], variables: Sequence[Any]) -> set[str]:
         local = {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}

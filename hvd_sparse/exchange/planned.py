@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, commit
-from hvd_sparse.exchange import arguments, several
+from hvd_sparse.aggregators.transaction import Exchange
+from hvd_sparse.exchange import arguments, several, wide
 from hvd_sparse.exchange.bucket import BucketExchange
 from hvd_sparse.exchange.pairing import Label, compare
 from hvd_sparse.exchange.plan import Gradient, Plan
@@ -94,23 +95,30 @@ class PlannedExchange:
             telemetry.create()
         forbid_join()
 
-    def exchange(self, gradients: Mapping[str, Gradient]) -> dict[str, Gradient]:
-        """The means of the plan's gradients; by then all state is written, or an error is raised."""
-        if not gradients:
+    def exchange(self, gradients: Mapping[str, Gradient], apart: Mapping[str, Gradient]) -> dict[str, Gradient]:
+        """The means of all gradients; by then all state is written, or an error is raised.
+
+        Args:
+            gradients: those of the plan.
+            apart: gradients that buckets do not hold; in the same order on every rank.
+        """
+        everything = {**gradients, **apart}
+        if not everything:
             return {}
-        ready = self._time(gradients.values())
+        ready = self._time(everything.values())
         in_buckets = [bucket.exchange(gradients) for bucket in self.buckets]
         segments = [segment for segment, _ in self.plan.slices]
         of_rows: Any = [gradients[segment.name] for segment in segments]
         in_rows = several.exchange(of_rows, segments, self.grid, f"{self.name}.slices", self._returns_sum)
-        exchanges = [*in_buckets, *in_rows]
-        done = commit(exchanges, self._labels(), self.grid.world, f"{self.name}.commit")
+        by_themselves = [self._exchange_wide(each, number) for number, each in enumerate(apart.values())]
+        exchanges = [*in_buckets, *in_rows, *by_themselves]
+        done = commit(exchanges, [*self._labels(), *apart], self.grid.world, f"{self.name}.commit")
         with tf.control_dependencies(done):
             step = self.step.assign_add(1)
             if self._telemetry is not None:
                 means_there = tf.nest.flatten([exchange.mean for exchange in exchanges], expand_composites=True)
                 exposed = self._time([ready, *means_there]) - ready  # read after it
-                self._telemetry.record(step, exchanges, gradients, exposed)
+                self._telemetry.record(step, exchanges, everything, exposed)
             means: dict[str, Gradient] = {}
             for bucket, exchange in zip(self.buckets, in_buckets, strict=True):
                 means.update(bucket.means(exchange))
@@ -118,6 +126,8 @@ class PlannedExchange:
                 mean: Any = exchange.mean  # rows
                 values = tf.identity(mean.values)
                 means[segment.name] = tf.IndexedSlices(values, mean.indices, mean.dense_shape)
+            for variable, exchange in zip(apart, by_themselves, strict=True):
+                means[variable] = tf.identity(exchange.mean)
             return means
 
     def unsent(self) -> dict[str, tf.Tensor]:
@@ -164,6 +174,10 @@ class PlannedExchange:
         running = [(each, each.aggregator.running(each.state)[0]) for each in self.buckets]
         taking = [each.bucket for each, part in running if arguments.takes_over(part)]
         return {segment.name for bucket in taking for segment in bucket.segments}
+
+    def _exchange_wide(self, gradient: Gradient, number: int) -> Exchange:
+        wire = getattr(self.aggregator, "wire_dtype", None)
+        return wide.exchange(gradient, self.grid, f"{self.name}.wide{number}", wire, self._returns_sum)
 
     def _time(self, gradients: Iterable[Gradient]) -> Any:
         """The time at which all of these are computed, if it is measured."""

@@ -180,6 +180,18 @@ def test_float64_and_float32_are_averaged_beside_each_other():
     assert (float(wide[0]), float(narrow[0])) == (-2.0, -3.0)
 
 
+def test_a_gradient_of_float64_that_is_not_finite_is_an_error_and_leaves_everything_as_it_was():
+    variables = [keras.Variable([1.0], dtype="float64", name="wide"), keras.Variable([1.0], name="narrow")]
+    optimizer = hvd.DistributedOptimizer(sgd())
+    optimizer.exchange.measure(hvd.Telemetry())
+    optimizer.apply([tf.constant([2.0], tf.float64), tf.constant([3.0])], variables)
+    assert optimizer.exchange.read_telemetry()["gradient_norm"] == pytest.approx(13**0.5)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="wide"):
+        optimizer.apply([tf.constant([float("nan")], tf.float64), tf.constant([3.0])], variables)
+    assert (float(variables[0][0]), float(variables[1][0])) == (-1.0, -2.0)
+    assert optimizer.exchange.read_telemetry()["step"] == 1
+
+
 def test_sparse_recipes_refuse_float64():
     optimizer = hvd.DistributedOptimizer(sgd(), aggregator=hvd.recipes.topk(0.5))
     with pytest.raises(ValueError, match="Expected a vector of float32, float16 or bfloat16, got float64"):

@@ -56,6 +56,26 @@ def a_nan_in_the_rows_of_an_embedding_stops_all():
     np.testing.assert_array_equal(table, np.zeros((4, 2)))
 
 
+@case(ranks=(2,), over=lambda ranks: [{"beside": each} for each in (False, True)])
+def a_nan_in_a_gradient_of_float64_stops_all(beside):
+    """`beside`: whether there is a gradient of float32, too."""
+    variables = [keras.Variable([0.0], dtype="float64", name="wide"), keras.Variable([0.0], name="narrow")]
+    variables = variables if beside else variables[:1]
+    optimizer = distributed(keras.optimizers.SGD(1.0), "dense")
+
+    def step(value):
+        optimizer.apply([tf.constant([value], each.dtype) for each in variables], variables)
+
+    step(1.0 + hvd.rank())
+    with raises(tf.errors.InvalidArgumentError, "rank 1", "wide"):
+        step(np.inf if hvd.rank() == 1 else 1.0)
+    for variable in variables:
+        np.testing.assert_array_equal(variable, [-1.5])
+    step(2.0)
+    for variable in variables:
+        np.testing.assert_array_equal(variable, [-3.5])
+
+
 @case(
     ranks=(2, 4),
     over=lambda ranks: [
