@@ -119,7 +119,9 @@ def _averaged_class(base: Any) -> type:
             if not self.built:
                 self.build(trainable_variables)
             given = gradients.variables if trainable_variables is None else list(trainable_variables)
-            base.apply(self, gradients.mean(grads, given), gradients.variables)
+            means = gradients.mean(grads, given)
+            with tf.control_dependencies(means):  # of weight decay and the count of steps, too
+                base.apply(self, means, gradients.variables)
 
     Averaged.__name__, Averaged.__qualname__ = base.__name__, base.__qualname__
     Averaged.__module__, Averaged.__doc__ = base.__module__, base.__doc__

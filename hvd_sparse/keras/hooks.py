@@ -235,6 +235,8 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             means = self.exchange(summed, trainable_variables, clip if _clips(self) else None)
             with tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)):
                 base._apply_weight_decay(self, trainable_variables)
+                # The count is raised after all reads before it: this one waits until the step has succeeded.
+                tf.convert_to_tensor(slots.calls(self))
             if not self.exchange.takes_over:
                 base._backend_update_step(self, means, trainable_variables, learning_rate)
                 return

@@ -198,8 +198,16 @@ def test_gradients_that_are_averaged_alone_are_the_optimizer_s_own():
     wrapped = trained(hvd.averaging.GradientAveraging(keras.optimizers.SGD(0.1, momentum=0.9), Reliable()))
     for one, other in zip(own.weights, wrapped.weights, strict=True):
         same_bits(other.numpy(), one.numpy())
+
+
+def test_a_nan_in_averaged_gradients_leaves_weights_and_count_as_they_were():
+    model = trained(hvd.averaging.GradientAveraging(keras.optimizers.AdamW(0.1, weight_decay=0.1), Reliable()))
+    weights, steps = [each.numpy() for each in model.trainable_variables], int(model.optimizer.iterations)
     with pytest.raises(tf.errors.InvalidArgumentError, match="gradients of rank 0 hold a NaN"):
-        wrapped.fit(X, Y * np.nan, verbose=0)
+        model.fit(X, Y * np.nan, verbose=0)
+    for before, after in zip(weights, model.trainable_variables, strict=True):
+        same_bits(after.numpy(), before)
+    assert int(model.optimizer.iterations) == steps
 
 
 def test_gradients_are_averaged_where_one_is_one_step():

@@ -32,6 +32,7 @@ def a_nan_on_one_rank_stops_all_and_spoils_nothing(recipe, eager):
     model.fit(x, y, batch_size=8, verbose=0)
     weights = [np.array(weight) for weight in model.weights]
     own = hooks.exchange_of(model.optimizer).rank_state().values
+    steps = int(model.optimizer.iterations)
     guilty = hvd.size() - 1
     if hvd.rank() == guilty:
         x = np.where(np.arange(x.size).reshape(x.shape) == 3, np.nan, x)
@@ -41,6 +42,7 @@ def a_nan_on_one_rank_stops_all_and_spoils_nothing(recipe, eager):
         np.testing.assert_array_equal(before, after)
     for name, after in hooks.exchange_of(model.optimizer).rank_state().values.items():
         np.testing.assert_array_equal(own[name], after)
+    assert int(model.optimizer.iterations) == steps
     model.fit(*own_data(8), batch_size=8, verbose=0)
     assert_replicas_equal(model.trainable_variables)
 
