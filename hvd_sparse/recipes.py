@@ -195,7 +195,8 @@ def updates(recipe: Aggregator, ahead: bool = False, every: int = 1, gain_ratio:
 
     Each node runs the optimizer on its own mean gradient, with its own moments: locally accumulated Adam (Chen and
     Deligiannis 2023), extended to SGD, RMSprop, Adam, AdamW, Adamax, Adagrad, Adadelta and Lion, and to LARS and LAMB
-    of the package `lars` (You et al. 2017, 2020), which use the norms of a node's gradients.
+    of the package `lars` (You et al. 2017, 2020), which use the norms of a node's gradients. Muon, Adafactor and
+    Keras's Lamb, which need whole variables, run on each rank of a node alike.
 
     Args:
         recipe: a recipe with error feedback and one density, such as `hitopk(0.01)`; or `auto(0.01)`, whose dense

@@ -6,10 +6,11 @@ import abc
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.compression.base import Compressor, Selection, Wrapper
-from hvd_sparse.spec import Spec
+from hvd_sparse.spec import Gathered, Spec
 
 
 class Slots(tf.Module):
@@ -31,6 +32,46 @@ class Slots(tf.Module):
     def scale(self) -> float:
         """The factor that converts the slots of a mean over nodes to those of this rank."""
         return 1.0
+
+    def gather(self, name: str) -> dict[str, dict[str, np.ndarray]]:
+        """The mean over all nodes of each slot, by slot name and variable name; a collective.
+
+        Args:
+            name: begins the names of collectives; the same on every rank.
+        """
+        world, weight = self.spec.grid.world, self.spec.parts / (self.scale * self.spec.grid.world.size)
+        after = self._whole_size - self.spec.offset - self.spec.size
+        found = {}
+        for slot, values in self.slots.items():
+            padded = tf.pad(values.read_value() * weight, [[self.spec.offset, after]])
+            found[slot] = self._by_variable(world.allreduce(padded, "sum", f"{name}.gather_{slot}").numpy())
+        return found
+
+    def give(self, gathered: Gathered, name: str) -> None:
+        """Takes the slots that rank 0 has; a slot that is missing gets its initial value. A collective.
+
+        Args:
+            gathered: in units of the mean over nodes; ignored on other ranks.
+            name: as for `gather`.
+        """
+        begin, end = self.spec.offset, self.spec.offset + self.spec.size
+        for slot, values in self.slots.items():
+            whole = self._flat(gathered.get(slot, {}), self.begins.get(slot, 0.0))
+            whole = self.spec.grid.world.broadcast(whole, 0, f"{name}.give_{slot}")
+            values.assign(whole[begin:end] * self.scale)
+
+    @property
+    def _whole_size(self) -> int:
+        return sum(segment.size for segment in self.spec.segments)
+
+    def _by_variable(self, flat: np.ndarray) -> dict[str, np.ndarray]:
+        ends = np.cumsum([segment.size for segment in self.spec.segments])[:-1]
+        pairs = zip(self.spec.segments, np.split(flat, ends), strict=True)
+        return {segment.name: piece.reshape(segment.shape) for segment, piece in pairs}
+
+    def _flat(self, values: Mapping[str, np.ndarray], begins: float) -> tf.Tensor:
+        pieces = [np.ravel(values.get(segment.name, np.full(segment.shape, begins))) for segment in self.spec.segments]
+        return tf.constant(np.concatenate(pieces), tf.float32)
 
 
 def slots_of(state: tf.Module) -> list[Slots]:

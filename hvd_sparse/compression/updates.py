@@ -23,10 +23,11 @@ class LocalUpdates(Sender):
         update = learning rate * direction(mean gradient of the node)
         residual + update goes into the selection; what all nodes have sent is averaged and subtracted from the weights
 
-    This is locally accumulated Adam (Chen and Deligiannis 2023), for any element-wise optimizer, and for LARS and LAMB
-    (You et al. 2017, 2020), whose norms of variables the ranks of a node add up. Why: an optimizer with second moments
-    that runs after the exchange sees each value once, as the sum of many steps, and moves rarely sent weights too
-    little. Here each step is scaled before it waits.
+    This is locally accumulated Adam (Chen and Deligiannis 2023), for any element-wise optimizer, for LARS and LAMB
+    (You et al. 2017, 2020), whose norms of variables the ranks of a node add up, and for those that need whole
+    variables, such as Muon, which all ranks of a node run alike. Why: an optimizer with second moments that runs after
+    the exchange sees each value once, as the sum of many steps, and moves rarely sent weights too little. Here each
+    step is scaled before it waits.
 
     A vector is sent as update times the ranks of a node, so that residuals of ranks add up as those of gradients do.
 
@@ -99,7 +100,7 @@ class LocalUpdates(Sender):
         return super().progress(state) if state.gathered is None else state.gathered.read_value()
 
     def attend(self, parts, state):
-        return state.optimizer.attend(parts)
+        return state.optimizer.attend(parts, self.ahead)
 
     def cleared(self, state):
         return () if state.gathered is None else ((state.gathered, tf.zeros_like(state.gathered)),)
@@ -136,8 +137,13 @@ class LocalSlots(Slots):
         """
         raise NotImplementedError
 
-    def attend(self, parts: tf.Tensor) -> tf.Tensor:
-        """Takes part, for an empty shard, in the node's collectives of `update`; see `Compressor.attend`."""
+    def attend(self, parts: tf.Tensor, ahead: bool) -> tf.Tensor:
+        """Takes part, for an empty shard, in the node's collectives of `update`; see `Compressor.attend`.
+
+        Args:
+            parts: of the empty shard.
+            ahead: whether the other ranks pass `ahead` to `update`.
+        """
         return parts
 
 

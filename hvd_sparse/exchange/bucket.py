@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.aggregators.transaction import Update
-from hvd_sparse.compression.senders import Slots, slots_of
+from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.exchange import arguments, telemetry
 from hvd_sparse.exchange.plan import Bucket
 from hvd_sparse.spec import Gathered, Spec
@@ -96,28 +96,13 @@ class BucketExchange:
         """The mean over all nodes of each slot that is kept here, by variable; {} if none is. A collective."""
         found: dict[str, dict[str, np.ndarray]] = {}
         for slots in slots_of(self.state):
-            weight = slots.spec.parts / (slots.scale * self._world.size)
-            for name, slot in slots.slots.items():
-                padded = tf.pad(slot.read_value() * weight, _around(slots.spec, self.bucket.size))
-                mean = self._world.allreduce(padded, "sum", f"{self._prefix}.gather_{name}")
-                found[name] = {variable: piece.numpy() for variable, piece in self.bucket.unpack(mean).items()}
+            found |= slots.gather(self._prefix)
         return found
 
     def give_slots(self, gathered: Gathered) -> None:
         """Gives every rank the slots of rank 0; a slot that is missing gets its initial value. A collective."""
         for slots in slots_of(self.state):
-            begin, end = slots.spec.offset, slots.spec.offset + slots.spec.size
-            for name, slot in slots.slots.items():
-                vector = self._world.broadcast(self._whole(slots, name, gathered), 0, f"{self._prefix}.give_{name}")
-                slot.assign(vector[begin:end] * slots.scale)
-
-    def _whole(self, slots: Slots, name: str, gathered: Gathered) -> tf.Tensor:
-        """A slot of all variables in the bucket, in units of the mean over nodes."""
-        values, begins = gathered.get(name, {}), slots.begins.get(name, 0.0)
-        pieces = [
-            np.ravel(values.get(segment.name, np.full(segment.shape, begins))) for segment in self.bucket.segments
-        ]
-        return tf.constant(np.concatenate(pieces), tf.float32)
+            slots.give(gathered, self._prefix)
 
     def counters(self) -> dict[str, tf.Variable]:
         """The number of selections of each selector, which seeds and densities depend on; by its name in the bucket."""
@@ -139,8 +124,3 @@ class BucketExchange:
             return self._world.allreduce(self.aggregator.residual(self.state), "sum", f"{self._prefix}.residual_sum")
         # Every rank has the same share, so no collective is needed.
         return self._residual.read_value() * float(self._world.size) if tf.size(self._residual) > 0 else None
-
-
-def _around(spec: Spec, size: int) -> list[list[int]]:
-    """The number of elements before and after a shard, as padding."""
-    return [[spec.offset, size - spec.offset - spec.size]]

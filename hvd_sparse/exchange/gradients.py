@@ -149,7 +149,7 @@ class GradientExchange(Renamed):
             means = _clipped(planned.exchange(shared, apart), clip, 1.0)
         else:
             ranks = planned.grid.world.size
-            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)), {})
+            means = planned.exchange(_clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)))
         if clip is not None:
             # Clipped separately: a norm over both would differ between ranks, and the replicas would drift apart.
             own = _clipped(own, clip, 1.0)

@@ -95,7 +95,7 @@ class PlannedExchange:
             telemetry.create()
         forbid_join()
 
-    def exchange(self, gradients: Mapping[str, Gradient], apart: Mapping[str, Gradient]) -> dict[str, Gradient]:
+    def exchange(self, gradients: Mapping[str, Gradient], apart: Mapping[str, Gradient] = {}) -> dict[str, Gradient]:
         """The means of all gradients; by then all state is written, or an error is raised.
 
         Args:

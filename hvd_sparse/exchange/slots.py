@@ -5,6 +5,7 @@ This file and `keras/hooks.py` are the only ones that depend on Keras's internal
 
 from __future__ import annotations
 
+import collections
 import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -69,13 +70,22 @@ def momenta(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
 
 def by_name(optimizer: keras.optimizers.Optimizer) -> dict[str, dict[str, Any]]:
     """All slots of an optimizer, by the name of its attribute and by the exchange's variable names."""
-    variables = optimizer._trainable_variables
-    names = unique_names(variables)
+    names = unique_names(optimizer._trainable_variables)
     return {
-        attribute: dict(zip(names, value, strict=True))
+        attribute: {name: slot for name, slot in zip(names, held, strict=True) if slot is not None}
+        for attribute, held in lists(optimizer).items()
+    }
+
+
+def lists(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
+    """All slots of an optimizer, one per variable, by the name of its attribute; None where a variable has none."""
+    variables = optimizer._trainable_variables
+    return {
+        attribute: value
         for attribute, value in vars(optimizer).items()
         if attribute not in _NO_SLOTS and isinstance(value, list) and 0 < len(value) == len(variables)
-        if all(isinstance(each, keras.Variable) for each in value)
+        if all(each is None or isinstance(each, keras.Variable) for each in value)
+        if any(each is not None for each in value)
     }
 
 
@@ -112,29 +122,34 @@ def _alive(reference: Any) -> Any:
 
 
 def twin(
-    optimizer: keras.optimizers.Optimizer, vector: Any, steps: tf.Variable | None = None
+    optimizer: keras.optimizers.Optimizer, stand_ins: Sequence[Any], steps: tf.Variable | None = None
 ) -> keras.optimizers.Optimizer:
-    """An optimizer of the same class and settings, with slots for a vector, that writes by `assign` of variables.
+    """An optimizer of the same class and settings, with slots of its own, that writes by `assign` of variables.
 
     So its `update_step` can run in a `keras.StatelessScope`, where it writes nothing.
 
     Args:
-        optimizer: an element-wise optimizer, or one of `on_shards.py`, whose twin is used only for its slots.
-        vector: stands for a variable: has `shape`, `dtype`, `name`, `assign_add` and `assign_sub`.
+        optimizer: one of Keras's, or of `on_shards.py`, whose twin is used only for its slots.
+        stand_ins: stand for variables: have `shape`, `dtype`, a unique `name`, `assign_add` and `assign_sub`.
         steps: the number of steps taken, [] int64; None uses that of the optimizer, which has to stay alive.
     """
     base: Any = optimizer.__class__
     reference = weakref.ref(optimizer)
+    taken: collections.Counter[str] = collections.Counter()
 
     class Twin(base):
         iterations = property(lambda self: _alive(reference).iterations if steps is None else steps)
 
         def _var_key(self, variable):
-            return vector.name
+            return variable.name
 
         def add_variable_from_reference(self, reference_variable, name=None, initializer="zeros"):
-            full_name = f"{vector.name}_{name}"
-            return self.add_variable(vector.shape, initializer, vector.dtype, name=full_name)
+            full_name = f"{reference_variable.name}_{name}"
+            return self.add_variable(reference_variable.shape, initializer, reference_variable.dtype, name=full_name)
+
+        def add_variable(self, *args, name, **options):
+            taken[name] += 1  # Adafactor gives one name to two slots
+            return base.add_variable(self, *args, name=f"{name}_{taken[name]}" if taken[name] > 1 else name, **options)
 
         def assign(self, variable, value):
             variable.assign(value)
@@ -146,7 +161,7 @@ def twin(
             variable.assign_sub(value)
 
     made = Twin.from_config(_of_the_step(optimizer))
-    made.build([vector])
+    made.build(list(stand_ins))
     return made
 
 

@@ -3,8 +3,8 @@
 A recipe with `LocalUpdates` exchanges the updates that an optimizer computes from a node's gradients. A twin of the
 optimizer, of the same class and settings, has slots for the shard only; its step runs in a `keras.StatelessScope`, so
 that nothing is written before all ranks have committed. Optimizers that need whole variables provide a step for shards
-themselves (`exchange/on_shards.py`). Whatever acts on weights stays with the optimizer itself: decoupled weight decay,
-constraints, the moving average. Gradients are clipped before.
+themselves (`exchange/on_shards.py`), or run on all of the node's vector. Whatever acts on weights stays with the
+optimizer itself: decoupled weight decay, constraints, the moving average. Gradients are clipped before.
 
 The optimizer then has no slots of its own; `without_slots.py` provides what stands in for them in files.
 """
@@ -20,7 +20,8 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.senders import slots_of
-from hvd_sparse.exchange import ahead, on_shards, sender_side, shard_slots, slots
+from hvd_sparse.compression.updates import LocalSlots
+from hvd_sparse.exchange import ahead, sender_side, shard_slots, slots
 from hvd_sparse.exchange.arguments import sends_updates
 from hvd_sparse.keras import without_slots
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
@@ -36,7 +37,7 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
     Args:
         optimizer: an optimizer that is not distributed yet.
     """
-    if not _runs_on_shards(optimizer):
+    if not shard_slots.is_known(optimizer):
         return None
     reference = weakref.ref(optimizer)
 
@@ -46,7 +47,7 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
             raise ReferenceError("The optimizer of this exchange no longer exists.")
         return found
 
-    def create(spec: Spec) -> shard_slots.TwinSlots:
+    def create(spec: Spec) -> LocalSlots:
         return shard_slots.made(spec, alive())
 
     def gathered() -> Gathered:
@@ -57,13 +58,13 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
 
 
 def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
-    """Raises ValueError if a recipe exchanges updates that this optimizer cannot compute on a shard."""
-    if sends_updates(recipe) and not _runs_on_shards(optimizer):
+    """Raises ValueError if a recipe exchanges updates that this optimizer cannot compute."""
+    if sends_updates(recipe) and not shard_slots.is_known(optimizer):
+        known = ", ".join((*shard_slots.ELEMENT_WISE, *shard_slots.WHOLE))
         raise ValueError(
-            f"The exchange cannot run {type(optimizer).__name__} on a shard of a node's gradient: use one of "
-            f"{', '.join(shard_slots.ELEMENT_WISE)}, or {' or '.join(_LAYER_WISE)} of the package lars, with its "
-            "original step, or a recipe that exchanges gradients, such as hvd.recipes.hitopk(0.01) or "
-            "hvd.recipes.mean()."
+            f"The exchange cannot run {type(optimizer).__name__} on a node's gradient: use one of {known}, or "
+            f"{' or '.join(_LAYER_WISE)} of the package lars, with its original step, or a recipe that exchanges "
+            "gradients, such as hvd.recipes.hitopk(0.01) or hvd.recipes.mean()."
         )
 
 
@@ -98,7 +99,3 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
         return []
     found = [each for state in optimizer.exchange.states for each in slots_of(state)]
     return [each.slots[wanted] for each in found if wanted in each.slots]
-
-
-def _runs_on_shards(optimizer: keras.optimizers.Optimizer) -> bool:
-    return shard_slots.is_element_wise(optimizer) or on_shards.offered(optimizer) is not None

@@ -15,11 +15,19 @@ F = np.float32
 
 
 class Slots:
-    """The slots of one node's optimizer for all weights, by name; all zeros except those with other initial values."""
+    """The slots of one node's optimizer for all weights, by name; all zeros except those with other initial values.
+
+    A slot whose initial value is an array has the array's shape. Ranks have a part of each slot, or all of them if the
+    step needs whole variables.
+    """
 
     def __init__(self, size, step, **begins):
-        self.values = {name: np.full(size, begin, F) for name, begin in begins.items()}
+        self.values = {
+            name: begin.copy() if isinstance(begin, np.ndarray) else np.full(size, begin, F)
+            for name, begin in begins.items()
+        }
         self._step = step
+        self.are_whole = step in (muon, adafactor, lamb_of_keras)
 
     def update(self, gradient, number, weights):
         return self._step(self.values, gradient, F(RATE), F(number), weights)
@@ -119,6 +127,65 @@ def lamb(slots, gradient, rate, number, weights):
     return lowered
 
 
+def newton_schulz(matrix):
+    """Five iterations for a matrix that is not higher than wide."""
+    x = matrix / (np.sqrt(total(matrix * matrix)) + F(1e-7))
+    for _ in range(5):
+        square = product(x, x.T)
+        x = F(3.4445) * x + product(F(-4.7750) * square + product(F(2.0315) * square, square), x)
+    return x
+
+
+def muon(slots, gradient, rate, number, weights):
+    lowered, m, v = np.empty_like(gradient), slots["momentums"], slots["adam_velocities"]
+    for at, is_matrix in layers(gradient):
+        g = gradient[at]
+        if is_matrix:
+            m[at] += g + m[at] * F(0.95 - 1)
+            moved = rate * newton_schulz((g + F(0.95) * m[at]).reshape(SHAPES["matrix"]))
+            lowered[at] = (moved * np.sqrt(F(max(SHAPES["matrix"]))) * F(0.2)).ravel()
+        else:
+            parts = {"_momentums": m[at], "_velocities": v}
+            lowered[at] = adam(parts, g, rate, number, weights)
+            m[at] = parts["_momentums"]
+    return lowered
+
+
+def adafactor(slots, gradient, rate, number, weights):
+    def rms(array):
+        return np.sqrt(mean(np.square(array)))
+
+    lowered = np.empty_like(gradient)
+    rho = np.minimum(rate, F(1) / np.sqrt(number))
+    beta = F(1) - power(number, -0.8)
+    for at, is_matrix in layers(gradient):
+        g, v = gradient[at], slots["_v"][at]
+        squares = np.square(g) + F(1e-30)
+        if is_matrix:
+            squares = squares.reshape(SHAPES["matrix"])
+            r = slots["_r"][:] = beta * slots["_r"] + (F(1) - beta) * mean(squares, -1)
+            c = slots["_c"][:] = beta * slots["_c"] + (F(1) - beta) * mean(squares, -2)
+            v = ((r / mean(r, -1))[:, None] * c).ravel()
+        else:
+            v = beta * v + (F(1) - beta) * squares
+        slots["_v"][at] = v
+        u = g / np.sqrt(v)
+        lowered[at] = np.maximum(F(1e-3), rms(weights[at])) * rho * (u / np.maximum(F(1), rms(u)))
+    return lowered
+
+
+def lamb_of_keras(slots, gradient, rate, number, weights):
+    m, v, lowered = slots["_momentums"], slots["_velocities"], np.empty_like(gradient)
+    m += (gradient - m) * F(1 - 0.9)
+    v += (gradient * gradient - v) * F(1 - 0.999)
+    corrected = np.sqrt(v / (F(1) - power(0.999, number))) + F(1e-7)
+    update = m / (F(1) - power(0.9, number)) / corrected
+    for at, _ in layers(gradient):
+        ratio = np.sqrt(total(power(weights[at], 2))) / np.sqrt(total(power(update[at], 2)))
+        lowered[at] = ratio * rate * update[at]
+    return lowered
+
+
 LARS_OPTIONS = {"weight_decay": 0.125, "trust_coefficient": 0.5, "parallel": False}
 MOMENTS = {"_momentums": 0, "_velocities": 0}
 # The optimizer, its step in NumPy, the initial values of its slots, and its decoupled weight decay.
@@ -146,11 +213,33 @@ OPTIMIZERS = {
         {"first_moments": 0, "second_moments": 0},
         0.0,
     ),
+    "Muon": (
+        lambda: keras.optimizers.Muon(RATE, weight_decay=None, adam_weight_decay=None),
+        muon,
+        {"momentums": 0, "adam_velocities": np.zeros(SHAPES["bias"], F)},
+        0.0,
+    ),
+    "Adafactor": (
+        lambda: keras.optimizers.Adafactor(RATE),
+        adafactor,
+        {"_v": 0, "_r": np.zeros(SHAPES["matrix"][0], F), "_c": np.zeros(SHAPES["matrix"][1], F)},
+        0.0,
+    ),
+    "Lamb": (lambda: keras.optimizers.Lamb(RATE), lamb_of_keras, MOMENTS, 0.0),
 }
 
 
+# NumPy adds in another order.
 def total(array):
-    return tf.reduce_sum(tf.constant(array)).numpy()  # NumPy adds in another order
+    return tf.reduce_sum(tf.constant(array)).numpy()
+
+
+def mean(array, axis=None):
+    return tf.reduce_mean(tf.constant(array), axis).numpy()
+
+
+def product(one, other):
+    return tf.matmul(tf.constant(one), tf.constant(other)).numpy()
 
 
 class GainRatio:
@@ -192,8 +281,8 @@ class Nodes:
 
     def slots_of(self, rank):
         """A rank's slots for its shard, by name."""
-        begin, end = self.shard(rank)
-        return {name: value[begin:end] for name, value in self.slots[rank // self.local].values.items()}
+        slots, (begin, end) = self.slots[rank // self.local], self.shard(rank)
+        return slots.values if slots.are_whole else {name: value[begin:end] for name, value in slots.values.items()}
 
     def unsent(self, rank):
         """What the rank's node has not sent yet."""

@@ -50,8 +50,17 @@ def distributed(optimizer, recipe, grid, **options):
 def kept(optimizer):
     """The slots and the residual of a rank."""
     (state,) = optimizer.exchange.states
-    slots = {name: slot.numpy() for each in slots_of(state) for name, slot in each.slots.items()}
-    return slots, optimizer.exchange.aggregator.residual(state).numpy()
+    (slots,) = slots_of(state)
+    values = {name: slot.numpy() for name, slot in slots.slots.items()}
+    return values or of_variables(slots), optimizer.exchange.aggregator.residual(state).numpy()
+
+
+def of_variables(slots):
+    """The slots of all variables, flat, in the order of the vector."""
+    found = {}
+    for (name, _), slot in slots.of_variables.items():
+        found.setdefault(name, []).append(slot.numpy().ravel())
+    return {name: np.concatenate(pieces) for name, pieces in found.items()}
 
 
 def trained(make, recipe, ranks, local_size):
@@ -214,7 +223,7 @@ def test_a_step_that_loss_scaling_skips_leaves_all_as_it_was(name):
     np.testing.assert_allclose(variable, expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["Adam", "LARS", "LAMB"])
+@pytest.mark.parametrize("name", some(["Adam", "LARS", "LAMB", "Adafactor"], "Adam", "LARS", "LAMB"))
 def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were(name):
     optimizer = hvd.DistributedOptimizer(OPTIMIZERS[name][0](), aggregator=sending())
     variable = keras.Variable(np.ones(8, "f4"))
@@ -232,7 +241,7 @@ def test_a_step_with_a_nan_leaves_slots_residual_and_weights_as_they_were(name):
         np.testing.assert_array_equal(one, other)
 
 
-@pytest.mark.parametrize("name", ["Adam", "LARS", "LAMB"])
+@pytest.mark.parametrize("name", ["Adam", "LARS", "LAMB", "Muon"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_the_rank_whose_gradient_is_not_finite_is_named(name, value):
     """Also if other shards of its node contain parts of the variable, whose norm is then unknown."""
@@ -261,7 +270,7 @@ ON_SHARDS = {
 }
 
 
-@pytest.mark.parametrize("name", some(["LARS", "LAMB"], "LAMB"))
+@pytest.mark.parametrize("name", some(["LARS", "LAMB", "Lamb"], "LAMB"))
 @pytest.mark.parametrize("recipe", ON_SHARDS)
 def test_an_empty_shard_takes_part(name, recipe):
     """Five elements in shards of two leave none for the last of four ranks; on one node each recipe equals dense."""
@@ -302,12 +311,14 @@ class OwnLARS(LARS):
     """Derived from a known optimizer, with the same step."""
 
 
-REFUSED = [keras.optimizers.Nadam, keras.optimizers.Ftrl, keras.optimizers.Lamb, OwnStep, OwnUpdate]
+REFUSED = [keras.optimizers.Nadam, keras.optimizers.Ftrl, OwnStep, OwnUpdate]
 
 
 @pytest.mark.parametrize("kind", REFUSED)
 def test_an_optimizer_that_cannot_run_on_a_shard_is_refused_by_name(kind):
-    with pytest.raises(ValueError, match=f"cannot run {kind.__name__} on a shard.*Lion, or LARS or LAMB"):
+    with pytest.raises(
+        ValueError, match=f"cannot run {kind.__name__} on a node.*Lion, Muon, Adafactor, Lamb, or LARS or LAMB"
+    ):
         hvd.DistributedOptimizer(kind(0.1), aggregator=sending())
     hvd.DistributedOptimizer(OwnConfig(0.1), aggregator=sending())
     hvd.DistributedOptimizer(OwnLARS(0.1), aggregator=sending())

@@ -34,7 +34,9 @@ def test_what_is_consolidated_is_what_the_optimizer_would_hold(name):
         np.testing.assert_allclose(held, expected, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name", some(["Nesterov", "AdamW", "RMSprop", "Adagrad", "LARS", "LAMB"], "AdamW", "LAMB"))
+@pytest.mark.parametrize(
+    "name", some(["Nesterov", "AdamW", "RMSprop", "Adagrad", "LARS", "LAMB", "Muon"], "AdamW", "LAMB")
+)
 def test_a_file_of_any_optimizer_goes_on(name, tmp_path):
     make = OPTIMIZERS[name][0]
     keras.utils.set_random_seed(0)
@@ -100,7 +102,7 @@ def test_nothing_is_lost_where_the_unit_changes(first, then, before_the_first_st
         np.testing.assert_allclose(weights - kept, -RATE * given, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", some(["Adam", "LARS", "LAMB"], "Adam", "LAMB"))
+@pytest.mark.parametrize("name", some(["Adam", "LARS", "LAMB", "Adafactor"], "Adam", "LAMB"))
 def test_a_step_of_updates_resumes_to_the_bit(name):
     def one_rank(grid):
         variables = [keras.Variable(np.ones(40, "f4"), name="v") for _ in range(2)]

@@ -17,6 +17,8 @@ OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.05, 0.5),
     "Adam": lambda: keras.optimizers.Adam(0.01),
     "LARS": lambda: LARS(0.5, trust_coefficient=0.1),
+    "Lamb": lambda: keras.optimizers.Lamb(0.05),
+    "Muon": lambda: keras.optimizers.Muon(0.02),
     "LAMB": lambda: LAMB(0.02),
 }
 SENDS = {
@@ -30,6 +32,7 @@ WAYS = [
     {"sends": "updates", "optimizer": "Adam", "policy": "float32"},
     {"sends": "updates", "optimizer": "LARS", "policy": "mixed_float16"},
     {"sends": "updates with the gain ratio", "optimizer": "Adam", "policy": "float32"},
+    {"sends": "updates with the gain ratio", "optimizer": "Muon", "policy": "float32"},
 ]
 
 
@@ -60,8 +63,8 @@ def a_stopped_run_ends_with_the_bits_of_one_that_was_not(sends, optimizer, polic
         np.testing.assert_array_equal(first, second)
 
 
-@case(ranks=(4,), over=lambda ranks: [{"optimizer": "LARS"}, {"optimizer": "LAMB"}], quick=thorough)
-def ranks_whose_shards_are_empty_add_up_norms_with_the_others(optimizer):
+@case(ranks=(4,), over=lambda ranks: [{"optimizer": each} for each in ("LARS", "LAMB", "Lamb")], quick=thorough)
+def ranks_whose_shards_are_empty_take_part_with_the_others(optimizer):
     """Tests a graph, in which these ranks must not leave an operation out: five elements in shards of two."""
     hvd.init(local_size=4)
 
