@@ -104,6 +104,7 @@ class ImageLearner:
         sent = self._telemetry.total_bytes_across
         order = np.random.default_rng([seed, 0])
         for epoch in range(settings.epochs):
+            self._optimizer.set_epoch(epoch)
             self._train_epoch(order.permutation(settings.train), [seed, 1, epoch])
             self._share_statistics()
             curve.append(self._scores(self._watched)[0])

@@ -332,7 +332,7 @@ def small(monkeypatch, **changed):
 def trained(tmp_path_factory):
     """Runs of two ranks, all from one launch."""
     store = tmp_path_factory.mktemp("runs") / "runs.jsonl"
-    resnets = [*runs_of(0, model="small_resnet"), *runs_of(0, arm="updates", model="lars_resnet")]
+    resnets = [*runs_of(0, model="small_resnet"), *runs_of(0, arm="commlib", model="lars_resnet")]
     wanted = [*runs_of(0, 1, arm="torus2d"), *runs_of(0, 1), *resnets]
     with pytest.MonkeyPatch.context() as monkeypatch:
         small(monkeypatch, small_vgg=SMALL, small_resnet=SMALL, lars_resnet={**SMALL, "warm_up": 1.0})
