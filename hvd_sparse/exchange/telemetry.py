@@ -31,7 +31,8 @@ class Telemetry:
     - step: the number of exchanges so far, including those before a restart.
     - recipe: the aggregator that ran; for a schedule its current stage; if `recipes.auto` has chosen several, each.
     - bytes_inside, bytes_across: payload that this rank sent to ranks of its own node, and to other nodes. Horovod's
-      own control messages and the all-reduce that agrees on faults (4 bytes per bucket) are not included.
+      own control messages and the all-reduce that agrees on faults (4 bytes per bucket) are not included, nor is what
+      the ranks of a node gather or add up to look ahead or to run an optimizer that needs whole variables.
     - total_bytes_inside, total_bytes_across: the same over all exchanges since this object began to measure.
     - density: elements that this rank selected / elements among which it selected; 1 for dense recipes.
     - compression_ms: from when the input of a selection is ready until its output is, summed over buckets. Buckets may

@@ -12,7 +12,7 @@ The optimizer then has no slots of its own; `without_slots.py` provides what sta
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -21,8 +21,10 @@ import tensorflow as tf
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.compression.updates import LocalSlots
-from hvd_sparse.exchange import ahead, sender_side, shard_slots, slots
+from hvd_sparse.exchange import ahead, on_shards, sender_side, slots
 from hvd_sparse.exchange.arguments import sends_updates
+from hvd_sparse.exchange.shard_slots import ELEMENT_WISE, PieceSlots, TwinSlots, is_element_wise
+from hvd_sparse.exchange.whole_slots import WHOLE, WholeSlots, needs_whole
 from hvd_sparse.keras import without_slots
 from hvd_sparse.spec import Gathered, LocalOptimizer, Spec
 
@@ -37,7 +39,8 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
     Args:
         optimizer: an optimizer that is not distributed yet.
     """
-    if not shard_slots.is_known(optimizer):
+    kind = _kind(optimizer)
+    if kind is None:
         return None
     reference = weakref.ref(optimizer)
 
@@ -48,7 +51,7 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
         return found
 
     def create(spec: Spec) -> LocalSlots:
-        return shard_slots.made(spec, alive())
+        return kind(spec, alive())
 
     def gathered() -> Gathered:
         found = without_slots.gathered_slots(alive())
@@ -59,8 +62,8 @@ def of(optimizer: keras.optimizers.Optimizer) -> LocalOptimizer | None:
 
 def check(optimizer: keras.optimizers.Optimizer, recipe: Aggregator) -> None:
     """Raises ValueError if a recipe exchanges updates that this optimizer cannot compute."""
-    if sends_updates(recipe) and not shard_slots.is_known(optimizer):
-        known = ", ".join((*shard_slots.ELEMENT_WISE, *shard_slots.WHOLE))
+    if sends_updates(recipe) and _kind(optimizer) is None:
+        known = ", ".join((*ELEMENT_WISE, *WHOLE))
         raise ValueError(
             f"The exchange cannot run {type(optimizer).__name__} on a node's gradient: use one of {known}, or "
             f"{' or '.join(_LAYER_WISE)} of the package lars, with its original step, or a recipe that exchanges "
@@ -99,3 +102,12 @@ def velocities(optimizer: Any) -> list[tf.Variable]:
         return []
     found = [each for state in optimizer.exchange.states for each in slots_of(state)]
     return [each.slots[wanted] for each in found if wanted in each.slots]
+
+
+def _kind(optimizer: keras.optimizers.Optimizer) -> Callable[[Spec, keras.optimizers.Optimizer], LocalSlots] | None:
+    """What makes the slots of an optimizer; None if the exchange cannot run it."""
+    if on_shards.offered(optimizer) is not None:
+        return PieceSlots
+    if is_element_wise(optimizer):
+        return TwinSlots
+    return WholeSlots if needs_whole(optimizer) else None

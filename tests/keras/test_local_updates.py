@@ -16,6 +16,7 @@ from hvd_sparse.compression.selectors import TopK
 from hvd_sparse.compression.senders import slots_of
 from hvd_sparse.compression.updates import LocalUpdates
 from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.exchange.whole_slots import WholeSlots
 from hvd_sparse.keras import hooks, local_optimizer
 from lars import LAMB, LARS
 from tests import simulation, threads
@@ -51,12 +52,13 @@ def kept(optimizer):
     """The slots and the residual of a rank."""
     (state,) = optimizer.exchange.states
     (slots,) = slots_of(state)
-    values = {name: slot.numpy() for name, slot in slots.slots.items()}
-    return values or of_variables(slots), optimizer.exchange.aggregator.residual(state).numpy()
+    return values_of(slots), optimizer.exchange.aggregator.residual(state).numpy()
 
 
-def of_variables(slots):
-    """The slots of all variables, flat, in the order of the vector."""
+def values_of(slots):
+    """The values of slots, flat; of an optimizer that needs whole variables, in the order of the vector."""
+    if not isinstance(slots, WholeSlots):
+        return {name: slot.numpy() for name, slot in slots.slots.items()}
     found = {}
     for (name, _), slot in slots.of_variables.items():
         found.setdefault(name, []).append(slot.numpy().ravel())

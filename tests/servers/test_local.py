@@ -16,7 +16,7 @@ from hvd_sparse.compression.quantizers import QSGD, TwoBits
 from hvd_sparse.compression.selectors import MSTopK, Quantized, TopK
 from hvd_sparse.compression.thresholds import SampledThreshold
 from hvd_sparse.compression.updates import LocalUpdates
-from hvd_sparse.exchange.shard_slots import ELEMENT_WISE, made
+from hvd_sparse.exchange.shard_slots import ELEMENT_WISE, TwinSlots
 from hvd_sparse.servers import ShardedServers, local
 from hvd_sparse.servers.applying import ServedPieces
 from hvd_sparse.servers.rules import InOrderOfArrival, Together
@@ -52,7 +52,7 @@ def aggregated(compressor, name: str, job: Job, steps):
 
     def one_rank(grid):
         own, means = optimizer(name), []
-        runs = LocalOptimizer(lambda spec: made(spec, own))
+        runs = LocalOptimizer(lambda spec: TwinSlots(spec, own))
         specs = [Spec(each.size, grid, name=each.name, number=each.number, optimizer=runs) for each in shards]
         states = [Compressed(compressor).init(spec) for spec in specs]
         for number, vectors in enumerate(steps):
