@@ -85,7 +85,12 @@ class InGraph(Communicator):
         return _called(lambda given: self._own.alltoall(given, splits, name), tensor)
 
     def _alltoall_ragged(self, tensor, splits, name):
-        raise NotImplementedError("No recipe of the study sends pieces whose lengths are not known beforehand.")
+        def collective(given, rows):
+            return self._own.alltoall_ragged(tf.constant(given), tf.constant(rows), name)
+
+        if tf.executing_eagerly():
+            return collective(tensor, splits)
+        return tf.numpy_function(collective, [tensor, splits], (tensor.dtype, tf.int32))
 
     def _broadcast(self, tensor, root, name):
         return _called(lambda given: self._own.broadcast(given, root, name), tensor)

@@ -12,7 +12,8 @@ from tests.examples import messages
 pytestmark = pytest.mark.thorough
 
 CLUSTER = Cluster(2, 2, 0.05)
-ARM = "updates_warmed"  # density warm-up, an optimizer per node, and look-ahead gradients
+# Density warm-up, an optimizer per node, and look-ahead gradients; and messages whose lengths differ.
+COMPARED = ("updates_warmed", "bucket8_updates")
 
 
 def test_threads_train_as_real_ranks_do(tmp_path, monkeypatch):
@@ -20,10 +21,15 @@ def test_threads_train_as_real_ranks_do(tmp_path, monkeypatch):
     words = ["--width", "0.125", "--layers", "1", "--vocabulary", "400", "--catalogues", str(catalogues)]
     model = MODELS["transformer"]
     monkeypatch.setitem(MODELS, "transformer", dataclasses.replace(model, options=(*model.options, *words), epochs=2))
-    run = Run("transformer", ARM, 1.0, 0, 0, CLUSTER)
-    convergence_runs.make([run], tmp_path / "real.jsonl")
-    convergence_runs.simulate([run], tmp_path / "threads.jsonl")
-    real, threads = (convergence_runs.load(tmp_path / f"{name}.jsonl", [run])[run] for name in ("real", "threads"))
+    runs = [Run("transformer", arm, 1.0, 0, 0, CLUSTER) for arm in COMPARED]
+    convergence_runs.make(runs, tmp_path / "real.jsonl")
+    convergence_runs.simulate(runs, tmp_path / "threads.jsonl")
+    outcomes = (convergence_runs.load(tmp_path / f"{name}.jsonl", runs) for name in ("real", "threads"))
+    for real, threads in zip(*(each.values() for each in outcomes), strict=True):
+        compare(real, threads)
+
+
+def compare(real, threads):
     for figure in ("weights", "across"):
         assert threads[figure] == real[figure], figure
     for figure in ("error", "loss"):
