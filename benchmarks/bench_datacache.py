@@ -56,8 +56,7 @@ def main() -> None:
     if reason is not None and "files" in asked:
         sys.exit(reason)
     measures = {name: functools.partial(answer, QUESTIONS[name], options.folder) for name in asked}
-    words = [] if asked == [*QUESTIONS] else ["--questions", options.questions]
-    questions.ask("datacache", TITLE, [*QUESTIONS], measures, words, not options.dry, draw, writing.medians)
+    questions.ask("datacache", TITLE, [*QUESTIONS], measures, sys.argv[1:], not options.dry, draw, writing.medians)
 
 
 if __name__ == "__main__":

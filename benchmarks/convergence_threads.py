@@ -76,30 +76,27 @@ class InGraph(Communicator):
         self._own = own
 
     def _allreduce(self, tensor, op, name):
-        return _called(lambda given: self._own.allreduce(given, op, name), tensor)
+        return _called(lambda given: self._own.allreduce(given, op, name), [tensor], tensor.dtype)
 
     def _allgather(self, tensor, name, lengths):
-        return _called(lambda given: self._own.allgather(given, name, lengths), tensor)
+        return _called(lambda given: self._own.allgather(given, name, lengths), [tensor], tensor.dtype)
 
     def _alltoall(self, tensor, splits, name):
-        return _called(lambda given: self._own.alltoall(given, splits, name), tensor)
+        return _called(lambda given: self._own.alltoall(given, splits, name), [tensor], tensor.dtype)
 
     def _alltoall_ragged(self, tensor, splits, name):
-        def collective(given, rows):
-            return self._own.alltoall_ragged(tf.constant(given), tf.constant(rows), name)
-
-        if tf.executing_eagerly():
-            return collective(tensor, splits)
-        return tf.numpy_function(collective, [tensor, splits], (tensor.dtype, tf.int32))
+        dtypes = (tensor.dtype, tf.int32)
+        return _called(lambda given, rows: self._own.alltoall_ragged(given, rows, name), [tensor, splits], dtypes)
 
     def _broadcast(self, tensor, root, name):
-        return _called(lambda given: self._own.broadcast(given, root, name), tensor)
+        return _called(lambda given: self._own.broadcast(given, root, name), [tensor], tensor.dtype)
 
 
-def _called(collective: Callable[[tf.Tensor], tf.Tensor], tensor: tf.Tensor) -> tf.Tensor:
+def _called(collective: Callable[..., Any], tensors: Sequence[tf.Tensor], dtypes: Any) -> Any:
+    """What a collective of a thread returns: a tensor or several, of these dtypes."""
     if tf.executing_eagerly():
-        return collective(tensor)
-    return tf.numpy_function(lambda given: collective(tf.constant(given)).numpy(), [tensor], tensor.dtype)
+        return collective(*tensors)
+    return tf.numpy_function(lambda *given: collective(*map(tf.constant, given)), tensors, dtypes)
 
 
 class Rank:

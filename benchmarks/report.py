@@ -6,6 +6,8 @@ import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+_LOCAL = ("--store", "--folder")  # options with paths of this machine
+
 
 class Verdict(NamedTuple):
     """A target and what was measured.
@@ -96,7 +98,7 @@ def made(machine: Mapping[str, str], seconds: float, command: str) -> str:
 
 
 def command(benchmark: str, words: Sequence[str]) -> str:
-    """The command that reproduces the results anywhere, without the path of a local store.
+    """The command that reproduces the results anywhere, without the path of a local store or folder.
 
     Args:
         benchmark: name of the benchmark, "topk".
@@ -105,6 +107,6 @@ def command(benchmark: str, words: Sequence[str]) -> str:
     asked = [
         word
         for before, word in itertools.pairwise(["", *words])
-        if before != "--store" and not word.startswith("--store")
+        if before not in _LOCAL and not word.startswith(_LOCAL)
     ]
     return f"bench_{benchmark} {' '.join(asked)}" if asked else f"make bench-{benchmark}"

@@ -32,7 +32,7 @@ class TwinSlots(LocalSlots):
         self.normalizes = on_shards.offered(optimizer) is not None or not isinstance(optimizer, keras.optimizers.SGD)
 
     def update(self, gradient, ahead):
-        optimizer = alive(self._optimizer)
+        optimizer = slots.alive(self._optimizer)
         slots.follow(self._twin, optimizer)
         moved = Moved([self.spec.size], self.spec.name)
         with keras.StatelessScope(initialize_variables=False) as scope:
@@ -50,7 +50,7 @@ class PieceSlots(TwinSlots):
     """
 
     def update(self, gradient, ahead):
-        optimizer = alive(self._optimizer)
+        optimizer = slots.alive(self._optimizer)
         pieces = self._pieces(optimizer, gradient, ahead)
         own, begun = optimizer.shard_sums(pieces)
         moved = optimizer.shard_step(pieces, begun, self._over_node(own), optimizer.learning_rate)
@@ -97,13 +97,6 @@ def is_of_keras(optimizer: keras.optimizers.Optimizer, names: Sequence[str]) -> 
     """Whether the step is that of Keras's class of one of these names."""
     home = next(cls for cls in type(optimizer).__mro__ if "update_step" in vars(cls))
     return home.__module__.partition(".")[0] == "keras" and home.__name__ in names
-
-
-def alive(reference: weakref.ref[keras.optimizers.Optimizer]) -> Any:
-    """The optimizer that a reference leads to."""
-    optimizer = reference()
-    assert optimizer is not None  # alive, as it applies the update returned here
-    return optimizer
 
 
 class Moved:

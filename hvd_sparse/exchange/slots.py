@@ -115,7 +115,8 @@ def names(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
     return dict(zip(map(id, variables), unique_names(variables), strict=True))
 
 
-def _alive(reference: Any) -> Any:
+def alive(reference: weakref.ref[keras.optimizers.Optimizer]) -> Any:
+    """The optimizer that a reference leads to, for a part of it that its own step runs."""
     found = reference()
     assert found is not None, "it applies what its copies make"
     return found
@@ -138,7 +139,7 @@ def twin(
     taken: collections.Counter[str] = collections.Counter()
 
     class Twin(base):
-        iterations = property(lambda self: _alive(reference).iterations if steps is None else steps)
+        iterations = property(lambda self: alive(reference).iterations if steps is None else steps)
 
         def _var_key(self, variable):
             return variable.name
@@ -171,7 +172,7 @@ def apart(optimizer: keras.optimizers.Optimizer, variable: Any) -> keras.optimiz
     reference = weakref.ref(optimizer)
 
     class Apart(base):
-        iterations = property(lambda self: _alive(reference).iterations)
+        iterations = property(lambda self: alive(reference).iterations)
 
     made = Apart.from_config(_of_the_step(optimizer))
     made.build([variable])

@@ -36,7 +36,8 @@ class WholeSlots(LocalSlots):
     def __init__(self, spec: Spec, optimizer: keras.optimizers.Optimizer):
         super().__init__(spec, {})
         self._optimizer = weakref.ref(optimizer)
-        self._paths = [slots.variables(optimizer)[segment.name].path for segment in spec.segments]
+        variables = slots.variables(optimizer)
+        self._paths = [getattr(variables[segment.name], "path", "") for segment in spec.segments]
         self._twin = slots.twin(optimizer, self._stand_ins([None] * len(spec.segments)))
         self.of_variables = {
             (name, segment.name): slot
@@ -47,7 +48,7 @@ class WholeSlots(LocalSlots):
         self._held = [slot.value for slot in self.of_variables.values()]  # for tf.Module
 
     def update(self, gradient, ahead):
-        optimizer = shard_slots.alive(self._optimizer)
+        optimizer = slots.alive(self._optimizer)
         slots.follow(self._twin, optimizer)
         gradients, unsent = self._whole(gradient, ahead)
         moved = self._stand_ins(self._weights(optimizer, unsent))

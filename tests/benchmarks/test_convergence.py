@@ -198,6 +198,7 @@ def test_a_command_names_no_file_of_this_machine():
     assert report.command("topk", ["--store", "/somewhere", "--seeds", "3"]) == "bench_topk --seeds 3"
     assert report.command("topk", ["--seeds", "3", "--store=/somewhere"]) == "bench_topk --seeds 3"
     assert report.command("topk", ["--store", "/somewhere"]) == "make bench-topk"
+    assert report.command("topk", ["--folder", "/somewhere", "--dry"]) == "bench_topk --dry"
 
 
 def test_a_seed_that_an_arm_lacks_is_in_no_pair():

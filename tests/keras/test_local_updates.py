@@ -317,7 +317,7 @@ REFUSED = [keras.optimizers.Nadam, keras.optimizers.Ftrl, OwnStep, OwnUpdate]
 
 
 @pytest.mark.parametrize("kind", REFUSED)
-def test_an_optimizer_that_cannot_run_on_a_shard_is_refused_by_name(kind):
+def test_an_optimizer_that_the_exchange_cannot_run_is_refused_by_name(kind):
     with pytest.raises(
         ValueError, match=f"cannot run {kind.__name__} on a node.*Lion, Muon, Adafactor, Lamb, or LARS or LAMB"
     ):
