@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from hvd_sparse.exchange.plan import unique_names
+from hvd_sparse.optimizers.variables import unique_names
 from hvd_sparse.spec import DTYPES
 
 NAMES = tuple(dtype.name for dtype in DTYPES)

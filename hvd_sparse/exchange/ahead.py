@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange import slots
-from hvd_sparse.exchange.gradients import resource
+from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import first_rank
 
 _AHEAD = "_hvd_sparse_ahead"

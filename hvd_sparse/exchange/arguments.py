@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -16,22 +16,6 @@ from hvd_sparse.exchange import wire
 from hvd_sparse.horovod_api import values
 from hvd_sparse.spec import LocalOptimizer
 from hvd_sparse.transport.process_sets import ProcessSet, global_process_set
-
-SHARD = "hvd_sparse_shard"  # set on a variable of which each rank has a different part
-
-
-def refuse_shards(variables: Iterable[Any]) -> None:
-    """Checks that no variable whose gradient is to be exchanged is a different one on each rank.
-
-    Raises:
-        ValueError: if one is.
-    """
-    shards = [str(getattr(each, "path", each.name)) for each in variables if getattr(each, SHARD, False)]
-    if shards:
-        raise ValueError(
-            f"Expected the gradients of {', '.join(shards)} to stay on their ranks, which hold different rows: pass "
-            "the layer as local_layers=[...] to hvd.DistributedOptimizer or hvd.DistributedGradientTape."
-        )
 
 
 def is_sum(op: Any) -> bool:

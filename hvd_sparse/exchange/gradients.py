@@ -20,6 +20,7 @@ from hvd_sparse.exchange.planned import PlannedExchange, tensors
 from hvd_sparse.exchange.state import RankState, ResidualSum
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.horovod_api.values import Average
+from hvd_sparse.optimizers.variables import refuse_shards, resource, unique_names
 from hvd_sparse.spec import DTYPES, LocalOptimizer, Momentum, Rate
 from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Grid
@@ -133,11 +134,14 @@ class GradientExchange(Renamed):
                 those of the first exchange, or `init` was not called.
             tf.errors.InvalidArgumentError: on every rank, if any rank's gradient is not finite; no state has changed.
         """
-        names = buckets.unique_names(variables)
+        names = unique_names(variables)
         named = self._standardised(
             {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
         )
-        local = self._local_names(names, variables)
+        local = {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
+        refuse_shards(
+            [each for name, each in zip(names, variables, strict=True) if name in named and name not in local]
+        )
         shared = {name: gradient for name, gradient in named.items() if name not in local}
         own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local}
         apart = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
@@ -319,9 +323,8 @@ class GradientExchange(Renamed):
         topology.size()  # raises if hvd.init() was not called; otherwise every rank would train on its own
         name, of_optimizer = self._agreed_name(), self._of_optimizer
         planned = PlannedExchange(
-            self.aggregator, plan, self.grid(), name, self.telemetry, self._returns_sum, *of_optimizer
+            self.aggregator, plan, self.grid(), name, self.telemetry, self._returns_sum, *of_optimizer, variables
         )
-        planned.watch(variables)
         state.begin(planned, self._pending)
         self._pending = None
         if self._epoch is not None:
@@ -341,11 +344,6 @@ class GradientExchange(Renamed):
     def _goes_apart(self, gradient: Gradient) -> bool:
         """Whether a gradient is float64, which buckets do not hold, and may travel by itself."""
         return gradient.dtype not in DTYPES and self.aggregator.sends_all
-
-    def _local_names(self, names: Sequence[str], variables: Sequence[Any]) -> set[str]:
-        local = {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
-        arguments.refuse_shards([each for name, each in zip(names, variables, strict=True) if name not in local])
-        return local
 
     @property
     def planned(self) -> PlannedExchange:
@@ -385,8 +383,3 @@ def _clipped(gradients: Mapping[str, Gradient], clip: Clip, factor: float) -> di
         else value
         for (name, gradient), value in zip(gradients.items(), clipped, strict=True)
     }
-
-
-def resource(variable: Any) -> Any:
-    """The TensorFlow variable inside a Keras variable; any other variable as it is."""
-    return variable.value if isinstance(variable, keras.Variable) else variable

@@ -189,14 +189,3 @@ def ready_order(gradients: Mapping[str, tf.Tensor]) -> list[str]:
         return positions[id(graph)][tensor.op.name]
 
     return sorted(reversed(list(gradients)), key=lambda name: position(gradients[name]))
-
-
-def unique_names(variables: Sequence[Any]) -> list[str]:
-    """A name for each variable: its path in the model, numbered if it repeats, the same on all ranks."""
-    seen: dict[str, int] = {}
-    names = []
-    for variable in variables:
-        name = getattr(variable, "path", None) or variable.name
-        seen[name] = seen.get(name, 0) + 1
-        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return names

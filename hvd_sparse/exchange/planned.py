@@ -16,6 +16,7 @@ from hvd_sparse.exchange.bucket import BucketExchange
 from hvd_sparse.exchange.pairing import Label, compare
 from hvd_sparse.exchange.plan import Gradient, Plan
 from hvd_sparse.exchange.telemetry import Telemetry, timed
+from hvd_sparse.optimizers.variables import given_names
 from hvd_sparse.spec import LocalOptimizer, Momentum, Rate, describe
 from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.joining import forbid_join
@@ -41,6 +42,7 @@ class PlannedExchange:
         learning_rate: returns the learning rate of the optimizer that applies the means, if there is one.
         momentum: the momentum of the optimizer that applies the means, if there is one.
         optimizer: the optimizer's description, for an exchange that runs it.
+        variables: the variables of the gradients, by name; they are not kept alive.
 
     Raises:
         ValueError: on every rank, if plans or recipes differ, or the recipe does not work with the plan.
@@ -57,6 +59,7 @@ class PlannedExchange:
         learning_rate: Rate | None = None,
         momentum: Momentum | None = None,
         optimizer: LocalOptimizer | None = None,
+        variables: Mapping[str, Any] = {},
     ):
         self.plan = plan
         self.grid = grid
@@ -65,7 +68,7 @@ class PlannedExchange:
         self._telemetry = telemetry
         self._returns_sum = returns_sum
         self._learning_rate = learning_rate
-        self._weights: Mapping[str, Any] = {}
+        self._weights: Mapping[str, Any] = weakref.WeakValueDictionary(variables)
         self.taken_over = _taken_over(aggregator, momentum, optimizer)
         specs = [
             bucket.spec(f"{name}.bucket{number}", number, grid, len(plan.buckets))
@@ -80,7 +83,11 @@ class PlannedExchange:
             "op determinism": arguments.is_deterministic(),
         }
         grid.world.agree(options, "the gradients or the recipe", "gradients.agree")
-        labels = [Label(variable, place) for variable, place in plan.placement().items()]
+        places = plan.placement()
+        labels = [
+            Label(name, place, given_names(variables[name]) if name in variables else ())
+            for name, place in places.items()
+        ]
         compare(labels, grid.world, "the gradients", _REMEDY, "gradients.compare")
         if aggregator.returns_sum and plan.slices:
             raise ValueError(
@@ -133,10 +140,6 @@ class PlannedExchange:
     def unsent(self) -> dict[str, tf.Tensor]:
         """What this rank's node has not sent yet, by variable; a collective within the node."""
         return {name: value for bucket in self.buckets for name, value in bucket.unsent().items()}
-
-    def watch(self, variables: Mapping[str, Any]) -> None:
-        """Sets the variables of the gradients, by name; it does not keep them alive."""
-        self._weights = weakref.WeakValueDictionary(variables)
 
     def apply_residuals(self, residuals: Mapping[str, np.ndarray], of_gradients: bool) -> None:
         """Subtracts residuals from the weights that this recipe cannot take over, as they are in another unit.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,12 +10,17 @@ import tensorflow as tf
 
 from hvd_sparse.exchange import state
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.exchange.plan import unique_names
 
 
-def taking_over(exchange: GradientExchange, variables: Sequence[Any]) -> list[bool]:
-    """For each variable, whether the exchange keeps its momentum or slots; never for local variables or rows."""
-    return [name in exchange.planned.taking_over for name in unique_names(variables)]
+def taking_over(exchange: GradientExchange, variables: Sequence[Any], names: Mapping[int, str]) -> list[bool]:
+    """For each variable, whether the exchange keeps its momentum or slots; never for local variables or rows.
+
+    Args:
+        exchange: of an optimizer.
+        variables: of the optimizer.
+        names: of all the optimizer's variables, by their `id`.
+    """
+    return [names[id(each)] in exchange.planned.taking_over for each in variables]
 
 
 def gather_slots(exchange: GradientExchange) -> dict[str, dict[str, np.ndarray]]:
@@ -23,8 +28,12 @@ def gather_slots(exchange: GradientExchange) -> dict[str, dict[str, np.ndarray]]
     return state.slots(exchange.planned)
 
 
-def unsent(exchange: GradientExchange, variables: Sequence[Any]) -> dict[int, tf.Tensor]:
-    """What this rank's node has not sent yet, by the `id` of the variable; a collective within the node."""
+def unsent(exchange: GradientExchange, names: Mapping[int, str]) -> dict[int, tf.Tensor]:
+    """What this rank's node has not sent yet, by the `id` of the variable; a collective within the node.
+
+    Args:
+        exchange: of an optimizer.
+        names: as for `taking_over`.
+    """
     found = exchange.planned.unsent()
-    named = zip(unique_names(variables), variables, strict=True)
-    return {id(variable): found[name] for name, variable in named if name in found}
+    return {number: found[name] for number, name in names.items() if name in found}

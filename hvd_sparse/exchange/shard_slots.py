@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from hvd_sparse.compression.updates import LocalSlots
 from hvd_sparse.exchange import on_shards, slots
-from hvd_sparse.exchange.gradients import resource
 from hvd_sparse.exchange.on_shards import Piece
+from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import Spec
 
 # Keras's optimizers that treat each element on its own, independent of the weights.

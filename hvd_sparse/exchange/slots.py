@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange import on_shards
-from hvd_sparse.exchange.plan import unique_names
+from hvd_sparse.optimizers.variables import names_by_id, unique_names
 
 # By class, the attribute with the momentum, in units of gradients up to a common factor.
 _MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}
@@ -111,8 +111,7 @@ def build_without(optimizer: Any, variables: Sequence[Any]) -> None:
 
 def names(optimizer: keras.optimizers.Optimizer) -> dict[int, str]:
     """The exchange's names of an optimizer's variables, by their `id`."""
-    variables = optimizer._trainable_variables
-    return dict(zip(map(id, variables), unique_names(variables), strict=True))
+    return names_by_id(optimizer._trainable_variables)
 
 
 def alive(reference: weakref.ref[keras.optimizers.Optimizer]) -> Any:

@@ -216,6 +216,14 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             else:
                 stand_in.set_weights(self, weights)
 
+        def _exchanged(self, gradients, variables, clip):
+            """The means; the exchange gets all variables, as their names depend on the whole list."""
+            found = {id(each): gradient for each, gradient in zip(variables, gradients, strict=True)}
+            whole = self._trainable_variables
+            means = self.exchange([found.get(id(each)) for each in whole], whole, clip)
+            by_id = {id(each): mean for each, mean in zip(whole, means, strict=True)}
+            return [by_id[id(each)] for each in variables]
+
         def _clip_gradients(self, grads):
             return grads
 
@@ -232,7 +240,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
                     base._backend_update_step(self, [mean for mean, _ in pairs], [each for _, each in pairs], rate)
 
             summed = grads if factor == 1 else [gradient * factor for gradient in grads]
-            means = self.exchange(summed, trainable_variables, clip if _clips(self) else None)
+            means = self._exchanged(summed, trainable_variables, clip if _clips(self) else None)
             with tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)):
                 base._apply_weight_decay(self, trainable_variables)
                 # The count is raised after all reads before it: this one waits until the step has succeeded.
@@ -240,7 +248,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             if not self.exchange.takes_over:
                 base._backend_update_step(self, means, trainable_variables, learning_rate)
                 return
-            taken = sender_side.taking_over(self.exchange, trainable_variables)
+            taken = sender_side.taking_over(self.exchange, trainable_variables, slots.names(self))
             triples = list(zip(means, trainable_variables, taken, strict=True))
             if self.exchange.sends_updates:
                 local_optimizer.lower(self, triples, learning_rate)

@@ -90,7 +90,7 @@ def lower(optimizer: Any, exchanged: Sequence[tuple[Any, Any, bool]], learning_r
     stand_in.gathered = None  # the exchange has taken it over, and this step makes it outdated
     looking = ahead.of(optimizer)
     if looking is not None:
-        looking.move(sender_side.unsent(optimizer.exchange, [variable for _, variable, _ in exchanged]))
+        looking.move(sender_side.unsent(optimizer.exchange, slots.names(optimizer)))
 
 
 def velocities(optimizer: Any) -> list[tf.Variable]:

@@ -12,10 +12,11 @@ import tensorflow as tf
 
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression import Compression
-from hvd_sparse.exchange.gradients import GradientExchange, resource
+from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.horovod_api.values import Average
 from hvd_sparse.keras import horovod_arguments
 from hvd_sparse.keras.optimizer import Layers, as_layers
+from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import describe
 from hvd_sparse.transport.process_sets import ProcessSet
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange.gradients import resource
+from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.pipeline.chain import Chain
 from hvd_sparse.pipeline.packing import Packed, pack
 

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.exchange import arguments
+from hvd_sparse.optimizers.variables import SHARD
 from hvd_sparse.pipeline import row_exchange
 from hvd_sparse.pipeline.threshold import kept_of
 from hvd_sparse.transport import topology
@@ -89,7 +89,7 @@ class ShardedTables(keras.layers.Layer):
         held = -(-int(self._starts[-1]) // world.size)
         self.shard = self.add_weight((held, self.features), initializer="zeros", autocast=False, name="shard")
         for variable in (self.shard, self.shard.value):
-            setattr(variable, arguments.SHARD, True)
+            setattr(variable, SHARD, True)
         self._assign_own(self._first_rows, world.rank, world.size)
         super().build(input_shape)
 

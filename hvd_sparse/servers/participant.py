@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from hvd_sparse.exchange import ahead
 from hvd_sparse.exchange.ahead import Ahead
-from hvd_sparse.exchange.plan import unique_names
+from hvd_sparse.optimizers.variables import unique_names
 from hvd_sparse.servers import applying, local
 from hvd_sparse.servers.joining import join
 from hvd_sparse.servers.member import Guest

@@ -4,6 +4,7 @@ import tensorflow as tf
 
 from hvd_sparse import recipes
 from hvd_sparse.exchange import plan as buckets
+from hvd_sparse.optimizers.variables import unique_names
 from hvd_sparse.spec import Place, Segment, Spec, shards
 from hvd_sparse.transport.communicator import Grid
 
@@ -179,7 +180,7 @@ def test_shards_tell_in_which_column_of_which_variable_an_element_is(count):
 
 def test_equal_names_are_told_apart():
     variables = [tf.Variable(0.0, name="w"), tf.Variable(0.0, name="w"), tf.Variable(0.0, name="v")]
-    assert buckets.unique_names(variables) == ["w:0", "w:0#2", "v:0"]
+    assert unique_names(variables) == ["w:0", "w:0#2", "v:0"]
 
 
 @pytest.mark.parametrize(

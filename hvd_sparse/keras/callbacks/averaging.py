@@ -8,9 +8,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from hvd_sparse.exchange.gradients import resource
 from hvd_sparse.horovod_api.variables import broadcast_variables
 from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import topology
 
 

@@ -8,12 +8,12 @@ import warnings
 from typing import Any
 
 from hvd_sparse.exchange import ahead, slots
-from hvd_sparse.exchange.gradients import resource
 from hvd_sparse.keras import checkpoint, hooks
 from hvd_sparse.keras.callbacks import folders
 from hvd_sparse.keras.callbacks.averaging import broadcast_state
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.keras.callbacks.weights import write_weights
+from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import topology
 
 _MOST = 8  # the most problems that a warning lists

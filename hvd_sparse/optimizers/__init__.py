@@ -1,0 +1,1 @@
+"""What the library knows of Keras's optimizers and their variables."""
