@@ -148,7 +148,9 @@ def _culprits(exchanges: Sequence[Exchange], world: Communicator, name: str) -> 
     return tf.cond(nonfinite, blamed, lambda: tf.zeros([len(exchanges)], tf.int32))
 
 
-def written_flags(world: Communicator, name: str, written: bool, slots: bool | tf.Tensor = False) -> tf.Tensor:
+def written_flags(
+    world: Communicator, name: str, written: bool | tf.Tensor, slots: bool | tf.Tensor = False
+) -> tf.Tensor:
     """Who had weights written between two steps, after a fault or outside of steps; a collective of 12 bytes.
 
     Args:
@@ -162,7 +164,7 @@ def written_flags(world: Communicator, name: str, written: bool, slots: bool | t
         for none.
     """
     number = world.world_rank + 1
-    own = [number if written else 0, 0 if written else number, tf.cast(slots, tf.int32)]
+    own = [tf.where(written, number, 0), tf.where(written, 0, number), tf.cast(slots, tf.int32)]
     return world.allreduce(tf.stack(own), "max", f"{name}.written")
 
 

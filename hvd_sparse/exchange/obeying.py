@@ -84,13 +84,10 @@ class Obeying:
         return tf.constant(bool(self.watch.slots))
 
     def _announce(self, slots: tf.Tensor) -> tf.Tensor:
-        ended = self._exchanges()
-        exchanged = [tf.nest.flatten(each.mean, expand_composites=True) for each in ended]
-        with tf.control_dependencies([tensor for each in exchanged for tensor in each]):
-            culprits = [tf.identity(each.culprit()) for each in ended]
+        # Each collective uses a value of the one before: of those on which others only wait, TensorFlow runs none.
+        culprits = [_after(each.culprit(), each.mean) for each in self._exchanges()]
         asked = self._world.allreduce(tf.stack(culprits), "max", f"{self._name}.commit")
-        with tf.control_dependencies([asked]):
-            return written_flags(self._world, f"{self._name}.commit", True, slots)
+        return written_flags(self._world, f"{self._name}.commit", _after(tf.constant(1), asked) > 0, slots)
 
     def _end(self, flags: tf.Tensor) -> None:
         refuse_written(flags)
@@ -99,3 +96,9 @@ class Obeying:
         if not self._told:
             first_rank.warn(_TOLD)
         self._told = True
+
+
+def _after(value: tf.Tensor, others: Any) -> tf.Tensor:
+    """A number of at least 0, int32, that is known only after others are."""
+    flat = [tf.cast(tf.reshape(each, [-1]), tf.float32) for each in tf.nest.flatten(others, expand_composites=True)]
+    return tf.where(tf.math.is_nan(tf.reduce_sum(tf.concat(flat, 0))), tf.maximum(value, 0), value)

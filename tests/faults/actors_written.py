@@ -164,3 +164,21 @@ def nothing_that_belongs_to_other_weights_is_saved():
     model.set_weights([weight * 0.5 for weight in model.get_weights()])
     kept = model.optimizer.exchange.residual_sum().residuals
     assert kept and not any(np.any(residual) for residual in kept.values())
+
+
+def momentum_of_rows_follows_a_change_of_the_learning_rate():
+    def trained(aggregator):
+        keras.utils.set_random_seed(1)
+        layers = [keras.Input((3,), dtype="int32"), keras.layers.Embedding(6, 4), keras.layers.Flatten()]
+        model = keras.Sequential([*layers, keras.layers.Dense(1)])
+        optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        model.compile(hvd.DistributedOptimizer(optimizer, aggregator=aggregator), "mse")
+        generator = np.random.default_rng(0)  # the same on both ranks, so that updates are those of the mean gradient
+        ids, y = generator.integers(0, 6, size=(32, 3)), generator.normal(size=(32, 1))
+        falling = hvd.callbacks.LearningRateScheduleCallback(0.05, lambda epoch: 0.1**epoch)
+        model.fit(ids, y, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=[falling])
+        return model.get_weights()
+
+    expected = trained(None)
+    for found, weight in zip(trained(hvd.recipes.updates(hvd.recipes.hitopk(1.0))), expected, strict=True):
+        np.testing.assert_allclose(found, weight, rtol=0, atol=1e-5)
