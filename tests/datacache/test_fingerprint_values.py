@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 
 from datacache import fingerprint
