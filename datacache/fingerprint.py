@@ -126,7 +126,7 @@ class _Walk:
 
     def _code(self, code: types.CodeType, scope: dict[str, Any], where: Place) -> bytes:
         counts = f"{code.co_flags} {code.co_argcount} {code.co_posonlyargcount} {code.co_kwonlyargcount}"
-        parts = [code.co_code, code.co_exceptiontable, counts, *code.co_varnames, *code.co_names]
+        parts: list[str | bytes] = [code.co_code, code.co_exceptiontable, counts, *code.co_varnames, *code.co_names]
         for number, constant in enumerate(code.co_consts):
             if isinstance(constant, types.CodeType):
                 parts.append(self._code(constant, scope, where))
@@ -180,7 +180,7 @@ class _Walk:
         of_ones_own = isinstance(value, types.ModuleType) and not imports.is_installed(packages.file_of(value.__name__))
         if not of_ones_own or () in chains or given(value) is not None:
             return self.describe(value, where)
-        parts = [_text(value, where) if getattr(value, "__file__", None) else b""]
+        parts: list[str | bytes] = [_text(value, where) if getattr(value, "__file__", None) else b""]
         for name, rest in names.below(chains).items():
             member = getattr(value, name, _text)
             parts += [name, b"" if member is _text else self._used(member, rest, where.attribute(name))]
@@ -189,7 +189,7 @@ class _Walk:
     def _module(self, value: types.ModuleType, where: Place) -> bytes:
         if imports.is_installed(packages.file_of(value.__name__)):
             return self._package(value.__name__, "")
-        parts = [_text(value, where)]
+        parts: list[str | bytes] = [_text(value, where)]
         self._listing += 1
         try:
             for name, member in sorted(vars(value).items()):
@@ -242,10 +242,10 @@ class _Walk:
     def _class(self, value: type, where: Place) -> bytes:
         if packages.provides(value):
             return self._package(value.__module__, value.__qualname__)
-        parts = [self.describe(value.__bases__, where.attribute("__bases__")), self.describe(type(value), where)]
+        parts: list[str | bytes] = [self.describe(value.__bases__, where.attribute("__bases__"))]
         for name, member in states.of_class(value):
             parts += [name, self.describe(member, where.attribute(name))]
-        return digest("class", value.__qualname__, *parts)
+        return digest("class", value.__qualname__, self.describe(type(value), where), *parts)
 
     def _member(self, member: Any, where: Place) -> bytes:
         if isinstance(member, property):
