@@ -11,8 +11,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from datacache import fingerprint
-
 SIDE = 96
 BATCH = 32
 
@@ -37,9 +35,6 @@ _compiled = tf.function(decoded, input_signature=[tf.TensorSpec([], tf.string)])
 def decode(payload: bytes) -> np.ndarray:
     """The same for datacache."""
     return _compiled(tf.constant(payload)).numpy()
-
-
-decode.datacache_fingerprint = fingerprint.of(decoded)  # what is compiled cannot be described, its function can
 
 
 def rival(folder: Path, readers: int | None) -> tf.data.Dataset:

@@ -25,12 +25,16 @@ class Import(NamedTuple):
         level: number of dots.
         names: taken from the module; empty if the module itself is imported.
         may_fail: whether it is inside a `try` or a `with`, so that the module may be missing.
+        bound: the names under which the code knows them; for a module itself one name.
+        whole: whether a module itself is bound, as by `import a.b as c`, and not the first one on the way to it.
     """
 
     module: str
     level: int
     names: tuple[str, ...]
     may_fail: bool
+    bound: tuple[str, ...]
+    whole: bool
 
     def __str__(self) -> str:
         return "." * self.level + self.module
@@ -57,7 +61,9 @@ def found_in(code: types.CodeType) -> Iterator[Import]:
         if step.opname == "IMPORT_NAME":
             level, names = (each.argval for each in steps[number - 2 : number])  # pushed on the stack for it
             may_fail = any(start <= step.offset < end for start, end in guarded)
-            yield Import(step.argval, level, tuple(names or ()), may_fail)
+            after = steps[number + 1 :]
+            bound = tuple(each.argval for each in after if each.opname.startswith("STORE_"))[: len(names or " ")]
+            yield Import(step.argval, level, tuple(names or ()), may_fail, bound, after[0].opname == "IMPORT_FROM")
 
 
 def is_installed(file: str) -> bool:
@@ -103,6 +109,11 @@ def load(wanted: Import, module: str) -> Iterator[tuple[str, Any]]:
         if not hasattr(loaded, name):
             importlib.import_module(f"{module}.{name}")
         yield f"{module}.{name}", getattr(loaded, name)
+
+
+def bound_module(wanted: Import, module: str) -> types.ModuleType:
+    """The module that a statement without names binds, after `load`."""
+    return importlib.import_module(module if wanted.whole else module.partition(".")[0])
 
 
 @functools.cache
