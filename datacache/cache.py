@@ -17,7 +17,7 @@ from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
 from datacache.counters import Counters
 from datacache.layout import Layout, parse_shape
 from datacache.levels import Level, Nowhere
-from datacache.order import Schedule, permutation
+from datacache.order import Schedule, chosen, permutation
 from datacache.peers.owners import Nobody
 from datacache.peers.server import Shelf
 from datacache.peers.start import Idle, meet, serve
@@ -216,7 +216,8 @@ class DataCache:
         The samples of a batch are fetched by all workers at once, one batch ahead, as later ones are not known yet.
 
         Args:
-            rows: a `tf.data.Dataset` of integers [b], the indices of a batch's samples in the source.
+            rows: a `tf.data.Dataset` of integers [b], the indices of a batch's samples in the source; or of whatever
+                else `take` accepts.
             map_func: as for `dataset`; here it is applied to the samples of a batch in parallel.
 
         Returns:
@@ -227,11 +228,17 @@ class DataCache:
 
         return dataset.select(self.take, self.layout, rows, map_func)
 
-    def take(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
-        """The samples at these indices of the source, [b >= 1], as in `batches`; IndexError if one does not exist."""
-        order = np.asarray(indices)
-        if not len(order) or order.min() < 0 or order.max() >= len(self):
-            raise IndexError(f"Expected indices in [0, {len(self)}), at least one, got {order}.")
+    def take(self, indices: Any) -> tuple[Any, np.ndarray]:
+        """The samples at these indices of the source, as in `batches`.
+
+        Args:
+            indices: integers [b >= 1]; of more dimensions in the order of their elements; or a mask, bool [len(cache)].
+
+        Raises:
+            IndexError: if a sample does not exist, or none is chosen.
+            ValueError: if indices are no integers, or a mask has another shape.
+        """
+        order = chosen(indices, len(self))
         return self.prepare(Schedule(order, len(order), ranks=1), rank=0).read(0)
 
     def training(

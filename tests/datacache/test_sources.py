@@ -8,8 +8,9 @@ import pytest
 
 from datacache import tfrecord
 from datacache.errors import DamagedFileError, SourceChangedError
+from datacache.indexed import Indexed
 from datacache.listing import NO_LABEL, Listing
-from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+from datacache.sources import ImageFolder, Source, TFRecords
 from examples import photographs
 from tests.datacache import members
 
