@@ -153,6 +153,7 @@ class Store:
         known = [size for size in (wanted, limit) if size is not None]
         most = _most(self.directory / directory)
         if most is not None and (not known or min(known) > most):
+            _log.warning("datacache: %s keeps at most %s bytes, by a limit of this process.", directory, f"{most:,}")
             return most
         if known:
             return min(known)
