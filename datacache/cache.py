@@ -216,8 +216,7 @@ class DataCache:
         The samples of a batch are fetched by all workers at once, one batch ahead, as later ones are not known yet.
 
         Args:
-            rows: a `tf.data.Dataset` of integers [b], the indices of a batch's samples in the source; or of whatever
-                else `take` accepts.
+            rows: a `tf.data.Dataset` of the indices of each batch's samples in the source, as for `take`.
             map_func: as for `dataset`; here it is applied to the samples of a batch in parallel.
 
         Returns:
@@ -232,11 +231,10 @@ class DataCache:
         """The samples at these indices of the source, as in `batches`.
 
         Args:
-            indices: integers [b >= 1]; of more dimensions in the order of their elements; or a mask, bool [len(cache)].
+            indices: integers [b >= 1], or of more dimensions, which are read row by row; or a mask, bool [len(self)].
 
         Raises:
-            IndexError: if a sample does not exist, or none is chosen.
-            ValueError: if indices are no integers, or a mask has another shape.
+            IndexError, ValueError: if no sample, or one that does not exist, is chosen; if they are no such array.
         """
         order = chosen(indices, len(self))
         return self.prepare(Schedule(order, len(order), ranks=1), rank=0).read(0)
