@@ -105,7 +105,7 @@ def test_nodes_that_have_mounted_it_in_different_places_serve_each_other(link, t
         assert all("refused.peers" not in node.counters.numbers() for node in nodes)
 
 
-class BeforeFunctionsCounted(datacache.Indexed):
+class _BeforeFunctionsCounted(datacache.Indexed):
     """The source as earlier versions identified it."""
 
     @property
@@ -121,7 +121,7 @@ def test_what_was_kept_of_a_name_alone_is_not_served_and_is_told_once(opened, tm
     def source(kind, more):
         return kind(lambda index: bytes([index + more]), 4, "train", labels=range(4))
 
-    opened(source(BeforeFunctionsCounted, 0)).close()
+    opened(source(_BeforeFunctionsCounted, 0)).close()
     (earlier,) = (tmp_path / "local").iterdir()
     caplog.clear()
     for _ in range(2):
