@@ -51,7 +51,11 @@ def open_cache(folder: pathlib.Path, memory: pathlib.Path, world: datacache.Worl
     """A cache of the samples in a folder, with nothing on disk."""
     data = np.load(folder / "samples.npy", mmap_mode="r")
     source = datacache.Indexed(
-        lambda index: data[index].tobytes(), len(data), f"{folder} {len(data)}", labels=np.arange(len(data))
+        lambda index: data[index].tobytes(),
+        len(data),
+        f"{folder} {len(data)}",
+        labels=np.arange(len(data)),
+        version="1",  # the function holds all data
     )
     return datacache.DataCache(
         source, decode, folder / "local", world=world, disk_bytes=0, memory_dir=memory, workers=2

@@ -18,8 +18,9 @@ from datacache.errors import (
     SourceChangedError,
     UnsuitableFileSystemError,
 )
+from datacache.indexed import Indexed
 from datacache.order import Schedule
-from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+from datacache.sources import ImageFolder, Source, TFRecords
 from datacache.world import World
 
 __all__ = [

@@ -140,7 +140,7 @@ def stats(options: argparse.Namespace) -> int:
             if name in numbers:
                 _row(what, f"{numbers[name]:,.0f} times")
         for path in _disk_levels(store):
-            with contextlib.closing(_existing(path)) as kept:
+            with contextlib.closing(_existing(store, path)) as kept:
                 name = path.name.partition("-")[0]
                 _row(f"{name} on disk", f"{kept.count():,} records, {_size(kept.used_bytes())}")
         for entry in store.quarantine.entries():
@@ -270,7 +270,7 @@ def _verify_records(store: Store) -> int:
     found = 0
     for path in _disk_levels(store):
         bar = Bar(f"checking {path.name}")
-        with contextlib.closing(_existing(path)) as level:
+        with contextlib.closing(_existing(store, path)) as level:
             for index in range(len(store.listing)):
                 try:
                     level.get(index)
@@ -289,8 +289,9 @@ def _disk_levels(store: Store) -> list[Path]:
     return sorted(path.parent for path in store.directory.glob("*/data.mdb"))
 
 
-def _existing(path: Path) -> DiskLevel:
-    return DiskLevel(path, files.read_json(path / "size.json"))
+def _existing(store: Store, path: Path) -> DiskLevel:
+    with store.opening():
+        return DiskLevel(path, files.read_json(path / "size.json"))
 
 
 def _free(path: Path) -> str:

@@ -105,7 +105,7 @@ class Ahead:
                 self._fetching[index] = self._supply.workers.submit(self._reader.fetch, index)
 
     def _forget(self, indices: np.ndarray) -> None:
-        """Drops futures of samples that were fetched ahead and are now in memory."""
+        """Drops futures of samples that were fetched ahead and are no longer waited for."""
         with self._lock:
             if self._fetching:
                 for index in map(int, indices):
@@ -152,11 +152,13 @@ class Batches(Ahead):
         rows, labels = block.reshape(len(indices), self.layout.size), np.empty(len(indices), np.int64)
         found = self._reader.gather(indices, rows, labels)
         self._take_answers(step, indices, rows, labels, found)
-        for row in np.flatnonzero(~found):
-            fetched = self._wait_for(int(indices[row]))
-            rows[row] = np.frombuffer(fetched.record.payload, np.uint8)
-            labels[row] = fetched.record.label
-        self._forget(indices[found])
+        try:
+            for row in np.flatnonzero(~found):
+                fetched = self._wait_for(int(indices[row]))
+                rows[row] = np.frombuffer(fetched.record.payload, np.uint8)
+                labels[row] = fetched.record.label
+        finally:  # also of a batch that failed: who ignores errors goes on
+            self._forget(indices)
         return block.view(self.layout.dtype).reshape(len(indices), *self.layout.shape), labels
 
     def _take_answers(
@@ -200,8 +202,10 @@ class VaryingBatches(Ahead):
         self._request(step)
         indices = self.schedule.indices(step, self.rank).astype(np.uint64)
         kept = self._reader.collect(indices)
-        records = [record or self._wait_for(int(index)).record for index, record in zip(indices, kept, strict=True)]
-        self._forget(indices[[record is not None for record in kept]])
+        try:
+            records = [record or self._wait_for(int(index)).record for index, record in zip(indices, kept, strict=True)]
+        finally:
+            self._forget(indices)
         with self._lock:
             self._asked.pop(step, None)  # it is empty, as varying shapes exclude peers
         labels = np.array([record.label for record in records], np.int64)

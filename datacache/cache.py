@@ -17,7 +17,7 @@ from datacache.batches import Batches, Supply, VaryingBatches, refuse_fork
 from datacache.counters import Counters
 from datacache.layout import Layout, parse_shape
 from datacache.levels import Level, Nowhere
-from datacache.order import Schedule, permutation
+from datacache.order import Schedule, chosen, permutation
 from datacache.peers.owners import Nobody
 from datacache.peers.server import Shelf
 from datacache.peers.start import Idle, meet, serve
@@ -216,7 +216,7 @@ class DataCache:
         The samples of a batch are fetched by all workers at once, one batch ahead, as later ones are not known yet.
 
         Args:
-            rows: a `tf.data.Dataset` of integers [b], the indices of a batch's samples in the source.
+            rows: a `tf.data.Dataset` of the indices of each batch's samples in the source, as for `take`.
             map_func: as for `dataset`; here it is applied to the samples of a batch in parallel.
 
         Returns:
@@ -227,11 +227,16 @@ class DataCache:
 
         return dataset.select(self.take, self.layout, rows, map_func)
 
-    def take(self, indices: np.ndarray) -> tuple[Any, np.ndarray]:
-        """The samples at these indices of the source, [b >= 1], as in `batches`; IndexError if one does not exist."""
-        order = np.asarray(indices)
-        if not len(order) or order.min() < 0 or order.max() >= len(self):
-            raise IndexError(f"Expected indices in [0, {len(self)}), at least one, got {order}.")
+    def take(self, indices: Any) -> tuple[Any, np.ndarray]:
+        """The samples at these indices of the source, as in `batches`.
+
+        Args:
+            indices: integers [b >= 1], or of more dimensions, which are read row by row; or a mask, bool [len(self)].
+
+        Raises:
+            IndexError, ValueError: if no sample, or one that does not exist, is chosen; if they are no such array.
+        """
+        order = chosen(indices, len(self))
         return self.prepare(Schedule(order, len(order), ranks=1), rank=0).read(0)
 
     def training(

@@ -63,7 +63,9 @@ def make(batches: AnyBatches, map_func: Callable[..., Any] | None = None) -> tf.
     epoch = _Epoch(lambda _: batches, batches, batches.schedule.has_equal_batches, map_func)
     order, spans = map(tf.constant, _plan(batches))
     made = epoch.dataset(tf.constant(0, tf.int64), order, spans, _Passes().steps(len(batches)))
-    return made.apply(tf.data.experimental.assert_cardinality(len(batches)))
+    if map_func is None and not batches.layout.varies:
+        return made  # of which tf.data knows the length
+    return _with_length(made, len(batches), len(batches) * batches.schedule.batch_size)
 
 
 def make_stream(
@@ -115,14 +117,18 @@ def select(
     """Makes a dataset of (samples, labels) from batches that are chosen elsewhere.
 
     Args:
-        take: maps indices [b] to samples and labels int64 [b]; see `DataCache.take`.
+        take: maps indices to samples and labels int64 [b]; see `DataCache.take`.
         layout: of samples.
-        rows: the indices [b] of each batch.
+        rows: the indices of each batch, of any shape that `take` accepts.
         map_func: see `DataCache.select`.
 
     Returns:
         As `make`.
+
+    Raises:
+        ValueError: if the elements of `rows` cannot be indices.
     """
+    _require_rows(rows)
 
     def read(indices: tf.Tensor) -> _Batch:
         samples, labels = tf.numpy_function(take, [indices], [tf.as_dtype(layout.dtype), tf.int64], stateful=False)
@@ -140,6 +146,29 @@ def select(
 
     whole = map_func is None and not layout.varies
     return (rows.map(read) if whole else rows.flat_map(mapped)).prefetch(1)
+
+
+def _require_rows(rows: tf.data.Dataset) -> None:
+    """Raises an error for a dataset whose elements cannot be batches of indices, as far as tf.data knows."""
+    spec = rows.element_spec
+    if not isinstance(spec, tf.TensorSpec) or not (spec.dtype.is_integer or spec.dtype == tf.bool):
+        raise ValueError(
+            f"Expected rows as a dataset of batches of integers, or of masks, got elements of {spec}: map it to the "
+            "indices of the samples, such as rows.map(lambda row: tf.cast(row, tf.int64))."
+        )
+    if spec.shape.rank == 0:
+        raise ValueError("Expected rows as a dataset of batches of integers, got single ones: use rows.batch(size).")
+
+
+def _with_length(made: tf.data.Dataset, length: int, errors: int) -> tf.data.Dataset:
+    """Tells tf.data the length of a dataset, which may end earlier after at most this many errors of samples.
+
+    An asserted length that is not reached is an error each time that the next element is asked for, so
+    `ignore_errors` would never end. A second dataset, which ends, bounds how often that can be.
+    """
+    bound = tf.data.Dataset.range(length + errors + 1)
+    asserted = made.apply(tf.data.experimental.assert_cardinality(length))
+    return tf.data.Dataset.zip((asserted, bound)).map(lambda element, _: element)
 
 
 class _Passes:

@@ -27,7 +27,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 
-from datacache import files, native
+from datacache import files, limits, native
 from datacache.errors import NoSpaceError
 from datacache.levels import DamagedRecordError, Level, Record, checksum
 
@@ -84,7 +84,13 @@ class DiskLevel(Level):
             self._size = files.read_json(self._path / "size.json")
             self._use: int | None = os.open(self._path / "use", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             files.share(self._use)
+            os.utime(self._use)  # when it was used last
         _environments.add(self._path)
+        try:
+            self._environment()  # now, so that who maps memory later sees what is left of the addresses
+        except BaseException:
+            DiskLevel.close(self)
+            raise
 
     def holds(self, indices: np.ndarray) -> np.ndarray:
         with self._environment().begin(buffers=True) as transaction:
@@ -249,11 +255,23 @@ def _whole_record(transaction: lmdb.Transaction, index: int) -> Record | None:
 
 
 def _open(path: Path, size: int) -> lmdb.Environment:
-    environment = lmdb.open(
-        str(path), map_size=size, sync=False, readahead=False, meminit=False, max_readers=READERS, mode=0o600
-    )
+    try:
+        environment = lmdb.open(
+            str(path), map_size=size, sync=False, readahead=False, meminit=False, max_readers=READERS, mode=0o600
+        )
+    except lmdb.Error as error:
+        raise _unopened(path, size, error) from None
     environment.reader_check()  # releases what killed readers held
     return environment
+
+
+def _unopened(path: Path, size: int, error: lmdb.Error) -> OSError:
+    """The error for a file that LMDB cannot open."""
+    for room in limits.of_addresses():
+        if room.bytes < size:
+            what = f"{path} takes {size:,} bytes of addresses, {room.bytes:,} are free within {room.of}"
+            return NoSpaceError(errno.ENOMEM, f"{what}: {room.remedy}, or pass a smaller disk_bytes")
+    return OSError(errno.EIO, f"{path} cannot be opened ({error}): check its disk, or remove it to begin anew")
 
 
 def _set_size(path: Path, size: int) -> None:

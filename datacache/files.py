@@ -7,6 +7,7 @@ import errno
 import fcntl
 import json
 import os
+import re
 import struct
 import threading
 from collections.abc import Callable, Iterator
@@ -50,6 +51,60 @@ def needing_room_for(path: Path) -> Iterator[None]:
         raise NoSpaceError(
             error.errno, f"{path.parent} has no room for {path.name}: make room on that disk, or choose another"
         ) from None
+
+
+_REMEDIES = {  # of errors whose cause is seldom clear from their names
+    errno.EACCES: "give this user access, or run as a user who has it",
+    errno.EPERM: "give this user access, or run as a user who has it",
+    errno.ELOOP: "it is a loop of links: remove it, or let it point to a file",
+    errno.ENOENT: "check the path, and that its file system is mounted",
+    errno.ENOTDIR: "check the path",
+    errno.EIO: "its disk or network failed: look at the system's log, restore the file from a copy, or remove it",
+    errno.ESTALE: "its file system was mounted anew: start again",
+}
+
+
+def failure(what: str, error: OSError) -> OSError:
+    """The error to raise in place of one of the system: of its kind, with what failed, why, and what to do.
+
+    Args:
+        what: a sentence's beginning, as "PATH cannot be read".
+        error: of the system, with an errno.
+    """
+    remedy = _REMEDIES.get(error.errno or 0, "check its file system")
+    return OSError(error.errno, f"{what} ({os.strerror(error.errno or 0)}): {remedy}")
+
+
+def is_of_system(error: OSError) -> bool:
+    """Whether an error comes from the operating system as it is, without words of our own."""
+    return error.errno is not None and error.strerror == os.strerror(error.errno)
+
+
+@contextlib.contextmanager
+def accessing(what: str) -> Iterator[None]:
+    """Turns the system's errors into those of `failure`; a full disk is left to `needing_room_for`."""
+    try:
+        yield
+    except OSError as error:
+        if not is_of_system(error) or error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise failure(what, error) from error
+
+
+def reading(path: str | os.PathLike) -> contextlib.AbstractContextManager[None]:
+    """As `accessing`, for what is read under a path."""
+    return accessing(f"{os.fspath(path)} cannot be read")
+
+
+def refuse_address(path: str | os.PathLike, wanted: str, remedy: str) -> None:
+    """Makes sure that a path is not the address of an object store, such as s3://bucket/train.
+
+    Raises:
+        ValueError: if it is.
+    """
+    scheme, colon, _ = os.fspath(path).partition("://")
+    if colon and re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+        raise ValueError(f"Expected {wanted}, got the address {os.fspath(path)}: {remedy}.")
 
 
 def write_renamed(path: Path, content: bytes) -> None:
@@ -190,7 +245,7 @@ def _set_lock(descriptor: int, kind: int, index: int, wait: bool = True) -> None
 
 def file_system(path: Path, mounts: Path = MOUNTS) -> str:
     """The type of the file system on which a path lies, or would lie, as the kernel names it."""
-    wanted = str(path.resolve())
+    wanted = os.path.realpath(path)
     best, kind = -1, "unknown"
     for line in mounts.read_text().splitlines():
         _, place, found = line.split(" ")[:3]

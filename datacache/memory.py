@@ -7,12 +7,14 @@ it.
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 from pathlib import Path
 
 from datacache import files
 from datacache.errors import NoSpaceError
+from datacache.limits import Room
 
 DIRECTORY = Path("/dev/shm")
 SLAB, LMDB = ".slab", ".lmdb"  # endings of a level's name: a file, and a directory with its mark `use`
@@ -29,7 +31,9 @@ def make(directory: Path) -> None:
     Raises:
         PermissionError: if it belongs to another user.
     """
-    directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+    files.refuse_address(directory, "memory_dir as a directory on a tmpfs", "choose one, such as /dev/shm")
+    with files.accessing(f"{directory} cannot be made for the memory level"):
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     if directory.stat().st_uid != os.getuid():
         raise PermissionError(f"{directory} belongs to another user: remove it, or choose another memory_dir.")
 
@@ -60,12 +64,23 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def no_room(code: int, directory: Path, wanted: int) -> NoSpaceError:
-    """The error to raise if a device has too few bytes."""
-    device = os.statvfs(directory)
+def require_room(directory: Path, wanted: int, rooms: list[Room]) -> None:
+    """Makes sure that a level of this many bytes fits.
+
+    Raises:
+        NoSpaceError: if it does not; the message tells each room that is too small.
+    """
+    if any(room.bytes < wanted for room in rooms):
+        raise no_room(errno.ENOSPC, directory, wanted, rooms)
+
+
+def no_room(code: int, directory: Path, wanted: int, rooms: list[Room]) -> NoSpaceError:
+    """The error to raise if a level does not fit."""
+    small = [room for room in rooms if room.bytes < wanted] or [min(rooms)]
+    free = ", ".join(f"{room.bytes:,} are free within {room.of}" for room in small)
+    remedies = ", or ".join(dict.fromkeys(room.remedy for room in small))
     return NoSpaceError(
         code,
-        f"{directory} has no room for the memory level: {wanted:,} bytes were asked for, "
-        f"{device.f_bavail * device.f_frsize:,} of {device.f_blocks * device.f_frsize:,} are free. Pass a smaller "
-        "memory_bytes, or enlarge the device (docker run --shm-size=..., or mount -o remount,size=... /dev/shm)",
+        f"{directory} has no room for the memory level: {wanted:,} bytes were asked for, {free}. Pass a smaller "
+        f"memory_bytes, or {remedies}",
     )

@@ -8,6 +8,7 @@ it on any number of ranks.
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,46 @@ def permutation(samples: int, seed: int, epoch: int) -> np.ndarray:
         raise ValueError(f"Expected no negative numbers, got samples={samples}, seed={seed}, epoch={epoch}.")
     words = np.random.Philox(np.random.SeedSequence([seed, epoch])).random_raw(samples)
     return np.argsort(words, kind="stable")
+
+
+def chosen(indices: Any, samples: int) -> np.ndarray:
+    """The samples that a user has chosen.
+
+    Args:
+        indices: integers of any shape but [], or a mask, bool [samples].
+        samples: how many there are.
+
+    Returns:
+        int64 [n], in the order in which the array is read, row by row.
+
+    Raises:
+        ValueError: if it is something else, such as floats or a mask of another length.
+        IndexError: if it is empty or a sample does not exist.
+    """
+    given = np.asarray(indices)
+    if given.size == 0:
+        raise IndexError(f"Expected indices in [0, {samples}), at least one, got {given}.")
+    if given.dtype == bool:
+        return _of_mask(given, samples)
+    if given.dtype.kind not in "iu" or given.ndim == 0:
+        raise ValueError(
+            f"Expected indices as an array of integers, or a mask of {samples} booleans, got {given.dtype} of shape "
+            f"{given.shape}: round or convert other numbers first, and put a single index into a list."
+        )
+    if given.min() < 0 or given.max() >= samples:
+        raise IndexError(f"Expected indices in [0, {samples}), at least one, got {given}.")
+    return given.reshape(-1).astype(np.int64)
+
+
+def _of_mask(mask: np.ndarray, samples: int) -> np.ndarray:
+    if mask.shape != (samples,):
+        raise ValueError(
+            f"Expected a mask of shape ({samples},), a boolean for each sample, got {mask.shape}: for some samples "
+            "only, pass their indices."
+        )
+    if not mask.any():
+        raise IndexError(f"Expected a mask that chooses at least one of {samples} samples, got none.")
+    return np.flatnonzero(mask)
 
 
 @dataclasses.dataclass(frozen=True)

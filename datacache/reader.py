@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from datacache import waiting
+from datacache import files, waiting
 from datacache.counters import Counters
 from datacache.errors import DecodeError
 from datacache.files import IndexLocks
@@ -69,7 +69,7 @@ class Decoder:
             made, label = _parted(made, name)
         elif label == NO_LABEL:
             raise DecodeError(f"{name} has no label in the source: let the decode function return (array, label).")
-        array = np.asarray(made, order="C")
+        array = _array(made, name)
         array = array.astype(array.dtype.newbyteorder("="), copy=False)  # a dtype's name does not tell its byte order
         layout = Layout(array.dtype.name, array.shape)
         if layout.dtype not in _DTYPES:
@@ -180,8 +180,7 @@ class ReadThrough:
             return kept, "decoded"
         encoded, origin = self._encoded_sample(index, seconds)
         with _timed(seconds, "decode"):
-            name = self._source.describe(self._listing, index)
-            record = self._decoder(encoded.payload, encoded.label, name)
+            record = self._decoder(encoded.payload, encoded.label, self._name(index))
         self._keep(self._decoded, index, record)
         return record, origin
 
@@ -190,12 +189,15 @@ class ReadThrough:
             kept = self._held(self._disk, index, None)
         if kept is not None:
             return kept, "disk"
-        with _timed(seconds, "source"):
+        with _timed(seconds, "source"), files.accessing(f"{self._name(index)} cannot be read"):
             payload = self._source.read(self._listing, index)
         self._counters.add("bytes.source", len(payload))
         record = Record(payload, int(self._listing.labels[index]))
         self._keep(self._disk, index, record)
         return record, "source"
+
+    def _name(self, index: int) -> str:
+        return self._source.describe(self._listing, index)
 
     def _held(self, level: Level, index: int, layout: Layout | None) -> Record | None:
         """The record of a level, if it is whole and, if a layout is given, of this layout."""
@@ -239,6 +241,16 @@ def _parted(made: tuple, name: str) -> tuple[Any, int]:
         return made[0], label_of(made[1], name)
     except ValueError as error:
         raise DecodeError(str(error)) from None
+
+
+def _array(made: Any, name: str) -> np.ndarray:
+    try:
+        return np.asarray(made, order="C")
+    except Exception as error:  # such as a list of lists of unequal length; other objects may raise anything
+        raise DecodeError(
+            f"Expected an array of numbers from decoding {name}, got {type(made).__name__} that is none ({error}): "
+            "return an array of one shape; pad rows of unequal length, or put them end to end."
+        ) from None
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from datacache import files, mapping, memory
+from datacache import files, limits, mapping, memory
 from datacache.levels import DamagedRecordError, Level, Record
 from datacache.native import SlabHandle, address, library
 
@@ -150,12 +150,7 @@ def _open(path: Path, size: int, samples: range) -> tuple[int, np.ndarray]:
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         whole = os.fstat(descriptor).st_size == size and os.pread(descriptor, len(_MAGIC), 0) == _MAGIC
-        if not whole:
-            _reserve(descriptor, path, size)
-        mapped = mapping.map_shared(descriptor, size)
-        if not whole:
-            library().datacache_slab_format(_handle(mapped, samples))
-            mapped[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)
+        mapped = _map(descriptor, size, path) if whole else _make(descriptor, size, path, samples)
         files.share(descriptor)
     except BaseException:
         os.close(descriptor)
@@ -163,16 +158,33 @@ def _open(path: Path, size: int, samples: range) -> tuple[int, np.ndarray]:
     return descriptor, mapped
 
 
-def _reserve(descriptor: int, path: Path, size: int) -> None:
-    """Gives a file zeroed pages; removes the file if the device lacks them."""
-    os.ftruncate(descriptor, 0)
+def _make(descriptor: int, size: int, path: Path, samples: range) -> np.ndarray:
+    """Gives a file zeroed pages and the table of an empty slab; removes the file if there is no room for it."""
+    try:
+        os.ftruncate(descriptor, 0)
+        memory.require_room(path.parent, size, limits.for_memory(path.parent))
+        _reserve(descriptor, size, path)
+        mapped = _map(descriptor, size, path)
+    except BaseException:
+        path.unlink(missing_ok=True)
+        raise
+    library().datacache_slab_format(_handle(mapped, samples))
+    mapped[: len(_MAGIC)] = np.frombuffer(_MAGIC, np.uint8)
+    return mapped
+
+
+def _reserve(descriptor: int, size: int, path: Path) -> None:
     try:
         mapping.reserve(descriptor, size)
     except OSError as error:
-        path.unlink(missing_ok=True)
         if error.errno not in (errno.ENOSPC, errno.ENOMEM, errno.EFBIG):
             raise
-        raise memory.no_room(error.errno, path.parent, size) from None
+        raise memory.no_room(error.errno, path.parent, size, limits.for_memory(path.parent)) from None
+
+
+def _map(descriptor: int, size: int, path: Path) -> np.ndarray:
+    memory.require_room(path.parent, size, limits.of_addresses())
+    return mapping.map_shared(descriptor, size)
 
 
 def _handle(mapped: np.ndarray, samples: range) -> SlabHandle:

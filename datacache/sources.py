@@ -7,17 +7,18 @@ was listed is an error when it is read, and `changes` finds all such files by th
 from __future__ import annotations
 
 import abc
+import errno
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from datacache import tfrecord
+from datacache import files, tfrecord
 from datacache.errors import SourceChangedError
-from datacache.listing import NO_LABEL, UNKNOWN_LENGTH, Listing, label_of
+from datacache.listing import NO_LABEL, Listing
 
 Progress = Callable[[int, int | None], None]  # (done, total if known)
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".ppm", ".tif", ".tiff")
@@ -39,6 +40,11 @@ class Source(abc.ABC):
     def earlier_identity(self) -> dict[str, Any]:
         """The identity that earlier versions gave to the same place, to find what they have kept of it."""
         return self.identity
+
+    @property
+    def doubtful_identity(self) -> dict[str, Any] | None:
+        """The identity that earlier versions gave to this place and to others, so that what they kept is not used."""
+        return None
 
     @abc.abstractmethod
     def scan(self, progress: Progress | None = None) -> Listing:
@@ -71,6 +77,7 @@ class _Files(Source):
     """Samples in files below a directory."""
 
     def __init__(self, path: str | os.PathLike):
+        files.refuse_address(path, "a directory", "mount it, or pass `Indexed` a function that reads from there")
         self._root = Path(path).absolute()  # as spelled, which an automount may need
         self._place = os.path.realpath(self._root)  # the same for all spellings
 
@@ -102,6 +109,8 @@ class _Files(Source):
             return _difference(path, os.stat(path), listing, file)
         except FileNotFoundError:
             return f"{path} no longer exists."
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror})."
 
     @abc.abstractmethod
     def _names(self) -> Sequence[str]:
@@ -171,7 +180,8 @@ class ImageFolder(_Files):
         """
         names, sizes, times = [], [], []
         for entry in self._entries():
-            status = entry.stat()
+            with files.reading(entry.path):
+                status = entry.stat()
             _require_file(entry.path, status)
             names.append(os.path.relpath(entry.path, self._root))
             sizes.append(status.st_size)
@@ -201,7 +211,7 @@ class ImageFolder(_Files):
                     yield f"{self._root / name} has no listed image, and the classes after it are numbered without it."
 
     def _folders(self) -> list[str]:
-        return [entry.name for entry in _sorted_entries(self._root) if entry.is_dir()]
+        return [entry.name for entry in _sorted_entries(self._root) if _is_folder(entry)]
 
     def _numbered(self, filled: set[str]) -> Sequence[str]:
         """The classes in the order of their numbers; `filled` are the folders that have images."""
@@ -228,13 +238,19 @@ class ImageFolder(_Files):
 
     def _entries(self) -> Iterator[os.DirEntry[str]]:
         for entry in _sorted_entries(self._root):
-            if entry.is_dir():
-                yield from self._files_below(entry.path)
+            if _is_folder(entry):
+                yield from self._files_below(entry.path, (os.path.realpath(self._root),))
 
-    def _files_below(self, path: str) -> Iterator[os.DirEntry[str]]:
+    def _files_below(self, path: str, above: tuple[str, ...]) -> Iterator[os.DirEntry[str]]:
+        """The files in a folder that is below these, by their real paths, and in its subfolders."""
+        place = os.path.realpath(path)
+        if place in above:
+            raise OSError(
+                errno.ELOOP, f"{path} is a link to a folder that contains it ({place}), so it has no end: remove it"
+            )
         for entry in _sorted_entries(path):
-            if entry.is_dir():
-                yield from self._files_below(entry.path)
+            if _is_folder(entry):
+                yield from self._files_below(entry.path, (*above, place))
             elif entry.name.lower().endswith(self._suffixes):
                 yield entry
 
@@ -258,12 +274,13 @@ class TFRecords(_Files):
             DamagedFileError: if a file is not in the format.
             ValueError: also if something with a file's name is not a file.
         """
-        names = self._names()
-        statuses = [os.stat(self._root / name) for name in names]
-        samples = []
+        names, statuses, samples = self._names(), [], []
+        for name in names:
+            with files.reading(self._root / name):
+                statuses.append(os.stat(self._root / name))
         for number, (name, status) in enumerate(zip(names, statuses, strict=True)):
             _require_file(self._root / name, status)
-            with open(self._root / name, "rb", buffering=0) as file:
+            with files.reading(self._root / name), open(self._root / name, "rb", buffering=0) as file:
                 places = tfrecord.index(file, str(self._root / name), status.st_size)
                 samples += [(number, place.offset, place.length, NO_LABEL) for place in places]
             if progress:
@@ -285,57 +302,9 @@ class TFRecords(_Files):
     def _names(self) -> Sequence[str]:
         if not self._root.is_dir():
             raise NotADirectoryError(f"Expected a directory of TFRecord files, got {self._root}.")
-        found = self._root.glob(self._pattern)
-        return sorted(path.name for path in found if path.exists() and not path.is_dir())
-
-
-class Indexed(Source):
-    """A user's function that maps an index to bytes.
-
-    Nothing is known of the data except their name: if the data or the function change, change the name.
-    """
-
-    def __init__(self, read: Callable[[int], bytes], size: int, name: str, labels: Iterable[int] | None = None):
-        """Takes the function, the number of samples, a name of this version of the data, and their labels, if known.
-
-        Args:
-            read: maps an index in [0, size) to bytes; called by several threads at once.
-            size: number of samples.
-            name: distinguishes these data from any others; it is part of the fingerprint.
-            labels: [size] integers, not negative; without them decoding must return the label.
-
-        Raises:
-            ValueError: if there is no sample or no name, or labels have another number, are negative or not integers.
-        """
-        self._given = None if labels is None else _labels(labels)
-        if size < 1 or (self._given is not None and (len(self._given) != size or self._given.min() < 0)):
-            counted = "no labels" if self._given is None else f"{len(self._given)} labels"
-            raise ValueError(f"Expected at least 1 sample and a label >= 0 for each, got size={size} and {counted}.")
-        if not name:
-            raise ValueError("Expected a name that distinguishes this version of the data, got none.")
-        self._read, self._size, self._name = read, size, name
-
-    @property
-    def identity(self) -> dict[str, Any]:
-        return {"kind": "Indexed", "name": self._name, "size": self._size}
-
-    def scan(self, progress: Progress | None = None) -> Listing:
-        samples = np.full((self._size, 4), -1, np.int64)
-        samples[:, 2] = UNKNOWN_LENGTH
-        samples[:, 3] = NO_LABEL if self._given is None else self._given
-        return Listing.build(self.identity, samples=samples)
-
-    def read(self, listing: Listing, index: int) -> bytes:
-        data = self._read(index)
-        if not isinstance(data, bytes):
-            raise TypeError(f"Expected bytes for sample {index} from {self._name!r}, got {type(data).__name__}.")
-        return data
-
-
-def _labels(given: Iterable[Any]) -> np.ndarray:
-    if isinstance(given, np.ndarray) and given.dtype.kind == "i" and given.ndim == 1:
-        return given.astype(np.int64)
-    return np.array([label_of(label, f"sample {index}") for index, label in enumerate(given)], np.int64)
+        with files.reading(self._root):
+            os.scandir(self._root).close()  # a folder that may not be read looks empty to `glob`
+        return sorted(path.name for path in self._root.glob(self._pattern) if _is_no_folder(path))
 
 
 def _class_names(classes: Sequence[str]) -> tuple[str, ...]:
@@ -361,8 +330,22 @@ def _kind(mode: int) -> str:
     return kinds.get(stat.S_IFMT(mode), "a device")
 
 
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    with files.reading(entry.path):
+        return entry.is_dir()
+
+
+def _is_no_folder(path: Path) -> bool:
+    """Whether something other than a folder is there; a link to nothing does not count."""
+    try:
+        with files.reading(path):
+            return not stat.S_ISDIR(os.stat(path).st_mode)
+    except FileNotFoundError:
+        return False
+
+
 def _sorted_entries(path: str | Path) -> list[os.DirEntry[str]]:
-    with os.scandir(os.fspath(path)) as entries:
+    with files.reading(path), os.scandir(os.fspath(path)) as entries:
         return sorted((entry for entry in entries if not entry.name.startswith(".")), key=lambda entry: entry.name)
 
 

@@ -12,7 +12,10 @@ quarantine.jsonl, stats/    records that were damaged; counters of each process
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -21,9 +24,10 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from datacache import disk, files
+from datacache import disk, files, limits
 from datacache.counters import Counters
 from datacache.disk import DiskLevel
+from datacache.errors import NoSpaceError
 from datacache.files import IndexLocks
 from datacache.layout import Layout
 from datacache.levels import Level, Nowhere, Quarantine
@@ -32,6 +36,9 @@ from datacache.reader import Decoder, ReadThrough
 from datacache.sources import Progress, Source
 
 _FORMAT = "datacache store 1"
+_KEPT = 2  # levels of decoded samples of the last functions
+_SHARES = 4  # of the address space that is left, one for each level and one for everything else
+_log = logging.getLogger(__name__)
 
 
 class Store:
@@ -59,14 +66,18 @@ class Store:
 
         Raises:
             UnsuitableFileSystemError: if local_dir is on a network file system.
-            OSError, ValueError: as `Source.scan`.
+            OSError, ValueError: as `Source.scan`, or if local_dir cannot be used.
         """
         self.source = source
+        files.refuse_address(local_dir, "local_dir as a directory on a disk of this machine", "choose one")
         root = directory_of(source, local_dir)
-        files.refuse_remote(root, "local_dir")
-        root.parent.mkdir(parents=True, exist_ok=True)
-        _adopt(_directory(source.earlier_identity, local_dir), root)
-        root.mkdir(mode=0o700, exist_ok=True)
+        with files.accessing(f"{root} cannot be used"):
+            files.refuse_remote(root, "local_dir")
+            root.parent.mkdir(parents=True, exist_ok=True)
+            _tell_of_doubtful(source, local_dir, root)
+            _adopt(_directory(source.earlier_identity, local_dir), root)
+            root.mkdir(mode=0o700, exist_ok=True)
+            _require_own(root)
         with files.locked(root):
             known = None if relist else _known(root)
             self.listing, self.fingerprint = known or _list(source, root, progress)
@@ -87,9 +98,19 @@ class Store:
         return self._open("source", "disk", self.forecast(), limit)
 
     def open_decoded_level(self, decode: str, layout: Layout, limit: int | None) -> Level:
-        """The level for decoded samples of this layout, from the decode function with this fingerprint."""
+        """The level for decoded samples of this layout, from the decode function with this fingerprint.
+
+        Those of other functions are removed, except for those that are in use and the one that was used last.
+        """
         wanted = None if layout.varies else disk.forecast(np.full(len(self.listing), layout.size))
-        return self._open(f"decoded-{decode}", "decoded", wanted, limit)
+        with self.opening():
+            opened = self._open(f"decoded-{decode}", "decoded", wanted, limit)
+            _remove_older(self.directory)
+        return opened
+
+    def opening(self) -> contextlib.AbstractContextManager[None]:
+        """A lock to hold while a level is opened, so that no other process removes it meanwhile."""
+        return files.locked(self.directory)
 
     def forecast(self) -> int | None:
         """Bytes of the local disk that the source's bytes will take; None if that is not known in advance."""
@@ -130,6 +151,10 @@ class Store:
     def _size(self, directory: str, wanted: int | None, limit: int | None) -> int:
         """The size of an LMDB file: at most what is wanted, and at most the limit; without either, all there is."""
         known = [size for size in (wanted, limit) if size is not None]
+        most = _most(self.directory / directory)
+        if most is not None and (not known or min(known) > most):
+            _log.warning("datacache: %s keeps at most %s bytes, by a limit of this process.", directory, f"{most:,}")
+            return most
         if known:
             return min(known)
         device, data = os.statvfs(self.directory), self.directory / directory / "data.mdb"
@@ -146,6 +171,58 @@ def kept_in(source: Source, local_dir: str | os.PathLike) -> list[Path]:
     """The directories in which anything of a source is kept, including those named by earlier versions."""
     named = {_directory(each, local_dir) for each in (source.identity, source.earlier_identity)}
     return sorted(root for root in named if root.exists())
+
+
+def _most(directory: Path) -> int | None:
+    """The bytes that a level's file may have by this process's limits; None if there are none.
+
+    Raises:
+        NoSpaceError: if that is too little for a level.
+    """
+    rooms = [*limits.of_a_file(), *(room._replace(bytes=room.bytes // _SHARES) for room in limits.of_addresses())]
+    if not rooms:
+        return None
+    least = min(rooms)
+    if least.bytes < disk.SMALLEST:
+        raise NoSpaceError(
+            errno.EFBIG,
+            f"{directory} needs at least {disk.SMALLEST:,} bytes, {least.bytes:,} are free within {least.of}: "
+            f"{least.remedy}, or pass disk_bytes=0",
+        )
+    return least.bytes
+
+
+def _require_own(root: Path) -> None:
+    """Raises an error for a directory of another user, which nobody else may use."""
+    if not os.access(root, os.R_OK | os.W_OK | os.X_OK):
+        raise PermissionError(
+            errno.EACCES,
+            f"{root} cannot be used: it belongs to another user (uid {root.stat().st_uid}, and this is uid "
+            f"{os.getuid()}): choose a local_dir of your own",
+        )
+
+
+def _tell_of_doubtful(source: Source, local_dir: str | os.PathLike, root: Path) -> None:
+    """Says that what an earlier version has kept is not used, when something is about to be kept in its place."""
+    if source.doubtful_identity is None or root.exists():
+        return
+    kept = _directory(source.doubtful_identity, local_dir)
+    if kept.is_dir():
+        _log.warning(
+            "datacache: %s was kept by an earlier version, which did not tell different functions and labels of one "
+            "name apart, so it is not used and samples are read from the source; you can remove it.",
+            kept,
+        )
+
+
+def _remove_older(directory: Path) -> None:
+    """Removes levels of decoded samples that are neither in use nor among the last two; under the lock `opening`."""
+    levels = [path for path in directory.glob("decoded-*") if (path / "use").exists()]
+    levels.sort(key=lambda path: (path / "use").stat().st_mtime_ns, reverse=True)
+    for path in levels[_KEPT:]:
+        with files.locked(path):
+            if not files.is_in_use(path / "use"):
+                shutil.rmtree(path)
 
 
 def _directory(identity: dict[str, Any], local_dir: str | os.PathLike) -> Path:

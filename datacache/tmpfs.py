@@ -8,14 +8,14 @@ ones.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
 from pathlib import Path
 
-from datacache import files, memory
+from datacache import files, limits, memory
 from datacache.disk import READERS, SMALLEST, DiskLevel
 from datacache.levels import Record
+from datacache.limits import Room
 
 _LOCK_BYTES = 4096 + 64 * READERS  # of LMDB's table of readers
 _ASIDE = 128 << 10  # for that table and the small files next to the records
@@ -30,7 +30,7 @@ class TmpfsLevel(DiskLevel):
         Args:
             directory: on a tmpfs, normally `memory.directory()`; created if missing, for this user alone.
             key: identifies the records: levels with the same key have the same records.
-            size: total bytes; what does not fit is not kept. By default half of what the device has free.
+            size: total bytes; what does not fit is not kept. By default half of what is free.
 
         Raises:
             NoSpaceError: if the device does not have enough bytes now.
@@ -48,12 +48,12 @@ class TmpfsLevel(DiskLevel):
         path = directory / f"{key}-{size or 'half'}{memory.LMDB}"
         with files.locked(directory):
             memory.sweep(directory, keep=path)
-            super().__init__(path, (size or _half(path)) - _ASIDE, "memory")
-        try:
-            self._environment()
-        except BaseException:
-            self.close()
-            raise
+            try:
+                super().__init__(path, (size or _half(path)) - _ASIDE, "memory")
+            except BaseException:
+                if not files.is_in_use(memory.mark(path)):
+                    memory.remove(path)
+                raise
 
     def put(self, index: int, record: Record) -> bool:
         """As `Level.put`; once a record did not fit, records of the same length or longer are no longer tried."""
@@ -75,22 +75,19 @@ class TmpfsLevel(DiskLevel):
                 memory.remove(self._path)
 
     def _get_ready(self, size: int) -> None:
-        if size + _ASIDE > _free(self._path):
-            memory.remove(self._path)
-            raise memory.no_room(errno.ENOSPC, self._directory, size + _ASIDE)
+        memory.require_room(self._directory, size + _ASIDE, _rooms(self._path))
         super()._get_ready(size)
         _reserve_readers(self._path)
 
 
-def _free(path: Path) -> int:
-    """Bytes of the device that a level has or can have."""
-    device, data = os.statvfs(path.parent), path / "data.mdb"
-    has = data.stat().st_blocks * 512 if data.exists() else 0
-    return device.f_bavail * device.f_frsize + has
+def _rooms(path: Path) -> list[Room]:
+    """The rooms for a level, of which it may have something already."""
+    data = path / "data.mdb"
+    return limits.for_memory(path.parent, data.stat().st_blocks * 512 if data.exists() else 0)
 
 
 def _half(path: Path) -> int:
-    return max(_free(path) // 2, SMALLEST + _ASIDE)
+    return max(min(_rooms(path)).bytes // 2, SMALLEST + _ASIDE)
 
 
 def _reserve_readers(path: Path) -> None:

@@ -13,9 +13,10 @@ from typing import NamedTuple
 
 from datacache import tfrecord
 from datacache.disk import DiskLevel
+from datacache.indexed import Indexed
 from datacache.levels import Level, Record, checksum
 from datacache.slab import Slab, needed
-from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+from datacache.sources import ImageFolder, Source, TFRecords
 from datacache.tmpfs import TmpfsLevel
 from examples import photographs
 

@@ -241,6 +241,14 @@ def test_errors_keep_their_words(images, options):  # noqa: F811
             together(cache.dataset(batch_size=5, epoch=0))
 
 
+@pytest.mark.parametrize("map_func", [None, lambda sample, label: (tf.image.flip_left_right(sample), label)])
+def test_errors_that_are_ignored_cost_batches_and_come_to_an_end(map_func, images, options):  # noqa: F811
+    images[1][9][0].write_bytes(b"no image")
+    with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
+        made = cache.dataset(7, 0, map_func=map_func)
+        assert len(made) == 5 and 3 <= len(list(made.ignore_errors())) <= 4
+
+
 def test_a_rest_smaller_than_the_ranks_is_an_error_or_left_out(images, options):  # noqa: F811
     options["world"] = World(0, 4)
     with datacache.DataCache(datacache.ImageFolder(images[0]), **options) as cache:
@@ -283,3 +291,16 @@ def test_chosen_samples_come_in_the_batches_that_chose_them(cache, images):  # n
 def test_who_chooses_what_there_is_not_is_told(cache, wrong):
     with pytest.raises(IndexError, match=rf"indices in \[0, {COUNT}\)"):
         cache.take(np.array(wrong, np.int64))
+
+
+@pytest.mark.parametrize(
+    "rows, told",
+    [
+        (tf.data.Dataset.from_tensors([1.0]), "Expected rows as a dataset of batches of integers"),
+        (tf.data.Dataset.range(3), r"got single ones: use rows.batch\(size\)"),
+        (tf.data.Dataset.from_tensors(([1], [2])), "got elements of .TensorSpec"),
+    ],
+)
+def test_rows_that_cannot_choose_are_refused(cache, rows, told):
+    with pytest.raises(ValueError, match=told):
+        cache.select(rows)

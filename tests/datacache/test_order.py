@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from datacache.order import Schedule, permutation
+from datacache.order import Schedule, chosen, permutation
 
 FIRST_TEN = [0, 8, 9, 3, 7, 5, 1, 2, 6, 4]
 TEN_THOUSAND = "26f8c3c96d7e7ae5"
@@ -103,3 +103,38 @@ def test_a_batch_that_is_not_there_is_an_error():
     for step, rank in [(2, 0), (-1, 0), (0, 1), (0, -1)]:
         with pytest.raises(IndexError, match="There is no batch"):
             schedule.indices(step, rank)
+
+
+@pytest.mark.parametrize(
+    "indices, wanted",
+    [
+        ([2, 0, 2], [2, 0, 2]),
+        ([[1, 2], [3, 0]], [1, 2, 3, 0]),
+        (np.array([3], np.uint8), [3]),
+        (range(4), [0, 1, 2, 3]),
+        ([False, True, False, True], [1, 3]),
+    ],
+)
+def test_integers_of_any_shape_and_a_mask_choose(indices, wanted):
+    order = chosen(indices, 4)
+    assert order.dtype == np.int64 and order.tolist() == wanted
+
+
+@pytest.mark.parametrize(
+    "indices, error, told",
+    [
+        ([], IndexError, r"Expected indices in \[0, 4\), at least one"),
+        ([0, 4], IndexError, r"Expected indices in \[0, 4\)"),
+        ([[-1]], IndexError, r"Expected indices in \[0, 4\)"),
+        ([False] * 4, IndexError, "Expected a mask that chooses at least one of 4 samples"),
+        ([True] * 3, ValueError, r"Expected a mask of shape \(4,\), .*, got \(3,\)"),
+        ([[True] * 4], ValueError, r"Expected a mask of shape \(4,\), .*, got \(1, 4\)"),
+        ([1.0], ValueError, "Expected indices as an array of integers, .* got float64"),
+        (["1"], ValueError, "Expected indices as an array of integers"),
+        ([2**70], ValueError, "Expected indices as an array of integers"),
+        (1, ValueError, r"got int64 of shape \(\): .* put a single index into a list"),
+    ],
+)
+def test_whatever_else_is_refused(indices, error, told):
+    with pytest.raises(error, match=told):
+        chosen(indices, 4)

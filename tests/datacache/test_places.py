@@ -103,3 +103,29 @@ def test_nodes_that_have_mounted_it_in_different_places_serve_each_other(link, t
                 pass
         assert sum(node.counters.numbers().get("samples.peers", 0) for node in nodes) > 0
         assert all("refused.peers" not in node.counters.numbers() for node in nodes)
+
+
+class _BeforeFunctionsCounted(datacache.Indexed):
+    """The source as earlier versions identified it."""
+
+    @property
+    def identity(self):
+        return self.doubtful_identity
+
+    @property
+    def doubtful_identity(self):
+        return {"kind": "Indexed", "name": "train", "size": 4}
+
+
+def test_what_was_kept_of_a_name_alone_is_not_served_and_is_told_once(opened, tmp_path, caplog):
+    def source(kind, more):
+        return kind(lambda index: bytes([index + more]), 4, "train", labels=range(4))
+
+    opened(source(_BeforeFunctionsCounted, 0)).close()
+    (earlier,) = (tmp_path / "local").iterdir()
+    caplog.clear()
+    for _ in range(2):
+        with opened(source(datacache.Indexed, 7)) as cache:
+            assert cache.fetch(1)[0].tolist() == [8]
+    (told,) = [record.getMessage() for record in caplog.records if "earlier version" in record.getMessage()]
+    assert str(earlier) in told and "is not used" in told and earlier.is_dir()

@@ -2,14 +2,16 @@
 
 import os
 import struct
+import threading
 
 import numpy as np
 import pytest
 
 from datacache import tfrecord
 from datacache.errors import DamagedFileError, SourceChangedError
+from datacache.indexed import Indexed
 from datacache.listing import NO_LABEL, Listing
-from datacache.sources import ImageFolder, Indexed, Source, TFRecords
+from datacache.sources import ImageFolder, Source, TFRecords
 from examples import photographs
 from tests.datacache import members
 
@@ -317,3 +319,32 @@ class TestIndexed:
     def test_another_name_or_other_labels_are_another_fingerprint(self):
         made = [("a", None), ("b", None), ("a", [0, 1]), ("a", [1, 0])]
         assert len({Indexed(bytes, 2, name, labels).scan().fingerprint() for name, labels in made}) == 4
+
+    def test_its_identity_is_name_size_labels_and_function_or_version(self):
+        def other(index):
+            return bytes(index + 1)
+
+        def made(read=bytes, size=2, name="a", labels=None, version=None):
+            return Indexed(read, size, name, labels, version).identity
+
+        others = [{"read": other}, {"size": 3}, {"name": "b"}, {"labels": [0, 1]}, {"labels": [1, 0]}]
+        others += [{"version": "1"}, {"version": "2"}]
+        assert len({str(made(**each)) for each in [{}, *others]}) == 1 + len(others)
+        assert made(other, version="1") == made(version="1")
+        assert made(labels=np.array([0, 1], np.int32)) == made(labels=range(2))
+
+    def test_a_function_that_cannot_be_compared_needs_a_version(self):
+        lock = threading.Lock()
+
+        def read(index):
+            with lock:
+                return b""
+
+        with pytest.raises(ValueError, match=r"'x' .* or a version: pass Indexed\(..., version=\"1\"\).* lock in"):
+            Indexed(read, 1, "x")
+        assert Indexed(read, 1, "x", version="1").identity["version"] == "1"
+
+    @pytest.mark.parametrize("version", ["", 1])
+    def test_a_version_that_is_no_text_is_refused(self, version):
+        with pytest.raises(ValueError, match="Expected a version as a string"):
+            Indexed(bytes, 1, "x", version=version)
