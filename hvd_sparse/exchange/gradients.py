@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -102,11 +103,12 @@ class GradientExchange(Renamed):
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
         self._scale_local_gradients = scale_local_gradients
-        self._local: list[Any] = []
+        self._local: list[weakref.ref[Any]] = []
         self._local_layers: list[keras.layers.Layer] = []
         self._epoch: int | None = None
         self._tensors = itertools.count(1)
         self._pending: tuple[ResidualSum, RankState | None] | None = None
+        self._at_start: list[Callable[[PlannedExchange], None]] = []
         self._planned: PlannedExchange | None = None
         self._agreed: str | None = None
 
@@ -162,7 +164,7 @@ class GradientExchange(Renamed):
     def register_local_var(self, variable: Any) -> None:
         """Keeps a variable local, so its gradient is not exchanged; call it before the first exchange."""
         self._require_unplanned("Local variables")
-        self._local.append(variable)
+        self._local.append(weakref.ref(variable))
 
     def register_local_layers(self, layers: Iterable[keras.layers.Layer]) -> None:
         """Keeps all trainable variables of layers local, including those that are not created yet."""
@@ -175,7 +177,8 @@ class GradientExchange(Renamed):
 
     def local_variables(self) -> list[Any]:
         """The variables that were registered as local, directly or through their layers."""
-        return [*self._local, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
+        registered = [variable for variable in (each() for each in self._local) if variable is not None]
+        return [*registered, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it was registered as local."""
@@ -301,6 +304,11 @@ class GradientExchange(Renamed):
             return None
         return state.restore(self._planned, total, own)
 
+    def at_start(self, call: Callable[[PlannedExchange], None]) -> None:
+        """Has the first exchange call this, once all ranks have agreed on what they exchange."""
+        self._require_unplanned("What the first exchange calls")
+        self._at_start.append(call)
+
     def _plan_for(self, gradients: Mapping[str, Gradient], variables: Mapping[str, Any]) -> PlannedExchange:
         if self._planned is None:
             shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
@@ -327,6 +335,8 @@ class GradientExchange(Renamed):
         )
         state.begin(planned, self._pending)
         self._pending = None
+        for call in self._at_start:
+            call(planned)
         if self._epoch is not None:
             planned.set_epoch(self._epoch)
         return planned
