@@ -28,7 +28,7 @@ from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.eager import making_variables
 
 Clip = Callable[[list[tf.Tensor], float], list[tf.Tensor]]
-_names: collections.Counter[str] = collections.Counter()
+_numbers: collections.defaultdict[str, set[int]] = collections.defaultdict(set)  # of the exchanges with this name
 
 
 class GradientExchange(Renamed):
@@ -46,7 +46,7 @@ class GradientExchange(Renamed):
 
     Args:
         aggregator: a recipe; the default is `recipes.mean()`.
-        name: prefix of the names of collectives; a number is added if the process has already used it.
+        name: prefix of the names of collectives; a number is added if another exchange of the process has it.
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors, in the buckets; by default their rows travel
             exactly, whatever the aggregator.
         bucket_bytes: size of a bucket; a larger variable has its own. By default 25 MiB, or an eighth of all gradients,
@@ -98,7 +98,7 @@ class GradientExchange(Renamed):
         self._returns_sum = arguments.is_sum(op)
         self._process_set = arguments.own_set(process_set, self.aggregator)
         self._of_optimizer = (learning_rate, momentum, arguments.described(optimizer))
-        self._name = _unique(name)
+        self._name = _unique(name, self)
         self._sparse_as_dense = sparse_as_dense
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
@@ -177,8 +177,8 @@ class GradientExchange(Renamed):
 
     def local_variables(self) -> list[Any]:
         """The variables that were registered as local, directly or through their layers."""
-        registered = [variable for variable in (each() for each in self._local) if variable is not None]
-        return [*registered, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
+        alive = [variable for variable in (each() for each in self._local) if variable is not None]
+        return [*alive, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it was registered as local."""
@@ -376,10 +376,13 @@ class GradientExchange(Renamed):
             )
 
 
-def _unique(name: str) -> str:
-    """The name, with a number if this process has already used it; the same on all ranks that do the same."""
-    _names[name] += 1
-    return name if _names[name] == 1 else f"{name}_{_names[name] - 1}"
+def _unique(name: str, exchange: GradientExchange) -> str:
+    """The name, with a number if another exchange has it; reused, as TensorFlow keeps each variable's name for ever."""
+    numbers = _numbers[name]
+    number = next(each for each in itertools.count() if each not in numbers)
+    numbers.add(number)
+    weakref.finalize(exchange, numbers.discard, number).atexit = False
+    return f"{name}_{number}" if number else name
 
 
 def _clipped(gradients: Mapping[str, Gradient], clip: Clip, factor: float) -> dict[str, Gradient]:

@@ -115,6 +115,7 @@ def _subclasses(cls: type) -> Iterable[type]:
         yield from _subclasses(each)
 
 
+@functools.cache  # each variable's first exchange asks for all classes
 def _snake_case(name: str) -> str:
     """The name that Keras makes of a class's."""
     name = re.sub(r"\W+", "", name)
