@@ -16,7 +16,7 @@ from typing import Any
 import keras
 
 SHARD = "hvd_sparse_shard"  # set on a variable of which each rank has a different part
-_UNNAMED = ("variable", "Variable")  # what Keras and TensorFlow call a variable without a name
+_UNNAMED = ("variable", "Variable", "seed_generator")  # what variables and seed generators without a name are called
 _NUMBERED = re.compile(r"(.+)_\d+")
 _BIDIRECTIONAL = ("forward_", "backward_")  # what keras.layers.Bidirectional puts before the names of its layers
 
@@ -33,6 +33,9 @@ def path_of(variable: Any) -> str:
 
 def unique_names(variables: Sequence[Any]) -> list[str]:
     """The name that identifies each variable, the same on all ranks that build the same model.
+
+    A model that Keras has loaded may have other names, as it leaves the layers around out of some paths: between such
+    ranks, and between such a model and a file, variables pair by their order.
 
     Args:
         variables: all variables of an optimizer, or of an exchange without one, in order; a part of them would be

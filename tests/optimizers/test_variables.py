@@ -175,17 +175,17 @@ def test_a_model_may_be_paired_with_itself_after_other_layers(name):
 
 
 @pytest.mark.parametrize("name", ["dense", "towers", "recurrent"])
-def test_a_loaded_model_has_equal_names_and_may_be_paired(name, tmp_path):
+def test_a_loaded_model_may_be_paired(name, tmp_path):
+    """Keras leaves the layers around out of the paths of a model from a file."""
     keras.backend.clear_session()
     build_others(2)
     model = MODELS[name]()
     model.save(tmp_path / "model.keras")
     keras.backend.clear_session()
     loaded = keras.models.load_model(tmp_path / "model.keras")
-    assert unique_names(loaded.trainable_variables) == unique_names(model.trainable_variables)
-    built = MODELS[name]()
-    for one, other in zip(loaded.trainable_variables, built.trainable_variables, strict=True):
-        assert not contradict(given_names(one), given_names(other)), (one.path, other.path)
+    for other in (model, MODELS[name]()):
+        for one, another in zip(loaded.trainable_variables, other.trainable_variables, strict=True):
+            assert not contradict(given_names(one), given_names(another)), (one.path, another.path)
 
 
 # ---- what may be paired ----
