@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 import itertools
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -29,7 +30,7 @@ from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.eager import making_variables
 
-_names: collections.Counter[str] = collections.Counter()
+_numbers: collections.defaultdict[str, set[int]] = collections.defaultdict(set)  # of the exchanges with this name
 
 
 class GradientExchange(Renamed):
@@ -47,7 +48,7 @@ class GradientExchange(Renamed):
 
     Args:
         aggregator: a recipe; the default is `recipes.mean()`.
-        name: prefix of the names of collectives; a number is added if the process has already used it.
+        name: prefix of the names of collectives; a number is added if another exchange of the process has it.
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors, in the buckets; by default their rows travel
             exactly, whatever the aggregator.
         bucket_bytes: size of a bucket; a larger variable has its own. By default 25 MiB, or an eighth of all gradients,
@@ -99,16 +100,17 @@ class GradientExchange(Renamed):
         self._returns_sum = arguments.is_sum(op)
         self._process_set = arguments.own_set(process_set, self.aggregator)
         self._of_optimizer = (learning_rate, momentum, arguments.described(optimizer))
-        self._name = _unique(name)
+        self._name = _unique(name, self)
         self._sparse_as_dense = sparse_as_dense
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
         self._scale_local_gradients = scale_local_gradients
-        self._local: list[Any] = []
+        self._local: list[weakref.ref[Any]] = []
         self._local_layers: list[keras.layers.Layer] = []
         self._epoch: int | None = None
         self._tensors = itertools.count(1)
         self._pending: tuple[ResidualSum, RankState | None] | None = None
+        self._at_start: list[Callable[[PlannedExchange], None]] = []
         self._planned: PlannedExchange | None = None
         self._obeying: Obeying | None = None
         self._when_written: Callable[[], None] = lambda: None
@@ -167,7 +169,7 @@ class GradientExchange(Renamed):
     def register_local_var(self, variable: Any) -> None:
         """Keeps a variable local, so its gradient is not exchanged; call it before the first exchange."""
         self._require_unplanned("Local variables")
-        self._local.append(variable)
+        self._local.append(weakref.ref(variable))
 
     def register_local_layers(self, layers: Iterable[keras.layers.Layer]) -> None:
         """Keeps all trainable variables of layers local, including those that are not created yet."""
@@ -180,7 +182,8 @@ class GradientExchange(Renamed):
 
     def local_variables(self) -> list[Any]:
         """The variables that were registered as local, directly or through their layers."""
-        return [*self._local, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
+        alive = [variable for variable in (each() for each in self._local) if variable is not None]
+        return [*alive, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it was registered as local."""
@@ -324,6 +327,11 @@ class GradientExchange(Renamed):
         if self._obeying is not None:
             self._obeying.settle()
 
+    def at_start(self, call: Callable[[PlannedExchange], None]) -> None:
+        """Has the first exchange call this, once all ranks have agreed on what they exchange."""
+        self._require_unplanned("What the first exchange calls")
+        self._at_start.append(call)
+
     def _plan_for(self, gradients: Mapping[str, Gradient], variables: Mapping[str, Any]) -> PlannedExchange:
         if self._planned is None:
             shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
@@ -356,6 +364,8 @@ class GradientExchange(Renamed):
             self._obeying = Obeying(
                 watched, self._when_written, self.grid().world, name, planned.exchange_not_finite, drop
             )
+        for call in self._at_start:
+            call(planned)
         if self._epoch is not None:
             planned.set_epoch(self._epoch)
         return planned
@@ -395,7 +405,10 @@ class GradientExchange(Renamed):
             )
 
 
-def _unique(name: str) -> str:
-    """The name, with a number if this process has already used it; the same on all ranks that do the same."""
-    _names[name] += 1
-    return name if _names[name] == 1 else f"{name}_{_names[name] - 1}"
+def _unique(name: str, exchange: GradientExchange) -> str:
+    """The name, with a number if another exchange has it; reused, as TensorFlow keeps each variable's name for ever."""
+    numbers = _numbers[name]
+    number = next(each for each in itertools.count() if each not in numbers)
+    numbers.add(number)
+    weakref.finalize(exchange, numbers.discard, number).atexit = False
+    return f"{name}_{number}" if number else name

@@ -156,6 +156,35 @@ def drop(exchange: PlannedExchange, slots_written: bool, names: Collection[str])
         bucket.restart()
 
 
+def inherit(exchange: PlannedExchange, other: PlannedExchange, names: Mapping[str, str]) -> None:
+    """Continues from an exchange that will not run again, for variables that are in both; a collective.
+
+    Each rank gets an equal share of its residuals in addition to those that are here. Momentum and steps go on.
+
+    Args:
+        exchange: has not run yet.
+        other: of the same recipe and the same ranks.
+        names: the name of each of these variables here, by its name there.
+    """
+    total, shapes = residual_sum(other), _shapes(exchange)
+    residuals = residual_sum(exchange).residuals
+    for name, residual in _renamed(total.residuals, names, shapes).items():
+        residuals[name] = residuals[name] + residual if name in residuals else residual
+    restore(exchange, ResidualSum(shapes, residuals, total.step, total.counters, unit(exchange)), None)
+    momenta = slots(exchange)
+    for slot, values in slots(other).items() if momenta else ():
+        momenta[slot].update(_renamed(values, names, shapes))
+    for bucket in exchange.buckets if momenta else ():
+        bucket.give_slots(momenta)
+
+
+def _renamed(
+    values: Mapping[str, np.ndarray], names: Mapping[str, str], shapes: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """What belongs to variables with a shape here, by their names here."""
+    return {names[name]: value for name, value in values.items() if names.get(name) in shapes}
+
+
 def _put_back(exchange: PlannedExchange, own: RankState | None) -> bool:
     """Restores each rank's own state if every rank has one that fits; returns whether it did."""
     variables = _variables(exchange)

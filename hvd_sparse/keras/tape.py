@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import tensorflow as tf
 from hvd_sparse.aggregators import Aggregator
 from hvd_sparse.compression import Compression
 from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.exchange.shared import SharedExchanges
 from hvd_sparse.horovod_api.values import Average
 from hvd_sparse.keras import horovod_arguments
 from hvd_sparse.keras.optimizer import Layers, as_layers
@@ -20,8 +20,7 @@ from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import describe
 from hvd_sparse.transport.process_sets import ProcessSet
 
-# A loop creates a new tape for each step, but the residual has to outlive it; the key is the recipe and variables.
-_exchanges: dict[tuple[str, tuple[int, ...]], GradientExchange] = {}
+_exchanges = SharedExchanges()  # a loop creates a new tape for each step, but the residual has to outlive it
 _NOTHING_ASKED = {**horovod_arguments.exchange_options(), "sparse_as_dense": False, "scale_local_gradients": True}
 
 
@@ -34,8 +33,12 @@ class DistributedGradientTape:
         optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables))
 
     You may create a new one for each step: tapes with the same recipe and the same variables share one exchange and its
-    residual. To save the residual, to measure the exchange or to set its epoch, create the exchange yourself, once, and
-    pass it instead of the recipe: `exchange = hvd.GradientExchange(recipe)`.
+    residual, which live as long as the variables. A new variable, such as the head of another task, begins another
+    exchange. Once an old head is gone, what was not sent of the variables that stay goes on in the next exchange that
+    begins, and what was not sent of the head is dropped.
+
+    To save the residual, to measure the exchange or to set its epoch, create the exchange yourself, once, and pass it
+    instead of the recipe: `exchange = hvd.GradientExchange(recipe)`.
 
     With a dense recipe, clip after `gradient`. With a sparse one, clip each rank's own gradient before the exchange:
     `exchange(clipped, variables)`. Under loss scaling use `hvd.LossScaleOptimizer` and a plain tape. To accumulate, add
@@ -168,7 +171,8 @@ class DistributedGradientTape:
         self, target: Any, sources: Any, output_gradients: Any = None, use_generic_names: bool = False
     ) -> tuple[list[tuple[Any, Any]], list[tuple[Any, Any]]]:
         """The (source, gradient) pairs of local sources, and those of all others; arguments as for `gradient`."""
-        pairs = list(zip(sources, self.gradient(target, sources, output_gradients, use_generic_names), strict=True))
+        flat = tf.nest.flatten(sources)
+        pairs = list(zip(flat, self.gradient(target, flat, output_gradients, use_generic_names), strict=True))
         local = {id(resource(source)) for source in self._locals()}
         return (
             [(source, gradient) for source, gradient in pairs if id(resource(source)) in local],
@@ -187,18 +191,14 @@ class DistributedGradientTape:
 
     def _shared_exchange(self, variables: Sequence[Any]) -> GradientExchange:
         """The exchange of all tapes with this recipe, these options and these variables."""
-        local = [source for source in self._locals() if _is_variable(source)]
+        local = {id(resource(source)) for source in self._locals() if _is_variable(source)}
         described = {name: _described(option) for name, option in self._options.items()}
-        account = [described, sorted(id(resource(variable)) for variable in local)]
-        key = (json.dumps(account, sort_keys=True), tuple(id(resource(variable)) for variable in variables))
-        if key not in _exchanges:
-            exchange = GradientExchange(name="DistributedGradientTape", **self._options)
-            for variable in local:
-                exchange.register_local_var(variable)
-            _exchanges[key] = exchange
-            if variables:
-                weakref.finalize(resource(variables[0]), _exchanges.pop, key, None)
-        return _exchanges[key]
+        return _exchanges.of(
+            variables,
+            [id(resource(variable)) in local for variable in variables],
+            json.dumps(described, sort_keys=True),
+            lambda: GradientExchange(name="DistributedGradientTape", **self._options),
+        )
 
     def _locals(self) -> list[Any]:
         if self._exchange is not None:

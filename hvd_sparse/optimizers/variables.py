@@ -16,8 +16,9 @@ from typing import Any
 import keras
 
 SHARD = "hvd_sparse_shard"  # set on a variable of which each rank has a different part
-_UNNAMED = ("variable", "Variable")  # what Keras and TensorFlow call a variable without a name
+_UNNAMED = ("variable", "Variable", "seed_generator")  # what variables and seed generators without a name are called
 _NUMBERED = re.compile(r"(.+)_\d+")
+_BIDIRECTIONAL = ("forward_", "backward_")  # what keras.layers.Bidirectional puts before the names of its layers
 
 
 def resource(variable: Any) -> Any:
@@ -33,6 +34,9 @@ def path_of(variable: Any) -> str:
 def unique_names(variables: Sequence[Any]) -> list[str]:
     """The name that identifies each variable, the same on all ranks that build the same model.
 
+    A model that Keras has loaded may have other names, as it leaves the layers around out of some paths: between such
+    ranks, and between such a model and a file, variables pair by their order.
+
     Args:
         variables: all variables of an optimizer, or of an exchange without one, in order; a part of them would be
             numbered differently.
@@ -46,9 +50,13 @@ def names_by_id(variables: Sequence[Any]) -> dict[int, str]:
 
 
 def given_names(variable: Any) -> list[str | None]:
-    """The parts of a variable's path, from its own name up to its model's; None for those that Keras has chosen."""
+    """The parts of a variable's path, from its own name up to its model's; None for those that Keras has chosen.
+
+    A part that is made of such a name, as in `Dense(8, name=f"{self.name}_in")`, is without Keras's number.
+    """
     bases = _chosen_by_keras()
-    return [None if _base(part) in bases else part for part in reversed(path_of(variable).split("/"))]
+    parts = reversed(path_of(variable).split("/"))
+    return [None if _base(part) in bases else _without_numbers(part, bases) for part in parts]
 
 
 def contradict(names: Sequence[str | None], others: Sequence[str | None]) -> bool:
@@ -75,23 +83,25 @@ def _unique_names(paths: tuple[str, ...]) -> tuple[str, ...]:
     bases = _chosen_by_keras()
     renamed: dict[str, str] = {"": ""}  # each beginning of a path
     counted: dict[tuple[str, str], int] = {}  # the parts with this base below this beginning
-    seen: dict[str, int] = {}
-    names = []
+    seen: dict[str, int] = {}  # how often a name was wanted
+    taken: dict[str, None] = {}
     for path in paths:
         beginning = ""
         for part in path.split("/"):
             above, beginning = renamed[beginning], f"{beginning}/{part}"
             if beginning not in renamed:
                 renamed[beginning] = f"{above}/{_renumbered(part, above, bases, counted)}"
-        name = renamed[beginning][1:]
-        seen[name] = seen.get(name, 0) + 1
-        names.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return tuple(names)
+        name = wanted = renamed[beginning][1:]
+        while name in taken:
+            seen[wanted] = seen.get(wanted, 1) + 1
+            name = f"{wanted}#{seen[wanted]}"
+        taken[name] = None
+    return tuple(taken)
 
 
 def _renumbered(part: str, above: str, bases: frozenset[str], counted: dict[tuple[str, str], int]) -> str:
     base = _base(part)
-    if base not in bases:
+    if base not in bases and not any(base.removeprefix(each) in bases for each in _BIDIRECTIONAL):
         return part
     number = counted[above, base] = counted.get((above, base), -1) + 1
     return f"{base}_{number}" if number else base
@@ -102,6 +112,17 @@ def _base(part: str) -> str:
     part = part.partition(":")[0]
     found = _NUMBERED.fullmatch(part)
     return found[1] if found else part
+
+
+def _without_numbers(part: str, bases: frozenset[str]) -> str:
+    """A part of a path without the numbers that follow a name which Keras has chosen."""
+    words = part.partition(":")[0].split("_")
+    kept = [
+        word
+        for place, word in enumerate(words)
+        if not (word.isdecimal() and any("_".join(words[begin:place]) in bases for begin in range(place)))
+    ]
+    return "_".join(kept)
 
 
 def _chosen_by_keras() -> frozenset[str]:
@@ -115,6 +136,7 @@ def _subclasses(cls: type) -> Iterable[type]:
         yield from _subclasses(each)
 
 
+@functools.cache  # each variable's first exchange asks for all classes
 def _snake_case(name: str) -> str:
     """The name that Keras makes of a class's."""
     name = re.sub(r"\W+", "", name)
