@@ -304,6 +304,7 @@ class GradientExchange(Renamed):
     def _plan_for(self, gradients: Mapping[str, Gradient], variables: Mapping[str, Any]) -> PlannedExchange:
         if self._planned is None:
             shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
+            topology.size()  # raises if hvd.init() was not called; otherwise every rank would train on its own
             recipe = one_node.recipe_here(self.aggregator)
             usual = buckets.usual_bucket_bytes(gradients, shapes, recipe.sends_all)
             size = usual if self._bucket_bytes is None else self._bucket_bytes
@@ -321,7 +322,6 @@ class GradientExchange(Renamed):
         return self._agreed
 
     def _begin(self, recipe: Aggregator, plan: buckets.Plan, variables: Mapping[str, Any]) -> PlannedExchange:
-        topology.size()  # raises if hvd.init() was not called; otherwise every rank would train on its own
         options = (self.telemetry, self._returns_sum, *self._of_optimizer)
         planned = PlannedExchange(
             recipe, plan, self.grid(), self._agreed_name(), *options, variables=variables, asked=self.aggregator
