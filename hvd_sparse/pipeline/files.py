@@ -196,8 +196,8 @@ def _by_stage(held: Sequence[_Held], stored: Sequence[_Stored], model: Stages) -
 def _by_path(held: Sequence[_Held], stored: Sequence[_Stored]) -> _Pairs:
     """Pairs by path in any file."""
     found: dict[str, list[_Stored]] = {}
-    for each in stored:
-        found.setdefault(each.place, []).append(each)
+    for one in stored:
+        found.setdefault(one.place, []).append(one)
     missing = [each.place for each in held if each.place not in found]
     if missing:
         raise ValueError(
@@ -208,7 +208,7 @@ def _by_path(held: Sequence[_Held], stored: Sequence[_Stored]) -> _Pairs:
         several = found[each.place]
         if len(several) > 1 and (each.is_weight or each.identity.part >= 0):
             raise ValueError(
-                f"Expected one variable {each.place}, got it in {' and '.join(one.path.name for one in several)}, as "
+                f"Expected one variable {each.place}, got it in {' and '.join(other.path.name for other in several)}, as "
                 "Keras has numbered the layers of each stage by itself: load the checkpoint with the same parts and as "
                 "many stages as have saved it, and save it anew, or give each layer a name of its own."
             )
