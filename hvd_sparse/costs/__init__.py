@@ -3,6 +3,7 @@
 from hvd_sparse.costs.recipes import (
     CANDIDATES,
     COUNTED,
+    DENSE,
     ELEMENT,
     FEEDBACK,
     INDEX,
@@ -24,6 +25,7 @@ from hvd_sparse.costs.recipes import (
 __all__ = [
     "CANDIDATES",
     "COUNTED",
+    "DENSE",
     "ELEMENT",
     "FEEDBACK",
     "INDEX",

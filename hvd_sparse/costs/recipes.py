@@ -18,6 +18,7 @@ COUNTED = 8  # bytes before a message whose count the other ranks do not know
 # The recipes that are compared by default. Of equally fast ones the first is chosen: dense ones before sparse ones, and
 # of these the one that sends less across nodes, as it gains more when several buckets are in flight.
 CANDIDATES = ("dense", "torus2d", "hitopk", "topk")
+DENSE = ("dense", "tree", "torus2d")  # those that send the whole gradient
 FEEDBACK = 12  # bytes per element: gradient and residual are read, the residual is written
 
 

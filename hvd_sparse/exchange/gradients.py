@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvd_sparse import recipes
 from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.exchange import arguments, several, state, wide
+from hvd_sparse.exchange import arguments, one_node, several, state, wide
 from hvd_sparse.exchange import plan as buckets
 from hvd_sparse.exchange.clipping import Clip, clipped
 from hvd_sparse.exchange.obeying import Obeying
@@ -47,7 +47,7 @@ class GradientExchange(Renamed):
     broadcasts do not affect it.
 
     Args:
-        aggregator: a recipe; the default is `recipes.mean()`.
+        aggregator: a recipe; the default is `recipes.mean()`. On one node everything is sent, see `one_node`.
         name: prefix of the names of collectives; a number is added if another exchange of the process has it.
         sparse_as_dense: exchange `tf.IndexedSlices` as dense tensors, in the buckets; by default their rows travel
             exactly, whatever the aggregator.
@@ -156,7 +156,7 @@ class GradientExchange(Renamed):
         with tf.control_dependencies(self._obeying.before_step() if self._obeying else []):
             if clip is None:
                 means = planned.exchange(shared, apart)
-            elif self.aggregator.sends_all:
+            elif planned.aggregator.sends_all:
                 means = clipped(planned.exchange(shared, apart), clip, 1.0)
             else:
                 ranks = planned.grid.world.size
@@ -335,12 +335,14 @@ class GradientExchange(Renamed):
     def _plan_for(self, gradients: Mapping[str, Gradient], variables: Mapping[str, Any]) -> PlannedExchange:
         if self._planned is None:
             shapes = {name: tuple(variable.shape) for name, variable in variables.items()}
-            usual = buckets.usual_bucket_bytes(gradients, shapes, self.aggregator.sends_all)
+            topology.size()  # raises if hvd.init() was not called; otherwise every rank would train on its own
+            recipe = one_node.recipe_here(self.aggregator)
+            usual = buckets.usual_bucket_bytes(gradients, shapes, recipe.sends_all)
             size = usual if self._bucket_bytes is None else self._bucket_bytes
-            apart = arguments.dense_apart(self.aggregator, shapes)
+            apart = arguments.dense_apart(recipe, shapes)
             plan = buckets.make_plan(gradients, shapes, size, self._first_bucket_bytes, apart)
             with making_variables():
-                self._planned = self._begin(plan, variables)
+                self._planned = self._begin(recipe, plan, variables)
         self._planned.plan.check(gradients)
         return self._planned
 
@@ -350,11 +352,10 @@ class GradientExchange(Renamed):
             self._agreed = self.grid().world.gather_descriptions(self._name, "gradients.name")[0]
         return self._agreed
 
-    def _begin(self, plan: buckets.Plan, variables: Mapping[str, Any]) -> PlannedExchange:
-        topology.size()  # raises if hvd.init() was not called; otherwise every rank would train on its own
-        name, of_optimizer = self._agreed_name(), self._of_optimizer
+    def _begin(self, recipe: Aggregator, plan: buckets.Plan, variables: Mapping[str, Any]) -> PlannedExchange:
+        options = (self.telemetry, self._returns_sum, *self._of_optimizer)
         planned = PlannedExchange(
-            self.aggregator, plan, self.grid(), name, self.telemetry, self._returns_sum, *of_optimizer, variables
+            recipe, plan, self.grid(), self._agreed_name(), *options, variables=variables, asked=self.aggregator
         )
         state.begin(planned, self._pending)
         self._pending = None

@@ -43,6 +43,7 @@ class PlannedExchange:
         momentum: the momentum of the optimizer that applies the means, if there is one.
         optimizer: the optimizer's description, for an exchange that runs it.
         variables: the variables of the gradients, by name; they are not kept alive.
+        asked: the recipe that the user asked for, if `aggregator` takes its place on this grid.
 
     Raises:
         ValueError: on every rank, if plans or recipes differ, or the recipe does not work with the plan.
@@ -60,6 +61,7 @@ class PlannedExchange:
         momentum: Momentum | None = None,
         optimizer: LocalOptimizer | None = None,
         variables: Mapping[str, Any] = {},
+        asked: Aggregator | None = None,
     ):
         self.plan = plan
         self.grid = grid
@@ -77,7 +79,7 @@ class PlannedExchange:
             for number, bucket in enumerate(plan.buckets)
         ]
         options = {
-            "recipe": describe(aggregator),
+            "recipe": describe(asked or aggregator),
             "telemetry": telemetry is not None,
             "returns_sum": returns_sum,
             "op determinism": arguments.is_deterministic(),

@@ -94,6 +94,7 @@ class Stages(keras.Model):
         self._after = Split(wire_dtype, 0.0 if self._place.is_last else sparsities[own[-1]])
         chain = Chain([made(parts[number]) for number in own], thresholds[own[0] : own[-1]], own[0] == 0)
         self.parts = chain.layers  # tracked, so that their variables are the model's
+        self._part_count, self._first_part, self._own_parts = len(parts), own[0], len(own)
         self._chain = chain
         self._schedule, self._micro_batches = SCHEDULES[schedule], micro_batches
         self._mean_loss = keras.metrics.Mean(name="loss")
@@ -116,6 +117,16 @@ class Stages(keras.Model):
     def stages(self) -> int:
         """The number of stages."""
         return self._place.stages
+
+    @property
+    def part_count(self) -> int:
+        """The number of parts of the whole model."""
+        return self._part_count
+
+    @property
+    def numbered_parts(self) -> list[tuple[int, keras.layers.Layer]]:
+        """This rank's parts, with their numbers in the whole model."""
+        return list(enumerate(self.parts[: self._own_parts], self._first_part))
 
     @property
     def trainer(self) -> int:

@@ -135,7 +135,9 @@ class Participant:
         assert self._pushes is not None and self._steps is not None and self._model is not None
         given = {id(variable): gradient for gradient, variable in zip(gradients, variables, strict=True)}
         flat = [_flat(given.get(id(variable)), variable) for variable in self._variables]
-        with tf.control_dependencies([tf.numpy_function(self._begin_to_choose, [], [], stateful=True)]):
+        with tf.control_dependencies(flat):  # not while the step still waits for its batch, which may never come
+            begun = tf.numpy_function(self._begin_to_choose, [], [], stateful=True)
+        with tf.control_dependencies([begun]):
             chosen = self._pushes.choose(flat)
         lengths = [len(parts) for parts in chosen]
         inputs = [tf.cast(rate, tf.float64), *(part for parts in chosen for part in parts)]

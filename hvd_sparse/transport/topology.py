@@ -34,6 +34,7 @@ __all__ = [
     "local_rank",
     "local_size",
     "node",
+    "nodes_are_given",
     "rank",
     "shutdown",
     "size",
@@ -42,6 +43,7 @@ __all__ = [
 
 
 _grid: Grid | None = None
+_given = False  # whether the nodes are those of `local_size`
 _nodes: dict[tuple[int, ...], Communicator] = {}
 _starts = 0  # of Horovod, by `init`: the same on every rank
 _Sets = Iterable[ProcessSet | Sequence[int]] | str | None
@@ -58,7 +60,8 @@ def init(comm: Sequence[int] | None = None, process_sets: _Sets = None, local_si
         local_size: n, the number of ranks per node; the default is the environment variable HVD_SPARSE_LOCAL_SIZE, and
             without it the number of ranks that Horovod started on each host. A smaller number lets one host stand for
             several nodes; it must divide the number of ranks on every host. To call `init` again with another one, call
-            `shutdown` first, or set HOROVOD_DYNAMIC_PROCESS_SETS=1 from the start.
+            `shutdown` first, or set HOROVOD_DYNAMIC_PROCESS_SETS=1 from the start. Without `local_size`, sparse recipes
+            send everything if all ranks are on one host.
 
     Raises:
         ValueError: on every rank, if hosts have unequal numbers of ranks, `local_size` does not divide them or differs
@@ -70,7 +73,7 @@ def init(comm: Sequence[int] | None = None, process_sets: _Sets = None, local_si
 
 
 def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> None:
-    global _grid
+    global _given, _grid
     if comm is not None and not isinstance(comm, Sequence):
         raise ValueError(
             f"Expected comm to be None or the list of all ranks, got {type(comm).__name__}: start only the ranks that "
@@ -99,6 +102,7 @@ def _init(comm: Sequence[int] | None, wanted: _Sets, local_size: int | None) -> 
         world_communicator.gather_descriptions(None, "topology.forgotten")
     _require_same_sets(places)
     rows = nodes.arrange(places)
+    _given = places[0]["local_size"] is not None
     _grid = Grid(
         world_communicator,
         _node(rows, world_communicator),
@@ -206,6 +210,11 @@ def node() -> Communicator:
 def cross() -> Communicator:
     """The ranks at this rank's position in their nodes, one of each node, in rank order."""
     return grid().cross
+
+
+def nodes_are_given() -> bool:
+    """Whether the number of ranks per node was given, by `local_size` or its environment variable, and not found."""
+    return _grid is not None and _given
 
 
 def rank() -> int:

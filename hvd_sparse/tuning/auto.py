@@ -16,9 +16,9 @@ from hvd_sparse.compression.selection import check_density
 from hvd_sparse.spec import Spec, describe
 from hvd_sparse.transport import timing
 from hvd_sparse.transport.communicator import Communicator
-from hvd_sparse.tuning import links
+from hvd_sparse.tuning import links, trials
 from hvd_sparse.tuning.cache import MeasurementCache
-from hvd_sparse.tuning.trials import TIE, TrialTimes, at_once, fastest, run_trials
+from hvd_sparse.tuning.trials import TIE, TrialTimes, at_once, run_trials
 
 BUDGET = 4.0  # seconds
 
@@ -38,8 +38,10 @@ class Auto(Aggregator):
     The choice is made when the state of a vector is created. The links and the memory of the cluster are measured once.
     The cost model (`costs`) rules out candidates that are not worth trying. The others exchange random vectors like
     this one, in turn, for a few seconds, as many at once as are in flight in training (at most four, and fewer if that
-    takes long). The fastest by the median is chosen; among those within 3% of it, the first in the list. A printed line
-    says which and why. The measurements are kept for vectors of the same size and, for a week, for runs on the same
+    takes long). The fastest by the median is chosen; among those within 3% of it, the first in the list. A candidate
+    that sends only a part of the gradient must save a tenth of the time of the fastest that sends all of it, and more
+    than the noise, and be faster in three of four rounds; otherwise that one is chosen. A printed line says which and
+    why, with both times. The measurements are kept for vectors of the same size and, for a week, for runs on the same
     cluster (`tuning.cache`), which then choose the same without delay; `python -m hvd_sparse.planner` measures again.
     All ranks choose the same: they use the figures of the first rank, or of all.
 
@@ -147,7 +149,7 @@ class Auto(Aggregator):
 
     def _fastest(self, times: TrialTimes) -> str:
         in_order = [name for name, _ in self.candidates if name in times.seconds]
-        return fastest({name: times.seconds[name] for name in in_order})
+        return trials.chosen({name: times.seconds[name] for name in in_order}, costs.DENSE)
 
     def _remembered(self, figures: Any, cache: MeasurementCache) -> TrialTimes | None:
         """The trial times in the cache; None if there are none, or they are invalid."""
@@ -185,21 +187,34 @@ def _reason(choice: str, times: TrialTimes, predicted: Mapping[str, float], toge
     medians = timing.medians(times.seconds)
     sent = {name: _size(count) for name, count in times.sent.items()}
     parts = [f"{choice}, {_ms(medians[choice])}" + (f" for {together} at once" if together > 1 else "")]
-    others = [name for name in medians if name != choice]
-    if others:
-        second = min(others, key=medians.__getitem__)
-        clear = medians[second] > (1 + TIE) * medians[choice]
-        ratio = f"{medians[second] / medians[choice]:.2f} times as fast as {second}"
-        parts.append(f"{ratio if clear else f'as fast as {second} to {TIE:.0%}'} ({_ms(medians[second])})")
-        sends = f"a node sends {sent[choice]}, with {second} {sent[second]}"
-    else:
-        sends = f"a node sends {sent[choice]}"
+    compared = _compared(choice, medians)
+    parts += [_beside(medians[choice], name, medians[name]) for name in compared]
     if nodes > 1:
-        parts.append(sends)
+        sends = [f"a node sends {sent[choice]}", *(f"with {name} {sent[name]}" for name in compared)]
+        parts.append(", ".join(sends))
     hopeless = [f"{name} ({_ms(seconds)} predicted)" for name, seconds in predicted.items() if name not in medians]
     if hopeless:
         parts.append(f"not tried: {', '.join(hopeless)}")
     return "; ".join(parts)
+
+
+def _compared(choice: str, medians: Mapping[str, float]) -> list[str]:
+    """The candidates to which a choice is compared: the fastest other, and the fastest that sends everything."""
+    others = [name for name in medians if name != choice]
+    second = sorted(others, key=medians.__getitem__)[:1]
+    if choice in costs.DENSE:
+        return second
+    whole = [name for name in others if name in costs.DENSE]
+    return list(dict.fromkeys([*second, *sorted(whole, key=medians.__getitem__)[:1]]))
+
+
+def _beside(own: float, name: str, seconds: float) -> str:
+    """How the choice's time compares with another one's."""
+    if seconds > (1 + TIE) * own:
+        return f"{seconds / own:.2f} times as fast as {name} ({_ms(seconds)})"
+    if seconds >= own / (1 + TIE):
+        return f"as fast as {name} to {TIE:.0%} ({_ms(seconds)})"
+    return f"{name} ({_ms(seconds)}) saves {1 - seconds / own:.0%}, which is not clear enough"
 
 
 def _ms(seconds: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,6 +26,9 @@ LEAST = 3  # rounds that are always made
 ENOUGH = 8  # rounds before a slightly slower candidate is dropped: fewer do not show the noise
 FAR = 2.0  # a candidate is dropped if its best round takes more than this many times the fastest one's
 TIE = 0.03  # relative difference in time below which two candidates count as equally fast
+# Share of dense's time that a candidate which sends only a part must save: it costs accuracy or steps for certain, and
+# the medians of two trials of the same candidates have differed by 7%, so less than this may be nothing at all.
+SAVED = 0.1
 ROUND_SHARE = 0.1  # share of the budget that a round of the fastest candidate may take with several vectors in flight
 AT_ONCE = 4  # most vectors in flight: these fill the links, and each needs memory for its residuals
 LARGE = 1 << 18  # elements of a vector from which trials end with a garbage collection, to free the residuals
@@ -146,6 +149,21 @@ def fastest(seconds: Mapping[str, Sequence[float]]) -> str:
     return next(name for name, median in medians.items() if median <= (1 + TIE) * least)
 
 
+def chosen(seconds: Mapping[str, Sequence[float]], whole: Collection[str]) -> str:
+    """The `fastest` candidate; one that sends only a part must clearly beat the fastest of those that send everything.
+
+    Args:
+        seconds: the seconds of each round by name, in order of preference.
+        whole: the names of the candidates that send everything.
+    """
+    first = fastest(seconds)
+    of_whole = {name: rounds for name, rounds in seconds.items() if name in whole}
+    if first in whole or not of_whole:
+        return first
+    instead = fastest(of_whole)
+    return first if clearly_beats(seconds[first], seconds[instead]) else instead
+
+
 def still_in_running(seconds: Mapping[str, Sequence[float]]) -> list[str]:
     """The candidates that may still win, by their best round while rounds are too few to show the noise, then by all.
 
@@ -179,12 +197,28 @@ def beats(one: Sequence[float], other: Sequence[float]) -> bool:
 
     Rounds with the same number are compared, as they met the same disturbances.
     """
+    gained = _gained(one, other)
+    return _beyond_noise(gained) and float(np.median(gained)) > TIE * float(np.median(one))
+
+
+def clearly_beats(one: Sequence[float], other: Sequence[float]) -> bool:
+    """Whether `one` saves more than the noise and `SAVED` of the other's time, and is faster in 3 of 4 rounds."""
+    gained = _gained(one, other)
+    enough = SAVED * float(np.median(other[: len(gained)]))
+    return _beyond_noise(gained) and float(np.median(gained)) > enough and float(np.quantile(gained, 0.25)) > 0.0
+
+
+def _gained(one: Sequence[float], other: Sequence[float]) -> np.ndarray:
+    """The seconds by which `one` was faster in each round of both."""
     count = min(len(one), len(other))
-    gained = np.subtract(other[:count], one[:count])
+    return np.subtract(other[:count], one[:count])
+
+
+def _beyond_noise(gained: np.ndarray) -> bool:
     typical = float(np.median(gained))
     deviation = float(np.median(np.abs(gained - typical)))
-    error = 1.25 * 1.48 * deviation / math.sqrt(count)  # standard error of a median, for a normal distribution
-    return typical > max(2 * error, TIE * float(np.median(one)))
+    error = 1.25 * 1.48 * deviation / math.sqrt(len(gained))  # standard error of a median, for a normal distribution
+    return typical > 2 * error
 
 
 class _Trial:

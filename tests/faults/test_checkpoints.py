@@ -30,7 +30,7 @@ from tests.faults.checkpoints import (
 
 @pytest.fixture(autouse=True, scope="module")
 def started():
-    hvd.init()
+    hvd.init(local_size=1)  # given, so that recipes select
 
 
 # ---- which checkpoints are kept ----
@@ -204,7 +204,7 @@ import hvd_sparse as hvd
 from tests.datacache.devices import fill
 from tests.faults.checkpoints import compiled, fit, folders, resumed, trained
 
-hvd.init()
+hvd.init(local_size=1)
 path = pathlib.Path(sys.argv[1])
 model, _ = trained(path, 1)
 

@@ -8,7 +8,7 @@ import pytest
 from tests.faults import ranks
 from tests.faults.checkpoints import FLIPS
 
-STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order")
+STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order", "first")
 STARTING = ("starting", "stalls")  # these call hvd.init themselves
 NODES = ("written",)  # on two nodes of one rank
 

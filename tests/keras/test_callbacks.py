@@ -8,6 +8,8 @@ import tensorflow as tf
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import hvd_sparse as hvd
+from hvd_sparse.keras.callbacks.rates import compare
+from tests import threads
 
 X, Y = np.linspace(-1, 1, 48, dtype="f4").reshape(16, 3), np.ones((16, 2), "f4")
 
@@ -333,3 +335,52 @@ def test_a_model_that_is_not_built_cannot_be_restored(tmp_path):
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.5)), "mse")
     with pytest.raises(ValueError, match="give it an input shape"):
         fit(model, hvd.callbacks.CheckpointCallback(tmp_path))
+
+
+# ---- what all ranks must have alike ----
+
+
+def compared(reaction, *seen):
+    """Compares these learning rates, one of each rank."""
+    return threads.run(len(seen), 1, lambda grid: compare(grid.world, seen[grid.world.rank], reaction))
+
+
+def test_different_rates_are_one_error_on_all_ranks():
+    compared("error", 0.5, 0.5, 0.5)
+    with pytest.raises(threads.RanksFailed) as failed:
+        compared("error", 0.5, 0.5, 0.25)
+    texts = {str(error) for error in failed.value.errors}
+    assert len(texts) == 1 and "rank 0: 0.5, rank 1: 0.5, rank 2: 0.25" in texts.pop()
+
+
+def test_different_rates_may_be_a_warning():
+    with pytest.warns(UserWarning, match="rank 1: 0.25.*drift apart") as warned:
+        compared("warning", 0.5, 0.25)
+    assert len(warned) == 1
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        hvd.callbacks.BroadcastGlobalVariablesCallback,
+        hvd.callbacks.MetricAverageCallback,
+        lambda **options: hvd.callbacks.LearningRateScheduleCallback(0.5, 1.0, **options),
+        lambda **options: hvd.callbacks.LearningRateWarmupCallback(0.5, **options),
+    ],
+)
+def test_what_follows_different_rates_is_an_error_or_a_warning(make):
+    assert (make().different_rates, make(different_rates="warning").different_rates) == ("error", "warning")
+    with pytest.raises(ValueError, match="'error' or 'warning', got 'ignore'"):
+        make(different_rates="ignore")
+
+
+def test_metrics_of_any_nest_keep_their_shapes():
+    logs = {"loss": 0.5, "f1": np.float32([0.25, 0.75]), "more": {"counts": np.array([[1, 2]]), "also": [tf.ones([2])]}}
+    callback = hvd.callbacks.MetricAverageCallback()
+    callback.set_model(compiled())
+    callback.on_epoch_end(0, logs)
+    assert logs["loss"] == 0.5 and isinstance(logs["loss"], float)
+    np.testing.assert_array_equal(logs["f1"], [0.25, 0.75])
+    np.testing.assert_array_equal(logs["more"]["counts"], [[1.0, 2.0]])
+    np.testing.assert_array_equal(logs["more"]["also"][0], [1.0, 1.0])
+    assert logs["f1"].dtype == np.float32

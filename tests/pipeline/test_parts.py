@@ -134,6 +134,75 @@ def test_what_is_saved_comes_back(tmp_path):
         np.testing.assert_array_equal(own, was)
 
 
+def numbered(count, name=None):
+    """A model of one stage, of parts with equal shapes, whose variables hold numbers."""
+    keras.backend.clear_session()
+    own = {"name": name} if name else {}
+    made = Stages([lambda: keras.Sequential([keras.Input((4,)), L.Dense(4, **own)]) for _ in range(count)])
+    made.compile(keras.optimizers.Adam(), "mse")
+    for number, variable in enumerate([*made.weights, *made.optimizer.variables[2:]]):
+        variable.assign(np.full(variable.shape, number, "f4"))
+    return made
+
+
+def zeroed(model):
+    for variable in (*model.weights, *model.optimizer.variables[2:]):
+        variable.assign(np.zeros(variable.shape))
+    return model
+
+
+def assert_loads(folder, saved, into):
+    pipeline.load(into, folder)
+    wanted = (*saved.weights, *saved.optimizer.variables)
+    for found, own in zip((*into.weights, *into.optimizer.variables), wanted, strict=True):
+        np.testing.assert_array_equal(found, own)
+
+
+@pytest.mark.parametrize("name", [None, "layer"])
+def test_parts_with_layers_of_equal_names_get_their_own_weights_back(name, tmp_path):
+    model = numbered(3, name)
+    pipeline.save(model, tmp_path)
+    assert_loads(tmp_path, model, zeroed(numbered(3, name)))
+
+
+def as_older(path, **attributes):
+    """Takes out of a file what older ones did not have."""
+    with h5py.File(path, "a") as file:
+        del file.attrs["parts"]
+        file.attrs.update(attributes)
+        file.visititems(lambda name, item: [item.attrs.pop(each) for each in list(item.attrs)])
+
+
+def test_an_older_file_of_the_same_stage_is_read(tmp_path):
+    model = numbered(2)
+    pipeline.save(model, tmp_path)
+    as_older(tmp_path / "stage-0-of-1.h5")
+    assert_loads(tmp_path, model, zeroed(numbered(2)))
+
+
+def older_stages(folder, name):
+    """Files of two stages, as of two ranks, each of which has numbered its own layer."""
+    for stage in range(2):
+        model = numbered(1, f"{name}_{stage}" if name else None)
+        pipeline.save(model, folder)
+        (folder / "stage-0-of-1.h5").rename(folder / f"stage-{stage}-of-2.h5")
+        as_older(folder / f"stage-{stage}-of-2.h5", stage=stage, stages=2)
+
+
+def test_older_files_are_read_where_names_tell_stages_apart(tmp_path):
+    older_stages(tmp_path, "layer")
+    model = zeroed(numbered(1, "layer_1"))
+    assert_loads(tmp_path, numbered(1, "layer_1"), model)
+
+
+def test_older_files_are_refused_where_nothing_tells_stages_apart(tmp_path):
+    older_stages(tmp_path, None)
+    model = zeroed(numbered(1))
+    with pytest.raises(ValueError, match=r"one variable .*dense/kernel, got it in stage-0-of-2.h5 and stage-1-of-2.h5"):
+        pipeline.load(model, tmp_path)
+    assert not any(np.any(each) for each in model.weights)
+
+
 class Idle(L.Layer):
     """A layer with a weight that it does not use."""
 

@@ -6,9 +6,11 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from hvd_sparse.horovod_api.variables import broadcast_variables
+from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import topology
@@ -28,14 +30,21 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
         root_rank: the rank whose variables all ranks get.
         device: TensorFlow's name of the device to use, such as "/cpu:0"; by default TensorFlow chooses.
         local_variables: one or several variables that stay each rank's own.
+        different_rates: "error" if different learning rates on the ranks, compared when epochs begin and end, are an
+            error, or "warning".
 
     Raises:
         ValueError: when training begins, on every rank, if the ranks' variables differ in number, shapes or dtypes;
-            none has changed then.
+            none has changed then. When an epoch begins or ends, on every rank, if learning rates differ.
     """
 
-    def __init__(self, root_rank: int = 0, device: str = "", local_variables: Any = None):
+    compares_rates = True
+
+    def __init__(
+        self, root_rank: int = 0, device: str = "", local_variables: Any = None, different_rates: str = rates.ERROR
+    ):
         super().__init__()
+        self.different_rates = rates.check_reaction(different_rates)
         self.root_rank = root_rank
         self.device = device
         self._local: list[Any] = []
@@ -73,32 +82,48 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
 class MetricAverageCallback(DistributedCallback):
     """Averages the metrics of an epoch over all ranks; list it before callbacks that use them.
 
-    The mean is over ranks with equal weights, as in Horovod.
+    The mean is over ranks with equal weights, as in Horovod. A metric may be a number, an array such as one value per
+    class, or a nest of them; each element is averaged by itself. An array of floats keeps its dtype.
 
     Args:
         device: TensorFlow's name of the device to use, such as "/cpu:0"; by default TensorFlow chooses.
+        different_rates: as for `BroadcastGlobalVariablesCallback`.
 
     Raises:
-        ValueError: on every rank, if the ranks have different metrics.
+        ValueError: on every rank, if the ranks have different metrics, metrics of different shapes, or different
+            learning rates.
     """
 
     waits = "at the end of each epoch"
+    compares_rates = True
 
-    def __init__(self, device: str = ""):
+    def __init__(self, device: str = "", different_rates: str = rates.ERROR):
         super().__init__()
         self.device = device
+        self.different_rates = rates.check_reaction(different_rates)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if not logs:
             return
         world = topology.world()
-        names = sorted(logs)
-        world.agree({"metrics": names}, "the names of their metrics", "metrics.agree")
+        logs_by_name = dict(sorted(logs.items()))
+        own = [keras.ops.convert_to_numpy(value) for value in tf.nest.flatten(logs_by_name)]
+        shapes = tf.nest.map_structure(lambda value: str(np.shape(value)), logs_by_name)
+        world.agree({"metrics": shapes}, "the names of their metrics or their shapes", "metrics.agree")
         with tf.device(self.device):
-            own = tf.constant([float(logs[name]) for name in names], tf.float64)
-            means = (world.allreduce(own, "sum", "metrics.sum") / world.size).numpy()
-        logs.update(zip(names, means.tolist(), strict=True))
+            flat = tf.constant(np.concatenate([np.ravel(value).astype(np.float64) for value in own]))
+            means = (world.allreduce(flat, "sum", "metrics.sum") / world.size).numpy()
+        pieces = np.split(means, np.cumsum([value.size for value in own])[:-1])
+        averaged = [_shaped_as(value, piece) for value, piece in zip(own, pieces, strict=True)]
+        logs.update(tf.nest.pack_sequence_as(logs_by_name, averaged))
+
+
+def _shaped_as(value: np.ndarray, mean: np.ndarray) -> Any:
+    """The mean in the value's shape, and in its dtype if that is one of floats; a number for a number."""
+    if value.ndim == 0:
+        return float(mean[0])
+    return mean.reshape(value.shape).astype(value.dtype if np.issubdtype(value.dtype, np.floating) else np.float64)
 
 
 def broadcast_state(model: keras.Model, root_rank: int, local_variables: Iterable[Any] = ()) -> None:

@@ -9,6 +9,7 @@ import keras
 from hvd_sparse.averaging.optimizer import is_averaged
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks
+from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.consolidation import consolidate
 from hvd_sparse.servers.optimizer import is_served, served
 
@@ -19,10 +20,15 @@ class DistributedCallback(keras.callbacks.Callback):
     Attributes:
         waits: text for an error message: what all ranks have to do at the same time; "" if there is nothing.
         of_averaged: text for an error message: why it does not fit averaged models, and what does; "" if it fits.
+        compares_rates: whether all ranks compare their learning rates when an epoch begins, if there have been
+            exchanges, and when it ends; only for callbacks that all ranks have, as it is a collective.
+        different_rates: what follows if they differ, "error" or "warning".
     """
 
     waits = ""
     of_averaged = ""
+    compares_rates = False
+    different_rates = rates.ERROR
 
     def set_model(self, model: keras.Model) -> None:
         """Raises ValueError if it does not fit an averaged model, or waits for ranks although servers never wait."""
@@ -44,10 +50,19 @@ class DistributedCallback(keras.callbacks.Callback):
         super().on_epoch_begin(epoch, logs)
         if self.exchange is not None:
             self.exchange.set_epoch(epoch)
+            if self.compares_rates and self.exchange.step > 0:  # before that, a broadcast may be to come
+                self._compare_rates()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.consolidate()
         super().on_epoch_end(epoch, logs)
+        if self.compares_rates:
+            self._compare_rates()
+
+    def _compare_rates(self) -> None:
+        if self.exchange is not None:
+            own = rates.learning_rate(self.model.optimizer)
+            rates.compare(self.exchange.grid().world, own, self.different_rates)
 
     def consolidate(self) -> None:
         """Makes the model ready to be saved.

@@ -55,6 +55,7 @@ class CheckpointCallback(DistributedCallback):
         "hvd.callbacks.MeanOfModelsCallback() and after it, on rank 0, keras.callbacks.ModelCheckpoint"
     )
     waits = "to save (hvd.callbacks.ServersCheckpointCallback does not)"
+    compares_rates = True
 
     def __init__(self, directory: str | os.PathLike, every: int = 1, keep: int = 2, required: bool = False):
         super().__init__()

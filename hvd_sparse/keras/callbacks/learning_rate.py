@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import keras
-
 from hvd_sparse.exchange import slots
 from hvd_sparse.keras import local_optimizer
+from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.callbacks.base import DistributedCallback
+from hvd_sparse.keras.callbacks.rates import learning_rate
 from hvd_sparse.transport import topology
 
 
@@ -29,6 +29,11 @@ class LearningRateScheduleCallback(DistributedCallback):
         staircase: set it at the start of each epoch; otherwise before each batch, at epoch + batch / steps_per_epoch.
         momentum_correction: see above; costs a pass over the velocities each time.
         steps_per_epoch: taken from `fit` if that knows it.
+        different_rates: "error" if it is an error that ranks set different rates, which they compare with the first
+            batch of an epoch, or "warning".
+
+    Raises:
+        ValueError: if an argument is invalid; on every rank, if rates differ.
     """
 
     def __init__(
@@ -40,8 +45,10 @@ class LearningRateScheduleCallback(DistributedCallback):
         staircase: bool = True,
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
+        different_rates: str = rates.ERROR,
     ):
         super().__init__()
+        self.different_rates = rates.check_reaction(different_rates)
         if initial_lr is None:
             raise ValueError("Expected initial_lr to be a number, got None.")
         self.initial_lr = initial_lr
@@ -74,15 +81,17 @@ class LearningRateScheduleCallback(DistributedCallback):
             self._set_rate(self._epoch + batch / self.steps_per_epoch)
         elif batch == 0:
             self._set_rate(self._epoch)
+        if batch == 0:
+            self._compare_rates()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if logs is not None:
-            logs["lr"] = _learning_rate(self.model.optimizer)
+            logs["lr"] = learning_rate(self.model.optimizer)
 
     def _set_rate(self, epoch: float) -> None:
         optimizer = self.model.optimizer
-        old, new = _learning_rate(optimizer), self.initial_lr * self.multiplier(epoch)
+        old, new = learning_rate(optimizer), self.initial_lr * self.multiplier(epoch)
         optimizer.learning_rate = new
         if self.momentum_correction and old and new != old:
             for velocity in [*slots.velocities(optimizer), *local_optimizer.velocities(optimizer)]:
@@ -98,6 +107,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         momentum_correction: as for `LearningRateScheduleCallback`.
         steps_per_epoch: as for `LearningRateScheduleCallback`.
         verbose: 1 prints a line on rank 0 when the rate is reached.
+        different_rates: as for `LearningRateScheduleCallback`.
     """
 
     def __init__(
@@ -107,6 +117,7 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
         momentum_correction: bool = True,
         steps_per_epoch: int | None = None,
         verbose: int = 0,
+        different_rates: str = rates.ERROR,
     ):
         def multiplier(epoch: float) -> float:
             size = topology.world().size
@@ -122,15 +133,12 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
             staircase=False,
             momentum_correction=momentum_correction,
             steps_per_epoch=steps_per_epoch,
+            different_rates=different_rates,
         )
         self.verbose = verbose
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_end(epoch, logs)
         if self.verbose and epoch + 1 == self.end_epoch and topology.world().rank == 0:
-            rate = _learning_rate(self.model.optimizer)
+            rate = learning_rate(self.model.optimizer)
             print(f"\nEpoch {epoch + 1}: finished gradual learning rate warmup to {rate:g}.")
-
-
-def _learning_rate(optimizer: keras.optimizers.Optimizer) -> float:
-    return float(keras.ops.convert_to_numpy(optimizer.learning_rate))
