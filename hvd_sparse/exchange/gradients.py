@@ -109,6 +109,7 @@ class GradientExchange(Renamed):
         self._pending: tuple[ResidualSum, RankState | None] | None = None
         self._planned: PlannedExchange | None = None
         self._agreed: str | None = None
+        self.joined: Callable[[], Mapping[int, tf.Tensor]] = dict  # `Ahead.joined` of the optimizer
 
     # AutoGraph would spend seconds on rewriting everything called in here, to no effect.
     @tf.autograph.experimental.do_not_convert
@@ -147,6 +148,10 @@ class GradientExchange(Renamed):
         apart = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
         shared = {name: gradient for name, gradient in shared.items() if name not in apart}
         planned = self._plan_for(shared, dict(zip(names, variables, strict=True)))
+        joined = self.joined()
+        if joined:
+            pairs = zip(names, variables, strict=True)
+            planned.set_progress({name: joined[id(each)] for name, each in pairs if id(each) in joined})
         if clip is None:
             means = planned.exchange(shared, apart)
         elif self.aggregator.sends_all:
