@@ -34,7 +34,7 @@ def _spectral(recipe, compiled):
         hvd.compiled_train_step(model)
     model.compile(hvd.DistributedOptimizer(keras.optimizers.SGD(0.01), aggregator=RECIPES[recipe]()), "mse")
     model.fit(*_data(), batch_size=32, epochs=5, verbose=0)
-    _equal_on_all_ranks(model.get_weights())
+    _equal_on_all_ranks(weight.numpy() for weight in model.trainable_variables)
     for each in layers:
         largest = np.linalg.norm(each.kernel.numpy(), 2)
         assert 0.9 < largest < 1.1, (recipe, compiled, largest)
@@ -52,7 +52,7 @@ def spectral_normalization_lasts_between_exchanges():
     _spectral("diloco", compiled=True)
 
 
-class _Critic(keras.Sequential):
+class Critic(keras.Sequential):
     """Clips its weights before the tape, and has a teacher that follows them before the update."""
 
     clips = True
@@ -72,7 +72,7 @@ class _Critic(keras.Sequential):
 
 def _critic(recipe, rate, clips=True):
     keras.utils.set_random_seed(1)
-    model = _Critic([keras.Input((16,)), keras.layers.Dense(8, activation="relu"), keras.layers.Dense(1)])
+    model = Critic([keras.Input((16,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(1)])
     model.teacher = [tf.Variable(weight) for weight in model.trainable_variables]
     model.clips = clips
     aggregator = None if recipe == "dense" else RECIPES[recipe]()
