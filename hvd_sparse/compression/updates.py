@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -70,7 +71,8 @@ class LocalUpdates(Sender):
             )
         optimizer = spec.optimizer.create(spec)
         gain_ratio = GainRatio(spec) if self.gain_ratio and optimizer.normalizes and spec.senders > 1 else None
-        return _Updating(spec, optimizer, self.compressor.create(spec), self.gathers, gain_ratio)
+        inner = self.compressor.create(spec)
+        return Updating(spec, optimizer, inner, self.compressor.residual(inner), self.gathers, gain_ratio)
 
     def compress(self, parts, state, residual=None):
         selection = super().compress(parts, state, residual)
@@ -147,9 +149,17 @@ class LocalSlots(Slots):
         return parts
 
 
-class _Updating(tf.Module):
+class Updating(tf.Module):
+    """The state of `LocalUpdates` for a vector or a shard of one."""
+
     def __init__(
-        self, spec: Spec, optimizer: LocalSlots, inner: tf.Module, gathers: bool, gain_ratio: GainRatio | None
+        self,
+        spec: Spec,
+        optimizer: LocalSlots,
+        inner: tf.Module,
+        residual: tf.Variable | None,
+        gathers: bool,
+        gain_ratio: GainRatio | None,
     ):
         super().__init__()
         self.spec = spec
@@ -160,3 +170,23 @@ class _Updating(tf.Module):
         if gathers:
             zeros = tf.zeros([spec.size], tf.float32)
             self.gathered = tf.Variable(zeros, trainable=False, name=f"{spec.name}_gathered")
+        self._progress = residual if self.gathered is None else self.gathered
+
+    def set_progress(self, ahead: Mapping[str, tf.Tensor]) -> None:
+        """Sets how far the node is ahead of the shared weights in some variables.
+
+        Args:
+            ahead: by the name of the variable, in its shape; all ranks of the node pass the same.
+        """
+        names = [self.spec.segments[place.segment].name for place in self.spec.places]
+        if self._progress is None or not set(names) & set(ahead):
+            return
+        pieces = []
+        for name, (_, begin, start, size) in zip(names, self.spec.places, strict=True):
+            known = ahead.get(name)
+            if known is None:
+                pieces.append(self._progress[begin : begin + size])
+            else:
+                flat = tf.reshape(tf.cast(known, tf.float32), [-1])
+                pieces.append(flat[start : start + size] * float(self.spec.parts))
+        self._progress.assign(tf.concat(pieces, 0))

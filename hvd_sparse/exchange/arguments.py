@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from hvd_sparse import ops
-from hvd_sparse.aggregators import Aggregator, DenseBelow, Schedule
+from hvd_sparse.aggregators import Aggregator, DenseBelow, LocalSteps, Schedule
 from hvd_sparse.compression.momentum import MomentumCorrection
 from hvd_sparse.compression.senders import Sender
 from hvd_sparse.compression.updates import LocalUpdates
@@ -100,6 +100,11 @@ def dense_apart(recipe: Any, shapes: Mapping[str, Sequence[int]]) -> set[str]:
 def looks_ahead(recipe: Any) -> bool:
     """Whether gradients are computed at the weights that a node would have if its unsent updates were applied."""
     return any(isinstance(part, LocalUpdates) and part.ahead for part in _parts(recipe))
+
+
+def trains_alone(recipe: Any) -> bool:
+    """Whether a node takes steps between two exchanges, at its own weights."""
+    return any(isinstance(part, LocalSteps) for part in _parts(recipe))
 
 
 def takes_over(recipe: Any) -> bool:

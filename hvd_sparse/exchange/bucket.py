@@ -10,6 +10,7 @@ import tensorflow as tf
 from hvd_sparse.aggregators import Aggregator, Exchange
 from hvd_sparse.aggregators.transaction import Update
 from hvd_sparse.compression.senders import slots_of
+from hvd_sparse.compression.updates import Updating
 from hvd_sparse.exchange import arguments, telemetry
 from hvd_sparse.exchange.plan import Bucket
 from hvd_sparse.spec import Gathered, Spec
@@ -76,6 +77,12 @@ class BucketExchange:
     def unsent(self) -> dict[str, tf.Tensor]:
         """What this rank's node has not sent yet, by variable; a collective within the node."""
         return self.bucket.unpack(self.aggregator.node_residual(self.state))
+
+    def set_progress(self, ahead: Mapping[str, tf.Tensor]) -> None:
+        """Sets how far this rank's node is ahead of the shared weights in some variables; those of others are left."""
+        for part in self.state.submodules:
+            if isinstance(part, Updating):
+                part.set_progress(ahead)
 
     def residual_sum(self) -> dict[str, np.ndarray]:
         """The sum of the residuals of all ranks, by variable; empty if there are none. A collective."""

@@ -115,6 +115,7 @@ class GradientExchange(Renamed):
         self._obeying: Obeying | None = None
         self._when_written: Callable[[], None] = lambda: None
         self._agreed: str | None = None
+        self.joined: Callable[[], Mapping[int, tf.Tensor]] = dict  # `Ahead.joined` of the optimizer
 
     # AutoGraph would spend seconds on rewriting everything called in here, to no effect.
     @tf.autograph.experimental.do_not_convert
@@ -154,6 +155,10 @@ class GradientExchange(Renamed):
         shared = {name: gradient for name, gradient in shared.items() if name not in apart}
         planned = self._plan_for(shared, dict(zip(names, variables, strict=True)))
         with tf.control_dependencies(self._obeying.before_step() if self._obeying else []):
+            joined = self.joined()
+            if joined:
+                pairs = zip(names, variables, strict=True)
+                planned.set_progress({name: joined[id(each)] for name, each in pairs if id(each) in joined})
             if clip is None:
                 means = planned.exchange(shared, apart)
             elif planned.aggregator.sends_all:
@@ -363,7 +368,7 @@ class GradientExchange(Renamed):
             drop = functools.partial(state.drop, planned)
             watched = [variables[each] for each in plan.order]
             self._obeying = Obeying(
-                watched, self._when_written, self.grid().world, name, planned.exchange_not_finite, drop
+                watched, self._when_written, self.grid().world, planned.name, planned.exchange_not_finite, drop
             )
         for call in self._at_start:
             call(planned)

@@ -162,6 +162,11 @@ class PlannedExchange:
         """What this rank's node has not sent yet, by variable; a collective within the node."""
         return {name: value for bucket in self.buckets for name, value in bucket.unsent().items()}
 
+    def set_progress(self, ahead: Mapping[str, tf.Tensor]) -> None:
+        """Sets how far this rank's node is ahead of the shared weights, by variable; rows are never ahead."""
+        for bucket in self.buckets:
+            bucket.set_progress(ahead)
+
     def apply_residuals(self, residuals: Mapping[str, np.ndarray], of_gradients: bool) -> None:
         """Subtracts residuals from the weights that this recipe cannot take over, as they are in another unit.
 

@@ -2,7 +2,7 @@
 
 This file and `exchange/slots.py`, which handles slots, are the only ones that depend on Keras's internals.
 
-Keras is changed in six places:
+Keras is changed in seven places:
 
 - `_backend_update_step` of an optimizer, where Keras has accumulated gradients and is about to apply them: the
   exchange happens here. `_clip_gradients` and `_apply_weight_decay`, which Keras calls just before, move behind it.
@@ -14,6 +14,7 @@ Keras is changed in six places:
   that a rank has skipped.
 - `save` and `save_weights` of a model: if the models of ranks differ, they require the mean of the models.
 - `set_weights` of a layer and `load_weights` of a model: what waits to be sent belongs to the weights before.
+- `make_train_function` of a model: its steps look ahead if one of its optimizers does (see `steps_ahead.py`).
 - `_initial_epoch` of a model, which Keras lets callbacks set, to resume `fit`.
 """
 
@@ -31,10 +32,11 @@ import tensorflow as tf
 
 from hvd_sparse.averaging.gradients import averages_gradients
 from hvd_sparse.averaging.optimizer import averaged, is_averaged
-from hvd_sparse.exchange import ahead, sender_side, slots
+from hvd_sparse.exchange import ahead, sender_side, slots, tapes
+from hvd_sparse.exchange.arguments import trains_alone
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import local_optimizer, momentum, steps_ahead, train_step, without_slots, writing
-from hvd_sparse.servers.optimizer import is_served, served
+from hvd_sparse.servers.optimizer import is_served
 from hvd_sparse.transport.eager import making_variables
 
 _EXCHANGE = "_hvd_sparse_exchange"
@@ -97,6 +99,10 @@ def install() -> None:
     if not hasattr(owner.compile, _HOOKED):
         # On the class that defines it: loading a model checks that `compile` was not overridden in a subclass.
         owner.compile = _hooked_compile(owner.compile)
+    owner = next(cls for cls in keras.Model.__mro__ if "make_train_function" in vars(cls))
+    if not hasattr(owner.make_train_function, _HOOKED):
+        owner.make_train_function = steps_ahead.hooked_make_train_function(owner.make_train_function)
+        setattr(owner.make_train_function, _HOOKED, True)
     for name in ("save", "save_weights"):
         if not hasattr(getattr(keras.Model, name), _HOOKED):
             setattr(keras.Model, name, _hooked_save(getattr(keras.Model, name)))
@@ -105,6 +111,7 @@ def install() -> None:
     if not hasattr(scaler.check_finite, _HOOKED):
         scaler.check_finite = _hooked_check_finite(scaler.check_finite)
         scaler.apply = _hooked_apply(scaler.apply)
+    tapes.install()
 
 
 def adopt(model: keras.Model) -> None:
@@ -112,7 +119,7 @@ def adopt(model: keras.Model) -> None:
 
     A user-defined train step is not compiled, as it may contain what XLA cannot compile; a warning says so.
     """
-    if _looks_ahead(model.optimizer):
+    if steps_ahead.looks_ahead(model.optimizer):
         steps_ahead.wrap(model)
     if not model.jit_compile or not _meets_others(model.optimizer):
         return
@@ -195,7 +202,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
                     _hand_over(self)
 
         def apply(self, grads, trainable_variables=None):
-            base.apply(self, ahead.landed(self, grads), trainable_variables)
+            base.apply(self, ahead.to_apply(self, grads), trainable_variables)
 
         def save_own_variables(self, store):
             momentum.require_consolidated(self, self.exchange)
@@ -281,7 +288,9 @@ def _begin_updates(optimizer: Any) -> None:
     local = optimizer.exchange.are_local(variables)
     without_slots.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if own])
     if optimizer.exchange.looks_ahead:
-        looking = ahead.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if not own])
+        replicated = [each for each, own in zip(variables, local, strict=True) if not own]
+        looking = ahead.begin(optimizer, replicated, trains_alone(optimizer.exchange.aggregator))
+        optimizer.exchange.joined = looking.joined
         optimizer.exchange.when_written(looking.forget)
 
 
@@ -300,11 +309,6 @@ def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> 
     finally:
         for name, threshold in thresholds.items():
             setattr(optimizer, name, threshold)
-
-
-def _looks_ahead(optimizer: Any) -> bool:
-    exchange = exchange_of(optimizer)
-    return served(optimizer).looks_ahead if is_served(optimizer) else exchange is not None and exchange.looks_ahead
 
 
 def _meets_others(optimizer: Any) -> bool:

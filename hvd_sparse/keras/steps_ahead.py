@@ -1,4 +1,4 @@
-"""Train steps that look ahead: a model's gradients are computed as `exchange/ahead.py` describes."""
+"""Train steps that look ahead: their tapes compute gradients as `exchange/ahead.py` describes."""
 
 from __future__ import annotations
 
@@ -7,14 +7,34 @@ from typing import Any
 
 import keras
 
-from hvd_sparse.exchange.ahead import looking_ahead, of
+from hvd_sparse.exchange import slots
+from hvd_sparse.exchange.ahead import of_all, tapes_look_ahead
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.servers.optimizer import is_served, served
 from hvd_sparse.transport.eager import making_variables
 
 _WRAPPED = "_hvd_sparse_looks_ahead"
 
 
+def looks_ahead(optimizer: Any) -> bool:
+    """Whether gradients for an optimizer, also a loss-scaling one, are to be computed ahead."""
+    if is_served(optimizer):
+        return served(optimizer).looks_ahead
+    exchange = getattr(slots.without_loss_scaling(optimizer), "exchange", None)
+    return isinstance(exchange, GradientExchange) and exchange.looks_ahead
+
+
+def optimizers_ahead(model: keras.Model) -> list[keras.optimizers.Optimizer]:
+    """The optimizers that look ahead among the model's own and those that are attributes of it, also in lists."""
+    found: list[Any] = []
+    for value in vars(model).values():
+        held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+        found += [each for each in held if isinstance(each, keras.optimizers.Optimizer) and looks_ahead(each)]
+    return list({id(each): each for each in found}.values())
+
+
 def wrap(model: keras.Model) -> None:
-    """Makes the train step of a model look ahead if its optimizer does; a second call changes nothing."""
+    """Makes the tapes of a model's train step look ahead if an optimizer does; a second call changes nothing."""
     vars(model)[_WRAPPED] = True
     own_step = model.train_step
     if hasattr(own_step, _WRAPPED):
@@ -22,8 +42,10 @@ def wrap(model: keras.Model) -> None:
 
     @functools.wraps(own_step)
     def step(data):
-        build_optimizer(model)
-        with looking_ahead(model.optimizer):
+        if looks_ahead(model.optimizer):
+            build_optimizer(model)
+        optimizers = optimizers_ahead(model)
+        with tapes_look_ahead(lambda: optimizers):
             return own_step(data)
 
     setattr(step, _WRAPPED, True)
@@ -44,6 +66,19 @@ def is_wrapped(model: keras.Model) -> bool:
     return _WRAPPED in vars(model)
 
 
+def hooked_make_train_function(original: Any) -> Any:
+    """Keras's `make_train_function`, for models whose optimizers are not known when they are compiled, as of a GAN."""
+
+    @functools.wraps(original)
+    def make_train_function(self, *args, **options):
+        if hasattr(self.train_step, _WRAPPED) or not optimizers_ahead(self):
+            return original(self, *args, **options)
+        wrap(self)
+        return self.make_train_function(*args, **options)
+
+    return make_train_function
+
+
 def _guarded(model: keras.Model) -> Any:
     """The model's `make_train_function`, whose functions restore the variables when they fail."""
     own_make = model.make_train_function
@@ -59,8 +94,7 @@ def _guarded(model: keras.Model) -> Any:
             try:
                 return run(iterator)
             except BaseException:
-                found = of(model.optimizer)
-                if found is not None:
+                for found in of_all(optimizers_ahead(model)):
                     found.recover()
                 raise
 

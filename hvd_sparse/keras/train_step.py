@@ -10,8 +10,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from hvd_sparse.exchange import ahead, tapes
 from hvd_sparse.keras import steps_ahead
 from hvd_sparse.keras.sync_batch_norm import synchronises
+from hvd_sparse.optimizers.variables import path_of, resource
 
 _COMPILED = "_hvd_sparse_compiled"
 
@@ -22,6 +24,8 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
     Call it before or after `compile`, with any `jit_compile`. The model's own `train_step` (Keras's, or one that calls
     `self.optimizer.apply_gradients` or `apply` once) is traced with a stand-in for the optimizer that takes the
     gradients, so sample weights, added losses, metrics, normalization statistics and loss scaling work as before.
+    A write to weights in the forward pass, as by `keras.layers.SpectralNormalization`, is kept. What follows `apply` in
+    a train step of your own runs before the optimizer's update, so it must not use the weights; before `apply` it may.
     Evaluation and prediction are not compiled. Nothing is compiled with `run_eagerly=True`, or, with a warning, if
     layers have collectives in the forward pass (`SyncBatchNormalization`).
 
@@ -32,6 +36,10 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
 
     Returns:
         The same model.
+
+    Raises:
+        ValueError: in the first step, if the model's own `train_step` applies gradients twice, or uses weights after
+            that.
     """
     own_step = type(model).train_step.__get__(model)
 
@@ -51,8 +59,9 @@ def compiled_train_step(model: keras.Model) -> keras.Model:
         # A new function for each trace of the outer step, as its results belong to the variables of that trace.
         @tf.function(jit_compile=True, autograph=False, reduce_retracing=True)
         def forward_and_backward(data):
-            with _stand_in(model, taker):
+            with _stand_in(model, taker), tapes.one_program():
                 logs = own_step(data)
+            taker.check_what_follows()
             return logs, taker.gradients
 
         logs, gradients = forward_and_backward(data)
@@ -82,6 +91,8 @@ class _GradientTaker:
         self._optimizer = optimizer
         self.gradients: list[Any] | None = None
         self.variables: Sequence[Any] | None = None
+        self._graph: Any = None
+        self._before: set[str] = set()  # the operations of the graph before gradients were applied
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._optimizer, name)
@@ -97,7 +108,26 @@ class _GradientTaker:
                 "compiled_train_step handles one optimizer step, and this train_step applies gradients twice: "
                 "apply them together, or leave out compiled_train_step."
             )
+        for looking in ahead.of_all([self._optimizer]):
+            grads = tapes.after(looking.land(), list(grads))
         self.gradients, self.variables = list(grads), trainable_variables
+        self._graph = tf.compat.v1.get_default_graph()
+        self._before = {each.name for each in self._graph.get_operations()}
+
+    def check_what_follows(self) -> None:
+        """Raises ValueError if the train step uses weights after it has applied gradients."""
+        if self.gradients is None:
+            return
+        after = [each for each in self._graph.get_operations() if each.name not in self._before]
+        used = {id(source) for each in after for source in each.inputs}
+        inside = {id(outer): id(inner) for outer, inner in self._graph.captures}
+        for variable in self.variables or ():
+            if inside.get(id(resource(variable).handle)) in used:
+                raise ValueError(
+                    f"compiled_train_step updates the weights after the whole train_step, and this one uses "
+                    f"{path_of(variable)} after it has applied gradients, before which XLA would do so: move that to "
+                    "before apply or into a callback's on_train_batch_end, or leave out compiled_train_step."
+                )
 
 
 @contextlib.contextmanager

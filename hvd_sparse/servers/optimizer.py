@@ -210,7 +210,7 @@ def _served_class(base: Any) -> type:
                     "A step that looks ahead needs a built optimizer before it is traced: call "
                     "optimizer.build(model.trainable_variables) first, as fit does."
                 )
-            base.apply(self, ahead.landed(self, grads), trainable_variables)
+            base.apply(self, ahead.to_apply(self, grads), trainable_variables)
             self.iterations.assign(served(self).steps)
 
         def finalize_variable_values(self, var_list):

@@ -1,7 +1,7 @@
 """Runs functions on real ranks, under horovodrun, for the tests of this folder.
 
 A file `actors_NAME.py` contains the functions: each public one is called on every rank, after `hvd.init` with all ranks
-given as one node, in which sparse recipes select, and passes if it returns. test_two_ranks.py lists the files and shows
+given as one node (or, with HVD_SPARSE_LOCAL_SIZE, as several), so that sparse recipes select, and passes if it returns. test_two_ranks.py lists the files and shows
 each function as a test; the functions of files that are listed together share one launch, in order of definition.
 """
 
@@ -96,7 +96,7 @@ def main() -> None:
     import hvd_sparse as hvd
 
     if os.environ.get(STARTED) != "0":
-        hvd.init(local_size=int(os.environ["HOROVOD_SIZE"]))
+        hvd.init(local_size=int(os.environ.get("HVD_SPARSE_LOCAL_SIZE", os.environ["HOROVOD_SIZE"])))
     path = options.results / f"rank{os.environ.get('HOROVOD_RANK', '0')}.jsonl"
     for name in options.names:
         file, _, function = name.partition(".")

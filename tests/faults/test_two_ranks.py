@@ -10,7 +10,7 @@ from tests.faults.checkpoints import FLIPS
 
 STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order", "first")
 STARTING = ("starting", "stalls")  # these call hvd.init themselves
-NODES = ("written",)  # on two nodes of one rank
+TWO_NODES = ("ahead", "written")  # each rank is a node
 
 SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']
 
@@ -37,6 +37,11 @@ def starting():
     return ranks.Launched(*STARTING, count=2, environment=environment)
 
 
+@pytest.fixture(scope="module")
+def two_nodes():
+    return ranks.Launched(*TWO_NODES, count=2, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
+
+
 @pytest.mark.parametrize("name", ranks.names(*STARTED))
 def test_started(name, started):
     if name.endswith("a_full_disk_is_an_error_on_all") and not mounts():
@@ -49,11 +54,6 @@ def test_starting(name, starting):
     starting.require(name)
 
 
-@pytest.fixture(scope="module")
-def nodes():
-    return ranks.Launched(*NODES, count=2, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
-
-
-@pytest.mark.parametrize("name", ranks.names(*NODES))
-def test_nodes(name, nodes):
-    nodes.require(name)
+@pytest.mark.parametrize("name", ranks.names(*TWO_NODES))
+def test_two_nodes(name, two_nodes):
+    two_nodes.require(name)
