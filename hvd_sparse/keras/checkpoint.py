@@ -35,8 +35,9 @@ Path = str | os.PathLike
 _OWN = "own "  # prefix of the names of variables that differ between ranks
 _MEAN = "mean "  # prefix of the names of their means
 WITHOUT_OWN = (
-    "All ranks share the residuals equally, and other state of those ranks, such as random seeds and local "
-    "variables, starts afresh."
+    "All ranks share the residuals equally; moving statistics and sums of gradients are means over the ranks that "
+    "saved; other state of those ranks, such as random seeds, states of stateful RNN layers and local variables, "
+    "starts afresh."
 )
 
 

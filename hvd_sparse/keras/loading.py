@@ -31,9 +31,9 @@ def load_model(
     """Loads a compiled model and makes its optimizers distributed; momentum and step counts continue from the file.
 
     All optimizers of the model count, such as the two of a GAN. The file has one value of each variable, and every rank
-    gets it, also what was each rank's own when it was saved: moving statistics, states of stateful RNN layers, local
-    variables, and sums of gradients between two updates are then those of the rank that saved. The residuals and the
-    states of random seeds are not in the file: see `hvd.checkpoint` and `hvd.callbacks.CheckpointCallback`.
+    gets it, also what was each rank's own when it was saved: moving statistics, local variables with their slots, and
+    sums of gradients between two updates are then those of the rank that saved. Residuals, random seeds and states of
+    stateful RNN layers are not in the file: see `hvd.checkpoint` and `hvd.callbacks.CheckpointCallback`.
 
     It is not a collective: each rank that calls it reads the file itself and raises its own errors, which are the same
     on all ranks if all call it and see the same file. Rank 0 may call it alone if the others build the same model and

@@ -51,9 +51,11 @@ def lost_elsewhere(model: keras.Model) -> list[str]:
     return told(own_of(model), _TOLD_AFRESH)
 
 
-def not_in_earlier_files(model: keras.Model) -> list[str]:
-    """What of a model's state earlier versions kept for rank 0 only."""
-    return told(own_of(model), (Kind.STATE, *MEAN))
+def of_earlier_files(model: keras.Model) -> list[str]:
+    """What happens to that of a model's state which earlier versions kept for rank 0 only, or not at all; [] if none."""
+    own = own_of(model)
+    means, states = told(own, MEAN), told(own, [Kind.STATE])
+    return [f"all ranks get rank 0's {' and '.join(means)}"] * bool(means) + [f"{each} begin afresh" for each in states]
 
 
 def begins_afresh(model: keras.Model) -> list[tf.Variable]:

@@ -84,9 +84,9 @@ def numbered(model: keras.Model) -> list[Any]:
 
 def _of_model(model: keras.Model, local: Sequence[Any]) -> dict[str, Own]:
     kinds = {id(resource(each)): Kind.STATISTIC for each in model.non_trainable_weights}
-    kinds |= {id(resource(each)): Kind.STATE for each in _states(model)}
     kinds |= {id(resource(each)): Kind.LOCAL for each in local}
-    weights, seeds = list(model.weights), _seeds(model)
+    weights, states = list(model.weights), _states(model)
+    kinds |= {id(resource(each)): Kind.STATE for each in states}
     inside = {id(resource(each)) for each in weights}
     others = [each for each in local if id(resource(each)) not in inside]
     own = {
@@ -94,9 +94,10 @@ def _of_model(model: keras.Model, local: Sequence[Any]) -> dict[str, Own]:
         for name, each in zip(unique_names(weights), weights, strict=True)
         if id(resource(each)) in kinds
     }
-    own |= {f"seed {name}": Own(each, Kind.SEED) for name, each in zip(unique_names(seeds), seeds, strict=True)}
-    own |= {f"local {name}": Own(each, Kind.LOCAL) for name, each in zip(unique_names(others), others, strict=True)}
-    return own
+    others += [each for each in states if id(resource(each)) not in inside]  # Keras does not count them as weights
+    own |= {f"seed {number}": Own(each, Kind.SEED) for number, each in enumerate(_seeds(model))}
+    named = zip(unique_names(others), others, strict=True)
+    return own | {f"other {name}": Own(each, kinds[id(resource(each))]) for name, each in named}
 
 
 def _of_optimizer(called: str, optimizer: keras.optimizers.Optimizer, local: Sequence[Any]) -> dict[str, Own]:

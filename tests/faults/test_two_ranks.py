@@ -8,7 +8,7 @@ import pytest
 from tests.faults import ranks
 from tests.faults.checkpoints import FLIPS
 
-STARTED = ("broadcast_callback", "checkpoints", "collectives")
+STARTED = ("broadcast_callback", "checkpoints", "collectives", "saved")
 STARTING = ("starting", "stalls")  # these call hvd.init themselves
 
 SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']

@@ -229,9 +229,9 @@ class CheckpointCallback(DistributedCallback):
             if number > 0:
                 continue
             own_state.give(self.model, taken)
-            earlier = own_state.not_in_earlier_files(self.model)
+            earlier = own_state.of_earlier_files(self.model)
             if taken.own and not taken.named and earlier:
-                _warn(f"{file} was written by an earlier version, so all ranks get rank 0's {', '.join(earlier)}.")
+                _warn(f"{file} was written by an earlier version: {', and '.join(earlier)}.")
         if lacking:
             _warn(f"{_listed(lacking)}. {checkpoint.WITHOUT_OWN}")
 
