@@ -52,7 +52,7 @@ def lost_elsewhere(model: keras.Model) -> list[str]:
 
 
 def of_earlier_files(model: keras.Model) -> list[str]:
-    """What happens to that of a model's state which earlier versions kept for rank 0 only, or not at all; [] if none."""
+    """What happens to the state of a model that earlier versions kept for rank 0 only, or not at all."""
     own = own_of(model)
     means, states = told(own, MEAN), told(own, [Kind.STATE])
     return [f"all ranks get rank 0's {' and '.join(means)}"] * bool(means) + [f"{each} begin afresh" for each in states]

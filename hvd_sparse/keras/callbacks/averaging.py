@@ -18,8 +18,8 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
     """Broadcasts one rank's variables of model and optimizers, so that all ranks start from the same values.
 
     It does so when training begins if every rank's model is built by then, otherwise after the first batch, as Horovod
-    does; a model with a given input shape is built. Residuals, local variables with their slots, random seeds and states
-    of stateful RNN layers stay each rank's own. Nothing is broadcast if `CheckpointCallback`, listed before, has
+    does; a model with a given input shape is built. Residuals, local variables with their slots, random seeds and
+    states of stateful RNN layers stay each rank's own. Nothing is broadcast if `CheckpointCallback`, listed before, has
     resumed.
 
     Variables are paired by their order, so one rank may have loaded its model while others have built theirs.
