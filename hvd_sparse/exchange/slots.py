@@ -14,13 +14,15 @@ import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange import on_shards
-from hvd_sparse.optimizers.variables import names_by_id, unique_names
+from hvd_sparse.optimizers.variables import names_by_id, resource, unique_names
 
 # By class, the attribute with the momentum, in units of gradients up to a common factor.
 _MOMENTA = {"SGD": "momentums", "Adam": "_momentums", "Adamax": "_m", "Lamb": "_momentums", "LAMB": "first_moments"}
 THRESHOLDS = ("clipnorm", "global_clipnorm", "clipvalue")
+_SUMS, _AVERAGES = "_accumulated_gradients", "_model_variables_moving_average"
+_BESIDE = (_SUMS, _AVERAGES)  # one variable for each of the model's, besides slots
 # Lists of variables that are not slots.
-_NO_SLOTS = ("_variables", "_trainable_variables", "_accumulated_gradients", "_model_variables_moving_average")
+_NO_SLOTS = ("_variables", "_trainable_variables", *_BESIDE)
 # Settings that act on gradients or weights outside the step itself.
 _OUTSIDE = (
     *THRESHOLDS,
@@ -35,8 +37,19 @@ _OUTSIDE = (
 
 def of_variables(optimizer: keras.optimizers.Optimizer, variables: Iterable[Any]) -> list[Any]:
     """The optimizer's variables that belong to these variables of the model, such as their momentum."""
-    prefixes = tuple(f"{variable.path.replace('/', '_')}_" for variable in variables)
-    return [slot for slot in optimizer.variables if prefixes and slot.name.startswith(prefixes)]
+    wanted = {id(resource(variable)) for variable in variables}
+    each_its = [*lists(optimizer).values(), *(getattr(optimizer, name, []) for name in _BESIDE)]
+    return [
+        held
+        for listed in each_its
+        for variable, held in zip(optimizer._trainable_variables, listed, strict=False)
+        if held is not None and id(resource(variable)) in wanted
+    ]
+
+
+def sums(optimizer: keras.optimizers.Optimizer) -> list[Any]:
+    """The sums of the gradients of several passes between two updates; [] if the optimizer does not accumulate."""
+    return [each for each in getattr(optimizer, _SUMS, []) if each is not None]
 
 
 def without_loss_scaling(optimizer: Any) -> Any:

@@ -4,7 +4,8 @@ Keras saves variables of the model and of the optimizer, which are the same on e
 saved here, in two parts:
 
 - PATH, written by rank 0: for each variable, the sum of the residuals of all ranks. It fits any recipe, buckets and
-  number of ranks P'; scaled by P' / P, each rank gets an equal share.
+  number of ranks P'; scaled by P' / P, each rank gets an equal share. `CheckpointCallback` adds the means of variables
+  that differ between ranks, such as moving statistics.
 - PATH.rank3of8, written by every rank: its own exact state. It is used if nothing has changed, so that training
   continues as if it had not stopped; if one is missing or damaged, all ranks use PATH, and a warning says so.
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 import os
 import pathlib
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -32,13 +33,31 @@ from hvd_sparse.transport import topology
 __all__ = ["read", "restore", "save", "write"]
 Path = str | os.PathLike
 _OWN = "own "  # prefix of the names of variables that differ between ranks
+_MEAN = "mean "  # prefix of the names of their means
 WITHOUT_OWN = (
-    "All ranks share the residuals equally, and other state of those ranks, such as random seeds and local "
-    "variables, starts afresh."
+    "All ranks share the residuals equally; moving statistics and sums of gradients are means over the ranks that "
+    "saved; other state of those ranks, such as random seeds, states of stateful RNN layers and local variables, "
+    "starts afresh."
 )
 
 
-def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] = ()) -> dict[str, str]:
+class OwnState(NamedTuple):
+    """Variables that differ between ranks.
+
+    Attributes:
+        variables: by names that are alike on all ranks.
+        alike: names of variables that are left out of a file, as they are equal on all ranks.
+        means: of those that have one, by name, the same on every rank.
+        numbered: variables of files that give them numbers in place of names.
+    """
+
+    variables: Mapping[str, Any] = {}
+    alike: Sequence[str] = ()
+    means: Mapping[str, np.ndarray] = {}
+    numbered: Sequence[Any] = ()
+
+
+def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] | OwnState = ()) -> dict[str, str]:
     """Saves the residuals; a collective that every rank calls at the same step.
 
     Args:
@@ -57,7 +76,8 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
     exchange = _exchange_of(of)
     world = topology.world()
     total = exchange.residual_sum()
-    manifest, arrays = _written(total, world.size, exact)
+    own_state = _as_state(own_variables)
+    manifest, arrays = _written(total, world.size, exact, own_state)
     # Rank 0's digest, as rank 0 writes the file; other ranks may have other names for the same variables.
     digest, *_ = world.gather_descriptions(archives.digest(manifest, arrays), "checkpoint.digest")
     written, problem = {}, None
@@ -65,7 +85,7 @@ def save(path: Path, of: Any, exact: bool = True, own_variables: Sequence[Any] =
         if world.rank == 0:
             written[pathlib.Path(path).name] = write(path, manifest, arrays)
         if exact:
-            own = _written_own(exchange.rank_state(), digest, own_variables)
+            own = _written_own(exchange.rank_state(), digest, own_state)
             written[own_path(path).name] = write(own_path(path), *own)
     except Exception as error:  # reported below, as the other ranks wait for the outcome
         problem = f"{type(error).__name__}: {error}"
@@ -105,16 +125,22 @@ class TakenUp(NamedTuple):
 
     Attributes:
         goes_on: the return value of `restore`.
+        own: whether this rank's own variables have their values.
+        named: whether this rank's own file names its variables; earlier versions gave them numbers.
+        means: what PATH has for ranks that lack their own, by name.
         lacking: for each rank whose own state was expected but is not available, why; the same on every rank.
         sealed: False on rank 0 if the format of PATH has no checksum of its bytes.
     """
 
     goes_on: bool | None
+    own: bool
+    named: bool
+    means: dict[str, np.ndarray]
     lacking: list[str]
     sealed: bool
 
 
-def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: bool = True) -> TakenUp:
+def take_up(path: Path, of: Any, own_variables: Sequence[Any] | OwnState = (), use_own: bool = True) -> TakenUp:
     """Like `restore`, but returns what to warn about instead of warning.
 
     Args:
@@ -126,7 +152,8 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: boo
     exchange = _exchange_of(of)
     world = topology.world()
     manifest, arrays, sealed = _read_together(path)
-    found = _read_own(own_path(path), archives.digest(manifest, arrays), own_variables) if use_own else _Found()
+    beside = archives.digest(manifest, arrays)
+    found = _read_own(own_path(path), beside, _as_state(own_variables)) if use_own else _Found()
     # Each rank that saved has its own file, unless `exact` was False.
     expected = manifest["ranks"] == world.size and manifest.get("exact", found.there)
     lacking = collect(found.problem if expected else None, "checkpoint.own")
@@ -137,7 +164,9 @@ def take_up(path: Path, of: Any, own_variables: Sequence[Any] = (), use_own: boo
     residuals = {name: arrays[name] * np.float32(scale) for name in shapes if name in arrays}
     unit = manifest.get("unit", GRADIENTS)
     total = ResidualSum(shapes, residuals, manifest["step"], manifest["counters"], unit)
-    return TakenUp(exchange.restore(total, found.own), lacking, sealed)
+    means = {name.removeprefix(_MEAN): each for name, each in arrays.items() if name.startswith(_MEAN)}
+    goes_on = exchange.restore(total, found.own)
+    return TakenUp(goes_on, found.own is not None, found.named, means, lacking, sealed)
 
 
 def own_path(path: Path) -> pathlib.Path:
@@ -153,7 +182,13 @@ def _exchange_of(of: Any) -> GradientExchange:
     return exchange
 
 
-def _written(total: ResidualSum, ranks: int, exact: bool) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def _as_state(own_variables: Sequence[Any] | OwnState) -> OwnState:
+    return own_variables if isinstance(own_variables, OwnState) else OwnState(numbered=list(own_variables))
+
+
+def _written(
+    total: ResidualSum, ranks: int, exact: bool, own: OwnState
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     manifest = {
         "format": archives.FORMAT,
         "ranks": ranks,
@@ -163,21 +198,26 @@ def _written(total: ResidualSum, ranks: int, exact: bool) -> tuple[dict[str, Any
         "unit": total.unit,
         "variables": [[name, list(shape)] for name, shape in total.shapes.items()],
     }
-    return manifest, total.residuals
+    means = {f"{_MEAN}{name}": mean for name, mean in own.means.items()}
+    if means:
+        manifest["means"] = [[name, list(mean.shape), mean.dtype.str] for name, mean in means.items()]
+    return manifest, {**total.residuals, **means}
 
 
-def _written_own(own: RankState, beside: str, variables: Sequence[Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    manifest = {"format": archives.FORMAT, "beside": beside, "account": own.account}
-    return manifest, {
-        **own.values,
-        **{f"{_OWN}{number}": _plain(variable) for number, variable in enumerate(variables)},
-    }
+def _written_own(own: RankState, beside: str, state: OwnState) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    manifest: dict[str, Any] = {"format": archives.FORMAT, "beside": beside, "account": own.account}
+    written = {str(number): each for number, each in enumerate(state.numbered)}
+    if not state.numbered:
+        manifest["alike"] = list(state.alike)
+        written = dict(state.variables)
+    return manifest, {**own.values, **{f"{_OWN}{name}": plain(variable) for name, variable in written.items()}}
 
 
-def _plain(variable: Any) -> np.ndarray:
-    """A variable's value in a dtype that NumPy can store: bfloat16 as float32, which holds it exactly."""
+def plain(variable: Any) -> np.ndarray:
+    """A variable's value in a dtype that NumPy can store: those that it does not know as float32, which holds them."""
     tensor = tf.convert_to_tensor(variable)
-    return (tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor).numpy()
+    known = np.dtype(tensor.dtype.as_numpy_dtype).kind != "V"
+    return (tensor if known else tf.cast(tensor, tf.float32)).numpy()
 
 
 class _Found(NamedTuple):
@@ -187,9 +227,10 @@ class _Found(NamedTuple):
     values: Sequence[tuple[Any, np.ndarray]] = ()
     problem: str | None = None
     there: bool = False
+    named: bool = True
 
 
-def _read_own(path: pathlib.Path, beside: str, variables: Sequence[Any]) -> _Found:
+def _read_own(path: pathlib.Path, beside: str, state: OwnState) -> _Found:
     """This rank's own state, if it exists, is intact, and belongs to the archive of all ranks."""
     there = path.exists()
     try:
@@ -198,10 +239,14 @@ def _read_own(path: pathlib.Path, beside: str, variables: Sequence[Any]) -> _Fou
         return _Found(problem=str(error) if there else f"{path} is missing", there=there)
     if manifest.get("beside") != beside:
         return _Found(problem=f"{path} belongs to another checkpoint", there=there)
-    saved = [arrays.pop(name) for name in list(arrays) if name.startswith(_OWN)]
-    if [value.shape for value in saved] != [tuple(variable.shape) for variable in variables]:
+    saved = {name.removeprefix(_OWN): arrays.pop(name) for name in list(arrays) if name.startswith(_OWN)}
+    named = "alike" in manifest
+    expected = state.variables if named else {str(number): each for number, each in enumerate(state.numbered)}
+    fits = {*saved, *manifest.get("alike", ())} == set(expected)
+    if not fits or any(tuple(expected[name].shape) != value.shape for name, value in saved.items()):
         return _Found(problem=f"{path} has local variables of other shapes than the model here", there=there)
-    return _Found(RankState(manifest["account"], arrays), list(zip(variables, saved, strict=True)), there=there)
+    values = [(expected[name], value) for name, value in saved.items()]
+    return _Found(RankState(manifest["account"], arrays), values, there=there, named=named)
 
 
 def _read_together(path: Path) -> archives.Archive:
@@ -219,9 +264,10 @@ def _read_together(path: Path) -> archives.Archive:
             problem = str(error)
     raise_together(problem, "read the residuals")
     manifest, names = world.gather_descriptions([manifest, list(arrays)], "checkpoint.manifest")[0]
-    shapes = dict(manifest["variables"])
+    shapes = {name: (shape, "f4") for name, shape in manifest["variables"]}
+    shapes |= {name: (shape, dtype) for name, shape, dtype in manifest.get("means", ())}
     for name in names:
-        value = tf.constant(arrays.get(name, np.zeros(shapes[name], np.float32)))
+        value = tf.constant(arrays.get(name, np.zeros(*shapes[name])))
         arrays[name] = world.broadcast(value, 0, "checkpoint.residual").numpy()
     return archives.Archive(manifest, arrays, sealed)
 

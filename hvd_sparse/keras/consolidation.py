@@ -6,15 +6,17 @@ from collections.abc import Mapping
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from hvd_sparse.compression.momentum import VELOCITY
 from hvd_sparse.exchange import sender_side, slots
 from hvd_sparse.keras import hooks, momentum, without_slots
+from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.transport import topology
 
 
-def consolidate(model: keras.Model) -> None:
-    """Writes what the exchange keeps for a model's optimizer into the optimizer's slots, so that it can be saved.
+def consolidate(model: keras.Model | tf.train.Checkpoint) -> None:
+    """Writes what exchanges keep for a model's optimizers into the optimizers' slots, so that these can be saved.
 
     It is a collective that every rank calls at the same step. The callbacks of `hvd.callbacks` call it at the end of
     each epoch; if you save at other times, call it before. It does nothing if the recipe keeps neither momentum nor
@@ -26,11 +28,13 @@ def consolidate(model: keras.Model) -> None:
     begins at zero after loading.
 
     Args:
-        model: a model compiled with a distributed optimizer.
+        model: a model with distributed optimizers: the one that it was compiled with, and all others that it or its
+            layers have as attributes, also in lists and dicts; or a `tf.train.Checkpoint` that tracks optimizers.
 
     Steps and bytes sent per rank: for each slot, those of a dense all-reduce of all variables that the exchange keeps.
     """
-    consolidate_slots(slots.without_loss_scaling(model.optimizer))
+    for optimizer in optimizers_of(model).values():
+        consolidate_slots(slots.without_loss_scaling(optimizer))
 
 
 def consolidate_slots(optimizer: keras.optimizers.Optimizer) -> None:

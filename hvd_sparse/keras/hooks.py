@@ -144,6 +144,11 @@ def resume_at(model: keras.Model, epoch: int | None) -> None:
     model._initial_epoch = epoch
 
 
+def resumes(model: keras.Model) -> bool:
+    """Whether `resume_at` has been called for the present `fit`."""
+    return bool(model._initial_epoch)
+
+
 class _Variables(list):
     """An optimizer's variables: a list, as in Keras, that can also be called, as in Horovod scripts."""
 

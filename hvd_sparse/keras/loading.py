@@ -15,6 +15,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import slots
 from hvd_sparse.keras import hooks
 from hvd_sparse.keras.optimizer import distribute
+from hvd_sparse.keras.tracked import optimizers_of
 
 
 def load_model(
@@ -27,9 +28,12 @@ def load_model(
     aggregator: Aggregator | None = None,
     **options: Any,
 ) -> keras.Model:
-    """Loads a compiled model and makes its optimizer distributed; momentum and step counts continue from the file.
+    """Loads a compiled model and makes its optimizers distributed; momentum and step counts continue from the file.
 
-    The residuals are not in the file: see `hvd.checkpoint`.
+    All optimizers of the model count, such as the two of a GAN. The file has one value of each variable, and every rank
+    gets it, also what was each rank's own when it was saved: moving statistics, local variables with their slots, and
+    sums of gradients between two updates are then those of the rank that saved. Residuals, random seeds and states of
+    stateful RNN layers are not in the file: see `hvd.checkpoint` and `hvd.callbacks.CheckpointCallback`.
 
     It is not a collective: each rank that calls it reads the file itself and raises its own errors, which are the same
     on all ranks if all call it and see the same file. Rank 0 may call it alone if the others build the same model and
@@ -57,14 +61,16 @@ def load_model(
     _check(os.fspath(filepath))
     named = {optimizer.__name__: optimizer for optimizer in custom_optimizers or ()}
     model = keras.models.load_model(filepath, custom_objects={**named, **(custom_objects or {})})
-    if getattr(model, "optimizer", None) is None:
+    found = [slots.without_loss_scaling(each) for each in optimizers_of(model).values()]
+    if not found:
         raise ValueError(
             f"{filepath} holds no optimizer: load it with keras.models.load_model and compile it with "
-            "hvd.DistributedOptimizer(optimizer)."
+            "hvd.DistributedOptimizer(optimizer). If its class has a compile method of its own, Keras restores "
+            "optimizers only if the class also has get_compile_config and compile_from_config."
         )
-    optimizer = slots.without_loss_scaling(model.optimizer)
-    _say_how_it_accumulates(optimizer, options)
-    distribute(optimizer, aggregator, compression, **options)
+    for optimizer in found:
+        _say_how_it_accumulates(optimizer, options)
+        distribute(optimizer, aggregator, compression, **options)
     hooks.adopt(model)
     return model
 

@@ -7,17 +7,19 @@ rank 0, in host memory, and those of a loaded file stay there until the exchange
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 import keras
 import tensorflow as tf
 
 from hvd_sparse.exchange import slots
+from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.spec import Gathered
 from hvd_sparse.transport import topology
 
 _WITHOUT = "_hvd_sparse_without_slots"
+Apart: TypeAlias = "dict[int, tuple[Any, keras.optimizers.Optimizer]]"  # by the variable's `id`
 
 
 class WithoutSlots:
@@ -29,7 +31,7 @@ class WithoutSlots:
 
     def __init__(self, optimizer: keras.optimizers.Optimizer):
         self._common = len(optimizer.variables)  # variables that every optimizer has besides its slots
-        self._apart: dict[int, tuple[Any, keras.optimizers.Optimizer]] = {}
+        self._apart: Apart = {}
         self.gathered: keras.optimizers.Optimizer | None = None
 
     @property
@@ -44,13 +46,44 @@ class WithoutSlots:
         own = [each for _, each in self._apart.values()]
         return own if self.gathered is None else [*own, self.gathered]
 
+    def of_variables(self, variables: Iterable[Any]) -> list[Any]:
+        """The slots of these variables, as far as they have their own optimizer."""
+        wanted = {id(resource(variable)) for variable in variables}
+        own = [made for variable, made in self._apart.values() if id(resource(variable)) in wanted]
+        return [slot for made in own for named in slots.by_name(made).values() for slot in named.values()]
+
+    def apart(self, optimizer: keras.optimizers.Optimizer) -> list[str]:
+        """The names of the variables with their own optimizer, in the optimizer's order."""
+        return [name for number, name in slots.names(optimizer).items() if number in self._apart]
+
     def add(self, optimizer: keras.optimizers.Optimizer, variables: Sequence[Any]) -> None:
-        """Creates an optimizer for each of these variables that does not have one."""
-        for variable in variables:
-            if id(variable) not in self._apart:
-                with tf.init_scope():
-                    self._apart[id(variable)] = (variable, slots.apart(optimizer, variable))
-                    self._copy(to_gathered=False)
+        """Creates an optimizer for each of these variables that does not have one, and keeps the optimizer's order."""
+        new = [variable for variable in variables if id(variable) not in self._apart]
+        if not new:
+            return
+        with tf.init_scope():
+            made = {id(variable): (variable, slots.apart(optimizer, variable)) for variable in new}
+            self._copy(made, to_gathered=False)
+        found = {**self._apart, **made}
+        self._apart = {number: found[number] for number in slots.names(optimizer) if number in found}
+
+    def take_part(self, optimizer: keras.optimizers.Optimizer, apart: Collection[str], gathered: bool) -> list[Any]:
+        """Makes what another rank has, so that its values can be broadcast.
+
+        Args:
+            optimizer: the optimizer.
+            apart: the names of the variables that have their own optimizer on any rank.
+            gathered: whether the other rank has all slots.
+
+        Returns:
+            The variables of `gathered`.
+        """
+        self.add(optimizer, [variable for name, variable in slots.variables(optimizer).items() if name in apart])
+        if not gathered:
+            self.gathered = None
+        elif self.gathered is None:
+            self.gathered = slots.whole(optimizer)
+        return [] if self.gathered is None else list(self.gathered.variables)
 
     def step(self, optimizer: keras.optimizers.Optimizer, gradient: Any, variable: Any, learning_rate: Any) -> None:
         """Applies a gradient to a variable with its own optimizer."""
@@ -65,7 +98,7 @@ class WithoutSlots:
         for attribute, held in slots.by_name(self.gathered).items():
             for name, value in gathered.get(attribute, {}).items():
                 held[name].assign(value)
-        self._copy(to_gathered=True)
+        self._copy(self._apart, to_gathered=True)
 
     def save(self, optimizer: keras.optimizers.Optimizer, store: Any, trained: bool) -> None:
         """Writes the same as an optimizer with slots."""
@@ -95,14 +128,14 @@ class WithoutSlots:
         for common, own in zip(optimizer.variables, made.variables[: self._common], strict=False):
             common.assign(own)
         self.gathered = made
-        self._copy(to_gathered=False)
+        self._copy(self._apart, to_gathered=False)
 
-    def _copy(self, to_gathered: bool) -> None:
+    def _copy(self, apart: Apart, to_gathered: bool) -> None:
         """Copies the slots of variables with their own optimizer to `gathered`, if there is one, or the reverse."""
         if self.gathered is None:
             return
         whole, names = slots.by_name(self.gathered), slots.names(self.gathered)
-        for number, (_, own) in self._apart.items():
+        for number, (_, own) in apart.items():
             for attribute, held in slots.by_name(own).items():
                 (here,), there = held.values(), whole[attribute][names[number]]
                 if to_gathered:

@@ -209,8 +209,8 @@ def _by_path(held: Sequence[_Held], stored: Sequence[_Stored]) -> _Pairs:
         if len(several) > 1 and (each.is_weight or each.identity.part >= 0):
             raise ValueError(
                 f"Expected one variable {each.place}, got it in {' and '.join(other.path.name for other in several)}, "
-                "as Keras has numbered the layers of each stage by itself: load the checkpoint with the same parts and as "
-                "many stages as have saved it, and save it anew, or give each layer a name of its own."
+                "as Keras has numbered the layers of each stage by itself: load the checkpoint with the same parts and "
+                "as many stages as have saved it, and save it anew, or give each layer a name of its own."
             )
     return [(each, found[each.place][0]) for each in held]
 

@@ -1,8 +1,9 @@
 """Runs functions on real ranks, under horovodrun, for the tests of this folder.
 
-A file `actors_NAME.py` contains the functions: each public one is called on every rank, after `hvd.init` with all ranks
-given as one node (or, with HVD_SPARSE_LOCAL_SIZE, as several), so that sparse recipes select, and passes if it returns. test_two_ranks.py lists the files and shows
-each function as a test; the functions of files that are listed together share one launch, in order of definition.
+A file `actors_NAME.py` contains the functions: each public one is called on every rank, after `hvd.init`, and passes if
+it returns. All ranks are given as one node, or as several by HVD_SPARSE_LOCAL_SIZE, so that sparse recipes select.
+test_two_ranks.py lists the files and shows each function as a test; the functions of files that are listed together
+share one launch, in order of definition.
 """
 
 from __future__ import annotations

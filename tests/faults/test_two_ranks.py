@@ -8,7 +8,7 @@ import pytest
 from tests.faults import ranks
 from tests.faults.checkpoints import FLIPS
 
-STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order", "first")
+STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order", "first", "saved")
 STARTING = ("starting", "stalls")  # these call hvd.init themselves
 TWO_NODES = ("ahead", "written")  # each rank is a node
 

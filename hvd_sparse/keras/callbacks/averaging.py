@@ -9,22 +9,23 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from hvd_sparse.horovod_api.variables import broadcast_variables
+from hvd_sparse.keras import hooks
+from hvd_sparse.keras.broadcast import broadcast_state
 from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.callbacks.base import DistributedCallback
-from hvd_sparse.optimizers.variables import resource
 from hvd_sparse.transport import topology
 
 
 class BroadcastGlobalVariablesCallback(DistributedCallback):
-    """Broadcasts one rank's variables of model and optimizer, so that all ranks start from the same values.
+    """Broadcasts one rank's variables of model and optimizers, so that all ranks start from the same values.
 
     It does so when training begins if every rank's model is built by then, otherwise after the first batch, as Horovod
-    does; a model with a given input shape is built. Residuals, local variables and the states of random seeds stay each
-    rank's own.
+    does; a model with a given input shape is built. Residuals, local variables with their slots, random seeds and
+    states of stateful RNN layers stay each rank's own. Nothing is broadcast if `CheckpointCallback`, listed before, has
+    resumed.
 
-    Variables are paired by their order, so one rank may have loaded its model while others have built theirs; an
-    optimizer that is not built yet is built.
+    Variables are paired by their order, so one rank may have loaded its model while others have built theirs.
+    Optimizers and slots that only some ranks have made are made on all; `model.optimizer` is built if it is not.
 
     Args:
         root_rank: the rank whose variables all ranks get.
@@ -63,6 +64,9 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
         self._local.append(var)
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
+        if hooks.resumes(self.model):  # a broadcast would overwrite what is each rank's own
+            self._done = True
+            return
         # Whether to call a collective must not depend on what only one rank knows.
         built = topology.world().allreduce(tf.constant(int(self.model.built)), "min", "broadcast.built")
         if not self._done and built == 1:
@@ -73,9 +77,8 @@ class BroadcastGlobalVariablesCallback(DistributedCallback):
             self._broadcast()
 
     def _broadcast(self) -> None:
-        local = [*self._local, *(self.exchange.local_variables() if self.exchange else ())]
         with tf.device(self.device):
-            broadcast_state(self.model, self.root_rank, local)
+            broadcast_state(self.model, self.root_rank, self._local)
         self._done = True
 
 
@@ -124,27 +127,6 @@ def _shaped_as(value: np.ndarray, mean: np.ndarray) -> Any:
     if value.ndim == 0:
         return float(mean[0])
     return mean.reshape(value.shape).astype(value.dtype if np.issubdtype(value.dtype, np.floating) else np.float64)
-
-
-def broadcast_state(model: keras.Model, root_rank: int, local_variables: Iterable[Any] = ()) -> None:
-    """Broadcasts the variables of one rank's model and optimizer to all ranks; a collective.
-
-    Args:
-        model: a model that is built on every rank; its optimizer is built if necessary.
-        root_rank: the rank whose variables all ranks get.
-        local_variables: variables that stay as they are, like the states of random seeds and residuals.
-
-    Raises:
-        ValueError: on every rank, if the ranks' variables differ in number, shapes or dtypes.
-    """
-    optimizer = model.optimizer
-    if optimizer is not None and not optimizer.built:
-        optimizer.build(model.trainable_variables)
-    left = {id(resource(variable)) for variable in local_variables}
-    state = [*model.weights, *(optimizer.variables if optimizer is not None else ())]
-    distinct = {id(resource(variable)): resource(variable) for variable in state}
-    shared = [variable for identity, variable in distinct.items() if identity not in left]
-    broadcast_variables(shared, root_rank)
 
 
 def _listed(variables: Any) -> list[Any]:

@@ -11,11 +11,12 @@ from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import hooks
 from hvd_sparse.keras.callbacks import rates
 from hvd_sparse.keras.consolidation import consolidate
+from hvd_sparse.keras.tracked import optimizers_of
 from hvd_sparse.servers.optimizer import is_served, served
 
 
 class DistributedCallback(keras.callbacks.Callback):
-    """Tells the optimizer's exchange which epoch begins; when it ends, model and optimizer are ready to be saved.
+    """Tells the exchanges of all optimizers which epoch begins; when it ends, the model is ready to be saved.
 
     Attributes:
         waits: text for an error message: what all ranks have to do at the same time; "" if there is nothing.
@@ -33,25 +34,27 @@ class DistributedCallback(keras.callbacks.Callback):
     def set_model(self, model: keras.Model) -> None:
         """Raises ValueError if it does not fit an averaged model, or waits for ranks although servers never wait."""
         super().set_model(model)
-        if self.of_averaged and is_averaged(getattr(model, "optimizer", None)):
+        held = optimizers_of(model).values()
+        if self.of_averaged and any(map(is_averaged, held)):
             raise ValueError(f"With hvd.averaging.ModelAveraging {type(self).__name__} {self.of_averaged}.")
-        if self.waits and is_served(getattr(model, "optimizer", None)):
+        if self.waits and any(map(is_served, held)):
             raise ValueError(
                 f"{type(self).__name__} waits for all ranks {self.waits}, but with hvd.servers.ShardedServers each "
                 "rank trains at its own pace: leave it out."
             )
 
     @property
-    def exchange(self) -> GradientExchange | None:
-        """The exchange of the model's optimizer; None if that is not distributed."""
-        return hooks.exchange_of(self.model.optimizer)
+    def exchanges(self) -> dict[str, GradientExchange]:
+        """The exchanges of the model's distributed optimizers, by where these are (`tracked.optimizers_of`)."""
+        found = {path: hooks.exchange_of(each) for path, each in optimizers_of(self.model).items()}
+        return {path: exchange for path, exchange in found.items() if exchange is not None}
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         super().on_epoch_begin(epoch, logs)
-        if self.exchange is not None:
-            self.exchange.set_epoch(epoch)
-            if self.compares_rates and self.exchange.step > 0:  # before that, a broadcast may be to come
-                self._compare_rates()
+        for exchange in self.exchanges.values():
+            exchange.set_epoch(epoch)
+        if self.compares_rates and any(each.step > 0 for each in self.exchanges.values()):
+            self._compare_rates()  # not before the first step, as a broadcast may be to come
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self.consolidate()
@@ -60,26 +63,29 @@ class DistributedCallback(keras.callbacks.Callback):
             self._compare_rates()
 
     def _compare_rates(self) -> None:
-        if self.exchange is not None:
-            own = rates.learning_rate(self.model.optimizer)
-            rates.compare(self.exchange.grid().world, own, self.different_rates)
+        for optimizer in optimizers_of(self.model).values():
+            exchange = hooks.exchange_of(optimizer)
+            if exchange is not None:
+                rates.compare(exchange.grid().world, rates.learning_rate(optimizer), self.different_rates)
 
     def consolidate(self) -> None:
         """Makes the model ready to be saved.
 
-        The optimizer gets the momentum that the exchange keeps, in a collective unless it already has it. If servers
+        Each optimizer gets the momentum that its exchange keeps, in a collective unless it already has it. If servers
         have the parameters, the model gets those, and no rank waits.
         """
-        if self.exchange is not None:
+        optimizer = getattr(self.model, "optimizer", None)
+        if is_served(optimizer):
+            served(optimizer).take_published()
+        else:
             consolidate(self.model)
-        elif is_served(self.model.optimizer):
-            served(self.model.optimizer).take_published()
 
-    def required_exchange(self) -> GradientExchange:
-        """The exchange; raises ValueError if the optimizer is not distributed."""
-        if self.exchange is None:
+    def required_exchanges(self) -> dict[str, GradientExchange]:
+        """The exchanges; raises ValueError if no optimizer of the model is distributed."""
+        found = self.exchanges
+        if not found:
             raise ValueError(
                 f"{type(self).__name__} needs a distributed optimizer: compile the model with "
                 "hvd.DistributedOptimizer(optimizer)."
             )
-        return self.exchange
+        return found

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import pathlib
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
-from hvd_sparse.exchange import ahead, slots
-from hvd_sparse.keras import checkpoint, hooks
+from hvd_sparse.exchange.gradients import GradientExchange
+from hvd_sparse.keras import broadcast, checkpoint, hooks, own_state
 from hvd_sparse.keras.callbacks import folders
-from hvd_sparse.keras.callbacks.averaging import broadcast_state
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.keras.callbacks.weights import write_weights
-from hvd_sparse.optimizers.variables import resource
-from hvd_sparse.transport import topology
+from hvd_sparse.keras.ownership import local_variables
+from hvd_sparse.keras.tracked import optimizers_of
+from hvd_sparse.transport import first_rank, topology
 
 _MOST = 8  # the most problems that a warning lists
 _BY_HAND = "Intact weights can be loaded by hand: model.load_weights('.../model.weights.h5')."
@@ -23,19 +24,25 @@ _BY_HAND = "Intact weights can be loaded by hand: model.load_weights('.../model.
 class CheckpointCallback(DistributedCallback):
     """Saves all that training needs to continue, and resumes from the newest intact checkpoint when `fit` begins.
 
-    A checkpoint is a folder `epoch-0007` in `directory`: variables of model and optimizer (written by rank 0), the
-    residuals (`hvd.checkpoint`), each rank's random seeds and local variables, and a marker, written last, with the
+    A checkpoint is a folder `epoch-0007` in `directory`: variables of model and optimizers (written by rank 0), the
+    residuals of each optimizer (`hvd.checkpoint`), what is each rank's own, and a marker, written last, with the
     SHA-256 of each of them. Ranks that do not share a file system each keep their own files in a folder of the same
-    name; everything else is read by rank 0.
+    name; everything else is read by rank 0. Each rank's own are random seeds, states of stateful RNN layers, moving
+    statistics and other non-trainable weights as far as they differ between ranks, sums of gradients between two
+    updates, and local variables with their slots; see docs/saving.md. All distributed optimizers that the model or its
+    layers have as attributes count.
 
     If marker, weights or residual sums are missing or damaged, all ranks resume from the previous checkpoint. If only a
     rank's own file is, they share the residuals equally; but if there are local variables, which are stored only in
     that file, they prefer an older checkpoint. Rank 0 warns of each case, and of what is lost.
 
+    When `fit` resumes, rank 0 prints one line, and another one if no epoch is left.
+
     With the same number of ranks, recipe and data, a run that was stopped after an epoch ends with the same bits as one
     that was not stopped; with `recipes.dense` on more than two ranks only after
     `tf.config.experimental.enable_op_determinism()`, as Horovod's order of addition differs from run to run. With
-    another number of ranks, recipe or bucket size, no residual is lost.
+    another number of ranks, recipe or bucket size, no residual is lost. On another number of ranks moving statistics
+    and sums of gradients are the means over the ranks that saved; what begins afresh is named in one warning.
 
     Args:
         directory: the same on every rank.
@@ -104,19 +111,37 @@ class CheckpointCallback(DistributedCallback):
 
     def _write(self, folder: pathlib.Path, epoch: int) -> None:
         world = topology.world()
-        residuals = folder / folders.RESIDUALS
-        own = checkpoint.save(residuals, self.model.optimizer, own_variables=self._own_variables())
-        written = {}
-        for each in world.gather_descriptions(own, "checkpoint.digests"):
-            written.update(each)
+        written, optimizers = self._write_residuals(folder)
         problem = None
         if world.rank == 0:
             try:
                 written[folders.WEIGHTS] = write_weights(self.model, folder / folders.WEIGHTS)
-                folders.write_marker(folder, epoch, world.size, written)
+                folders.write_marker(folder, epoch, world.size, written, optimizers)
             except Exception as error:  # the other ranks wait for what has become of it
                 problem = f"{type(error).__name__}: {error}"
         checkpoint.raise_together(problem, "write the checkpoint")
+
+    def _write_residuals(self, folder: pathlib.Path) -> tuple[dict[str, str], list[dict[str, Any]]]:
+        """Writes an archive for each optimizer that has exchanged; each rank's own variables go with the first one.
+
+        Returns:
+            The SHA-256 of all files by name, and `folders.Checkpoint.optimizers`.
+        """
+        described, written = [], {}
+        own = own_state.to_save(self.model)
+        exchanges = self.required_exchanges()
+        begun = [path for path, exchange in exchanges.items() if exchange.step] or list(exchanges)
+        held = optimizers_of(self.model)
+        for path in exchanges:
+            places = broadcast.places_in(self.model, held[path])
+            described.append({"attribute": path, "variables": places, "residuals": None})
+            if path in begun:
+                name = described[-1]["residuals"] = folders.residuals_of(begun.index(path))
+                state = own if path == begun[0] else checkpoint.OwnState()
+                digests = checkpoint.save(folder / name, held[path], own_variables=state)
+                for each in topology.world().gather_descriptions(digests, "checkpoint.digests"):
+                    written.update(each)
+        return written, described
 
     # ---- resuming ----
 
@@ -168,34 +193,48 @@ class CheckpointCallback(DistributedCallback):
         return self._own_problem(found) if self._has_local_variables() else None
 
     def _own_problem(self, found: folders.Checkpoint) -> str | None:
-        """Why this rank's own file in a checkpoint cannot be used; None if it can, or is not needed."""
+        """Why this rank's own files in a checkpoint cannot be used; None if they can, or are not needed."""
         folder = folders.path(self.directory, found.epoch)
         if found.ranks != topology.world().size:
-            return f"{folder} was written by {found.ranks} ranks" if self._has_local_variables() else None
+            return f"{folder} was written by {found.ranks} ranks" if own_state.lost_elsewhere(self.model) else None
         try:
-            folders.check_file(found, checkpoint.own_path(folder / folders.RESIDUALS))
+            for file in found.needed(folder):
+                folders.check_file(found, checkpoint.own_path(file))
         except OSError as error:
             return str(error)
         return None
 
     def _has_local_variables(self) -> bool:
-        return self.exchange is not None and bool(self.exchange.local_variables())
+        return bool(local_variables(self.model))
 
     def _restore(self, found: folders.Checkpoint, passed_over: list[str]) -> None:
-        exchange = self.required_exchange()
         folder = folders.path(self.directory, found.epoch)
+        residuals = _paired(folder, found, self.required_exchanges())
         own_problem = self._own_problem(found)
         lacking = checkpoint.collect(own_problem, "checkpoint.lacking")
         _warn(*_sentences(folder, found, [each for each in passed_over if each not in lacking], lacking))
-        self._build()
+        self._build(found)
         self._load_weights(folder / folders.WEIGHTS)
-        broadcast_state(self.model, 0, exchange.local_variables())
-        taken = checkpoint.take_up(
-            folder / folders.RESIDUALS, exchange, self._own_variables(), use_own=own_problem is None
-        )
-        if taken.lacking:
-            _warn(f"{_listed(taken.lacking)}. {checkpoint.WITHOUT_OWN}")
+        broadcast.broadcast_state(self.model, 0, own_state.begins_afresh(self.model))
+        self._take_up(residuals, use_own=own_problem is None)
         hooks.resume_at(self.model, found.epoch + 1)
+        self._tell(folder, found.epoch + 1)
+
+    def _take_up(self, residuals: Mapping[str, pathlib.Path], use_own: bool) -> None:
+        lacking: list[str] = []
+        exchanges = self.required_exchanges()
+        for number, (path, file) in enumerate(residuals.items()):
+            state = own_state.to_restore(self.model) if number == 0 else checkpoint.OwnState()
+            taken = checkpoint.take_up(file, exchanges[path], state, use_own)
+            lacking += [each for each in taken.lacking if each not in lacking]
+            if number > 0:
+                continue
+            own_state.give(self.model, taken)
+            earlier = own_state.of_earlier_files(self.model)
+            if taken.own and not taken.named and earlier:
+                _warn(f"{file} was written by an earlier version: {', and '.join(earlier)}.")
+        if lacking:
+            _warn(f"{_listed(lacking)}. {checkpoint.WITHOUT_OWN}")
 
     def _load_weights(self, path: pathlib.Path) -> None:
         problem = None
@@ -206,15 +245,8 @@ class CheckpointCallback(DistributedCallback):
                 problem = f"{path} is intact but does not fit the model: {error}"
         checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
 
-    def _own_variables(self) -> list[Any]:
-        """The variables that differ between ranks besides residuals: random seeds, local variables, look-ahead."""
-        shared = {id(resource(variable)) for variable in self.model.weights}
-        seeds = [variable for variable in self.model.variables if id(resource(variable)) not in shared]
-        local = self.required_exchange().local_variables()
-        optimizer = self.model.optimizer
-        return [*seeds, *local, *slots.of_variables(optimizer, local), *ahead.offsets(optimizer)]
-
-    def _build(self) -> None:
+    def _build(self, found: folders.Checkpoint) -> None:
+        """Builds optimizers that are not built yet, on the variables that they had when they were saved."""
         problem = None
         if not self.model.built:
             problem = (
@@ -222,8 +254,47 @@ class CheckpointCallback(DistributedCallback):
                 "it on a batch, before fit."
             )
         checkpoint.raise_together(problem, "restore the checkpoint", ValueError)
-        if not self.model.optimizer.built:
-            self.model.optimizer.build(self.model.trainable_variables)
+        held = optimizers_of(self.model)
+        for each in found.optimizers:
+            if each["attribute"] in held:
+                broadcast.build_at(self.model, held[each["attribute"]], each["variables"])
+        broadcast.build_alike(self.model, list(held.values()))
+
+    def _tell(self, folder: pathlib.Path, done: int) -> None:
+        if not first_rank.is_here():
+            return
+        epochs = (self.params or {}).get("epochs")
+        asked = "" if epochs is None else f" of {epochs}"
+        print(f"hvd_sparse: training resumes from {folder}, after {done}{asked} epochs", flush=True)
+        if epochs is not None and done >= epochs:
+            print(
+                f"hvd_sparse: nothing is left to train: fit was asked for epochs={epochs}, and {done} are done. Pass a "
+                "larger number to go on, or another directory to start over",
+                flush=True,
+            )
+
+
+def _paired(
+    folder: pathlib.Path, found: folders.Checkpoint, exchanges: Mapping[str, GradientExchange]
+) -> dict[str, pathlib.Path]:
+    """The archive of residuals of each optimizer, by where the model has it.
+
+    Raises:
+        ValueError: if the checkpoint has other optimizers than the model.
+    """
+    if not found.optimizers:
+        return {next(iter(exchanges)): folder / folders.RESIDUALS}
+    saved = {each["attribute"]: each["residuals"] for each in found.optimizers}
+    if set(saved) != set(exchanges):
+        if len(saved) != 1 or len(exchanges) != 1:
+            raise ValueError(
+                f"{folder} holds the distributed optimizers {', '.join(saved)}, and the model has "
+                f"{', '.join(exchanges)}: give it the same ones, as the same attributes."
+            )
+        saved = {path: residuals for path, residuals in zip(exchanges, saved.values(), strict=True)}
+    begun = [path for path, residuals in saved.items() if residuals is not None]
+    first = sorted(begun, key=lambda path: saved[path] != folders.RESIDUALS)  # which has each rank's own variables
+    return {path: folder / saved[path] for path in first}
 
 
 def _sentences(

@@ -13,7 +13,7 @@ import json
 import pathlib
 import re
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from hvd_sparse.keras import archives, files
@@ -23,7 +23,8 @@ _FORMAT = "hvd_sparse checkpoint 2"
 _UNSIGNED = {"epoch", "weights sha256"}  # the only fields in markers of the first format
 _NAME = re.compile(r"epoch-(\d{4,})")
 _TEMPORARY = r"(\.\d+\.tmp)?"
-_FIRST_WRITTEN = re.compile(rf"(residuals|servers)\.npz(\.rank\d+of\d+)?{_TEMPORARY}")
+_FIRST_WRITTEN = re.compile(rf"(residuals(-\d+)?|servers)\.npz(\.rank\d+of\d+)?{_TEMPORARY}")
+_RESIDUALS = re.compile(r"residuals(-\d+)?\.npz")
 _LAST_WRITTEN = re.compile(rf"(whole\.json|model\.weights\.h5){_TEMPORARY}|whole\.tmp")
 Digest = Callable[[pathlib.Path], str]
 
@@ -36,12 +37,16 @@ class Checkpoint(NamedTuple):
         ranks: the number of ranks that wrote it.
         digests: the SHA-256 of its files, by name.
         signed: False for the first format, whose marker has no SHA-256 of its own and names only the weights.
+        optimizers: for each distributed optimizer, where the model has it ("attribute"), the places of its variables
+            among the trainable ones ("variables"), and the file with its residuals ("residuals"), or None for those
+            that have not exchanged yet. Empty if an earlier version wrote it, with one optimizer.
     """
 
     epoch: int
     ranks: int
     digests: dict[str, str]
     signed: bool
+    optimizers: Sequence[Mapping[str, Any]] = ()
 
     @property
     def of_servers(self) -> bool:
@@ -51,7 +56,7 @@ class Checkpoint(NamedTuple):
     def needed(self, folder: pathlib.Path) -> list[pathlib.Path]:
         """The files in its folder, besides the weights, that every rank needs to continue."""
         if not self.of_servers:
-            return [folder / RESIDUALS]
+            return [folder / name for name in sorted({RESIDUALS, *filter(_RESIDUALS.fullmatch, self.digests)})]
         return [files.of_rank(folder / SERVERS, rank, self.ranks) for rank in range(self.ranks)]
 
 
@@ -73,10 +78,24 @@ def epochs(directory: pathlib.Path) -> list[int]:
     return sorted(number for number in set(numbers) if _is_ours(path(directory, number)))
 
 
-def write_marker(folder: pathlib.Path, epoch: int, ranks: int, digests: Mapping[str, str]) -> None:
-    """Writes the marker, which turns a folder into a checkpoint."""
+def residuals_of(number: int) -> str:
+    """The name of the file with the residuals of the optimizer with this number among those that have any."""
+    return RESIDUALS if number == 0 else RESIDUALS.replace(".", f"-{number + 1}.")
+
+
+def write_marker(
+    folder: pathlib.Path,
+    epoch: int,
+    ranks: int,
+    digests: Mapping[str, str],
+    optimizers: Sequence[Mapping[str, Any]] = (),
+) -> None:
+    """Writes the marker, which turns a folder into a checkpoint; for the arguments see `Checkpoint`."""
+    told = {"format": _FORMAT, "epoch": epoch, "ranks": ranks, "files": dict(digests)}
+    if optimizers:
+        told["optimizers"] = list(optimizers)
     with files.replacing(folder / MARKER) as file:
-        file.write(_signed({"format": _FORMAT, "epoch": epoch, "ranks": ranks, "files": dict(digests)}))
+        file.write(_signed(told))
 
 
 def open_whole(directory: pathlib.Path, epoch: int, digest: Digest = files.sha256) -> Checkpoint:
@@ -186,7 +205,7 @@ def _read_marker(marker: pathlib.Path, epoch: int) -> Checkpoint:
         digests = told["files"] if signed else {WEIGHTS: told["weights sha256"]}
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise OSError(f"{marker} is damaged: {error}") from error
-    return Checkpoint(epoch, told.get("ranks", 0), digests, signed)
+    return Checkpoint(epoch, told.get("ranks", 0), digests, signed, told.get("optimizers", ()))
 
 
 def _digest_once(file: pathlib.Path) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
+from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.keras.callbacks.base import DistributedCallback
 from hvd_sparse.servers.optimizer import is_served, served
@@ -18,7 +20,8 @@ class TelemetryCallback(DistributedCallback):
     """Measures the exchanges, keeps the figures in `records`, and writes them for TensorBoard.
 
     The figures are those of `hvd.Telemetry`, for single steps of this rank. Use it from the first step on. With
-    `hvd.servers.ShardedServers` they are those of `optimizer.servers.telemetry()`, for all steps so far.
+    `hvd.servers.ShardedServers` they are those of `optimizer.servers.telemetry()`, for all steps so far. If a model has
+    several distributed optimizers, each of them has its own records, with "optimizer" for where the model has it.
 
     Args:
         log_dir: TensorBoard's folder; each rank writes into its own folder below it. None writes nothing.
@@ -39,50 +42,67 @@ class TelemetryCallback(DistributedCallback):
         self.every = every
         self.records: list[dict[str, Any]] = []
         self._writer: Any = None
-        self._seen: int | None = None
+        self._seen: dict[str, int] = {}
+        self._measured: dict[str, _Source] = {}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not is_served(self.model.optimizer):
-            exchange = self.required_exchange()
-            if exchange.telemetry is None:
-                exchange.measure(Telemetry(norms_every=self.every))
-        self._seen = None
+            for exchange in self.required_exchanges().values():
+                if exchange.telemetry is None:
+                    exchange.measure(Telemetry(norms_every=self.every))
+        self._measured = self._sources()
+        self._seen = {}
         if self.log_dir is not None and self._writer is None:
             folder = os.path.join(self.log_dir, f"rank{topology.world().rank}")
             self._writer = tf.summary.create_file_writer(folder)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        step = self._step()
-        before, self._seen = step - 1 if self._seen is None else self._seen, step
-        if step // self.every == before // self.every:
-            return
-        self.records.append(self._read())
-        if self._writer is not None:
-            self._write(self.records[-1])
+        for path, source in self._measured.items():
+            step = source.step()
+            before, self._seen[path] = self._seen.get(path, step - 1), step
+            if step == 0 or step // self.every == before // self.every:
+                continue
+            several = {"optimizer": path} if len(self._measured) > 1 else {}
+            self.records.append({**source.read(), **several})
+            if self._writer is not None:
+                self._write(source.group, self.records[-1])
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         if self._writer is not None:
             self._writer.flush()
 
-    def _step(self) -> int:
+    def _sources(self) -> dict[str, _Source]:
         if is_served(self.model.optimizer):
-            return served(self.model.optimizer).member.connections.number
-        measured = self.required_exchange().telemetry
-        assert measured is not None  # set when training began
-        return measured.step
+            participant = served(self.model.optimizer)  # which joins the servers in the first step
+            number = lambda: participant.member.connections.number  # noqa: E731
+            return {"optimizer": _Source(number, lambda: participant.member.telemetry(), "servers")}
+        exchanges = self.required_exchanges()
+        alone = len(exchanges) == 1
+        return {
+            path: _Source(_steps_of(exchange), exchange.read_telemetry, "exchange" if alone else f"exchange/{path}")
+            for path, exchange in exchanges.items()
+        }
 
-    def _read(self) -> dict[str, Any]:
-        if is_served(self.model.optimizer):
-            return served(self.model.optimizer).member.telemetry()
-        return self.required_exchange().read_telemetry()
-
-    def _write(self, record: dict[str, Any]) -> None:
-        group = "servers" if is_served(self.model.optimizer) else "exchange"
+    def _write(self, group: str, record: dict[str, Any]) -> None:
         with self._writer.as_default(step=record["step"]):
             for name, value in record.items():
                 if name == "recipe":
-                    tf.summary.text("exchange/recipe", value)
+                    tf.summary.text(f"{group}/recipe", value)
                 elif name == "staleness":
                     tf.summary.histogram("servers/staleness", np.repeat(list(value), list(value.values())))
-                elif name != "step":
+                elif name not in ("step", "optimizer"):
                     tf.summary.scalar(f"{group}/{name}", value)
+
+
+class _Source(NamedTuple):
+    """Where figures come from: the number of steps so far, the figures, and their group in TensorBoard."""
+
+    step: Callable[[], int]
+    read: Callable[[], dict[str, Any]]
+    group: str
+
+
+def _steps_of(exchange: GradientExchange) -> Callable[[], int]:
+    measured = exchange.telemetry
+    assert measured is not None  # set when training began
+    return lambda: measured.step
