@@ -177,6 +177,10 @@ class GradientExchange(Renamed):
         """The variables that were registered as local, directly or through their layers."""
         return [*self._local, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
 
+    def has_local(self) -> bool:
+        """Whether any variable or layer was registered as local."""
+        return bool(self._local or self._local_layers)
+
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it was registered as local."""
         local = {id(resource(variable)) for variable in self.local_variables()}

@@ -32,7 +32,7 @@ from hvd_sparse.averaging.gradients import averages_gradients
 from hvd_sparse.averaging.optimizer import averaged, is_averaged
 from hvd_sparse.exchange import ahead, sender_side, slots
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import local_optimizer, momentum, steps_ahead, train_step, without_slots
+from hvd_sparse.keras import local_optimizer, momentum, steps_ahead, tensorflow_checkpoints, train_step, without_slots
 from hvd_sparse.servers.optimizer import is_served, served
 from hvd_sparse.transport.eager import making_variables
 
@@ -80,6 +80,7 @@ def distribute(
     if passes.number > 1:
         optimizer.gradient_accumulation_steps = passes.number
     optimizer.__class__ = _distributed_class(type(optimizer), passes, again)
+    tensorflow_checkpoints.track(optimizer, exchange)
     if optimizer.built and exchange.sends_updates:
         _begin_updates(optimizer)
 
@@ -267,6 +268,7 @@ def _begin_updates(optimizer: Any) -> None:
     variables = list(optimizer._trainable_variables)
     local = optimizer.exchange.are_local(variables)
     without_slots.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if own])
+    tensorflow_checkpoints.built(optimizer)
     if optimizer.exchange.looks_ahead:
         ahead.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if not own])
 
@@ -295,9 +297,12 @@ def _looks_ahead(optimizer: Any) -> bool:
 
 def _meets_others(optimizer: Any) -> bool:
     """Whether an optimizer's step needs the other ranks, which XLA cannot compile."""
-    return exchange_of(optimizer) is not None or any(
-        meets(optimizer) for meets in (is_served, is_averaged, averages_gradients)
-    )
+    return exchange_of(optimizer) is not None or meets_otherwise(optimizer)
+
+
+def meets_otherwise(optimizer: Any) -> bool:
+    """Whether an optimizer's step needs the other ranks, but for another reason than an exchange."""
+    return any(meets(optimizer) for meets in (is_served, is_averaged, averages_gradients))
 
 
 def _hooked_compile(original: Any) -> Any:
