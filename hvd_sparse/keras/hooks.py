@@ -195,6 +195,10 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
         def apply(self, grads, trainable_variables=None):
             base.apply(self, ahead.landed(self, grads), trainable_variables)
 
+        def _trackable_children(self, save_type="checkpoint", **options):  # as Keras's layers define it
+            children = base._trackable_children(self, save_type, **options)
+            return tensorflow_checkpoints.wanted(children, save_type)
+
         def save_own_variables(self, store):
             momentum.require_consolidated(self, self.exchange)
             stand_in = without_slots.of(self)
@@ -224,6 +228,11 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             means = self.exchange([found.get(id(each)) for each in whole], whole, clip)
             by_id = {id(each): mean for each, mean in zip(whole, means, strict=True)}
             return [by_id[id(each)] for each in variables]
+
+        def _overwrite_variables_directly_with_gradients(self, grads, vars):
+            return base._overwrite_variables_directly_with_gradients(
+                self, self.exchange.with_largest(grads, vars), vars
+            )
 
         def _clip_gradients(self, grads):
             return grads

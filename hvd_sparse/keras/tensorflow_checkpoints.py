@@ -3,12 +3,14 @@
 TensorFlow saves the variables that an optimizer tracks, and those of the exchange are not among them. So such an
 optimizer tracks an object whose state is what is missing. It refuses to be saved while the slots are out of date, as
 `save_own_variables` does, and to be restored into an exchange that has begun, which would go on with slots of its own.
+A SavedModel, which only infers, does without it.
 """
 
 from __future__ import annotations
 
 import io
 import weakref
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,7 +19,7 @@ import tensorflow as tf
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import momentum, without_slots
 
-_ATTRIBUTE = "hvd_sparse_slots"  # also in checkpoints
+ATTRIBUTE = "hvd_sparse_slots"  # also in checkpoints
 
 
 class Slots(tf.train.experimental.PythonState):
@@ -79,11 +81,16 @@ class Slots(tf.train.experimental.PythonState):
 def track(optimizer: keras.optimizers.Optimizer, exchange: GradientExchange) -> None:
     """Makes checkpoints of TensorFlow contain what the exchange keeps for an optimizer."""
     if exchange.takes_over:
-        setattr(optimizer, _ATTRIBUTE, Slots(optimizer, exchange))
+        setattr(optimizer, ATTRIBUTE, Slots(optimizer, exchange))
 
 
 def built(optimizer: keras.optimizers.Optimizer) -> None:
     """Gives an optimizer that has just been built the slots that were restored before."""
-    tracked = getattr(optimizer, _ATTRIBUTE, None)
+    tracked = getattr(optimizer, ATTRIBUTE, None)
     if tracked is not None:
         tracked.hand_over()
+
+
+def wanted(children: dict[str, Any], save_type: str) -> dict[str, Any]:
+    """What an optimizer tracks, without the slots if a SavedModel is to be written."""
+    return {name: child for name, child in children.items() if name != ATTRIBUTE or save_type == "checkpoint"}

@@ -9,6 +9,7 @@ from tests.faults import ranks
 from tests.faults.checkpoints import FLIPS
 
 STARTED = ("broadcast_callback", "checkpoints", "collectives")
+TWO_NODES = ("copies",)  # each rank is a node
 STARTING = ("starting", "stalls")  # these call hvd.init themselves
 
 SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']
@@ -36,6 +37,11 @@ def starting():
     return ranks.Launched(*STARTING, count=2, environment=environment)
 
 
+@pytest.fixture(scope="module")
+def two_nodes():
+    return ranks.Launched(*TWO_NODES, count=2, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
+
+
 @pytest.mark.parametrize("name", ranks.names(*STARTED))
 def test_started(name, started):
     if name.endswith("a_full_disk_is_an_error_on_all") and not mounts():
@@ -46,3 +52,8 @@ def test_started(name, started):
 @pytest.mark.parametrize("name", ranks.names(*STARTING))
 def test_starting(name, starting):
     starting.require(name)
+
+
+@pytest.mark.parametrize("name", ranks.names(*TWO_NODES))
+def test_two_nodes(name, two_nodes):
+    two_nodes.require(name)
