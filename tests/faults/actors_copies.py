@@ -83,11 +83,13 @@ def a_deep_copy_exchanges_and_continues():
     _require_copies_exchange(copy.deepcopy, "recommended")  # its nodes have moments of their own, copies their mean
 
 
+def _pickled(model):
+    return pickle.loads(pickle.dumps(model))
+
+
 def a_pickled_copy_exchanges_and_continues():
-    _require_like(*_require_copies_exchange(lambda model: pickle.loads(pickle.dumps(model))))
-    _require_copies_exchange(
-        lambda model: pickle.loads(pickle.dumps(model)), "recommended"
-    )  # its nodes have moments of their own, copies their mean
+    _require_like(*_require_copies_exchange(_pickled))
+    _require_copies_exchange(_pickled, "recommended")
 
 
 def a_model_compiled_by_the_others_config_exchanges():
