@@ -76,7 +76,7 @@ def _begin(model: keras.Model, callbacks: Sequence[Any]) -> None:
     if group.size > 1:
         own = _savers(callbacks, exchange, optimizer, first=group.rank == 0)
         told = group.gather_descriptions(own, "fit.callbacks")
-        _require_savable(dict(zip(group.ranks, [[Saver(*each) for each in savers] for savers in told], strict=True)))
+        require_savable(dict(zip(group.ranks, [[Saver(*each) for each in savers] for savers in told], strict=True)))
 
 
 def _warn_if_alone(model: keras.Model, optimizer: Any) -> None:
@@ -126,7 +126,7 @@ def _problem(callback: Any, earlier: Iterable[Any], exchange: GradientExchange, 
     return ""
 
 
-def _require_savable(by_rank: dict[int, list[Saver]]) -> None:
+def require_savable(by_rank: dict[int, list[Saver]]) -> None:
     """Checks what all ranks have told; raises ValueError, the same on every rank, if something cannot be saved."""
     found = [
         (each.kind, f"on rank {rank}, {each.kind} cannot save {each.path}: {each.problem}")
