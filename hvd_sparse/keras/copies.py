@@ -124,8 +124,6 @@ def install() -> None:
         (keras.optimizers.Optimizer, "__reduce__", _hooked_reduce_of_optimizer),
         (keras.Model, "get_compile_config", _hooked_get_compile_config),
         (keras.Model, "compile_from_config", _hooked_compile_from_config),
-        (keras.models, "load_model", _hooked_load_model),
-        (keras.saving, "load_model", _hooked_load_model),
     ):
         original = getattr(owner, name)
         if not hasattr(original, _HOOKED):
@@ -212,24 +210,8 @@ def _hooked_compile_from_config(original: Any) -> Any:
         if optimizer is None:
             return
         if not isinstance(config, CompileConfig):
-            _mark_loaded(optimizer)
+            vars(optimizer)[_LOADED] = True
         elif config.distribution is not None:
             config.distribution.give_to(self)
 
     return compile_from_config
-
-
-def _hooked_load_model(original: Any) -> Any:
-    """The models of HDF5 files are compiled in another way than by `compile_from_config`."""
-
-    def load_model(*args, **options):
-        model = original(*args, **options)
-        _mark_loaded(getattr(model, "optimizer", None))
-        return model
-
-    return load_model
-
-
-def _mark_loaded(optimizer: Any) -> None:
-    if isinstance(optimizer, keras.optimizers.Optimizer):
-        vars(optimizer)[_LOADED] = True

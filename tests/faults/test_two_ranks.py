@@ -39,7 +39,7 @@ def starting():
 
 @pytest.fixture(scope="module")
 def two_nodes():
-    return ranks.Launched(*TWO_NODES, count=2, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
+    return ranks.Launched(*TWO_NODES, count=2, limit=2 * ranks.LIMIT, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
 
 
 @pytest.mark.parametrize("name", ranks.names(*STARTED))
