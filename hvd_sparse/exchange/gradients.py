@@ -15,7 +15,7 @@ import tensorflow as tf
 from hvd_sparse import recipes
 from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.exchange import arguments, one_node, several, state, wide
+from hvd_sparse.exchange import arguments, one_node, overwritten, several, state, wide
 from hvd_sparse.exchange import plan as buckets
 from hvd_sparse.exchange.clipping import Clip, clipped
 from hvd_sparse.exchange.obeying import Obeying
@@ -134,7 +134,7 @@ class GradientExchange(Renamed):
 
         Returns:
             The means, or the sums with `op=hvd.Sum`, in the same order; None for no gradient; for a local variable its
-            own gradient.
+            own gradient; for one that is overwritten with its gradient, as float8 scales are, the maximum.
 
         Raises:
             ValueError: on every rank, if the ranks' first exchanges differ; on this rank, if the gradients are not
@@ -142,15 +142,17 @@ class GradientExchange(Renamed):
             tf.errors.InvalidArgumentError: on every rank, if any rank's gradient is not finite; no state has changed.
         """
         names = unique_names(variables)
+        gradients = self.with_largest(list(gradients), variables)
         named = self._standardised(
             {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
         )
+        written = {name for name, each in zip(names, variables, strict=True) if overwritten.is_overwritten(each)}
         local = {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
         refuse_shards(
             [each for name, each in zip(names, variables, strict=True) if name in named and name not in local]
         )
-        shared = {name: gradient for name, gradient in named.items() if name not in local}
-        own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local}
+        shared = {name: gradient for name, gradient in named.items() if name not in local | written}
+        own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local - written}
         apart = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
         shared = {name: gradient for name, gradient in shared.items() if name not in apart}
         planned = self._plan_for(shared, dict(zip(names, variables, strict=True)))
@@ -169,7 +171,7 @@ class GradientExchange(Renamed):
         if clip is not None:
             # Clipped separately: a norm over both would differ between ranks, and the replicas would drift apart.
             own = clipped(own, clip, 1.0)
-        return [means.get(name, own.get(name)) for name in names]
+        return [means.get(name, own.get(name, named.get(name))) for name in names]
 
     def register_local_var(self, variable: Any) -> None:
         """Keeps a variable local, so its gradient is not exchanged; call it before the first exchange."""
@@ -189,6 +191,10 @@ class GradientExchange(Renamed):
         """The variables that were registered as local, directly or through their layers."""
         alive = [variable for variable in (each() for each in self._local) if variable is not None]
         return [*alive, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
+
+    def has_local(self) -> bool:
+        """Whether any variable or layer was registered as local."""
+        return bool(self._local or self._local_layers)
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it was registered as local."""
@@ -224,6 +230,12 @@ class GradientExchange(Renamed):
         """Whether a condition ([] bool) holds on every rank, [] bool; a collective of 4 bytes."""
         name = f"{self._agreed_name()}.everywhere"
         return tf.cast(self.grid().world.allreduce(tf.cast(condition, tf.int32), "min", name), tf.bool)
+
+    @tf.autograph.experimental.do_not_convert
+    def with_largest(self, gradients: Sequence[Gradient | None], variables: Sequence[Any]) -> list[Gradient | None]:
+        """Gradients, in which those that overwrite their variables are the maximum over all ranks; a collective."""
+        name, local = lambda: f"{self._agreed_name()}.largest", self.are_local(variables)
+        return overwritten.with_largest(gradients, variables, local, self.grid().world, name)
 
     @tf.autograph.experimental.do_not_convert
     def reduce_tensor(self, gradient: Gradient | None) -> tf.Tensor | None:

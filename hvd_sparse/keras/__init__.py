@@ -55,7 +55,7 @@ from hvd_sparse.horovod_api.values import (
     reducescatter,
 )
 from hvd_sparse.horovod_api.variables import broadcast_, broadcast_variables
-from hvd_sparse.keras import callbacks, checkpoint
+from hvd_sparse.keras import callbacks, checkpoint, copies, fitting
 from hvd_sparse.keras.consolidation import consolidate
 from hvd_sparse.keras.loading import load_model
 from hvd_sparse.keras.loss_scale import LossScaleOptimizer
@@ -169,3 +169,6 @@ __all__ = [
     "topology",
     "vars_to_refs",
 ]
+
+copies.install()
+fitting.install()

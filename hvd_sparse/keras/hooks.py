@@ -35,7 +35,15 @@ from hvd_sparse.averaging.optimizer import averaged, is_averaged
 from hvd_sparse.exchange import ahead, sender_side, slots, tapes
 from hvd_sparse.exchange.arguments import trains_alone
 from hvd_sparse.exchange.gradients import GradientExchange
-from hvd_sparse.keras import local_optimizer, momentum, steps_ahead, train_step, without_slots, writing
+from hvd_sparse.keras import (
+    local_optimizer,
+    momentum,
+    steps_ahead,
+    tensorflow_checkpoints,
+    train_step,
+    without_slots,
+    writing,
+)
 from hvd_sparse.servers.optimizer import is_served
 from hvd_sparse.transport.eager import making_variables
 
@@ -83,6 +91,7 @@ def distribute(
     if passes.number > 1:
         optimizer.gradient_accumulation_steps = passes.number
     optimizer.__class__ = _distributed_class(type(optimizer), passes, again)
+    tensorflow_checkpoints.track(optimizer, exchange)
     if optimizer.built and exchange.takes_over:
         _hand_over(optimizer)
 
@@ -209,6 +218,10 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
         def apply(self, grads, trainable_variables=None):
             base.apply(self, ahead.to_apply(self, grads), trainable_variables)
 
+        def _trackable_children(self, save_type="checkpoint", **options):  # as Keras's layers define it
+            children = base._trackable_children(self, save_type, **options)
+            return tensorflow_checkpoints.wanted(children, save_type)
+
         def save_own_variables(self, store):
             momentum.require_consolidated(self, self.exchange)
             stand_in = without_slots.of(self)
@@ -240,6 +253,11 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
             means = self.exchange([found.get(id(each)) for each in whole], whole, clip)
             by_id = {id(each): mean for each, mean in zip(whole, means, strict=True)}
             return [by_id[id(each)] for each in variables]
+
+        def _overwrite_variables_directly_with_gradients(self, grads, vars):
+            return base._overwrite_variables_directly_with_gradients(
+                self, self.exchange.with_largest(grads, vars), vars
+            )
 
         def _clip_gradients(self, grads):
             return grads
@@ -292,6 +310,7 @@ def _begin_updates(optimizer: Any) -> None:
     variables = list(optimizer._trainable_variables)
     local = optimizer.exchange.are_local(variables)
     without_slots.begin(optimizer, [each for each, own in zip(variables, local, strict=True) if own])
+    tensorflow_checkpoints.built(optimizer)
     if optimizer.exchange.looks_ahead:
         replicated = [each for each, own in zip(variables, local, strict=True) if not own]
         looking = ahead.begin(optimizer, replicated, trains_alone(optimizer.exchange.aggregator))
@@ -318,9 +337,12 @@ def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> 
 
 def _meets_others(optimizer: Any) -> bool:
     """Whether an optimizer's step needs the other ranks, which XLA cannot compile."""
-    return exchange_of(optimizer) is not None or any(
-        meets(optimizer) for meets in (is_served, is_averaged, averages_gradients)
-    )
+    return exchange_of(optimizer) is not None or meets_otherwise(optimizer)
+
+
+def meets_otherwise(optimizer: Any) -> bool:
+    """Whether an optimizer's step needs the other ranks, but for another reason than an exchange."""
+    return any(meets(optimizer) for meets in (is_served, is_averaged, averages_gradients))
 
 
 def _hooked_compile(original: Any) -> Any:

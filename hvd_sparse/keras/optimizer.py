@@ -16,7 +16,7 @@ from hvd_sparse.compression import Compression
 from hvd_sparse.exchange import plan, slots, telemetry
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.horovod_api.values import Average
-from hvd_sparse.keras import hooks, horovod_arguments, local_optimizer, momentum
+from hvd_sparse.keras import copies, hooks, horovod_arguments, local_optimizer, momentum
 from hvd_sparse.spec import Rate
 
 Layers: TypeAlias = "Iterable[keras.layers.Layer] | keras.layers.Layer | None"
@@ -185,9 +185,13 @@ def distribute(
     local_layers: Layers = (),
     backward_passes_per_step: int = 1,
     average_aggregated_gradients: bool = False,
+    local_variables: Iterable[Any] = (),
     **options: Any,
 ) -> None:
-    """Makes an optimizer distributed that may already have been used; see `DistributedOptimizer`."""
+    """Makes an optimizer distributed that may already have been used; see `DistributedOptimizer`.
+
+    The local variables are not exchanged, like those of the local layers.
+    """
     again = functools.partial(
         distribute,
         aggregator=aggregator,
@@ -214,7 +218,10 @@ def distribute(
     momentum.check(optimizer, exchange.aggregator)
     local_optimizer.check(optimizer, exchange.aggregator)
     exchange.register_local_layers(as_layers(local_layers))
+    for variable in local_variables:
+        exchange.register_local_var(variable)
     hooks.distribute(optimizer, exchange, passes, again)
+    copies.remember(optimizer, again)
 
 
 def as_layers(local_layers: Layers) -> list[keras.layers.Layer]:

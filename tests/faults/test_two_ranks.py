@@ -10,7 +10,7 @@ from tests.faults.checkpoints import FLIPS
 
 STARTED = ("broadcast_callback", "checkpoints", "collectives", "tape", "order", "first", "saved")
 STARTING = ("starting", "stalls")  # these call hvd.init themselves
-TWO_NODES = ("ahead", "written")  # each rank is a node
+TWO_NODES = ("ahead", "written", "copies")  # each rank is a node
 
 SMALL_DISK = ["unshare", "-m", "sh", "-c", 'mount -t tmpfs -o size=1m none /mnt && exec "$0" "$@"']
 
@@ -39,7 +39,7 @@ def starting():
 
 @pytest.fixture(scope="module")
 def two_nodes():
-    return ranks.Launched(*TWO_NODES, count=2, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
+    return ranks.Launched(*TWO_NODES, count=2, limit=2 * ranks.LIMIT, environment={"HVD_SPARSE_LOCAL_SIZE": "1"})
 
 
 @pytest.mark.parametrize("name", ranks.names(*STARTED))
