@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import itertools
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,22 +13,21 @@ import tensorflow as tf
 from hvd_sparse import recipes
 from hvd_sparse._renamed import Renamed
 from hvd_sparse.aggregators import Aggregator
-from hvd_sparse.exchange import arguments, one_node, overwritten, several, state, wide
+from hvd_sparse.exchange import arguments, naming, one_node, overwritten, several, state, wide
 from hvd_sparse.exchange import plan as buckets
-from hvd_sparse.exchange.clipping import Clip, clipped
+from hvd_sparse.exchange.clipping import Clip, clipped, exchanged
+from hvd_sparse.exchange.local import LocalVariables, divided
 from hvd_sparse.exchange.obeying import Obeying
 from hvd_sparse.exchange.plan import Gradient
 from hvd_sparse.exchange.planned import PlannedExchange
 from hvd_sparse.exchange.state import RankState, ResidualSum
 from hvd_sparse.exchange.telemetry import Telemetry
 from hvd_sparse.horovod_api.values import Average
-from hvd_sparse.optimizers.variables import refuse_shards, resource, unique_names
+from hvd_sparse.optimizers.variables import names_by_id, refuse_shards, unique_names
 from hvd_sparse.spec import DTYPES, LocalOptimizer, Momentum, Rate
 from hvd_sparse.transport import subgrid, topology
 from hvd_sparse.transport.communicator import Grid
 from hvd_sparse.transport.eager import making_variables
-
-_numbers: collections.defaultdict[str, set[int]] = collections.defaultdict(set)  # of the exchanges with this name
 
 
 class GradientExchange(Renamed):
@@ -100,13 +97,12 @@ class GradientExchange(Renamed):
         self._returns_sum = arguments.is_sum(op)
         self._process_set = arguments.own_set(process_set, self.aggregator)
         self._of_optimizer = (learning_rate, momentum, arguments.described(optimizer))
-        self._name = _unique(name, self)
+        self._name = naming.unique(name, self)
         self._sparse_as_dense = sparse_as_dense
         self._bucket_bytes = bucket_bytes
         self._first_bucket_bytes = first_bucket_bytes
         self._scale_local_gradients = scale_local_gradients
-        self._local: list[weakref.ref[Any]] = []
-        self._local_layers: list[keras.layers.Layer] = []
+        self._local = LocalVariables()
         self._epoch: int | None = None
         self._tensors = itertools.count(1)
         self._pending: tuple[ResidualSum, RankState | None] | None = None
@@ -143,31 +139,20 @@ class GradientExchange(Renamed):
         """
         names = unique_names(variables)
         gradients = self.with_largest(list(gradients), variables)
-        named = self._standardised(
-            {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
-        )
+        there = {name: gradient for name, gradient in zip(names, gradients, strict=True) if gradient is not None}
+        named = self._standardised(there)
         written = {name for name, each in zip(names, variables, strict=True) if overwritten.is_overwritten(each)}
         local = {name for name, is_local in zip(names, self.are_local(variables), strict=True) if is_local}
-        refuse_shards(
-            [each for name, each in zip(names, variables, strict=True) if name in named and name not in local]
-        )
+        refuse_shards([each for each, name in zip(variables, names, strict=True) if name in set(named) - local])
         shared = {name: gradient for name, gradient in named.items() if name not in local | written}
         own = {name: self.scaled(gradient) for name, gradient in named.items() if name in local - written}
         apart = {name: gradient for name, gradient in shared.items() if self._goes_apart(gradient)}
         shared = {name: gradient for name, gradient in shared.items() if name not in apart}
         planned = self._plan_for(shared, dict(zip(names, variables, strict=True)))
         with tf.control_dependencies(self._obeying.before_step() if self._obeying else []):
-            joined = self.joined()
-            if joined:
-                pairs = zip(names, variables, strict=True)
-                planned.set_progress({name: joined[id(each)] for name, each in pairs if id(each) in joined})
-            if clip is None:
-                means = planned.exchange(shared, apart)
-            elif planned.aggregator.sends_all:
-                means = clipped(planned.exchange(shared, apart), clip, 1.0)
-            else:
-                ranks = planned.grid.world.size
-                means = planned.exchange(clipped(shared, clip, ranks ** (-1.5 if self._returns_sum else -0.5)))
+            called = names_by_id(variables)
+            planned.set_progress({called[number]: value for number, value in self.joined().items()})
+            means = exchanged(planned, shared, apart, clip, self._returns_sum)
         if clip is not None:
             # Clipped separately: a norm over both would differ between ranks, and the replicas would drift apart.
             own = clipped(own, clip, 1.0)
@@ -176,30 +161,25 @@ class GradientExchange(Renamed):
     def register_local_var(self, variable: Any) -> None:
         """Keeps a variable local, so its gradient is not exchanged; call it before the first exchange."""
         self._require_unplanned("Local variables")
-        self._local.append(weakref.ref(variable))
+        self._local.add(variable)
 
     def register_local_layers(self, layers: Iterable[keras.layers.Layer]) -> None:
         """Keeps all trainable variables of layers local, including those that are not created yet."""
         self._require_unplanned("Local layers")
-        layers = list(layers)
-        for layer in layers:
-            if not isinstance(layer, keras.layers.Layer):
-                raise ValueError(f"Expected local layers to be Keras layers, got {type(layer).__name__}.")
-        self._local_layers.extend(layers)
+        self._local.add_layers(layers)
 
     def local_variables(self) -> list[Any]:
         """The variables that were registered as local, directly or through their layers."""
-        alive = [variable for variable in (each() for each in self._local) if variable is not None]
-        return [*alive, *(weight for layer in self._local_layers for weight in layer.trainable_weights)]
+        return self._local.variables()
 
+    @property
     def has_local(self) -> bool:
         """Whether any variable or layer was registered as local."""
-        return bool(self._local or self._local_layers)
+        return bool(self._local)
 
     def are_local(self, variables: Sequence[Any]) -> list[bool]:
         """For each variable, whether it was registered as local."""
-        local = {id(resource(variable)) for variable in self.local_variables()}
-        return [id(resource(variable)) in local for variable in variables]
+        return self._local.are(variables)
 
     def set_epoch(self, epoch: int) -> None:
         """Sets the epoch that begins, from 0; only recipes that change by epoch need it.
@@ -264,12 +244,7 @@ class GradientExchange(Renamed):
 
     def scaled(self, gradient: Gradient) -> Gradient:
         """A local variable's gradient, scaled as if the other ranks' gradients were zero."""
-        if not self._scale_local_gradients:
-            return gradient
-        size = self.grid().world.size
-        if isinstance(gradient, tf.IndexedSlices):
-            return tf.IndexedSlices(gradient.values / size, gradient.indices, gradient.dense_shape)
-        return gradient / size
+        return divided(gradient, self.grid().world.size) if self._scale_local_gradients else gradient
 
     def grid(self) -> Grid:
         """The ranks that exchange with each other."""
@@ -325,10 +300,9 @@ class GradientExchange(Renamed):
         if self._planned is None:
             self._pending = (total, own)
             return None
-        exact = state.restore(self._planned, total, own)
         if self._obeying is not None:
-            self._obeying.watch.take()  # what was written belongs to what was restored
-        return exact
+            self._obeying.watch.take()  # what was written belongs to what is restored
+        return state.restore(self._planned, total, own)
 
     def when_written(self, told: Callable[[], None]) -> None:
         """Has a function called when variables, for which residuals or slots are kept, were written between steps."""
@@ -421,12 +395,3 @@ class GradientExchange(Renamed):
             raise RuntimeError(
                 f"{subject} must be set before the first exchange, in which the ranks agree on what they exchange."
             )
-
-
-def _unique(name: str, exchange: GradientExchange) -> str:
-    """The name, with a number if another exchange has it; reused, as TensorFlow keeps each variable's name for ever."""
-    numbers = _numbers[name]
-    number = next(each for each in itertools.count() if each not in numbers)
-    numbers.add(number)
-    weakref.finalize(exchange, numbers.discard, number).atexit = False
-    return f"{name}_{number}" if number else name

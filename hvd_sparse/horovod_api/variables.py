@@ -56,8 +56,8 @@ def broadcast_variables(
     entries = [_Entry.of(variable) for variable in variables]
     require_member(process_set, root_rank)
     listed = [entry.variable for entry in entries]
-    own = not tf.inside_function() and written.noted(each for each in listed if isinstance(each, tf.Variable))
-    any_written = eagerly(lambda: _agree(entries, root_rank, process_set, own))
+    own_written = not tf.inside_function() and written.noted(each for each in listed if isinstance(each, tf.Variable))
+    any_written = eagerly(lambda: _agree(entries, root_rank, process_set, own_written))
     if process_set.size() == 1:
         return None
     for number, message in enumerate(_messages(entries)):

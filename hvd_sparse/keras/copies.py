@@ -71,7 +71,7 @@ class Distribution:
         self.again(slots.without_loss_scaling(optimizer), local_variables=local)
 
 
-class CompileConfig(dict):  # type: ignore[type-arg]
+class CompileConfig(dict):
     """What `get_compile_config` returns, which is saved like any dictionary.
 
     Attributes:
@@ -93,7 +93,7 @@ def of_optimizer(optimizer: Any) -> Distribution | None:
         return None
     again = vars(slots.without_loss_scaling(optimizer))[_AGAIN]
     left_out = {name: value for name, value in _OF_THE_ORIGINAL.items() if name in again.keywords}
-    return Distribution(functools.partial(again, **left_out), bool(exchange.has_local()), None)
+    return Distribution(functools.partial(again, **left_out), bool(exchange.has_local), None)
 
 
 def of_model(model: keras.Model) -> Distribution | None:

@@ -24,7 +24,7 @@ import contextlib
 import functools
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -32,12 +32,13 @@ import tensorflow as tf
 
 from hvd_sparse.averaging.gradients import averages_gradients
 from hvd_sparse.averaging.optimizer import averaged, is_averaged
-from hvd_sparse.exchange import ahead, sender_side, slots, tapes
+from hvd_sparse.exchange import ahead, clipping, sender_side, slots, tapes
 from hvd_sparse.exchange.arguments import trains_alone
 from hvd_sparse.exchange.gradients import GradientExchange
 from hvd_sparse.keras import (
     local_optimizer,
     momentum,
+    removed_arguments,
     steps_ahead,
     tensorflow_checkpoints,
     train_step,
@@ -49,12 +50,6 @@ from hvd_sparse.transport.eager import making_variables
 
 _EXCHANGE = "_hvd_sparse_exchange"
 _HOOKED = "_hvd_sparse_hooked"
-
-# Arguments of `compile` that Horovod scripts pass and Keras 3 does not know; for some, only None is ignored.
-_GONE = frozenset(
-    ("cloning", "experimental_run_tf_function", "experimental_steps_per_execution", "pss_evaluation_shards")
-)
-_GONE_IF_NONE = frozenset(("distribute", "sample_weight_mode", "target_tensors"))
 
 
 class Passes(NamedTuple):
@@ -267,7 +262,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
 
         def _backend_update_step(self, grads, trainable_variables, learning_rate):
             def clip(gradients: list[tf.Tensor], factor: float) -> list[tf.Tensor]:
-                with _scaled_thresholds(self, factor):
+                with clipping.scaled_thresholds(self, factor):
                     return base._clip_gradients(self, gradients)
 
             def apply(pairs: list[tuple[Any, Any]], rate: Any) -> None:
@@ -275,7 +270,7 @@ def _distributed_class(base: Any, passes: Passes, again: Callable[[keras.optimiz
                     base._backend_update_step(self, [mean for mean, _ in pairs], [each for _, each in pairs], rate)
 
             summed = grads if factor == 1 else [gradient * factor for gradient in grads]
-            means = self._exchanged(summed, trainable_variables, clip if _clips(self) else None)
+            means = self._exchanged(summed, trainable_variables, clip if clipping.clips(self) else None)
             with tf.control_dependencies(tf.nest.flatten(means, expand_composites=True)):
                 base._apply_weight_decay(self, trainable_variables)
                 # The count is raised after all reads before it: this one waits until the step has succeeded.
@@ -318,23 +313,6 @@ def _begin_updates(optimizer: Any) -> None:
         optimizer.exchange.when_written(looking.forget)
 
 
-def _clips(optimizer: keras.optimizers.Optimizer) -> bool:
-    return any(getattr(optimizer, name) for name in slots.THRESHOLDS)
-
-
-@contextlib.contextmanager
-def _scaled_thresholds(optimizer: keras.optimizers.Optimizer, factor: float) -> Iterator[None]:
-    """Context in which Keras's clipping thresholds are multiplied by a factor, while the clipping is traced."""
-    thresholds = {name: getattr(optimizer, name) for name in slots.THRESHOLDS}
-    try:
-        for name, threshold in thresholds.items():
-            setattr(optimizer, name, threshold * factor if threshold else threshold)
-        yield
-    finally:
-        for name, threshold in thresholds.items():
-            setattr(optimizer, name, threshold)
-
-
 def _meets_others(optimizer: Any) -> bool:
     """Whether an optimizer's step needs the other ranks, which XLA cannot compile."""
     return exchange_of(optimizer) is not None or meets_otherwise(optimizer)
@@ -351,7 +329,7 @@ def _hooked_compile(original: Any) -> Any:
     @functools.wraps(original)
     def compile(self, *args, **kwargs):
         if _meets_others(kwargs.get("optimizer", args[0] if args else None)):
-            kwargs = _without_the_gone(kwargs)
+            kwargs = removed_arguments.left_out(kwargs)
         asked = signature.bind(self, *args, **kwargs).arguments
         forced = asked.get("jit_compile") is True and not asked.get("run_eagerly")
         if forced and _meets_others(asked.get("optimizer")) and not train_step.is_compiled(self):
@@ -365,18 +343,6 @@ def _hooked_compile(original: Any) -> Any:
 
     setattr(compile, _HOOKED, True)
     return compile
-
-
-def _without_the_gone(asked: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of `compile` without those that Keras 3 has removed; a warning names these."""
-    gone = [name for name, value in asked.items() if name in _GONE or (name in _GONE_IF_NONE and value is None)]
-    if gone:
-        warnings.warn(
-            f"compile() of Keras 3 has no {', '.join(f'{name}={asked[name]!r}' for name in gone)}, and the exchange "
-            "does not need it: it is ignored. Remove it from the call.",
-            stacklevel=3,
-        )
-    return {name: value for name, value in asked.items() if name not in gone}
 
 
 def _hooked_save(original: Any) -> Any:

@@ -1,9 +1,11 @@
-"""Runs the tests of this folder against another commit, where each of them must fail.
+"""Runs the tests of this folder against another commit, where each of them must fail, except controls.
 
     .venv/bin/python -m tests.faults.against 8795051
 
 The commit is checked out into a temporary folder and its native libraries are built there; the tests of this checkout
-replace its own. Each test that does not fail is listed, and the command then exits with status 1.
+replace its own. A control, whose name begins with "control_", has to pass there: it uses the same names as the tests
+beside it, so these do not fail for want of a name. Each test that does not fail, each control that does, each file
+without one, and each failure by a name that is missing there is listed, and the command then exits with status 1.
 """
 
 from __future__ import annotations
@@ -11,17 +13,24 @@ from __future__ import annotations
 import argparse
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
 import tempfile
 import xml.etree.ElementTree as ElementTree
+from collections.abc import Mapping
 
 import pytest
 
 from tests.faults.ranks import ALONE
 
 ROOT = pathlib.Path(__file__).parents[2]
+# The last line of a traceback by a name that is new.
+_LACKS_A_NAME = re.compile(
+    r"^(?:E\s+)?(?:ImportError|ModuleNotFoundError|AttributeError)\b|^(?:E\s+)?TypeError: .*unexpected keyword argument",
+    re.MULTILINE,
+)
 
 
 def lay_out(revision: str, folder: pathlib.Path) -> None:
@@ -35,13 +44,34 @@ def lay_out(revision: str, folder: pathlib.Path) -> None:
 
 
 def outcomes(report: pathlib.Path) -> dict[str, str]:
-    """The outcome of each test by its name: "failed", "passed" or "skipped"."""
+    """The outcome of each test by its name: "failed", "passed", "skipped", or "lacks a name"."""
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case}
         ended = "failed" if kinds & {"failure", "error"} else "skipped" if "skipped" in kinds else "passed"
-        found[f"{case.get('classname')}::{case.get('name')}"] = ended
+        text = "".join(f"{child.get('message') or ''}\n{child.text or ''}" for child in case)
+        lacks = ended == "failed" and _LACKS_A_NAME.search(text)
+        found[f"{case.get('classname')}::{case.get('name')}"] = "lacks a name" if lacks else ended
     return found
+
+
+def is_control(test: str) -> bool:
+    """Whether a test passes with and without the faults."""
+    return re.search(r"::test_control_|[\[.]control_", test) is not None
+
+
+def file_of(test: str) -> str:
+    """The file that a test comes from: of a function on real ranks, the file of that function."""
+    actors = re.search(r"\[(\w+)\.", test)
+    return f"actors_{actors[1]}" if actors else test.partition("::")[0]
+
+
+def complaints(ended: Mapping[str, str]) -> list[str]:
+    """What is wrong with the outcomes on a commit that has the faults."""
+    wanted = {test: "passed" if is_control(test) else "failed" for test in ended}
+    wrong = [f"{how}: {test}" for test, how in ended.items() if how != wanted[test]]
+    controlled = {file_of(test) for test in ended if is_control(test)}
+    return [*wrong, *(f"has no control: {each}" for each in sorted({file_of(test) for test in ended} - controlled))]
 
 
 def main() -> int:
@@ -61,10 +91,10 @@ def main() -> int:
             return 1
         ended = outcomes(report)
     print(f"\nOf {len(ended)} tests {sum(each == 'failed' for each in ended.values())} fail on {options.revision}.")
-    for test, how in ended.items():
-        if how != "failed":
-            print(f"  {how}: {test}")
-    return int(not ended or any(how != "failed" for how in ended.values()))
+    found = complaints(ended)
+    for each in found:
+        print(f"  {each}")
+    return int(not ended or bool(found))
 
 
 if __name__ == "__main__":
