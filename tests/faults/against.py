@@ -28,8 +28,7 @@ from tests.faults.ranks import ALONE
 ROOT = pathlib.Path(__file__).parents[2]
 # The last line of a traceback by a name that is new.
 _LACKS_A_NAME = re.compile(
-    r"^(?:E\s+)?(?:ImportError|ModuleNotFoundError|AttributeError)\b|^(?:E\s+)?TypeError: .*unexpected keyword argument",
-    re.MULTILINE,
+    r"^(?:E\s+)?(?:(?:Import|ModuleNotFound|Attribute)Error\b|TypeError: .*unexpected keyword argument)", re.MULTILINE
 )
 
 
