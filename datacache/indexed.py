@@ -74,9 +74,6 @@ class Indexed(Source):
             raise TypeError(f"Expected bytes for sample {index} from {self._name!r}, got {type(data).__name__}.")
         return data
 
-    def describe(self, listing: Listing, index: int) -> str:
-        return f"{super().describe(listing, index)} of {self._name!r}"
-
 
 def _told_apart(read: Callable[[int], bytes], name: str) -> dict[str, str]:
     """What stands for a function in an identity."""
