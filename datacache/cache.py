@@ -96,7 +96,7 @@ class DataCache:
         Raises:
             OSError: if world.bind is not an address of this machine, or in use.
             UnsuitableFileSystemError: if local_dir is on a network file system.
-            NoSpaceError: if memory_dir has too few free bytes.
+            NoSpaceError: if memory_dir, or a limit of this process or its control group, leaves too few bytes.
             ValueError: if an argument is invalid, the decode function depends on something that cannot be described, or
                 samples vary in shape and world has peers.
             DecodeError: if the first sample cannot be decoded.

@@ -38,7 +38,8 @@ class Indexed(Source):
             labels: [size] integers, not negative; without them decoding must return the label.
             version: of the function and its data, which then counts in place of the function: change it whenever the
                 bytes change. Needed for a function that holds something whose content cannot be compared, such as a
-                connection, and better for one that holds much data, all of which is read to compare it.
+                connection, or that differs between the processes of a node, which share what is kept. Better for one
+                that holds much data, all of which is read to compare it.
 
         Raises:
             ValueError: if there is no sample or no name, labels have another number, are negative or not integers, or
@@ -73,9 +74,6 @@ class Indexed(Source):
         if not isinstance(data, bytes):
             raise TypeError(f"Expected bytes for sample {index} from {self._name!r}, got {type(data).__name__}.")
         return data
-
-    def describe(self, listing: Listing, index: int) -> str:
-        return f"{super().describe(listing, index)} of {self._name!r}"
 
 
 def _told_apart(read: Callable[[int], bytes], name: str) -> dict[str, str]:

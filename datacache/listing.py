@@ -119,8 +119,11 @@ class Listing:
         return digest.hexdigest()
 
     def content(self) -> str:
-        """As `fingerprint`, but independent of where the files are: nodes may mount them in different places."""
-        placeless = {key: value for key, value in self.identity.items() if key != "path"}
+        """As `fingerprint`, but independent of where the files are: nodes may mount them in different places.
+
+        A user's function that reads them may hold such a place, so it does not count either.
+        """
+        placeless = {key: value for key, value in self.identity.items() if key not in ("path", "function")}
         return dataclasses.replace(self, identity=placeless).fingerprint()
 
     def save(self, directory: Path) -> None:

@@ -333,6 +333,11 @@ class TestIndexed:
         assert made(other, version="1") == made(version="1")
         assert made(labels=np.array([0, 1], np.int32)) == made(labels=range(2))
 
+    def test_nodes_whose_functions_read_from_different_places_have_the_same_content(self):
+        made = [Indexed(lambda index, root=root: root.encode(), 2, "a").scan() for root in ("/one", "/two")]
+        assert made[0].fingerprint() != made[1].fingerprint() and made[0].content() == made[1].content()
+        assert Indexed(bytes, 2, "a", version="1").scan().content() != made[0].content()
+
     def test_a_function_that_cannot_be_compared_needs_a_version(self):
         lock = threading.Lock()
 

@@ -35,6 +35,8 @@ def read(index):
     stop("sample")
     return bytes([index])
 
+read.datacache_fingerprint = "1"  # it holds an iterator, which cannot be compared with a later one
+
 def decode(payload):
     return np.frombuffer(payload, np.uint8)
 
